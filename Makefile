@@ -1,0 +1,43 @@
+# Every target works from nothing on a fresh Debian machine as root, and is quick the second time.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+PYTHON ?= python3
+BIN := .venv/bin
+DATA ?=
+
+.PHONY: help setup demo test check fix bench clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: .venv/ready  ## system packages and the virtual environment
+
+.venv/ready: pyproject.toml scripts/setup
+	@PYTHON=$(PYTHON) scripts/setup
+	@touch $@
+
+.venv/torch: .venv/ready scripts/setup-torch
+	@scripts/setup-torch
+	@touch $@
+
+demo: .venv/torch  ## mount an embedded server's shards, look around, train, unmount (DATA=DIR: your pictures)
+	@$(BIN)/python -m demo $(if $(DATA),--data "$(DATA)")
+
+test: .venv/torch  ## all tests, on real mounts (AIS_ENDPOINT=URL: the store tests on that cluster too)
+	@$(BIN)/pytest --numprocesses 4 --dist loadfile
+
+check: .venv/ready  ## lint, format, types, layers
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+
+fix: .venv/ready  ## what lint and format can mend themselves
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: .venv/ready  ## measure
+	@$(BIN)/python -m bench.tar_scan
+
+clean:  ## remove the virtual environment and all caches
+	rm -rf .venv .*_cache .hypothesis

@@ -1,0 +1,142 @@
+"""Every option with its default and the reason for it; the only reader of the environment.
+
+Values come from the command line first, then from the environment. The names of the variables
+that reach the cluster are those of the `ais` CLI and the Python SDK, so one setup serves all.
+"""
+
+import os
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Self
+from urllib.parse import urlsplit
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    SecretStr,
+    ValidationError,
+    field_validator,
+)
+
+from aisfs.errors import ConfigError
+
+_TRUE = frozenset({"1", "t", "true", "y", "yes", "on"})
+
+
+def _flag(value: object) -> object:
+    """Read a flag as the SDK does: a few words mean yes, everything else means no."""
+    return value.strip().lower() in _TRUE if isinstance(value, str) else value
+
+
+def _absolute(value: Path) -> Path:
+    """Keep meaning the same file when the daemon leaves the directory it was started in."""
+    return value.expanduser().absolute()
+
+
+def _octal(value: object) -> object:
+    return int(value, 8) if isinstance(value, str) else value
+
+
+Flag = Annotated[bool, BeforeValidator(_flag)]
+AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
+FileMode = Annotated[int, BeforeValidator(_octal), Field(ge=0, le=0o777)]
+
+
+class Shards(StrEnum):
+    """How a tar shard shows up in its directory."""
+
+    FILE = "file"
+    """`X.tar` is listed; `X.tar.d/` is found by name."""
+    DIR = "dir"
+    """`X.tar/` is listed as a directory; its bytes are found at `X.tar.raw`."""
+    BOTH = "both"
+    """`X.tar` and `X.tar.d/` are both listed."""
+
+
+class _Settings(BaseModel):
+    """Options; the alias of a field is the one environment variable it is read from."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    @classmethod
+    def load(cls, options: Mapping[str, object]) -> Self:
+        """Combine what the user typed with the environment and the defaults.
+
+        Args:
+            options: Values by field name; None means the user said nothing.
+
+        Raises:
+            ConfigError: a value is unusable; the message names it and its variable.
+        """
+        given: dict[str, Any] = {name: v for name, v in options.items() if v is not None}
+        for name, field in cls.model_fields.items():
+            variable = field.validation_alias
+            if name not in given and isinstance(variable, str) and os.environ.get(variable):
+                given[variable] = os.environ[variable]
+        try:
+            return cls(**given)
+        except ValidationError as error:
+            first = error.errors()[0]
+            name = ".".join(str(part) for part in first["loc"])
+            raise ConfigError(f"{name}: {first['msg']} (got {first['input']!r})") from None
+
+
+class ClusterSettings(_Settings):
+    """How to reach AIStore."""
+
+    endpoint: str = Field(default="", validation_alias="AIS_ENDPOINT")
+    """URL of a proxy, for example http://localhost:8080."""
+    token: SecretStr | None = Field(default=None, validation_alias="AIS_AUTHN_TOKEN")
+    token_file: AbsolutePath | None = Field(default=None, validation_alias="AIS_AUTHN_TOKEN_FILE")
+    """JSON {"token": "…"}; without it the file that `ais auth login` writes, when there is one."""
+    client_ca: AbsolutePath | None = Field(default=None, validation_alias="AIS_CLIENT_CA")
+    client_cert: AbsolutePath | None = Field(default=None, validation_alias="AIS_CRT")
+    client_key: AbsolutePath | None = Field(default=None, validation_alias="AIS_CRT_KEY")
+    skip_verify: Flag = Field(default=False, validation_alias="AIS_SKIP_VERIFY_CRT")
+    connect_timeout: NonNegativeFloat = Field(default=3.0, validation_alias="AIS_CONNECT_TIMEOUT")
+    """Seconds to open a connection; 0 waits for ever. The SDK's default."""
+    read_timeout: NonNegativeFloat = Field(default=20.0, validation_alias="AIS_READ_TIMEOUT")
+    """Seconds without a byte from the server; 0 waits for ever. The SDK's default."""
+    io_timeout: float = Field(default=60.0, gt=0)
+    """Seconds until a request, its retries included, ends in an error (invariant I10)."""
+    max_connections: int = Field(default=32, ge=1)
+    """Requests under way at once. Enough to hide 20 ms of latency at 1 MiB a request and
+    1 GiB/s; more only queues on the targets' disks."""
+
+    @field_validator("endpoint")
+    @classmethod
+    def _check_endpoint(cls, value: str) -> str:
+        if not value:
+            return value
+        url = urlsplit(value if "//" in value else f"http://{value}")
+        if url.scheme not in ("http", "https") or not url.hostname or url.path.strip("/"):
+            raise ValueError("an endpoint looks like http://host:8080")
+        return f"{url.scheme}://{url.netloc}"
+
+    @property
+    def cli_token_file(self) -> Path:
+        """Where `ais auth login` keeps the token."""
+        return Path(os.path.expanduser("~")) / ".config" / "ais" / "cli" / "auth.token"
+
+
+class TreeSettings(_Settings):
+    """How the tree looks and how long what it knows stays valid."""
+
+    shards: Shards = Shards.FILE
+    ignore_zeros: bool = False
+    """Read on behind blocks of zeros, which end a tar: for tars that were joined with cat."""
+    attr_ttl: NonNegativeFloat = 60.0
+    """Seconds; gcsfuse and mountpoint-s3 (with a cache) use the same."""
+    list_ttl: NonNegativeFloat = 60.0
+    """Seconds a listing answers lookups and stats before the cluster is asked again."""
+    negative_ttl: NonNegativeFloat = 5.0
+    """Seconds a missing name stays missing; short, since new objects should show up. As gcsfuse."""
+    uid: int = Field(default_factory=os.getuid, ge=0)
+    gid: int = Field(default_factory=os.getgid, ge=0)
+    file_mode: FileMode = 0o444
+    dir_mode: FileMode = 0o555

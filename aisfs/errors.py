@@ -1,0 +1,103 @@
+"""The one error tree. An error says what went wrong in the project's words.
+
+No errno here (filesystem/ maps to errno) and no HTTP status as identity (ais/ maps from it).
+`transient` answers the only question a retry asks: may the same request succeed a little later?
+Every message names the thing that failed and, where there is one, what the user can do.
+"""
+
+
+class AisfsError(Exception):
+    """Anything aisfs reports on purpose."""
+
+    transient = False
+
+
+# What a store can say ------------------------------------------------------------------------
+
+
+class NotFound(AisfsError):
+    """No such object, member or directory."""
+
+
+class BucketNotFound(NotFound):
+    """The bucket itself does not exist."""
+
+
+class AccessDenied(AisfsError):
+    """The token is missing, expired, or does not permit this."""
+
+
+class Stale(AisfsError):
+    """The object changed since its version was first seen."""
+
+
+class Unavailable(AisfsError):
+    """The cluster did not serve the request now: overload, restart, reset, timeout."""
+
+    transient = True
+
+
+class DeadlineExceeded(AisfsError):
+    """Retries went on until the stated deadline."""
+
+
+class OutOfSpace(AisfsError):
+    """The cluster has no room left."""
+
+
+class Unsupported(AisfsError):
+    """The cluster or this bucket cannot do that."""
+
+
+class InvalidName(AisfsError):
+    """A name that the store refuses."""
+
+
+class ProtocolError(AisfsError):
+    """The reply makes no sense: neither success nor an error we know."""
+
+
+# What the tree and the shards can say --------------------------------------------------------
+
+
+class ShardDamaged(AisfsError):
+    """These bytes of a shard are missing or broken."""
+
+
+class ReadOnly(AisfsError):
+    """A change was asked of something that cannot be changed."""
+
+
+class NameTooLong(AisfsError):
+    """A name component over 255 bytes."""
+
+
+class NotADirectory(AisfsError):
+    """A directory operation on something else."""
+
+
+class IsADirectory(AisfsError):
+    """A file operation on a directory."""
+
+
+class NoSuchAttribute(AisfsError):
+    """The extended attribute does not exist."""
+
+
+# What a command can say ----------------------------------------------------------------------
+
+
+class ConfigError(AisfsError):
+    """An option or environment variable has an unusable value."""
+
+
+class MountError(AisfsError):
+    """The mountpoint or the machine does not permit the mount."""
+
+
+class FuseUnavailable(AisfsError):
+    """This machine lacks what any FUSE mount needs."""
+
+
+class SourceMissing(AisfsError):
+    """The directory to mount does not exist."""

@@ -1,0 +1,96 @@
+"""The plain values every layer speaks in: buckets, objects, pages of a listing.
+
+Keys are `str`; bytes that are not UTF-8 stand in them as lone surrogates (PEP 383), so that
+`os.fsencode(key)` gives back what the server stores. Nothing here waits or knows a protocol.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Provider(StrEnum):
+    """Where a bucket's objects live: AIStore itself or a cloud behind it."""
+
+    AIS = "ais"
+    AWS = "aws"
+    GCP = "gcp"
+    AZURE = "azure"
+    OCI = "oci"
+
+    @property
+    def scheme(self) -> str:
+        """The name users type: `s3` for aws, `gs` for gcp, otherwise the canonical name."""
+        return _SCHEMES.get(self, self.value)
+
+    @classmethod
+    def parse(cls, text: str) -> "Provider":
+        """Accept canonical names and the schemes users type.
+
+        Raises:
+            ValueError: for anything else.
+        """
+        return _PROVIDER_OF_SCHEME.get(text) or cls(text)
+
+
+_SCHEMES = {Provider.AWS: "s3", Provider.GCP: "gs", Provider.AZURE: "az", Provider.OCI: "oc"}
+_PROVIDER_OF_SCHEME = {scheme: provider for provider, scheme in _SCHEMES.items()}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Bucket:
+    """The identity of a bucket: provider, namespace and name."""
+
+    name: str
+    provider: Provider = Provider.AIS
+    namespace: str = ""
+    """AIStore's `@uuid#name` form; empty means the global namespace of this cluster."""
+
+    def __str__(self) -> str:
+        space = f"{self.namespace}/" if self.namespace else ""
+        return f"{self.provider.scheme}://{space}{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """One version of one object, as a listing or a HEAD told it."""
+
+    key: str
+    size: int
+    """Length in bytes."""
+    version: str = ""
+    """AIStore's version; empty when the bucket keeps none."""
+    checksum: str = ""
+    """`<type>:<hex>`, for example `xxhash2:92f0de5a88a3c094`; empty when unknown."""
+    mtime_ns: int = 0
+    """Modification time, nanoseconds since the epoch; docs/SEMANTICS.md says where it comes from."""
+
+    def same_content(self, other: "ObjectInfo") -> bool:
+        """Say whether both describe the same bytes, comparing only what both of them know."""
+        return (
+            self.size == other.size
+            and (not self.version or not other.version or self.version == other.version)
+            and (not self.checksum or not other.checksum or self.checksum == other.checksum)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page of a directory of a bucket."""
+
+    objects: list[ObjectInfo]
+    """Objects directly in the directory; keys are whole."""
+    directories: list[str]
+    """Whole prefixes of the directories directly below, each ending in `/`."""
+    next_token: str
+    """Page token of the next page; empty when this is the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """A half-open range `[start, stop)` of bytes of an object."""
+
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
