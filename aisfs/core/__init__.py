@@ -1,0 +1,1 @@
+"""Synchronous decisions: bytes and events in, answers out. No trio, no sockets, no threads."""

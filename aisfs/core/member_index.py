@@ -1,0 +1,377 @@
+"""Where each member of a shard lies: columns, because a million shards' members must fit in memory.
+
+A row is one member that can be shown, in the order of the tar. Invariants:
+- names are paths as `member_names` defines them: no row can climb out of the shard;
+- a name may repeat (a view decides that the last one wins), nothing else about a row is undecided;
+- a hardlink has the columns of its content, so that reading it needs no second look;
+- a symlink leads to something inside the shard, and following directories never goes round.
+What is not a row is counted in `skipped`, what is wrong with the tar is told in `warnings`.
+
+`MemberIndexBuilder` takes rows from a scanner in bulk; its `build` resolves the links.
+"""
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from enum import IntEnum
+from itertools import accumulate, compress
+from types import MappingProxyType
+
+from aisfs.core.member_links import HARDLINK, SYMLINK, resolve_links
+from aisfs.core.member_names import HiddenName, all_tidy, normalise
+from aisfs.errors import ShardDamaged
+from aisfs.model import ByteRange
+
+MAX_LEAD = 0xFFFF
+"""Most header blocks one member may have before its data: what the column holds (32 MiB)."""
+MAX_NAMES = 2**32 - 2**24
+"""Most bytes of names in one shard: what the column of their ends holds, less one bulk of rows."""
+MAX_ROWS = 2**23
+"""Most rows of one shard; inode numbers have room for twice as many, a bulk may go beyond."""
+
+EXECUTABLE = 1 << 2
+SPARSE = 1 << 3
+TRUNCATED = 1 << 4
+_KIND = 0b11
+
+_MAX_WARNINGS = 20  # hostile input must not fill memory or terminals
+_BLOCK = 512
+_FIXED_COST = 1024
+_DICT_COST = 150  # bytes of one entry of a dict of small values, measured
+
+
+class MemberKind(IntEnum):
+    """What a row is; the values are the low bits of the flags column."""
+
+    FILE = 0
+    DIRECTORY = 1
+    SYMLINK = SYMLINK
+    HARDLINK = HARDLINK
+
+
+class _Columns:
+    """The columns of the rows, and dicts for what only rare rows have."""
+
+    __slots__ = ("contents", "ends", "flags", "leads", "mtimes", "names", "offsets", "sizes",
+                 "stored_stops", "targets")  # fmt: skip
+
+    def __init__(self) -> None:
+        self.names: bytes | bytearray = bytearray()
+        self.ends = array("I")
+        """Where each row's name ends in `names`."""
+        self.offsets = array("Q")
+        """Where the data starts."""
+        self.leads = array("H")
+        """Header blocks before the data."""
+        self.sizes = array("Q")
+        self.mtimes = array("q")
+        self.flags: bytes | bytearray = bytearray()
+        self.targets: dict[int, bytes] = {}
+        """What each symlink says."""
+        self.contents: dict[int, int] = {}
+        """For each hardlink the row whose content it shares."""
+        self.stored_stops: dict[int, int] = {}
+        """For each sparse row where its stored form ends."""
+
+    def name(self, row: int) -> bytes:
+        ends = self.ends
+        return bytes(self.names[ends[row - 1] if row else 0 : ends[row]])
+
+    def all_names(self) -> list[bytes]:
+        blob = bytes(self.names)
+        ends = self.ends
+        return [blob[start:stop] for start, stop in zip([0, *ends], ends, strict=False)]
+
+    def share_content(self, row: int, content: int) -> None:
+        """Make a hardlink's row read as its content's row."""
+        for column in (self.offsets, self.leads, self.sizes, self.mtimes):
+            column[row] = column[content]
+        self.flags[row] = self.flags[content] & ~_KIND | HARDLINK  # type: ignore[index]
+        self.contents[row] = content
+        if content in self.stored_stops:
+            self.stored_stops[row] = self.stored_stops[content]
+
+    def packed(self, keep: Sequence[bool] | None) -> "_Columns":
+        """Return the rows to keep (None: all) in columns without spare room."""
+        new = _Columns()
+        for column in ("offsets", "leads", "sizes", "mtimes"):
+            old: array[int] = getattr(self, column)
+            setattr(
+                new, column, old[:] if keep is None else array(old.typecode, compress(old, keep))
+            )
+        if keep is None:
+            new.names, new.ends, new.flags = bytes(self.names), self.ends[:], bytes(self.flags)
+            moved: Mapping[int, int] | range = range(len(self.ends))
+        else:
+            names = list(compress(self.all_names(), keep))
+            new.names, new.ends = b"".join(names), array("I", accumulate(map(len, names)))
+            new.flags = bytes(compress(self.flags, keep))
+            moved = {old: now for now, old in enumerate(compress(range(len(keep)), keep))}
+        new.targets = {moved[row]: said for row, said in self.targets.items()}
+        new.contents = {moved[row]: moved[content] for row, content in self.contents.items()}
+        new.stored_stops = {moved[row]: stop for row, stop in self.stored_stops.items()}
+        return new
+
+
+class MemberIndex:
+    """The rows of one shard. Immutable."""
+
+    __slots__ = ("_columns", "object_size", "skipped", "warnings")
+
+    def __init__(
+        self,
+        columns: _Columns,
+        object_size: int,
+        warnings: tuple[str, ...],
+        skipped: Mapping[str, int],
+    ) -> None:
+        self._columns = columns
+        self.object_size = object_size
+        self.warnings = warnings
+        """What is wrong with the shard and where; the rows before it are good."""
+        self.skipped = skipped
+        """Members that are not shown: reason and how many."""
+
+    def __repr__(self) -> str:
+        return (
+            f"<MemberIndex of {len(self)} members, {len(self.warnings)} warnings,"
+            f" {sum(self.skipped.values())} skipped>"
+        )
+
+    def __len__(self) -> int:
+        return len(self._columns.ends)
+
+    def name(self, row: int) -> bytes:
+        """Return the member's path inside the shard; empty for the root itself."""
+        return self._columns.name(row)
+
+    def names(self) -> list[bytes]:
+        """Return all names: much quicker than asking one by one."""
+        return self._columns.all_names()
+
+    def kind(self, row: int) -> MemberKind:
+        """Say what the row is."""
+        return MemberKind(self._columns.flags[row] & _KIND)
+
+    def rows_of(self, kind: MemberKind) -> Iterator[int]:
+        """Yield the rows of one kind."""
+        return (row for row, flags in enumerate(self._columns.flags) if flags & _KIND == kind)
+
+    def size(self, row: int) -> int:
+        """Return the size users see: logical for sparse rows, of the text for symlinks."""
+        return self._columns.sizes[row]
+
+    def mtime_ns(self, row: int) -> int:
+        """Return the modification time in nanoseconds since the epoch; it may be negative."""
+        return self._columns.mtimes[row]
+
+    def executable(self, row: int) -> bool:
+        """Say whether any execute bit is stored."""
+        return bool(self._columns.flags[row] & EXECUTABLE)
+
+    def mode(self, row: int) -> int:
+        """Return the permission bits shown: readable by all, never writable, never setuid."""
+        flags = self._columns.flags[row]
+        if flags & _KIND in (MemberKind.DIRECTORY, MemberKind.SYMLINK) or flags & EXECUTABLE:
+            return 0o555
+        return 0o444
+
+    def truncated(self, row: int) -> bool:
+        """Say whether the object ends before the member does."""
+        return bool(self._columns.flags[row] & TRUNCATED)
+
+    def sparse(self, row: int) -> bool:
+        """Say whether the content is stored with its holes left out: `core.sparse` reads it."""
+        return bool(self._columns.flags[row] & SPARSE)
+
+    def content_row(self, row: int) -> int:
+        """Return the row whose content this is: another one for hardlinks. Same row, same inode."""
+        return self._columns.contents.get(row, row)
+
+    def link_target(self, row: int) -> bytes:
+        """Return what a symlink says; empty for other rows."""
+        return self._columns.targets.get(row, b"")
+
+    def data_range(self, row: int) -> ByteRange:
+        """Return where the data is stored, for truncated rows as if it all was there."""
+        columns = self._columns
+        start = columns.offsets[row]
+        if columns.flags[row] & _KIND in (MemberKind.DIRECTORY, MemberKind.SYMLINK):
+            return ByteRange(start, start)
+        stop = columns.stored_stops.get(row)
+        return ByteRange(start, start + columns.sizes[row] if stop is None else stop)
+
+    def span(self, row: int) -> ByteRange:
+        """Return where the member is stored from its first header to the end of its data."""
+        stored = self.data_range(row)
+        return ByteRange(stored.start - self._columns.leads[row] * _BLOCK, stored.stop)
+
+    def read_range(self, row: int, offset: int, length: int) -> ByteRange:
+        """Return which bytes of the object answer a read of a plain (not sparse) member.
+
+        A read past the member's end is shortened, as files do.
+
+        Raises:
+            ShardDamaged: when the object ends before the bytes do.
+        """
+        data = self.data_range(row)
+        start = min(data.start + offset, data.stop)
+        stop = min(start + length, data.stop)
+        if start < stop and stop > self.object_size:
+            raise ShardDamaged(
+                f"member {self.name(row)!r} has data up to byte {data.stop},"
+                f" but the shard ends at byte {self.object_size}"
+            )
+        return ByteRange(start, stop)
+
+    @property
+    def flat(self) -> bool:
+        """Whether all names are in the shard's root; then no row is a directory either."""
+        if b"/" in self._columns.names:
+            return False
+        return next(self.rows_of(MemberKind.DIRECTORY), None) is None
+
+    @property
+    def nbytes(self) -> int:
+        """The memory this takes, roughly: what a cache of indexes weighs it by."""
+        columns = self._columns
+        fixed = len(columns.names) + len(columns.flags) + sum(map(len, self.warnings))
+        arrays = (columns.ends, columns.offsets, columns.leads, columns.sizes, columns.mtimes)
+        rare = len(columns.targets) + len(columns.contents) + len(columns.stored_stops)
+        rare_bytes = rare * _DICT_COST + sum(map(len, columns.targets.values()))
+        return _FIXED_COST + fixed + sum(a.itemsize * len(a) for a in arrays) + rare_bytes
+
+
+class MemberIndexBuilder:
+    """Collects rows in the order of the tar, then builds the index once."""
+
+    def __init__(self, object_size: int) -> None:
+        self._object_size = object_size
+        self._columns = _Columns()
+        self._links: dict[int, bytes] = {}
+        """Link rows with the target as stored."""
+        self._skipped: dict[str, int] = {}
+        self._warnings: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._columns.ends)
+
+    @property
+    def full(self) -> bool:
+        """Whether no more rows can be taken."""
+        return len(self._columns.names) > MAX_NAMES or len(self._columns.ends) > MAX_ROWS
+
+    def warn(self, message: str) -> None:
+        """Note what is wrong with the shard."""
+        if len(self._warnings) < _MAX_WARNINGS:
+            self._warnings.append(message)
+
+    def skip(self, reason: str) -> None:
+        """Count a member that is not shown."""
+        self._skipped[reason] = self._skipped.get(reason, 0) + 1
+
+    def extend(
+        self,
+        names: list[bytes],
+        offsets: Sequence[int],
+        leads: Sequence[int],
+        sizes: Sequence[int],
+        mtimes: Sequence[int],
+        flags: bytes | bytearray,
+    ) -> None:
+        """Add regular files as a scanner found them; parallel columns of one length."""
+        if not all_tidy(names):
+            # `tar cf x.tar .` gives every name this start.
+            plain = [name[2:] if name.startswith(b"./") else name for name in names]
+            if not all_tidy(plain):
+                for row in zip(names, offsets, leads, sizes, mtimes, flags, strict=True):
+                    self.add(*row)
+                return
+            names = plain
+        columns = self._columns
+        start = len(columns.names)
+        columns.names += b"".join(names)
+        ends = accumulate(map(len, names), initial=start)
+        next(ends)
+        columns.ends.extend(ends)
+        columns.offsets.extend(offsets)
+        columns.leads.extend(leads)
+        columns.sizes.extend(sizes)
+        columns.mtimes.extend(mtimes)
+        columns.flags += flags
+
+    def add(
+        self,
+        name: bytes,
+        offset: int,
+        lead: int,
+        size: int,
+        mtime_ns: int,
+        flags: int,
+        *,
+        target: bytes | None = None,
+        stored_stop: int | None = None,
+    ) -> None:
+        """Add one member of any kind, or count why it is not shown.
+
+        Args:
+            name: as stored.
+            offset: where the data starts.
+            lead: header blocks before it.
+            size: as users see it.
+            mtime_ns: nanoseconds since the epoch.
+            flags: kind and the flags of this module.
+            target: of a link, as stored.
+            stored_stop: of a sparse member, where its stored form ends.
+        """
+        kind = flags & _KIND
+        # Old tars and old writers know a directory only by its final slash.
+        if kind == MemberKind.FILE and size == 0 and name.endswith(b"/"):
+            kind = MemberKind.DIRECTORY
+            flags |= kind
+        try:
+            path = normalise(name)
+        except HiddenName as reason:
+            return self.skip(str(reason))
+        if not path and kind != MemberKind.DIRECTORY:
+            return self.skip("bad name")
+        columns = self._columns
+        row = len(columns.ends)
+        if target is not None:
+            self._links[row] = target
+        if stored_stop is not None:
+            columns.stored_stops[row] = stored_stop
+        columns.names += path
+        columns.ends.append(len(columns.names))
+        columns.offsets.append(offset)
+        columns.leads.append(lead)
+        columns.sizes.append(size)
+        columns.mtimes.append(mtime_ns)
+        columns.flags.append(flags)  # type: ignore[union-attr]
+        return None
+
+    def build(self) -> MemberIndex:
+        """Resolve the links and return the index. The builder is spent."""
+        keep = self._resolve_links() if self._links else None
+        return MemberIndex(
+            self._columns.packed(keep),
+            self._object_size,
+            tuple(self._warnings),
+            MappingProxyType(dict(self._skipped)),
+        )
+
+    def _resolve_links(self) -> list[bool] | None:
+        """Settle every link row; returns which rows to keep, None for all."""
+        columns = self._columns
+        kinds = bytes(flags & _KIND for flags in columns.flags)
+        links = resolve_links(columns.all_names(), kinds, self._links)
+        for row, content in links.contents.items():
+            columns.share_content(row, content)
+        for row, target in links.targets.items():
+            columns.targets[row] = target
+            columns.sizes[row] = len(target)
+            columns.flags[row] = columns.flags[row] & ~_KIND | SYMLINK  # type: ignore[index]
+        if not links.refused:
+            return None
+        for _ in links.refused:
+            self.skip("bad link")
+        return [row not in links.refused for row in range(len(kinds))]

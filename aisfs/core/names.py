@@ -1,0 +1,95 @@
+"""Keys of objects to names of directory entries and back, without loss, or not at all.
+
+A key becomes a path by its slashes. What cannot be a path component on Linux (nothing, `.`, `..`,
+over 255 bytes, a NUL) is refused, never rewritten: a rewritten name would be somebody else's name.
+Names are bytes, as the kernel has them; keys are `str` with surrogates for what is not UTF-8.
+"""
+
+import os
+from enum import StrEnum
+
+from aisfs.model import Bucket, Provider
+
+NAME_MAX = 255
+"""Bytes in a path component; the limit of Linux and of most file systems people copy to."""
+
+SHARD_SUFFIX = b".tar"
+SHARD_DIRECTORY_SUFFIX = b".d"
+"""`X.tar` + this is the folder of its members. A letter survives every shell; `#` and `!` do not."""
+SHARD_BYTES_SUFFIX = b".raw"
+"""`X.tar` + this is the shard's bytes where `X.tar` itself is listed as a directory."""
+
+
+class Refusal(StrEnum):
+    """Why an object of a listing is not in the tree."""
+
+    EMPTY_COMPONENT = "empty component"
+    DOTS = "a component is . or .."
+    TOO_LONG = f"over {NAME_MAX} bytes"
+    NUL = "contains NUL"
+    HIDDEN_BY_DIRECTORY = "a directory has the same name"
+
+
+def refusal(name: bytes) -> Refusal | None:
+    """Say why `name` cannot be a directory entry, or None when it can."""
+    if not name:
+        return Refusal.EMPTY_COMPONENT
+    if name in (b".", b".."):
+        return Refusal.DOTS
+    if len(name) > NAME_MAX:
+        return Refusal.TOO_LONG
+    if b"\0" in name:
+        return Refusal.NUL
+    return None
+
+
+def entry_name(prefix: str, key: str) -> bytes:
+    """Cut the directory off a key or off a whole prefix; the result may still be refused."""
+    return os.fsencode(key[len(prefix) :].removesuffix("/"))
+
+
+def child_key(prefix: str, name: bytes) -> str:
+    """Give the key of the object called `name` in the directory `prefix`."""
+    return prefix + os.fsdecode(name)
+
+
+def child_prefix(prefix: str, name: bytes) -> str:
+    """Give the prefix of the directory called `name` in the directory `prefix`."""
+    return f"{child_key(prefix, name)}/"
+
+
+def is_shard(name: bytes) -> bool:
+    """Say whether an object of this name is opened up as a shard."""
+    return name.endswith(SHARD_SUFFIX) and name != SHARD_SUFFIX
+
+
+def shard_of_directory(name: bytes) -> bytes | None:
+    """Give `X.tar` for `X.tar.d`, None for any other name."""
+    return _without(name, SHARD_DIRECTORY_SUFFIX)
+
+
+def shard_of_bytes(name: bytes) -> bytes | None:
+    """Give `X.tar` for `X.tar.raw`, None for any other name."""
+    return _without(name, SHARD_BYTES_SUFFIX)
+
+
+def _without(name: bytes, suffix: bytes) -> bytes | None:
+    if not name.endswith(suffix):
+        return None
+    shard = name[: -len(suffix)]
+    return shard if is_shard(shard) else None
+
+
+def bucket_name(bucket: Bucket) -> bytes:
+    """Name a bucket inside its provider's directory.
+
+    A bucket's name has no `@` or `#`, so name and namespace can be told apart again.
+    """
+    return os.fsencode(bucket.name + bucket.namespace)
+
+
+def parse_bucket_name(provider: Provider, name: bytes) -> Bucket:
+    """Undo `bucket_name`."""
+    text = os.fsdecode(name)
+    at = min((i for i in (text.find("@"), text.find("#")) if i > 0), default=len(text))
+    return Bucket(text[:at], provider, text[at:])

@@ -1,0 +1,293 @@
+"""Finds the members of a tar by walking its headers: bytes in, rows out.
+
+Fed with the object's bytes in any pieces, and told to `seek` over what it does not want (`needed`).
+Invariants:
+- the rows do not depend on how the bytes were cut into pieces;
+- no input raises or makes it loop, and memory grows only with the rows and one header's payload;
+- what comes before damage is kept; what the damage is and where is in the index's `warnings`;
+- a header counts only if its checksum holds.
+
+Runs of similar members are taken by `tar_plain`, which is quick; here is the careful way, one header
+at a time, which understands everything and tells the quick one what to look for.
+"""
+
+from aisfs.core.member_index import MAX_LEAD, TRUNCATED, MemberIndex, MemberIndexBuilder
+from aisfs.core.sparse import SPARSE_KEYS, extension_extends, header_extends
+from aisfs.core.tar_header import BLOCK, ZERO_BLOCK, Header, padded, parse_header, parse_pax, text
+from aisfs.core.tar_member import OLD_SPARSE, Member, describe
+from aisfs.core.tar_plain import PlainRuns, truncation
+
+MAX_META = 1 << 20
+"""Most bytes of one pax header or long name; Go's tar has the same bound."""
+_END_LOOK = 1 << 16
+"""How far past the end mark to look for further headers: six times tar's usual record of 10 KiB."""
+_PLAIN = (b"0", b"7")
+_META = {b"x": b"pax", b"X": b"pax", b"g": b"global", b"L": b"path", b"K": b"linkpath"}
+_GLOBAL_KEYS = (b"path", b"linkpath", b"mtime")
+_OWN_KEYS = frozenset((*_GLOBAL_KEYS, b"size")) | SPARSE_KEYS
+_NOT_A_TAR = "not a tar: the object does not start with a tar header"
+
+
+class TarScanner:
+    """Scans one object. Feed it, in order, the bytes from `needed` on; then `finish`."""
+
+    def __init__(self, object_size: int, *, ignore_zeros: bool = False) -> None:
+        """Start a scan.
+
+        Args:
+            object_size: length of the whole object, which tells truncated members.
+            ignore_zeros: go on after end marks, for archives that were joined with `cat`.
+        """
+        self._object_size = object_size
+        self._ignore_zeros = ignore_zeros
+        self._rows = MemberIndexBuilder(object_size)
+        self._offset = 0
+        """Where the next fed byte belongs."""
+        self._position = 0
+        """The header to read next."""
+        self._want = BLOCK
+        """How many bytes from there on are needed at once."""
+        self._held = bytearray()
+        """Those of them that were fed already."""
+        self._ended = object_size == 0
+        self._end_mark: int | None = None
+        """The first zero block, until a header follows."""
+        self._seen = 0
+        """Valid headers."""
+        self._unit: int | None = None
+        """Where the headers that belong to the next member start."""
+        self._extending: tuple[Member, int] | None = None
+        """An old sparse member whose extension blocks are going by, and where its header is."""
+        self._overrides: dict[bytes, bytes] = {}
+        """What they say of it. The first to speak wins, as in tarfile."""
+        self._globals: dict[bytes, bytes] = {}
+        self._plain = PlainRuns(self._rows, object_size)
+
+    def __repr__(self) -> str:
+        return (
+            f"<TarScanner: {len(self._rows)} members, {self.needed} of {self._object_size} bytes>"
+        )
+
+    @property
+    def needed(self) -> int:
+        """The offset of the next byte wanted; the object's size when nothing is wanted any more."""
+        if self._ended:
+            return self._object_size
+        return min(self._position + len(self._held), self._object_size)
+
+    @property
+    def done(self) -> bool:
+        """Whether further bytes would change nothing."""
+        return self.needed >= self._object_size
+
+    def seek(self, offset: int) -> None:
+        """Say that the next fed byte is the one at `offset`, anywhere up to `needed`.
+
+        Raises:
+            ValueError: for an offset after `needed`: those bytes are not to be skipped.
+        """
+        if not 0 <= offset <= self.needed:
+            raise ValueError(f"the scan needs byte {self.needed}, cannot seek to {offset}")
+        self._offset = offset
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Take the next bytes of the object."""
+        start = self._offset
+        self._offset = stop = min(start + len(data), self._object_size)
+        while not self._ended and self.needed < stop:
+            if self._held:
+                skip = self.needed - start
+                self._held += data[skip : min(skip + self._want - len(self._held), stop - start)]
+                if len(self._held) < self._want:
+                    return
+                piece, base = bytes(self._held), self._position
+                self._held.clear()
+            else:
+                within = stop == start + len(data)
+                piece, base = bytes(data if within else data[: stop - start]), start  # no copy
+            self._scan(piece, base)
+            if self._position < base + len(piece):
+                self._held += piece[self._position - base :]
+
+    def finish(self) -> MemberIndex:
+        """Return the index of what was found. The scanner is spent."""
+        if not self._ended:
+            if not self.done:
+                self._rows.warn(f"the scan stopped at byte {self.needed} of {self._object_size}")
+            elif any(self._held):
+                at = self._position
+                self._rows.warn(
+                    f"truncated in the header at byte {at}" if self._seen else _NOT_A_TAR
+                )
+            elif self._unit is not None:
+                self._rows.warn(f"the headers at byte {self._unit} have no member")
+            self._ended = True
+        return self._rows.build()
+
+    def _scan(self, data: bytes, base: int) -> None:
+        """Scan `data`, which starts at `base`, as far as it goes."""
+        position = self._position - base
+        while not self._ended and position + self._want <= len(data):
+            if self._rows.full:
+                self._end(f"too many members: nothing from byte {base + position} on is shown")
+                break
+            if self._undisturbed:
+                position = self._plain.scan(data, position, base)
+                if position + self._want > len(data):
+                    break
+            position = self._scan_header(data, position, base)
+        self._position = base + position
+
+    @property
+    def _undisturbed(self) -> bool:
+        """Whether the next header stands for itself alone, as the quick way takes it."""
+        return self._unit is None and self._end_mark is None and not self._globals
+
+    # The careful way -----------------------------------------------------------------------------
+
+    def _scan_header(self, data: bytes, position: int, base: int) -> int:
+        """Take the block at `position`; returns where the next one is.
+
+        Returns `position` itself after raising `_want` or ending the scan.
+        """
+        block = data[position : position + BLOCK]
+        at = base + position
+        if self._extending is not None:
+            return self._take_extension(block, at) - base
+        if block == ZERO_BLOCK:
+            self._take_zeros(at)
+            return position + BLOCK
+        header = parse_header(block)
+        if header is None:
+            self._take_nonsense(at)
+            return position
+        if self._end_mark is not None and not self._ignore_zeros:
+            self._end(
+                f"the archive ends at byte {self._end_mark}, but another header follows at byte"
+                f" {at}: what follows is shown with --ignore-zeros only"
+            )
+            return position
+        self._end_mark = None
+        self._seen += 1
+        if self._unit is None:
+            self._unit = at
+        if header.kind in _META:
+            return self._take_meta(header, data, position, base)
+        return self._take_member(header, block, at) - base
+
+    def _take_zeros(self, at: int) -> None:
+        if self._unit is not None:
+            self._rows.warn(f"the headers at byte {self._unit} have no member")
+            self._forget_unit()
+        if self._end_mark is None:
+            self._end_mark = at
+        elif not self._ignore_zeros and at - self._end_mark >= _END_LOOK:
+            self._ended = True
+
+    def _take_nonsense(self, at: int) -> None:
+        """End the scan at a block that is no header."""
+        if not self._seen:
+            self._end(_NOT_A_TAR)
+        elif self._end_mark is None:
+            self._end(f"damaged header at byte {at}: nothing from there on is shown")
+        else:
+            self._ended = True  # after the end mark anything may follow
+
+    def _take_meta(self, header: Header, data: bytes, position: int, base: int) -> int:
+        """Take a header that only speaks of the member or members after it."""
+        at = base + position
+        if header.size is None or not 0 <= header.size <= MAX_META:
+            self._end(f"the {header.kind.decode()!r} header at byte {at} has an impossible size")
+            return position
+        stop = position + BLOCK + header.size
+        following = position + BLOCK + padded(header.size)
+        if base + stop > self._object_size:
+            self._end(f"truncated in the header at byte {at}")
+            return position
+        if stop > len(data):
+            self._want = stop - position
+            return position
+        self._want = BLOCK
+        payload = data[position + BLOCK : stop]
+        role = _META[header.kind]
+        if role in (b"path", b"linkpath"):
+            self._overrides.setdefault(role, text(payload))
+            return following
+        records = parse_pax(payload)
+        if not records.intact:
+            self._rows.warn(f"the pax header at byte {at} has a malformed record")
+        if role == b"global":
+            self._set_globals(records.pairs)
+        else:
+            own = {key: value for key, value in records.pairs if value and key in _OWN_KEYS}
+            self._overrides = own | self._overrides
+            if len(records.pairs) == 1 and records.intact:
+                self._plain.learn_pax(data[position : position + BLOCK], payload)
+        return following
+
+    def _set_globals(self, pairs: list[tuple[bytes, bytes]]) -> None:
+        for key, value in pairs:
+            if key in _GLOBAL_KEYS:
+                self._globals.pop(key, None)
+                if value:
+                    self._globals[key] = value
+        if not self._overrides:
+            self._unit = None
+
+    def _take_member(self, header: Header, block: bytes, at: int) -> int:
+        """Take the header of a member; returns where the next header is."""
+        member = describe(header, block, self._overrides, self._globals)
+        if member is None:
+            self._end(f"the header at byte {at} has an impossible size")
+            return at
+        if header.kind in _PLAIN and not header.prefixed:
+            self._plain.learn_file(block)
+        if header.kind == OLD_SPARSE and header_extends(block):
+            self._extending = (member, at)
+            return at + BLOCK
+        return self._add(member, at, at + BLOCK)
+
+    def _take_extension(self, block: bytes, at: int) -> int:
+        """Take an extension block of an old sparse header; returns where the next block is."""
+        assert self._extending is not None
+        if extension_extends(block):
+            return at + BLOCK
+        member, header_at = self._extending
+        self._extending = None
+        return self._add(member, header_at, at + BLOCK)
+
+    def _add(self, member: Member, at: int, data_start: int) -> int:
+        """List a member, or count it, and forget what was said of it; returns where it ends."""
+        lead = (data_start - (at if self._unit is None else self._unit)) // BLOCK
+        self._forget_unit()
+        if lead > MAX_LEAD:
+            self._end(f"the member at byte {at} has too many headers")
+            return at
+        data_stop = data_start + member.stored
+        flags = member.flags
+        if member.hidden:
+            self._rows.skip(member.hidden)
+        else:
+            if data_stop > self._object_size:
+                flags |= TRUNCATED
+            self._rows.add(
+                member.name,
+                data_start,
+                lead,
+                member.size,
+                member.mtime_ns,
+                flags,
+                target=member.target,
+                stored_stop=data_stop if member.sparse else None,
+            )
+        if data_stop > self._object_size:
+            self._rows.warn(truncation(member.name, data_stop, self._object_size))
+        return data_start + padded(member.stored)
+
+    def _forget_unit(self) -> None:
+        self._unit = None
+        self._overrides = {}
+
+    def _end(self, message: str) -> None:
+        self._rows.warn(message)
+        self._ended = True

@@ -1,0 +1,104 @@
+"""Numbers and lookup counts (invariant I4), against the dumbest model: a multiset."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from aisfs.core.inodes import (
+    ROOT,
+    InodeTable,
+    directory_number,
+    member_number,
+    split_member,
+)
+
+IDENTITIES = [f"node {n}".encode() for n in range(8)]
+SHARDS = [f"shard {n}".encode() for n in range(3)]
+
+
+class LookupCounts(RuleBasedStateMachine):
+    """Random lookups and forgets; the books must balance at every step."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = InodeTable("root")
+        self.model = Counter()
+
+    @rule(identity=st.sampled_from(IDENTITIES))
+    def look_up(self, identity):
+        number = self.table.number(identity)
+        self.table.remember(number, identity, identity)
+        self.model[number] += 1
+
+    @rule(identity=st.sampled_from(SHARDS), row=st.integers(0, 2**24 - 1))
+    def look_up_member(self, identity, row):
+        first = self.table.number(identity, shard=True)
+        self.table.remember(member_number(first, row), identity, identity)
+        self.model[first] += 1
+
+    @rule(identity=st.sampled_from(IDENTITIES), count=st.integers(1, 4))
+    def forget(self, identity, count):
+        number = self.table.number(identity)
+        count = min(count, self.model[number])
+        self.table.forget(number, count)
+        self.model[number] -= count
+
+    @rule(identity=st.sampled_from(SHARDS), row=st.integers(0, 2**24 - 1))
+    def forget_member(self, identity, row):
+        first = self.table.number(identity, shard=True)
+        if self.model[first]:
+            self.table.forget(member_number(first, row), 1)
+            self.model[first] -= 1
+
+    @invariant()
+    def books_balance(self):
+        for identity in IDENTITIES:
+            self.check(self.table.number(identity), identity)
+        for identity in SHARDS:
+            self.check(self.table.number(identity, shard=True), identity)
+        assert len(self.table) == 1 + sum(1 for count in self.model.values() if count)
+
+    def check(self, number, identity):
+        assert self.table.lookup_count(number) == self.model[number]
+        assert self.table.get(number) == (identity if self.model[number] else None)
+
+
+TestLookupCounts = LookupCounts.TestCase
+
+
+@given(st.binary(max_size=20), st.integers(0, 2**24 - 1), st.booleans())
+def test_number_of_a_member_can_be_taken_apart(identity, low, is_directory):
+    first = InodeTable(None).number(identity, shard=True)
+    number = (directory_number if is_directory else member_number)(first, low)
+    assert split_member(number) == (first, is_directory, low)
+    assert 0 < number < 2**64
+
+
+@given(st.binary(max_size=20))
+def test_other_numbers_are_not_members(identity):
+    number = InodeTable(None).number(identity)
+    assert ROOT < number < 2**63
+    assert split_member(number) is None
+
+
+def test_numbers_are_the_same_in_every_table():
+    assert InodeTable(None).number(b"x") == InodeTable(None).number(b"x")
+
+
+def test_known_inode_keeps_its_number_when_another_identity_hashes_alike():
+    table = InodeTable("root")
+    number = table.number(b"first")
+    table.remember(number, b"another identity on the same number", "node")
+    assert table.number(b"first") != number
+
+
+def test_root_is_never_forgotten():
+    table = InodeTable("root")
+    table.forget(ROOT, 100)
+    assert table.get(ROOT) == "root"
+
+
+def test_forgetting_the_unknown_is_harmless():
+    InodeTable("root").forget(4711, 1)

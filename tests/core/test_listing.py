@@ -1,0 +1,73 @@
+"""Directory listings: complete, without clashes, with offsets that outlive a change."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aisfs.core.listing import Listing
+from aisfs.core.names import Refusal
+from aisfs.model import ObjectInfo, Page
+
+
+def page(*keys, directories=()):
+    return Page([ObjectInfo(key, len(key)) for key in keys], list(directories), "")
+
+
+def names(listing, offset=0):
+    return [name for _, name, _ in listing.after(offset)]
+
+
+def test_objects_and_directories_of_all_pages():
+    listing = Listing.of_pages("a/", [page("a/x", directories=["a/d/"]), page("a/y")])
+    assert set(names(listing)) == {b"x", b"y", b"d"}
+    assert listing[b"x"] == ObjectInfo("a/x", 3)
+    assert listing[b"d"] is None
+
+
+def test_directory_hides_the_object_of_its_name_and_counts_it():
+    listing = Listing.of_pages("", [page("p", directories=["p/"])])
+    assert listing[b"p"] is None
+    assert listing.refused == {Refusal.HIDDEN_BY_DIRECTORY: 1}
+
+
+def test_names_that_cannot_be_are_counted():
+    listing = Listing.of_pages("", [page("ok", "a" * 256, "..", "x/", directories=["/", "./"])])
+    assert names(listing) == [b"ok"]
+    assert listing.refused == {
+        Refusal.TOO_LONG: 1,
+        Refusal.DOTS: 2,
+        Refusal.EMPTY_COMPONENT: 2,
+    }
+
+
+def test_marker_object_of_the_directory_itself_is_no_entry():
+    listing = Listing.of_pages("a/", [page("a/", "a/x")])
+    assert names(listing) == [b"x"]
+    assert not listing.refused
+
+
+@given(st.lists(st.sets(st.sampled_from("abcdefgh")), min_size=1, max_size=6), st.data())
+def test_reader_sees_each_lasting_name_once_however_the_directory_changes(generations, data):
+    """One reader goes on behind its last offset while the directory is listed anew again and again."""
+    previous = None
+    offset = 0
+    seen = Counter()
+    for keys in generations:
+        previous = Listing.of_pages("", [page(*sorted(keys))], previous)
+        for taken, (place, name, _) in enumerate(list(previous.after(offset))):
+            if taken >= data.draw(st.integers(0, 4)):
+                break
+            seen[name] += 1
+            offset = place
+    assert previous is not None
+    for _, name, _ in previous.after(offset):
+        seen[name] += 1
+    for letter in set.intersection(*generations):
+        assert seen[letter.encode()] == 1
+
+
+def test_unchanged_directory_shares_its_names_with_the_listing_before():
+    first = Listing.of_pages("", [page("a", "b")])
+    second = Listing.of_pages("", [page("a", "b")], first)
+    assert [place for place, _, _ in second.after(0)] == [place for place, _, _ in first.after(0)]

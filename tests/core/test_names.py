@@ -1,0 +1,61 @@
+"""Keys to names and back."""
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aisfs.core import names
+from aisfs.core.names import Refusal
+from aisfs.model import Bucket, Provider
+
+
+@given(st.binary(min_size=1, max_size=300).filter(lambda b: b"/" not in b))
+def test_every_name_is_refused_or_comes_back(raw):
+    key = "dir/" + os.fsdecode(raw)
+    name = names.entry_name("dir/", key)
+    if names.refusal(name) is None:
+        assert names.child_key("dir/", name) == key
+        assert name == raw
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        (b"", Refusal.EMPTY_COMPONENT),
+        (b".", Refusal.DOTS),
+        (b"..", Refusal.DOTS),
+        (b"n" * 256, Refusal.TOO_LONG),
+        (b"a\0b", Refusal.NUL),
+        (b"n" * 255, None),
+        (b"...", None),
+        (b"\xff", None),
+        (b"new\nline", None),
+    ],
+)
+def test_refusal(name, reason):
+    assert names.refusal(name) is reason
+
+
+def test_directory_name_has_no_slash():
+    assert names.entry_name("a/", "a/b/") == b"b"
+    assert names.child_prefix("a/", b"b") == "a/b/"
+
+
+@pytest.mark.parametrize(
+    ("name", "shard"), [(b"x.tar.d", b"x.tar"), (b"x.d", None), (b".tar.d", None), (b"x.tar", None)]
+)
+def test_folder_of_a_shard(name, shard):
+    assert names.shard_of_directory(name) == shard
+
+
+@pytest.mark.parametrize(("name", "shard"), [(b"x.tar.raw", b"x.tar"), (b"x.raw", None)])
+def test_bytes_of_a_shard(name, shard):
+    assert names.shard_of_bytes(name) == shard
+
+
+@pytest.mark.parametrize("space", ["", "#ns", "@uuid#", "@uuid#ns"])
+def test_bucket_name_round_trip(space):
+    bucket = Bucket("pets-1.0", Provider.AWS, space)
+    assert names.parse_bucket_name(Provider.AWS, names.bucket_name(bucket)) == bucket
