@@ -1,0 +1,210 @@
+"""The port over AIStore's protocol: what to ask for, and how a call runs and ends.
+
+Each call runs in a worker thread on a `Line`: a set of keep-alive connections that it has to
+itself, since requests promises no thread safety. Lines are handed out last in, first out, so that
+few stay warm; they are not bound to threads, since trio's threads come and go.
+
+Must not know: HTTP beyond a reply's status, requests, errnos.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+import trio
+
+from aisfs.ais import listings, wire
+from aisfs.ais.failures import failure, refuses_props
+from aisfs.ais.transport import Line, Transport
+from aisfs.ais.worker import run_interruptible
+from aisfs.config import ClusterSettings
+from aisfs.errors import AisfsError, BucketNotFound, Stale, Unavailable
+from aisfs.model import Bucket, ObjectInfo, Page, Provider
+from aisfs.store.port import Sink
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_PIECE = 1 << 20
+"""Bytes given to a sink at once: large beside the cost of a call, small beside a processor's L2
+and a slow link's second."""
+
+
+class AISClient:
+    """Buckets of an AIStore cluster."""
+
+    def __init__(self, settings: ClusterSettings) -> None:
+        """Read the token and the TLS settings; nothing is sent.
+
+        Raises:
+            ConfigError: there is no endpoint, or a file that the settings name is unusable.
+        """
+        self._transport = Transport(settings)
+        self._limiter = trio.CapacityLimiter(settings.max_connections)
+        self._idle: list[Line] = []
+        self._busy: set[Line] = set()
+        self._all_returned = trio.Event()
+        self._closed = False
+        self._facts: dict[Bucket, wire.BucketFacts] = {}
+        self._head_with_props = True
+
+    def __repr__(self) -> str:
+        return (
+            f"<AISClient {self._transport.endpoint} busy={len(self._busy)} idle={len(self._idle)}>"
+        )
+
+    async def list_buckets(self, provider: Provider | None = None) -> list[Bucket]:
+        """List the buckets this client may see; remote AIStore clusters are not asked."""
+        request = wire.list_buckets(provider)
+        return await self._run(
+            request.subject,
+            lambda line: listings.parse_buckets(self._transport.fetch(line, request)),
+        )
+
+    async def list_page(
+        self, bucket: Bucket, prefix: str, *, token: str = "", page_size: int = 0
+    ) -> Page:
+        """List one page of the directory `prefix`."""
+        request = wire.list_page(bucket, prefix, token, page_size)
+
+        def work(line: Line) -> Page:
+            facts = self._facts_of(line, bucket)
+            reply = self._transport.fetch(line, request)
+            return listings.parse_page(reply, bucket, prefix, facts, after=token)
+
+        return await self._run(request.subject, work, bucket)
+
+    async def head(self, bucket: Bucket, key: str) -> ObjectInfo:
+        """Describe the current version of one object."""
+        request = wire.head_object(bucket, key, with_props=self._head_with_props)
+        plain = wire.head_object(bucket, key, with_props=False)
+
+        def work(line: Line) -> ObjectInfo:
+            facts = self._facts_of(line, bucket)
+            reply = self._transport.ask(line, request)
+            if refuses_props(reply):
+                log.debug("%s: HEAD without props from now on", self._transport.endpoint)
+                self._head_with_props = False
+                reply = self._transport.ask(line, plain)
+            if reply.status != 200:
+                raise failure(request, reply)
+            return wire.parse_object(reply, bucket, key, facts)
+
+        return await self._run(request.subject, work, bucket)
+
+    async def read_range(
+        self, bucket: Bucket, expected: ObjectInfo, start: int, buffer: memoryview
+    ) -> None:
+        """Fill `buffer` with the bytes from `start` on of exactly the version `expected`."""
+        stop = start + len(buffer)
+        if stop > expected.size:
+            raise ValueError(f"[{start}, {stop}) is not within the {expected.size} bytes")
+        request = wire.get_range(bucket, expected.key, start, stop)
+
+        def work(line: Line) -> None:
+            facts = self._facts_of(line, bucket)
+            with self._transport.open(line, request) as body:
+                wire.check_content(body.reply, bucket, expected, facts, start, stop)
+                got = body.read_into(buffer)
+            if got < len(buffer):
+                raise _cut_short(request.subject, got, len(buffer))
+
+        await self._run(request.subject, work, bucket)
+
+    async def stream(self, bucket: Bucket, expected: ObjectInfo, sink: Sink) -> None:
+        """Send the whole object, version `expected`, to `sink` as the bytes arrive."""
+        request = wire.get_object(bucket, expected.key)
+
+        def work(line: Line) -> None:
+            facts = self._facts_of(line, bucket)
+            with self._transport.open(line, request) as body:
+                size = expected.size
+                wire.check_content(body.reply, bucket, expected, facts, 0, size)
+                piece = memoryview(bytearray(min(_PIECE, size + 1)))
+                done = 0
+                while got := body.read_into(piece):
+                    done += got
+                    if done > size:
+                        raise Stale(f"{request.subject}: longer than its {size} bytes")
+                    sink(piece[:got])
+            if done < size:
+                raise _cut_short(request.subject, done, size)
+
+        await self._run(request.subject, work, bucket)
+
+    async def aclose(self) -> None:
+        """Close all connections, make the calls in progress fail, and wait until they have."""
+        self._closed = True
+        for line in self._idle:
+            line.close()
+        self._idle.clear()
+        for line in self._busy:
+            line.lifeline.cut()
+        if self._busy:
+            await self._all_returned.wait()
+
+    # On the trio thread -----------------------------------------------------------------------
+
+    async def _run(
+        self, subject: str, work: Callable[[Line], T], bucket: Bucket | None = None
+    ) -> T:
+        """Run `work` in a thread, on a line of its own; a cancellation cuts the line."""
+        async with self._limiter:
+            if self._closed:
+                raise _closed(subject)
+            line = self._idle.pop() if self._idle else Line()
+            self._busy.add(line)
+            try:
+                return await run_interruptible(partial(work, line), line.lifeline.cut)
+            except BucketNotFound:
+                # Created again under the same name, it would be another bucket.
+                if bucket:
+                    self._facts.pop(bucket, None)
+                raise
+            except Unavailable as error:
+                if self._closed:
+                    raise _closed(subject) from error
+                raise
+            finally:
+                self._take_back(line)
+
+    def _take_back(self, line: Line) -> None:
+        self._busy.discard(line)
+        if self._closed or line.lifeline.is_cut:
+            line.close()
+        else:
+            line.lifeline.prune()
+            self._idle.append(line)
+        if self._closed and not self._busy:
+            self._all_returned.set()
+
+    def _facts_of(self, line: Line, bucket: Bucket) -> wire.BucketFacts:
+        """Look the bucket's properties up, once; two threads may both do it, to the same end."""
+        known = self._facts.get(bucket)
+        if known is not None:
+            return known
+        request = wire.head_bucket(bucket)
+        reply = self._transport.ask(line, request)
+        if reply.status == 200:
+            facts = wire.parse_bucket_facts(reply)
+        else:
+            error = failure(request, reply)
+            if error.transient or reply.status == 401 or isinstance(error, BucketNotFound):
+                raise error
+            # A token for the objects alone must do: only times and checksum types are missed.
+            log.debug("%s: unknown properties: %s", bucket, error)
+            facts = wire.BucketFacts()
+        self._facts[bucket] = facts
+        return facts
+
+
+def _cut_short(subject: str, got: int, wanted: int) -> AisfsError:
+    return Unavailable(f"{subject}: the connection ended after {got} of {wanted} bytes")
+
+
+def _closed(subject: str) -> AisfsError:
+    error = Unavailable(f"{subject}: the client was closed")
+    error.transient = False  # this very instance will never succeed
+    return error

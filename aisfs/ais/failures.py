@@ -1,0 +1,147 @@
+"""What a reply that is not a success means, as one of `aisfs.errors`.
+
+The one table from HTTP status and AIStore's own error names (`tcode`) to errors. Two things are
+decided here: whether the same request may succeed a little later, and what to tell the user.
+Pure, like `aisfs.ais.wire`.
+"""
+
+import re
+from collections.abc import Callable
+
+import msgspec
+
+from aisfs.ais.wire import Reply, Request
+from aisfs.errors import (
+    AccessDenied,
+    AisfsError,
+    BucketNotFound,
+    InvalidName,
+    NotFound,
+    OutOfSpace,
+    ProtocolError,
+    Stale,
+    Unavailable,
+    Unsupported,
+)
+
+_MOST_TEXT = 300
+"""Characters of the server's own message that are passed on."""
+
+_BUCKET_GONE = frozenset({"ErrBckNotFound", "ErrRemoteBckNotFound"})
+
+# A 500 is usually a bug or damage, which a retry only repeats; these words tell of a neighbour
+# or a disk that may be back in a moment.
+_PASSING = re.compile(
+    r"connection (refused|reset)|broken pipe|time(d )?out|deadline exceeded|\bEOF\b"
+    r"|too many open files|start(ing|ed)? up|shutting down|no (available )?targets|try again",
+    re.IGNORECASE,
+)
+
+
+class _Details(msgspec.Struct):
+    tcode: str = ""
+    message: str = ""
+
+
+_decode = msgspec.json.Decoder(_Details, strict=False).decode
+
+_PLAIN: dict[int, tuple[type[AisfsError], str]] = {
+    401: (
+        AccessDenied,
+        "the cluster wants a valid token: `ais auth login`, or set AIS_AUTHN_TOKEN or "
+        "AIS_AUTHN_TOKEN_FILE",
+    ),
+    403: (AccessDenied, "the token or the bucket's access settings do not permit this"),
+    408: (Unavailable, "the cluster gave up waiting"),
+    410: (NotFound, "deleted from the cloud behind the bucket"),
+    416: (Stale, "shorter on the server than it was"),
+    429: (Unavailable, "the cluster limits the rate of requests"),
+    501: (Unsupported, "the cluster or this bucket cannot do that"),
+    502: (Unavailable, "a gateway in front of the cluster failed"),
+    503: (Unavailable, "the cluster is starting, stopping or overloaded"),
+    504: (Unavailable, "a gateway in front of the cluster timed out"),
+    507: (OutOfSpace, "the cluster has no room left"),
+}
+
+
+def failure(request: Request, reply: Reply) -> AisfsError:
+    """Say what went wrong.
+
+    Args:
+        request: What was asked.
+        reply: An answer that is not a success; its body may be cut short.
+    """
+    details = _details(reply)
+    if reply.status in _PLAIN:
+        kind, text = _PLAIN[reply.status]
+    elif reply.status in _BY_DETAILS:
+        kind, text = _BY_DETAILS[reply.status](request, details)
+    elif reply.status >= 500:
+        kind, text = _server_error(details)
+    else:
+        kind, text = ProtocolError, "an answer that makes no sense; is this an AIStore proxy?"
+    said = details.message if len(details.message) <= _MOST_TEXT else details.message[:_MOST_TEXT]
+    return kind(f"{request.subject}: {text} (HTTP {reply.status}{': ' if said else ''}{said})")
+
+
+def refuses_props(reply: Reply) -> bool:
+    """Say whether a HEAD failed only because the server does not take these props."""
+    details = _details(reply)
+    # The message about a bad name quotes the name, whatever that holds.
+    about_name = details.tcode == "errInvalidPath"
+    return reply.status == 400 and not about_name and "prop" in details.message
+
+
+def _details(reply: Reply) -> _Details:
+    """Read the error's JSON, from the body or, for a HEAD, from the header."""
+    # Messages quote names: they need not be UTF-8, and headers reach us as Latin-1.
+    raw = reply.body or reply.headers.get("hdr-error", "").encode("latin-1", "replace")
+    try:
+        details = _decode(raw.decode("utf-8", "replace"))
+    except msgspec.MsgspecError:
+        return _Details()
+    printable = "".join(c if c.isprintable() else " " for c in details.message)
+    return _Details(details.tcode, printable.strip())
+
+
+_Verdict = tuple[type[AisfsError], str]
+
+
+def _bad_request(request: Request, details: _Details) -> _Verdict:
+    if details.tcode == "errInvalidPath":
+        return InvalidName, "the cluster refuses this name"
+    if details.tcode == "ErrInvalidBackendProvider":
+        return Unsupported, "the cluster does not know this provider"
+    return ProtocolError, "the cluster does not understand the request"
+
+
+def _not_found(request: Request, details: _Details) -> _Verdict:
+    # Old servers leave the tcode out; then what was asked for is what is missing.
+    about_object = request.path.startswith("/v1/objects/")
+    if details.tcode in _BUCKET_GONE or not about_object:
+        return BucketNotFound, "no such bucket"
+    return NotFound, "no such object"
+
+
+def _conflict(request: Request, details: _Details) -> _Verdict:
+    if request.method == "GET":
+        return Unavailable, "the cluster is still fetching the object"
+    return ProtocolError, "the cluster is busy with a conflicting operation"
+
+
+def _server_error(details: _Details) -> _Verdict:
+    if details.tcode == "ErrLmetaNotFound":
+        # The name is a directory, or one whose last object was deleted: no retry helps.
+        return NotFound, "not an object"
+    if not details.message and not details.tcode:
+        return Unavailable, "the cluster failed without saying why"
+    if details.tcode != "ErrBadCksum" and _PASSING.search(details.message):
+        return Unavailable, "a part of the cluster is not there"
+    return ProtocolError, "the cluster failed"
+
+
+_BY_DETAILS: dict[int, Callable[[Request, _Details], _Verdict]] = {
+    400: _bad_request,
+    404: _not_found,
+    409: _conflict,
+}

@@ -1,0 +1,117 @@
+"""Sockets that can be cut from outside while a thread waits on them.
+
+A thread in `recv` cannot be cancelled, but shutting its socket down makes the call return at once.
+A `Lifeline` belongs to one set of connections that one request at a time uses; `cut` ends whatever
+waits on them: connecting, the TLS handshake, sending, receiving. Only a name lookup is out of reach.
+
+Each socket is kept as a duplicate: urllib3 wraps, detaches and closes its own in the worker thread
+meanwhile, and a descriptor number closed there may already mean another file here.
+
+Must not know: HTTP, trio.
+"""
+
+import contextlib
+import socket
+import threading
+from functools import partial
+from typing import Any
+
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.exceptions import ConnectTimeoutError, NameResolutionError, NewConnectionError
+
+
+class Lifeline:
+    """The sockets of some connections, and the means to cut them all."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._twins: dict[HTTPConnection, socket.socket] = {}
+        self._cut = False
+        self.http = partial(_HTTP, lifeline=self)
+        self.https = partial(_HTTPS, lifeline=self)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether `cut` was called; the connections are of no more use."""
+        return self._cut
+
+    def watch(self, connection: HTTPConnection, sock: socket.socket) -> None:
+        """Take a socket into account before it connects.
+
+        Raises:
+            ConnectionAbortedError: the lifeline was cut.
+        """
+        with self._lock:
+            if self._cut:
+                raise ConnectionAbortedError("given up")
+            old = self._twins.pop(connection, None)
+            self._twins[connection] = sock.dup()
+        if old:
+            old.close()
+
+    def cut(self) -> None:
+        """Make every call that waits on one of the sockets return now. Any thread may call it."""
+        with self._lock:
+            self._cut = True
+            for twin in self._twins.values():
+                with contextlib.suppress(OSError):
+                    twin.shutdown(socket.SHUT_RDWR)
+
+    def prune(self) -> None:
+        """Forget closed connections. Only when no request is under way.
+
+        A connection counts as closed as soon as its last reply has begun, so not before.
+        """
+        with self._lock:
+            closed = [connection for connection in self._twins if connection.sock is None]
+            twins = [self._twins.pop(connection) for connection in closed]
+        for twin in twins:
+            twin.close()
+
+    def close(self) -> None:
+        """Close all connections. Only when no request is under way."""
+        with self._lock:
+            twins, self._twins = self._twins, {}
+        for connection, twin in twins.items():
+            connection.close()
+            twin.close()
+
+
+class _Watched(HTTPConnection):
+    """A connection whose socket is watched from before it connects."""
+
+    def __init__(self, *args: Any, lifeline: Lifeline, **kwargs: Any) -> None:  # noqa: ANN401
+        super().__init__(*args, **kwargs)
+        self._lifeline = lifeline
+
+    def _new_conn(self) -> socket.socket:
+        try:
+            addresses = socket.getaddrinfo(self._dns_host, self.port, type=socket.SOCK_STREAM)
+        except socket.gaierror as error:
+            raise NameResolutionError(self.host, self, error) from error
+        failed: OSError = OSError("no address")
+        for family, kind, protocol, _, address in addresses:
+            sock = socket.socket(family, kind, protocol)
+            try:
+                self._lifeline.watch(self, sock)
+                for option in self.socket_options or ():
+                    sock.setsockopt(*option)
+                # urllib3 has resolved its own default by now: a number or None.
+                sock.settimeout(self.timeout)
+                sock.connect(address)
+            except OSError as error:
+                sock.close()
+                failed = error
+            else:
+                return sock
+        if isinstance(failed, TimeoutError):
+            raise ConnectTimeoutError(self, f"no connection within {self.timeout} s") from failed
+        raise NewConnectionError(self, str(failed)) from failed
+
+
+class _HTTP(_Watched):
+    pass
+
+
+class _HTTPS(_Watched, HTTPSConnection):
+    pass

@@ -1,0 +1,180 @@
+"""Lists of buckets and pages of directories, decoded from msgpack or JSON into plain values.
+
+A page may hold 10,000 entries, so the usual case is one pass of msgspec over typed structs. Names
+that are not UTF-8 take a slower way with the same result. Pure, like `aisfs.ais.wire`.
+"""
+
+import json
+from collections.abc import Sequence
+
+import msgspec
+
+from aisfs.ais.wire import MSGPACK, BucketFacts, Reply, last_modified, mtime_of_version
+from aisfs.errors import ProtocolError
+from aisfs.model import Bucket, ObjectInfo, Page, Provider
+
+_ENTRY_IS_DIRECTORY = 256
+
+
+class _Entry(msgspec.Struct, gc=False):
+    name: str = msgspec.field(name="n")
+    size: int = msgspec.field(name="s", default=0)
+    version: str = msgspec.field(name="v", default="")
+    checksum: str = msgspec.field(name="cs", default="")
+    custom: str = msgspec.field(name="m", default="")
+    flags: int = msgspec.field(name="f", default=0)
+
+
+class _Listing(msgspec.Struct):
+    entries: list[_Entry] | None = msgspec.field(name="Entries", default=None)
+    token: str = msgspec.field(name="ContinuationToken", default="")
+
+
+class _RawEntry(msgspec.Struct):
+    """An entry of a listing that holds names which are not UTF-8."""
+
+    name: msgspec.Raw = msgspec.field(name="n")
+    size: int = msgspec.field(name="s", default=0)
+    version: str = msgspec.field(name="v", default="")
+    checksum: str = msgspec.field(name="cs", default="")
+    custom: msgspec.Raw = msgspec.field(name="m", default_factory=msgspec.Raw)
+    flags: int = msgspec.field(name="f", default=0)
+
+
+class _RawListing(msgspec.Struct):
+    entries: list[_RawEntry] | None = msgspec.field(name="Entries", default=None)
+    token: msgspec.Raw = msgspec.field(name="ContinuationToken", default_factory=msgspec.Raw)
+
+
+class _JsonEntry(msgspec.Struct, gc=False):
+    name: str
+    size: int = 0
+    version: str = ""
+    checksum: str = ""
+    custom: str = msgspec.field(name="custom-md", default="")
+    flags: int = 0
+
+
+class _JsonListing(msgspec.Struct):
+    entries: list[_JsonEntry] | None = None
+    token: str = msgspec.field(name="continuation_token", default="")
+
+
+class _Namespace(msgspec.Struct):
+    uuid: str = ""
+    name: str = ""
+
+
+class _BucketEntry(msgspec.Struct):
+    name: str
+    provider: str = "ais"
+    namespace: _Namespace = msgspec.field(default_factory=_Namespace)
+
+
+# Strictness is off where JSON is read: the server writes its 64-bit numbers as strings.
+_decode_msgpack = msgspec.msgpack.Decoder(_Listing).decode
+_decode_raw_msgpack = msgspec.msgpack.Decoder(_RawListing).decode
+_decode_json = msgspec.json.Decoder(_JsonListing, strict=False).decode
+_decode_buckets = msgspec.json.Decoder(list[_BucketEntry] | None, strict=False).decode
+
+
+def parse_buckets(reply: Reply) -> list[Bucket]:
+    """Read a list of buckets, sorted; those of providers nobody knows are left out."""
+    try:
+        entries = _decode_buckets(reply.body) or []
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"list of buckets: {error}") from error
+    known = {provider.value for provider in Provider}
+    return sorted(
+        Bucket(entry.name, Provider(entry.provider), _namespace(entry.namespace))
+        for entry in entries
+        if entry.provider in known
+    )
+
+
+def _namespace(namespace: _Namespace) -> str:
+    if not namespace.uuid and not namespace.name:
+        return ""
+    return f"@{namespace.uuid}#{namespace.name}"
+
+
+def parse_page(
+    reply: Reply, bucket: Bucket, prefix: str, facts: BucketFacts, *, after: str = ""
+) -> Page:
+    """Read one page of a directory, the one that follows the page token `after`.
+
+    Raises:
+        ProtocolError: the reply is not a listing, or does not get on.
+    """
+    entries, token = _decode_listing(reply, f"{bucket}/{prefix}")
+    if token and token == after:
+        raise ProtocolError(f"{bucket}/{prefix}: the listing stands still at {token!r}")
+    if not after.isascii() and not _is_utf8(after):
+        # A server that reads JSON by the book resumes at U+FFFD, before this name, and repeats it.
+        entries = [entry for entry in entries if _raw(entry.name) > _raw(after)]
+    checksum = f"{facts.checksum_type}:" if facts.checksum_type else ""
+    ais = bucket.provider is Provider.AIS
+    objects, directories = [], []
+    for entry in entries:
+        name = entry.name
+        if entry.flags & _ENTRY_IS_DIRECTORY or name.endswith("/"):
+            # Clouds hold objects named `dir/` as markers: the directory is all one can show, and
+            # the marker of the listed directory itself is nothing in it.
+            if name != prefix:
+                directories.append(name if name.endswith("/") else name + "/")
+            continue
+        version = entry.version
+        mtime = mtime_of_version(facts, version) if ais else last_modified(entry.custom)
+        value = checksum + entry.checksum if checksum and entry.checksum else ""
+        objects.append(ObjectInfo(name, entry.size, version, value, mtime))
+    return Page(objects, list(dict.fromkeys(directories)), token)
+
+
+def _decode_listing(reply: Reply, subject: str) -> tuple[Sequence[_Entry | _JsonEntry], str]:
+    # The server decides: it may send JSON although it was asked for msgpack.
+    kind = reply.headers.get("content-type", "").partition(";")[0].strip().lower()
+    try:
+        if kind != MSGPACK:
+            return _decode_json_listing(reply.body)
+        try:
+            listing = _decode_msgpack(reply.body)
+        except UnicodeDecodeError:
+            raw = _decode_raw_msgpack(reply.body)
+            entries = [_entry_of_raw(entry) for entry in raw.entries or []]
+            return entries, _text(raw.token)
+        return listing.entries or [], listing.token
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise ProtocolError(f"{subject}: the listing is unreadable: {error}") from error
+
+
+def _decode_json_listing(body: bytes) -> tuple[list[_JsonEntry], str]:
+    try:
+        listing = _decode_json(body)
+    except UnicodeDecodeError:
+        value = json.loads(body.decode("utf-8", "surrogateescape"))
+        listing = msgspec.convert(value, _JsonListing, strict=False)
+    return listing.entries or [], listing.token
+
+
+def _entry_of_raw(raw: _RawEntry) -> _Entry:
+    return _Entry(
+        _text(raw.name), raw.size, raw.version, raw.checksum, _text(raw.custom), raw.flags
+    )
+
+
+def _text(raw: msgspec.Raw) -> str:
+    """Decode a msgpack string that need not be UTF-8; msgspec itself would refuse it."""
+    data = bytes(raw)
+    if not data:
+        return ""
+    # fixstr holds its length in the first byte; str 8, 16 and 32 in the 1, 2 and 4 after it.
+    skip = {0xD9: 2, 0xDA: 3, 0xDB: 5}.get(data[0], 1)
+    return data[skip:].decode("utf-8", "surrogateescape")
+
+
+def _raw(name: str) -> bytes:
+    return name.encode("utf-8", "surrogateescape")
+
+
+def _is_utf8(name: str) -> bool:
+    return _raw(name).decode("utf-8", "replace") == name

@@ -1,0 +1,269 @@
+"""Send a request from a worker thread and give its reply: redirects, token, TLS, cutting.
+
+The only module that imports requests. It knows HTTP and what is particular about AIStore's use of
+it, and nothing of what the requests mean.
+
+Object requests go to a proxy, which redirects to the target that has the object. Redirects are
+followed here and never remembered: targets change.
+
+A GET holds its object's lock on the server until it is drained: every response is read to its end
+or its connection closed before a call returns.
+
+Everything here blocks; must not know trio.
+"""
+
+import http.client
+import ssl
+import string
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from urllib.parse import quote, urljoin, urlsplit
+
+import requests
+import urllib3
+from requests.adapters import HTTPAdapter
+from requests.structures import CaseInsensitiveDict
+
+from aisfs import __version__
+from aisfs.ais import wire
+from aisfs.ais.auth import Credentials
+from aisfs.ais.failures import failure
+from aisfs.ais.lifeline import Lifeline
+from aisfs.config import ClusterSettings
+from aisfs.errors import AisfsError, ConfigError, ProtocolError, Unavailable
+
+_MAX_HOPS = 3
+"""Redirects in a row: AIStore needs one; a load balancer in front may add another."""
+_REDIRECTS = frozenset({301, 302, 307, 308})
+_MAX_HOSTS = 256
+"""Hosts one line keeps a connection to; more than any cluster's targets seen in practice."""
+_MOST_DRAINED = 64 * 1024
+"""Bytes of an unwanted body read to keep its connection; a new connection is cheaper than more."""
+
+
+class Line(HTTPAdapter):
+    """Keep-alive connections to the hosts of a cluster, one to each, for one request at a time."""
+
+    def __init__(self) -> None:
+        self.lifeline = Lifeline()
+        super().__init__(pool_connections=_MAX_HOSTS, pool_maxsize=1)
+
+    def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - requests' own signature
+        """Give urllib3's pool for a host, made to use connections that can be cut."""
+        pool: Any = super().get_connection_with_tls_context(*args, **kwargs)
+        pool.ConnectionCls = getattr(self.lifeline, pool.scheme)
+        return pool
+
+    def close(self) -> None:
+        """Close all connections. Only when no request is under way."""
+        super().close()
+        self.lifeline.close()
+
+
+class Body:
+    """The reply to a successful request; its body is to be read while the request is open."""
+
+    def __init__(self, response: requests.Response, subject: str) -> None:
+        self.reply = _reply(response)
+        self._response = response
+        self._subject = subject
+
+    def read_into(self, view: memoryview) -> int:
+        """Read until `view` is full or the body ends; say how many bytes came."""
+        # urllib3's own readinto copies; http.client's receives straight into the view. What
+        # urllib3 misses of it is only its count of the length, which `_settle` does without.
+        body: Any = self._response.raw._fp
+        done = 0
+        with _network(self._subject):
+            while done < len(view) and (got := body.readinto(view[done:])):
+                done += got
+        return done
+
+    def read(self) -> bytes:
+        """Read all of it."""
+        with _network(self._subject):
+            content: bytes = self._response.raw.read()
+            return content
+
+
+class Transport:
+    """Requests to one cluster. Any number of threads may use it, each with a line of its own."""
+
+    def __init__(self, settings: ClusterSettings) -> None:
+        """Read the token and the TLS settings; nothing is sent.
+
+        Raises:
+            ConfigError: there is no endpoint, or a file that the settings name is unusable.
+        """
+        if not settings.endpoint:
+            raise ConfigError("no cluster to talk to: give --endpoint or set AIS_ENDPOINT")
+        self.endpoint = settings.endpoint
+        self._credentials = Credentials.load(settings)
+        # requests takes "no timeout" as None, users write it as 0.
+        self._timeouts: Any = (settings.connect_timeout or None, settings.read_timeout or None)
+        self._tls = _tls_options(settings)
+
+    def __repr__(self) -> str:
+        return f"<Transport {self.endpoint} {self._credentials!r}>"
+
+    def fetch(self, line: Line, request: wire.Request) -> wire.Reply:
+        """Get the whole of a successful reply."""
+        with self.open(line, request) as body:
+            return replace(body.reply, body=body.read())
+
+    def ask(self, line: Line, request: wire.Request) -> wire.Reply:
+        """Get a reply of any status, its body left out."""
+        response = self._send(line, request)
+        return _reply(response, _drain(response, request.subject))
+
+    @contextmanager
+    def open(self, line: Line, request: wire.Request) -> Iterator[Body]:
+        """Give a successful reply whose body is to be read in the block, wholly or not."""
+        response = self._send(line, request)
+        try:
+            if response.status_code not in (200, 206):
+                raise failure(request, _reply(response, _drain(response, request.subject)))
+            yield Body(response, request.subject)
+        finally:
+            _settle(response)
+
+    def _send(self, line: Line, request: wire.Request) -> requests.Response:
+        """Send a request, once more if its token turned out to be out of date."""
+        authorization = self._credentials.authorization()
+        response = self._follow(line, request, authorization)
+        if response.status_code == 401:
+            renewed = self._credentials.renew(authorization)
+            if renewed:
+                _drain(response, request.subject)
+                return self._follow(line, request, renewed)
+        return response
+
+    def _follow(
+        self, line: Line, request: wire.Request, authorization: str | None
+    ) -> requests.Response:
+        """Send a request and go where it is redirected to.
+
+        The token goes along to whatever host the endpoint itself names: that is the cluster. It
+        stays behind when others redirect elsewhere, and when the way leaves https.
+        """
+        origin = url = self.endpoint + request.target
+        for _ in range(_MAX_HOPS + 1):
+            response = self._transmit(line, request, url, authorization)
+            location = response.headers.get("Location")
+            if response.status_code not in _REDIRECTS or not location:
+                return response
+            _drain(response, request.subject)
+            # http.client gives the header's bytes as Latin-1; a URL has only ASCII.
+            target = urljoin(url, quote(location.encode("latin-1"), safe=string.punctuation))
+            if urlsplit(target).scheme not in ("http", "https"):
+                raise ProtocolError(f"{request.subject}: redirected to {target!r}")
+            if not _may_have_token(self.endpoint, url, target):
+                authorization = None
+            url = target
+        raise ProtocolError(f"{request.subject}: redirected in circles, from {origin} to {url}")
+
+    def _transmit(
+        self, line: Line, request: wire.Request, url: str, authorization: str | None
+    ) -> requests.Response:
+        # Prepared by hand and given to the adapter: a Session would rewrite paths, look for
+        # passwords in ~/.netrc that replace the token, and collect cookies. It would also honour
+        # HTTP_PROXY; a cluster redirects to the addresses of its targets, which proxies for the
+        # web do not reach, so that is a loss to nobody.
+        headers = {
+            **request.headers,
+            "User-Agent": f"aisfs/{__version__}",
+            "Accept-Encoding": "identity",
+        }
+        if authorization:
+            headers["Authorization"] = authorization
+        prepared = requests.PreparedRequest()
+        prepared.method = request.method
+        prepared.url = url
+        prepared.headers = CaseInsensitiveDict(headers)
+        if request.body:
+            prepared.body = request.body
+            prepared.headers["Content-Length"] = str(len(request.body))
+        with _network(request.subject):
+            return line.send(prepared, stream=True, timeout=self._timeouts, **self._tls)
+
+
+def _tls_options(settings: ClusterSettings) -> dict[str, Any]:
+    for path in (settings.client_ca, settings.client_cert, settings.client_key):
+        if path and not path.exists():
+            raise ConfigError(f"{path}: no such file, but the TLS settings name it")
+    if settings.client_key and not settings.client_cert:
+        raise ConfigError("AIS_CRT_KEY is of no use without AIS_CRT")
+    cert: Any = str(settings.client_cert) if settings.client_cert else None
+    if cert and settings.client_key:
+        cert = (cert, str(settings.client_key))
+    if settings.skip_verify:
+        # The user knows; urllib3 would say so with each connection.
+        urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
+        return {"verify": False, "cert": cert}
+    return {"verify": str(settings.client_ca) if settings.client_ca else True, "cert": cert}
+
+
+def _may_have_token(endpoint: str, current: str, target: str) -> bool:
+    old, new = urlsplit(current), urlsplit(target)
+    if old.scheme == "https" and new.scheme == "http":
+        return False
+    cluster = {urlsplit(endpoint).netloc, old.netloc}
+    return old.netloc == urlsplit(endpoint).netloc or new.netloc in cluster
+
+
+def _reply(response: requests.Response, body: bytes = b"") -> wire.Reply:
+    headers = {name.lower(): value for name, value in response.headers.items()}
+    return wire.Reply(response.status_code, headers, body)
+
+
+def _drain(response: requests.Response, subject: str) -> bytes:
+    """Read the body of an unwanted response, the beginning of a long one, and be done with it."""
+    try:
+        with _network(subject):
+            body: bytes = response.raw.read(_MOST_DRAINED)
+            return body
+    finally:
+        _settle(response)
+
+
+def _settle(response: requests.Response) -> None:
+    """Keep the connection when the body was read to its end; close it otherwise."""
+    raw: Any = response.raw
+    if raw._fp.isclosed():
+        raw.release_conn()
+    else:
+        raw.close()
+
+
+@contextmanager
+def _network(subject: str) -> Iterator[None]:
+    """Turn what the libraries below raise into our errors. No sink is called in the block."""
+    try:
+        yield
+    except (
+        requests.RequestException,
+        urllib3.exceptions.HTTPError,
+        http.client.HTTPException,
+        OSError,
+    ) as error:
+        raise _network_failure(subject, error) from error
+
+
+def _network_failure(subject: str, error: Exception) -> AisfsError:
+    cause: BaseException = error
+    while True:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return ConfigError(
+                f"{subject}: the cluster's certificate is not trusted ({cause.verify_message}): "
+                "name its CA in AIS_CLIENT_CA"
+            )
+        if isinstance(cause, TimeoutError | urllib3.exceptions.TimeoutError):
+            return Unavailable(f"{subject}: no answer in time ({cause})")
+        # urllib3 and requests keep the real cause in `reason`, or as an argument.
+        inner = [getattr(cause, "reason", None), *reversed(cause.args), cause.__cause__]
+        deeper = next((found for found in inner if isinstance(found, BaseException)), None)
+        if deeper is None:
+            return Unavailable(f"{subject}: the connection failed ({cause})")
+        cause = deeper

@@ -1,0 +1,308 @@
+"""AIStore's requests and replies as plain values: what to send, and what an answer means.
+
+Everything odd about the protocol is dealt with here, so that it can be tested with literals:
+sizes that are strings or absent, flags that must be strings, checksums whose type only the bucket
+knows. Listings are read in `aisfs.ais.listings`, replies that are not a success in
+`aisfs.ais.failures`.
+
+Must not know: sockets, threads, sessions, tokens, retries.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from aisfs.errors import InvalidName, ProtocolError, Stale
+from aisfs.model import Bucket, ObjectInfo, Provider
+
+MSGPACK = "application/msgpack"
+JSON = "application/json"
+
+_NO_RECURSION = "2048"  # a string: the server answers 400 to a number
+_LIST_PROPS = "name,size,version,checksum"
+_HEAD_PROPS = "checksum,version"
+_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request to the proxy. Path and query are percent-encoded and sent as they stand."""
+
+    method: str
+    path: str
+    query: str
+    subject: str
+    """What the request is about, in the user's words; the start of every error message."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+    @property
+    def target(self) -> str:
+        """The request target: path and query."""
+        return f"{self.path}?{self.query}" if self.query else self.path
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A reply; header names are in lower case, repeated headers joined by `, `."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketFacts:
+    """What a bucket's properties say that its objects do not repeat; the defaults mean unknown."""
+
+    created_ns: int = 0
+    checksum_type: str = ""
+    checksum_of_ranges: bool = False
+    """A ranged reply carries the checksum of the range, not that of the object."""
+
+
+# Requests ------------------------------------------------------------------------------------
+
+
+def list_buckets(provider: Provider | None) -> Request:
+    """Ask for the buckets of one provider, or of all configured ones."""
+    query = urlencode({"provider": provider.value}) if provider else ""
+    subject = f"buckets of {provider.scheme}://" if provider else "buckets"
+    body = _json({"action": "list", "name": "", "value": None})
+    return Request("GET", "/v1/buckets", query, subject, {"Content-Type": JSON}, body)
+
+
+def head_bucket(bucket: Bucket) -> Request:
+    """Ask for the properties of a bucket."""
+    return Request("HEAD", _bucket_path(bucket), _bucket_query(bucket), str(bucket))
+
+
+def list_page(bucket: Bucket, prefix: str, token: str, page_size: int) -> Request:
+    """Ask for one page of a directory.
+
+    The listing id (`uuid`) stays empty: with an id the server goes on with the prefix that the id
+    was made for, whatever prefix is sent; without one the token alone says where to go on.
+
+    Raises:
+        InvalidName: `prefix` is neither empty nor a directory; the server's answer would mix
+            the directory with its siblings.
+    """
+    if prefix:
+        if not prefix.endswith("/"):
+            raise InvalidName(f"{bucket}/{prefix}: a directory prefix ends in '/'")
+        _check_key(bucket, prefix)
+    props = _LIST_PROPS if bucket.provider is Provider.AIS else f"{_LIST_PROPS},custom"
+    value = {
+        "uuid": "",
+        "props": props,
+        "prefix": prefix,
+        "continuation_token": token,
+        "flags": _NO_RECURSION,
+        "pagesize": page_size,
+    }
+    body = _json({"action": "list", "name": "", "value": value})
+    headers = {"Content-Type": JSON, "Accept": MSGPACK}
+    subject = f"{bucket}/{prefix}"
+    return Request("GET", _bucket_path(bucket), _bucket_query(bucket), subject, headers, body)
+
+
+def head_object(bucket: Bucket, key: str, *, with_props: bool = True) -> Request:
+    """Ask about one object; servers before 4.2 ignore the props and say everything.
+
+    `latest-ver` is never sent: the server drops the connection of such a HEAD on `ais://`.
+    """
+    props = _HEAD_PROPS if bucket.provider is Provider.AIS else f"{_HEAD_PROPS},custom"
+    query = _bucket_query(bucket)
+    if with_props:
+        query += "&" + urlencode({"props": props})
+    return Request("HEAD", _object_path(bucket, key), query, f"{bucket}/{key}")
+
+
+def get_object(bucket: Bucket, key: str) -> Request:
+    """Ask for a whole object."""
+    return Request("GET", _object_path(bucket, key), _bucket_query(bucket), f"{bucket}/{key}")
+
+
+def get_range(bucket: Bucket, key: str, start: int, stop: int) -> Request:
+    """Ask for the bytes `[start, stop)`.
+
+    Raises:
+        ValueError: the range is empty. Sent, it would panic the server's handler and leave the
+            object locked for good.
+    """
+    if not 0 <= start < stop:
+        raise ValueError(f"the range [{start}, {stop}) is empty")
+    headers = {"Range": f"bytes={start}-{stop - 1}"}
+    path = _object_path(bucket, key)
+    return Request("GET", path, _bucket_query(bucket), f"{bucket}/{key}", headers)
+
+
+def _bucket_path(bucket: Bucket) -> str:
+    return "/v1/buckets/" + quote(bucket.name, safe="")
+
+
+def _object_path(bucket: Bucket, key: str) -> str:
+    return f"/v1/objects/{quote(bucket.name, safe='')}/{quote(_check_key(bucket, key), safe='/')}"
+
+
+def _bucket_query(bucket: Bucket) -> str:
+    query = {"provider": bucket.provider.value}
+    if bucket.namespace:
+        query["namespace"] = bucket.namespace
+    return urlencode(query)
+
+
+def _check_key(bucket: Bucket, key: str) -> bytes:
+    """Give the bytes of a key that can be sent, or refuse it before anything rewrites it."""
+    try:
+        raw = key.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise InvalidName(f"{bucket}: {key!r} is not a name any store could hold") from None
+    if not raw or b"\0" in raw or not {b".", b".."}.isdisjoint(raw.split(b"/")):
+        raise InvalidName(f"{bucket}: {key!r} is not a name of an object")
+    return raw
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    # Names that are not UTF-8 go out as the very bytes the server stores.
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape")
+
+
+# Replies -------------------------------------------------------------------------------------
+
+
+class _ChecksumProps(msgspec.Struct):
+    type: str = ""
+    enable_read_range: bool = False
+
+
+class _BucketProps(msgspec.Struct):
+    created: int = 0
+    checksum: _ChecksumProps = msgspec.field(default_factory=_ChecksumProps)
+
+
+# Not strict: the server writes its 64-bit numbers as strings.
+_decode_props = msgspec.json.Decoder(_BucketProps, strict=False).decode
+
+
+def parse_bucket_facts(reply: Reply) -> BucketFacts:
+    """Read what is useful from the properties of a bucket; anything unreadable is unknown."""
+    try:
+        props = _decode_props(reply.headers.get("ais-bucket-props", "{}"))
+    except (msgspec.MsgspecError, UnicodeError):
+        return BucketFacts()
+    kind = "" if props.checksum.type == "none" else props.checksum.type
+    return BucketFacts(max(props.created, 0), kind, props.checksum.enable_read_range)
+
+
+def parse_object(reply: Reply, bucket: Bucket, key: str, facts: BucketFacts) -> ObjectInfo:
+    """Read the reply to a HEAD of an object, of the old and the new kind."""
+    # The old kind leaves the length of an empty object out.
+    size = _number(reply.headers.get("content-length", "0"), f"{bucket}/{key}")
+    version = reply.headers.get("ais-version", "")
+    if bucket.provider is Provider.AIS:
+        mtime = mtime_of_version(facts, version)
+    else:
+        mtime = last_modified(reply.headers.get("ais-custom-md", ""))
+    return ObjectInfo(key, size, version, _checksum(reply, facts), mtime)
+
+
+def check_content(
+    reply: Reply, bucket: Bucket, expected: ObjectInfo, facts: BucketFacts, start: int, stop: int
+) -> None:
+    """Make sure that the body to come is the bytes `[start, stop)` of exactly `expected`.
+
+    Raises:
+        Stale: it is another version.
+        ProtocolError: it is another range.
+    """
+    subject = f"{bucket}/{expected.key}"
+    length = reply.headers.get("content-length")
+    whole = (start, stop) == (0, expected.size)
+    if reply.status == 206:
+        first, last, size = _content_range(reply, subject)
+    elif whole:
+        # Without a length the body is counted as it comes.
+        size = expected.size if length is None else _number(length, subject)
+        first, last = start, stop - 1
+    else:
+        raise ProtocolError(f"{subject}: the whole object came instead of a part of it")
+    checksum = _checksum(reply, facts)
+    if facts.checksum_of_ranges and reply.status == 206:
+        checksum = ""
+    if checksum and checksum.partition(":")[2] == expected.checksum.partition(":")[2]:
+        # Objects older than a change of the bucket's type keep theirs; listings cannot tell.
+        checksum = expected.checksum
+    found = ObjectInfo(expected.key, size, reply.headers.get("ais-version", ""), checksum)
+    if not expected.same_content(found):
+        raise Stale(
+            f"{subject}: changed on the server (was {_brief(expected)}, is {_brief(found)})"
+        )
+    if (first, last) != (start, stop - 1):
+        raise ProtocolError(f"{subject}: bytes {first}-{last} came instead of {start}-{stop - 1}")
+
+
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+
+
+def _content_range(reply: Reply, subject: str) -> tuple[int, int, int]:
+    text = reply.headers.get("content-range", "")
+    match = _CONTENT_RANGE.fullmatch(text)
+    if not match:
+        raise ProtocolError(f"{subject}: Content-Range is {text!r}")
+    first, last, size = match.groups()
+    return int(first), int(last), int(size)
+
+
+def _checksum(reply: Reply, facts: BucketFacts) -> str:
+    value = reply.headers.get("ais-checksum-value", "")
+    kind = reply.headers.get("ais-checksum-type", "") or facts.checksum_type
+    return f"{kind}:{value}" if value and kind and kind != "none" else ""
+
+
+def _number(text: str, subject: str) -> int:
+    if not text.isdecimal():
+        raise ProtocolError(f"{subject}: Content-Length is {text!r}")
+    return int(text)
+
+
+def _brief(info: ObjectInfo) -> str:
+    known = f"{info.size} bytes, version {info.version or 'unknown'}"
+    return f"{known}, {info.checksum}" if info.checksum else known
+
+
+# Times ---------------------------------------------------------------------------------------
+
+_LAST_MODIFIED = re.compile(r'LastModified[=:]\s*"?([A-Z][a-z]{2}, [^"=]*?GMT|\d{4}-[^\s"\]]+)')
+
+
+def mtime_of_version(facts: BucketFacts, version: str) -> int:
+    """Make up a modification time that costs no request and grows with each overwrite.
+
+    AIStore keeps none for its own objects: a listing knows only the access time, which every
+    read changes. Versions of `ais://` objects are counters, so each stands for one second.
+    """
+    if facts.created_ns and version.isdecimal() and 0 < int(version) < 2**31:
+        return facts.created_ns + (int(version) - 1) * _NS
+    return facts.created_ns
+
+
+def last_modified(custom: str) -> int:
+    """Find the cloud's own modification time in custom metadata: RFC 3339 or an HTTP date."""
+    match = _LAST_MODIFIED.search(custom)
+    if not match:
+        return 0
+    text = match[1]
+    try:
+        parse = datetime.fromisoformat if text[0].isdigit() else parsedate_to_datetime
+        moment = parse(text)
+    except ValueError:
+        return 0
+    return int(moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()) * _NS

@@ -1,0 +1,266 @@
+"""The WSGI application: which request goes where, and how refusals go back.
+
+One listener plays proxy and target. An object request that carries `pid` and `utm` was redirected
+and is served; any other one is answered with a redirect to this same address, as a proxy would.
+
+Two paths are ours and not AIStore's, both under `/-/`:
+
+    GET /-/requests    counts since the start, as JSON: list_page, list_buckets, head_bucket,
+                       bucket_change, redirect, get, get_bytes, get_member, head, put, put_bytes,
+                       append, delete, rename, patch, copy, batch, health, cluster, refused
+                       (error replies). `get` counts data requests, whole or ranged; `get_bytes` the
+                       bytes their replies announced.
+"""
+
+import errno
+import html
+import logging
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+from urllib.parse import quote
+
+from aisfs.server.appends import Appends
+from aisfs.server.buckets import Buckets, check_provider
+from aisfs.server.cluster import Cluster
+from aisfs.server.counters import Counters
+from aisfs.server.exchange import (
+    Environ,
+    Reply,
+    Request,
+    ShortBody,
+    StartResponse,
+    WsgiApp,
+    error_reply,
+    json_reply,
+    send,
+    stamp,
+    text_reply,
+)
+from aisfs.server.failures import Failure, NotAllowed, no_object, text_of, unsupported
+from aisfs.server.jobs import Jobs
+from aisfs.server.objects import Objects, check_key
+from aisfs.server.storage import Storage
+
+log = logging.getLogger(__name__)
+
+_ALLOWED = {
+    "buckets": "DELETE, GET, HEAD, PATCH, POST, PUT",
+    "objects": "DELETE, GET, HEAD, PATCH, POST, PUT",
+    "cluster": "DELETE, GET, POST, PUT",
+    "daemon": "DELETE, GET, POST, PUT",
+    "reverse": "DELETE, GET, POST, PUT",
+    "health": "GET",
+    "sort": "DELETE, GET, POST",
+    "etl": "DELETE, GET, POST, PUT",
+    "download": "DELETE, GET, POST",
+    "ml": "GET",
+}
+
+
+def make_app(root: Path, token: str | None = None) -> WsgiApp:
+    """Make the application over a directory.
+
+    With a token, requests at the proxy side without it are answered 401.
+
+    Raises:
+        ConfigError: the directory is missing or cannot hold the server's own files.
+    """
+    return Server(root, token)
+
+
+class Server:
+    """The application; one instance per directory and process."""
+
+    def __init__(self, root: Path, token: str | None = None) -> None:
+        self._token = token
+        self.counters = Counters()
+        self._storage = Storage(root)
+        self._cluster = Cluster(root)
+        node = self._cluster.node_id
+        self._objects = Objects(self._storage, node)
+        self._appends = Appends(self._storage, self._objects, node)
+        jobs = Jobs(self._storage, self._objects, self._cluster)
+        self._buckets = Buckets(self._storage, self._cluster, jobs, self.counters)
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        """Serve one request."""
+        request = Request(environ)
+        try:
+            reply = self._route(request)
+        except Failure as failure:
+            self.counters.add("refused")
+            reply = error_reply(failure, request, self._cluster.node_id)
+        except NotAllowed as refused:
+            self.counters.add("refused")
+            reply = text_reply("Method Not Allowed\n", 405)
+            reply.headers.append(("Allow", refused.allow))
+        except ShortBody as short:
+            # Nobody is left to read this; it must not be taken for success, nor logged as ours.
+            log.debug("%s %s: %s", request.method, request.path, short)
+            reply = error_reply(Failure(400, "short body"), request, self._cluster.node_id)
+        except (OSError, sqlite3.Error) as error:
+            log.error("%s %r: %s", request.method, request.path, error)
+            reply = error_reply(_disk_failure(error), request, self._cluster.node_id)
+        try:
+            return send(reply, environ, start_response)
+        except BaseException:
+            if reply.file is not None:
+                reply.file.close()  # nobody else will, and it holds a lock
+            raise
+
+    def close(self) -> None:
+        """Close the databases."""
+        self._storage.close()
+
+    def _route(self, request: Request) -> Reply:
+        parts = request.raw_path.split(b"/", 3)
+        root = parts[1] if len(parts) > 1 else b""
+        if request.raw_path == b"/-/requests":
+            return json_reply(self.counters.snapshot())
+        if caller := request.header("Ais-Caller-Id"):
+            text = f"unexpected intra-cluster header on pub: 'Ais-Caller-Id={caller}'"
+            raise Failure(403, text)
+        if root == b"ais" and len(parts) > 2 and parts[2]:
+            return self._easy(request, parts)
+        name = parts[2].decode("latin-1") if root == b"v1" and len(parts) > 2 else ""
+        if name not in _ALLOWED:
+            text = f"invalid request URI: '{request.method} {request.path}' from {request.remote}"
+            raise Failure(400, text)
+        if request.method == "OPTIONS":
+            return Reply(headers=[("Allow", "DELETE, GET, HEAD, POST, PUT")])
+        if request.method not in _ALLOWED[name].split(", "):
+            raise NotAllowed(_ALLOWED[name])
+        if name == "health":
+            self.counters.add("health")
+            return self._cluster.health()
+        self._authorize(request)
+        rest = parts[3] if len(parts) > 3 else b""
+        match name:
+            case "objects":
+                bucket, _, key = rest.partition(b"/")
+                return self._object(request, text_of(bucket), key)
+            case "buckets":
+                return self._buckets.serve(request, text_of(rest).strip("/"))
+        return self._rest(request, name)
+
+    def _rest(self, request: Request, name: str) -> Reply:
+        self.counters.add("cluster")
+        if name in ("daemon", "cluster") and request.method == "GET":
+            return self._cluster.what(request)
+        if name == "reverse" and request.method == "GET":
+            return self._cluster.reverse(request)
+        if name == "sort" and request.method == "GET" and "uuid" not in request.query:
+            return json_reply([])
+        raise unsupported(f"{request.method} {request.path}")
+
+    def _authorize(self, request: Request) -> None:
+        if self._token is None or request.marked:
+            return
+        if request.header("Authorization") != f"Bearer {self._token}":
+            raise Failure(401, "token is missing or not valid")
+
+    def _easy(self, request: Request, parts: list[bytes]) -> Reply:
+        """Serve `/ais/<bucket>[/<object>]`."""
+        self._authorize(request)
+        if request.method not in ("GET", "HEAD"):
+            raise NotAllowed("GET, HEAD")
+        bucket, key = text_of(parts[2]), parts[3] if len(parts) > 3 else b""
+        if not key:
+            return self._buckets.easy_listing(bucket)
+        return self._object(request, bucket, key)
+
+    def _object(self, request: Request, name: str, key: bytes) -> Reply:
+        check_provider(request)
+        if not name or not key:
+            got = 2 + bool(name)
+            path = request.path.lstrip("/")
+            raise Failure(400, f"URL '{path}' is too short: expected 4 items, got {got}")
+        if request.method == "HEAD" and key.endswith(b"/"):
+            raise no_object(name, key)
+        check_key(key)
+        bucket = self._storage.bucket(name)
+        if not request.marked:
+            return self._redirect(request)
+        count = self.counters.add
+        match request.method:
+            case "GET":
+                member = any(request.query.get(k) for k in ("archpath", "archmode"))
+                reply = self._objects.get(request, bucket, key)
+                count("get_member" if member else "get")
+                count("get_bytes", _length(reply))
+                return reply
+            case "HEAD":
+                count("head")
+                return self._objects.head(request, bucket, key)
+            case "PUT":
+                return self._put(request, name, key)
+            case "DELETE":
+                if "uploadId" in request.query:
+                    raise unsupported("multipart upload")
+                count("delete")
+                return self._objects.delete(request, bucket, key)
+            case "PATCH":
+                count("patch")
+                return self._objects.patch(request, bucket, key)
+        return self._post(request, name, key)
+
+    def _put(self, request: Request, name: str, key: bytes) -> Reply:
+        bucket, query, count = self._storage.bucket(name), request.query, self.counters.add
+        if "uploadId" in query:
+            raise unsupported("multipart upload")
+        if "etl_name" in query:
+            raise unsupported("ETL")
+        if to := query.get("object_to"):
+            count("copy")
+            return self._objects.copy(bucket, key, to)
+        if "append_type" in query:
+            count("append")
+            return self._appends.handle_request(request, bucket, key)
+        if query.get("archpath"):
+            count("append")
+            return self._appends.archive(request, bucket, key)
+        count("put")
+        count("put_bytes", int(request.environ.get("CONTENT_LENGTH") or 0))
+        return self._objects.put(request, bucket, key)
+
+    def _post(self, request: Request, name: str, key: bytes) -> Reply:
+        message, bucket = request.action(), self._storage.bucket(name)
+        match message.get("action"):
+            case "rename-obj":
+                self.counters.add("rename")
+                return self._objects.rename(bucket, key, str(message.get("name") or ""))
+            case "check-lock":
+                return self._objects.lock_state(bucket, key)
+            case "mpt-upload" | "mpt-complete" | "blob-download" | "promote" as action:
+                raise unsupported(f"action {action}")
+            case action:
+                raise Failure(400, f'invalid action "{action}"')
+
+    def _redirect(self, request: Request) -> Reply:
+        """Send the client to the target, which is this same listener."""
+        # A client that does not wait for the answer would lose its connection otherwise.
+        request.drain()
+        self.counters.add("redirect")
+        # The path is written anew, as Go does: `%2B` comes back as a plus sign.
+        path = quote(request.raw_path, safe="/$&+,:;=@~")
+        query = request.environ.get("QUERY_STRING", "")
+        mark = f"pid={self._cluster.proxy_id}&utm={stamp()}"
+        location = f"{request.base_url}{path}?{query}{'&' if query else ''}{mark}"
+        headers = [("Location", location)]
+        body = b""
+        if request.method in ("GET", "HEAD"):
+            headers.append(("Content-Type", "text/html; charset=utf-8"))
+            body = f'<a href="{html.escape(location)}">Moved</a>.\n\n'.encode("latin-1", "replace")
+        return Reply(301 if request.method == "GET" else 307, headers, body)
+
+
+def _length(reply: Reply) -> int:
+    announced = dict(reply.headers).get("Content-Length", "0")
+    return len(reply.body) or int(announced)
+
+
+def _disk_failure(error: OSError | sqlite3.Error) -> Failure:
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "full" in str(error):
+        return Failure(507, f"out of space: {error}", "ErrCapExceeded")
+    return Failure(500, str(error))

@@ -1,0 +1,147 @@
+"""The two ways AIStore appends: bytes to an object by handle, members to an archive."""
+
+import os
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from aisfs.server import archives, failures
+from aisfs.server.exchange import Reply, Request
+from aisfs.server.failures import Failure, uri_of
+from aisfs.server.objects import Objects
+from aisfs.server.properties import checksum_type
+from aisfs.server.records import Record
+from aisfs.server.storage import Bucket, Storage, hash_file, write_out
+
+APPEND, APPEND_OR_CREATE = "1", "2"
+"""Values of `Ais-Pine`; without the header the shard is replaced."""
+MEMBER_LIMIT = 1 << 30
+"""A member is held in memory while its shard is rewritten; larger ones are refused."""
+_WORK_NAME = re.compile(r"append-[0-9a-f]{32}")
+
+
+class Appends:
+    """Append handles and archive appends."""
+
+    def __init__(self, storage: Storage, objects: Objects, node_id: str) -> None:
+        self._storage = storage
+        self._objects = objects
+        self._node_id = node_id
+
+    def handle_request(self, request: Request, bucket: Bucket, key: bytes) -> Reply:
+        """Serve one step of the handle flow."""
+        step, handle = request.query["append_type"], request.query.get("append_handle", "")
+        if step == "append":
+            return self._append(request, bucket, key, handle)
+        if step == "flush":
+            return self._flush(request, bucket, key, handle)
+        text = f'invalid operation "{step}" (expecting either "append" or "flush")'
+        raise Failure(400, f'{text} - check "append_type" query')
+
+    def _append(self, request: Request, bucket: Bucket, key: bytes, handle: str) -> Reply:
+        if handle:
+            name = self._work_name(handle)
+            work = self._storage.work_path(name)
+            if not work.exists():
+                raise Failure(404, f"append handle of {uri_of(bucket.name, key)} does not exist")
+        else:
+            work = self._storage.work_path()
+            work = work.with_name(f"append-{work.name}")
+            with self._storage.locks.reading((bucket.name, key)):
+                if bucket.find(key) is None:
+                    work.touch()
+                else:
+                    shutil.copyfile(bucket.path_of(key), work)
+        before = work.stat().st_size
+        with work.open("ab") as file:
+            try:
+                write_out(request.pieces(), file, ())
+            except BaseException:
+                file.flush()
+                os.ftruncate(file.fileno(), before)  # half a piece must not stay
+                raise
+        kind = checksum_type(bucket)
+        # AIStore carries a running hash in the handle; ours says how far the work file has grown,
+        # which makes every handle differ just as well.
+        new_handle = f"{self._node_id}|{work.name}|{kind}|{work.stat().st_size:x}"
+        return Reply(headers=[("Ais-Append-Handle", new_handle)])
+
+    def _flush(self, request: Request, bucket: Bucket, key: bytes, handle: str) -> Reply:
+        request.drain()
+        if not handle:
+            raise Failure(400, f"failed to append-flush {uri_of(bucket.name, key)}: empty handle")
+        work = self._storage.work_path(self._work_name(handle))
+        if not work.exists():
+            return Reply()  # recorded from AIStore: a used handle flushes nothing, successfully
+        try:
+            kind = checksum_type(bucket)
+            checksum = hash_file(work, kind)
+            given, given_type = (
+                request.header("Ais-Checksum-Value"),
+                request.header("Ais-Checksum-Type"),
+            )
+            if given and given_type == kind and given != checksum:
+                raise failures.wrong_checksum(kind, checksum, given)
+            self._objects.publish(bucket, key, work, kind, checksum, {})
+        finally:
+            work.unlink(missing_ok=True)
+        return Reply()
+
+    def _work_name(self, handle: str) -> str:
+        parts = handle.split("|")
+        if len(parts) != 4 or not _WORK_NAME.fullmatch(parts[1]):
+            raise Failure(400, f'invalid APPEND handle: "{handle}"')
+        return parts[1]
+
+    def archive(self, request: Request, bucket: Bucket, key: bytes) -> Reply:
+        """Add a member to a shard, or make a shard of one member."""
+        name, mime = request.query["archpath"], request.query.get("archmime", "")
+        content = request.body(MEMBER_LIMIT)
+        archives.check_member_name(name)
+        if not content:
+            raise Failure(400, f"cannot append an empty member to {uri_of(bucket.name, key)}")
+        flags = request.header("Ais-Pine")
+        work = self._storage.work_path()
+        try:
+            # Readers keep the old shard; the new one is a copy with one member more.
+            with self._storage.locks.writing((bucket.name, key)):
+                old = bucket.find(key) if flags in (APPEND, APPEND_OR_CREATE) else None
+                if old is None and flags == APPEND:
+                    raise failures.no_object(bucket.name, key)
+                source = Path(os.fsdecode(bucket.path_of(key))) if old else None
+                form = self._format(bucket, key, mime, source)
+                self._write(source, work, form, name, content)
+                if old is None:
+                    kind = checksum_type(bucket)
+                    record = Record("", kind, hash_file(work, kind))
+                else:  # as in AIStore: a shard that grew keeps its version and has no checksum
+                    record = replace(old.record, checksum_type="", checksum="")
+                self._storage.commit(bucket, key, work, record, bucket.find(key))
+        finally:
+            work.unlink(missing_ok=True)
+        return Reply()
+
+    @staticmethod
+    def _format(bucket: Bucket, key: bytes, mime: str, source: Path | None) -> archives.Format:
+        if source is None and not mime:
+            try:
+                return archives.format_of("", key, None)
+            except Failure as error:
+                if error.status != 400:
+                    raise
+                text = f"[fs-path] {uri_of(bucket.name, key)}: object does not exist"
+                raise Failure(404, text, "PathError") from error
+        if source is None:
+            return archives.format_of(mime, key, None)
+        with source.open("rb") as file:
+            return archives.format_of(mime, key, file)
+
+    @staticmethod
+    def _write(
+        source: Path | None, work: Path, form: archives.Format, name: str, content: bytes
+    ) -> None:
+        try:
+            archives.append_member(source, work, form, name, content)
+        except archives.BROKEN as error:
+            raise Failure(400, f"archive: {error}") from error

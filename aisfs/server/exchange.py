@@ -1,0 +1,271 @@
+"""One request and one reply as values, between WSGI and the handlers."""
+
+import json
+import os
+import re
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from http import HTTPStatus
+from typing import Any, Protocol
+from urllib.parse import parse_qsl
+
+from gunicorn.http.errors import ParseException
+
+from aisfs.server.failures import Failure, Headers
+
+Environ = dict[str, Any]
+StartResponse = Callable[..., object]
+WsgiApp = Callable[[Environ, StartResponse], Iterable[bytes]]
+
+PIECE = 1 << 20
+"""Bytes per read of a body: large enough that Python's part of a copy disappears."""
+REPEATED = "\n"
+"""Joins repeated `Ais-Custom-Md` lines; a header value cannot contain it (see run.py)."""
+_HOST = re.compile(r"[A-Za-z0-9.\-_\[\]:]+")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+class ShortBody(Exception):
+    """The client went away before it had sent its whole body."""
+
+
+class FileBody(Protocol):
+    """What `wsgi.file_wrapper` needs, plus the release of whatever the file holds."""
+
+    def fileno(self) -> int:
+        """Give the descriptor."""
+        ...
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Read at most `size` bytes."""
+        ...
+
+    def close(self) -> None:
+        """Release everything."""
+
+
+@dataclass(slots=True)
+class Reply:
+    """What goes back: at most one of `body` (whole), `file` and `stream` is used."""
+
+    status: int = 200
+    headers: Headers = field(default_factory=list)
+    body: bytes = b""
+    file: FileBody | None = None
+    stream: Iterator[bytes] | None = None
+
+
+class Request:
+    """A request, with what AIStore reads from it."""
+
+    def __init__(self, environ: Environ) -> None:
+        self.environ = environ
+        self.method: str = environ["REQUEST_METHOD"]
+        self.raw_path: bytes = environ["PATH_INFO"].encode("latin-1")
+
+    @cached_property
+    def path(self) -> str:
+        """The decoded path; bytes that are not UTF-8 are lone surrogates."""
+        return self.raw_path.decode("utf-8", "surrogateescape")
+
+    @cached_property
+    def query(self) -> dict[str, str]:
+        """The query; of repeated parameters the first counts, as in Go."""
+        pairs = parse_qsl(
+            self.environ.get("QUERY_STRING", ""), keep_blank_values=True, errors="surrogateescape"
+        )
+        return dict(reversed(pairs))
+
+    @property
+    def marked(self) -> bool:
+        """Whether a proxy has redirected this request to a target."""
+        return "pid" in self.query and "utm" in self.query
+
+    @property
+    def base_url(self) -> str:
+        """The URL of this server as the client sees it."""
+        host = self.environ.get("HTTP_HOST", "")
+        if not _HOST.fullmatch(host):
+            host = f"{self.environ['SERVER_NAME']}:{self.environ['SERVER_PORT']}"
+        elif host.rpartition(":")[2].endswith("]") or ":" not in host:
+            host = f"{host}:{self.environ['SERVER_PORT']}"
+        return f"http://{host}"
+
+    def header(self, name: str) -> str:
+        """Give a header as text; empty when it is absent."""
+        value: str = self.environ.get("HTTP_" + name.upper().replace("-", "_"), "")
+        return value
+
+    @property
+    def remote(self) -> str:
+        """`address:port` of the client."""
+        return f"{self.environ.get('REMOTE_ADDR', '')}:{self.environ.get('REMOTE_PORT', '0')}"
+
+    def pieces(self) -> Iterator[bytes]:
+        """Give the body piece by piece.
+
+        Raises:
+            ShortBody: the client stopped before the end it had announced.
+        """
+        stream, expected = self.environ["wsgi.input"], self.environ.get("CONTENT_LENGTH")
+        if not expected and "HTTP_TRANSFER_ENCODING" not in self.environ:
+            return
+        got = 0
+        while True:
+            try:
+                piece: bytes = stream.read(PIECE)
+            except (OSError, ParseException) as error:
+                raise ShortBody(str(error)) from error
+            if not piece:
+                break
+            got += len(piece)
+            yield piece
+        if expected and got != int(expected):
+            raise ShortBody(f"{got} of {expected} bytes")
+
+    def body(self, limit: int = 64 << 20) -> bytes:
+        """Give the whole body of at most `limit` bytes; for control messages."""
+        data = b"".join(self.pieces())
+        if len(data) > limit:
+            raise Failure(400, "request body is too large")
+        return data
+
+    def drain(self) -> None:
+        """Read the body to its end and forget it."""
+        for _ in self.pieces():
+            pass
+
+    def action(self) -> dict[str, Any]:
+        """Give the action message of the body.
+
+        Raises:
+            Failure: 400 when it is no JSON object.
+        """
+        text = self.body()
+        try:
+            found = json.loads(text)
+        except ValueError as error:
+            what = str(error) if text else "EOF"
+            message = f"failed to unmarshal [*apc.ActMsg] ({self.method}), err: {what}"
+            raise Failure(400, f"{{role}}[{{node}}]: {message}") from error
+        if not isinstance(found, dict):
+            raise Failure(400, f"failed to unmarshal [*apc.ActMsg] ({self.method})")
+        return found
+
+
+def send(reply: Reply, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+    """Hand a reply to the WSGI server."""
+    phrase = HTTPStatus(reply.status).phrase
+    headers = [(name, _header_text(value)) for name, value in reply.headers]
+    if reply.file is None and reply.stream is None and environ["REQUEST_METHOD"] != "HEAD":
+        headers.append(("Content-Length", str(len(reply.body))))
+    start_response(f"{reply.status} {phrase}", headers)
+    if environ["REQUEST_METHOD"] == "HEAD":
+        return []
+    if reply.file is not None:
+        wrapper: Callable[[FileBody, int], Iterable[bytes]] = environ["wsgi.file_wrapper"]
+        return wrapper(reply.file, PIECE)
+    return reply.stream if reply.stream is not None else [reply.body]
+
+
+def _header_text(value: str) -> str:
+    if value.isascii() and value.isprintable():
+        return value
+    raw = value.encode("utf-8", "surrogateescape").decode("latin-1")
+    return _CONTROL.sub(lambda found: f"%{ord(found[0]):02X}", raw)
+
+
+def json_reply(value: object) -> Reply:
+    """Answer with a JSON document."""
+    body = json.dumps(value, separators=(",", ":")).encode()
+    return Reply(headers=[("Content-Type", "application/json; charset=utf-8")], body=body)
+
+
+def text_reply(text: str, status: int = 200) -> Reply:
+    """Answer in plain text, as Go's `http.Error` and the job ids do."""
+    return Reply(status, [("Content-Type", "text/plain; charset=utf-8")], text.encode())
+
+
+def error_reply(failure: Failure, request: Request, node_id: str) -> Reply:
+    """Answer with AIStore's error document; of a HEAD it travels in a header."""
+    role = failure.node or ("t" if request.marked else "p")
+    document = {
+        **({"tcode": failure.tcode} if failure.tcode else {}),
+        "message": failure.message.replace("{node}", node_id).replace("{role}", role),
+        "method": request.method,
+        "url_path": request.path,
+        "remote_addr": request.remote,
+        "caller": "",
+        "node": f"{role}[{node_id}]",
+        "status": failure.status,
+    }
+    headers = [
+        *failure.headers,
+        ("Content-Type", "application/json"),
+        ("X-Content-Type-Options", "nosniff"),
+    ]
+    text = json.dumps(document, separators=(",", ":"))
+    if request.method == "HEAD":
+        return Reply(failure.status, [*headers, ("Hdr-Error", text)])
+    return Reply(failure.status, headers, text.encode() + b"\n")
+
+
+def stamp() -> str:
+    """Give the current time in base 36, as redirects carry it."""
+    return base36(time.time_ns())
+
+
+def base36(number: int) -> str:
+    """Write a non-negative number in base 36."""
+    digits = ""
+    while True:
+        number, digit = divmod(number, 36)
+        digits = "0123456789abcdefghijklmnopqrstuvwxyz"[digit] + digits
+        if not number:
+            return digits
+
+
+class HeldFile:
+    """A part of an open file that is being sent, and the lock that goes with it."""
+
+    def __init__(
+        self,
+        fd: int,
+        offset: int,
+        length: int,
+        release: Callable[[], None],
+        sock: socket.socket | None,
+    ) -> None:
+        self._fd = fd
+        self._end = offset + length
+        self._release: Callable[[], None] | None = release
+        self._sock = sock
+        os.lseek(fd, offset, os.SEEK_SET)
+
+    def fileno(self) -> int:
+        """Give the descriptor; its position is the first byte to send."""
+        return self._fd
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Read on, never past the end of the part."""
+        left = self._end - os.lseek(self._fd, 0, os.SEEK_CUR)
+        return os.read(self._fd, left if size < 0 else min(size, left)) if left > 0 else b""
+
+    def close(self) -> None:
+        """Let go of file and lock; called by the WSGI server however the reply ended."""
+        if self._release is None:
+            return
+        release, self._release = self._release, None
+        try:
+            # Cut short behind our back: the announced length cannot be kept, so neither can the
+            # connection; otherwise the client would wait for bytes that never come.
+            if self._sock is not None and os.fstat(self._fd).st_size < self._end:
+                with suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_RDWR)
+        finally:
+            os.close(self._fd)
+            release()

@@ -1,0 +1,119 @@
+"""Jobs over many objects. They run to their end within the request that starts them."""
+
+import os
+import re
+import tarfile
+from collections.abc import Iterator
+from typing import Any
+
+from aisfs.server import archives
+from aisfs.server.checksums import HASHERS
+from aisfs.server.cluster import Cluster
+from aisfs.server.directories import Directories, walk
+from aisfs.server.exchange import Reply
+from aisfs.server.failures import Failure, unsupported, uri_of
+from aisfs.server.objects import Objects, check_key
+from aisfs.server.properties import checksum_type
+from aisfs.server.storage import Bucket, Storage, hash_file
+
+_BRACES = re.compile(r"\{(\d+)\.\.(\d+)(?:\.\.(\d+))?\}")
+
+
+class Jobs:
+    """Delete, copy and archive by list, template or prefix."""
+
+    def __init__(self, storage: Storage, objects: Objects, cluster: Cluster) -> None:
+        self._storage = storage
+        self._objects = objects
+        self._cluster = cluster
+
+    def delete(self, bucket: Bucket, value: dict[str, Any]) -> Reply:
+        """Delete the selected objects; AIStore's empty selector means all of them, here too."""
+        missing = ""
+        for key in list(self._selected(bucket, value)):
+            if not self._storage.delete(bucket, key):
+                missing = f"{uri_of(bucket.name, key)} does not exist"
+        return self._cluster.finished("delete-listrange", missing)
+
+    def copy_bucket(self, bucket: Bucket, to: str, value: dict[str, Any]) -> Reply:
+        """Copy a bucket, or the part of it below a prefix."""
+        prefix = os.fsencode(str(value.get("prefix", "")))
+        keys = walk(Directories(), bucket.folder, prefix, b"", continued=False)
+        return self._copy("copy-bck", bucket, to, list(keys), value)
+
+    def copy_list(self, bucket: Bucket, value: dict[str, Any]) -> Reply:
+        """Copy the selected objects."""
+        keys = list(self._selected(bucket, value))
+        return self._copy("copy-listrange", bucket, _target(value), keys, value)
+
+    def _copy(
+        self, kind: str, bucket: Bucket, to: str, keys: list[bytes], value: dict[str, Any]
+    ) -> Reply:
+        if to not in self._storage.names():
+            self._storage.create(to, {})
+        target, front = self._storage.bucket(to), os.fsencode(str(value.get("prepend", "")))
+        error = ""
+        for key in keys:
+            try:
+                check_key(front + key)
+                self._storage.copy(bucket, key, target, front + key)
+            except Failure as failure:
+                error = failure.message
+        return self._cluster.finished(kind, error)
+
+    def archive(self, bucket: Bucket, value: dict[str, Any]) -> Reply:
+        """Pack the selected objects into a tar or tgz."""
+        name = str(value.get("archname", ""))
+        key = os.fsencode(name)
+        check_key(key)
+        form = archives.format_of(str(value.get("mime", "")), key, None)
+        if form is archives.Format.ZIP:
+            raise unsupported("archiving into a zip")
+        target = self._storage.bucket(_target(value) or bucket.name)
+        work, error = self._storage.work_path(), ""
+        try:
+            mode = "w:gz" if form is archives.Format.TGZ else "w"
+            with tarfile.open(work, mode, format=tarfile.PAX_FORMAT) as tar:  # type: ignore[call-overload]
+                for member in list(self._selected(bucket, value)):
+                    found = bucket.find(member)
+                    if found is None:
+                        error = f"{uri_of(bucket.name, member)} does not exist"
+                        continue
+                    info = tarfile.TarInfo(member.decode("utf-8", "surrogateescape"))
+                    info.size, info.mode, info.mtime = found.size, 0o644, found.mtime_ns // 10**9
+                    with open(bucket.path_of(member), "rb") as file:
+                        tar.addfile(info, file)
+            kind = checksum_type(target)
+            checksum = hash_file(work, kind) if kind in HASHERS else ""
+            self._objects.publish(target, key, work, kind, checksum, {})
+        finally:
+            work.unlink(missing_ok=True)
+        return self._cluster.finished("archive", error)
+
+    @staticmethod
+    def _selected(bucket: Bucket, value: dict[str, Any]) -> Iterator[bytes]:
+        names, template = value.get("objnames") or [], str(value.get("template") or "")
+        if names:
+            yield from (os.fsencode(str(name)) for name in names)
+        elif _BRACES.search(template):
+            yield from (os.fsencode(name) for name in expand(template))
+        else:
+            prefix = os.fsencode(template)
+            yield from walk(Directories(), bucket.folder, prefix, b"", continued=False)
+
+
+def expand(template: str) -> Iterator[str]:
+    """Give the names of a template such as `shard-{000..009..3}.tar`."""
+    found = _BRACES.search(template)
+    if found is None:
+        yield template
+        return
+    width = len(found[1])
+    for number in range(int(found[1]), int(found[2]) + 1, int(found[3] or 1)):
+        head = f"{template[: found.start()]}{number:0{width}d}"
+        yield from (head + tail for tail in expand(template[found.end() :]))
+
+
+def _target(value: dict[str, Any]) -> str:
+    to = value.get("tobck")
+    return str(to.get("name", "")) if isinstance(to, dict) else ""

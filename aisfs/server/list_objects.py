@@ -1,0 +1,248 @@
+"""The listing of objects: AIStore's message in, one page in JSON or MessagePack out."""
+
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from aisfs.server.archives import list_members
+from aisfs.server.directories import Directories, children, walk
+from aisfs.server.exchange import Reply
+from aisfs.server.failures import Failure
+from aisfs.server.storage import Bucket, Found
+
+PAGE = 10_000
+"""AIStore's page size for its own buckets, used when the request names none."""
+ARCHIVE_CONTENTS, NAME_ONLY, NOT_CACHED, NO_RECURSION, DIFF = 8, 16, 512, 2048, 4096
+CACHED, MEMBER, DIRECTORY, ARCHIVE = 64, 128, 256, 512
+_CONTROL = re.compile(rb"[\x00-\x1f]")
+_UUID = re.compile(r"[A-Za-z0-9_-]{7,64}")
+_KNOWN_ONLY_FROM_RECORDS = frozenset({"version", "checksum", "custom"})
+
+
+class Message(msgspec.Struct):
+    """The `value` of a list action; fields the server has no use for are not read."""
+
+    uuid: str = ""
+    props: str = ""
+    time_format: str = ""
+    prefix: str = ""
+    start_after: str = ""
+    continuation_token: str = ""
+    flags: str = "0"
+    pagesize: int = 0
+
+
+class Entry(msgspec.Struct, omit_defaults=True):
+    """One entry in JSON: whatever is empty or zero stays away, sizes are text."""
+
+    name: Any
+    checksum: str = ""
+    atime: str = ""
+    version: str = ""
+    location: str = ""
+    custom: str = msgspec.field(default="", name="custom-md")
+    size: str = ""
+    copies: int = 0
+    flags: int = 0
+
+
+class PackedEntry(msgspec.Struct, omit_defaults=True):
+    """The same in MessagePack, with its short keys and whole numbers."""
+
+    name: Any = msgspec.field(name="n")
+    checksum: str = msgspec.field(default="", name="cs")
+    atime: str = msgspec.field(default="", name="a")
+    version: str = msgspec.field(default="", name="v")
+    location: str = msgspec.field(default="", name="t")
+    custom: str = msgspec.field(default="", name="m")
+    size: int = msgspec.field(default=0, name="s")
+    copies: int = msgspec.field(default=0, name="c")
+    flags: int = msgspec.field(default=0, name="f")
+
+
+def parse(value: object, bucket: str) -> Message:
+    """Read the message of a list request.
+
+    Raises:
+        Failure: 400 for what AIStore refuses too, such as flags that are a number.
+    """
+    if value is None:
+        text = f'bad list-buckets request: "{bucket}" vs "" (ais://{bucket}, actm[list])'
+        raise Failure(400, text)
+    try:
+        message = msgspec.convert(value, Message)
+        flags = int(message.flags)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise Failure(
+            400, f"p[{{node}}]: failed to unmarshal list ({value}), err: {error}"
+        ) from error
+    if message.uuid and not _UUID.fullmatch(message.uuid):
+        raise Failure(400, f'list-objects: invalid UUID "{message.uuid}"')
+    if flags & (NOT_CACHED | DIFF):
+        raise Failure(400, f"ais://{bucket}: flags {flags} are for remote buckets")
+    message.prefix = message.prefix.rstrip("*")
+    if ".." in message.prefix.split("/"):
+        text = f'bad list-objects request: invalid prefix "{message.prefix}"'
+        raise Failure(400, text, "errInvalidPath")
+    return message
+
+
+class Lister:
+    """Makes pages of listings."""
+
+    def __init__(self, node_id: str) -> None:
+        self._directories = Directories()
+        self._node_id = node_id
+
+    def page(self, bucket: Bucket, message: Message, packed: bool) -> Reply:
+        """Answer one list request."""
+        limit = message.pagesize if message.pagesize > 0 else PAGE
+        keys = list(islice(self._keys(bucket, message), limit))
+        entries = self._entries(bucket, keys, message, PackedEntry if packed else Entry)
+        token = keys[-1] if len(keys) == limit else b""
+        uuid = message.uuid or secrets.token_urlsafe(6)
+        if packed:
+            body = msgspec.msgpack.encode(
+                {
+                    "UUID": uuid,
+                    "ContinuationToken": _packed(token),
+                    "Entries": entries or None,
+                    "Flags": 0,
+                }
+            )
+            return Reply(headers=[("Content-Type", "application/msgpack")], body=body)
+        body = msgspec.json.encode(
+            {
+                "uuid": uuid,
+                "continuation_token": _quoted(token),
+                "entries": entries or None,
+                "flags": 0,
+            }
+        )
+        return Reply(headers=[("Content-Type", "application/json; charset=utf-8")], body=body)
+
+    def _keys(self, bucket: Bucket, message: Message) -> Iterator[bytes]:
+        prefix = os.fsencode(message.prefix)
+        token = os.fsencode(message.continuation_token)
+        first = os.fsencode(message.start_after)
+        if prefix.startswith(b"/"):
+            return iter(())
+        folder, known = bucket.folder, self._directories
+        if int(message.flags) & NO_RECURSION:
+            level = children(known, folder, prefix, token, bool(token))
+            # AIStore's start_after leaves directories alone.
+            return (k for k in level if k.endswith(b"/") or k > first)
+        return walk(known, folder, prefix, max(token, first), bool(token))
+
+    def _entries(
+        self,
+        bucket: Bucket,
+        keys: list[bytes],
+        message: Message,
+        kind: type[Entry] | type[PackedEntry],
+    ) -> list[Entry | PackedEntry]:
+        props = set((message.props or "name,size,cached").split(","))
+        flags = int(message.flags)
+        name = _packed if kind is PackedEntry else _quoted
+        if flags & NAME_ONLY or props == {"name"}:
+            props = {"name"}
+        bare = props <= {"name", "cached", "status"} and not flags & ARCHIVE_CONTENTS
+        records = None
+        if keys and props & _KNOWN_ONLY_FROM_RECORDS:
+            records = bucket.records.between(keys[0], keys[-1])
+        entries: list[Entry | PackedEntry] = []
+        for key in keys:
+            if key.endswith(b"/"):
+                entries.append(kind(name(key), flags=DIRECTORY))
+                continue
+            if bare:
+                entries.append(kind(name(key), flags=CACHED))
+                continue
+            try:
+                status = os.stat(bucket.path_of(key))
+            except OSError:
+                continue  # deleted since the directory was scanned
+            if not stat.S_ISREG(status.st_mode):
+                continue
+            record = (records or {}).get((key, status.st_size, status.st_mtime_ns))
+            found = bucket.found(status, record)
+            entries.append(self._entry(kind, key, found, props, message.time_format))
+            if flags & ARCHIVE_CONTENTS:
+                entries += _contents(bucket, key, entries[-1], kind)
+        return entries
+
+    def _entry(
+        self,
+        kind: type[Entry] | type[PackedEntry],
+        key: bytes,
+        found: Found,
+        props: set[str],
+        time_format: str,
+    ) -> Entry | PackedEntry:
+        fields: dict[str, Any] = {"flags": CACHED}
+        if "size" in props and found.size:
+            fields["size"] = found.size if kind is PackedEntry else str(found.size)
+        if "version" in props:
+            fields["version"] = found.record.version
+        if "checksum" in props:
+            fields["checksum"] = found.record.checksum
+        if "custom" in props and found.record.custom:
+            pairs = " ".join(f"{k}:{v}" for k, v in found.record.custom.items())
+            fields["custom"] = f"[{pairs}]"
+        if "atime" in props:
+            fields["atime"] = _time_text(found.atime_ns, time_format)
+        if "copies" in props:
+            fields["copies"] = 1
+        if "location" in props:
+            fields["location"] = f"t[{self._node_id}]:mp[/]"
+        return kind((_packed if kind is PackedEntry else _quoted)(key), **fields)
+
+
+def _contents(
+    bucket: Bucket, key: bytes, shard: Entry | PackedEntry, kind: type[Entry] | type[PackedEntry]
+) -> list[Entry | PackedEntry]:
+    members = list_members(bucket.path_of(key), key)
+    if members is None:
+        return []
+    shard.flags |= ARCHIVE
+    found: list[Entry | PackedEntry] = []
+    for member, size in sorted(members):
+        full = os.path.normpath(key + b"/" + member.lstrip(b"/"))
+        fields: dict[str, Any] = {"flags": CACHED | MEMBER}
+        if size:
+            fields["size"] = size if kind is PackedEntry else str(size)
+        found.append(kind((_packed if kind is PackedEntry else _quoted)(full), **fields))
+    return found
+
+
+def _quoted(key: bytes) -> str | msgspec.Raw:
+    """Give a name for JSON; bytes that are not UTF-8 go out raw, as they do in AIStore."""
+    try:
+        return key.decode()
+    except UnicodeDecodeError:
+        escaped = key.replace(b"\\", b"\\\\").replace(b'"', b'\\"')
+        escaped = _CONTROL.sub(lambda found: b"\\u%04x" % found[0][0], escaped)
+        return msgspec.Raw(b'"' + escaped + b'"')
+
+
+def _packed(key: bytes) -> str | msgspec.Raw:
+    """Give a name for MessagePack; bytes that are not UTF-8 travel unchanged in a string."""
+    try:
+        return key.decode()
+    except UnicodeDecodeError:
+        # str 16: names this server can have are shorter than 64 KiB.
+        return msgspec.Raw(b"\xda" + len(key).to_bytes(2, "big") + key)
+
+
+def _time_text(time_ns: int, form: str) -> str:
+    moment = datetime.fromtimestamp(time_ns // 1_000_000_000, UTC)
+    if form.startswith("2006-01-02T15"):
+        return f"{moment:%Y-%m-%dT%H:%M:%S}.{time_ns % 1_000_000_000:09d}Z"
+    return f"{moment:%d %b %y %H:%M} UTC"

@@ -1,0 +1,186 @@
+"""What the server remembers of objects beside their bytes: one small SQLite database per bucket.
+
+A row describes the file that has exactly the row's size and modification time. A file that was
+changed behind the server's back no longer matches and the row is ignored. A PUT inserts the new
+row *before* its rename and leaves the old file's row in place, so at every instant, also after
+kill -9, the file that is there finds the row that belongs to it.
+"""
+
+import contextlib
+import json
+import logging
+import sqlite3
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS objects (
+    key BLOB NOT NULL, size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, version TEXT NOT NULL,
+    checksum_type TEXT NOT NULL, checksum TEXT NOT NULL, custom TEXT NOT NULL,
+    PRIMARY KEY (key, size, mtime_ns)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS bucket (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The metadata of one version of one object."""
+
+    version: str = ""
+    checksum_type: str = ""
+    checksum: str = ""
+    custom: dict[str, str] = field(default_factory=dict)
+
+
+class Records:
+    """The rows of one bucket. Every method is safe to call from any thread."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._opened: sqlite3.Connection | None = None
+        self._properties: dict[str, Any] | None = None
+
+    def find(self, key: bytes, size: int, mtime_ns: int) -> Record | None:
+        """Give the record of exactly this file, or None when nothing is known of it."""
+        with self._lock:
+            if (db := self._reader()) is None:
+                return None
+            row = db.execute(
+                "SELECT version, checksum_type, checksum, custom FROM objects"
+                " WHERE key = ? AND size = ? AND mtime_ns = ?",
+                (key, size, mtime_ns),
+            ).fetchone()
+        return _record(row) if row else None
+
+    def between(self, first: bytes, last: bytes) -> dict[tuple[bytes, int, int], Record]:
+        """Give all records of keys from `first` to `last`, both included, by key, size, mtime."""
+        with self._lock:
+            if (db := self._reader()) is None:
+                return {}
+            rows = db.execute(
+                "SELECT key, size, mtime_ns, version, checksum_type, checksum, custom FROM objects"
+                " WHERE key >= ? AND key <= ?",
+                (first, last),
+            ).fetchall()
+        return {(row[0], row[1], row[2]): _record(row[3:]) for row in rows}
+
+    def store(
+        self,
+        key: bytes,
+        size: int,
+        mtime_ns: int,
+        record: Record,
+        keep: tuple[int, int] | None = None,
+    ) -> None:
+        """Describe the file that is about to be at `key`.
+
+        `keep` is size and mtime of the file that is there now; all other rows of the key go.
+        """
+        custom = json.dumps(record.custom) if record.custom else ""
+        old_size, old_mtime = keep or (-1, -1)
+        with self._lock, self._writer() as db:
+            db.execute("BEGIN IMMEDIATE")
+            db.execute(
+                "DELETE FROM objects WHERE key = ? AND NOT (size = ? AND mtime_ns = ?)",
+                (key, old_size, old_mtime),
+            )
+            db.execute(
+                "INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    key,
+                    size,
+                    mtime_ns,
+                    record.version,
+                    record.checksum_type,
+                    record.checksum,
+                    custom,
+                ),
+            )
+
+    def forget(self, key: bytes) -> None:
+        """Drop everything known of a key."""
+        with self._lock:
+            if self._reader() is None:
+                return
+            with self._writer() as db:
+                db.execute("DELETE FROM objects WHERE key = ?", (key,))
+
+    def properties(self) -> dict[str, Any]:
+        """Give the stored bucket properties; empty when nothing was ever set."""
+        with self._lock:
+            if self._properties is None:
+                self._properties = {}
+                if (db := self._reader()) is not None:
+                    query = "SELECT value FROM bucket WHERE name = 'properties'"
+                    if (row := db.execute(query).fetchone()) is not None:
+                        self._properties = dict(json.loads(row[0]))
+            return dict(self._properties)
+
+    def set_properties(self, value: dict[str, Any]) -> None:
+        """Replace the stored bucket properties."""
+        with self._lock, self._writer() as db:
+            db.execute(
+                "INSERT OR REPLACE INTO bucket VALUES ('properties', ?)", (json.dumps(value),)
+            )
+            self._properties = None
+
+    def close(self) -> None:
+        """Let go of the file."""
+        with self._lock:
+            if self._opened is not None:
+                self._opened.close()
+                self._opened = None
+            self._properties = None
+
+    def delete(self) -> None:
+        """Close and remove the database."""
+        self.close()
+        for ending in ("", "-wal", "-shm"):
+            self.path.with_name(self.path.name + ending).unlink(missing_ok=True)
+
+    def _reader(self) -> sqlite3.Connection | None:
+        # A directory that is only read must not gain a database.
+        if self._opened is None and not self.path.exists():
+            return None
+        return self._connection()
+
+    @contextlib.contextmanager
+    def _writer(self) -> Iterator[sqlite3.Connection]:
+        with self._connection() as db:
+            yield db
+
+    def _connection(self) -> sqlite3.Connection:
+        if self._opened is None:
+            try:
+                self._opened = self._open()
+            except sqlite3.DatabaseError as error:
+                # Losing it costs versions and checksums, never objects.
+                aside = self.path.with_name(self.path.name + ".damaged")
+                log.warning("%s is unreadable (%s); moved to %s", self.path, error, aside)
+                self.path.replace(aside)
+                self._opened = self._open()
+        return self._opened
+
+    def _open(self) -> sqlite3.Connection:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=30)
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            # The page cache survives kill -9; only a power cut may lose the last commits.
+            db.execute("PRAGMA synchronous = OFF")
+            db.executescript(_SCHEMA)
+        except sqlite3.DatabaseError:
+            db.close()
+            raise
+        return db
+
+
+def _record(row: tuple[str, str, str, str]) -> Record:
+    version, checksum_type, checksum, custom = row
+    return Record(version, checksum_type, checksum, json.loads(custom) if custom else {})

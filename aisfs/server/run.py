@@ -1,0 +1,199 @@
+"""Run the server: the listener, gunicorn around the application, a clean start and stop.
+
+gunicorn runs one worker process with threads: all locks and caches live in that process. Its parent
+watches it; when the parent is killed the worker notices within a second and goes too.
+"""
+
+import errno
+import ipaddress
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gunicorn.app.base import BaseApplication
+from gunicorn.arbiter import Arbiter
+from gunicorn.http.message import Message
+from gunicorn.sock import TCP6Socket, TCPSocket
+from gunicorn.workers.base import Worker
+
+from aisfs.errors import ConfigError
+from aisfs.server.app import make_app
+from aisfs.server.exchange import REPEATED, WsgiApp
+from aisfs.server.storage import hold_directory
+
+log = logging.getLogger(__name__)
+
+KEEP_ALIVE_SECONDS = 75
+"""Idle connections stay open this long; clients such as aisfs keep theirs for the next read."""
+STOP_SECONDS = 1
+"""How long requests in flight may take to finish after SIGTERM."""
+BACKLOG = 1024
+
+
+def serve(
+    root: Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    ready: Callable[[int], None] | None = None,
+    threads: int = 16,
+) -> None:
+    """Serve a directory until SIGTERM or SIGINT; blocks, and needs the main thread.
+
+    Args:
+        root: one folder per bucket; objects are the files below it.
+        host: address to listen on; there is no authentication.
+        port: 0 takes a free one.
+        ready: called with the real port once connections are accepted.
+        threads: requests served at the same time.
+
+    Raises:
+        ConfigError: the directory is missing, served already, or the port is taken.
+    """
+    serve_app(lambda: make_app(root), root, host=host, port=port, ready=ready, threads=threads)
+
+
+def serve_app(
+    factory: Callable[[], WsgiApp],
+    root: Path,
+    *,
+    host: str,
+    port: int,
+    ready: Callable[[int], None] | None = None,
+    threads: int = 16,
+) -> None:
+    """Do what `serve` does for an application made by `factory` in the worker process."""
+    if not root.is_dir():
+        raise ConfigError(f"{root} is not a directory that can be served")
+    listener = _listen(host, port)
+    try:
+        lock = hold_directory(root)
+    except ConfigError:
+        listener.close()
+        raise
+    real_port: int = listener.getsockname()[1]
+    shown = f"[{host}]" if ":" in host else host
+
+    def announce() -> None:
+        log.info("serving %s at http://%s:%d", root, shown, real_port)
+        if not _is_loopback(host):
+            log.warning(
+                "%s is not a loopback address: anyone who can reach port %d can read and change "
+                "everything in %s; there is no authentication",
+                host,
+                real_port,
+                root,
+            )
+        if ready is not None:
+            ready(real_port)
+
+    try:
+        _Gunicorn(factory, listener, announce, threads).run()
+    except SystemExit as end:  # gunicorn's way to return
+        if end.code not in (0, None):
+            raise ConfigError(f"the server of {root} could not start or died") from None
+    finally:
+        os.close(lock)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error}") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Accepted connections inherit it: without it the second part of a small reply would wait
+        # for the client's delayed acknowledgement.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        reason = "the port is taken" if taken else str(error)
+        raise ConfigError(f"cannot listen on {host}:{port}: {reason}") from error
+    return listener
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class _Gunicorn(BaseApplication):  # type: ignore[misc]
+    def __init__(
+        self,
+        factory: Callable[[], WsgiApp],
+        listener: socket.socket,
+        announce: Callable[[], None],
+        threads: int,
+    ) -> None:
+        self._factory = factory
+        self._listener = listener
+        self._announce = announce
+        self._threads = threads
+        super().__init__()
+
+    def load_config(self) -> None:
+        """Set everything here; neither files nor the environment have a say."""
+        settings: dict[str, Any] = {
+            "backlog": BACKLOG,
+            "workers": 1,
+            "worker_class": "gthread",
+            "threads": self._threads,
+            "worker_connections": 1000 + self._threads,
+            "keepalive": KEEP_ALIVE_SECONDS,
+            "graceful_timeout": STOP_SECONDS,
+            # A stopped laptop or a busy machine is no reason to shoot the worker.
+            "timeout": 0,
+            "limit_request_line": 0,
+            "limit_request_field_size": 0,
+            "loglevel": "warning",
+            "control_socket_disable": True,
+            "when_ready": self._when_ready,
+            "pre_request": _join_repeated,
+            "worker_exit": _leave,
+        }
+        for name, value in settings.items():
+            self.cfg.set(name, value)
+
+    def load(self) -> WsgiApp:
+        """Make the application; gunicorn calls this in the worker."""
+        return self._factory()
+
+    def run(self) -> None:
+        """Run until a signal ends it; leaves with SystemExit."""
+        arbiter = Arbiter(self)
+        kind = TCP6Socket if self._listener.family == socket.AF_INET6 else TCPSocket
+        address = self._listener.getsockname()
+        # Our own listener: gunicorn would retry for seconds and then exit when a port is taken.
+        arbiter.LISTENERS = [kind(address, self.cfg, arbiter.log, fd=self._listener.detach())]
+        arbiter.run()
+
+    def _when_ready(self, arbiter: Arbiter) -> None:
+        # To gunicorn a hang-up means "reload"; here it means that the terminal is gone.
+        signal.signal(signal.SIGHUP, lambda *_: os.kill(arbiter.pid, signal.SIGTERM))
+        self._announce()
+
+
+def _join_repeated(worker: Worker, request: Message) -> None:
+    """Keep repeated `Ais-Custom-Md` lines apart; WSGI would join them with commas."""
+    values = [value for name, value in request.headers if name == "AIS-CUSTOM-MD"]
+    if len(values) > 1:
+        others = [(n, v) for n, v in request.headers if n != "AIS-CUSTOM-MD"]
+        request.headers = [*others, ("AIS-CUSTOM-MD", REPEATED.join(values))]
+
+
+def _leave(arbiter: Arbiter, worker: Worker) -> None:
+    """End the worker at once: threads that still feed a slow client must not keep it alive."""
+    os._exit(0)

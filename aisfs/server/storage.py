@@ -1,0 +1,346 @@
+"""Buckets as folders, objects as plain files: what is on the disk and how it changes.
+
+    DIR/<bucket>/<key>             the objects; files may come and go without our help
+    DIR/.aisfs-server/records/     one database per bucket: versions, checksums, custom metadata
+    DIR/.aisfs-server/tmp/         work files; every object is complete before it gets its name
+
+Locking: whoever changes a key holds `locks.writing((bucket, key))`; whoever reads the bytes of a
+key and its record as one thing holds it for reading.
+"""
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import stat
+import threading
+import time
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from aisfs.errors import ConfigError
+from aisfs.server import failures
+from aisfs.server.checksums import HASHERS, Hasher
+from aisfs.server.failures import Failure
+from aisfs.server.locks import ObjectLocks
+from aisfs.server.records import Record, Records
+
+STATE_DIRECTORY = ".aisfs-server"
+BUCKET_NAME = re.compile(r"(?!\.)(?!.*\.\.)[A-Za-z0-9_.\-]{1,64}")
+TAKEOVER_SECONDS = 3.0
+"""A killed server's worker needs up to a second to notice; a new one waits this long for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One object as it is on the disk now, with what is known of it."""
+
+    size: int
+    mtime_ns: int
+    atime_ns: int
+    record: Record
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """What ties a record to a file."""
+        return self.size, self.mtime_ns
+
+
+class Bucket:
+    """One bucket: its folder and its records."""
+
+    def __init__(self, name: str, folder: bytes, records: Records) -> None:
+        self.name = name
+        self.folder = folder
+        self.records = records
+
+    def path_of(self, key: bytes) -> bytes:
+        """Give the path of a key that `check_key` has accepted."""
+        return self.folder + b"/" + key
+
+    def find(self, key: bytes, status: os.stat_result | None = None) -> Found | None:
+        """Look an object up; None when there is no regular file at its key."""
+        if status is None:
+            try:
+                status = os.stat(self.path_of(key))
+            except OSError:
+                return None
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        record = self.records.find(key, status.st_size, status.st_mtime_ns)
+        return self.found(status, record)
+
+    @staticmethod
+    def found(status: os.stat_result, record: Record | None) -> Found:
+        """Combine a file and its record; without one, the file's time stands in for a version."""
+        if record is None:
+            # A file nobody PUT: its time of change is at least as good a change indicator as a
+            # counter, and stays a decimal number that a later PUT can count up.
+            record = Record(version=str(status.st_mtime_ns))
+        atime = max(status.st_atime_ns, status.st_mtime_ns)
+        return Found(status.st_size, status.st_mtime_ns, atime, record)
+
+    def is_directory(self, key: bytes) -> bool:
+        """Say whether other keys lie below this one."""
+        return os.path.isdir(self.path_of(key))
+
+
+class Storage:
+    """The directory behind a server."""
+
+    def __init__(self, root: Path) -> None:
+        if not root.is_dir():
+            raise ConfigError(f"{root} is not a directory that can be served")
+        self.root = root
+        self.state = root / STATE_DIRECTORY
+        self.locks = ObjectLocks()
+        self._buckets: dict[str, Bucket] = {}
+        self._guard = threading.Lock()
+        try:
+            self.work.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot keep metadata below {root}: {error.strerror}") from error
+        for left_over in self.work.iterdir():
+            _remove(left_over)
+
+    @property
+    def work(self) -> Path:
+        """Where unfinished files live."""
+        return self.state / "tmp"
+
+    # Buckets
+
+    def bucket(self, name: str) -> Bucket:
+        """Give a bucket.
+
+        Raises:
+            Failure: 404 when there is no such folder.
+        """
+        bucket = self._buckets.get(name)
+        if bucket is not None and os.path.isdir(bucket.folder):
+            return bucket
+        if not BUCKET_NAME.fullmatch(name) or not (self.root / name).is_dir():
+            raise failures.no_bucket(name)
+        with self._guard:
+            return self._buckets.setdefault(name, self._make(name))
+
+    def names(self) -> list[str]:
+        """List the buckets: folders whose name a bucket may have."""
+        with os.scandir(self.root) as entries:
+            return sorted(e.name for e in entries if BUCKET_NAME.fullmatch(e.name) and e.is_dir())
+
+    def create(self, name: str, properties: dict[str, Any]) -> None:
+        """Make an empty bucket; 409 when it exists."""
+        if not BUCKET_NAME.fullmatch(name):
+            raise Failure(
+                400,
+                "bucket name is invalid: may only contain letters, numbers, dashes (-), "
+                "underscores (_), and dots (.)",
+            )
+        with self._guard:
+            try:
+                (self.root / name).mkdir()
+            except FileExistsError as error:
+                message = f'bucket "ais://{name}" already exists'
+                raise Failure(409, message, "ErrBucketAlreadyExists") from error
+            bucket = self._make(name)
+            bucket.records.delete()
+            bucket.records.set_properties({"created": str(time.time_ns()), **properties})
+            self._buckets[name] = bucket
+
+    def destroy(self, name: str) -> None:
+        """Remove a bucket and everything in it."""
+        bucket = self.bucket(name)
+        aside = self.work_path()
+        with self._guard:
+            folder = self.root / name
+            if folder.is_symlink():
+                folder.unlink()
+            else:
+                folder.rename(aside)
+            self._buckets.pop(name, None)
+            bucket.records.delete()
+        _remove(aside)
+
+    def _make(self, name: str) -> Bucket:
+        records = Records(self.state / "records" / f"{name}.sqlite")
+        return Bucket(name, os.fsencode(self.root / name), records)
+
+    def close(self) -> None:
+        """Close every database."""
+        for bucket in self._buckets.values():
+            bucket.records.close()
+
+    # Objects
+
+    def work_path(self, name: str = "") -> Path:
+        """Give a fresh path for a work file, or that of a named one."""
+        return self.work / (name or uuid.uuid4().hex)
+
+    def commit(
+        self, bucket: Bucket, key: bytes, work: Path, record: Record, old: Found | None
+    ) -> Found:
+        """Give a finished work file its name; the caller holds the key for writing.
+
+        `old` is what the caller found there under the same lock.
+        """
+        now = time.time_ns()
+        if old is not None:
+            now = max(now, old.mtime_ns + 1)  # records are told apart by the time of change
+        os.utime(work, ns=(now, now))
+        status = os.stat(work)
+        keep = old.identity if old else None
+        bucket.records.store(key, status.st_size, status.st_mtime_ns, record, keep)
+        self._rename(bucket, key, work)
+        return Bucket.found(status, record)
+
+    def _rename(self, bucket: Bucket, key: bytes, work: Path) -> None:
+        path = bucket.path_of(key)
+        for _ in range(100):
+            try:
+                os.rename(work, path)
+                return
+            except (FileNotFoundError, NotADirectoryError):
+                self._make_parents(bucket, path)
+            except IsADirectoryError as error:
+                if not _drop_empty(path):
+                    message = "destination exists and is a virtual directory"
+                    raise Failure(400, message, "ErrMv") from error
+            except OSError as error:
+                raise Failure(400, f"{failures.text_of(key)}: {error.strerror}") from error
+        raise Failure(500, f"{failures.text_of(key)}: its directory keeps vanishing")
+
+    @staticmethod
+    def _make_parents(bucket: Bucket, path: bytes) -> None:
+        if not os.path.isdir(bucket.folder):
+            raise failures.no_bucket(bucket.name)
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            message = "destination contains an object in its path"
+            raise Failure(400, message, "ErrMv") from error
+        except OSError as error:
+            raise Failure(400, f"cannot make the directory: {error.strerror}") from error
+
+    def delete(self, bucket: Bucket, key: bytes) -> bool:
+        """Remove an object and the directories it leaves empty; False when there is none."""
+        path = bucket.path_of(key)
+        with self.locks.writing((bucket.name, key)):
+            try:
+                os.unlink(path)
+            except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                return False
+            bucket.records.forget(key)
+        self._prune(bucket, path)
+        return True
+
+    @staticmethod
+    def _prune(bucket: Bucket, path: bytes) -> None:
+        parent = os.path.dirname(path)
+        while len(parent) > len(bucket.folder):
+            try:
+                os.rmdir(parent)
+            except OSError:
+                return
+            parent = os.path.dirname(parent)
+
+    def rename(self, bucket: Bucket, key: bytes, new_key: bytes) -> None:
+        """Move an object within its bucket, over whatever is at the new key."""
+        with self.locks.writing((bucket.name, key), (bucket.name, new_key)):
+            source = bucket.find(key)
+            if source is None:
+                raise failures.no_object(bucket.name, key)
+            old = bucket.find(new_key)
+            keep = old.identity if old else None
+            bucket.records.store(new_key, source.size, source.mtime_ns, source.record, keep)
+            self._rename(bucket, new_key, Path(os.fsdecode(bucket.path_of(key))))
+            bucket.records.forget(key)
+        self._prune(bucket, bucket.path_of(key))
+
+    def copy(self, source: Bucket, key: bytes, target: Bucket, new_key: bytes) -> None:
+        """Copy an object, with its version and custom metadata."""
+        work = self.work_path()
+        try:
+            with self.locks.reading((source.name, key)):
+                found = source.find(key)
+                if found is None:
+                    raise failures.no_object(source.name, key)
+                shutil.copyfile(source.path_of(key), work)
+            with self.locks.writing((target.name, new_key)):
+                self.commit(target, new_key, work, found.record, target.find(new_key))
+        finally:
+            work.unlink(missing_ok=True)
+
+    def annotate(
+        self, bucket: Bucket, key: bytes, values: dict[str, str], replace_all: bool
+    ) -> None:
+        """Change an object's custom metadata and nothing else."""
+        with self.locks.writing((bucket.name, key)):
+            found = bucket.find(key)
+            if found is None:
+                raise failures.no_object(bucket.name, key)
+            custom = values if replace_all else {**found.record.custom, **values}
+            record = replace(found.record, custom=custom)
+            bucket.records.store(key, found.size, found.mtime_ns, record)
+
+
+def write_out(pieces: Iterable[bytes], target: BinaryIO, hashers: Iterable[Hasher]) -> int:
+    """Write pieces to a file and feed the hashes; returns the number of bytes."""
+    total, feeding = 0, list(hashers)
+    for piece in pieces:
+        target.write(piece)
+        total += len(piece)
+        for hasher in feeding:
+            hasher.update(piece)
+    return total
+
+
+def hash_file(path: Path, kind: str) -> str:
+    """Compute a whole file's checksum."""
+    hasher = HASHERS[kind]()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            hasher.update(piece)
+    return hasher.hexdigest()
+
+
+def hold_directory(root: Path) -> int:
+    """Make this process the only server of a directory; returns the descriptor to keep open.
+
+    Raises:
+        ConfigError: another server has it, or nothing can be written there.
+    """
+    state = root / STATE_DIRECTORY
+    try:
+        state.mkdir(exist_ok=True)
+        fd = os.open(state / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise ConfigError(f"cannot keep metadata below {root}: {error.strerror}") from error
+    deadline = time.monotonic() + TAKEOVER_SECONDS
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fd
+        except BlockingIOError as error:
+            if time.monotonic() > deadline:
+                os.close(fd)
+                raise ConfigError(f"{root} is already being served") from error
+            threading.Event().wait(0.1)
+
+
+def _drop_empty(path: bytes) -> bool:
+    with contextlib.suppress(OSError):
+        os.rmdir(path)
+        return True
+    return False
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

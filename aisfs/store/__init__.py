@@ -1,0 +1,1 @@
+"""Where objects come from: the port, its decorators, and the stores without a protocol."""

@@ -1,0 +1,217 @@
+"""A store in memory, for the tests of everything above the port.
+
+Behaves like an `ais://` bucket as far as the port can tell: versions count up, listings are sorted
+bytewise, names may be object and directory at once. What tests need besides: counted calls, pages
+as small as wanted, and a hook that is awaited before each call to delay it or make it fail.
+"""
+
+import zlib
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from aisfs.errors import BucketNotFound, NotFound, Stale
+from aisfs.model import Bucket, ObjectInfo, Page, Provider
+from aisfs.store.port import Sink
+
+Hook = Callable[[str, Bucket | None, str], Awaitable[None]]
+"""Awaited with the method's name, the bucket and the key or prefix; what it raises, the call raises."""
+
+_NS = 1_000_000_000
+_CREATED_NS = 1_700_000_000 * _NS
+"""The time buckets begin, so that the times of a test are the same every time."""
+
+
+class _Contents:
+    """The objects of one bucket."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, tuple[ObjectInfo, bytes]] = {}
+        # Never forgotten, so that a key deleted and put again is another version.
+        self.versions: Counter[str] = Counter()
+        self._sorted: list[bytes] | None = None
+
+    def changed(self) -> None:
+        self._sorted = None
+
+    def sorted_keys(self) -> list[bytes]:
+        if self._sorted is None:
+            self._sorted = sorted(_raw(key) for key in self.objects)
+        return self._sorted
+
+
+class MemoryStore:
+    """Buckets of objects in memory."""
+
+    def __init__(
+        self,
+        *,
+        page_size: int = 1000,
+        piece_size: int = 1 << 20,
+        hook: Hook | None = None,
+        sink_in_thread: bool = True,
+    ) -> None:
+        """Start without buckets.
+
+        Args:
+            page_size: Most entries of a page, whatever the caller asks for.
+            piece_size: Most bytes a sink gets at once.
+            hook: See `Hook`; may be replaced at any time.
+            sink_in_thread: Call sinks in a worker thread, as the port says. A MockClock that
+                jumps takes a wait for a thread for idleness: say False there.
+        """
+        self.page_size = page_size
+        self.piece_size = piece_size
+        self.hook = hook
+        self.sink_in_thread = sink_in_thread
+        self.calls: Counter[str] = Counter()
+        """Calls by name of the method, failed ones included."""
+        self.bytes_read = 0
+        """Bytes handed out by `read_range` and `stream`."""
+        self.closed = False
+        self._buckets: dict[Bucket, _Contents] = {}
+
+    # What tests do to it ----------------------------------------------------------------------
+
+    def add_bucket(self, bucket: Bucket) -> None:
+        """Create an empty bucket, unless it is there."""
+        self._buckets.setdefault(bucket, _Contents())
+
+    def put(self, bucket: Bucket, key: str, data: bytes) -> ObjectInfo:
+        """Write one object, and its bucket when there is none; every call is a new version."""
+        self.add_bucket(bucket)
+        contents = self._buckets[bucket]
+        contents.versions[key] += 1
+        version = contents.versions[key]
+        info = ObjectInfo(
+            key,
+            len(data),
+            str(version),
+            f"crc32:{zlib.crc32(data):08x}",
+            _CREATED_NS + (version - 1) * _NS,
+        )
+        contents.objects[key] = (info, bytes(data))
+        contents.changed()
+        return info
+
+    def delete(self, bucket: Bucket, key: str) -> None:
+        """Delete one object.
+
+        Raises:
+            KeyError: there is none.
+        """
+        del self._buckets[bucket].objects[key]
+        self._buckets[bucket].changed()
+
+    def delete_bucket(self, bucket: Bucket) -> None:
+        """Delete a bucket and all its objects.
+
+        Raises:
+            KeyError: there is none.
+        """
+        del self._buckets[bucket]
+
+    # The port ---------------------------------------------------------------------------------
+
+    async def list_buckets(self, provider: Provider | None = None) -> list[Bucket]:
+        """List the buckets, sorted."""
+        await self._enter("list_buckets", None, "")
+        return sorted(b for b in self._buckets if provider is None or b.provider is provider)
+
+    async def list_page(
+        self, bucket: Bucket, prefix: str, *, token: str = "", page_size: int = 0
+    ) -> Page:
+        """List one page of the directory `prefix`."""
+        await self._enter("list_page", bucket, prefix)
+        contents = self._contents(bucket)
+        keys, start = contents.sorted_keys(), _raw(prefix)
+        limit = min(page_size or self.page_size, self.page_size)
+        page = Page([], [], "")
+        position = _after(keys, _raw(token)) if token else bisect_left(keys, start)
+        last = ""
+        while position < len(keys) and keys[position].startswith(start):
+            if len(page.objects) + len(page.directories) == limit:
+                return Page(page.objects, page.directories, last)
+            name, slash, _ = keys[position][len(start) :].partition(b"/")
+            last = _text(start + name + slash)
+            if slash:
+                page.directories.append(last)
+                position = _after(keys, _raw(last))
+            else:
+                page.objects.append(contents.objects[last][0])
+                position += 1
+        return page
+
+    async def head(self, bucket: Bucket, key: str) -> ObjectInfo:
+        """Describe the current version of one object."""
+        await self._enter("head", bucket, key)
+        return self._object(bucket, key)[0]
+
+    async def read_range(
+        self, bucket: Bucket, expected: ObjectInfo, start: int, buffer: memoryview
+    ) -> None:
+        """Fill `buffer` with the bytes from `start` on of exactly the version `expected`."""
+        if not 0 <= start < start + len(buffer) <= expected.size:
+            raise ValueError(f"{len(buffer)} bytes from {start} on of {expected.size}")
+        await self._enter("read_range", bucket, expected.key)
+        data = self._version(bucket, expected)
+        buffer[:] = data[start : start + len(buffer)]
+        self.bytes_read += len(buffer)
+
+    async def stream(self, bucket: Bucket, expected: ObjectInfo, sink: Sink) -> None:
+        """Send the whole object, version `expected`, to `sink`."""
+        await self._enter("stream", bucket, expected.key)
+        data = memoryview(self._version(bucket, expected))
+        for start in range(0, len(data), self.piece_size):
+            piece = data[start : start + self.piece_size]
+            if self.sink_in_thread:
+                await trio.to_thread.run_sync(sink, piece)
+            else:
+                await trio.lowlevel.checkpoint()
+                sink(piece)
+            self.bytes_read += len(piece)
+
+    async def aclose(self) -> None:
+        """Do nothing; there are no connections."""
+        self.closed = True
+
+    async def _enter(self, method: str, bucket: Bucket | None, name: str) -> None:
+        self.calls[method] += 1
+        await trio.lowlevel.checkpoint()
+        if self.hook:
+            await self.hook(method, bucket, name)
+
+    def _contents(self, bucket: Bucket) -> _Contents:
+        try:
+            return self._buckets[bucket]
+        except KeyError:
+            raise BucketNotFound(f"{bucket}: no such bucket") from None
+
+    def _object(self, bucket: Bucket, key: str) -> tuple[ObjectInfo, bytes]:
+        try:
+            return self._contents(bucket).objects[key]
+        except KeyError:
+            raise NotFound(f"{bucket}/{key}: no such object") from None
+
+    def _version(self, bucket: Bucket, expected: ObjectInfo) -> bytes:
+        info, data = self._object(bucket, expected.key)
+        if not expected.same_content(info):
+            raise Stale(f"{bucket}/{expected.key}: changed")
+        return data
+
+
+def _after(keys: list[bytes], name: bytes) -> int:
+    """Find the first key after the entry `name`; after a directory, all it holds is passed."""
+    if name.endswith(b"/"):
+        return bisect_left(keys, name[:-1] + b"0")  # the character next to "/"
+    return bisect_right(keys, name)
+
+
+def _raw(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")

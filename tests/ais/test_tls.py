@@ -1,0 +1,104 @@
+import contextlib
+import shutil
+import socket
+import ssl
+import subprocess
+import time
+import warnings
+
+import pytest
+import trio
+
+from aisfs.ais.client import AISClient
+from aisfs.config import ClusterSettings
+from aisfs.errors import ConfigError
+from aisfs.model import Bucket
+from tests.ais.scripted_server import MiniCluster, scripted_server
+
+B = Bucket("b")
+DATA = bytes(range(256)) * 4096
+
+pytestmark = pytest.mark.skipif(not shutil.which("openssl"), reason="openssl is not installed")
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tls")
+    key, crt = folder / "key.pem", folder / "crt.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    command += ["-nodes", "-days", "2", "-subj", "/CN=aisfs test"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", crt]
+    subprocess.run(command, check=True, capture_output=True)
+    return key, crt
+
+
+@contextlib.asynccontextmanager
+async def connected(certificate, cluster, **options):
+    key, crt = certificate
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(crt, key)
+    with scripted_server(cluster, context) as server:
+        client = AISClient(ClusterSettings(endpoint=server.endpoint, **options))
+        try:
+            yield client, server
+        finally:
+            await client.aclose()
+
+
+async def test_named_authority(certificate):
+    cluster = MiniCluster({"k": DATA}, "https")
+    async with connected(certificate, cluster, client_ca=certificate[1]) as (client, _):
+        info = await client.head(B, "k")
+        buffer = bytearray(len(DATA))
+        await client.read_range(B, info, 0, memoryview(buffer))
+        assert buffer == DATA
+
+
+async def test_unknown_authority_is_a_matter_of_settings(certificate):
+    async with connected(certificate, MiniCluster({}, "https")) as (client, _):
+        with pytest.raises(ConfigError, match="AIS_CLIENT_CA"):
+            await client.head(B, "k")
+
+
+async def test_unverified_without_a_word(certificate):
+    cluster = MiniCluster({"k": DATA}, "https")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        async with connected(certificate, cluster, skip_verify=True) as (client, _):
+            assert (await client.head(B, "k")).size == len(DATA)
+
+
+async def test_cancelled_call_ends_at_once(certificate):
+    cluster = MiniCluster({"k": DATA}, "https")
+    options = {"client_ca": certificate[1], "read_timeout": 0}
+    async with connected(certificate, cluster, **options) as (client, server):
+        info = await client.head(B, "k")
+
+        def before(seen, connection):
+            if "range" not in seen.headers or "pid" not in seen.query:
+                return None
+            connection.sendall(cluster.answer(seen)[:20_000])
+            return server.stall(connection)
+
+        cluster.before = before
+        started = time.monotonic()
+        with trio.move_on_after(0.3) as scope:
+            await client.read_range(B, info, 0, memoryview(bytearray(100_000)))
+        assert scope.cancelled_caught
+        assert time.monotonic() - started < 1.3
+        cluster.before = None
+        await client.read_range(B, info, 0, memoryview(bytearray(10)))
+
+
+async def test_cancelled_during_the_handshake():
+    # The system accepts the connection, and nobody ever answers.
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        endpoint = f"https://127.0.0.1:{listener.getsockname()[1]}"
+        settings = ClusterSettings(endpoint=endpoint, connect_timeout=0, read_timeout=0)
+        client = AISClient(settings)
+        started = time.monotonic()
+        with trio.move_on_after(0.3) as scope:
+            await client.list_buckets()
+        assert scope.cancelled_caught
+        assert time.monotonic() - started < 1.3
+        await client.aclose()

@@ -1,0 +1,415 @@
+"""What every implementation of the port does alike.
+
+One suite for the store in memory, the retrying decorator, a local directory, the client over the
+embedded server, and, with AIS_ENDPOINT set, the client over that cluster.
+"""
+
+import os
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+import requests
+import trio
+
+from aisfs.ais.client import AISClient
+from aisfs.config import ClusterSettings
+from aisfs.errors import BucketNotFound, NotFound, Stale
+from aisfs.model import Bucket, ObjectInfo
+from aisfs.store.local import LocalStore
+from aisfs.store.memory import MemoryStore
+from aisfs.store.port import ObjectStore
+from aisfs.store.retry import RetryingStore
+from tests.support.servers import running_server
+
+CLUSTER = os.environ.get("AIS_ENDPOINT", "")
+ODD_NAMES = [
+    " a b ",
+    "100%",
+    "%41",
+    "a+b",
+    "a?b=c",
+    "a#b",
+    "ü",
+    "日本",
+    "a\nb",
+    "'\"&<>\\|;$`*[]{}",
+    "x" * 255,
+    "...",
+    "-",
+]
+
+
+class Subject:
+    """A store with one bucket, and the way to write to it behind the store's back."""
+
+    store: ObjectStore
+    bucket: Bucket
+    name_may_be_file_and_directory = False
+
+    def put(self, key: str, data: bytes) -> None:
+        raise NotImplementedError
+
+    def delete(self, key: str) -> None:
+        raise NotImplementedError
+
+    async def read(self, info: ObjectInfo, start: int, stop: int) -> bytes:
+        buffer = bytearray(stop - start)
+        await self.store.read_range(self.bucket, info, start, memoryview(buffer))
+        return bytes(buffer)
+
+    async def stream(self, info: ObjectInfo) -> bytes:
+        pieces: list[bytes] = []
+        await self.store.stream(self.bucket, info, lambda piece: pieces.append(bytes(piece)))
+        return b"".join(pieces)
+
+    async def list(self, prefix: str, page_size: int = 0) -> tuple[list[ObjectInfo], list[str]]:
+        objects: list[ObjectInfo] = []
+        directories: list[str] = []
+        token = ""
+        for _ in range(1000):
+            page = await self.store.list_page(self.bucket, prefix, token=token, page_size=page_size)
+            assert not page_size or len(page.objects) + len(page.directories) <= page_size
+            objects += page.objects
+            directories += page.directories
+            token = page.next_token
+            if not token:
+                return objects, directories
+        raise AssertionError("the listing has no end")
+
+
+class MemorySubject(Subject):
+    name_may_be_file_and_directory = True
+
+    def __init__(self, *, retrying: bool) -> None:
+        self.memory = MemoryStore(page_size=3)
+        self.bucket = Bucket("b")
+        self.memory.add_bucket(self.bucket)
+        self.store = RetryingStore(self.memory, deadline=60) if retrying else self.memory
+
+    def put(self, key: str, data: bytes) -> None:
+        self.memory.put(self.bucket, key, data)
+
+    def delete(self, key: str) -> None:
+        self.memory.delete(self.bucket, key)
+
+
+class LocalSubject(Subject):
+    def __init__(self, root: Path) -> None:
+        self.root = os.fsencode(root)
+        local = LocalStore(root)
+        self.store, self.bucket = local, local.bucket
+
+    def put(self, key: str, data: bytes) -> None:
+        path = os.path.join(self.root, os.fsencode(key))
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        # As a careful writer does: the new version is a new file.
+        fresh = os.path.join(self.root, b"fresh")
+        with open(fresh, "wb") as file:
+            file.write(data)
+        os.rename(fresh, path)
+
+    def delete(self, key: str) -> None:
+        os.unlink(os.path.join(self.root, os.fsencode(key)))
+
+
+class ClusterSubject(Subject):
+    def __init__(self, endpoint: str) -> None:
+        self.bucket = Bucket(f"contract-{uuid.uuid4().hex[:12]}")
+        self.buckets = f"{endpoint}/v1/buckets/{self.bucket.name}?provider=ais"
+        self.objects = f"{endpoint}/v1/objects/{self.bucket.name}/"
+        settings = ClusterSettings(endpoint=endpoint, skip_verify=False, max_connections=16)
+        self.store = AISClient(settings)
+
+    def create(self) -> None:
+        action = {"action": "create-bck", "name": "", "value": None}
+        requests.post(self.buckets, json=action, timeout=30).raise_for_status()
+
+    def destroy(self) -> None:
+        action = {"action": "destroy-bck", "name": "", "value": None}
+        requests.delete(self.buckets, json=action, timeout=30).raise_for_status()
+
+    def _url(self, key: str) -> str:
+        return self.objects + quote(os.fsencode(key)) + "?provider=ais"
+
+    def put(self, key: str, data: bytes) -> None:
+        requests.put(self._url(key), data=data, timeout=30).raise_for_status()
+
+    def delete(self, key: str) -> None:
+        requests.delete(self._url(key), timeout=30).raise_for_status()
+
+
+@dataclass
+class Served:
+    endpoint: str
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with running_server(tmp_path_factory.mktemp("contract")) as server:
+        yield Served(server.endpoint)
+
+
+real_cluster = pytest.param(
+    "real cluster",
+    marks=[
+        pytest.mark.real_cluster,
+        pytest.mark.skipif(not CLUSTER, reason="AIS_ENDPOINT is not set"),
+    ],
+)
+
+
+@pytest.fixture(params=["memory", "retrying", "local", "served", real_cluster])
+async def subject(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Subject]:
+    made: Subject
+    if request.param in ("memory", "retrying"):
+        made = MemorySubject(retrying=request.param == "retrying")
+    elif request.param == "local":
+        root = tmp_path / "bucket"
+        root.mkdir()
+        made = LocalSubject(root)
+    else:
+        endpoint = CLUSTER
+        if request.param == "served":
+            endpoint = request.getfixturevalue("served").endpoint
+        made = ClusterSubject(endpoint)
+        made.create()
+    yield made
+    await made.store.aclose()
+    if isinstance(made, ClusterSubject):
+        made.destroy()
+
+
+# Listings
+
+
+async def test_buckets(subject):
+    assert subject.bucket in await subject.store.list_buckets()
+    listed = await subject.store.list_buckets(subject.bucket.provider)
+    assert subject.bucket in listed
+    assert listed == sorted(listed)
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 3, 0])
+async def test_pages_are_complete(subject, page_size):
+    keys = ["a", "b", "dir/1", "dir/2", "dir/sub/x", "dir/sub/y", "dir-2", "e/f/g/h", "z"]
+    for key in keys:
+        subject.put(key, key.encode())
+    expected = {
+        "": (["a", "b", "dir-2", "z"], ["dir/", "e/"]),
+        "dir/": (["dir/1", "dir/2"], ["dir/sub/"]),
+        "dir/sub/": (["dir/sub/x", "dir/sub/y"], []),
+        "e/": ([], ["e/f/"]),
+        "e/f/g/": (["e/f/g/h"], []),
+    }
+    for prefix, (names, directories) in expected.items():
+        objects, found = await subject.list(prefix, page_size)
+        assert [info.key for info in objects] == names
+        assert found == directories
+        for info in objects:
+            assert info.size == len(info.key)
+
+
+async def test_listing_and_head_agree(subject):
+    subject.put("dir/k", b"12345")
+    subject.put("dir/zero", b"")
+    objects, _ = await subject.list("dir/")
+    assert len(objects) == 2
+    for info in objects:
+        assert info == await subject.store.head(subject.bucket, info.key)
+
+
+async def test_empty_and_missing_directories(subject):
+    assert await subject.list("") == ([], [])
+    subject.put("dir/k", b"")
+    for prefix in ("no/", "dir/no/", "dir/k/", "di/", "/"):
+        assert await subject.list(prefix) == ([], [])
+
+
+async def test_one_prefix_is_not_another(subject):
+    for key in ("aa/1", "aab/2", "aa-", "aa.txt"):
+        subject.put(key, b"")
+    objects, directories = await subject.list("aa/")
+    assert ([info.key for info in objects], directories) == (["aa/1"], [])
+
+
+async def test_odd_names(subject):
+    for key in ODD_NAMES:
+        subject.put(f"dir/{key}", os.fsencode(key))
+        subject.put(f"{key[:250]}-d/k", b"")
+    objects, _ = await subject.list("dir/", 5)
+    assert sorted(info.key for info in objects) == sorted(f"dir/{key}" for key in ODD_NAMES)
+    _, directories = await subject.list("", 5)
+    odd = [f"{key[:250]}-d/" for key in ODD_NAMES]
+    assert sorted(directories) == sorted(["dir/", *odd])
+    for info in objects:
+        data = os.fsencode(info.key.removeprefix("dir/"))
+        assert (await subject.store.head(subject.bucket, info.key)).size == len(data)
+        assert await subject.read(info, 0, len(data)) == data
+    for directory in odd:
+        found, _ = await subject.list(directory)
+        assert [info.key for info in found] == [directory + "k"]
+
+
+async def test_names_that_are_not_utf8(subject):
+    key = "dir/a\udcff\udcfe"
+    subject.put(key, b"12345")
+    subject.put("dir/z", b"")
+    objects, _ = await subject.list("dir/")
+    assert [info.key for info in objects] == [key, "dir/z"]
+    assert await subject.store.head(subject.bucket, key) == objects[0]
+    assert await subject.read(objects[0], 1, 3) == b"23"
+
+
+async def test_a_name_that_is_object_and_directory(subject):
+    if not subject.name_may_be_file_and_directory:
+        pytest.skip("not every placement of the two permits it")
+    subject.put("p", b"1")
+    subject.put("p/q", b"12")
+    for page_size in (0, 1):
+        objects, directories = await subject.list("", page_size)
+        assert ([info.key for info in objects], directories) == (["p"], ["p/"])
+
+
+async def test_missing_bucket(subject):
+    nowhere = Bucket("there-is-no-such-bucket")
+    info = ObjectInfo("k", 5, "1")
+    with pytest.raises(BucketNotFound):
+        await subject.store.list_page(nowhere, "")
+    with pytest.raises(BucketNotFound):
+        await subject.store.head(nowhere, "k")
+    with pytest.raises(BucketNotFound):
+        await subject.store.read_range(nowhere, info, 0, memoryview(bytearray(5)))
+    with pytest.raises(BucketNotFound):
+        await subject.store.stream(nowhere, info, lambda piece: None)
+
+
+# Objects
+
+
+async def test_missing_object(subject):
+    subject.put("dir/k", b"12345")
+    for key in ("no", "dir", "dir/k/x", "dir/", "no/no"):
+        with pytest.raises(NotFound) as caught:
+            await subject.store.head(subject.bucket, key)
+        assert caught.type is NotFound
+
+
+async def test_ranges(subject):
+    data = bytes(range(256)) * 5000
+    subject.put("k", data)
+    info = await subject.store.head(subject.bucket, "k")
+    end = len(data)
+    ranges = [(0, 1), (0, end), (end - 1, end), (1, end - 1), (4095, 4097), (0, end - 1), (1, end)]
+    for start, stop in ranges:
+        assert await subject.read(info, start, stop) == data[start:stop]
+
+
+async def test_range_fills_a_part_of_a_larger_buffer(subject):
+    subject.put("k", b"0123456789")
+    info = await subject.store.head(subject.bucket, "k")
+    buffer = bytearray(b"." * 9)
+    await subject.store.read_range(subject.bucket, info, 4, memoryview(buffer)[3:6])
+    assert buffer == b"...456..."
+
+
+@pytest.mark.parametrize(("start", "length"), [(0, 0), (5, 0), (5, 1), (0, 6), (9, 1)])
+async def test_ranges_outside_are_never_sent(subject, start, length):
+    subject.put("k", b"12345")
+    info = await subject.store.head(subject.bucket, "k")
+    with pytest.raises(ValueError, match=r"."):
+        await subject.read(info, start, start + length)
+
+
+@pytest.mark.parametrize("size", [0, 1, (3 << 20) + 1])
+async def test_stream(subject, size):
+    data = bytes(i % 251 for i in range(1000)) * (size // 1000 + 1)
+    data = data[:size]
+    subject.put("k", data)
+    info = await subject.store.head(subject.bucket, "k")
+    assert info.size == size
+    assert await subject.stream(info) == data
+
+
+async def test_overwritten_object_is_stale(subject):
+    for change in (b"54321", b"123456", b"", b"1234"):
+        subject.put("k", b"12345")
+        info = await subject.store.head(subject.bucket, "k")
+        subject.put("k", change)
+        with pytest.raises(Stale):
+            await subject.read(info, 0, 3)
+        with pytest.raises(Stale):
+            await subject.stream(info)
+        fresh = await subject.store.head(subject.bucket, "k")
+        assert not fresh.same_content(info)
+        assert await subject.stream(fresh) == change
+
+
+async def test_deleted_object_is_not_found(subject):
+    subject.put("dir/k", b"12345")
+    info = await subject.store.head(subject.bucket, "dir/k")
+    subject.delete("dir/k")
+    for call in (
+        subject.store.head(subject.bucket, "dir/k"),
+        subject.read(info, 0, 3),
+        subject.stream(info),
+    ):
+        with pytest.raises(NotFound):
+            await call
+
+
+class SinkError(Exception):
+    pass
+
+
+async def test_exception_of_a_sink_comes_out(subject):
+    data = b"x" * (3 << 20)
+    subject.put("k", data)
+    info = await subject.store.head(subject.bucket, "k")
+
+    def sink(piece: memoryview) -> None:
+        raise SinkError
+
+    with pytest.raises(SinkError):
+        await subject.store.stream(subject.bucket, info, sink)
+    assert await subject.stream(info) == data
+    # Nothing of it is left on the server, least of all the object's lock.
+    subject.put("k", b"new")
+
+
+async def test_fifty_calls_at_once(subject):
+    data = bytes(range(256)) * 1000
+    subject.put("dir/k", data)
+    info = await subject.store.head(subject.bucket, "dir/k")
+    done = []
+
+    async def call(i: int) -> None:
+        if i % 10 == 9:
+            assert (await subject.list("dir/"))[0] == [info]
+        else:
+            start = i * 1000
+            assert await subject.read(info, start, start + 5000) == data[start : start + 5000]
+        done.append(i)
+
+    async with trio.open_nursery() as nursery:
+        for i in range(50):
+            nursery.start_soon(call, i)
+    assert len(done) == 50
+
+
+async def test_cancelled_calls_leave_nothing_behind(subject):
+    data = bytes(1 << 20)
+    subject.put("k", data)
+    info = await subject.store.head(subject.bucket, "k")
+    for delay in (0, 0.001, 0.005):
+        with trio.move_on_after(delay):
+            async with trio.open_nursery() as nursery:
+                for _ in range(10):
+                    nursery.start_soon(subject.read, info, 0, len(data))
+                    nursery.start_soon(subject.stream, info)
+    assert await subject.read(info, 0, 10) == data[:10]
+    with trio.fail_after(10):
+        await trio.to_thread.run_sync(subject.put, "k", b"new")

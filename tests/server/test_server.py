@@ -1,0 +1,363 @@
+"""The embedded server as a process: what AIStore's users and a careful operator rely on."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import requests
+from aistore.sdk import Client
+from aistore.sdk.archive_config import ArchiveConfig
+
+from aisfs.errors import ConfigError
+from aisfs.server.run import serve
+from tests.support.servers import REPOSITORY, RunningServer, running_server
+
+CONFORMANCE = REPOSITORY.parent / "shared" / "ais-conformance" / "check.py"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "served"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def server(root: Path) -> Iterator[RunningServer]:
+    with running_server(root) as running:
+        yield running
+        assert "Traceback" not in running.log()
+
+
+@pytest.fixture
+def http() -> Iterator[requests.Session]:
+    with requests.Session() as session:
+        yield session
+
+
+def object_url(server: RunningServer, key: str, bucket: str = "b") -> str:
+    return f"{server.endpoint}/v1/objects/{bucket}/{key}"
+
+
+def list_page(http: requests.Session, server: RunningServer, bucket: str, **value) -> dict:
+    reply = http.get(
+        f"{server.endpoint}/v1/buckets/{bucket}",
+        json={"action": "list", "value": value},
+        headers={"Accept": "application/msgpack"},
+    )
+    reply.raise_for_status()
+    return msgspec.msgpack.decode(reply.content)
+
+
+@pytest.mark.skipif(not CONFORMANCE.exists(), reason=f"{CONFORMANCE} is not there")
+def test_conformance_core(server: RunningServer) -> None:
+    check = subprocess.run(
+        [sys.executable, str(CONFORMANCE), server.endpoint, "--level", "core"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert check.returncode == 0, check.stdout[-4000:] + check.stderr
+
+
+def test_the_real_sdk(server: RunningServer, tmp_path: Path) -> None:
+    client = Client(server.endpoint)
+    bucket = client.bucket("sdk").create()
+    assert [b.name for b in client.cluster().list_buckets()] == ["sdk"]
+
+    data = os.urandom(300_000)
+    bucket.object("dir/data.bin").get_writer().put_content(data)
+    thing = bucket.object("dir/data.bin")
+    assert thing.get_reader().read_all() == data
+    assert thing.get_reader(byte_range="bytes=1000-1999").read_all() == data[1000:2000]
+    assert thing.props.size == len(data)
+
+    shard = tmp_path / "s.tar"
+    member = tmp_path / "m.txt"
+    member.write_bytes(b"a member")
+    subprocess.run(["tar", "-cf", shard, "-C", tmp_path, "m.txt"], check=True)
+    bucket.object("s.tar").get_writer().put_file(shard)
+    config = ArchiveConfig(archpath="m.txt")
+    reader = bucket.object("s.tar").get_reader(archive_config=config)
+    assert reader.read_all() == b"a member"
+
+    names = [entry.name for entry in bucket.list_all_objects()]
+    assert names == ["dir/data.bin", "s.tar"]
+    bucket.object("s.tar").delete()
+    assert [entry.name for entry in bucket.list_all_objects()] == ["dir/data.bin"]
+    bucket.delete()
+    assert client.cluster().list_buckets() == []
+
+
+def test_metadata_survives_a_restart(root: Path, http: requests.Session) -> None:
+    (root / "b").mkdir()
+    with running_server(root) as first:
+        http.put(object_url(first, "k"), b"one")
+        stored = http.put(object_url(first, "k"), b"two", headers={"Ais-Custom-Md": "mtime=5"})
+        first.kill()
+    with running_server(root) as second:
+        read = http.get(object_url(second, "k"))
+    assert read.content == b"two"
+    for name in ("Ais-Version", "Ais-Checksum-Type", "Ais-Checksum-Value", "Ais-Custom-Md"):
+        assert read.headers[name] == stored.headers[name]
+    assert read.headers["Ais-Version"] == "2"
+    assert read.headers["Ais-Custom-Md"] == "mtime=5"
+
+
+def test_bucket_properties_survive_a_restart(root: Path, http: requests.Session) -> None:
+    value = {"action": "create-bck", "value": {"checksum": {"type": "md5"}}}
+    with running_server(root) as first:
+        http.post(f"{first.endpoint}/v1/buckets/b", json=value).raise_for_status()
+    with running_server(root) as second:
+        stored = http.put(object_url(second, "k"), b"x")
+    assert stored.headers["Ais-Checksum-Type"] == "md5"
+
+
+def test_a_file_changed_behind_the_servers_back_is_a_new_version(
+    root: Path, server: RunningServer, http: requests.Session
+) -> None:
+    (root / "b").mkdir()
+    before = http.put(object_url(server, "k"), b"old").headers
+    (root / "b" / "k").write_bytes(b"new")
+    after = http.get(object_url(server, "k"))
+    assert after.content == b"new"
+    assert after.headers["Ais-Version"] != before["Ais-Version"]
+    assert "Ais-Checksum-Value" not in after.headers
+
+
+def test_killed_in_the_middle_of_an_upload(root: Path, http: requests.Session) -> None:
+    (root / "b").mkdir()
+    with running_server(root) as first:
+        http.put(object_url(first, "k"), b"old")
+        with socket.create_connection(("127.0.0.1", int(first.endpoint.rpartition(":")[2]))) as raw:
+            raw.sendall(
+                b"PUT /v1/objects/b/k?pid=p&utm=1 HTTP/1.1\r\nHost: x\r\n"
+                b"Content-Length: 8000000\r\n\r\n" + b"n" * 4_000_000
+            )
+            work = root / ".aisfs-server" / "tmp"
+            wait_for(lambda: any(f.stat().st_size for f in work.iterdir()))
+            first.kill()
+    with running_server(root) as second:
+        assert http.get(object_url(second, "k")).content == b"old"
+        assert http.get(object_url(second, "k")).headers["Ais-Version"] == "1"
+        assert list(work.iterdir()) == []
+
+
+def test_a_short_body_changes_nothing(
+    root: Path, server: RunningServer, http: requests.Session
+) -> None:
+    (root / "b").mkdir()
+    http.put(object_url(server, "k"), b"old")
+    for framing in (
+        b"Content-Length: 10\r\n\r\nhalf",
+        b"Transfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n",
+    ):
+        with socket.create_connection(
+            ("127.0.0.1", int(server.endpoint.rpartition(":")[2]))
+        ) as raw:
+            raw.sendall(b"PUT /v1/objects/b/k?pid=p&utm=1 HTTP/1.1\r\nHost: x\r\n" + framing)
+            raw.shutdown(socket.SHUT_WR)
+            while raw.recv(4096):
+                pass
+    assert http.get(object_url(server, "k")).content == b"old"
+    assert list((root / ".aisfs-server" / "tmp").iterdir()) == []
+
+
+def test_pages_of_a_folder_with_20000_dropped_in_files(
+    root: Path, server: RunningServer, http: requests.Session
+) -> None:
+    folder = root / "many" / "sub"
+    folder.mkdir(parents=True)
+    expected = [f"sub/f{number:05d}" for number in range(20_000)]
+    for name in expected:
+        (root / "many" / name).touch()
+    (folder / "f00007").write_bytes(b"seven")
+    seen, token, pages = [], "", 0
+    while True:
+        page = list_page(
+            http,
+            server,
+            "many",
+            prefix="sub/",
+            flags="2048",
+            props="name,size,version",
+            pagesize=3000,
+            continuation_token=token,
+        )
+        seen += page["Entries"]
+        pages += 1
+        token = page["ContinuationToken"]
+        if not token:
+            break
+    assert pages == 7
+    assert [entry["n"] for entry in seen] == expected
+    assert seen[7]["s"] == 5
+    assert server.requests()["list_page"] == 7
+    assert [e["n"] for e in list_page(http, server, "many", flags="2048")["Entries"]] == ["sub/"]
+    recursive = list_page(http, server, "many", props="name", start_after="sub/f19997")
+    assert [e["n"] for e in recursive["Entries"]] == ["sub/f19998", "sub/f19999"]
+
+
+def test_a_put_is_in_the_next_listing(
+    root: Path, server: RunningServer, http: requests.Session
+) -> None:
+    (root / "b").mkdir()
+    for number in range(50):
+        http.put(object_url(server, f"k{number:02d}"), b"x")
+        assert len(list_page(http, server, "b", props="name")["Entries"]) == number + 1
+
+
+def test_names_that_are_not_utf8(root: Path, server: RunningServer, http: requests.Session) -> None:
+    (root / "b").mkdir()
+    (root / "b" / os.fsdecode(b"\xff\xfe")).write_bytes(b"odd")
+    assert http.get(object_url(server, "%ff%fe")).content == b"odd"
+    value = {"action": "list", "value": {}}
+    listed = http.get(f"{server.endpoint}/v1/buckets/b", json=value)
+    assert b'"name":"\xff\xfe"' in listed.content
+
+
+def test_an_open_get_delays_the_overwrite(
+    root: Path, server: RunningServer, http: requests.Session
+) -> None:
+    size = 64 << 20
+    (root / "b").mkdir()
+    with (root / "b" / "k").open("wb") as file:
+        file.truncate(size)
+    done = threading.Event()
+
+    def overwrite() -> None:
+        requests.put(object_url(server, "k"), b"new", timeout=30).close()
+        done.set()
+
+    with http.get(object_url(server, "k"), stream=True) as reader:
+        writer = threading.Thread(target=overwrite)
+        writer.start()
+        assert not done.wait(1.0)
+        assert http.head(object_url(server, "k"), allow_redirects=True).status_code == 200
+        old = sum(len(piece) for piece in reader.iter_content(1 << 20))
+    assert old == size
+    assert done.wait(10)
+    writer.join()
+    assert http.get(object_url(server, "k")).content == b"new"
+
+
+def test_a_reader_that_vanishes_releases_the_object(
+    root: Path, server: RunningServer, http: requests.Session
+) -> None:
+    (root / "b").mkdir()
+    with (root / "b" / "k").open("wb") as file:
+        file.truncate(64 << 20)
+    with requests.get(object_url(server, "k"), stream=True) as reader:
+        reader.raw.read(10)
+    assert http.put(object_url(server, "k"), b"new", timeout=10).status_code == 200
+
+
+def test_the_connection_is_kept(root: Path, server: RunningServer) -> None:
+    (root / "b").mkdir()
+    (root / "b" / "k").write_bytes(b"x" * 300_000)
+    with socket.create_connection(("127.0.0.1", int(server.endpoint.rpartition(":")[2]))) as raw:
+        stream = raw.makefile("rb")
+        for _ in range(3):
+            raw.sendall(b"GET /v1/objects/b/k?pid=p&utm=1 HTTP/1.1\r\nHost: x\r\n\r\n")
+            length = 0
+            while (line := stream.readline()) != b"\r\n":
+                if line.lower().startswith(b"content-length"):
+                    length = int(line.split(b":")[1])
+            assert stream.read(length) == b"x" * 300_000
+        stream.close()
+
+
+def test_counters(root: Path, server: RunningServer, http: requests.Session) -> None:
+    (root / "b").mkdir()
+    (root / "b" / "k").write_bytes(b"12345")
+    http.get(object_url(server, "k"), headers={"Range": "bytes=0-2"})
+    assert server.requests() == {"redirect": 1, "get": 1, "get_bytes": 3}
+
+
+def test_a_token_is_asked_for_at_the_proxy_only(root: Path, http: requests.Session) -> None:
+    (root / "b").mkdir()
+    (root / "b" / "k").write_bytes(b"secret")
+    with running_server(root, token="t0k") as server:
+        assert http.get(object_url(server, "k")).status_code == 401
+        allowed = {"Authorization": "Bearer t0k"}
+        assert http.get(object_url(server, "k"), headers=allowed).content == b"secret"
+        assert http.get(object_url(server, "k") + "?pid=p&utm=1").content == b"secret"
+        assert http.get(f"{server.endpoint}/v1/health").status_code == 200
+
+
+def test_it_stops_promptly_and_leaves_nothing(root: Path, http: requests.Session) -> None:
+    with running_server(root) as server:
+        http.get(f"{server.endpoint}/v1/health")
+        started = time.monotonic()
+        os.kill(server.pid, 15)
+        wait_for(lambda: not group_members(server.pid))
+        assert time.monotonic() - started < 4
+    assert [entry.name for entry in root.parent.iterdir()] == [root.name]
+
+
+def test_no_worker_survives_its_parent(root: Path) -> None:
+    with running_server(root) as server:
+        os.kill(server.pid, 9)
+        wait_for(lambda: group_members(server.pid) <= {server.pid})
+
+
+def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not a directory"):
+        serve(tmp_path / "nowhere", port=0)
+
+
+def test_a_port_that_is_taken(root: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        with pytest.raises(ConfigError, match="taken"):
+            serve(root, port=other.getsockname()[1])
+
+
+def test_a_directory_is_served_once(root: Path, server: RunningServer) -> None:
+    with pytest.raises(ConfigError, match="already being served"):
+        serve(root, port=0)
+
+
+def test_a_public_address_is_warned_about(root: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    command = [sys.executable, "-m", "tests.support.faulty_server", str(root), "--host", "0.0.0.0"]
+    with log.open("wb") as errors:
+        process = subprocess.Popen(
+            command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=errors, text=True
+        )
+        assert process.stdout
+        with process.stdout:
+            assert process.stdout.readline().startswith("ready")
+        process.terminate()
+        process.wait(10)
+    assert "there is no authentication" in log.read_text()
+    assert process.returncode == 0
+
+
+def wait_for(condition, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def group_members(group: int) -> set[int]:
+    """Processes of a group that are not zombies."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state, _, pgrp = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+            except OSError:
+                continue
+            if int(pgrp) == group and state != "Z":
+                found.add(int(entry.name))
+    return found

@@ -1,0 +1,206 @@
+import logging
+import random
+
+import pytest
+import trio
+
+from aisfs.errors import DeadlineExceeded, NotFound, Stale, Unavailable
+from aisfs.model import Bucket
+from aisfs.store.memory import MemoryStore
+from aisfs.store.retry import RetryingStore
+
+B = Bucket("b")
+DATA = random.Random(1).randbytes(20 << 20)
+
+
+class Failing:
+    """A hook that raises the given errors, one a call, and then lets calls pass."""
+
+    def __init__(self, *errors, always=False, delay=0.0):
+        self.errors = list(errors)
+        self.always = always
+        self.delay = delay
+        self.times = []
+
+    async def __call__(self, method, bucket, name):
+        self.times.append(trio.current_time())
+        if self.delay:
+            await trio.sleep(self.delay)
+        if self.errors:
+            raise self.errors[0] if self.always else self.errors.pop(0)
+
+
+def stores(hook=None, deadline=60.0, inner=MemoryStore):
+    memory = inner(hook=hook, sink_in_thread=False, piece_size=1 << 20)
+    return memory, RetryingStore(memory, deadline=deadline, rng=random.Random(7))
+
+
+async def test_transient_errors_are_retried(autojump_clock, caplog):
+    caplog.set_level(logging.DEBUG)
+    hook = Failing(*[Unavailable(f"no {i}") for i in range(4)])
+    memory, store = stores(hook)
+    info = memory.put(B, "k", b"12345")
+    assert await store.head(B, "k") == info
+    assert memory.calls["head"] == 5
+    pauses = [later - earlier for earlier, later in zip(hook.times, hook.times[1:], strict=False)]
+    for pause, longest in zip(pauses, [0.1, 0.2, 0.4, 0.8], strict=True):
+        assert longest / 2 <= pause <= longest
+    assert [r.levelname for r in caplog.records] == ["INFO", "DEBUG", "DEBUG", "DEBUG"]
+
+
+@pytest.mark.parametrize("error", [NotFound("no"), Stale("other")])
+async def test_permanent_errors_come_out_at_once(autojump_clock, error):
+    memory, store = stores(Failing(error))
+    memory.put(B, "k", b"")
+    with pytest.raises(type(error)) as caught:
+        await store.head(B, "k")
+    assert caught.value is error
+    assert memory.calls["head"] == 1
+
+
+async def test_deadline_names_and_chains_the_last_error(autojump_clock):
+    last = Unavailable("HTTP 503")
+    hook = Failing(last, always=True)
+    _, store = stores(hook, deadline=30)
+    started = trio.current_time()
+    with pytest.raises(DeadlineExceeded, match=r"b/k: given up after 30 s.*HTTP 503") as caught:
+        await store.head(B, "k")
+    assert caught.value.__cause__ is last
+    assert not caught.value.transient
+    assert 20 < trio.current_time() - started <= 30
+    assert max(b - a for a, b in zip(hook.times, hook.times[1:], strict=False)) <= 5
+
+
+async def test_a_call_that_hangs_ends_at_the_deadline(autojump_clock):
+    memory, store = stores(Failing(delay=1e6), deadline=30)
+    memory.put(B, "k", b"12345")
+    started = trio.current_time()
+    with pytest.raises(DeadlineExceeded, match="no answer at all"):
+        await store.list_page(B, "")
+    assert trio.current_time() - started == 30
+
+
+async def test_cancellation_is_no_deadline(autojump_clock):
+    _, store = stores(Failing(delay=1e6), deadline=30)
+    with trio.move_on_after(1) as scope:
+        await store.head(B, "k")
+    assert scope.cancelled_caught
+
+
+async def test_jitter_keeps_clients_apart(autojump_clock):
+    seen = set()
+    for seed in range(5):
+        hook = Failing(Unavailable("no"))
+        memory = MemoryStore(hook=hook)
+        memory.put(B, "k", b"")
+        await RetryingStore(memory, deadline=9, rng=random.Random(seed)).head(B, "k")
+        seen.add(round(hook.times[1] - hook.times[0], 6))
+    assert len(seen) == 5
+
+
+# Streams
+
+
+class Breaking(MemoryStore):
+    """Streams break after some bytes, with some error."""
+
+    break_at = 0
+    error: Exception = Unavailable("cut")
+    reads: list = []  # noqa: RUF012
+
+    async def stream(self, bucket, expected, sink):
+        taken = 0
+
+        def cut(piece):
+            nonlocal taken
+            room = self.break_at - taken
+            if room <= 0:
+                raise self.error
+            sink(piece[:room])
+            taken += len(piece[:room])
+            if room < len(piece):
+                raise self.error
+
+        await super().stream(bucket, expected, cut)
+
+    async def read_range(self, bucket, expected, start, buffer):
+        self.reads = [*self.reads, (start, start + len(buffer))]
+        await super().read_range(bucket, expected, start, buffer)
+
+
+async def collect(store, info, sink=None):
+    pieces = []
+    await store.stream(B, info, sink or (lambda piece: pieces.append(bytes(piece))))
+    return b"".join(pieces)
+
+
+@pytest.mark.parametrize("break_at", [1, 5 << 20, (5 << 20) + 1, len(DATA) - 1])
+async def test_a_cut_stream_goes_on_where_it_broke(break_at):
+    memory, store = stores(inner=Breaking)
+    memory.break_at = break_at
+    info = memory.put(B, "k", DATA)
+    assert await collect(store, info) == DATA
+    assert memory.calls["stream"] == 1
+    assert memory.reads[0][0] == break_at
+    assert memory.reads[-1][1] == len(DATA)
+    assert sum(stop - start for start, stop in memory.reads) == len(DATA) - break_at
+
+
+async def test_a_stream_that_never_began_is_started_again(autojump_clock):
+    memory, store = stores(Failing(Unavailable("no"), Unavailable("no")))
+    info = memory.put(B, "k", DATA[:5])
+    assert await collect(store, info) == DATA[:5]
+    assert memory.calls["stream"] == 3
+
+
+async def test_a_cut_stream_of_a_changed_object_is_stale():
+    memory, store = stores(inner=Breaking)
+    memory.break_at = 1 << 20
+    info = memory.put(B, "k", DATA)
+    got = []
+
+    def sink(piece):
+        got.append(bytes(piece))
+        memory.put(B, "k", DATA[::-1])
+
+    with pytest.raises(Stale):
+        await collect(store, info, sink)
+    assert b"".join(got) == DATA[: 1 << 20]
+
+
+async def test_errors_of_the_sink_are_not_the_stores():
+    memory, store = stores()
+    info = memory.put(B, "k", DATA)
+    raised = Unavailable("the sink's own")
+    calls = []
+
+    def sink(piece):
+        calls.append(len(piece))
+        raise raised
+
+    with pytest.raises(Unavailable) as caught:
+        await collect(store, info, sink)
+    assert caught.value is raised
+    assert len(calls) == 1
+
+
+class Slow(MemoryStore):
+    async def stream(self, bucket, expected, sink):
+        data = memoryview(DATA)
+        for start in range(0, len(data), 1 << 20):
+            await trio.sleep(4)
+            sink(data[start : start + (1 << 20)])
+
+
+async def test_a_long_stream_outlives_the_deadline(autojump_clock):
+    # The resumed part waits for real threads; time may jump then, but nothing is timed there.
+    memory, store = stores(deadline=30, inner=Slow)
+    info = memory.put(B, "k", DATA)
+    assert await collect(store, info) == DATA
+    assert memory.calls["read_range"] == 2  # 7 MiB in 30 s, the rest in pieces of 8
+
+
+async def test_close_reaches_the_inner_store():
+    memory, store = stores()
+    await store.aclose()
+    assert memory.closed

@@ -1,0 +1,202 @@
+"""The embedded server with faults on demand: `python -m tests.support.faulty_server DIR --port N`.
+
+Prints `ready <port>` once it accepts connections. The rules travel over the same listener:
+
+    POST /-/faults     a JSON list of rules, added to those there are
+    DELETE /-/faults   no more faults
+    GET /-/faults      the rules, each with the number of times it has struck (`struck`)
+
+A rule is `{"match": {...}, "action": "...", "times": 1, ...}`. All that `match` names must hold:
+
+    method "GET" · path_contains "x.tar" · query_contains "archpath" · marked true (at the target)
+    range true (has a Range header)
+
+Actions:
+
+    status    answer `status` (default 503) with `body`, any JSON value; absent means an empty body
+    reset     drop the connection before the reply
+    truncate  announce the whole length, send `fraction` of it (default 0.5), drop the connection
+    stall     wait `seconds` before the body, or after `fraction` of it when that is given
+    drip      send `piece` bytes (default 1024) every `seconds` (default 0.05)
+
+`times` is how often the rule strikes; -1 means always. The first rule that matches is applied.
+"""
+
+import argparse
+import json
+import logging
+import os
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+from aisfs.errors import AisfsError
+from aisfs.server.app import make_app
+from aisfs.server.exchange import Environ, StartResponse, WsgiApp
+from aisfs.server.run import serve_app
+
+
+class FaultInjector:
+    """Middleware that spoils the replies its rules match."""
+
+    def __init__(self, app: WsgiApp) -> None:
+        self._app = app
+        self._rules: list[dict[str, Any]] = []
+        self._lock = threading.Lock()
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        if environ["PATH_INFO"] == "/-/faults":
+            return self._control(environ, start_response)
+        rule = None if environ["PATH_INFO"].startswith("/-/") else self._strike(environ)
+        if rule is None:
+            return self._app(environ, start_response)
+        sock = environ["gunicorn.socket"]
+        match rule["action"]:
+            case "status":
+                _drain(environ)
+                body = json.dumps(rule["body"]).encode() if "body" in rule else b""
+                headers = [("Content-Length", str(len(body)))]
+                headers += [("Content-Type", "application/json")] if body else []
+                start_response(f"{rule.get('status', 503)} Injected", headers)
+                return [body]
+            case "reset":
+                _reset(sock)
+                raise ConnectionResetError(104, "injected")
+            case "truncate":
+                return self._truncate(rule, environ, start_response, sock)
+            case "stall":
+                return self._stall(rule, environ, start_response)
+            case "drip":
+                return self._drip(rule, environ, start_response)
+        raise ValueError(f"no such action: {rule}")
+
+    def _control(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        data = environ["wsgi.input"].read()
+        with self._lock:
+            if environ["REQUEST_METHOD"] == "POST":
+                self._rules += [
+                    {"times": 1, "match": {}, "struck": 0, **r} for r in json.loads(data)
+                ]
+            elif environ["REQUEST_METHOD"] == "DELETE":
+                self._rules.clear()
+            body = json.dumps(self._rules).encode()
+        headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+        start_response("200 OK", headers)
+        return [body]
+
+    def _strike(self, environ: Environ) -> dict[str, Any] | None:
+        with self._lock:
+            for rule in self._rules:
+                if rule["times"] != 0 and _matches(rule["match"], environ):
+                    rule["times"] -= 1 if rule["times"] > 0 else 0
+                    rule["struck"] += 1
+                    return rule
+        return None
+
+    def _truncate(
+        self, rule: dict[str, Any], environ: Environ, start_response: StartResponse, sock: Any
+    ) -> Iterator[bytes]:
+        body = self._whole(environ, start_response)
+        yield body[: int(len(body) * rule.get("fraction", 0.5))]
+        sock.shutdown(socket.SHUT_RDWR)
+
+    def _stall(
+        self, rule: dict[str, Any], environ: Environ, start_response: StartResponse
+    ) -> Iterator[bytes]:
+        body = self._whole(environ, start_response)
+        at = int(len(body) * rule.get("fraction", 0))
+        if at:
+            yield body[:at]
+        time.sleep(rule["seconds"])
+        yield body[at:]
+
+    def _drip(
+        self, rule: dict[str, Any], environ: Environ, start_response: StartResponse
+    ) -> Iterator[bytes]:
+        body, piece = self._whole(environ, start_response), rule.get("piece", 1024)
+        for at in range(0, len(body), piece):
+            yield body[at : at + piece]
+            time.sleep(rule.get("seconds", 0.05))
+
+    def _whole(self, environ: Environ, start_response: StartResponse) -> bytes:
+        """Get the real reply in one piece; locks are released before anything is delayed."""
+        reply = self._app(environ, start_response)
+        try:
+            return b"".join(reply)
+        finally:
+            if hasattr(reply, "close"):
+                reply.close()
+
+
+def _matches(match: dict[str, Any], environ: Environ) -> bool:
+    query = environ.get("QUERY_STRING", "")
+    marked = {"pid", "utm"} <= parse_qs(query, keep_blank_values=True).keys()
+    path = environ["PATH_INFO"].encode("latin-1").decode("utf-8", "surrogateescape")
+    tests = {
+        "method": lambda wanted: environ["REQUEST_METHOD"] == wanted,
+        "path_contains": lambda wanted: wanted in path,
+        "query_contains": lambda wanted: wanted in query,
+        "marked": lambda wanted: marked == wanted,
+        "range": lambda wanted: ("HTTP_RANGE" in environ) == wanted,
+    }
+    return all(tests[name](wanted) for name, wanted in match.items())
+
+
+def _drain(environ: Environ) -> None:
+    while environ["wsgi.input"].read(1 << 20):
+        pass
+
+
+def _reset(sock: Any) -> None:
+    """Make the coming close send RST, as a crashed peer does."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def _follow_stdin() -> None:
+    """Stop when whoever started this server is gone."""
+
+    def wait() -> None:
+        while sys.stdin.buffer.read(65536):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--token")
+    parser.add_argument("--no-faults", action="store_true")
+    parser.add_argument("--stop-with-stdin", action="store_true")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+
+    def factory() -> WsgiApp:
+        app = make_app(options.directory, options.token)
+        return app if options.no_faults else FaultInjector(app)
+
+    def ready(port: int) -> None:
+        if options.stop_with_stdin:
+            _follow_stdin()
+        print(f"ready {port}", flush=True)
+
+    try:
+        serve_app(factory, options.directory, host=options.host, port=options.port, ready=ready)
+    except AisfsError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

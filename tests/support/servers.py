@@ -1,0 +1,124 @@
+"""Start the embedded server as a real process and always take it down again.
+
+Also for test suites elsewhere in the tree: everything talks HTTP to `endpoint`, nothing here
+knows the code under test except by its command line.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+START_SECONDS = 30.0
+"""A loaded two-core machine needs seconds for the imports alone."""
+STOP_SECONDS = 10.0
+
+
+@dataclass
+class RunningServer:
+    """One server process: where it answers and how to disturb it."""
+
+    endpoint: str
+    """`http://127.0.0.1:<port>`, without a slash at the end."""
+    pid: int
+    """The process to signal; it is also the id of its process group."""
+    root: Path
+    log_path: Path
+    _process: subprocess.Popen[bytes]
+
+    def requests(self) -> dict[str, int]:
+        """Give the server's own counters: requests by kind since it started."""
+        return dict(self._control("GET", "/-/requests"))
+
+    def faults(self, rules: Sequence[dict[str, Any]]) -> None:
+        """Replace the fault rules (only with `faulty=True`); an empty list clears them."""
+        self._control("DELETE", "/-/faults")
+        if rules:
+            self._control("POST", "/-/faults", list(rules))
+
+    def kill(self) -> None:
+        """Kill the whole process group the hard way, as a power cut would."""
+        _signal_group(self._process, signal.SIGKILL)
+        self._process.wait(STOP_SECONDS)
+
+    def log(self) -> str:
+        """Give everything the server wrote to its standard error so far."""
+        return self.log_path.read_text(errors="replace")
+
+    def _control(self, method: str, path: str, value: Any = None) -> Any:
+        body = None if value is None else json.dumps(value).encode()
+        headers = {"Content-Type": "application/json"} if body else {}
+        request = Request(self.endpoint + path, body, headers, method=method)
+        with urlopen(request, timeout=10) as reply:
+            return json.loads(reply.read() or b"null")
+
+
+@contextmanager
+def running_server(
+    root: Path, *, faulty: bool = False, token: str | None = None, port: int = 0
+) -> Iterator[RunningServer]:
+    """Run the server over `root` on a loopback port until the block ends.
+
+    `faulty` adds the fault injection of `tests.support.faulty_server`; `token` makes the proxy side
+    ask for `Authorization: Bearer <token>`; `port` 0 takes a free one.
+    """
+    command = [sys.executable, "-W", "error", "-m", "tests.support.faulty_server", str(root)]
+    command += ["--port", str(port), "--stop-with-stdin"]
+    command += [] if faulty else ["--no-faults"]
+    command += ["--token", token] if token else []
+    read_end, write_end = os.pipe()
+    log_path = root.parent / f".{root.name}.server-{os.getpid()}-{read_end}.log"
+    with open(read_end, "rb") as stdout, log_path.open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=REPOSITORY,
+            stdin=subprocess.PIPE,
+            stdout=write_end,
+            stderr=log,
+            start_new_session=True,
+        )
+        os.close(write_end)
+        try:
+            real_port = _wait_ready(stdout, log_path)
+            endpoint = f"http://127.0.0.1:{real_port}"
+            yield RunningServer(endpoint, process.pid, root, log_path, process)
+        finally:
+            _stop(process)
+            log_path.unlink(missing_ok=True)
+
+
+def _wait_ready(stdout: Any, log_path: Path) -> int:
+    os.set_blocking(stdout.fileno(), True)
+    line = stdout.readline().split()
+    if len(line) != 2 or line[0] != b"ready":
+        raise RuntimeError(f"the server did not start: {line} {log_path.read_text()[-4000:]}")
+    return int(line[1])
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin
+    process.stdin.close()
+    _signal_group(process, signal.SIGTERM, only_leader=True)
+    try:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_SECONDS)
+    finally:
+        # The worker is in the same group: nothing may outlive the test, not even after kill().
+        _signal_group(process, signal.SIGKILL)
+        process.wait(STOP_SECONDS)
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: int, only_leader: bool = False) -> None:
+    if only_leader:
+        process.send_signal(number)
+        return
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
