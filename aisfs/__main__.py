@@ -1,0 +1,5 @@
+"""`python -m aisfs` is `aisfs`."""
+
+from aisfs.cli import main
+
+main()

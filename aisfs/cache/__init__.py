@@ -1,0 +1,1 @@
+"""What was fetched and is kept for a while."""

@@ -1,0 +1,65 @@
+"""One fetch per key at a time, whoever asks.
+
+The first caller for a key starts the fetch as a task of the service nursery and waits for it like
+every later caller. So a caller that goes away takes nothing from the others; a failure goes to all
+who wait and is then forgotten; whoever comes later starts afresh.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+import trio
+
+from aisfs.errors import Unavailable
+
+KeyT = TypeVar("KeyT")
+ValueT = TypeVar("ValueT")
+
+
+class _Flight(Generic[ValueT]):
+    __slots__ = ("done", "error", "value")
+
+    def __init__(self) -> None:
+        self.done = trio.Event()
+        self.value: list[ValueT] = []
+        self.error: Exception | None = None
+
+
+class SingleFlight(Generic[KeyT, ValueT]):
+    """Share the result of fetches that are under way."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        """Run fetches in `nursery`; they end with it."""
+        self._nursery = nursery
+        self._flights: dict[KeyT, _Flight[ValueT]] = {}
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    async def fetch(self, key: KeyT, work: Callable[[], Awaitable[ValueT]]) -> ValueT:
+        """Return what `work` returns, or join the flight already under way for `key`.
+
+        Raises:
+            Exception: whatever `work` raised; each waiter gets the same error.
+        """
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = self._flights[key] = _Flight()
+            self._nursery.start_soon(self._run, key, flight, work)
+        await flight.done.wait()
+        if flight.error is not None:
+            raise flight.error
+        return flight.value[0]
+
+    async def _run(
+        self, key: KeyT, flight: _Flight[ValueT], work: Callable[[], Awaitable[ValueT]]
+    ) -> None:
+        try:
+            flight.value.append(await work())
+        except Exception as error:  # noqa: BLE001 - handed to everyone who waits
+            flight.error = error
+        finally:
+            del self._flights[key]
+            if not flight.value and flight.error is None:
+                flight.error = Unavailable("the mount is going away")
+            flight.done.set()

@@ -1,0 +1,306 @@
+"""The command line: words in, exit codes out, one line for whatever goes wrong."""
+
+import logging
+import sys
+from collections.abc import Callable, Collection, Mapping
+from enum import IntEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import trio
+
+from aisfs import __version__, daemon, logs
+from aisfs.config import ClusterSettings, Shards, TreeSettings
+from aisfs.core.sources import DirectorySource, Source, parse_source
+from aisfs.errors import (
+    AccessDenied,
+    AisfsError,
+    BucketNotFound,
+    ConfigError,
+    DeadlineExceeded,
+    FuseUnavailable,
+    MountError,
+    SourceMissing,
+    Unavailable,
+)
+
+if TYPE_CHECKING:
+    from aisfs.mount import MountPlan
+
+log = logging.getLogger(__name__)
+
+
+class Exit(IntEnum):
+    """Exit codes; docs/SEMANTICS.md prints them and a test compares."""
+
+    OK = 0
+    FAILURE = 1
+    """Something nobody expected; the log has more."""
+    USAGE = 2
+    """A wrong option or value."""
+    NO_ENDPOINT = 3
+    """Neither --endpoint nor AIS_ENDPOINT."""
+    UNREACHABLE = 4
+    """The cluster does not answer."""
+    NO_SOURCE = 5
+    """The bucket or the local directory does not exist."""
+    DENIED = 6
+    """The token is missing or refused."""
+    MOUNTPOINT = 7
+    """The mountpoint is missing, no directory, busy or not empty."""
+    NO_FUSE = 8
+    """No usable /dev/fuse or fusermount3."""
+
+
+_EXITS: list[tuple[type[AisfsError], Exit]] = [
+    (ConfigError, Exit.USAGE),
+    (BucketNotFound, Exit.NO_SOURCE),
+    (SourceMissing, Exit.NO_SOURCE),
+    (Unavailable, Exit.UNREACHABLE),
+    (DeadlineExceeded, Exit.UNREACHABLE),
+    (AccessDenied, Exit.DENIED),
+    (FuseUnavailable, Exit.NO_FUSE),
+    (MountError, Exit.MOUNTPOINT),
+]
+
+# What fstab and mount(8) add and what says nothing to us; the second set goes to the kernel.
+_IGNORED = frozenset(
+    {"defaults", "ro", "auto", "noauto", "user", "nouser", "users", "_netdev", "nofail", "noatime"}
+)
+_KERNEL = frozenset(
+    {"allow_other", "allow_root", "nonempty", "dev", "nodev", "suid", "nosuid", "exec", "noexec"}
+)
+
+
+def exit_code(error: AisfsError) -> Exit:
+    """Find the exit code of an error."""
+    return next((code for cls, code in _EXITS if isinstance(error, cls)), Exit.FAILURE)
+
+
+def main() -> None:
+    """Run the command line of this process; ends it."""
+    try:
+        code = cli.main(standalone_mode=False) or Exit.OK
+    except click.Abort:
+        code = 130  # what a shell reports after Ctrl-C
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else "aisfs"
+        code = _fail(f"{error.format_message()} (see {path} --help)", Exit.USAGE)
+    except AisfsError as error:
+        code = _fail(str(error), exit_code(error))
+    sys.exit(int(code))
+
+
+def _fail(reason: str, code: int) -> int:
+    line = " ".join(reason.split())
+    click.echo(f"aisfs: {line}", err=True)
+    return code
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="aisfs", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Mount AIStore: buckets are directories, tar shards are folders of samples."""
+
+
+def _log_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    levels = click.Choice(["debug", "info", "warning", "error"], case_sensitive=False)
+    command = click.option(
+        "--log-file", type=click.Path(dir_okay=False, path_type=Path), help="Log to this file."
+    )(command)
+    return click.option(
+        "--log-level", type=levels, default="info", show_default=True, help="Least level to log."
+    )(command)
+
+
+@cli.command(
+    options_metavar="[OPTIONS]",
+    epilog="Environment: AIS_ENDPOINT, AIS_AUTHN_TOKEN, AIS_AUTHN_TOKEN_FILE, AIS_CLIENT_CA, AIS_CRT, "
+    "AIS_CRT_KEY, AIS_SKIP_VERIFY_CRT, AIS_CONNECT_TIMEOUT, AIS_READ_TIMEOUT, as for the ais CLI.",
+)
+@click.argument("where", nargs=-1, metavar="[SOURCE] MNT")
+@click.option("--endpoint", metavar="URL", help="AIStore proxy; default: AIS_ENDPOINT.")
+@click.option(
+    "--shards",
+    type=click.Choice([s.value for s in Shards]),
+    help="How X.tar shows: file (default; its members are in X.tar.d/, found by name), dir (X.tar "
+    "is a directory, its bytes are X.tar.raw), or both (X.tar and X.tar.d are listed).",
+)
+@click.option(
+    "--ignore-zeros",
+    is_flag=True,
+    default=None,
+    help="Read on behind zeros, for tars joined by cat.",
+)
+@click.option(
+    "--attr-ttl", type=float, metavar="S", help="Seconds a name found singly is believed [60]."
+)
+@click.option("--list-ttl", type=float, metavar="S", help="Seconds a listing is believed [60].")
+@click.option(
+    "--negative-ttl",
+    type=float,
+    metavar="S",
+    help="Seconds a name missed singly stays missing [5].",
+)
+@click.option(
+    "--io-timeout",
+    type=float,
+    metavar="S",
+    help="Seconds until a request that keeps failing is an error [60].",
+)
+@click.option("--max-connections", type=int, metavar="N", help="Requests under way at once [32].")
+@click.option("--allow-other", is_flag=True, help="Let other users in.")
+@click.option("--uid", type=int, metavar="N", help="Owner of everything; default: who mounts.")
+@click.option("--gid", type=int, metavar="N", help="Group of everything; default: who mounts.")
+@click.option("--file-mode", metavar="OCT", help="Permissions of files [0444].")
+@click.option("--dir-mode", metavar="OCT", help="Permissions of directories [0555].")
+@click.option("-f", "--foreground", is_flag=True, help="Do not go to the background.")
+@click.option(
+    "-o",
+    "options",
+    multiple=True,
+    metavar="OPT[,OPT]",
+    help="Options as of mount(8), and those above as name=value.",
+)
+@_log_options
+def mount(
+    where: tuple[str, ...],
+    options: tuple[str, ...],
+    foreground: bool,
+    log_level: str,
+    log_file: Path | None,
+    allow_other: bool,
+    **settings: object,
+) -> int:
+    """Mount SOURCE on the directory MNT.
+
+    SOURCE is ais://BUCKET, ais://BUCKET/PREFIX/ or a local directory; without it, every bucket the
+    cluster shows appears at MNT/PROVIDER/BUCKET. The command returns when the mount is ready.
+    """
+    from aisfs import mount as mounts  # not needed, and not loaded, for --help
+
+    if not 1 <= len(where) <= 2:
+        raise click.UsageError("expected [SOURCE] MNT")
+    source, mountpoint = (None, *where)[-2:]
+    assert mountpoint is not None, "one or two words were given"
+    kernel, named = _sort_options(options, settings.keys())
+    kernel |= {"allow_other"} if allow_other else set()
+    settings = {**named, **{name: value for name, value in settings.items() if value is not None}}
+    plan = mounts.MountPlan(
+        source=_absolute(parse_source(source)),
+        mountpoint=Path(mountpoint).absolute(),
+        cluster=ClusterSettings.load(_of(ClusterSettings, settings)),
+        tree=TreeSettings.load(_of(TreeSettings, settings)),
+        options=frozenset(kernel),
+    )
+    if not plan.cluster.endpoint and not mounts.is_local(plan.source):
+        return _fail("no endpoint: give --endpoint URL or set AIS_ENDPOINT", Exit.NO_ENDPOINT)
+    mounts.check(plan)
+    log_file = log_file.absolute() if log_file is not None else None
+    try:
+        logs.configure(log_level, log_file, foreground=foreground)
+    except OSError as error:
+        raise ConfigError(f"--log-file {log_file}: {error.strerror}") from error
+    if foreground:
+        trio.run(mounts.run, plan, lambda: None)
+        return Exit.OK
+    code, reason = daemon.detach(lambda ready, failed: _serve_mount(plan, ready, failed))
+    return _fail(reason or "the daemon ended at once; see its log", code or 1) if code else Exit.OK
+
+
+def _serve_mount(
+    plan: "MountPlan", ready: Callable[[], None], failed: Callable[[str, int], None]
+) -> None:
+    """Run the mount in the background process and report how its start, or its end, went."""
+    from aisfs import mount as mounts
+
+    try:
+        trio.run(mounts.run, plan, ready)
+    except AisfsError as error:
+        log.error("%s", error)  # the parent prints it too, unless the mount was ready before
+        failed(str(error), exit_code(error))
+    except Exception as error:
+        log.exception("the mount ended on a bug in aisfs, please report it")
+        failed(f"unexpected {type(error).__name__}: {error}", Exit.FAILURE)
+
+
+def _absolute(source: Source) -> Source:
+    """Keep meaning the same directory when the daemon leaves the one it was started in."""
+    if isinstance(source, DirectorySource):
+        return DirectorySource(source.path.absolute())
+    return source
+
+
+def _of(
+    kind: type[ClusterSettings] | type[TreeSettings], settings: Mapping[str, object]
+) -> dict[str, object]:
+    return {name: value for name, value in settings.items() if name in kind.model_fields}
+
+
+def _sort_options(
+    given: tuple[str, ...], settings: Collection[str]
+) -> tuple[set[str], dict[str, object]]:
+    """Sort the words of -o: some are the kernel's, some our own options as fstab has to write them.
+
+    Returns:
+        Words for the kernel, and values by name of our option.
+
+    Raises:
+        ConfigError: the option is unknown, or asks for something this version does not do.
+    """
+    kernel: set[str] = set()
+    named: dict[str, object] = {}
+    for option in ",".join(given).split(","):
+        word, _, value = option.strip().partition("=")
+        name = word.replace("-", "_")
+        if word in _KERNEL:
+            kernel.add(word)
+        elif name in settings and value:
+            named[name] = value
+        elif word == "rw":
+            raise ConfigError("-o rw: mounts are read-only")
+        elif word and word not in _IGNORED and not word.startswith("x-"):
+            raise ConfigError(f"-o {option.strip()}: unknown mount option")
+    return kernel, named
+
+
+@cli.command()
+@click.argument("mountpoint", metavar="MNT", type=click.Path(path_type=Path))
+@click.option("-z", "--lazy", is_flag=True, help="Detach now, even when busy.")
+def umount(mountpoint: Path, lazy: bool) -> None:
+    """Unmount the mount at MNT."""
+    from aisfs.fuse.mountpoint import unmount
+
+    unmount(mountpoint.absolute(), lazy=lazy)
+
+
+@cli.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8080,
+    show_default=True,
+    help="Port; 0 picks a free one and prints it.",
+)
+@_log_options
+def serve(directory: Path, host: str, port: int, log_level: str, log_file: Path | None) -> None:
+    """Serve DIRECTORY as a small AIStore: one bucket per folder, objects are plain files.
+
+    For demos, tests and a laptop without a cluster. It knows no users: keep it on loopback.
+    """
+    logs.configure(log_level, log_file, foreground=True)
+    try:
+        from aisfs.server.run import serve as run_server
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"aisfs serve needs {error.name}; install it with: pip install 'aisfs[serve]'"
+        ) from error
+
+    def ready(actual: int) -> None:
+        click.echo(f"http://{f'[{host}]' if ':' in host else host}:{actual}")
+
+    run_server(directory, host=host, port=port, ready=ready)

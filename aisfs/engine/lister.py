@@ -1,0 +1,178 @@
+"""Names of a directory: by one complete listing, or one by one where a listing would be too dear.
+
+A look-up lists the first page of its directory. In nearly all directories that is the whole of it,
+so the next look-ups and every `stat` are answered without a request. In a larger directory single
+names are asked for (HEAD, and a listing of one entry below the name), until so many were asked that
+listing all of it was the cheaper thing to do.
+"""
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+
+import trio
+from cachetools import TTLCache
+
+from aisfs.cache.metadata import Dated, DirectoryId, MetadataCache
+from aisfs.cache.single_flight import SingleFlight
+from aisfs.core.listing import Listed, Listing
+from aisfs.core.names import child_key, child_prefix, refusal
+from aisfs.errors import AccessDenied, InvalidName, NotFound
+from aisfs.metrics import Metrics
+from aisfs.model import Bucket, Page
+from aisfs.store.port import ObjectStore
+
+log = logging.getLogger(__name__)
+
+SINGLE_LOOKUPS = 32
+"""Names of a large directory asked for singly before all of it is listed. A page of 10,000 entries
+costs the cluster about as much as some tens of HEADs."""
+LARGE_DIRECTORIES_MAX = 10_000
+
+
+class Lister:
+    """Answers what is in a directory of a bucket."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        cache: MetadataCache,
+        nursery: trio.Nursery,
+        *,
+        list_ttl: float,
+        clock: Callable[[], float],
+        metrics: Metrics,
+    ) -> None:
+        """List through `store`; shared requests run in `nursery`."""
+        self._store = store
+        self._cache = cache
+        self._clock = clock
+        self._metrics = metrics
+        self._list_ttl = list_ttl
+        self._listings: SingleFlight[DirectoryId, Dated[Listing]] = SingleFlight(nursery)
+        self._first_pages: SingleFlight[DirectoryId, Dated[Listing] | None] = SingleFlight(nursery)
+        self._bucket_lists: SingleFlight[str, Dated[list[Bucket]]] = SingleFlight(nursery)
+        self._buckets: Dated[list[Bucket]] | None = None
+        self._single_lookups: TTLCache[DirectoryId, int] = TTLCache(
+            LARGE_DIRECTORIES_MAX, list_ttl, clock
+        )
+
+    async def directory(self, bucket: Bucket, prefix: str) -> Dated[Listing]:
+        """Give the whole directory, listed within the time to live; complete or an error.
+
+        Raises:
+            BucketNotFound: the bucket is missing. A prefix without entries is an empty listing.
+        """
+        known = self._cache.listing((bucket, prefix))
+        if known is not None:
+            return known
+        return await self._listings.fetch((bucket, prefix), lambda: self._list(bucket, prefix))
+
+    async def find(self, bucket: Bucket, prefix: str, name: bytes) -> Dated[Listed] | None:
+        """Give what `name` stands for in the directory `prefix`, None when it is missing."""
+        if refusal(name):
+            return None
+        directory = (bucket, prefix)
+        known = self._cache.listing(directory) or await self._cheap_listing(directory)
+        if known is not None:
+            listing = known.value
+            return Dated(listing[name], known.expires) if name in listing else None
+        return await self._find_singly(bucket, prefix, name)
+
+    async def buckets(self) -> Dated[list[Bucket]]:
+        """Give all buckets the token may list, sorted.
+
+        Raises:
+            AccessDenied: it may list none; single buckets may still be open to it.
+        """
+        known = self._buckets
+        if known is not None and self._clock() < known.expires:
+            return known
+        return await self._bucket_lists.fetch("", self._list_buckets)
+
+    async def check_bucket(self, bucket: Bucket) -> float:
+        """Return until when the bucket may be believed to exist; asks when it is not listed.
+
+        Raises:
+            BucketNotFound: it does not exist.
+        """
+        with suppress(AccessDenied):
+            known = await self.buckets()
+            if bucket in known.value:
+                return known.expires
+        await self._store.list_page(bucket, "", page_size=1)
+        return self._clock() + self._list_ttl
+
+    def drop(self, bucket: Bucket, prefix: str, name: bytes) -> None:
+        """Ask again about this name and its directory: something turned out to have changed."""
+        self._cache.drop((bucket, prefix), name)
+
+    async def _list_buckets(self) -> Dated[list[Bucket]]:
+        found = sorted(await self._store.list_buckets())
+        self._buckets = Dated(found, self._clock() + self._list_ttl)
+        return self._buckets
+
+    async def _cheap_listing(self, directory: DirectoryId) -> Dated[Listing] | None:
+        """List the directory if that is at most one page, or was earned by many single look-ups."""
+        if self._list_ttl == 0:
+            return None
+        asked = self._single_lookups.get(directory, 0)
+        if asked >= SINGLE_LOOKUPS:
+            return await self.directory(*directory)
+        if asked:
+            return None
+        return await self._first_pages.fetch(directory, lambda: self._list_one_page(directory))
+
+    async def _list(self, bucket: Bucket, prefix: str) -> Dated[Listing]:
+        pages: list[Page] = []
+        token = ""
+        while True:
+            page = await self._store.list_page(bucket, prefix, token=token)
+            pages.append(page)
+            if not page.next_token:
+                return self._keep(bucket, prefix, pages)
+            token = page.next_token
+
+    async def _list_one_page(self, directory: DirectoryId) -> Dated[Listing] | None:
+        page = await self._store.list_page(*directory)
+        if not page.next_token:
+            return self._keep(*directory, [page])
+        self._single_lookups[directory] = 1
+        return None
+
+    def _keep(self, bucket: Bucket, prefix: str, pages: list[Page]) -> Dated[Listing]:
+        directory = (bucket, prefix)
+        listing = Listing.of_pages(prefix, pages, self._cache.last_listing(directory))
+        for reason, count in listing.refused.items():
+            self._metrics.names_refused.labels(reason.value).inc(count)
+            log.info("%s/%s: %d names not shown: %s", bucket, prefix, count, reason)
+        return self._cache.keep_listing(directory, listing)
+
+    async def _find_singly(self, bucket: Bucket, prefix: str, name: bytes) -> Dated[Listed] | None:
+        directory = (bucket, prefix)
+        known = self._cache.found((*directory, name))
+        if known is not None:
+            return known
+        if self._cache.is_missing((*directory, name)):
+            return None
+        if directory in self._single_lookups:
+            self._single_lookups[directory] += 1
+        try:
+            if await self._is_directory(bucket, child_prefix(prefix, name)):
+                return self._cache.keep_found((*directory, name), None)
+            info = await self._store.head(bucket, child_key(prefix, name))
+        except (NotFound, InvalidName):
+            self._cache.keep_missing((*directory, name))
+            return None
+        return self._cache.keep_found((*directory, name), info)
+
+    async def _is_directory(self, bucket: Bucket, prefix: str) -> bool:
+        """Say whether anything lies below `prefix`; a page may be empty and not the last."""
+        token = ""
+        while True:
+            page = await self._store.list_page(bucket, prefix, token=token, page_size=1)
+            if page.objects or page.directories:
+                return True
+            if not page.next_token:
+                return False
+            token = page.next_token

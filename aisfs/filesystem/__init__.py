@@ -1,0 +1,1 @@
+"""The tree in the kernel's words, without the kernel: numbers and names in, attributes out."""

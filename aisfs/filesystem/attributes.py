@@ -1,0 +1,69 @@
+"""What `stat` shows, and for how long the kernel may believe it.
+
+The attributes of an inode never change, since a new version of an object is a new inode. So the
+kernel may keep them; what expires is the entry, the claim that a name still stands for this inode.
+"""
+
+import stat
+from dataclasses import dataclass
+
+from aisfs.config import TreeSettings
+
+BLOCK_SIZE = 128 * 1024
+"""st_blksize. Python, cp and tar size their buffers by it; with 4096 a JPEG costs PIL three reads
+instead of one and webdataset reads a shard 8 KiB at a time."""
+
+FOREVER = 365 * 86400.0
+"""Seconds; the kernel's own arithmetic has no infinity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attr:
+    """The attributes of one inode."""
+
+    ino: int
+    mode: int
+    size: int
+    mtime_ns: int
+    uid: int
+    gid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A name of a directory with what it stands for."""
+
+    name: bytes
+    attr: Attr
+    entry_timeout: float
+    """Seconds the kernel may keep the name."""
+
+
+class AttrMaker:
+    """Makes attributes with the owner and the modes of the mount."""
+
+    def __init__(self, settings: TreeSettings, mounted_at_ns: int) -> None:
+        """Directories without a time of their own show the time of the mount."""
+        self._settings = settings
+        self._mounted_at_ns = mounted_at_ns
+
+    def directory(self, ino: int, mtime_ns: int | None = None) -> Attr:
+        """Describe a directory."""
+        settings = self._settings
+        mtime = self._mounted_at_ns if mtime_ns is None else mtime_ns
+        return Attr(
+            ino, stat.S_IFDIR | settings.dir_mode, BLOCK_SIZE, mtime, settings.uid, settings.gid
+        )
+
+    def file(self, ino: int, size: int, mtime_ns: int, *, executable: bool = False) -> Attr:
+        """Describe a regular file; `executable` adds x wherever the mode has r."""
+        settings = self._settings
+        mode = settings.file_mode
+        if executable:
+            mode |= (mode & 0o444) >> 2
+        return Attr(ino, stat.S_IFREG | mode, size, mtime_ns, settings.uid, settings.gid)
+
+    def symlink(self, ino: int, target: bytes, mtime_ns: int) -> Attr:
+        """Describe a symbolic link."""
+        settings = self._settings
+        return Attr(ino, stat.S_IFLNK | 0o777, len(target), mtime_ns, settings.uid, settings.gid)

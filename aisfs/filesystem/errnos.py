@@ -1,0 +1,52 @@
+"""The one table from errors to errno; docs/SEMANTICS.md prints it and a test compares."""
+
+import errno
+import logging
+
+from aisfs.errors import (
+    AccessDenied,
+    AisfsError,
+    BucketNotFound,
+    DeadlineExceeded,
+    InvalidName,
+    IsADirectory,
+    NameTooLong,
+    NoSuchAttribute,
+    NotADirectory,
+    NotFound,
+    OutOfSpace,
+    ProtocolError,
+    ReadOnly,
+    ShardDamaged,
+    Stale,
+    Unavailable,
+    Unsupported,
+)
+
+ERRNOS: dict[type[AisfsError], tuple[int, int]] = {
+    NotFound: (errno.ENOENT, logging.DEBUG),
+    BucketNotFound: (errno.ENOENT, logging.WARNING),
+    AccessDenied: (errno.EACCES, logging.WARNING),
+    Stale: (errno.ESTALE, logging.WARNING),
+    Unavailable: (errno.EIO, logging.ERROR),
+    DeadlineExceeded: (errno.ETIMEDOUT, logging.ERROR),
+    OutOfSpace: (errno.ENOSPC, logging.ERROR),
+    Unsupported: (errno.EOPNOTSUPP, logging.WARNING),
+    InvalidName: (errno.EINVAL, logging.WARNING),
+    ProtocolError: (errno.EIO, logging.ERROR),
+    ShardDamaged: (errno.EIO, logging.ERROR),
+    ReadOnly: (errno.EROFS, logging.DEBUG),
+    NameTooLong: (errno.ENAMETOOLONG, logging.DEBUG),
+    NotADirectory: (errno.ENOTDIR, logging.DEBUG),
+    IsADirectory: (errno.EISDIR, logging.DEBUG),
+    NoSuchAttribute: (errno.ENODATA, logging.DEBUG),
+}
+"""Error class to (errno, level at which the failed request is logged)."""
+
+
+def errno_of(error: AisfsError) -> tuple[int, int]:
+    """Find the errno and log level of an error by its nearest class in the table."""
+    for cls in type(error).__mro__:
+        if cls in ERRNOS:
+            return ERRNOS[cls]
+    return errno.EIO, logging.ERROR

@@ -1,0 +1,70 @@
+"""What an inode can be, apart from members, which are rows of their shard's index."""
+
+from dataclasses import dataclass
+
+from aisfs.model import Bucket, ObjectInfo, Provider
+
+
+@dataclass(frozen=True, slots=True)
+class RootNode:
+    """The root of a mount of everything: a directory of providers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderNode:
+    """A directory of the buckets of one provider."""
+
+    provider: Provider
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryNode:
+    """A bucket or a directory in it."""
+
+    bucket: Bucket
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectNode:
+    """One version of an object, as a file."""
+
+    bucket: Bucket
+    info: ObjectInfo
+    parent: int
+    """Inode of the directory it was found in."""
+    name: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ShardNode:
+    """One version of a shard, opened up; the same numbers as all its members."""
+
+    bucket: Bucket
+    info: ObjectInfo
+    parent: int
+    name: bytes
+    """The directory's name, for example `x.tar.d`."""
+
+
+Node = RootNode | ProviderNode | DirectoryNode | ObjectNode | ShardNode
+
+
+def identity(node: Node) -> bytes:
+    """Spell what the inode number of a node is computed from.
+
+    The version alone is not enough: it starts again at 1 when an object is deleted and made anew.
+    """
+    parts: tuple[object, ...]
+    match node:
+        case RootNode():
+            parts = ("root",)
+        case ProviderNode(provider):
+            parts = ("provider", provider)
+        case DirectoryNode(bucket, prefix):
+            parts = ("directory", bucket, prefix)
+        case _:
+            kind = "object" if isinstance(node, ObjectNode) else "shard"
+            info = node.info
+            parts = (kind, node.bucket, info.key, info.version, info.checksum, info.size)
+    return "\0".join(map(str, parts)).encode(errors="surrogateescape")

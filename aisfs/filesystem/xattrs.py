@@ -1,0 +1,90 @@
+"""Extended attributes: what aisfs knows about a file and `stat` has no room for."""
+
+from collections.abc import Mapping
+
+from aisfs.core.inodes import ROOT, split_member
+from aisfs.core.views import MembersView
+from aisfs.engine.lister import Lister
+from aisfs.errors import NoSuchAttribute
+from aisfs.filesystem.filesystem import FileSystem
+from aisfs.filesystem.nodes import DirectoryNode, ObjectNode, ShardNode
+from aisfs.filesystem.shards import ShardFolders
+from aisfs.metrics import Metrics
+
+VERSION = b"user.ais.version"
+CHECKSUM = b"user.ais.checksum"
+SHARD = b"user.aisfs.shard"
+OFFSET = b"user.aisfs.offset"
+WARNINGS = b"user.aisfs.warnings"
+SKIPPED = b"user.aisfs.skipped"
+STATS = b"user.aisfs.stats"
+
+
+class Xattrs:
+    """Reads the extended attributes of an inode."""
+
+    def __init__(
+        self, filesystem: FileSystem, folders: ShardFolders, lister: Lister, metrics: Metrics
+    ) -> None:
+        """Serve what the collaborators know."""
+        self._filesystem = filesystem
+        self._folders = folders
+        self._lister = lister
+        self._metrics = metrics
+
+    async def get(self, ino: int, name: bytes) -> bytes:
+        """Give one attribute.
+
+        Raises:
+            NoSuchAttribute: the inode has none of this name.
+        """
+        if not name.startswith(b"user.ais"):  # `ls -l` asks for security labels: no scan for that
+            raise NoSuchAttribute(f"no attribute {name!r}")
+        if ino == ROOT and name == STATS:
+            return self._metrics.text()
+        value = (await self._all(ino)).get(name)
+        if value is None:
+            raise NoSuchAttribute(f"no attribute {name!r}")
+        return value
+
+    async def names(self, ino: int) -> list[bytes]:
+        """Name the attributes an inode has."""
+        found = list(await self._all(ino))
+        return [*found, STATS] if ino == ROOT else found
+
+    async def _all(self, ino: int) -> Mapping[bytes, bytes]:
+        node = self._filesystem.node(ino)
+        match node:
+            case ObjectNode(_, info):
+                found = {VERSION: info.version.encode(), CHECKSUM: info.checksum.encode()}
+                return {name: value for name, value in found.items() if value}
+            case ShardNode():
+                return await self._in_shard(node, ino)
+            case DirectoryNode(bucket, prefix):
+                listing = (await self._lister.directory(bucket, prefix)).value
+                return _skipped({str(reason): n for reason, n in listing.refused.items()})
+        return {}
+
+    async def _in_shard(self, node: ShardNode, ino: int) -> Mapping[bytes, bytes]:
+        shard = node.info.key.encode(errors="surrogateescape")
+        _, is_directory, low = split_member(ino) or (0, True, 0)
+        view = await self._folders.view(node)
+        if not is_directory:
+            offset = view.index.data_range(low).start
+            return {SHARD: shard, OFFSET: str(offset).encode()}
+        return {SHARD: shard, **(_report(view) if low == 0 else {})}
+
+
+def _report(view: MembersView) -> Mapping[bytes, bytes]:
+    """Say what is wrong with a shard; nothing when nothing is."""
+    report = dict(_skipped(view.skipped))
+    if view.index.warnings:
+        report[WARNINGS] = "\n".join(view.index.warnings).encode(errors="surrogateescape")
+    return report
+
+
+def _skipped(counts: Mapping[str, int]) -> Mapping[bytes, bytes]:
+    """Spell counts as one `reason: count` a line."""
+    if not counts:
+        return {}
+    return {SKIPPED: "\n".join(f"{reason}: {n}" for reason, n in sorted(counts.items())).encode()}

@@ -1,0 +1,1 @@
+"""The kernel's side: requests in, replies out."""

@@ -1,0 +1,77 @@
+"""The directory a mount goes on: is it fit, and how is it left again."""
+
+import errno
+import os
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+from aisfs.errors import FuseUnavailable, MountError
+
+UMOUNT_SECONDS = 20
+"""A umount that takes longer is stuck behind something that will not end by waiting."""
+
+
+def check_fuse() -> None:
+    """Check that this machine lets us mount at all.
+
+    Raises:
+        FuseUnavailable: no /dev/fuse, or no fusermount3.
+    """
+    try:
+        os.close(os.open("/dev/fuse", os.O_RDWR))
+    except OSError as error:
+        raise FuseUnavailable(
+            f"/dev/fuse: {error.strerror}; load the kernel module (modprobe fuse), and in a "
+            "container pass the device (--device /dev/fuse --cap-add SYS_ADMIN)"
+        ) from error
+    if shutil.which("fusermount3") is None:
+        raise FuseUnavailable("fusermount3 is not installed; on Debian: apt install fuse3")
+
+
+def prepare(mountpoint: Path, *, allow_nonempty: bool = False) -> None:
+    """Check that `mountpoint` can be mounted on; clear away the mount of a daemon that died.
+
+    Raises:
+        MountError: it is missing, no directory, in use or not empty.
+    """
+    try:
+        os.statvfs(mountpoint)  # stat alone would be answered from what the kernel still remembers
+        mode = mountpoint.stat().st_mode
+    except OSError as error:
+        if error.errno != errno.ENOTCONN:
+            raise MountError(f"mountpoint {mountpoint}: {error.strerror}") from error
+        unmount(mountpoint, lazy=True)
+        mode = mountpoint.stat().st_mode
+    if not stat.S_ISDIR(mode):
+        raise MountError(f"mountpoint {mountpoint} is not a directory")
+    if mountpoint.is_mount():
+        raise MountError(
+            f"mountpoint {mountpoint} is already mounted; unmount it first: aisfs umount {mountpoint}"
+        )
+    if not allow_nonempty and next(os.scandir(mountpoint), None) is not None:
+        raise MountError(
+            f"mountpoint {mountpoint} is not empty; use an empty directory, or -o nonempty"
+        )
+
+
+def unmount(mountpoint: Path, *, lazy: bool = False) -> None:
+    """Unmount; `lazy` detaches now and lets go when the last open file is closed.
+
+    Raises:
+        MountError: it is not mounted, or busy.
+    """
+    command = ["fusermount3", "-u", *(["-z"] if lazy else []), "--", str(mountpoint)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=UMOUNT_SECONDS, check=False
+        )
+    except FileNotFoundError:
+        raise FuseUnavailable("fusermount3 is not installed") from None
+    except subprocess.TimeoutExpired:
+        raise MountError(f"{mountpoint}: fusermount3 does not end; try --lazy") from None
+    if done.returncode:
+        reason = done.stderr.strip().removeprefix("fusermount3: ").replace("\n", "; ")
+        hint = "" if lazy or "busy" not in reason else "; --lazy detaches it all the same"
+        raise MountError(f"{reason or 'fusermount3 failed'}{hint}")

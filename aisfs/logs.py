@@ -1,0 +1,33 @@
+"""Where log lines go: stderr in the foreground, a file, or the system's log for a daemon."""
+
+import logging
+import logging.handlers
+import sys
+from pathlib import Path
+
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+SYSLOG_FORMAT = "aisfs[%(process)d]: %(levelname)s %(message)s"
+SYSLOG_SOCKET = Path("/dev/log")
+
+
+def configure(level: str, file: Path | None, *, foreground: bool) -> None:
+    """Send the lines of all modules of aisfs from `level` on to the right place.
+
+    Raises:
+        OSError: the log file cannot be written.
+    """
+    handler: logging.Handler
+    if file is not None:
+        handler = logging.FileHandler(file)
+        handler.setFormatter(logging.Formatter(FORMAT))
+    elif foreground:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter(FORMAT))
+    elif SYSLOG_SOCKET.exists():
+        handler = logging.handlers.SysLogHandler(str(SYSLOG_SOCKET))
+        handler.setFormatter(logging.Formatter(SYSLOG_FORMAT))
+    else:
+        handler = logging.NullHandler()
+    # Other libraries' debug lines would drown ours; their warnings matter.
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("aisfs").setLevel(level.upper())

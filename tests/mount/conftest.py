@@ -1,0 +1,37 @@
+"""Fixtures of the tests that mount a real file system."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _fuse_is_there():
+    assert os.path.exists("/dev/fuse"), "these tests need /dev/fuse; a machine without it fails"
+
+
+@pytest.fixture
+def mountpoint(tmp_path: Path) -> Path:
+    """An empty directory."""
+    path = tmp_path.resolve() / "mnt"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture(scope="module")
+def shared_mountpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty directory for a mount that all tests of a module read."""
+    return tmp_path_factory.mktemp("mnt").resolve()
+
+
+@pytest.fixture
+def open_mountpoint() -> Iterator[Path]:
+    """An empty directory that other users can reach; pytest's own are closed to them."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o755)
+        path = Path(folder).resolve() / "mnt"
+        path.mkdir()
+        yield path

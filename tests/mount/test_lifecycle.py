@@ -1,0 +1,226 @@
+"""Mounting returns when ready; umount, signals and even kill -9 leave a place to mount again."""
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.mount.content import fill, payload
+from tests.support.mounts import (
+    COMMAND,
+    aisfs,
+    daemons,
+    environment,
+    eventually,
+    is_mountpoint,
+    mounted,
+    run,
+    succeed,
+)
+from tests.support.servers import RunningServer, running_server
+
+pytestmark = pytest.mark.mount
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    root = tmp_path_factory.mktemp("lifecycle") / "store"
+    fill(root / "b", {"x.txt": b"x", "big.bin": payload(4 << 20)})
+    with running_server(root) as server:
+        yield server
+
+
+def test_the_mount_is_ready_when_the_command_returns(server: RunningServer, mountpoint: Path):
+    with mounted("ais://b", mountpoint, endpoint=server.endpoint) as mount:
+        assert sorted(os.listdir(mount.path)) == ["big.bin", "x.txt"]
+        assert len(mount.pids) == 1
+
+
+def test_the_command_says_nothing_and_keeps_no_pipe(server: RunningServer, mountpoint: Path):
+    """`$(aisfs mount …)` would hang for as long as the daemon holds the pipe."""
+    command = [*COMMAND, "mount", "ais://b", str(mountpoint), "--endpoint", server.endpoint]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, env=environment(),
+            timeout=60, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+        assert is_mountpoint(mountpoint)
+        (pid,) = daemons(mountpoint)
+        assert os.getsid(pid) != os.getsid(0), "the daemon still belongs to the caller's session"
+        assert os.readlink(f"/proc/{pid}/cwd") == "/", "the daemon keeps a directory busy"
+    finally:
+        done = aisfs("umount", mountpoint)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert eventually(lambda: not daemons(mountpoint))
+
+
+def test_umount(server: RunningServer, mountpoint: Path):
+    with mounted("ais://b", mountpoint, endpoint=server.endpoint) as mount:
+        done = aisfs("umount", mount.path)
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+        assert not mount.is_mounted()
+        assert mount.wait_until_gone()
+    assert os.listdir(mountpoint) == []
+
+
+def test_umount_with_the_tools_of_the_system(server: RunningServer, mountpoint: Path):
+    for command in (["fusermount3", "-u"], ["umount"]):
+        with mounted("ais://b", mountpoint, endpoint=server.endpoint) as mount:
+            succeed(*command, mount.path)
+            assert mount.wait_until_gone()
+
+
+def test_mounting_again_and_again(server: RunningServer, mountpoint: Path):
+    for _ in range(3):
+        with mounted("ais://b", mountpoint, endpoint=server.endpoint) as mount:
+            assert (mount.path / "x.txt").read_bytes() == b"x"
+
+
+def test_umount_of_what_is_not_mounted(mountpoint: Path):
+    for path in (mountpoint, mountpoint / "nowhere"):
+        done = aisfs("umount", path)
+        assert done.returncode == 7
+        assert done.stderr.startswith(b"aisfs: ")
+        assert done.stderr.count(b"\n") == 1
+
+
+def test_umount_while_a_file_is_open(server: RunningServer, mountpoint: Path):
+    with mounted("ais://b", mountpoint, endpoint=server.endpoint) as mount:
+        with open(mount.path / "x.txt", "rb") as file:
+            done = aisfs("umount", mount.path)
+            assert done.returncode == 7
+            assert done.stderr.startswith(b"aisfs: ")
+            assert done.stderr.count(b"\n") == 1
+            assert mount.is_mounted()
+            assert file.read() == b"x"
+        assert (mount.path / "x.txt").read_bytes() == b"x"
+
+
+def test_lazy_umount_while_a_file_is_open(server: RunningServer, mountpoint: Path):
+    with mounted("ais://b", mountpoint, endpoint=server.endpoint) as mount:
+        with open(mount.path / "big.bin", "rb", buffering=0) as file:
+            assert file.read(1000) == payload(4 << 20)[:1000]
+            done = aisfs("umount", mount.path, "--lazy")
+            assert (done.returncode, done.stderr) == (0, b"")
+            assert not mount.is_mounted()
+            assert os.listdir(mountpoint) == []
+            assert file.readall() == payload(4 << 20)[1000:]
+        assert mount.wait_until_gone(), "the daemon stays after the last file was closed"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["TERM", "INT"])
+@pytest.mark.parametrize("foreground", [False, True], ids=["daemon", "foreground"])
+def test_signals(number: signal.Signals, foreground: bool, server: RunningServer, mountpoint: Path):
+    with mounted("ais://b", mountpoint, endpoint=server.endpoint, foreground=foreground) as mount:
+        assert (mount.path / "x.txt").read_bytes() == b"x"
+        os.kill(mount.pid, number)
+        assert mount.wait_until_gone()
+        if mount.process is not None:
+            assert mount.process.wait(10) == 0
+    assert os.listdir(mountpoint) == []
+
+
+def test_a_signal_while_a_file_is_open(server: RunningServer, mountpoint: Path):
+    """The daemon must go although the place is busy; the reader gets an error, not a hang."""
+    with mounted("ais://b", mountpoint, endpoint=server.endpoint) as mount:
+        fd = os.open(mount.path / "big.bin", os.O_RDONLY)
+        try:
+            assert len(os.read(fd, 1000)) == 1000
+            os.kill(mount.pid, signal.SIGTERM)
+            assert eventually(lambda: not mount.is_mounted())
+        finally:
+            with suppress(OSError):  # the daemon may be gone before it hears of the close
+                os.close(fd)
+        assert mount.wait_until_gone()
+
+
+def test_a_signal_amid_reads(server: RunningServer, mountpoint: Path):
+    script = 'while cat "$1/big.bin" >/dev/null 2>&1; do :; done'
+    with mounted("ais://b", mountpoint, endpoint=server.endpoint) as mount:
+        threads = [
+            threading.Thread(target=run, args=("sh", "-c", script, "sh", str(mount.path)))
+            for _ in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        succeed("cat", mount.path / "big.bin")
+        os.kill(mount.pid, signal.SIGTERM)
+        for thread in threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads)
+        assert mount.wait_until_gone()
+
+
+def test_after_kill_9_the_next_mount_recovers_the_place(server: RunningServer, mountpoint: Path):
+    with mounted("ais://b", mountpoint, endpoint=server.endpoint) as dead:
+        os.kill(dead.pid, signal.SIGKILL)
+        assert eventually(lambda: not dead.living())
+        assert run("stat", mountpoint, timeout=20).returncode in (0, 1)  # answers either way
+        with mounted("ais://b", mountpoint, endpoint=server.endpoint) as mount:
+            assert sorted(os.listdir(mount.path)) == ["big.bin", "x.txt"]
+            assert mount.pid != dead.pid
+        assert not is_mountpoint(mountpoint), "the dead mount is still below"
+
+
+def test_umount_after_kill_9(server: RunningServer, mountpoint: Path):
+    with mounted("ais://b", mountpoint, endpoint=server.endpoint) as mount:
+        os.kill(mount.pid, signal.SIGKILL)
+        assert eventually(lambda: not mount.living())
+        if mount.is_mounted():
+            done = aisfs("umount", mount.path)
+            assert (done.returncode, done.stderr) == (0, b"")
+        assert not mount.is_mounted()
+    assert os.listdir(mountpoint) == []
+
+
+def test_two_mounts_of_one_bucket(server: RunningServer, tmp_path: Path):
+    places = [tmp_path.resolve() / name for name in ("one", "two")]
+    for place in places:
+        place.mkdir()
+    with (
+        mounted("ais://b", places[0], endpoint=server.endpoint) as one,
+        mounted("ais://b", places[1], endpoint=server.endpoint) as two,
+    ):
+        assert (one.path / "x.txt").read_bytes() == (two.path / "x.txt").read_bytes() == b"x"
+        assert aisfs("umount", one.path).returncode == 0
+        assert (two.path / "big.bin").read_bytes() == payload(4 << 20)
+
+
+def test_the_foreground_log_goes_to_stderr(server: RunningServer, mountpoint: Path):
+    command = [*COMMAND, "mount", "--foreground", "--log-level", "info", "ais://b", str(mountpoint)]
+    with open(mountpoint.parent / "stderr", "wb") as stderr:
+        process = subprocess.Popen(
+            [*command, "--endpoint", server.endpoint], stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=stderr, env=environment(),
+        )  # fmt: skip
+    try:
+        assert eventually(lambda: is_mountpoint(mountpoint) or process.poll() is not None, 60)
+        assert succeed("cat", mountpoint / "x.txt", timeout=30) == b"x"
+        process.terminate()
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait(20)
+        run("fusermount3", "-uz", mountpoint)
+    log = (mountpoint.parent / "stderr").read_text()
+    assert log.strip()
+    assert "Traceback" not in log
+    assert str(mountpoint) in log
+
+
+def test_the_log_file_has_what_the_level_asks_for(server: RunningServer, mountpoint: Path):
+    sizes = {}
+    for level in ("debug", "info", "error"):
+        options = ("--log-level", level)
+        with mounted("ais://b", mountpoint, endpoint=server.endpoint, options=options) as mount:
+            (mount.path / "x.txt").read_bytes()
+            os.path.exists(mount.path / "missing")
+            succeed("ls", "-l", mount.path)
+            sizes[level] = len(mount.log())
+    assert sizes["debug"] > sizes["info"] > sizes["error"] == 0

@@ -1,0 +1,238 @@
+"""`aisfs mount` says in one line why it cannot, with a code for each reason."""
+
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.mount.content import fill
+from tests.support.mounts import (
+    COMMAND,
+    MountFailedError,
+    aisfs,
+    daemons,
+    environment,
+    is_mountpoint,
+    mounted,
+    run,
+)
+from tests.support.servers import RunningServer, running_server
+
+pytestmark = pytest.mark.mount
+
+USAGE, NO_ENDPOINT, UNREACHABLE, MISSING, DENIED, MOUNTPOINT, NO_FUSE = 2, 3, 4, 5, 6, 7, 8
+TOKEN = "let-me-in"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    root = tmp_path_factory.mktemp("errors") / "store"
+    fill(root / "b", {"x.txt": b"x"})
+    with running_server(root) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    root = tmp_path_factory.mktemp("guarded") / "store"
+    fill(root / "b", {"x.txt": b"x"})
+    with running_server(root, token=TOKEN) as server:
+        yield server
+
+
+def one_line(stderr: bytes) -> str:
+    text = stderr.decode()
+    assert text.startswith("aisfs: "), text
+    assert text.endswith("\n"), text
+    assert text.count("\n") == 1, text
+    assert "Traceback" not in text
+    return text
+
+
+def refused(
+    code: int, *arguments: str | Path, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> str:
+    """Run `aisfs mount` with these arguments, the mountpoint last; returns what it said."""
+    done = aisfs("mount", *arguments, env=env, cwd=cwd)
+    assert (done.returncode, done.stdout) == (code, b""), (done.stdout, done.stderr)
+    return one_line(done.stderr)
+
+
+def check_nothing_is_left(mountpoint: Path) -> None:
+    assert not is_mountpoint(mountpoint)
+    assert daemons(mountpoint) == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--shards", "sideways"],
+        ["--attr-ttl", "soon"],
+        ["--attr-ttl", "-1"],
+        ["--list-ttl", "-1"],
+        ["--negative-ttl", "x"],
+        ["--io-timeout", "0"],
+        ["--uid", "root"],
+        ["--gid", "-5"],
+        ["--file-mode", "0999"],
+        ["--dir-mode", "rwx"],
+        ["--log-level", "shout"],
+        ["--endpoint", "ftp://example.com"],
+        ["--no-such-option"],
+        ["-o", "no_such_option=1"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_option(options: list[str], server: RunningServer, mountpoint: Path):
+    given = [] if "--endpoint" in options else ["--endpoint", server.endpoint]
+    refused(USAGE, "ais://b", *given, *options, mountpoint)
+    check_nothing_is_left(mountpoint)
+
+
+def test_an_option_is_named_in_the_message(server: RunningServer, mountpoint: Path):
+    said = refused(
+        USAGE, "ais://b", "--endpoint", server.endpoint, "--shards", "sideways", mountpoint
+    )
+    assert "shards" in said
+    assert "sideways" in said
+
+
+def test_no_arguments():
+    refused(USAGE)
+
+
+def test_too_many_arguments(server: RunningServer, mountpoint: Path):
+    refused(USAGE, "ais://b", mountpoint, "more", "--endpoint", server.endpoint)
+
+
+@pytest.mark.parametrize("source", ["nonsense://b", "ais://", "ais:///x/"])
+def test_a_source_of_no_known_form(source: str, server: RunningServer, mountpoint: Path):
+    refused(USAGE, source, "--endpoint", server.endpoint, mountpoint)
+
+
+@pytest.mark.parametrize("source", [["ais://b"], []])
+def test_no_endpoint(source: list[str], mountpoint: Path):
+    said = refused(NO_ENDPOINT, *source, mountpoint)
+    assert "--endpoint" in said or "AIS_ENDPOINT" in said
+    check_nothing_is_left(mountpoint)
+
+
+def closed_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@pytest.mark.parametrize("source", [["ais://b"], []])
+def test_nobody_answers(source: list[str], mountpoint: Path):
+    endpoint = f"http://127.0.0.1:{closed_port()}"
+    said = refused(UNREACHABLE, *source, "--endpoint", endpoint, "--io-timeout", "3", mountpoint)
+    assert endpoint in said
+    check_nothing_is_left(mountpoint)
+
+
+def test_somebody_listens_and_never_answers(mountpoint: Path):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(50)
+        endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        refused(UNREACHABLE, "ais://b", "--endpoint", endpoint, "--io-timeout", "3", mountpoint)
+    check_nothing_is_left(mountpoint)
+
+
+def test_a_missing_bucket(server: RunningServer, mountpoint: Path):
+    said = refused(MISSING, "ais://missing", "--endpoint", server.endpoint, mountpoint)
+    assert "missing" in said
+    check_nothing_is_left(mountpoint)
+
+
+def test_a_missing_local_directory(tmp_path: Path, mountpoint: Path):
+    assert "nowhere" in refused(MISSING, "./nowhere", mountpoint, cwd=tmp_path)
+    assert "nowhere" in refused(MISSING, tmp_path / "nowhere", mountpoint)
+    check_nothing_is_left(mountpoint)
+
+
+@pytest.mark.parametrize("env", [{}, {"AIS_AUTHN_TOKEN": "wrong"}], ids=["none", "wrong"])
+@pytest.mark.parametrize("source", [["ais://b"], []])
+def test_a_token_is_needed(
+    source: list[str], env: dict[str, str], guarded: RunningServer, mountpoint: Path
+):
+    refused(DENIED, *source, "--endpoint", guarded.endpoint, mountpoint, env=env)
+    check_nothing_is_left(mountpoint)
+
+
+@pytest.mark.parametrize("source", ["ais://b", None])
+def test_a_token_from_the_environment(source: str | None, guarded: RunningServer, mountpoint: Path):
+    environment = {"AIS_AUTHN_TOKEN": TOKEN}
+    with mounted(source, mountpoint, endpoint=guarded.endpoint, env=environment) as mount:
+        folder = mount.path if source else mount.path / "ais" / "b"
+        assert (folder / "x.txt").read_bytes() == b"x"
+        assert TOKEN not in mount.log()
+
+
+def test_a_token_from_a_file(guarded: RunningServer, mountpoint: Path, tmp_path: Path):
+    (tmp_path / "token").write_text(f'{{"token": "{TOKEN}"}}')
+    environment = {"AIS_AUTHN_TOKEN_FILE": str(tmp_path / "token")}
+    with mounted("ais://b", mountpoint, endpoint=guarded.endpoint, env=environment) as mount:
+        assert (mount.path / "x.txt").read_bytes() == b"x"
+
+
+def test_a_token_from_the_file_of_the_ais_command(
+    guarded: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    fill(tmp_path, {".config/ais/cli/auth.token": f'{{"token": "{TOKEN}"}}'.encode()})
+    environment = {"HOME": str(tmp_path)}
+    with mounted("ais://b", mountpoint, endpoint=guarded.endpoint, env=environment) as mount:
+        assert (mount.path / "x.txt").read_bytes() == b"x"
+
+
+def test_a_missing_mountpoint(server: RunningServer, tmp_path: Path):
+    said = refused(MOUNTPOINT, "ais://b", "--endpoint", server.endpoint, tmp_path / "nowhere")
+    assert "nowhere" in said
+
+
+def test_a_mountpoint_that_is_a_file(server: RunningServer, tmp_path: Path):
+    (tmp_path / "file").write_text("keep me")
+    refused(MOUNTPOINT, "ais://b", "--endpoint", server.endpoint, tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "keep me"
+
+
+def test_a_mountpoint_that_is_not_empty(server: RunningServer, mountpoint: Path):
+    (mountpoint / "precious.txt").write_text("keep me")
+    refused(MOUNTPOINT, "ais://b", "--endpoint", server.endpoint, mountpoint)
+    check_nothing_is_left(mountpoint)
+    assert (mountpoint / "precious.txt").read_text() == "keep me"
+
+
+def test_a_busy_mountpoint(server: RunningServer, mountpoint: Path):
+    with mounted("ais://b", mountpoint, endpoint=server.endpoint) as mount:
+        refused(MOUNTPOINT, "ais://b", "--endpoint", server.endpoint, mountpoint)
+        assert mount.living() == mount.pids
+        assert (mount.path / "x.txt").read_bytes() == b"x"
+
+
+def test_no_fuse_device(server: RunningServer, mountpoint: Path):
+    """In a mount namespace whose /dev has what a program needs and no fuse."""
+    script = (
+        "mount -t tmpfs none /dev && mknod -m 666 /dev/null c 1 3 && mknod -m 666 /dev/zero c 1 5 "
+        '&& mknod -m 666 /dev/urandom c 1 9 && exec "$@"'
+    )
+    done = run(
+        "unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh",
+        *COMMAND, "mount", "ais://b", str(mountpoint), "--endpoint", server.endpoint,
+        env=environment(),
+    )  # fmt: skip
+    assert done.returncode == NO_FUSE, done.stderr
+    assert "/dev/fuse" in one_line(done.stderr)
+    check_nothing_is_left(mountpoint)
+
+
+def test_the_same_errors_in_the_foreground(server: RunningServer, mountpoint: Path):
+    with pytest.raises(MountFailedError) as caught:  # noqa: SIM117
+        with mounted("ais://missing", mountpoint, endpoint=server.endpoint, foreground=True):
+            pass
+    assert caught.value.returncode == MISSING
+    assert "missing" in one_line(os.fsencode(caught.value.stderr))
+    check_nothing_is_left(mountpoint)
