@@ -1,0 +1,1 @@
+"""`make demo`: from pictures to a training run over a mounted bucket, on this machine alone."""

@@ -1,0 +1,268 @@
+"""The demo, as a user runs it: what it says, and that nothing is left of it."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from demo.interruptions import Interrupted, Interruptions
+from demo.pictures import class_name, draw_pictures, find_pictures, read_pictures
+from tests.support.mounts import eventually
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+LIMIT = 100
+_MARK = "AISFS_TEST_OF_DEMO"
+
+pytestmark = pytest.mark.mount
+
+
+class Place:
+    """A directory for all temporary files of one run, and a mark on all its processes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.environment = {**os.environ, "TMPDIR": str(directory), _MARK: str(directory)}
+
+    def left(self) -> list[str]:
+        """What a run left behind: mounts, processes, files."""
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+        processes = [entry for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+        return [
+            *(f"mount: {line}" for line in mounts if str(self.directory) in line),
+            *(f"process: {entry.name}" for entry in processes if self._started(entry)),
+            *(f"file: {path}" for path in self.directory.iterdir()),
+        ]
+
+    def _started(self, process: Path) -> bool:
+        try:
+            environment = (process / "environ").read_bytes().split(b"\0")
+        except OSError:
+            return False  # it has ended, or is not ours
+        return f"{_MARK}={self.directory}".encode() in environment
+
+
+@pytest.fixture(scope="module")
+def shared_place(tmp_path_factory):
+    return Place(tmp_path_factory.mktemp("demo"))
+
+
+@pytest.fixture
+def place(tmp_path):
+    directory = tmp_path / "temporary"
+    directory.mkdir()
+    return Place(directory)
+
+
+def demo(place: Place, *arguments: str | Path, env: Mapping[str, str] | None = None):
+    with started(place, *arguments, env=env) as process:
+        out, err = process.communicate(timeout=LIMIT)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+@contextmanager
+def started(place: Place, *arguments: str | Path, env: Mapping[str, str] | None = None):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "demo", *map(str, arguments)],
+        cwd=REPOSITORY,
+        env={**place.environment, **(env or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        with process:
+            yield process
+    finally:
+        if process.poll() is None:  # the test has failed; let the demo clean up even so
+            process.terminate()
+            process.wait(LIMIT)
+
+
+def losses(output: str) -> list[float]:
+    lines = re.findall(r"^epoch \d, num_workers=\d, loss of each batch: (.+)$", output, re.M)
+    return [float(word) for line in lines for word in line.split()]
+
+
+@pytest.fixture(scope="module")
+def drawn(shared_place):
+    """One whole run, which several tests look at."""
+    return demo(shared_place, "--pictures", "36")
+
+
+def test_ends_well_and_leaves_nothing(drawn, shared_place):
+    assert (drawn.returncode, drawn.stderr) == (0, "")
+    assert shared_place.left() == []
+
+
+def test_lists_the_bucket_and_the_members_of_a_shard(drawn):
+    for shard in ("samples-00.tar", "samples-01.tar", "train.tar"):
+        assert re.search(rf"^-r--r--r-- .* {shard}$", drawn.stdout, re.M)
+    for member in ("sample_0000.cls", "sample_0000.image.jpg", "sample_0000.trimap.png"):
+        assert re.search(rf"^-r--r--r-- .* {member}$", drawn.stdout, re.M)
+    assert "JPEG (320, 240)" in drawn.stdout
+
+
+def test_compares_a_shard_with_its_source(drawn):
+    sums = re.findall(r"^([0-9a-f]{32})  (mnt|made)/samples-00.tar$", drawn.stdout, re.M)
+    assert [where for _, where in sums] == ["mnt", "made"]
+    assert len({digest for digest, _ in sums}) == 1
+    assert "# equal" in drawn.stdout
+
+
+def test_webdataset_reads_every_sample(drawn):
+    expected = "webdataset: 36 samples decoded (12 of class 0, 12 of class 1, 12 of class 2)"
+    assert expected in drawn.stdout
+
+
+def test_trains_on_the_folders_of_a_shard(drawn):
+    assert "ImageFolder: 36 pictures, classes: cat dog fish" in drawn.stdout
+    assert "num_workers=0" in drawn.stdout
+    assert "num_workers=2" in drawn.stdout
+    seen = losses(drawn.stdout)
+    assert len(seen) == 2 * 3  # 36 pictures in batches of 16, twice
+    assert seen[-1] < seen[0]
+
+
+def test_commands_appear_in_the_order_of_a_session(drawn):
+    programs = re.findall(r"^\$ (.+)$", drawn.stdout, re.M)
+    words = [" ".join(line.split()[:2]) for line in programs]
+    assert words[:2] == ["aisfs serve", "aisfs mount"]
+    assert words[-1] == "aisfs umount"
+
+
+def test_takes_pictures_of_ones_own(place, tmp_path):
+    for number in range(3):
+        save(tmp_path / "pictures" / "my cats", f"{number}.jpg", number)
+        save(tmp_path / "pictures" / "Vögel", f"{number}.png", number)
+    (tmp_path / "pictures" / "Vögel" / "broken.jpg").write_bytes(b"no picture")
+    done = demo(place, "--data", tmp_path / "pictures")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "# 6 pictures of" in done.stdout
+    assert "1 unreadable left out" in done.stdout
+    assert "ImageFolder: 6 pictures, classes: Vögel my_cats" in done.stdout
+    assert "webdataset: 6 samples decoded (3 of class 0, 3 of class 1)" in done.stdout
+    assert losses(done.stdout)
+    assert place.left() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("empty", "has no pictures"), ("missing", "is not a directory")]
+)
+def test_refuses_a_folder_without_pictures(place, tmp_path, name, reason):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "notes.txt").write_text("no picture")
+    done = demo(place, "--data", tmp_path / name)
+    assert done.returncode == 1
+    assert done.stderr.startswith("demo: ")
+    assert reason in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert place.left() == []
+
+
+def test_a_sum_that_differs_fails_the_demo(place, tmp_path):
+    liar = tmp_path / "bin" / "md5sum"
+    liar.parent.mkdir()
+    liar.write_text("#!/bin/sh\necho 0  $1\necho 1  $2\n")
+    liar.chmod(0o755)
+    done = demo(place, "--pictures", "2", env={"PATH": f"{liar.parent}:{os.environ['PATH']}"})
+    assert done.returncode == 1
+    assert done.stderr.startswith("demo: the shard read through the mount differs")
+    assert place.left() == []
+
+
+def test_a_command_that_fails_ends_the_demo_with_what_it_said(place, tmp_path):
+    broken = tmp_path / "bin" / "cp"
+    broken.parent.mkdir()
+    broken.write_text("#!/bin/sh\necho 'cp: out of order' >&2\nexit 3\n")
+    broken.chmod(0o755)
+    done = demo(place, "--pictures", "2", env={"PATH": f"{broken.parent}:{os.environ['PATH']}"})
+    assert done.returncode == 1
+    assert re.fullmatch(r"demo: `cp .*` failed: cp: out of order\n", done.stderr)
+    assert place.left() == []
+
+
+@pytest.mark.parametrize("moment", ["$ aisfs mount", "ImageFolder:"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_leaves_nothing(place, moment, number):
+    with started(place, "--pictures", "60") as process:
+        seen = any(line.startswith(moment) for line in process.stdout)
+        process.send_signal(number)
+        process.send_signal(number)  # an impatient user
+        _, err = process.communicate(timeout=LIMIT)
+    assert seen
+    assert process.returncode == 128 + number
+    assert err == f"demo: stopped by {number.name}; everything is cleaned up\n"
+    assert eventually(lambda: place.left() == [], 5), place.left()
+
+
+def test_a_reader_that_goes_away_leaves_nothing(place):
+    with started(place, "--pictures", "2") as process:
+        process.stdout.readline()
+        process.stdout.close()
+        process.wait(LIMIT)
+        assert process.stderr.read() == ""
+    assert process.returncode == 1
+    assert place.left() == []
+
+
+def test_drawn_pictures_are_the_same_every_time():
+    assert list(draw_pictures(4)) == list(draw_pictures(4))
+
+
+def test_pictures_in_the_folder_itself_are_one_class(tmp_path):
+    for number in range(3):
+        save(tmp_path / "flat", f"{number}.jpg", number)
+    pictures = list(read_pictures(find_pictures(tmp_path / "flat")))
+    assert [picture.label for picture in pictures] == ["flat"] * 3
+    assert [picture.jpeg for picture in pictures] == [
+        (tmp_path / "flat" / f"{number}.jpg").read_bytes() for number in range(3)
+    ]
+
+
+def test_classes_take_turns_and_hidden_files_stay_out(tmp_path):
+    for name in ("a/1.jpg", "a/2.jpg", "b/1.jpg", "a/.hidden.jpg", ".thumbnails/1.jpg"):
+        save((tmp_path / name).parent, Path(name).name, 0)
+    found = find_pictures(tmp_path)
+    assert [str(path.relative_to(tmp_path)) for path in found] == ["a/1.jpg", "b/1.jpg", "a/2.jpg"]
+
+
+def test_a_huge_picture_is_scaled_down(tmp_path):
+    Image.new("RGB", (3000, 1500), "red").save(tmp_path / "huge.jpg")
+    (picture,) = read_pictures([tmp_path / "huge.jpg"])
+    (tmp_path / "small.jpg").write_bytes(picture.jpeg)
+    with Image.open(tmp_path / "small.jpg") as image:
+        assert image.size == (1024, 512)
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"), [("cats & dogs", "cats_dogs"), ("x.y", "x_y"), ("été", "été")]
+)
+def test_class_names_are_safe_in_keys(folder, name):
+    assert class_name(Path("/data") / folder / "1.jpg") == name
+
+
+def test_an_interruption_waits_for_what_must_not_be_cut_short():
+    interruptions = Interruptions()
+    done = []
+
+    def work():
+        with interruptions.held():
+            interruptions._arrived(signal.SIGINT, None)
+            done.append("held")
+
+    with pytest.raises(Interrupted):
+        work()
+    interruptions._arrived(signal.SIGINT, None)  # a second one does nothing
+    assert done == ["held"]
+
+
+def save(folder: Path, name: str, number: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (90 + number, 60), (number * 60, 80, 160)).save(folder / name)

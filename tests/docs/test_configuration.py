@@ -1,0 +1,149 @@
+"""CONFIGURATION names every option and variable there is, with the default the code has."""
+
+import re
+from pathlib import Path
+
+import click
+import pytest
+from pydantic import SecretStr
+from pydantic_settings import BaseSettings
+
+from aisfs.cli import _IGNORED, _KERNEL, cli
+from aisfs.config import ClusterSettings, TreeSettings
+from tests.docs.documents import CONFIGURATION, rows, section
+
+COMMANDS = dict(cli.commands)
+SETTINGS: tuple[type[BaseSettings], ...] = (ClusterSettings, TreeSettings)
+MODES = ("file_mode", "dir_mode")
+OF_WHOEVER_MOUNTS = ("uid", "gid")
+
+
+def options(command: str) -> dict[str, click.Option]:
+    found = {}
+    for parameter in COMMANDS[command].params:
+        if isinstance(parameter, click.Option):
+            long = [name for name in parameter.opts if name.startswith("--")]
+            found[(long or parameter.opts)[0]] = parameter
+    return found
+
+
+def documented(command: str) -> dict[str, list[str]]:
+    """Rows by the option they begin with."""
+    return {
+        re.match(r"`(--?[\w-]+)", row[0])[1]: row
+        for row in rows(section(CONFIGURATION, f"aisfs {command}"))
+    }
+
+
+def variables() -> dict[str, list[str]]:
+    return {row[0].strip("`"): row for row in rows(section(CONFIGURATION, "Environment"))}
+
+
+def fields() -> dict[str, object]:
+    return {name: field for cls in SETTINGS for name, field in cls.model_fields.items()}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_options(command: str):
+    actual = options(command)
+    table = documented(command)
+    assert set(table) == set(actual)
+    for name, option in actual.items():
+        named = set(re.findall(r"`(--?[\w-]+)", table[name][0]))
+        assert named == set(option.opts), name
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_defaults_of_options(command: str):
+    table = documented(command)
+    for name, option in options(command).items():
+        said = table[name][1].strip("`")
+        if option.name in fields():
+            assert option.default in (None, click.core.UNSET), f"{name}: config has the default"
+            assert said == default_in_words(option.name), name
+        elif option.is_flag:
+            assert said == "off", name
+        elif option.default in (None, click.core.UNSET) or option.multiple:
+            assert said == "none", name
+        else:
+            assert said == str(option.default), name
+
+
+def default_in_words(name: str) -> str:
+    field = fields()[name]
+    if name in OF_WHOEVER_MOUNTS:
+        return "who mounts"
+    if field.default in ("", None):
+        return field.validation_alias or "none"
+    if field.default is False:
+        return "off"
+    if name in MODES:
+        return f"{field.default:04o}"
+    return f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
+
+
+def test_every_field_can_be_set_somehow():
+    from_options = {option.name for option in options("mount").values()}
+    for name, field in fields().items():
+        assert name in from_options or field.validation_alias in variables(), name
+
+
+def test_variables():
+    aliases = {field.validation_alias: name for name, field in fields().items()}
+    aliases.pop(None)
+    table = variables()
+    assert set(table) == set(aliases)
+    for variable, name in aliases.items():
+        default = fields()[name].default
+        words = {"": "none", None: "none", False: "off"}
+        said = words.get(default) or f"{default:g}"
+        assert table[variable][1] == said, variable
+
+
+def test_variables_are_in_the_help_of_mount():
+    for variable in variables():
+        assert variable in COMMANDS["mount"].epilog
+
+
+def test_no_other_variable_changes_anything(monkeypatch: pytest.MonkeyPatch):
+    for name in fields():
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    before = [cls.load({}) for cls in SETTINGS]
+    for name, field in fields().items():
+        if field.validation_alias != name.upper():
+            monkeypatch.setenv(name.upper(), "1")
+    assert [cls.load({}) for cls in SETTINGS] == before
+
+
+def test_words_that_mean_yes():
+    said = variables()["AIS_SKIP_VERIFY_CRT"][2].partition(":")[0]
+    words = re.findall(r"`(\w+)`", said)
+    assert words
+    for word in (*words, words[0].upper()):
+        assert ClusterSettings.load({"skip_verify": word}).skip_verify
+    assert not ClusterSettings.load({"skip_verify": "no"}).skip_verify
+
+
+def test_mount_options_of_the_kernel():
+    text = section(CONFIGURATION, "aisfs mount")
+    named = set(re.findall(r"`([\w]+)`", text[text.index("`-o` takes") :]))
+    assert named >= _KERNEL | _IGNORED
+
+
+def test_the_token_chain_is_in_the_order_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from aisfs.ais.auth import Credentials
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    chain = tmp_path / ".config" / "ais" / "cli" / "auth.token"
+    chain.parent.mkdir(parents=True)
+    chain.write_text('{"token": "third"}')
+    named = tmp_path / "named"
+    named.write_text('{"token": "second"}')
+    for name, value in (
+        ("third", {}),
+        ("second", {"token_file": named}),
+        ("first", {"token_file": named, "token": SecretStr("first")}),
+    ):
+        settings = ClusterSettings.load(value)
+        assert Credentials.load(settings).authorization() == f"Bearer {name}"

@@ -1,0 +1,60 @@
+"""The unit calls commands that exist, and systemd understands it."""
+
+import configparser
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from aisfs.cli import cli
+from tests.docs.documents import ROOT
+
+UNIT = ROOT / "systemd" / "aisfs@.service"
+SAMPLE = ROOT / "systemd" / "sample.env"
+VARIABLE = re.compile(r"\$\{?(\w+)\}?")
+
+
+@pytest.fixture
+def service() -> configparser.SectionProxy:
+    parser = configparser.ConfigParser(interpolation=None, strict=True)
+    parser.optionxform = str
+    parser.read(UNIT)
+    return parser["Service"]
+
+
+def test_the_unit_calls_commands_that_exist(service: configparser.SectionProxy):
+    for key, command in (("ExecStart", "mount"), ("ExecStop", "umount")):
+        program, word, *_ = service[key].split()
+        assert program == "/usr/local/bin/aisfs"
+        assert word == command
+        assert command in cli.commands
+
+
+def test_the_sample_sets_what_the_unit_uses(service: configparser.SectionProxy):
+    used = set(VARIABLE.findall(service["ExecStart"])) | set(VARIABLE.findall(service["ExecStop"]))
+    lines = [line for line in SAMPLE.read_text().splitlines() if line and not line.startswith("#")]
+    given = dict(line.split("=", 1) for line in lines)
+    assert used <= set(given)
+    known = {name for option in cli.commands["mount"].params for name in option.opts}
+    assert set(given["OPTIONS"].split()) <= known
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze here")
+def test_systemd_understands_the_unit(tmp_path: Path):
+    text = UNIT.read_text().replace("/usr/local/bin/aisfs", "/bin/true")
+    text = re.sub(r"^Documentation=.*\n", "", text, flags=re.MULTILINE)
+    (tmp_path / UNIT.name).write_text(text)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", "aisfs@pets.service"],
+        cwd=tmp_path,
+        env={"SYSTEMD_UNIT_PATH": f"{tmp_path}:", "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    complaints = [line for line in done.stderr.splitlines() if "aisfs@" in line]
+    assert not complaints
+    assert done.returncode == 0, done.stderr
