@@ -52,8 +52,8 @@ class ObjectStore(Protocol):
     ) -> None:
         """Fill `buffer` with the bytes from `start` on of exactly the version `expected`.
 
-        The range must be non-empty and lie within `expected.size`, else ValueError: the caller's bug. On an error the content of
-        `buffer` is undefined.
+        The range must be non-empty and lie within `expected.size`, else ValueError: the caller's
+        bug. On an error the content of `buffer` is undefined.
 
         Raises:
             Stale: the object is now another version; nothing of it was delivered as `expected`.
