@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,10 +55,10 @@ def shared_place(tmp_path_factory):
 
 
 @pytest.fixture
-def place(tmp_path):
-    directory = tmp_path / "temporary"
-    directory.mkdir()
-    return Place(directory)
+def place():
+    # Not below tmp_path: torch's workers make sockets here, whose paths must stay below 108 bytes.
+    with tempfile.TemporaryDirectory(prefix="demo-") as directory:
+        yield Place(Path(directory))
 
 
 def demo(place: Place, *arguments: str | Path, env: Mapping[str, str] | None = None):

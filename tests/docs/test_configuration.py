@@ -6,14 +6,13 @@ from pathlib import Path
 import click
 import pytest
 from pydantic import SecretStr
-from pydantic_settings import BaseSettings
 
 from aisfs.cli import _IGNORED, _KERNEL, cli
 from aisfs.config import ClusterSettings, TreeSettings
 from tests.docs.documents import CONFIGURATION, rows, section
 
 COMMANDS = dict(cli.commands)
-SETTINGS: tuple[type[BaseSettings], ...] = (ClusterSettings, TreeSettings)
+SETTINGS: tuple[type[ClusterSettings], type[TreeSettings]] = (ClusterSettings, TreeSettings)
 MODES = ("file_mode", "dir_mode")
 OF_WHOEVER_MOUNTS = ("uid", "gid")
 
