@@ -1,25 +1,13 @@
-"""The demo: make shards, serve, mount, look around, train, unmount."""
+"""The command line of the demo and what its end looks like."""
 
 import argparse
 import os
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from demo.failures import DemoError, step
+from demo.failures import DemoError
 from demo.interruptions import Interrupted, Interruptions
-from demo.pictures import KINDS, class_name, draw_pictures, find_pictures, read_pictures
-from demo.shards import Shards, put_shards, write_shards
-from demo.shell import say
-from demo.stage import BUCKET, Stage, stage
-
-NEXT = """\
-Next, your own cluster (or any folder of shards: aisfs mount ./shards MNT):
-  export AIS_ENDPOINT=http://PROXY:51080
-  .venv/bin/aisfs mount MNT                  every bucket, as MNT/PROVIDER/BUCKET
-  .venv/bin/aisfs mount ais://BUCKET MNT     one bucket
-  .venv/bin/aisfs umount MNT"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,7 +16,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     interruptions = Interruptions()
     interruptions.begin()
     try:
-        _play(options, interruptions)
+        from demo.story import play  # loads for a second, in which Ctrl-C should be as silent
+
+        play(options, interruptions)
     except DemoError as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
@@ -42,7 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m demo", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m demo", description="Show what aisfs does, on this machine alone."
+    )
     parser.add_argument(
         "--data", type=Path, metavar="DIR", help="use the pictures in DIR; a folder is a class"
     )
@@ -57,75 +49,6 @@ def _positive(text: str) -> int:
     if number < 1:
         raise ValueError(text)
     return number
-
-
-def _play(options: argparse.Namespace, interruptions: Interruptions) -> None:
-    start = time.monotonic()
-    with stage(interruptions) as place:
-        with step("making the shards"):
-            shards = _make_shards(options, place.directory)
-        with step("starting the server"):
-            endpoint = place.start_server()
-        with step("putting the shards into the bucket"):
-            put_shards(endpoint, BUCKET, shards.all)
-        say(f"# {len(shards.all)} shards put into ais://{BUCKET} (HTTP PUT)")
-        try:
-            _look_around(place, shards, endpoint)
-        except DemoError as error:
-            said = place.what_the_mount_said()
-            raise DemoError(f"{error}; the mount's log: {said}" if said else str(error)) from error
-        place.stop_server()
-    say(
-        f"\nShown in {time.monotonic() - start:.0f} s: {len(shards.all)} shards in a bucket, read as"
-        f" files (md5 equal), as folders and by\nwebdataset ({shards.pictures} samples), and a model"
-        " trained from a shard by ImageFolder. All is cleaned up."
-    )
-    say(NEXT)
-
-
-def _make_shards(options: argparse.Namespace, directory: Path) -> Shards:
-    made = directory / "made"
-    made.mkdir()
-    if options.data is None:
-        shards = write_shards(draw_pictures(options.pictures), made, classes=list(KINDS))
-        say(f"# {shards.pictures} JPEGs drawn ({' '.join(shards.classes)}), written by webdataset:")
-    else:
-        paths = find_pictures(options.data)
-        classes = sorted({class_name(path) for path in paths})
-        shards = write_shards(read_pictures(paths), made, classes=classes)
-        skipped = len(paths) - shards.pictures
-        note = f", {skipped} unreadable left out" if skipped else ""
-        say(f"# {shards.pictures} pictures of {options.data}{note}, written by webdataset:")
-    say(f"# {shards.pattern} with image.jpg, cls and trimap.png, train.tar with class folders")
-    return shards
-
-
-def _look_around(place: Stage, shards: Shards, endpoint: str) -> None:
-    """Use the mount as a person would."""
-    run = place.shell.run
-    first = shards.samples[0].name
-    image = "sample_0000.image.jpg"
-    with step("looking around"):
-        place.mount(endpoint)
-        run("ls -l mnt")
-        run(f"ls -l mnt/{first}.d | head -n 7")
-        run(f"cp mnt/{first}.d/{image} .")
-        run(
-            f"""python -c 'from PIL import Image; i = Image.open("{image}"); print(i.format, i.size)'"""
-        )
-        _compare(run(f"md5sum mnt/{first} made/{first}"))
-        run(f"python -m demo.count_samples 'mnt/{shards.pattern}'")
-        run("ls mnt/train.tar.d")
-        run("python -m demo.train mnt/train.tar.d")
-        place.unmount()
-
-
-def _compare(sums: str) -> None:
-    """Check that all lines of md5sum name the same sum."""
-    different = {line.split()[0] for line in sums.splitlines()}
-    if len(different) != 1:
-        raise DemoError("the shard read through the mount differs from the one that was put")
-    say("# equal")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import IO
 from demo.failures import DemoError
 from demo.interruptions import Interruptions
 
-LIMIT = 100.0
+LIMIT = 60.0
 """Seconds until a command counts as hung; not a statement about speed."""
 _FINE = (0, 128 + signal.SIGPIPE)
 """The second is what `ls … | head` ends with when head has seen enough."""

@@ -21,6 +21,8 @@ START_SECONDS = 60.0
 """A loaded two-core machine needs seconds for the imports alone."""
 STOP_SECONDS = 10.0
 _MARK = "AISFS_DEMO"
+_SOCKET = "/aisfs-demo-12345678/tmp/pymp-12345678/listener-12345678"
+_LONGEST_SOCKET = 107
 _VERSUS_PROXIES = "127.0.0.1,localhost"
 
 
@@ -96,7 +98,7 @@ def stage(interruptions: Interruptions) -> Iterator[Stage]:
     stack = ExitStack()
     try:
         with interruptions.held():
-            directory = Path(tempfile.mkdtemp(prefix="aisfs-demo-")).resolve()
+            directory = Path(tempfile.mkdtemp(prefix="aisfs-demo-", dir=_base())).resolve()
             stack.callback(_remove, directory)
         (directory / "tmp").mkdir()
         yield Stage(directory, stack, interruptions)
@@ -105,6 +107,16 @@ def stage(interruptions: Interruptions) -> Iterator[Stage]:
             interruptions.end()
         finally:  # an interruption at the very last moment changes nothing
             stack.close()
+
+
+def _base() -> Path:
+    """Choose where temporary directories go: where the user says, if sockets fit there too.
+
+    torch's workers hand over their batches through sockets in TMPDIR; with a path that is too long
+    for one they would wait for ever.
+    """
+    base = Path(tempfile.gettempdir()).resolve()
+    return base if len(os.fsencode(base)) + len(_SOCKET) <= _LONGEST_SOCKET else Path("/tmp")
 
 
 def _environment(directory: Path) -> dict[str, str]:
@@ -118,6 +130,7 @@ def _environment(directory: Path) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(modules),
         "PYTHONUNBUFFERED": "1",  # the losses appear as they are computed
         "TMPDIR": str(directory / "tmp"),  # torch makes a directory there and forgets it
+        "XDG_CACHE_HOME": str(directory / "cache"),  # what the mount keeps is gone with the demo
         "NO_PROXY": _VERSUS_PROXIES,
         "no_proxy": _VERSUS_PROXIES,
         _MARK: str(directory),

@@ -14,6 +14,7 @@ from demo.vision import Compose, ImageFolder, Resize, ToTensor
 
 SIDE = 64
 BATCH = 16
+WORKER_SECONDS = 40
 
 
 def tiny_model(classes: int) -> nn.Module:
@@ -36,7 +37,12 @@ def train_epoch(model: nn.Module, folder: ImageFolder, workers: int) -> list[flo
     """
     order = torch.Generator().manual_seed(workers)
     batches = DataLoader(
-        folder, batch_size=BATCH, shuffle=True, num_workers=workers, generator=order
+        folder,
+        batch_size=BATCH,
+        shuffle=True,
+        num_workers=workers,
+        generator=order,
+        timeout=WORKER_SECONDS if workers else 0,  # workers that cannot deliver are an error
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
     losses = []

@@ -15,6 +15,7 @@ from PIL import Image
 
 from demo.interruptions import Interrupted, Interruptions
 from demo.pictures import class_name, draw_pictures, find_pictures, read_pictures
+from demo.stage import _base
 from tests.support.mounts import eventually
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -29,7 +30,9 @@ class Place:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.environment = {**os.environ, "TMPDIR": str(directory), _MARK: str(directory)}
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("XDG_")}
+        places = dict.fromkeys(("HOME", "TMPDIR", _MARK), str(directory))
+        self.environment = inherited | places
 
     def left(self) -> list[str]:
         """What a run left behind: mounts, processes, files."""
@@ -203,6 +206,24 @@ def test_an_interruption_leaves_nothing(place, moment, number):
     assert eventually(lambda: place.left() == [], 5), place.left()
 
 
+def test_an_interruption_of_the_imports_is_silent_too(place):
+    with started(place) as process:
+        ready = eventually(lambda: catches_signals(process.pid), 20)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=LIMIT)
+    assert ready
+    assert process.returncode == 130
+    assert err.startswith("demo: stopped by SIGINT")
+    assert err.count("\n") == 1
+    assert place.left() == []
+
+
+def catches_signals(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = int(re.search(r"^SigCgt:\s*(\w+)$", status, re.M)[1], 16)
+    return bool(caught & 1 << (signal.SIGTERM - 1))
+
+
 def test_a_reader_that_goes_away_leaves_nothing(place):
     with started(place, "--pictures", "2") as process:
         process.stdout.readline()
@@ -247,6 +268,13 @@ def test_a_huge_picture_is_scaled_down(tmp_path):
 )
 def test_class_names_are_safe_in_keys(folder, name):
     assert class_name(Path("/data") / folder / "1.jpg") == name
+
+
+def test_a_long_path_is_no_place_for_sockets(monkeypatch):
+    for length, chosen in [(30, True), (51, True), (52, False), (200, False)]:
+        base = "/" + "d" * (length - 1)
+        monkeypatch.setattr(tempfile, "tempdir", base)
+        assert _base() == Path(base if chosen else "/tmp")
 
 
 def test_an_interruption_waits_for_what_must_not_be_cut_short():
