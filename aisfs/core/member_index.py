@@ -140,6 +140,37 @@ class MemberIndex:
     def __len__(self) -> int:
         return len(self._columns.ends)
 
+    @classmethod
+    def from_columns(
+        cls,
+        *,
+        names: bytes,
+        ends: "array[int]",
+        offsets: "array[int]",
+        leads: "array[int]",
+        sizes: "array[int]",
+        mtimes: "array[int]",
+        flags: bytes,
+        targets: dict[int, bytes],
+        contents: dict[int, int],
+        stored_stops: dict[int, int],
+        object_size: int,
+        warnings: tuple[str, ...],
+        skipped: Mapping[str, int],
+    ) -> "MemberIndex":
+        """Return the index that had these columns: the way back from `columns`."""
+        columns = _Columns()
+        columns.names, columns.ends, columns.offsets, columns.leads = names, ends, offsets, leads
+        columns.sizes, columns.mtimes, columns.flags = sizes, mtimes, flags
+        columns.targets, columns.contents = targets, contents
+        columns.stored_stops = stored_stops
+        return cls(columns, object_size, warnings, MappingProxyType(dict(skipped)))
+
+    @property
+    def columns(self) -> _Columns:
+        """The columns themselves, for `core.index_codec` to store; nobody may change them."""
+        return self._columns
+
     def name(self, row: int) -> bytes:
         """Return the member's path inside the shard; empty for the root itself."""
         return self._columns.name(row)

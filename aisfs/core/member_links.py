@@ -145,6 +145,16 @@ class _Symlinks:
         self._steps_left = 0
 
     def refuse_bad(self) -> None:
+        """Refuse until every symlink that is left leads somewhere and none goes round."""
+        for _ in range(_MAX_ROUNDS):
+            self._refuse_dangling()
+            circles = self._going_round()
+            if not circles:
+                return
+            self._refuse(circles)  # others may have led through these
+        self._refuse(list(self._found.targets))
+
+    def _refuse_dangling(self) -> None:
         targets = self._found.targets
         for _ in range(_MAX_ROUNDS):
             self._steps_left = _MAX_ALL_STEPS
@@ -160,7 +170,6 @@ class _Symlinks:
             self._refuse(bad)
         else:
             self._refuse(list(targets))
-        self._refuse(self._going_round())
 
     def _refuse(self, rows: Iterable[int]) -> None:
         for row in rows:

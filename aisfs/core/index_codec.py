@@ -1,0 +1,426 @@
+"""A member index as bytes and back: what is kept of a shard so that it need not be scanned again.
+
+    magic, layout version, CRC-32 of all that follows
+    length of the inflated rest, length of the description in it
+    deflated: the description (msgpack), the names, the other columns
+
+100,000 members have to load in a blink, so no step of decoding looks at single rows except where
+`accumulate` does: columns are taken apart and put together again by slices with a step, and
+arithmetic on a whole column is arithmetic on one big integer that has a value in every lane.
+- Numbers: the smallest value and the greatest common divisor go into the description; what is left
+  of each value is written byte plane by byte plane, so that the zeros of the high planes and the
+  noise of the low ones do not mix. As values or as differences, whichever deflates better.
+- Names: a block of rows becomes a matrix, short names padded with NULs, written column by column:
+  of `sample_000123.image.jpg` two columns change often, the others hardly ever.
+- Offsets follow from sizes and header counts, except where something hidden lies between.
+
+Invariants:
+- `decode(encode(index))` answers everything as `index` does;
+- other bytes, damaged ones included, are a `DamagedIndex` and never another error;
+- nothing is inflated beyond the stated length, nor stated lengths beyond `MAX_INFLATED` believed.
+
+The CRC tells damage, not malice: an index is as trustworthy as the place where it was kept.
+"""
+
+import struct
+import sys
+import zlib
+from array import array
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from math import gcd
+from typing import Annotated, Literal
+
+import msgspec
+
+from aisfs.core.member_index import MAX_ROWS, MemberIndex
+
+MAX_INFLATED = 1 << 30
+"""Longest inflated form; over 20 million members of usual names, more than a scan takes."""
+
+_MAGIC = b"AISX"
+_LAYOUT = 1
+_MARK = struct.Struct("<4sBI")
+_LENGTHS = struct.Struct("<QI")
+_BLOCK = 512
+_SURROGATES = "surrogatepass"
+_LEVEL = 1  # level 6 saves a tenth and takes four times as long
+_NAME_ROWS = 8192
+"""Rows of one matrix of names: an odd name makes one block wide, not the whole shard."""
+_WASTE = 3
+"""A matrix may be this many times larger than the names in it; inflating it costs time too."""
+_SAMPLE = 4096
+"""Values, or bytes of names a row at a time, that show which form deflates better."""
+_MAX_ROWS = 2 * MAX_ROWS
+"""Columns that are all alike take no bytes, so the number of rows needs a limit of its own."""
+
+
+class DamagedIndex(ValueError):
+    """These bytes are not an index, or not any more."""
+
+
+# The description -----------------------------------------------------------------------------
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=_MAX_ROWS)]
+_Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class _Numbers(msgspec.Struct, array_like=True, frozen=True):
+    """How a column of numbers is written: `base + scale * lane`, or the sums of that."""
+
+    first: int | None
+    """The first value, when the lanes are the differences after it."""
+    base: int
+    scale: int
+    width: Annotated[int, msgspec.Meta(ge=0, le=8)]
+    """Byte planes; without any all lanes are 0."""
+
+
+class _Description(msgspec.Struct, array_like=True, frozen=True):
+    """Everything but the planes."""
+
+    object_size: _Offset
+    rows: _Count
+    warnings: list[bytes]
+    skipped: list[tuple[bytes, int]]
+    name_widths: list[_Count]
+    """For each block of rows the width of its matrix; 0 when the names are simply joined."""
+    columns: Annotated[list[_Numbers], msgspec.Meta(min_length=5, max_length=5)]
+    """Lengths of names, sizes, leads, mtimes, flags; their planes follow in this order."""
+    unit: Literal[1, 512]
+    """What all offsets are multiples of; in a tar whole blocks."""
+    jumps: dict[_Count, int]
+    """Rows whose data does not follow that of the row before as expected: how many units after."""
+    targets: dict[_Count, bytes]
+    contents: dict[_Count, _Count]
+    stored_stops: dict[_Count, _Offset]
+
+
+_decode_description = msgspec.msgpack.Decoder(_Description).decode
+
+
+def encode(index: MemberIndex) -> bytes:
+    """Return the stored form of an index.
+
+    Raises:
+        ValueError: it is too large to be worth storing.
+    """
+    columns = index.columns
+    if len(index) > _MAX_ROWS or max(columns.offsets, default=0) >= 2**63:
+        raise ValueError(f"an index of {len(index)} members cannot be stored")
+    lengths = array("I", map(int.__sub__, columns.ends, [0, *columns.ends]))
+    written: list[_Numbers] = []
+    parts: list[bytes] = []
+    flags = array("B", columns.flags)
+    for column in (lengths, columns.sizes, columns.leads, columns.mtimes, flags):
+        numbers, planes = _write_numbers(column)
+        written.append(numbers)
+        parts.append(planes)
+    widths = _write_names(bytes(columns.names), lengths, parts)
+    unit: Literal[1, 512] = 1 if any(offset % _BLOCK for offset in columns.offsets) else 512
+    description = msgspec.msgpack.encode(
+        _Description(
+            index.object_size,
+            len(index),
+            [text.encode(errors=_SURROGATES) for text in index.warnings],
+            [(why.encode(errors=_SURROGATES), count) for why, count in index.skipped.items()],
+            widths,
+            written,
+            unit,
+            _jumps(columns.offsets, _steps(columns.sizes, columns.leads, unit), unit),
+            columns.targets,
+            columns.contents,
+            columns.stored_stops,
+        )
+    )
+    raw = b"".join((description, *parts))
+    if len(raw) > MAX_INFLATED:
+        raise ValueError(f"an index of {len(index)} members takes {len(raw)} bytes: too many")
+    rest = _LENGTHS.pack(len(raw), len(description)) + zlib.compress(raw, _LEVEL)
+    return _MARK.pack(_MAGIC, _LAYOUT, zlib.crc32(rest)) + rest
+
+
+def decode(data: bytes | memoryview) -> MemberIndex:
+    """Return the index that `encode` made this of.
+
+    Raises:
+        DamagedIndex: it did not.
+    """
+    raw, description_length = _inflate(memoryview(data))
+    try:
+        description = _decode_description(raw[:description_length])
+        return _read(description, _Parts(raw[description_length:]))
+    except (msgspec.MsgspecError, OverflowError, UnicodeError) as error:
+        raise DamagedIndex(f"the description of the index makes no sense: {error}") from None
+
+
+def _inflate(data: memoryview) -> tuple[memoryview, int]:
+    """Return the inflated rest and how much of it is the description."""
+    start = _MARK.size + _LENGTHS.size
+    if len(data) < start:
+        raise DamagedIndex(f"{len(data)} bytes are no index")
+    magic, layout, crc = _MARK.unpack_from(data)
+    if (magic, layout) != (_MAGIC, _LAYOUT):
+        raise DamagedIndex(f"no index of layout {_LAYOUT}: it starts with {bytes(data[:5])!r}")
+    if zlib.crc32(data[_MARK.size :]) != crc:
+        raise DamagedIndex("the checksum of the index does not hold")
+    length, description_length = _LENGTHS.unpack_from(data, _MARK.size)
+    if not 0 < description_length <= length <= MAX_INFLATED:
+        raise DamagedIndex(f"an index cannot inflate to {length} bytes")
+    inflater = zlib.decompressobj()
+    try:
+        raw = inflater.decompress(data[start:], length)
+        more = inflater.decompress(inflater.unconsumed_tail, 1)
+    except zlib.error as error:
+        raise DamagedIndex(f"the index does not inflate: {error}") from None
+    if more or len(raw) != length or not inflater.eof or inflater.unused_data:
+        raise DamagedIndex("the index does not have the length it states")
+    return memoryview(raw), description_length
+
+
+class _Parts:
+    """Hands out the planes one after the other."""
+
+    def __init__(self, raw: memoryview) -> None:
+        self.left = raw
+
+    def take(self, length: int) -> memoryview:
+        part, self.left = self.left[:length], self.left[length:]
+        if len(part) != length:
+            raise DamagedIndex("the index ends too soon")
+        return part
+
+
+def _read(description: _Description, parts: _Parts) -> MemberIndex:
+    rows = description.rows
+    lengths, sizes, leads, mtimes, flags = (
+        _read_numbers(numbers, rows, typecode, parts)
+        for numbers, typecode in zip(description.columns, "IQHqB", strict=True)
+    )
+    ends = array("I", accumulate(lengths))
+    names = _read_names(description.name_widths, ends, parts)
+    contents = description.contents
+    mentioned = (description.jumps, description.targets, description.stored_stops, contents)
+    if parts.left or any(max(some, default=-1) >= rows for some in (*mentioned, contents.values())):
+        raise DamagedIndex("the columns of the index do not fit together")
+    return MemberIndex.from_columns(
+        names=names,
+        ends=ends,
+        offsets=_offsets(sizes, leads, description.jumps, description.unit),
+        leads=leads,
+        sizes=sizes,
+        mtimes=mtimes,
+        flags=flags.tobytes(),
+        targets=description.targets,
+        contents=contents,
+        stored_stops=description.stored_stops,
+        object_size=description.object_size,
+        warnings=tuple(text.decode(errors=_SURROGATES) for text in description.warnings),
+        skipped={why.decode(errors=_SURROGATES): count for why, count in description.skipped},
+    )
+
+
+# Names ---------------------------------------------------------------------------------------
+
+
+def _write_names(blob: bytes, lengths: "array[int]", parts: list[bytes]) -> list[int]:
+    """Append each block of rows to the parts; returns their widths."""
+    widths: list[int] = []
+    start = 0
+    for first in range(0, len(lengths), _NAME_ROWS):
+        some = lengths[first : first + _NAME_ROWS]
+        stop = start + sum(some)
+        joined = blob[start:stop]
+        width = max(some) if _matrix_pays(joined, some) else 0
+        widths.append(width)
+        parts.append(_matrix(joined, some, width) if width else joined)
+        start = stop
+    return widths
+
+
+def _matrix_pays(joined: bytes, lengths: "array[int]") -> bool:
+    width = max(lengths)
+    if b"\0" in joined or width * len(lengths) > _WASTE * len(joined):
+        return False
+    few = lengths[: max(1, _SAMPLE * len(lengths) // max(1, len(joined)))]
+    sample = joined[: sum(few)]
+    return _deflated(_matrix(sample, few, width)) < _deflated(sample)
+
+
+def _matrix(joined: bytes, lengths: "array[int]", width: int) -> bytes:
+    """Return the names of a block column by column."""
+    names = (joined[start:stop] for start, stop in pairwise(accumulate(lengths, initial=0)))
+    padded = b"".join([name.ljust(width, b"\0") for name in names])
+    return b"".join([padded[column::width] for column in range(width)])
+
+
+def _read_names(widths: list[int], ends: "array[int]", parts: _Parts) -> bytes:
+    """Join the names of all rows."""
+    if len(widths) != -(-len(ends) // _NAME_ROWS):
+        raise DamagedIndex("the index has names for other members")
+    blocks: list[bytes | bytearray | memoryview] = []
+    start = 0
+    for first, width in zip(range(0, len(ends), _NAME_ROWS), widths, strict=True):
+        rows = min(_NAME_ROWS, len(ends) - first)
+        stop = ends[first + rows - 1]
+        block = parts.take(width * rows or stop - start)
+        if width:
+            matrix = bytearray(len(block))
+            for column in range(width):
+                matrix[column::width] = block[column * rows : (column + 1) * rows]
+            joined = matrix.translate(None, b"\0")
+            if len(joined) != stop - start:
+                raise DamagedIndex("the names in the index have other lengths")
+            blocks.append(joined)
+        else:
+            blocks.append(block)
+        start = stop
+    return b"".join(blocks)
+
+
+# Numbers -------------------------------------------------------------------------------------
+
+
+def _write_numbers(values: "array[int]") -> tuple[_Numbers, bytes]:
+    """Return how a column is written, and its planes."""
+    first = None
+    # Only times ascend by small steps; the sums of anything else would cost time for nothing.
+    if values.typecode == "q" and _differences_pay(values):
+        first = values[0]
+        values = array("Q", _differences(values))
+    base, scale, lanes = _scaled(values, ascending=first is not None)
+    width = _bytes_of(max(lanes, default=0))
+    return _Numbers(first, base, scale, width), _planes(lanes, width)
+
+
+def _differences(values: Sequence[int]) -> list[int]:
+    return [after - before for before, after in pairwise(values)]
+
+
+def _differences_pay(values: Sequence[int]) -> bool:
+    if len(values) < 2 or min(values) == max(values):
+        return False
+    differences = _differences(values)
+    if min(differences) < 0:
+        return False
+    *_, as_values = _scaled(values[:_SAMPLE], ascending=False)
+    *_, as_differences = _scaled(differences[:_SAMPLE], ascending=True)
+    return _deflated(_planes(as_differences, 8)) < _deflated(_planes(as_values, 8))
+
+
+def _scaled(values: Sequence[int], *, ascending: bool) -> tuple[int, int, "array[int]"]:
+    """Return base, scale and what is left of the values then."""
+    low, high = min(values, default=0), max(values, default=0)
+    base = low
+    if ascending or (low > 0 and low < high and _bytes_of(high) == _bytes_of(high - low)):
+        base = 0  # saves nothing, costs an addition
+    scale = gcd(*[value - base for value in values]) or 1
+    return base, scale, array("Q", [(value - base) // scale for value in values])
+
+
+def _bytes_of(value: int) -> int:
+    return (value.bit_length() + 7) // 8
+
+
+def _planes(lanes: "array[int]", width: int) -> bytes:
+    data = _little(lanes)
+    return b"".join([data[plane::8] for plane in range(width)])
+
+
+def _read_numbers(numbers: _Numbers, rows: int, typecode: str, parts: _Parts) -> "array[int]":
+    """Read a column that `_write_numbers` wrote."""
+    base, scale, width = numbers.base, numbers.scale, numbers.width
+    lane = array(typecode).itemsize
+    if numbers.first is not None and rows:
+        lanes = _read_lanes(width, rows - 1, "Q", parts)
+        lanes = array("Q", accumulate(lanes, initial=0))  # quick while the sums are small
+        base = numbers.first
+    elif width:
+        lanes = _read_lanes(width, rows, "Q" if base < 0 else typecode, parts)
+    else:
+        return array(typecode, [base]) * rows
+    if base < 0:  # one lane would borrow from the next
+        return array(typecode, [base + scale * value for value in lanes])
+    if not base and scale == 1 and lanes.typecode == typecode:
+        return lanes
+    together = int.from_bytes(_little(lanes), "little") * scale + base * _ones(rows, lane)
+    return _array(typecode, together.to_bytes(lane * rows, "little"))
+
+
+def _read_lanes(width: int, rows: int, typecode: str, parts: _Parts) -> "array[int]":
+    """Put the planes of a column together."""
+    lane = array(typecode).itemsize
+    if width > lane:
+        raise DamagedIndex("the numbers of a column are too large for it")
+    planes = parts.take(width * rows)
+    data = bytearray(lane * rows)
+    for plane in range(width):
+        data[plane::lane] = planes[plane * rows : (plane + 1) * rows]
+    return _array(typecode, data)
+
+
+def _ones(rows: int, lane: int) -> int:
+    """Return the integer that has a 1 in each lane."""
+    return int.from_bytes((b"\1" + bytes(lane - 1)) * rows, "little")
+
+
+def _array(typecode: str, little_endian: bytes | bytearray) -> "array[int]":
+    values = array(typecode, little_endian)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
+
+
+def _little(values: "array[int]") -> bytes:
+    if sys.byteorder == "big":
+        values = values[:]
+        values.byteswap()
+    return values.tobytes()
+
+
+# Offsets -------------------------------------------------------------------------------------
+
+
+def _offsets(
+    sizes: "array[int]", leads: "array[int]", jumps: dict[int, int], unit: int
+) -> "array[int]":
+    """Work the offsets out, which are multiples of the unit."""
+    steps = _steps(sizes, leads, unit)
+    for row, step in jumps.items():
+        steps[row] = step
+    offsets = array("Q", accumulate(steps))
+    if unit == 1:
+        return offsets
+    together = int.from_bytes(_little(offsets), "little") * unit  # sums are quick while small
+    return _array("Q", together.to_bytes(8 * len(offsets), "little"))
+
+
+def _steps(sizes: "array[int]", leads: "array[int]", unit: int) -> "array[int]":
+    """Return how far each row's data lies after that of the row before, if nothing is between.
+
+    All rows are padded to whole blocks at once: each has its own 64 bits of one integer.
+    """
+    rows = len(sizes)
+    ones = _ones(rows, 8)
+    padded = int.from_bytes(_little(sizes), "little") + ones * (_BLOCK - 1)
+    padded &= ones * (2**64 - _BLOCK)
+    wide = bytearray(8 * rows)
+    narrow = _little(leads)
+    wide[0::8], wide[1::8] = narrow[0::2], narrow[1::2]
+    together = (padded << 64) + int.from_bytes(wide, "little") * _BLOCK
+    together &= (1 << 64 * rows) - 1
+    return _array("q", (together >> unit.bit_length() - 1).to_bytes(8 * rows, "little"))
+
+
+def _jumps(offsets: "array[int]", steps: "array[int]", unit: int) -> dict[int, int]:
+    """Return by row the steps that are other than expected."""
+    found = _differences([0, *offsets])
+    return {
+        row: step // unit
+        for row, (step, expected) in enumerate(zip(found, steps, strict=True))
+        if step != expected * unit
+    }
+
+
+def _deflated(data: bytes) -> int:
+    return len(zlib.compress(data, _LEVEL))

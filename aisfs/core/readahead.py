@@ -1,0 +1,165 @@
+"""What of an object to fetch ahead of its readers.
+
+The kernel's own read-ahead and parallel `pread`s make one reader's requests arrive slightly out of
+order, and several readers' requests interleaved. So there is one `ReadAhead` per open object, which
+tells up to `MAX_STREAMS` streams apart by where they are. Each has a window: how far ahead of its
+reader bytes are asked for. A window grows only when its reader had to wait for bytes that were
+asked for ahead: not being sequential but being starved is the reason to fetch more (mountpoint-s3).
+
+    random ──the next read touches it──▸ sequential ──too many skips in a row──▸ random
+
+A read at offset 0 starts a sequential stream at once. Whatever belongs to no stream starts a random
+one and gets what it asked for, nothing more.
+"""
+
+from dataclasses import dataclass
+
+from aisfs.model import ByteRange
+
+MIB = 1 << 20
+
+START_WINDOW = MIB
+"""A few round trips' worth for a disk or a LAN, and cheap to waste on a file that is only looked at."""
+MAX_STREAMS = 4
+"""Streams known of one object: two readers that interleave, and a place each for a stray read."""
+FORWARD = 16 * MIB
+"""Longest skip that keeps a stream (mountpoint-s3, hf-mount); never more than the window, since
+what was not asked for ahead gains nothing from being skipped to."""
+BACKWARD = MIB
+"""Longest way back that keeps a stream: covers the disorder of the kernel's requests of 128 KiB, and
+formats that read a header again (mountpoint-s3, hf-mount)."""
+_PAGE = 4096
+"""Sequential reads may overlap by one: the kernel asks for the page again that ends a short read."""
+_MAX_SKIPS = 4
+"""Skips in a row that leave holes and end a stream: a reader that takes every tenth megabyte would
+otherwise fetch everything (gcsfuse gives up after three seeks)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one read takes."""
+
+    need: ByteRange
+    """What must be there for this read: what it asked for, cut at the end of the object."""
+    ahead: ByteRange | None
+    """What else to fetch now; begins behind `need`."""
+    sequential: bool
+    """Whether the read belongs to a sequential stream."""
+
+
+class _Stream:
+    """One reader as far as its requests show it."""
+
+    __slots__ = ("asked", "hole", "judged", "sequential", "skips", "start", "stop", "window")
+
+    def __init__(self, need: ByteRange, window: int) -> None:
+        self.start = need.start
+        """Where the latest read began: one that arrived too early is followed by those before it."""
+        self.stop = need.stop
+        """The furthest byte read."""
+        self.asked = need.stop
+        """Bytes before this one have been asked for."""
+        self.judged = need.stop
+        """A stall before this byte says nothing about the window as it is now."""
+        self.window = window
+        self.sequential = need.start == 0
+        self.skips = 0
+        self.hole = ByteRange(0, 0)
+        """What the latest skip left out, as far as not read since."""
+
+    def touches(self, need: ByteRange) -> bool:
+        """Say whether `need` goes on where this stream is, or came too late by one request."""
+        return self.stop - _PAGE <= need.start <= self.stop < need.stop or need.stop == self.start
+
+    def reaches(self, need: ByteRange) -> bool:
+        """Say whether `need` is near enough to be this reader's."""
+        if not self.sequential:
+            return self.touches(need)
+        ahead = min(max(self.window, self.asked - self.stop), FORWARD)
+        return self.stop - BACKWARD <= need.start <= self.stop + ahead
+
+    def advance(self, need: ByteRange) -> None:
+        if self.touches(need):
+            self.sequential = True
+            self.skips = 0
+        elif self.stop < need.start:
+            self.skips += 1
+            self.hole = ByteRange(self.stop, need.start)
+            self.sequential = self.skips < _MAX_SKIPS
+        elif self.hole.start <= need.start < self.hole.stop:  # requests had changed places
+            self.skips = 0
+            self.hole = ByteRange(self.hole.start, need.start)
+        self.start = need.start
+        self.stop = max(self.stop, need.stop)
+        self.asked = max(self.asked, self.stop)
+
+    def stall(self, need: ByteRange, max_window: int) -> None:
+        """Double the window, once for what each window asked for: requests in parallel all wait."""
+        if need.stop > self.judged:
+            self.window = min(2 * self.window, max_window)
+            self.judged = self.asked
+
+    def extend(self, size: int) -> ByteRange | None:
+        """Ask for more when less than half a window is left ahead: half of it keeps requests large,
+        the other half is what the reader has while they are under way."""
+        target = min(self.stop + self.window, size)
+        if 2 * (self.asked - self.stop) >= self.window or target <= self.asked:
+            return None
+        ahead = ByteRange(self.asked, target)
+        self.asked = target
+        return ahead
+
+
+class ReadAhead:
+    """The streams of one open object."""
+
+    def __init__(self, size: int, *, start_window: int = START_WINDOW, max_window: int) -> None:
+        """Know an object of `size` bytes; a `max_window` of 0 never reads ahead."""
+        self._size = size
+        self._max = max_window
+        self._start = min(start_window, max_window)
+        self._streams: list[_Stream] = []
+        """The one read last is the last."""
+
+    def __repr__(self) -> str:
+        windows = ", ".join(
+            f"{each.stop}+{each.window}" for each in self._streams if each.sequential
+        )
+        return f"<ReadAhead of {self._size} bytes: {windows or 'random'}>"
+
+    @property
+    def windows(self) -> list[int]:
+        """Windows of the sequential streams: what memory they may take together."""
+        return [each.window for each in self._streams if each.sequential]
+
+    def observe(self, wanted: ByteRange, *, stalled: bool) -> Plan:
+        """Tell of a read; `stalled` when not all of it was there already."""
+        size = self._size
+        need = ByteRange(min(wanted.start, size), min(wanted.stop, size))
+        if need.start >= need.stop:
+            return Plan(need, None, sequential=False)
+        stream = self._find(need)
+        if stream is None:
+            stream = _Stream(need, self._start)
+            del self._streams[: len(self._streams) + 1 - MAX_STREAMS]
+        else:
+            self._streams.remove(stream)
+            if stalled and stream.sequential:
+                stream.stall(need, self._max)
+            stream.advance(need)
+        self._streams.append(stream)
+        ahead = stream.extend(size) if stream.sequential else None
+        return Plan(need, ahead, stream.sequential)
+
+    def shrink(self) -> None:
+        """Halve the windows because memory is short; never below the smallest useful one."""
+        for each in self._streams:
+            each.window = max(each.window // 2, min(START_WINDOW, self._start))
+
+    def _find(self, need: ByteRange) -> _Stream | None:
+        near = [each for each in self._streams if each.reaches(need)]
+        return min(
+            near,
+            key=lambda each: (not each.touches(need), abs(need.start - each.stop)),
+            default=None,
+        )
