@@ -1,0 +1,376 @@
+"""The cache on the local disk: bytes of object versions that survive a restart.
+
+What it promises (invariants I3 and I9)
+- What lies below the directory never takes more of the disk than the limit, with any number of
+  processes on it: room is granted by the ledger before a byte is written. Of several limits the
+  smallest of the living processes holds for all.
+- Nothing here fails a read. A full or failing disk means that bytes are not kept, a damaged file or
+  ledger that they were not found; the log says so once.
+- A process that is killed leaves nothing but unpublished pages, which the next one gives back.
+
+    hit, read      bytes that are here, as a view of the mapped file
+    reserve        room for bytes that are to be fetched; None: fetch them, but do not keep them
+    sync           once a second: tells other processes and listens to them
+
+`hit` answers within microseconds on the caller's thread. Everything else may wait for the disk and
+belongs on a worker thread; all of it may be called from any thread. A forked child must not use it.
+"""
+
+import contextlib
+import hashlib
+import logging
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, Self
+
+import xxhash
+
+from aisfs.cache.books import Books
+from aisfs.cache.directory import CacheDirectory, boot_id
+from aisfs.cache.entry import SEGMENT, Damaged, EntryId
+from aisfs.cache.filling import Filler
+from aisfs.cache.ledger import Ledger
+from aisfs.cache.reservation import Reservation
+from aisfs.cache.segments import Segment, sums_of
+from aisfs.cache.shelf import Health, Shelf
+from aisfs.cache.upkeep import Upkeep
+from aisfs.errors import ConfigError
+from aisfs.model import ByteRange
+
+logger = logging.getLogger(__name__)
+
+LEAST = 4 * 1024 * 1024
+"""Smallest limit: the ledger and the margin take half of it."""
+_CHUNK = 1024 * 1024
+_HASHERS: dict[str, Callable[[], "_Hasher"]] = {
+    "xxhash": xxhash.xxh64,
+    "xxhash2": xxhash.xxh64,
+    "md5": lambda: hashlib.md5(usedforsecurity=False),
+    "sha256": hashlib.sha256,
+    "sha512": hashlib.sha512,
+}
+"""AIStore's checksums, but for crc32c, which in Python would be slower than the network."""
+
+
+class _Hasher(Protocol):
+    def update(self, data: bytes, /) -> None: ...
+
+    def hexdigest(self) -> str: ...
+
+
+Progress = Callable[[int, int], None]
+"""Told how many bytes are done, and of how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What is in the cache, for all processes, and what this one did."""
+
+    limit: int
+    used: int
+    """Bytes on disk: files, ledger, and what processes were granted."""
+    entries: int
+    """Versions of objects."""
+    segments: int
+    hits: int
+    misses: int
+    evictions: int
+    rejected: int
+    """Reservations that were refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """What `check` found."""
+
+    segments: int
+    bytes: int
+    """Verified bytes of objects."""
+    damaged: int
+    """Segments that were dropped."""
+
+
+class BlockCache:
+    """The cache in one directory, as one process uses it."""
+
+    def __init__(self, books: Books, upkeep: Upkeep, token: str, descriptor: int) -> None:
+        """Use `open`."""
+        self._books = books
+        self._shelf = books.shelf
+        self._health = books.health
+        self._filler = Filler(books)
+        self._upkeep = upkeep
+        self._token = token
+        self._descriptor = descriptor
+        self._open = True
+        self.hit = books.shelf.hit
+        """`hit(entry, wanted)`: a view of bytes that are mapped and verified, counted as a use, or
+        None; waits for nothing. `wanted` must not reach beyond the object."""
+
+    @classmethod
+    def open(cls, directory: Path, limit: int | None) -> Self:
+        """Use `directory` with a limit in bytes, or, to look at it only, with none.
+
+        Raises:
+            ConfigError: the directory or the limit cannot be used; the message names it.
+        """
+        if limit is not None and limit < LEAST:
+            raise ConfigError(f"a cache of {limit} bytes is too small: {LEAST} at least")
+        place = CacheDirectory(directory)
+        with place.opening():
+            try:
+                place.sweep_discarded()
+                place.create()
+                try:
+                    return cls._start(place, limit)
+                except sqlite3.OperationalError:
+                    raise
+                except sqlite3.DatabaseError as error:
+                    logger.warning("cache %s starts empty: its ledger is bad: %s", directory, error)
+                    place.discard()
+                    return cls._start(place, limit)
+            except (OSError, sqlite3.Error) as error:
+                raise ConfigError(f"cache directory {directory} cannot be used: {error}") from None
+
+    @classmethod
+    def _start(cls, place: CacheDirectory, limit: int | None) -> Self:
+        with contextlib.ExitStack() as stack:
+            stack.callback(place.close)
+            ledger = stack.enter_context(contextlib.closing(Ledger.open(place.ledger, boot_id())))
+            token, descriptor = place.enter()
+            stack.callback(place.leave, token, descriptor)
+            with ledger.transaction():
+                owner = ledger.enter(token, limit)
+            books = Books(Shelf(), ledger, place, Health(), owner)
+            upkeep = Upkeep(books)
+            if upkeep.reclaim():
+                ledger.check()
+            upkeep.sweep_files()
+            changes = ledger.changes(-1)
+            books.seen = changes.until
+            books.room()
+            room = books.shelf.admission.limit if limit is not None else 1 << 62
+            with books.shelf.lock:
+                surplus = books.shelf.restore(changes.rows, room)
+            books.remove(surplus)
+            books.pull()
+            cache = cls(books, upkeep, token, descriptor)
+            stack.pop_all()
+        return cache
+
+    def close(self) -> None:
+        """Record everything and let other processes have what was granted. Views stay valid."""
+        if not self._open:
+            return
+        self._open = False
+        ledger = self._books.ledger
+        with ledger.lock:
+            if not self._health.broken:
+                try:
+                    self._books.record()
+                    with ledger.transaction():
+                        ledger.leave(self._books.owner)
+                except (OSError, sqlite3.Error) as error:
+                    self._health.trouble(error)
+            self._health.broken = True
+            with self._shelf.lock:
+                for segment in list(self._shelf.segments.values()):
+                    self._shelf.forget(segment)
+            ledger.close()
+        self._books.directory.leave(self._token, self._descriptor)
+        self._books.directory.close()
+
+    @property
+    def limit(self) -> int:
+        """Bytes that all of the cache may take: the smallest limit of the processes that use it."""
+        return self._books.limit
+
+    def __repr__(self) -> str:
+        return f"<BlockCache {self._books.directory.directory} {self._shelf.admission!r}>"
+
+    # Reading -----------------------------------------------------------------------------------
+
+    def read(self, entry: EntryId, wanted: ByteRange) -> memoryview | None:
+        """Give a range, cut at the end of the object, if all of it is here; counts as a use.
+
+        A range that crosses from one segment to the next is a copy.
+        """
+        wanted = ByteRange(wanted.start, min(wanted.stop, entry.size))
+        if wanted.start >= wanted.stop:
+            return memoryview(b"")
+        view = self._shelf.hit(entry, wanted)
+        if view is not None:
+            return view
+        views = []
+        for number in entry.numbers(wanted):
+            start = number * SEGMENT
+            part = ByteRange(max(wanted.start, start), min(wanted.stop, start + SEGMENT))
+            view = self._part(entry.key(number), part)
+            if view is None:
+                break
+            views.append(view)
+        self._shelf.requested(entry, wanted, found=view is not None)
+        if view is None or len(views) == 1:
+            return view
+        return memoryview(b"".join(views))
+
+    def _part(self, key: bytes, wanted: ByteRange) -> memoryview | None:
+        segment = self._shelf.segments.get(key)
+        if segment is None or self._health.broken:
+            return None
+        try:
+            if not self._load(segment).valid.covers(wanted):
+                return None
+            file = self._books.open(segment)
+            self._books.verify(segment, file, wanted)
+            return file.view[wanted.start - file.base : wanted.stop - file.base]
+        except Damaged:
+            return None
+        except (OSError, sqlite3.Error) as error:
+            self._health.trouble(error)
+            return None
+
+    def _load(self, segment: Segment) -> Segment:
+        if segment.stale:
+            self._books.load(segment)
+        return segment
+
+    def missing(self, entry: EntryId, wanted: ByteRange) -> list[ByteRange]:
+        """Give the parts of a range, cut at the end of the object, that are not here."""
+        gaps: list[ByteRange] = []
+        wanted = ByteRange(wanted.start, min(wanted.stop, entry.size))
+        for number in entry.numbers(wanted):
+            start = number * SEGMENT
+            part = ByteRange(max(wanted.start, start), min(wanted.stop, start + SEGMENT))
+            segment = self._shelf.segments.get(entry.key(number))
+            found = [part]
+            if segment is not None and not self._health.broken:
+                with contextlib.suppress(Damaged, sqlite3.Error):
+                    self._load(segment)
+                    with self._shelf.lock:
+                        found = segment.valid.missing(part)
+            if gaps and found and gaps[-1].stop == found[0].start:
+                found[0] = ByteRange(gaps.pop().start, found[0].stop)
+            gaps += found
+        return gaps
+
+    # Filling -----------------------------------------------------------------------------------
+
+    def reserve(self, entry: EntryId, wanted: ByteRange) -> Reservation | None:
+        """Make room for a range that is about to be fetched; None: do not keep it.
+
+        Raises:
+            ValueError: it is empty or reaches beyond the object.
+        """
+        if not 0 <= wanted.start < wanted.stop <= entry.size:
+            raise ValueError(f"{wanted} is no part of {entry}")
+        self._upkeep.sync_if_due()
+        parts = None
+        if self._health.admits:
+            try:
+                parts = self._filler.reserve(entry, wanted)
+            except (OSError, sqlite3.Error) as error:
+                self._health.trouble(error)
+        if parts is None:
+            with self._shelf.lock:
+                self._shelf.rejected += 1
+            return None
+        return Reservation(wanted, parts, self._books)
+
+    def verify_whole(self, entry: EntryId) -> bool:
+        """Compare a complete entry with the checksum AIStore told; drop it if they differ.
+
+        Returns:
+            False if they differ; True also if the entry is not complete, or the checksum unknown.
+        """
+        kind, _, expected = entry.checksum.partition(":")
+        whole = ByteRange(0, entry.size)
+        if kind not in _HASHERS or self.missing(entry, whole):
+            return True
+        hasher = _HASHERS[kind]()
+        segments = [self._shelf.segments.get(entry.key(number)) for number in entry.numbers(whole)]
+        try:
+            for segment in filter(None, segments):
+                file = self._books.open(segment)
+                stop = min(segment.start + SEGMENT, entry.size)
+                for start in range(segment.start, stop, _CHUNK):
+                    hasher.update(file.read(start, min(start + _CHUNK, stop)))
+            if hasher.hexdigest() == expected.lower():
+                return True
+            logger.warning("%s is not kept: its checksum is not %s", entry.name, entry.checksum)
+            self._books.remove([segment for segment in segments if segment is not None])
+        except Damaged:
+            return True
+        except (OSError, sqlite3.Error) as error:
+            self._health.trouble(error)
+        return False
+
+    def pin(self, entry: EntryId) -> None:
+        """Never choose what is or comes here of an entry as a victim, until unpinned as often.
+
+        Other processes know of it after the next `sync`.
+        """
+        with self._shelf.lock:
+            self._shelf.pin(entry, 1)
+
+    def unpin(self, entry: EntryId) -> None:
+        """Take back one `pin`."""
+        with self._shelf.lock:
+            self._shelf.pin(entry, -1)
+
+    # Upkeep ------------------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """Tell other processes what happened here, and learn what they did. Once a second, please.
+
+        Lets go of files that were evicted elsewhere, so it also bounds how long those take space.
+        """
+        self._upkeep.sync()
+
+    def statistics(self) -> Statistics:
+        """Count."""
+        books, shelf = self._books, self._shelf
+        limit = used = entries = segments = 0
+        if not self._health.broken:
+            with contextlib.suppress(sqlite3.Error):
+                limit = books.ledger.limit()
+                used = sum(books.ledger.used()) + books.directory.overhead()
+                entries, segments = books.ledger.count()
+        counts = (shelf.hits, shelf.misses, shelf.evictions, shelf.rejected)
+        return Statistics(limit, used, entries, segments, *counts)
+
+    def check(self, progress: Progress | None = None) -> CheckReport:
+        """Read everything and drop what is damaged."""
+        self.sync()
+        with self._shelf.lock:
+            segments = list(self._shelf.segments.values())
+        total = sum(segment.bytes for segment in segments)
+        done = verified = damaged = 0
+        for segment in segments:
+            if self._health.broken:
+                break
+            try:
+                file = self._books.open(segment)
+                for start, stop, sums in self._books.ledger.pieces(segment.id):
+                    if sums_of(file, ByteRange(start, stop)) != sums:
+                        raise self._books.drop(segment, f"bytes {start} to {stop} have changed")
+                    verified += stop - start
+            except Damaged:
+                damaged += 1
+            except (OSError, sqlite3.Error) as error:
+                self._health.trouble(error)
+            done += segment.bytes
+            if progress is not None:
+                progress(done, total)
+        return CheckReport(len(segments), verified, damaged)
+
+    def clear(self) -> None:
+        """Remove everything, also what is pinned or being written, here or elsewhere."""
+        with self._books.ledger.lock:
+            self.sync()
+            try:
+                self._books.remove(list(self._shelf.segments.values()))
+            except (OSError, sqlite3.Error) as error:
+                self._health.trouble(error)

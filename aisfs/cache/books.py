@@ -1,0 +1,251 @@
+"""The three books of the cache, kept in agreement: the ledger, the files, and what is in memory.
+
+Whoever changes which segments there are, or what they take on the disk, does it here.
+"""
+
+import logging
+import sqlite3
+from collections.abc import Iterable
+
+from aisfs.cache.directory import CacheDirectory
+from aisfs.cache.entry import Damaged
+from aisfs.cache.ledger import Ledger, Row
+from aisfs.cache.segments import Segment, SegmentFile
+from aisfs.cache.shelf import Health, Shelf
+from aisfs.model import ByteRange
+
+logger = logging.getLogger(__name__)
+
+MARGIN = 1024 * 1024
+"""Kept free for what grows between two measurements: the ledger, its WAL, extents of fragmented
+files; and another 256th of the limit."""
+_VICTIMS = 32
+"""Removed in one transaction: bounds the WAL, as each may touch a dozen pages of the ledger."""
+_BATCH_PIECES = 64
+_BATCH_BYTES = 4 * 1024 * 1024
+"""Published and not recorded at most, unless a second passes first: what `kill -9` loses. A record
+takes some 50 µs, and a piece of 4 MiB some milliseconds to write."""
+
+
+class Books:
+    """What a process does with the cache, as the owner `owner` of the ledger."""
+
+    def __init__(
+        self, shelf: Shelf, ledger: Ledger, directory: CacheDirectory, health: Health, owner: int
+    ) -> None:
+        """Keep these in agreement."""
+        self.shelf = shelf
+        self.ledger = ledger
+        self.directory = directory
+        self.health = health
+        self.owner = owner
+        self.seen = -1
+        """The last change of the ledger that this process knows."""
+        self.limit = 0
+        """The limit as of the last `room`."""
+        self._unrecorded_pieces = 0
+        self._unrecorded_bytes = 0
+
+    def room(self) -> int:
+        """Bytes that can still be granted. Also tells admission how much there is for it."""
+        limit = self.limit = self.ledger.limit()
+        booked, granted = self.ledger.used()
+        usable = limit - MARGIN - limit // 256 - self.directory.overhead()
+        others = granted - self.ledger.granted(self.owner)
+        with self.shelf.lock:
+            self.shelf.admission.limit = max(0, usable - others)
+        return usable - booked - granted
+
+    # Opening and removing ----------------------------------------------------------------------
+
+    def open(self, segment: Segment) -> SegmentFile:
+        """Give the file of a segment, opened and verified to be its file.
+
+        Raises:
+            Damaged: it was removed or damaged, and is forgotten now.
+            OSError, sqlite3.Error: the disk fails.
+        """
+        files = self.shelf.files
+        with self.shelf.lock:
+            if segment.file is not None:
+                files.use(segment)
+                return segment.file
+        try:
+            file = SegmentFile.open(self.directory.open_segment(segment.id), segment.key)
+        except FileNotFoundError:
+            raise self.drop(segment, "missing") from None
+        except Damaged as error:
+            raise self.drop(segment, str(error)) from None
+        with self.shelf.lock:
+            if not segment.gone:
+                files.put(segment, file)
+        return file
+
+    def load(self, segment: Segment) -> None:
+        """Learn what the ledger knows to be valid of a segment.
+
+        Raises:
+            Damaged: the ledger says what cannot be; the segment is forgotten now.
+            sqlite3.Error: the disk fails.
+        """
+        pieces = self.ledger.pieces(segment.id)
+        try:
+            with self.shelf.lock:
+                segment.load(pieces)
+        except (ValueError, TypeError):
+            raise self.drop(segment, "its record makes no sense") from None
+
+    def verify(self, segment: Segment, file: SegmentFile, wanted: ByteRange) -> None:
+        """Verify what of a valid range was not verified by this process yet.
+
+        Raises:
+            Damaged: its checksum is wrong; the segment is forgotten now.
+        """
+        with self.shelf.lock:
+            steps = segment.unverified(wanted)
+        for start, stop, checksum in steps:
+            if file.sum_up(start, stop) != checksum:
+                raise self.drop(
+                    segment, f"bytes {start} to {stop} of the object are not as written"
+                )
+            with self.shelf.lock:
+                segment.verified.add(ByteRange(start, stop))
+        with self.shelf.lock:
+            complete = segment.verified.covers(wanted)
+        if not complete:
+            raise self.drop(segment, "checksums are missing")
+
+    def drop(self, segment: Segment, reason: str) -> Damaged:
+        """Remove a damaged segment. Says so unless another process has removed it before."""
+        with self.ledger.lock:
+            if not segment.gone and self.ledger.exists(segment.id):
+                path = self.directory.path(segment.id)
+                logger.warning("dropped from the cache: %s is damaged: %s", path, reason)
+            self.remove([segment])
+        return Damaged(reason)
+
+    def remove(self, segments: list[Segment]) -> None:
+        """Unlink segments and strike them out of all books.
+
+        Raises:
+            sqlite3.Error: they are forgotten, but the ledger could not be told.
+        """
+        with self.ledger.lock:
+            for first in range(0, len(segments), _VICTIMS):
+                some = segments[first : first + _VICTIMS]
+                with self.shelf.lock:
+                    for segment in some:
+                        self.shelf.forget(segment)  # unmapped, it makes room for the ledger
+                try:
+                    with self.ledger.transaction():
+                        for segment in some:
+                            self.directory.unlink(segment.id)
+                            self.ledger.remove(segment.id)
+                except BaseException:
+                    self.seen = -1  # `pull` finds what the ledger still has
+                    raise
+
+    def remove_empty(self, segments: Iterable[Segment]) -> None:
+        """Remove those of the segments that hold nothing, for any process, and get nothing now.
+
+        Raises:
+            OSError, sqlite3.Error: the disk fails.
+        """
+        ledger = self.ledger
+        with ledger.lock:
+            with self.shelf.lock:
+                empty = [segment for segment in segments if segment.empty]
+            for segment in empty:
+                row = ledger.find(segment.key)
+                if row is None or (not row.pieces and ledger.writers_of(row.id) <= {self.owner}):
+                    self.remove([segment])
+
+    # Telling the ledger, and listening to it ---------------------------------------------------
+
+    def on_published(self, length: int) -> None:
+        """Record now if the batch is full."""
+        with self.shelf.lock:
+            self._unrecorded_pieces += 1
+            self._unrecorded_bytes += length
+            few = self._unrecorded_pieces < _BATCH_PIECES
+            if few and self._unrecorded_bytes < _BATCH_BYTES:
+                return
+        try:
+            self.record()
+        except (OSError, sqlite3.Error) as error:
+            self.health.trouble(error)
+
+    def record(self) -> None:
+        """Tell the ledger what was published and written.
+
+        Raises:
+            sqlite3.Error: it cannot be told now; nothing is lost yet.
+        """
+        shelf = self.shelf
+        with self.ledger.lock:
+            with shelf.lock:
+                dirty = [segment for segment in shelf.dirty if segment.leased]
+                batch = [(each, *each.bookable, list(each.pending)) for each in dirty]
+                shelf.dirty.clear()
+                self._unrecorded_pieces = self._unrecorded_bytes = 0
+            batch = [item for item in batch if item[1] or item[3]]
+            if not batch:
+                return
+            gone = set()
+            try:
+                with self.ledger.transaction():
+                    for segment, _, extra, pieces in batch:
+                        if not self.ledger.book(self.owner, segment.id, extra, pieces):
+                            gone.add(segment)
+            except BaseException:
+                with shelf.lock:
+                    shelf.dirty.update(item[0] for item in batch if not item[0].gone)
+                raise
+            with shelf.lock:
+                for segment, pages, extra, recorded in batch:
+                    if segment in gone:
+                        shelf.forget(segment)
+                    else:
+                        segment.book(pages, extra, len(recorded))
+                        segment.idle = False
+                        shelf.resize(segment)
+
+    def pull(self) -> None:
+        """Learn what other processes did.
+
+        Raises:
+            sqlite3.Error: the disk fails.
+        """
+        with self.ledger.lock:
+            changes = self.ledger.changes(self.seen)
+            pinned = self.ledger.pinned(self.owner)
+            with self.shelf.lock:
+                gone = changes.gone
+                if gone is None:
+                    gone = list(self.shelf.by_id.keys() - {row.id for row in changes.rows})
+                for identity in gone:
+                    segment = self.shelf.by_id.get(identity)
+                    if segment is not None:
+                        self.shelf.forget(segment)
+                for row in changes.rows:
+                    self._learn(row)
+                self.shelf.set_foreign_pins(pinned)
+            self.seen = changes.until
+            self.room()
+
+    def _learn(self, row: Row) -> None:
+        shelf = self.shelf
+        segment = shelf.segments.get(row.key)
+        if segment is not None and segment.id != row.id:
+            shelf.forget(segment)
+            segment = None
+        if segment is None:
+            shelf.adopt(Segment(row))
+            return
+        if segment.pieces != row.pieces:
+            segment.pieces = row.pieces
+            segment.stale = True
+        if segment.leased:
+            segment.surplus += row.bytes - segment.bytes  # booked by others, for pages of theirs
+        segment.bytes = row.bytes
+        shelf.resize(segment)

@@ -1,0 +1,206 @@
+"""The cache directory: who may use it, where its files are, what they take on the disk.
+
+    <cache-dir>/lock        held while a process opens the cache
+    <cache-dir>/v1/         this layout, mode 0700; other parts of the cache have rooms of their own
+        ledger.db*          what is valid, what it takes, who writes (see ledger)
+        data/<id in hex>    one file per segment, named by its row in the ledger
+        owners/<token>      locked by each process as long as it lives
+
+A process is alive while it holds the lock of its owner file. Process ids would not do: containers
+that share the directory do not see each other's.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from aisfs.errors import ConfigError
+
+LAYOUT = "v1"
+_DISCARDED = "discarded."
+_PUNCH_HOLE = 0x02 | 0x01
+"""FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE of Linux."""
+
+
+class CacheDirectory:
+    """The places below one cache directory."""
+
+    def __init__(self, directory: Path) -> None:
+        """Name the places; nothing is touched before `create`."""
+        self.directory = directory
+        self.root = directory / LAYOUT
+        self.ledger = self.root / "ledger.db"
+        self._data = self.root / "data"
+        # All work on files goes through this descriptor: should another process discard the whole
+        # cache and start a new one, ours ends up nowhere and not among its files.
+        self._files = -1
+        self._owners = self.root / "owners"
+        self._database = [Path(f"{self.ledger}{suffix}") for suffix in ("", "-wal", "-shm")]
+        folders = (directory, self.root, self._data, self._owners, directory / "lock")
+        self._measured = [str(path) for path in (*folders, *self._database)]
+
+    def create(self) -> None:
+        """Make what is not there yet; only while `opening`.
+
+        Raises:
+            ConfigError: the directory cannot be used; the message names it.
+        """
+        try:
+            self.root.mkdir(exist_ok=True, mode=0o700)
+            owner = self.root.stat().st_uid
+            if self.root.is_symlink() or owner != os.geteuid():
+                raise ConfigError(f"cache directory {self.directory}: {LAYOUT} is not ours")
+            if stat.S_IMODE(self.root.stat().st_mode) != 0o700:
+                self.root.chmod(0o700)
+            self._data.mkdir(exist_ok=True, mode=0o700)
+            self._owners.mkdir(exist_ok=True, mode=0o700)
+            if not os.access(self._data, os.R_OK | os.W_OK | os.X_OK):
+                raise ConfigError(f"cache directory {self.directory} is not writable")
+            self.close()
+            self._files = os.open(self._data, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise self._unusable(error) from None
+
+    @contextlib.contextmanager
+    def opening(self) -> Iterator[None]:
+        """Be the only process that opens this cache, for a moment.
+
+        Raises:
+            ConfigError: the directory cannot be used; the message names it.
+        """
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            descriptor = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise self._unusable(error) from None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Undo `create`, as far as this process is concerned."""
+        if self._files >= 0:
+            os.close(self._files)
+            self._files = -1
+
+    def _unusable(self, error: OSError) -> ConfigError:
+        return ConfigError(f"cache directory {self.directory} cannot be used: {error.strerror}")
+
+    def discard(self) -> None:
+        """Throw everything away. Processes that still use it find that out in their `sync`."""
+        rubbish = self.root / f"{_DISCARDED}{secrets.token_hex(4)}"
+        rubbish.mkdir(mode=0o700)
+        for path in (*reversed(self._database), self._data, self._owners):
+            with contextlib.suppress(FileNotFoundError):
+                path.rename(rubbish / path.name)
+        self.sweep_discarded()
+        self.create()
+
+    def sweep_discarded(self) -> None:
+        """Delete what was thrown away and not yet deleted when its process ended."""
+        for path in self.root.glob(f"{_DISCARDED}*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def overhead(self) -> int:
+        """Bytes on disk of everything that is not a segment's file."""
+        total = 0
+        for path in self._measured:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.stat(path).st_blocks * 512
+        return total
+
+    # Segments ----------------------------------------------------------------------------------
+
+    def path(self, segment: int) -> Path:
+        """Give the path of the file of a segment, for people."""
+        return self._data / _name(segment)
+
+    def open_segment(self, segment: int, *, new: bool = False) -> int:
+        """Open the file of a segment to read and write it.
+
+        Raises:
+            FileNotFoundError: there is none.
+            OSError: the disk fails.
+        """
+        flags = os.O_RDWR | os.O_CLOEXEC
+        if new:
+            self.unlink(segment)  # left by a process that was killed before its row was committed
+            flags |= os.O_CREAT | os.O_EXCL
+        return os.open(_name(segment), flags, 0o600, dir_fd=self._files)
+
+    def segments(self) -> set[int]:
+        """Give the segments that have a file."""
+        return {int(name, 16) for name in os.listdir(self._files)}
+
+    def unlink(self, segment: int) -> None:
+        """Remove the file of a segment, if it is still there."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(_name(segment), dir_fd=self._files)
+
+    # Owners ------------------------------------------------------------------------------------
+
+    def enter(self) -> tuple[str, int]:
+        """Become an owner: give its token and the descriptor that keeps it alive."""
+        token = secrets.token_hex(8)
+        descriptor = os.open(self._owners / token, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        return token, descriptor
+
+    def leave(self, token: str, descriptor: int | None = None) -> None:
+        """Forget an owner that is dead or, given its descriptor, this one."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._owners / token)
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def alive(self, token: str) -> bool:
+        """Say whether the process of that owner still runs."""
+        try:
+            descriptor = os.open(self._owners / token, os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    def sweep_owners(self, known: set[str]) -> None:
+        """Remove the files of dead owners that the ledger does not know; only while `opening`."""
+        for token in set(os.listdir(self._owners)) - known:
+            if not self.alive(token):
+                self.leave(token)
+
+
+def _name(segment: int) -> str:
+    return f"{segment:08x}"
+
+
+def punch(descriptor: int, start: int, stop: int) -> None:
+    """Give the disk blocks of `[start, stop)` of a file back; they read as zeros then.
+
+    Raises:
+        OSError: the file system cannot do that.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    offset, length = ctypes.c_int64(start), ctypes.c_int64(stop - start)
+    if libc.fallocate64(descriptor, _PUNCH_HOLE, offset, length):
+        raise OSError(ctypes.get_errno(), "punching a hole into a file of the cache")
+
+
+def boot_id() -> str:
+    """Name this run of the kernel."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

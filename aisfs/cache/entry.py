@@ -1,0 +1,106 @@
+"""What a cached entry is, and the format of its files.
+
+An entry is one version of one object. It is kept in segments of `SEGMENT` bytes, one sparse file
+each, so that eviction, which is always `unlink`, has a grain:
+
+    0       header page: magic, checksum of what follows, number of the segment, identity, zeros
+    4096    the bytes of the segment, at the offset they have in it; the file has its full length
+            from the start, what is not there yet is a hole
+
+Which bytes are there, and their checksums, is in the ledger. The identity holds everything two
+different contents could differ in, so a file that says it belongs to an entry does.
+"""
+
+import struct
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import msgspec
+import xxhash
+
+from aisfs.model import Bucket, ByteRange, ObjectInfo
+
+SEGMENT = 16 * 1024 * 1024
+"""Bytes of an object in one file. Small enough that a cache of 64 MiB holds a few and that swapping
+one is no loss; large enough that 10 GiB are 640 files and one read in a hundred crosses a border."""
+PAGE = 4096
+"""Grain of the disk: file system blocks and pages of memory."""
+HEADER = PAGE
+STEP = 256 * 1024
+"""Bytes under one checksum: what a first read verifies at most at each end more than it wants."""
+
+_MAGIC = b"aisfs\x00\x00\x01"
+_HEAD = struct.Struct("<8sQII")
+_IDENTITY_MAX = HEADER - _HEAD.size
+_DIGEST = 16
+
+
+class Damaged(Exception):
+    """A file of the cache is not what it should be; never leaves the cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class EntryId:
+    """The identity of one version of one object."""
+
+    digest: bytes
+    """Hash of the identity; all that is compared."""
+    identity: bytes = field(compare=False, repr=False)
+    size: int = field(compare=False)
+    checksum: str = field(compare=False)
+    """`<type>:<hex>` or empty."""
+    name: str = field(compare=False)
+    """For people."""
+
+    def key(self, number: int) -> bytes:
+        """Name the segment `number`."""
+        return self.digest + number.to_bytes(4, "big")
+
+    def numbers(self, wanted: ByteRange) -> range:
+        """Give the segments that `wanted` lies in."""
+        return range(wanted.start // SEGMENT, -(-wanted.stop // SEGMENT))
+
+
+def entry_id(bucket: Bucket, info: ObjectInfo) -> EntryId | None:
+    """Identify the version `info`; None if nothing tells it from another, so it cannot be cached."""
+    if not info.version and not info.checksum:
+        return None
+    key = info.key.encode("utf-8", "surrogateescape")
+    parts = (bucket.provider.value, bucket.namespace, bucket.name, key)
+    identity = msgspec.msgpack.encode((*parts, info.version, info.checksum, info.size))
+    if len(identity) > _IDENTITY_MAX:
+        return None
+    name = f"{bucket}/{info.key}"
+    digest = blake2b(identity, digest_size=_DIGEST).digest()
+    return EntryId(digest, identity, info.size, info.checksum, name)
+
+
+def segment_start(key: bytes) -> int:
+    """Give the offset in the object of the first byte of the segment `key`."""
+    return int.from_bytes(key[_DIGEST:], "big") * SEGMENT
+
+
+def header(entry: EntryId, number: int) -> bytes:
+    """Give the first page of a segment's file."""
+    rest = struct.pack("<II", number, len(entry.identity)) + entry.identity
+    rest += bytes(HEADER - 16 - len(rest))
+    return _MAGIC + xxhash.xxh3_64_intdigest(rest).to_bytes(8, "little") + rest
+
+
+def object_size(page: bytes, key: bytes) -> int:
+    """Verify the first page of the file of the segment `key` and read the size of its object.
+
+    Raises:
+        Damaged: it is not the header of that segment.
+    """
+    if len(page) != HEADER:
+        raise Damaged("shorter than its header")
+    magic, checksum, number, length = _HEAD.unpack_from(page)
+    if magic != _MAGIC or checksum != xxhash.xxh3_64_intdigest(page[16:]):
+        raise Damaged("its header is broken")
+    identity = page[_HEAD.size : _HEAD.size + length]
+    digest = blake2b(identity, digest_size=_DIGEST).digest()
+    if digest + number.to_bytes(4, "big") != key:
+        raise Damaged("it belongs to another object")
+    size: int = msgspec.msgpack.decode(identity)[-1]
+    return size

@@ -1,0 +1,237 @@
+"""How bytes get room in the cache.
+
+A reservation is granted bytes by the ledger before anything is written. Since a transaction costs
+some 50 µs, a process asks for a little more than it needs, so that most small reservations are paid
+from what is left.
+"""
+
+import time
+from dataclasses import dataclass, field
+
+from aisfs.cache.books import Books
+from aisfs.cache.entry import SEGMENT, Damaged, EntryId
+from aisfs.cache.ledger import Row
+from aisfs.cache.reservation import Part
+from aisfs.cache.segments import Segment, SegmentFile, disk_bytes, pages_of_pieces
+from aisfs.model import ByteRange
+
+QUANTUM = 1024 * 1024
+"""Bytes granted in advance at most; it is less in small caches, which others share."""
+
+
+class _Again(Exception):
+    """Other processes changed the books meanwhile."""
+
+
+@dataclass(slots=True)
+class _Plan:
+    parts: list[Part] = field(default_factory=list)
+    victims: list[Segment] = field(default_factory=list)
+
+
+class Filler:
+    """Reserves room."""
+
+    def __init__(self, books: Books) -> None:
+        """Reserve in these books."""
+        self._books = books
+        self._shelf = books.shelf
+        self._ledger = books.ledger
+
+    def reserve(self, entry: EntryId, wanted: ByteRange) -> list[Part] | None:
+        """Give room for a range, or None.
+
+        Raises:
+            OSError, sqlite3.Error: the disk fails.
+        """
+        parts = self._reserve_quickly(entry, wanted)
+        if parts is None:
+            with self._ledger.lock:
+                parts = self._reserve(entry, wanted)
+        return parts
+
+    def _reserve_quickly(self, entry: EntryId, wanted: ByteRange) -> list[Part] | None:
+        """Pay from the grant, if there is nothing else to do."""
+        numbers = entry.numbers(wanted)
+        if len(numbers) != 1:
+            return None
+        shelf = self._shelf
+        with shelf.lock:
+            segment = shelf.segments.get(entry.key(numbers[0]))
+            if segment is None or not segment.leased or segment.file is None:
+                return None
+            if segment.key not in shelf.admission:  # a victim about to be removed
+                return None
+            pages = segment.pages(wanted)
+            before, charged = segment.owed, segment.charged
+            segment.charged |= pages & ~segment.booked
+            extra = segment.owed - before
+            if extra > min(shelf.free, shelf.admission.limit - shelf.admission.used):
+                segment.charged = charged
+                return None
+            shelf.free -= extra
+            shelf.admission.grow(segment.key, extra)
+            shelf.admission.pin(segment.key)
+            segment.counted += extra
+            segment.active.append(pages)
+            return [Part(segment, pages, segment.file)]
+
+    def _reserve(self, entry: EntryId, wanted: ByteRange) -> list[Part] | None:
+        for _ in range(2):
+            try:
+                plan = self._plan(self._lease(entry, wanted), wanted)
+                if plan is None:
+                    return None
+                try:
+                    self._pay(entry, plan)
+                except BaseException:
+                    self._undo(plan)
+                    raise
+            except (_Again, Damaged):
+                self._books.pull()
+            else:
+                return plan.parts
+        return None
+
+    def _lease(self, entry: EntryId, wanted: ByteRange) -> list[tuple[Segment, SegmentFile | None]]:
+        """Become a writer of the segments that are there; give provisional ones for the others."""
+        shelf, now = self._shelf, int(time.time())
+        found: list[tuple[Segment, SegmentFile | None]] = []
+        for number in entry.numbers(wanted):
+            key = entry.key(number)
+            segment = shelf.segments.get(key)
+            if segment is None:
+                segment = Segment(Row(0, key, 0, 0, now))
+                segment.leased = True
+                found.append((segment, None))
+                continue
+            file = self._books.open(segment)
+            if not segment.leased:
+                self._lease_one(segment, now)
+            found.append((segment, file))
+        return found
+
+    def _lease_one(self, segment: Segment, now: int) -> None:
+        ledger = self._ledger
+        try:
+            with ledger.transaction():
+                row, _ = ledger.lease(self._books.owner, segment.key, now)
+                if row.id != segment.id:
+                    raise _Again  # removed by another process; also takes the new row back
+                pieces = ledger.pieces_now(row.id)  # from now on no page can be given back
+                booked = max(row.bytes, disk_bytes(pages_of_pieces(pieces)) if pieces else 0)
+                if booked != row.bytes:  # several writers, each of whom saw fewer extents
+                    ledger.set_bytes(row.id, booked)
+            with self._shelf.lock:
+                segment.load(pieces)
+                segment.lease(row._replace(bytes=booked))
+                segment.pieces = row.pieces
+                self._shelf.leased.add(segment)
+                self._shelf.resize(segment)
+        except (ValueError, TypeError):
+            raise self._books.drop(segment, "its record makes no sense") from None
+
+    def _plan(
+        self, found: list[tuple[Segment, SegmentFile | None]], wanted: ByteRange
+    ) -> _Plan | None:
+        """Ask admission; None if it refuses."""
+        shelf, plan = self._shelf, _Plan()
+        admission = shelf.admission
+        with shelf.lock:
+            for segment, file in found:
+                if file is not None:
+                    admission.pin(segment.key)
+                plan.parts.append(Part(segment, 0, file))
+            for part in plan.parts:
+                segment = part.segment
+                stop = min(wanted.stop, segment.start + SEGMENT)
+                part.pages = segment.pages(ByteRange(max(wanted.start, segment.start), stop))
+                before = segment.owed
+                segment.charged |= part.pages & ~segment.booked
+                segment.active.append(part.pages)
+                extra = segment.owed - before
+                shelf.free -= extra
+                change = admission.admit if part.file is None else admission.grow
+                victims = change(segment.key, extra)
+                if victims is None:
+                    break
+                segment.counted += extra
+                if part.file is None:
+                    admission.pin(segment.key)
+                plan.victims += [shelf.segments[key] for key in victims]
+            else:
+                return plan
+        self._undo(plan)
+        return None
+
+    def _undo(self, plan: _Plan) -> None:
+        """Put the books back as they were before `_plan`, but for victims that are gone."""
+        shelf = self._shelf
+        with shelf.lock:
+            for part in plan.parts:
+                segment = part.segment
+                if segment.gone:
+                    continue
+                if part.pages:
+                    before = segment.owed
+                    segment.end(part.pages)
+                    shelf.free += before - segment.owed
+                if segment.key in shelf.segments:
+                    shelf.admission.unpin(segment.key)
+                    shelf.resize(segment)
+                else:
+                    shelf.admission.evicted(segment.key)
+            for victim in plan.victims:
+                if not victim.gone:
+                    shelf.adopt(victim)
+
+    def _pay(self, entry: EntryId, plan: _Plan) -> None:
+        """Remove the victims of a plan, get the grant for it, and make the new files."""
+        shelf, ledger = self._shelf, self._ledger
+        gain = sum(victim.bytes + victim.owed for victim in plan.victims)
+        if shelf.free < 0 and -shelf.free > self._books.room() + gain:
+            raise _Again
+        if plan.victims:
+            self._books.remove(plan.victims)
+            shelf.evictions += len(plan.victims)
+        new = [part for part in plan.parts if part.file is None]
+        try:
+            with ledger.transaction():
+                granted = self._grant(-shelf.free) if shelf.free < 0 else 0
+                for part in new:
+                    part.file = self._create(entry, part.segment)
+        except BaseException:
+            for part in new:
+                if part.file is not None:
+                    self._books.directory.unlink(part.segment.id)
+            raise
+        with shelf.lock:
+            shelf.free += granted
+            for part in new:
+                assert part.file is not None
+                shelf.add(part.segment)
+                shelf.leased.add(part.segment)
+                shelf.pin_if_wanted(part.segment)
+                shelf.files.put(part.segment, part.file)
+
+    def _grant(self, short: int) -> int:
+        """Get at least `short` bytes granted."""
+        room = self._books.room()
+        if short > room:
+            raise _Again
+        granted = short + min(QUANTUM, self._ledger.limit() // 256, room - short)
+        self._ledger.grant(self._books.owner, granted)
+        return granted
+
+    def _create(self, entry: EntryId, segment: Segment) -> SegmentFile:
+        row, new = self._ledger.lease(self._books.owner, segment.key, segment.used_at)
+        if not new:
+            raise _Again  # another process was quicker; the next attempt knows its segment
+        segment.id = row.id
+        directory = self._books.directory
+        descriptor = directory.open_segment(row.id, new=True)
+        try:
+            return SegmentFile.create(descriptor, entry, segment.start // SEGMENT)
+        except BaseException:
+            directory.unlink(row.id)
+            raise

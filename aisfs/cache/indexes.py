@@ -1,0 +1,272 @@
+"""Member indexes on disk, so that a shard is scanned once and not once per mount.
+
+    <directory>/v1/indexes/<hh>/<sha256 of the identity>.aisx     identity, then `core.index_codec`
+    <directory>/v1/indexes/lock                                   how many bytes all of them take
+
+An entry belongs to one version of one object; its file starts with the whole identity, which is
+compared on load, and ends with an index that checks itself. Invariants:
+- what is kept never exceeds the limit, counted in blocks of the disk and with the temporary file;
+  daemons that share a directory share the count, under a lock that only `put` takes;
+- the count is never too low: it is raised before a file is written and lowered after one is gone;
+- an entry appears whole, by rename; a damaged one is a miss, and removed;
+- no trouble with the disk is an error: without the cache a shard is just scanned again.
+"""
+
+import errno
+import fcntl
+import logging
+import os
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from aisfs.core.index_codec import DamagedIndex, decode, encode
+from aisfs.core.member_index import MemberIndex
+from aisfs.model import Bucket, ObjectInfo
+
+log = logging.getLogger(__name__)
+
+SCAN_RULES = 1
+"""Raise it when the scan shows members otherwise than before: what is kept then counts no more."""
+
+_LAYOUT = "v1"
+_SUFFIX = ".aisx"
+_TEMPORARY = ".tmp"
+_LOCK = "lock"
+_BLOCK = 4096  # what the usual file systems give to the smallest file
+_KEPT_EIGHTHS = 7  # after an eviction: the next one is a while off
+_LOCK_SECONDS = 2.0  # a put takes milliseconds; a daemon that was stopped holds it for ever
+_LOCK_PAUSE = 0.01
+_TOUCH_SECONDS = 3600  # how exactly the age of entries is known; saves a write per read
+
+
+class _Entry(NamedTuple):
+    used: float
+    """When it was written or read last, within the hour."""
+    weight: int
+    path: Path
+
+
+class IndexCache:
+    """Indexes of shards, by object version. All methods may be called from any thread."""
+
+    def __init__(self, directory: Path, limit_bytes: int, *, scope: str = "") -> None:
+        """Keep indexes below a directory.
+
+        Args:
+            directory: of the whole cache; made when something is to be kept.
+            limit_bytes: most space for indexes; 0 keeps none.
+            scope: whatever else tells one index from another: the cluster, options of the scan.
+        """
+        self._root = directory / _LAYOUT / "indexes"
+        self._limit = limit_bytes
+        self._scope = scope
+        self._complained = False
+        self._pause = threading.Event()
+
+    def __repr__(self) -> str:
+        return f"<IndexCache of {self._limit} bytes in {self._root}>"
+
+    def get(self, bucket: Bucket, info: ObjectInfo) -> MemberIndex | None:
+        """Return the index of exactly this version of the object, if it is kept."""
+        if not self._worth_keeping(info):
+            return None
+        identity = self._identity(bucket, info)
+        path = self._path(identity)
+        try:
+            data = self._load(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._complain(error)
+            return None
+        try:
+            if not data.startswith(identity):
+                raise DamagedIndex("it starts with another identity")
+            index = decode(memoryview(data)[len(identity) :])
+            if index.object_size != info.size:
+                raise DamagedIndex("it belongs to an object of another size")
+        except DamagedIndex as error:
+            log.info("%s/%s: the index kept in %s is damaged: %s", bucket, info.key, path, error)
+            with suppress(OSError):
+                path.unlink()
+            return None
+        return index
+
+    def put(self, bucket: Bucket, info: ObjectInfo, index: MemberIndex) -> None:
+        """Keep the index of this version of the object, unless there is no way to."""
+        if not self._worth_keeping(info):
+            return
+        identity = self._identity(bucket, info)
+        try:
+            data = identity + encode(index)
+        except ValueError as error:
+            log.info("%s/%s: the index is not kept: %s", bucket, info.key, error)
+            return
+        if _weight(len(data)) > self._limit:
+            return
+        try:
+            self._store(self._path(identity), data)
+        except OSError as error:
+            self._complain(error)
+        else:
+            self._complained = False
+
+    def clear(self) -> None:
+        """Remove all indexes, whatever their scope and the limit."""
+        if not self._root.exists():
+            return
+        try:
+            with self._locked() as lock:
+                for entry in list(self._entries()):
+                    entry.path.unlink(missing_ok=True)
+                for folder in self._folders():
+                    with suppress(OSError):  # something else lies in it
+                        folder.rmdir()
+                _write_total(lock, 0)
+        except OSError as error:
+            self._complain(error)
+
+    def _worth_keeping(self, info: ObjectInfo) -> bool:
+        # By its size alone nobody can tell that an object has changed.
+        return self._limit > 0 and bool(info.version or info.checksum)
+
+    def _identity(self, bucket: Bucket, info: ObjectInfo) -> bytes:
+        """Return the head of the entry's file."""
+        texts = (
+            self._scope,
+            bucket.provider.value,
+            bucket.namespace,
+            bucket.name,
+            info.key,
+            info.version,
+            info.checksum,
+        )
+        raw = [text.encode(errors="surrogatepass") for text in texts]
+        return msgspec.msgpack.encode(("aisfs member index", SCAN_RULES, *raw, info.size))
+
+    def _path(self, identity: bytes) -> Path:
+        digest = sha256(identity).hexdigest()
+        return self._root / digest[:2] / (digest + _SUFFIX)
+
+    def _load(self, path: Path) -> bytes:
+        # Whatever lies there, opening it must not wait and reading it must end.
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:
+            facts = os.fstat(file.fileno())
+            if not stat.S_ISREG(facts.st_mode) or facts.st_size > self._limit:
+                return b""
+            data = file.read(facts.st_size)
+            now = time.time()
+            if not 0 <= now - facts.st_mtime < _TOUCH_SECONDS:
+                with suppress(OSError):  # a cache that cannot be written can still be read
+                    os.utime(file.fileno(), (now, now))
+        return data
+
+    def _complain(self, error: OSError) -> None:
+        if not self._complained:
+            self._complained = True
+            log.warning("the indexes in %s cannot be used for now: %s", self._root, error)
+
+    # Writing -------------------------------------------------------------------------------------
+
+    def _store(self, path: Path, data: bytes) -> None:
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._locked() as lock:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            total = _read_total(lock)
+            weight = _weight(len(data))
+            if total is None or total + weight > self._limit:
+                total = self._make_room(weight)
+            _write_total(lock, total + weight)
+            replaced = self._weight_of(path)
+            temporary = path.with_suffix(_TEMPORARY)
+            try:
+                temporary.unlink(missing_ok=True)
+                with open(temporary, "xb", opener=_open_private) as file:
+                    file.write(data)
+                temporary.replace(path)
+            except OSError:
+                temporary.unlink(missing_ok=True)
+                _write_total(lock, total)
+                raise
+            _write_total(lock, total + weight - replaced)
+
+    def _weight_of(self, path: Path) -> int:
+        try:
+            return _weight(path.stat().st_size)
+        except FileNotFoundError:
+            return 0
+
+    @contextmanager
+    def _locked(self) -> Iterator[int]:
+        """Be the only one to write, of all threads and daemons."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        lock = os.open(self._root / _LOCK, flags, 0o600)
+        try:
+            deadline = time.monotonic() + _LOCK_SECONDS
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        message = "another daemon keeps it locked"
+                        raise TimeoutError(errno.ETIMEDOUT, message) from None
+                    self._pause.wait(_LOCK_PAUSE)
+            yield lock
+        finally:
+            os.close(lock)
+
+    def _make_room(self, weight: int) -> int:
+        """Evict until `weight` fits, the least recently used first; returns what is left then."""
+        entries = sorted(self._entries())
+        total = sum(entry.weight for entry in entries)
+        if total + weight <= self._limit:
+            return total
+        for entry in entries:
+            if total + weight <= self._limit * _KEPT_EIGHTHS // 8:
+                break
+            entry.path.unlink(missing_ok=True)
+            total -= entry.weight
+        return total
+
+    def _entries(self) -> Iterator[_Entry]:
+        """Find what is kept. Temporary files are left-overs: their writers held the lock."""
+        for folder in self._folders():
+            for path in folder.iterdir():
+                if path.suffix == _TEMPORARY:
+                    path.unlink(missing_ok=True)
+                elif path.suffix == _SUFFIX:
+                    with suppress(FileNotFoundError):
+                        facts = path.lstat()
+                        yield _Entry(facts.st_mtime, _weight(facts.st_size), path)
+
+    def _folders(self) -> list[Path]:
+        return [path for path in self._root.iterdir() if len(path.name) == 2 and path.is_dir()]
+
+
+def _weight(size: int) -> int:
+    """Return the space a file of that size takes on the disk."""
+    return -(-size // _BLOCK) * _BLOCK
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _read_total(lock: int) -> int | None:
+    """Return the count in the lock file; None when there is none."""
+    text = os.pread(lock, 32, 0)
+    return int(text) if text.isdigit() else None
+
+
+def _write_total(lock: int, total: int) -> None:
+    os.pwrite(lock, b"%020d" % total, 0)

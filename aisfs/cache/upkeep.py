@@ -1,0 +1,174 @@
+"""What has to be done now and then, and for processes that cannot do it any more."""
+
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Set
+
+from aisfs.cache.books import Books
+from aisfs.cache.directory import punch
+from aisfs.cache.entry import HEADER, PAGE, SEGMENT
+from aisfs.cache.filling import QUANTUM
+from aisfs.cache.segments import disk_bytes, pages_of_pieces, runs_of
+
+logger = logging.getLogger(__name__)
+
+SYNC_SECONDS = 1.0
+"""How long other processes may not see what this one published, and the other way round."""
+_RECLAIM_SECONDS = 5.0
+"""How often somebody looks for dead processes."""
+_USE_SECONDS = 60
+"""Last uses are recorded this exactly: one write per segment and minute."""
+_WAL_MAX = 1024 * 1024
+"""Bytes of the WAL at which it is cut by force, when readers kept it from starting over."""
+
+
+class Upkeep:
+    """Keeps the books of one process and those of the directory together."""
+
+    def __init__(self, books: Books) -> None:
+        """Do it for these books."""
+        self._books = books
+        self._synced = time.monotonic()
+        self._reclaimed = self._synced
+        self._turn = threading.Lock()
+        self._pinned: frozenset[bytes] = frozenset()
+        self._inode = os.stat(books.directory.ledger).st_ino
+
+    def sync_if_due(self) -> None:
+        """Do `sync` when it was not done for a second, unless another thread does it just now."""
+        if time.monotonic() - self._synced < SYNC_SECONDS or not self._turn.acquire(blocking=False):
+            return
+        try:
+            self.sync()
+        finally:
+            self._turn.release()
+
+    def sync(self) -> None:
+        """Tell other processes what happened here, learn what they did, and clean up."""
+        self._synced = time.monotonic()
+        books = self._books
+        if books.health.broken:
+            return
+        try:
+            with books.ledger.lock:
+                if os.stat(books.directory.ledger).st_ino != self._inode:
+                    raise FileNotFoundError
+                books.record()
+                self._tell()
+                books.pull()
+                if self._synced - self._reclaimed > _RECLAIM_SECONDS:
+                    self._reclaimed = self._synced
+                    self.reclaim()
+                books.ledger.tidy(books.directory.ledger.with_name("ledger.db-wal"), _WAL_MAX)
+        except FileNotFoundError:
+            books.health.fail(f"{books.directory.root} was removed")
+        except (OSError, sqlite3.Error) as error:
+            books.health.trouble(error)
+
+    def _tell(self) -> None:
+        """Record uses and pins, let go of segments nothing is written to, return idle grants."""
+        shelf, ledger, owner = self._books.shelf, self._books.ledger, self._books.owner
+        now = int(time.time())
+        self._books.remove_empty([each for each in shelf.leased.copy() if each.idle])
+        with shelf.lock:
+            used = [each for each in shelf.touched if now - each.used_at >= _USE_SECONDS]
+            shelf.touched.clear()
+            idle = {each for each in shelf.leased if each.idle and each.quiet}
+            for segment in shelf.leased:
+                segment.idle = segment.quiet
+            shelf.leased -= idle
+            for segment in idle:
+                shelf.free += segment.owed
+                segment.release()
+            spare = max(0, shelf.free - (QUANTUM if shelf.leased else 0))
+            shelf.free -= spare
+            pins = frozenset(shelf.pins)
+        if not (used or idle or spare or pins != self._pinned):
+            return
+        try:
+            with ledger.transaction():
+                ledger.use((now, segment.id) for segment in used)
+                ledger.release(owner, [segment.id for segment in idle])
+                ledger.grant(owner, -spare)
+                if pins != self._pinned:
+                    ledger.pin(owner, pins)
+        except BaseException:
+            with shelf.lock:
+                shelf.free += spare
+            raise
+        for segment in used:
+            segment.used_at = now
+        self._pinned = pins
+
+    def reclaim(self) -> bool:
+        """Give back what dead processes were granted, and the pages they did not publish.
+
+        Returns:
+            Whether there were any.
+
+        Raises:
+            OSError, sqlite3.Error: the disk fails.
+        """
+        ledger, directory = self._books.ledger, self._books.directory
+        dead = {
+            owner: token
+            for owner, token in ledger.owners()
+            if owner != self._books.owner and not directory.alive(token)
+        }
+        for owner, token in dead.items():
+            with ledger.transaction():
+                written = ledger.writers(owner)
+            swept = [self._sweep(segment, dead.keys()) for segment in written]
+            if all(swept):  # else others write there, and nobody knows yet whose pages are whose
+                with ledger.transaction():
+                    ledger.leave(owner)
+                directory.leave(token)
+        return bool(dead)
+
+    def _sweep(self, segment: int, dead: Set[int]) -> bool:
+        """Give back all pages of a segment without published bytes; False while it is written."""
+        ledger, directory = self._books.ledger, self._books.directory
+        with ledger.transaction():
+            if ledger.writers_of(segment) - dead:
+                return False
+            pages = pages_of_pieces(ledger.pieces_now(segment))
+            try:
+                if pages:
+                    _punch_all_but(directory.open_segment(segment), pages)
+                    ledger.set_bytes(segment, disk_bytes(pages))
+            except OSError:
+                pages = 0  # it cannot give pages back, or it is not there
+            if not pages:
+                directory.unlink(segment)
+                ledger.remove(segment)
+        return True
+
+    def sweep_files(self) -> None:
+        """Bring files and rows together, by their names only, after a process was killed.
+
+        Raises:
+            OSError, sqlite3.Error: the disk fails.
+        """
+        ledger, directory = self._books.ledger, self._books.directory
+        directory.sweep_owners({token for _, token in ledger.owners()})
+        with ledger.transaction():  # files come and go inside of transactions
+            rows = ledger.ids()
+            files = directory.segments()
+            for segment in files - rows:
+                directory.unlink(segment)
+            for segment in rows - files:
+                ledger.remove(segment)
+        if rows - files:
+            logger.warning("dropped from the cache: %d files are missing", len(rows - files))
+
+
+def _punch_all_but(descriptor: int, pages: int) -> None:
+    try:
+        everything = (1 << (SEGMENT // PAGE)) - 1
+        for first, behind in runs_of(everything & ~pages):
+            punch(descriptor, HEADER + first * PAGE, HEADER + behind * PAGE)
+    finally:
+        os.close(descriptor)

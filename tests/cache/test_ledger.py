@@ -1,0 +1,200 @@
+"""The books that several processes share."""
+
+import sqlite3
+import threading
+
+import pytest
+
+from aisfs.cache.ledger import Ledger
+
+NOW = 1_700_000_000
+
+
+@pytest.fixture
+def ledgers(tmp_path):
+    both = [Ledger.open(tmp_path / "ledger.db", "boot") for _ in range(2)]
+    yield both
+    for ledger in both:
+        ledger.close()
+
+
+def new_segment(ledger, owner, key=b"k" * 20, size=8192):
+    with ledger.transaction():
+        ledger.grant(owner, size)
+        row, _ = ledger.lease(owner, key, NOW)
+        assert ledger.book(owner, row.id, size, [(0, 10, b"12345678")])
+    return row.id
+
+
+def enter(ledger, limit):
+    with ledger.transaction():
+        return ledger.enter(f"token {limit}", limit)
+
+
+def test_smallest_limit_of_all_holds(ledgers):
+    a, b = ledgers
+    assert a.limit() == 0
+    first = enter(a, 100)
+    enter(b, None)
+    assert a.limit() == 100
+    second = enter(b, 50)
+    assert a.limit() == b.limit() == 50
+    with a.transaction():
+        a.leave(second)
+    assert b.limit() == 100
+    assert [owner for owner, _ in b.owners()] == [first, first + 1]
+
+
+def test_booking_moves_bytes_from_the_grant(ledgers):
+    a, b = ledgers
+    owner = enter(a, 100)
+    with a.transaction():
+        a.grant(owner, 20_000)
+    segment = new_segment(a, owner)
+    assert b.used() == (8192, 20_000)
+    assert b.granted(owner) == 20_000
+    assert b.pieces(segment) == [(0, 10, b"12345678")]
+    with b.transaction():
+        assert b.remove(segment)
+        assert not b.remove(segment)
+    assert a.used() == (0, 20_000)
+    assert a.pieces(segment) == []
+    with a.transaction():
+        assert not a.book(owner, segment, 4096, [(10, 20, b"12345678")])
+    assert a.used() == (0, 20_000)
+
+
+def test_failed_transaction_changes_nothing(ledgers):
+    a, b = ledgers
+    owner = enter(a, 100)
+
+    def fail():
+        with a.transaction():
+            a.grant(owner, 5)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert b.used() == (0, 0)
+    with a.transaction():
+        a.grant(owner, 7)
+    assert b.used() == (0, 7)
+
+
+def test_changes_are_told_once(ledgers):
+    a, b = ledgers
+    owner = enter(a, 100)
+    everything = b.changes(-1)
+    assert everything.rows == []
+    assert everything.gone is None
+    segment = new_segment(a, owner)
+    changes = b.changes(everything.until)
+    assert [(row.id, row.bytes, row.pieces) for row in changes.rows] == [(segment, 8192, 1)]
+    assert changes.gone == []
+    with a.transaction():
+        a.remove(segment)
+    changes = b.changes(changes.until)
+    assert (changes.rows, changes.gone) == ([], [segment])
+    assert b.changes(changes.until).gone == []
+
+
+def test_who_slept_too_long_loads_everything(ledgers, monkeypatch):
+    monkeypatch.setattr("aisfs.cache.ledger._TOMBSTONES", 10)
+    a, b = ledgers
+    owner = enter(a, 100)
+    since = b.changes(-1).until
+    kept = new_segment(a, owner, b"kept")
+    for number in range(10):
+        segment = new_segment(a, owner, bytes([number]))
+        with a.transaction():
+            a.remove(segment)
+    changes = b.changes(since)
+    assert changes.gone is None
+    assert [row.id for row in changes.rows] == [kept]
+
+
+def test_numbers_of_segments_are_never_used_again(ledgers):
+    a, _ = ledgers
+    owner = enter(a, 100)
+    first = new_segment(a, owner)
+    with a.transaction():
+        a.remove(first)
+    assert new_segment(a, owner) > first
+
+
+def test_lease_says_whether_the_segment_is_new(ledgers):
+    a, b = ledgers
+    one, two = enter(a, 100), enter(b, 200)
+    with a.transaction():
+        row, new = a.lease(one, b"key", NOW)
+        assert new
+    with b.transaction():
+        again, new = b.lease(two, b"key", NOW)
+        assert (again, new) == (row, False)
+        assert b.writers_of(row.id) == {one, two}
+        b.release(one, [row.id])
+        assert b.writers_of(row.id) == {two}
+        assert b.writers(two) == [row.id]
+
+
+def test_readers_wait_for_no_transaction(ledgers):
+    a, b = ledgers
+    segment = new_segment(a, enter(a, 100))
+    done = threading.Event()
+
+    def look():
+        assert b.pieces(segment)
+        assert b.exists(segment)
+        assert b.count() == (1, 1)
+        done.set()
+
+    with a.transaction():
+        thread = threading.Thread(target=look)
+        thread.start()
+        assert done.wait(2)
+    thread.join()
+
+
+def test_ledger_is_checked_after_the_machine_went_down(tmp_path, monkeypatch):
+    checked = []
+    monkeypatch.setattr(Ledger, "check", lambda self: checked.append(True))
+    path = tmp_path / "ledger.db"
+    for boot, checks in (("one", 1), ("one", 1), ("two", 2), ("two", 2)):
+        Ledger.open(path, boot).close()
+        assert len(checked) == checks
+
+
+def test_healthy_ledger_passes_its_check(ledgers):
+    a, b = ledgers
+    owner = enter(a, 100)
+    for number in range(50):
+        new_segment(a, owner, bytes([number]) * 20)
+    with a.transaction():
+        a.pin(owner, [b"digest"])
+        a.use([(NOW + 5, 1)])
+    b.check()
+    assert b.pinned(but=0) == {b"digest"}
+    assert b.pinned(but=owner) == set()
+
+
+def test_wal_stays_small(tmp_path):
+    path = tmp_path / "ledger.db"
+    ledger = Ledger.open(path, "boot")
+    owner = enter(ledger, 100)
+    for number in range(3000):
+        new_segment(ledger, owner, number.to_bytes(20, "big"))
+    wal = path.with_name("ledger.db-wal")
+    assert wal.stat().st_size < 2**20
+    ledger.tidy(wal, 1000)
+    assert wal.stat().st_size == 0
+    ledger.close()
+
+
+def test_ledger_of_another_version_is_refused(tmp_path):
+    path = tmp_path / "ledger.db"
+    Ledger.open(path, "boot").close()
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 7")
+    connection.close()
+    with pytest.raises(sqlite3.DatabaseError, match="version"):
+        Ledger.open(path, "boot")
