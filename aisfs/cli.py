@@ -3,7 +3,6 @@
 import logging
 import sys
 from collections.abc import Callable, Collection, Mapping
-from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,58 +10,17 @@ import click
 import trio
 
 from aisfs import __version__, daemon, logs
-from aisfs.config import ClusterSettings, Shards, TreeSettings
+from aisfs.cache_commands import cache, warm_up
+from aisfs.config import CacheSettings, ClusterSettings, Shards, TreeSettings
 from aisfs.core.sources import DirectorySource, Source, parse_source
-from aisfs.errors import (
-    AccessDenied,
-    AisfsError,
-    BucketNotFound,
-    ConfigError,
-    DeadlineExceeded,
-    FuseUnavailable,
-    MountError,
-    SourceMissing,
-    Unavailable,
-)
+from aisfs.errors import AisfsError, ConfigError
+from aisfs.exits import Exit, exit_code
 
 if TYPE_CHECKING:
     from aisfs.mount import MountPlan
 
 log = logging.getLogger(__name__)
 
-
-class Exit(IntEnum):
-    """Exit codes; docs/SEMANTICS.md prints them and a test compares."""
-
-    OK = 0
-    FAILURE = 1
-    """Something nobody expected; the log has more."""
-    USAGE = 2
-    """A wrong option or value."""
-    NO_ENDPOINT = 3
-    """Neither --endpoint nor AIS_ENDPOINT."""
-    UNREACHABLE = 4
-    """The cluster does not answer."""
-    NO_SOURCE = 5
-    """The bucket or the local directory does not exist."""
-    DENIED = 6
-    """The token is missing or refused."""
-    MOUNTPOINT = 7
-    """The mountpoint is missing, no directory, busy or not empty."""
-    NO_FUSE = 8
-    """No usable /dev/fuse or fusermount3."""
-
-
-_EXITS: list[tuple[type[AisfsError], Exit]] = [
-    (ConfigError, Exit.USAGE),
-    (BucketNotFound, Exit.NO_SOURCE),
-    (SourceMissing, Exit.NO_SOURCE),
-    (Unavailable, Exit.UNREACHABLE),
-    (DeadlineExceeded, Exit.UNREACHABLE),
-    (AccessDenied, Exit.DENIED),
-    (FuseUnavailable, Exit.NO_FUSE),
-    (MountError, Exit.MOUNTPOINT),
-]
 
 # What fstab and mount(8) add and what says nothing to us; the second set goes to the kernel.
 _IGNORED = frozenset(
@@ -71,11 +29,6 @@ _IGNORED = frozenset(
 _KERNEL = frozenset(
     {"allow_other", "allow_root", "nonempty", "dev", "nodev", "suid", "nosuid", "exec", "noexec"}
 )
-
-
-def exit_code(error: AisfsError) -> Exit:
-    """Find the exit code of an error."""
-    return next((code for cls, code in _EXITS if isinstance(error, cls)), Exit.FAILURE)
 
 
 def main() -> None:
@@ -135,6 +88,12 @@ def _log_options(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Read on behind zeros, for tars joined by cat.",
 )
 @click.option(
+    "--shard-index",
+    is_flag=True,
+    default=None,
+    help="Take AIStore's own index of a shard, where it has one, instead of reading the shard.",
+)
+@click.option(
     "--attr-ttl", type=float, metavar="S", help="Seconds a name found singly is believed [60]."
 )
 @click.option("--list-ttl", type=float, metavar="S", help="Seconds a listing is believed [60].")
@@ -151,6 +110,29 @@ def _log_options(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Seconds until a request that keeps failing is an error [60].",
 )
 @click.option("--max-connections", type=int, metavar="N", help="Requests under way at once [32].")
+@click.option(
+    "--cache-dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Where to keep what was read [the user's cache directory].",
+)
+@click.option(
+    "--cache-size",
+    metavar="SIZE",
+    help="Bytes to keep there at most, like 50GiB; 0: none [10GiB or a tenth of the free disk].",
+)
+@click.option(
+    "--read-ahead-max", metavar="SIZE", help="Bytes ahead of a sequential reader at most [64MiB]."
+)
+@click.option(
+    "--prefetch-shards",
+    type=int,
+    metavar="N",
+    help="Shards fetched ahead of readers in name order [2].",
+)
+@click.option(
+    "--memory-limit", metavar="SIZE", help="Bytes under way and kept in memory at most [512MiB]."
+)
 @click.option("--allow-other", is_flag=True, help="Let other users in.")
 @click.option("--uid", type=int, metavar="N", help="Owner of everything; default: who mounts.")
 @click.option("--gid", type=int, metavar="N", help="Group of everything; default: who mounts.")
@@ -193,6 +175,7 @@ def mount(
         mountpoint=Path(mountpoint).absolute(),
         cluster=ClusterSettings.load(_of(ClusterSettings, settings)),
         tree=TreeSettings.load(_of(TreeSettings, settings)),
+        cache=CacheSettings.load(_of(CacheSettings, settings)),
         options=frozenset(kernel),
     )
     if not plan.cluster.endpoint and not mounts.is_local(plan.source):
@@ -234,7 +217,8 @@ def _absolute(source: Source) -> Source:
 
 
 def _of(
-    kind: type[ClusterSettings] | type[TreeSettings], settings: Mapping[str, object]
+    kind: type[ClusterSettings] | type[TreeSettings] | type[CacheSettings],
+    settings: Mapping[str, object],
 ) -> dict[str, object]:
     return {name: value for name, value in settings.items() if name in kind.model_fields}
 
@@ -288,9 +272,9 @@ def umount(mountpoint: Path, lazy: bool) -> None:
 )
 @_log_options
 def serve(directory: Path, host: str, port: int, log_level: str, log_file: Path | None) -> None:
-    """Serve DIRECTORY as a small AIStore: one bucket per folder, objects are plain files.
+    """Serve a directory as a small AIStore.
 
-    For demos, tests and a laptop without a cluster. It knows no users: keep it on loopback.
+    Each folder is a bucket, objects are plain files. For demos, tests and a laptop without a cluster. It knows no users: keep it on loopback.
     """
     logs.configure(log_level, log_file, foreground=True)
     try:
@@ -304,3 +288,7 @@ def serve(directory: Path, host: str, port: int, log_level: str, log_file: Path 
         click.echo(f"http://{f'[{host}]' if ':' in host else host}:{actual}")
 
     run_server(directory, host=host, port=port, ready=ready)
+
+
+cli.add_command(warm_up)
+cli.add_command(cache)

@@ -5,16 +5,19 @@ that reach the cluster are those of the `ais` CLI and the Python SDK, so one set
 """
 
 import os
+import shutil
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 
+from platformdirs import user_cache_dir
 from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
+    ByteSize,
     ConfigDict,
     Field,
     NonNegativeFloat,
@@ -24,6 +27,11 @@ from pydantic import (
 )
 
 from aisfs.errors import ConfigError
+
+MIB = 1 << 20
+GIB = 1 << 30
+CACHE_LEAST = 5 * MIB
+"""Smallest disk cache; the ledger and its margin take half of it."""
 
 _TRUE = frozenset({"1", "t", "true", "y", "yes", "on"})
 
@@ -130,6 +138,9 @@ class TreeSettings(_Settings):
     shards: Shards = Shards.FILE
     ignore_zeros: bool = False
     """Read on behind blocks of zeros, which end a tar: for tars that were joined with cat."""
+    shard_index: bool = False
+    """Take AIStore's own index of a shard where there is one, instead of scanning the shard. Off,
+    since it knows no times and modes of members: they would depend on who indexed the shard."""
     attr_ttl: NonNegativeFloat = 60.0
     """Seconds; gcsfuse and mountpoint-s3 (with a cache) use the same."""
     list_ttl: NonNegativeFloat = 60.0
@@ -140,3 +151,35 @@ class TreeSettings(_Settings):
     gid: int = Field(default_factory=os.getgid, ge=0)
     file_mode: FileMode = 0o444
     dir_mode: FileMode = 0o555
+
+
+class CacheSettings(_Settings):
+    """What is kept on disk and in memory, and how much is fetched before it is asked for."""
+
+    cache_dir: AbsolutePath = Field(default_factory=lambda: Path(user_cache_dir("aisfs")))
+    """A daemon's files are its own; several daemons may share the directory."""
+    cache_size: ByteSize | None = None
+    """Bytes on disk at most; None is 10 GiB or a tenth of the free disk, whichever is less; 0 keeps
+    nothing on disk."""
+    read_ahead_max: ByteSize = ByteSize(64 * MIB)
+    """Bytes ahead of one sequential reader at most: a second of work at 64 MiB/s, and 1 GiB/s at
+    60 ms of latency."""
+    prefetch_shards: int = Field(default=2, ge=0)
+    """Shards fetched ahead of readers that take them in the order of their names."""
+    memory_limit: ByteSize = Field(default=ByteSize(512 * MIB), ge=16 * MIB)
+    """Bytes of parts in memory; eight readers with a window of 64 MiB each."""
+
+    @field_validator("cache_size")
+    @classmethod
+    def _check_cache_size(cls, value: ByteSize | None) -> ByteSize | None:
+        if value is not None and 0 < value < CACHE_LEAST:
+            raise ValueError(f"a disk cache takes {CACHE_LEAST // MIB} MiB at least; 0 is none")
+        return value
+
+    def disk_limit(self) -> int:
+        """Bytes the cache may take on disk; 0 when it was left to us and there is hardly room."""
+        if self.cache_size is not None:
+            return int(self.cache_size)
+        existing = next(p for p in (self.cache_dir, *self.cache_dir.parents) if p.exists())
+        limit = min(10 * GIB, shutil.disk_usage(existing).free // 10)
+        return limit if limit >= CACHE_LEAST else 0

@@ -10,11 +10,16 @@ from pathlib import Path
 import trio
 
 from aisfs.ais.client import AISClient
+from aisfs.cache.blocks import BlockCache
+from aisfs.cache.indexes import IndexCache
 from aisfs.cache.metadata import MetadataCache
-from aisfs.config import ClusterSettings, TreeSettings
+from aisfs.config import CacheSettings, ClusterSettings, TreeSettings
 from aisfs.core.sources import BucketSource, DirectorySource, Everything, Source
+from aisfs.engine.background import BackgroundThread, background_thread
+from aisfs.engine.fetcher import Fetcher
 from aisfs.engine.indexer import Indexer
 from aisfs.engine.lister import Lister
+from aisfs.engine.prefetcher import Prefetcher
 from aisfs.engine.reader import Reader
 from aisfs.errors import BucketNotFound, MountError, SourceMissing, Unavailable
 from aisfs.filesystem.attributes import AttrMaker
@@ -24,6 +29,7 @@ from aisfs.filesystem.shards import ShardFolders
 from aisfs.filesystem.tree import Tree
 from aisfs.filesystem.xattrs import Xattrs
 from aisfs.fuse import mountpoint as mountpoints
+from aisfs.fuse import tuning
 from aisfs.fuse.operations import Operations, PyfuseKernel, serve, terminate
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket
@@ -34,6 +40,11 @@ from aisfs.store.retry import RetryingStore
 
 log = logging.getLogger(__name__)
 
+PREFETCH_SHARE = 4
+"""A quarter of the cache at most is filled with shards that nobody has asked for yet."""
+INDEX_SHARE = 16
+INDEX_DISK_LIMIT = 2**30
+"""Indexes take a sixteenth of the disk cache, and never more than this: some 200 million members."""
 GRACE_SECONDS = 5
 """How long requests under way may go on after SIGTERM, before they are cancelled."""
 
@@ -46,6 +57,7 @@ class MountPlan:
     mountpoint: Path
     cluster: ClusterSettings
     tree: TreeSettings
+    cache: CacheSettings
     options: frozenset[str]
     """Mount options for the kernel, as of `mount -o`."""
 
@@ -76,17 +88,20 @@ async def run(plan: MountPlan, on_ready: Callable[[], None]) -> None:
         AisfsError: the cluster, the bucket or the kernel refused; nothing is left mounted.
     """
     direct, root = _open_source(plan)
+    blocks: BlockCache | None = None
     try:
         try:
             await _check_source(direct, plan.source)
         except Unavailable as error:
             raise Unavailable(f"{plan.cluster.endpoint} does not answer: {error}") from error
+        blocks = await trio.to_thread.run_sync(_open_cache, plan)
         metrics = Metrics()
         store = MeteredStore(RetryingStore(direct, deadline=plan.cluster.io_timeout), metrics)
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             refused: MountError | None = None
-            async with trio.open_nursery() as services:
-                operations = _build(plan, store, root, services, metrics, on_ready)
+            async with background_thread() as background, trio.open_nursery() as services:
+                foundation = Foundation(store, blocks, services, background, metrics)
+                operations = _build(plan, foundation, root, on_ready)
                 session = trio.CancelScope()
                 services.start_soon(_stop_on_signal, signals, session)
                 try:
@@ -100,6 +115,8 @@ async def run(plan: MountPlan, on_ready: Callable[[], None]) -> None:
     finally:
         with trio.CancelScope(shield=True):
             await direct.aclose()
+            if blocks is not None:
+                await trio.to_thread.run_sync(blocks.close)
     log.info("unmounted %s", plan.mountpoint)
 
 
@@ -112,6 +129,29 @@ def _open_source(plan: MountPlan) -> tuple[ObjectStore, Node]:
             return AISClient(plan.cluster), DirectoryNode(bucket, prefix)
         case Everything():
             return AISClient(plan.cluster), RootNode()
+
+
+def _open_cache(plan: MountPlan) -> BlockCache | None:
+    """Open the disk cache; none for a local directory, which is on disk already, or of no size."""
+    if is_local(plan.source) or plan.cache.cache_size == 0:
+        return None
+    limit = plan.cache.disk_limit()
+    if not limit:
+        log.warning("no disk cache: %s has hardly any room left", plan.cache.cache_dir)
+        return None
+    return BlockCache.open(plan.cache.cache_dir, limit - _index_limit(limit))
+
+
+def _index_limit(cache_size: int) -> int:
+    """Give the share of the disk cache that indexes may take."""
+    return min(cache_size // INDEX_SHARE, INDEX_DISK_LIMIT)
+
+
+async def _sync_cache(blocks: BlockCache) -> None:
+    """Keep the books of several daemons on one cache directory together."""
+    while True:
+        await trio.sleep(1)
+        await trio.to_thread.run_sync(blocks.sync)
 
 
 async def _check_source(store: ObjectStore, source: Source) -> None:
@@ -130,43 +170,85 @@ async def _check_bucket(store: ObjectStore, bucket: Bucket, prefix: str) -> None
         raise BucketNotFound(f"bucket {bucket} does not exist; `ais ls` shows what does") from error
 
 
+@dataclass(frozen=True, slots=True)
+class Foundation:
+    """What the services of a mount stand on, and what outlives them."""
+
+    store: ObjectStore
+    blocks: BlockCache | None
+    services: trio.Nursery
+    background: BackgroundThread
+    metrics: Metrics
+
+
 def _build(
-    plan: MountPlan,
-    store: ObjectStore,
-    root: Node,
-    services: trio.Nursery,
-    metrics: Metrics,
-    on_ready: Callable[[], None],
+    plan: MountPlan, base: Foundation, root: Node, on_ready: Callable[[], None]
 ) -> Operations:
     clock = trio.current_time
     ttls = plan.tree
     cache = MetadataCache(
         attr_ttl=ttls.attr_ttl, list_ttl=ttls.list_ttl, negative_ttl=ttls.negative_ttl, clock=clock
     )
-    lister = Lister(store, cache, services, list_ttl=ttls.list_ttl, clock=clock, metrics=metrics)
+    lister = Lister(
+        base.store, cache, base.services, list_ttl=ttls.list_ttl, clock=clock, metrics=base.metrics
+    )
+    fetcher = Fetcher(
+        base.store,
+        base.services,
+        base.background,
+        cache=base.blocks,
+        origin=plan.cluster.endpoint,
+        memory_limit=plan.cache.memory_limit,
+        read_ahead_max=plan.cache.read_ahead_max,
+    )
+    prefetcher = Prefetcher(
+        fetcher,
+        lister,
+        base.services,
+        max_shards=plan.cache.prefetch_shards,
+        budget=base.blocks.limit // PREFETCH_SHARE if base.blocks is not None else 0,
+    )
     make = AttrMaker(plan.tree, time.time_ns())
-    folders = ShardFolders(Indexer(store, services, ignore_zeros=ttls.ignore_zeros), make)
+    folders = ShardFolders(_build_indexer(plan, base, fetcher), make)
     filesystem = FileSystem(
         root,
         tree=Tree(lister, plan.tree.shards),
         folders=folders,
-        reader=Reader(store),
+        reader=Reader(fetcher, prefetcher),
         lister=lister,
         make=make,
         clock=clock,
     )
     filesystem.kernel = PyfuseKernel()
 
-    def ready() -> None:
+    async def report() -> None:
+        # A task, so that it runs when the kernel has the reply to INIT, which sets the defaults.
+        await trio.to_thread.run_sync(tuning.tune, plan.mountpoint)
         log.info("mounted %s on %s", plan.source, plan.mountpoint)
         on_ready()
 
     return Operations(
         filesystem,
-        Xattrs(filesystem, folders, lister, metrics),
-        metrics,
+        Xattrs(filesystem, folders, lister, base.metrics),
+        base.metrics,
         negative_timeout=ttls.negative_ttl,
-        on_ready=ready,
+        on_ready=lambda: base.services.start_soon(report),
+    )
+
+
+def _build_indexer(plan: MountPlan, base: Foundation, fetcher: Fetcher) -> Indexer:
+    indexes = None
+    if base.blocks is not None:
+        scope = f"{plan.cluster.endpoint} ignore_zeros={plan.tree.ignore_zeros}"
+        limit = base.blocks.limit // (INDEX_SHARE - 1)
+        indexes = IndexCache(plan.cache.cache_dir, min(limit, INDEX_DISK_LIMIT), scope=scope)
+        base.services.start_soon(_sync_cache, base.blocks)
+    return Indexer(
+        fetcher,
+        base.services,
+        indexes=indexes,
+        shard_indexes=base.store if plan.tree.shard_index else None,
+        ignore_zeros=plan.tree.ignore_zeros,
     )
 
 

@@ -103,6 +103,10 @@ class Lister:
         await self._store.list_page(bucket, "", page_size=1)
         return self._clock() + self._list_ttl
 
+    def last_listing(self, bucket: Bucket, prefix: str) -> Listing | None:
+        """Give the last listing of a directory however old; asks nobody."""
+        return self._cache.last_listing((bucket, prefix))
+
     def drop(self, bucket: Bucket, prefix: str, name: bytes) -> None:
         """Ask again about this name and its directory: something turned out to have changed."""
         self._cache.drop((bucket, prefix), name)

@@ -1,52 +1,90 @@
-"""Bytes of objects and members, by ranged GETs of one version.
+"""Reads of open objects and members: what to fetch for this read, and what ahead of it.
 
-Without a cache a read is one GET of just the bytes asked for; the kernel's page cache and its
-read-ahead sit above. Version and size of every reply are compared with what was opened, so no two
-versions are ever mixed (invariant I2).
+An object is read with a read-ahead window. Members of a shard that are read in the order of the tar
+are one such sequential reading of the shard. Members read in any other order are fetched with the
+sample they belong to and nothing more, since whoever opens an image wants its label too.
 """
 
 from cachetools import LRUCache
 
 from aisfs.core.member_index import MemberIndex
+from aisfs.core.prefetch import Access, MemberOrder
+from aisfs.core.ranges import aligned
+from aisfs.core.samples import sample_span
 from aisfs.core.sparse import Segment, segments_of, sparse_segments
+from aisfs.engine.fetcher import Fetcher, OpenObject
+from aisfs.engine.parts import Data
+from aisfs.engine.prefetcher import Prefetcher
 from aisfs.errors import ShardDamaged
 from aisfs.model import Bucket, ByteRange, ObjectInfo
-from aisfs.store.port import ObjectStore
 
+BLOCK = 4096
+"""Reads of objects are fetched in whole pages of the kernel's and of the disk cache."""
 SPARSE_HEAD = 64 * 1024
 """Bytes read first for the map of a sparse member; four times as many each time it is longer."""
 SPARSE_MAPS_MAX = 64
 """Maps of sparse members kept, so that reading one in order fetches its map once."""
+ORDERS_MAX = 10_000
+"""Shards of which is remembered how their members are read."""
+
+ShardId = tuple[Bucket, ObjectInfo]
 
 
 class Reader:
     """Reads ranges of objects and of members."""
 
-    def __init__(self, store: ObjectStore) -> None:
-        """Read through `store`."""
-        self._store = store
+    def __init__(self, fetcher: Fetcher, prefetcher: Prefetcher) -> None:
+        """Read through `fetcher`, and tell `prefetcher` which shards are being read."""
+        self._fetcher = fetcher
+        self._prefetcher = prefetcher
+        self._orders: LRUCache[ShardId, MemberOrder] = LRUCache(ORDERS_MAX)
         self._maps: LRUCache[tuple[Bucket, ObjectInfo, int], tuple[Segment, ...]] = LRUCache(
             SPARSE_MAPS_MAX
         )
 
-    async def read_object(
-        self, bucket: Bucket, info: ObjectInfo, wanted: ByteRange
-    ) -> bytes | bytearray:
+    async def read_object(self, bucket: Bucket, info: ObjectInfo, wanted: ByteRange) -> Data:
         """Read a range of an object, cut at its end; empty behind the end.
 
         Raises:
             Stale: the object is no longer the version `info`.
         """
-        length = min(wanted.stop, info.size) - wanted.start
-        if length <= 0:
+        wanted = ByteRange(wanted.start, min(wanted.stop, info.size))
+        if wanted.start >= wanted.stop:
             return b""
-        buffer = bytearray(length)
-        await self._store.read_range(bucket, info, wanted.start, memoryview(buffer))
-        return buffer
+        opened = self._fetcher.open(bucket, info)
+        blocks = aligned(wanted, BLOCK, info.size)
+        data, sequential = await self._read_on(opened, blocks)
+        if sequential:
+            self._prefetcher.in_order(bucket, info)
+        if blocks == wanted:
+            return data
+        start = wanted.start - blocks.start
+        return memoryview(data)[start : start + len(wanted)]
+
+    def member_opened(
+        self, bucket: Bucket, shard: ObjectInfo, index: MemberIndex, row: int
+    ) -> bool:
+        """Take note of the opening of a member; returns whether members are read in order."""
+        order = self._orders.get((bucket, shard))
+        if order is None:
+            order = self._orders[bucket, shard] = MemberOrder(len(index))
+        in_order = order.observe(row) is Access.IN_ORDER
+        if in_order:
+            self._prefetcher.in_order(bucket, shard)
+        else:
+            self._prefetcher.touched(bucket, shard)
+        return in_order
 
     async def read_member(
-        self, bucket: Bucket, shard: ObjectInfo, index: MemberIndex, row: int, wanted: ByteRange
-    ) -> bytes | bytearray:
+        self,
+        bucket: Bucket,
+        shard: ObjectInfo,
+        index: MemberIndex,
+        row: int,
+        wanted: ByteRange,
+        *,
+        in_order: bool,
+    ) -> Data:
         """Read a range of a member, cut at its end; empty behind the end.
 
         Raises:
@@ -59,7 +97,29 @@ class Reader:
             stored = index.read_range(row, wanted.start, len(wanted))
         except ShardDamaged as error:
             raise ShardDamaged(f"{bucket}/{shard.key}: {error}") from error
-        return await self.read_object(bucket, shard, stored)
+        if stored.start >= stored.stop:
+            return b""
+        opened = self._fetcher.open(bucket, shard)
+        if in_order:
+            return (await self._read_on(opened, stored))[0]
+        span = sample_span(index, row)
+        if not (span.start <= stored.start and stored.stop <= span.stop):
+            return (await self._read_on(opened, stored))[0]
+        reading = self._fetcher.start(opened, stored)
+        if not reading.ready and span != stored:
+            self._fetcher.ahead(opened, span)
+        return await reading.wait()
+
+    async def _read_on(self, opened: OpenObject, wanted: ByteRange) -> tuple[Data, bool]:
+        """Read with read-ahead; also says whether the read belongs to a sequential stream."""
+        reading = self._fetcher.start(opened, wanted)
+        plan = opened.read_ahead.observe(wanted, stalled=not reading.ready)
+        if plan.ahead is not None:
+            self._fetcher.ahead(opened, plan.ahead)
+        return await reading.wait(), plan.sequential
+
+    async def _read_stored(self, bucket: Bucket, info: ObjectInfo, wanted: ByteRange) -> Data:
+        return await self._fetcher.start(self._fetcher.open(bucket, info), wanted).wait()
 
     async def _read_sparse(
         self, bucket: Bucket, shard: ObjectInfo, index: MemberIndex, row: int, wanted: ByteRange
@@ -74,7 +134,7 @@ class Reader:
             at = base + segment.stored
             if at + segment.length > shard.size:
                 raise ShardDamaged(f"the shard ends at byte {shard.size}, within this member")
-            part = await self.read_object(bucket, shard, ByteRange(at, at + segment.length))
+            part = await self._read_stored(bucket, shard, ByteRange(at, at + segment.length))
             start = segment.offset - wanted.start
             content[start : start + segment.length] = part
         return content
@@ -89,12 +149,12 @@ class Reader:
         span = index.span(row)
         size = SPARSE_HEAD
         while True:
-            stop = min(span.start + size, span.stop)
-            head = await self.read_object(bucket, shard, ByteRange(span.start, stop))
+            stop = min(span.start + size, span.stop, shard.size)
+            head = await self._read_stored(bucket, shard, ByteRange(span.start, stop))
             segments = sparse_segments(bytes(head), index.size(row))
             if segments is not None:
                 self._maps[key] = segments
                 return segments
-            if stop == span.stop:
+            if stop < span.start + size:
                 raise ShardDamaged(f"member {index.name(row)!r} has no usable sparse map")
             size *= 4

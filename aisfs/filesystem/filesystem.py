@@ -4,6 +4,7 @@ Every method takes and gives inode numbers, names as bytes and `aisfs.errors`. f
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +12,7 @@ from aisfs.core.inodes import InodeTable, directory_number, split_member
 from aisfs.core.member_index import MemberIndex, MemberKind
 from aisfs.core.names import NAME_MAX
 from aisfs.engine.lister import Lister
+from aisfs.engine.parts import Data
 from aisfs.engine.reader import Reader
 from aisfs.errors import (
     IsADirectory,
@@ -46,8 +48,10 @@ class FileHandle:
     """An open object or member of one version."""
 
     node: ObjectNode | ShardNode
-    index: MemberIndex | None
-    row: int
+    index: MemberIndex | None = None
+    row: int = 0
+    in_order: bool = False
+    """Whether members of the shard are being read in the order of the tar."""
 
 
 class FileSystem:
@@ -83,7 +87,8 @@ class FileSystem:
             raise NameTooLong(f"{name!r} is longer than {NAME_MAX} bytes")
         node = self.node(parent)
         if isinstance(node, ShardNode):
-            entry = await self._folders.find(node, parent, name)
+            with self.noticing_change(node):
+                entry = await self._folders.find(node, parent, name)
             if entry is not None:
                 self.remember(entry, node)
             return entry
@@ -109,7 +114,8 @@ class FileSystem:
         node = self.node(ino)
         match node:
             case ShardNode():
-                return await self._folders.attr(node, ino)
+                with self.noticing_change(node):
+                    return await self._folders.attr(node, ino)
             case ObjectNode(_, info):
                 return self._make.file(ino, info.size, info.mtime_ns)
         return self._make.directory(ino)
@@ -146,7 +152,8 @@ class FileSystem:
         if isinstance(node, ObjectNode):
             raise NotADirectory(f"{node.info.key} is not a directory")
         if isinstance(node, ShardNode):
-            members = await self._folders.children(node, ino)
+            with self.noticing_change(node):
+                members = await self._folders.children(node, ino)
             return DirectoryHandle(lambda offset: ((at, e, node) for at, e in members(offset)))
         children = await self._tree.children(node, ino)
         return DirectoryHandle(
@@ -161,15 +168,17 @@ class FileSystem:
         """Open the version of an object or a member that the inode number stands for."""
         node = self.node(ino)
         if isinstance(node, ObjectNode):
-            return FileHandle(node, None, 0)
+            return FileHandle(node)
         if isinstance(node, ShardNode):
             _, is_directory, row = split_member(ino) or (0, True, 0)
             if not is_directory:
-                view = await self._folders.view(node)
-                return FileHandle(node, view.index, row)
+                with self.noticing_change(node):
+                    view = await self._folders.view(node)
+                in_order = self._reader.member_opened(node.bucket, node.info, view.index, row)
+                return FileHandle(node, view.index, row, in_order)
         raise IsADirectory("is a directory")
 
-    async def read(self, handle: FileHandle, offset: int, size: int) -> bytes | bytearray:
+    async def read(self, handle: FileHandle, offset: int, size: int) -> Data:
         """Read up to `size` bytes; shorter only at the end of the file.
 
         Raises:
@@ -181,7 +190,12 @@ class FileSystem:
             if handle.index is None:
                 return await self._reader.read_object(node.bucket, node.info, wanted)
             return await self._reader.read_member(
-                node.bucket, node.info, handle.index, handle.row, wanted
+                node.bucket,
+                node.info,
+                handle.index,
+                handle.row,
+                wanted,
+                in_order=handle.in_order,
             )
         except (Stale, NotFound) as error:
             self._changed(node)
@@ -194,10 +208,20 @@ class FileSystem:
         node = self.node(ino)
         parts = split_member(ino)
         if isinstance(node, ShardNode) and parts is not None and not parts[1]:
-            index = (await self._folders.view(node)).index
+            with self.noticing_change(node):
+                index = (await self._folders.view(node)).index
             if index.kind(parts[2]) is MemberKind.SYMLINK:
                 return index.link_target(parts[2])
         raise NotFound("not a symbolic link")
+
+    @contextmanager
+    def noticing_change(self, node: ObjectNode | ShardNode) -> Iterator[None]:
+        """Make an object that turned out to be another version, or gone, be looked up anew."""
+        try:
+            yield
+        except (Stale, NotFound):
+            self._changed(node)
+            raise
 
     def _changed(self, node: ObjectNode | ShardNode) -> None:
         """Forget what was believed about an object that turned out to be another version."""

@@ -151,7 +151,9 @@ class Tree:
             if 2 * place > offset:
                 yield self._found(node, ino, name, listed, dated.expires, 2 * place)
             alias = name + SHARD_DIRECTORY_SUFFIX
-            if both and isinstance(listed, ObjectInfo) and is_shard(name) and alias not in listing:
+            if not (both and isinstance(listed, ObjectInfo) and is_shard(name)):
+                continue
+            if alias not in listing and not names.refusal(alias):
                 yield Found(
                     alias, ShardNode(node.bucket, listed, ino, alias), dated.expires, 2 * place + 1
                 )

@@ -42,6 +42,10 @@ class Xattrs:
             raise NoSuchAttribute(f"no attribute {name!r}")
         if ino == ROOT and name == STATS:
             return self._metrics.text()
+        if name == SHARD:  # known without opening the shard
+            node = self._filesystem.node(ino)
+            if isinstance(node, ShardNode):
+                return node.info.key.encode(errors="surrogateescape")
         value = (await self._all(ino)).get(name)
         if value is None:
             raise NoSuchAttribute(f"no attribute {name!r}")
@@ -68,7 +72,8 @@ class Xattrs:
     async def _in_shard(self, node: ShardNode, ino: int) -> Mapping[bytes, bytes]:
         shard = node.info.key.encode(errors="surrogateescape")
         _, is_directory, low = split_member(ino) or (0, True, 0)
-        view = await self._folders.view(node)
+        with self._filesystem.noticing_change(node):
+            view = await self._folders.view(node)
         if not is_directory:
             offset = view.index.data_range(low).start
             return {SHARD: shard, OFFSET: str(offset).encode()}

@@ -11,8 +11,7 @@ import re
 from collections.abc import Callable
 from itertools import pairwise
 
-from aisfs import cli
-from aisfs.cli import Exit
+from aisfs.exits import EXITS, Exit
 from aisfs.filesystem.errnos import ERRNOS
 from tests.docs.documents import SEMANTICS
 
@@ -33,7 +32,7 @@ def errno_table() -> str:
 
 def exit_table() -> str:
     errors: dict[Exit, list[str]] = {}
-    for cls, code in cli._EXITS:
+    for cls, code in EXITS:
         errors.setdefault(code, []).append(f"`{cls.__name__}`")
     meanings = _member_docstrings(Exit)
     lines = ["| Code | Name | What it means | Errors |", "|---|---|---|---|"]

@@ -1,20 +1,46 @@
 """CONFIGURATION names every option and variable there is, with the default the code has."""
 
 import re
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
-from pydantic import SecretStr
+from pydantic import ByteSize, SecretStr
 
 from aisfs.cli import _IGNORED, _KERNEL, cli
-from aisfs.config import ClusterSettings, TreeSettings
+from aisfs.config import CacheSettings, ClusterSettings, TreeSettings
+from aisfs.errors import ConfigError
 from tests.docs.documents import CONFIGURATION, rows, section
 
-COMMANDS = dict(cli.commands)
-SETTINGS: tuple[type[ClusterSettings], type[TreeSettings]] = (ClusterSettings, TreeSettings)
+SETTINGS: tuple[type[ClusterSettings], type[TreeSettings], type[CacheSettings]] = (
+    ClusterSettings,
+    TreeSettings,
+    CacheSettings,
+)
 MODES = ("file_mode", "dir_mode")
-OF_WHOEVER_MOUNTS = ("uid", "gid")
+COMPUTED = {
+    "uid": "who mounts",
+    "gid": "who mounts",
+    "cache_dir": "the user's cache directory",
+    "cache_size": "10GiB or a tenth of the free disk",
+}
+"""Defaults that depend on the user and the machine."""
+
+
+def leaves(group: click.Group, before: str = "") -> dict[str, click.Command]:
+    """All commands that do something, by the words that call them."""
+    found: dict[str, click.Command] = {}
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            found |= leaves(command, f"{before}{name} ")
+        else:
+            found[before + name] = command
+    return found
+
+
+COMMANDS = leaves(cli)
 
 
 def options(command: str) -> dict[str, click.Option]:
@@ -70,15 +96,45 @@ def test_defaults_of_options(command: str):
 
 def default_in_words(name: str) -> str:
     field = fields()[name]
-    if name in OF_WHOEVER_MOUNTS:
-        return "who mounts"
+    if name in COMPUTED:
+        return COMPUTED[name]
     if field.default in ("", None):
         return field.validation_alias or "none"
     if field.default is False:
         return "off"
     if name in MODES:
         return f"{field.default:04o}"
+    if isinstance(field.default, ByteSize):
+        return f"{field.default >> 20}MiB"
     return f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
+
+
+def test_defaults_that_depend_on_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert CacheSettings.load({}).cache_dir == tmp_path / ".cache" / "aisfs"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
+    assert CacheSettings.load({}).cache_dir == tmp_path / "elsewhere" / "aisfs"
+    for free, limit in ((50 << 30, 5 << 30), (500 << 30, 10 << 30)):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+        assert CacheSettings.load({"cache_dir": tmp_path}).disk_limit() == limit
+
+
+def test_sizes_are_read_as_told():
+    text = section(CONFIGURATION, "Sizes")
+    told = re.findall(r"`([\d.]+ ?\w+)` is ([\d,]+)", text)
+    assert len(told) >= 4
+    for words, size in told:
+        assert CacheSettings.load({"read_ahead_max": words}).read_ahead_max == int(size.replace(",", ""))
+
+
+def test_least_memory_limit():
+    table = documented("mount")
+    (least,) = re.findall(r"at least (\w+)", table["--memory-limit"][2])
+    assert CacheSettings.load({"memory_limit": least})
+    below = CacheSettings.load({"memory_limit": least}).memory_limit - 1
+    with pytest.raises(ConfigError):
+        CacheSettings.load({"memory_limit": below})
 
 
 def test_every_field_can_be_set_somehow():

@@ -32,13 +32,21 @@ def test_the_unit_calls_commands_that_exist(service: configparser.SectionProxy):
         assert command in cli.commands
 
 
+def test_the_cache_is_where_systemd_makes_room_for_it(service: configparser.SectionProxy):
+    words = service["ExecStart"].split()
+    directory = words[words.index("--cache-dir") + 1]
+    assert directory == f"/var/cache/{service['CacheDirectory']}"
+    assert words.index("--cache-dir") < words.index("$OPTIONS"), "what OPTIONS says comes last"
+    assert directory in (UNIT.parent / "README.md").read_text()
+
+
 def test_the_sample_sets_what_the_unit_uses(service: configparser.SectionProxy):
     used = set(VARIABLE.findall(service["ExecStart"])) | set(VARIABLE.findall(service["ExecStop"]))
     lines = [line for line in SAMPLE.read_text().splitlines() if line and not line.startswith("#")]
     given = dict(line.split("=", 1) for line in lines)
     assert used <= set(given)
     known = {name for option in cli.commands["mount"].params for name in option.opts}
-    assert set(given["OPTIONS"].split()) <= known
+    assert {word.partition("=")[0] for word in given["OPTIONS"].split()} <= known
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze here")

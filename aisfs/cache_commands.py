@@ -1,0 +1,117 @@
+"""`aisfs warm` and `aisfs cache`: fill the disk cache, look at it, clean it."""
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+from rich.table import Table
+
+from aisfs import logs
+from aisfs.cache.blocks import BlockCache, CheckReport, Statistics
+from aisfs.cache.directory import LAYOUT
+from aisfs.cache.indexes import IndexCache
+from aisfs.config import CacheSettings
+from aisfs.errors import SourceMissing
+from aisfs.exits import Exit
+from aisfs.warm import find_items, warm
+
+_MIB = 1 << 20
+
+
+def status_table(statistics: Statistics) -> Table:
+    """Lay out how full the cache is."""
+    table = Table(show_header=False, box=None)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    limit = f"{statistics.limit / _MIB:.1f} MiB" if statistics.limit else "no daemon uses it"
+    table.add_row("limit", limit)
+    table.add_row("used", f"{statistics.used / _MIB:.1f} MiB")
+    table.add_row("object versions", str(statistics.entries))
+    table.add_row("segments", str(statistics.segments))
+    return table
+
+
+def verify_with_progress(blocks: BlockCache, console: Console) -> CheckReport:
+    """Check the whole cache and show how far it is."""
+    columns = (BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("verify")
+        return blocks.check(lambda done, total: progress.update(task, completed=done, total=total))
+
+
+@click.command("warm")
+@click.argument(
+    "paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(path_type=Path)
+)
+@click.option(
+    "--index-only",
+    is_flag=True,
+    help="Only find the members of shards, and leave other objects alone.",
+)
+@click.option(
+    "--jobs", type=click.IntRange(1, 64), default=4, show_default=True, help="Shards read at once."
+)
+def warm_up(paths: tuple[Path, ...], index_only: bool, jobs: int) -> int:
+    """Fill the cache of a mount before training.
+
+    Reads the shards and objects at or below each PATH once, through the mount.
+    """
+    items = find_items(paths, index_only=index_only)
+    summary = warm(items, jobs=jobs, console=Console(stderr=True))
+    click.echo(f"{summary.shards} shards, {summary.objects} objects, {summary.size} bytes read")
+    for failure in summary.failures:
+        click.echo(f"aisfs: {failure}", err=True)
+    return Exit.FAILURE if summary.failures else Exit.OK
+
+
+@click.group()
+def cache() -> None:
+    """Look at the disk cache, or clean it.
+
+    Daemons may go on using it meanwhile.
+    """
+
+
+def _cache_dir_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--cache-dir", type=click.Path(path_type=Path), metavar="DIR", help="As for mount."
+    )(command)
+
+
+def _open_cache(cache_dir: Path | None) -> BlockCache:
+    directory = CacheSettings.load({"cache_dir": cache_dir}).cache_dir
+    if not (directory / LAYOUT).is_dir():
+        raise SourceMissing(f"{directory}: there is no cache")
+    logs.configure("warning", None, foreground=True)
+    return BlockCache.open(directory, None)
+
+
+@cache.command()
+@_cache_dir_option
+def status(cache_dir: Path | None) -> None:
+    """Show how full the cache is."""
+    with closing(_open_cache(cache_dir)) as blocks:
+        Console().print(status_table(blocks.statistics()))
+
+
+@cache.command()
+@_cache_dir_option
+def verify(cache_dir: Path | None) -> int:
+    """Read everything in the cache and drop what is damaged; exit code 1 if anything was."""
+    with closing(_open_cache(cache_dir)) as blocks:
+        report = verify_with_progress(blocks, Console(stderr=True))
+    click.echo(f"{report.bytes} bytes are good, {report.damaged} segments were damaged and dropped")
+    return Exit.FAILURE if report.damaged else Exit.OK
+
+
+@cache.command()
+@_cache_dir_option
+def clear(cache_dir: Path | None) -> None:
+    """Remove everything from the cache."""
+    with closing(_open_cache(cache_dir)) as blocks:
+        blocks.clear()
+    IndexCache(CacheSettings.load({"cache_dir": cache_dir}).cache_dir, 0).clear()

@@ -1,0 +1,78 @@
+"""One thread of low priority for work that may lag behind: writing what was fetched to disk.
+
+A reader has its bytes before they are written. On a machine with few processors the copy to disk
+would otherwise take the time of the readers it is made for: half of it, measured on two cores.
+"""
+
+import contextlib
+import os
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Generic, TypeVar
+
+import trio
+
+NICE = 10
+"""Half-way to the lowest priority: behind every reader, ahead of idle jobs."""
+
+ResultT = TypeVar("ResultT")
+
+
+class _Job(Generic[ResultT]):
+    def __init__(self, work: Callable[[], ResultT]) -> None:
+        self.work = work
+        self.done = trio.Event()
+        self.result: list[ResultT] = []
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.result.append(self.work())
+        except BaseException as error:  # noqa: BLE001 - handed to who waits
+            self.error = error
+
+
+class BackgroundThread:
+    """Runs functions one after the other."""
+
+    def __init__(self) -> None:
+        """Use `background_thread`."""
+        self._jobs: queue.SimpleQueue[_Job[object] | None] = queue.SimpleQueue()
+        self._token = trio.lowlevel.current_trio_token()
+        self._thread = threading.Thread(target=self._serve, name="aisfs background", daemon=True)
+        self._thread.start()
+
+    async def run(self, work: Callable[[], ResultT]) -> ResultT:
+        """Run `work` after all that came before. A cancelled call lets it run all the same."""
+        job = _Job(work)
+        self._jobs.put(job)  # type: ignore[arg-type]  # the queue does not look at the result
+        await job.done.wait()
+        if job.error is not None:
+            raise job.error
+        return job.result[0]
+
+    async def aclose(self) -> None:
+        """End when all that was asked for is done."""
+        self._jobs.put(None)
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(self._thread.join)
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        while (job := self._jobs.get()) is not None:
+            job.run()
+            with contextlib.suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(job.done.set)
+
+
+@asynccontextmanager
+async def background_thread() -> AsyncIterator[BackgroundThread]:
+    """Have a background thread as long as the block runs."""
+    thread = BackgroundThread()
+    try:
+        yield thread
+    finally:
+        await thread.aclose()

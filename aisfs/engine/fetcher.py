@@ -1,0 +1,366 @@
+"""Bytes of object versions: from the disk cache, from memory, or fetched once for all who ask.
+
+A range of an object that is on its way is a `Part`. Whoever reads a range is given, in one step
+without waiting, the pieces that are there, the parts under way that cover more of it, and new parts
+for the rest (invariant I5: no byte is under way twice). It then waits for those parts only. A part
+is fetched by a task of its own, so a reader that goes away leaves it to the others; a part that
+fails hands its error to all who wait for it and is forgotten.
+
+A part that landed goes to the disk cache; where that does not take it, it stays in memory until
+newer ones need the room. Whatever is dropped at any moment changes no result (invariant I6).
+"""
+
+import logging
+from bisect import bisect_left, insort
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import trio
+
+from aisfs.cache.blocks import BlockCache
+from aisfs.cache.entry import EntryId, entry_id
+from aisfs.cache.reservation import Reservation
+from aisfs.core.ranges import pieces
+from aisfs.core.readahead import ReadAhead
+from aisfs.engine.background import BackgroundThread
+from aisfs.engine.parts import PART_MAX, BufferPool, Data, Part
+from aisfs.errors import AisfsError, Unavailable
+from aisfs.model import Bucket, ByteRange, ObjectInfo
+from aisfs.store.port import ObjectStore
+
+log = logging.getLogger(__name__)
+
+STREAM_PARTS = 3
+"""Parts under way while a whole object is streamed: enough to keep the wire busy between them."""
+OBJECTS_MAX = 10_000
+"""Objects whose read-ahead is remembered."""
+
+
+class OpenObject:
+    """What is known about reading one version of one object."""
+
+    __slots__ = ("bucket", "entry", "info", "parts", "read_ahead")
+
+    def __init__(
+        self, bucket: Bucket, info: ObjectInfo, entry: EntryId | None, read_ahead: ReadAhead
+    ) -> None:
+        """Know no parts yet; without `entry` nothing of it goes to disk."""
+        self.bucket = bucket
+        self.info = info
+        self.entry = entry
+        self.read_ahead = read_ahead
+        self.parts: list[Part] = []
+        """Sorted, disjoint."""
+
+    def overlapping(self, wanted: ByteRange) -> list[Part]:
+        """Give the parts that have bytes of `wanted`, in order."""
+        parts = self.parts
+        at = bisect_left(parts, wanted.start, key=lambda part: part.range.stop - 1)
+        found = []
+        while at < len(parts) and parts[at].range.start < wanted.stop:
+            found.append(parts[at])
+            at += 1
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A range being read: pieces in order, each there already or a part to wait for."""
+
+    wanted: ByteRange
+    pieces: list[Data | Part]
+
+    @property
+    def ready(self) -> bool:
+        """Whether nothing has to be waited for."""
+        return all(not isinstance(p, Part) or p.done.is_set() for p in self.pieces)
+
+    async def wait(self) -> Data:
+        """Wait for the parts and give the bytes.
+
+        Raises:
+            AisfsError: a part could not be fetched.
+        """
+        found: list[Data] = []
+        for piece in self.pieces:
+            if isinstance(piece, Part):
+                await piece.done.wait()
+                if piece.error is not None:
+                    raise piece.error
+                found.append(piece.view(self.wanted))
+            else:
+                found.append(piece)
+        return found[0] if len(found) == 1 else b"".join(found)
+
+
+class Fetcher:
+    """Reads ranges of objects, each byte fetched once."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        services: trio.Nursery,
+        background: BackgroundThread,
+        *,
+        cache: BlockCache | None,
+        origin: str,
+        memory_limit: int,
+        read_ahead_max: int,
+    ) -> None:
+        """Fetch from `store` in tasks of `services`.
+
+        Args:
+            store: Where the bytes come from.
+            services: Outlives every reader.
+            background: Writes to the cache.
+            cache: None keeps nothing on disk.
+            origin: The cluster, for versions that only it tells apart.
+            memory_limit: Bytes of all parts together. What a reader waits for is fetched even
+                beyond it; reading ahead stops there.
+            read_ahead_max: Largest window ahead of one sequential reader, bytes.
+        """
+        self._store = store
+        self._services = services
+        self._background = background
+        self.cache = cache
+        self._origin = origin
+        self._memory_limit = memory_limit
+        self._read_ahead_max = read_ahead_max
+        self._objects: OrderedDict[tuple[Bucket, ObjectInfo], OpenObject] = OrderedDict()
+        self._kept: OrderedDict[Part, OpenObject] = OrderedDict()
+        """Landed parts that are in memory only, the oldest first."""
+        self._dropped = trio.Event()
+        """Set, and made anew, whenever a part is dropped."""
+        self._pool = BufferPool()
+        self.buffered = 0
+        """Bytes of all parts, under way or kept."""
+
+    def open(self, bucket: Bucket, info: ObjectInfo) -> OpenObject:
+        """Give what is known about a version of an object."""
+        key = (bucket, info)
+        found = self._objects.get(key)
+        if found is None:
+            entry = self._entry(bucket, info)
+            ahead = ReadAhead(info.size, max_window=self._read_ahead_max)
+            found = self._objects[key] = OpenObject(bucket, info, entry, ahead)
+            self._forget_old_objects()
+        else:
+            self._objects.move_to_end(key)
+        return found
+
+    def start(self, opened: OpenObject, wanted: ByteRange) -> Reading:
+        """Begin to read a range that lies inside the object; starts what is not under way.
+
+        Waits for nothing, not even for the disk: what is there but not yet mapped and verified is
+        a part like any other, which a worker thread gets from the disk.
+        """
+        overlapping = opened.overlapping(wanted) if opened.parts else []
+        if not overlapping:
+            there = self._hit(opened, wanted)
+            if there is not None:
+                return Reading(wanted, [there])
+        found: list[Data | Part] = []
+        position = wanted.start
+        for part in overlapping:
+            if position < part.range.start:
+                self._fill(opened, ByteRange(position, part.range.start), found)
+            found.append(part)
+            if part in self._kept:
+                self._kept.move_to_end(part)
+            position = part.range.stop
+        if position < wanted.stop:
+            self._fill(opened, ByteRange(position, wanted.stop), found)
+        return Reading(wanted, found)
+
+    def ahead(self, opened: OpenObject, wanted: ByteRange) -> None:
+        """Fetch a range nobody waits for yet, as far as memory permits."""
+        for piece in pieces(wanted, PART_MAX):
+            if not self._room_for(len(piece)):
+                opened.read_ahead.shrink()
+                return
+            self.start(opened, piece)
+
+    async def stream(self, opened: OpenObject) -> AsyncIterator[tuple[int, Data]]:
+        """Give the whole object in order as (offset, bytes), some parts ahead of the caller."""
+        under_way: deque[Reading] = deque()
+        for piece in pieces(ByteRange(0, opened.info.size), PART_MAX):
+            await self._wait_for_room(len(piece))
+            under_way.append(self.start(opened, piece))
+            if len(under_way) >= STREAM_PARTS:
+                reading = under_way.popleft()
+                yield reading.wanted.start, await reading.wait()
+        while under_way:
+            reading = under_way.popleft()
+            yield reading.wanted.start, await reading.wait()
+
+    def _entry(self, bucket: Bucket, info: ObjectInfo) -> EntryId | None:
+        if self.cache is None:
+            return None
+        if not info.checksum:  # version 1 of the same name in another cluster is something else
+            bucket = replace(bucket, namespace=f"{bucket.namespace} {self._origin}")
+        return entry_id(bucket, info)
+
+    # pieces ----------------------------------------------------------------------------------
+
+    def _hit(self, opened: OpenObject, wanted: ByteRange) -> memoryview | None:
+        if self.cache is None or opened.entry is None:
+            return None
+        return self.cache.hit(opened.entry, wanted)
+
+    def _fill(self, opened: OpenObject, gap: ByteRange, found: list[Data | Part]) -> None:
+        """Cover a range that no part covers."""
+        for piece in pieces(gap, PART_MAX):
+            there = self._hit(opened, piece)
+            found.append(self._begin(opened, piece) if there is None else there)
+
+    # parts -----------------------------------------------------------------------------------
+
+    def _begin(self, opened: OpenObject, wanted: ByteRange) -> Part:
+        part = Part(wanted, self._pool)
+        insort(opened.parts, part, key=_start)
+        self.buffered += len(wanted)
+        self._services.start_soon(self._fetch, opened, part)
+        return part
+
+    async def _fetch(self, opened: OpenObject, part: Part) -> None:
+        """Fetch a part and hand it to the cache. Never raises but Cancelled."""
+        kept = False
+        try:
+            kept = await self._fetch_and_store(opened, part)
+        except AisfsError as error:
+            part.error = error
+        except Exception as error:
+            log.exception("fetching failed: this is a bug in aisfs, please report it")
+            if not part.done.is_set():  # what landed is good, even if it could not be kept
+                part.error = error
+        finally:
+            if not part.done.is_set() and part.error is None:
+                part.error = Unavailable("the mount is going away")
+            part.done.set()
+            if not kept:
+                self._drop(opened, part)
+
+    async def _fetch_and_store(self, opened: OpenObject, part: Part) -> bool:
+        """Get the bytes from disk or from the store; say whether they have to stay in memory."""
+        missing: list[tuple[ByteRange, Reservation | None]] = [(part.range, None)]
+        cache, entry = self.cache, opened.entry
+        if cache is not None and entry is not None:
+            missing = await trio.to_thread.run_sync(_look, cache, entry, part)
+        if not missing:
+            part.done.set()
+            return False
+        room = part.content or part.allocate()
+        try:
+            for gap, _ in missing:
+                start = gap.start - part.range.start
+                await self._store.read_range(
+                    opened.bucket, opened.info, gap.start, room[start : start + len(gap)]
+                )
+            part.done.set()  # readers need not wait for the disk
+            if cache is None or entry is None or any(room is None for _, room in missing):
+                return self._keep(opened, part)
+            stored = await self._background.run(partial(_store, cache, entry, part, missing))
+            return False if stored else self._keep(opened, part)
+        finally:
+            await self._finish([reservation for _, reservation in missing if reservation])
+
+    async def _finish(self, reservations: list[Reservation]) -> None:
+        """Return what was reserved and not used, also when the mount goes away."""
+        if reservations:
+            with trio.CancelScope(shield=True):
+                for reservation in reservations:
+                    await trio.to_thread.run_sync(reservation.finish)
+
+    def _keep(self, opened: OpenObject, part: Part) -> bool:
+        """Keep a landed part in memory, at the cost of the oldest ones."""
+        self._kept[part] = opened
+        while self.buffered > self._memory_limit and self._kept:
+            oldest, its_object = next(iter(self._kept.items()))
+            if oldest is part:
+                break
+            self._drop(its_object, oldest)
+        return True
+
+    def _drop(self, opened: OpenObject, part: Part) -> None:
+        self._kept.pop(part, None)
+        at = bisect_left(opened.parts, part.range.start, key=_start)
+        if at < len(opened.parts) and opened.parts[at] is part:
+            del opened.parts[at]
+            self.buffered -= len(part.range)
+            self._dropped.set()
+            self._dropped = trio.Event()
+
+    async def _wait_for_room(self, length: int) -> None:
+        """Wait until nobody's bytes have to be held for `length` more: the disk may be slow."""
+        while not self._room_for(length):
+            await self._dropped.wait()
+
+    def _room_for(self, length: int) -> bool:
+        """Make room for reading ahead by dropping what was kept, and say whether there is any."""
+        while self.buffered + length > self._memory_limit and self._kept:
+            part, opened = next(iter(self._kept.items()))
+            self._drop(opened, part)
+        return self.buffered + length <= self._memory_limit
+
+    def _forget_old_objects(self) -> None:
+        while len(self._objects) > OBJECTS_MAX:
+            key, opened = next(iter(self._objects.items()))
+            if opened.parts:
+                return
+            del self._objects[key]
+
+
+def _look(
+    cache: BlockCache, entry: EntryId, part: Part
+) -> list[tuple[ByteRange, Reservation | None]]:
+    """Take what is on disk and reserve room for the rest. Runs in a worker thread.
+
+    Returns:
+        What is missing, each with its reservation; None where it is not to be kept.
+    """
+    whole = cache.read(entry, part.range)
+    if whole is not None:
+        part.content = whole
+        return []
+    room = part.allocate()
+    missing = cache.missing(entry, part.range)
+    position = part.range.start
+    gaps: list[ByteRange] = []
+    for gap in [*missing, ByteRange(part.range.stop, part.range.stop)]:
+        between = ByteRange(position, gap.start)
+        if between:
+            there = cache.read(entry, between)
+            if there is None:  # it turned out to be damaged, or was evicted
+                gap = ByteRange(position, gap.stop)
+            else:
+                start = position - part.range.start
+                room[start : start + len(between)] = there
+        if gap:
+            gaps.append(gap)
+        position = gap.stop
+    return [(gap, cache.reserve(entry, gap)) for gap in gaps]
+
+
+def _store(
+    cache: BlockCache,
+    entry: EntryId,
+    part: Part,
+    fetched: list[tuple[ByteRange, Reservation | None]],
+) -> bool:
+    """Write what was fetched to disk; says whether all of it is there. Runs in a worker thread."""
+    stored = True
+    for gap, reservation in fetched:
+        if reservation is None:
+            return False
+        start = gap.start - part.range.start
+        reservation.write(gap.start, part.content[start : start + len(gap)])
+        stored = reservation.publish(gap) and stored
+    if stored and not cache.missing(entry, ByteRange(0, entry.size)):
+        cache.verify_whole(entry)
+    return stored
+
+
+def _start(part: Part) -> int:
+    return part.range.start

@@ -1,0 +1,134 @@
+"""Whole shards into the cache before they are asked for.
+
+Two reasons: shards of a directory are read in the order of their names, so the next ones are
+fetched; or all shards of a directory fit the cache, so the first touch of one is reason enough to
+have it all. Without a disk cache there is nowhere to put a shard, and nothing is prefetched.
+"""
+
+import logging
+import os
+from dataclasses import dataclass
+
+import trio
+from cachetools import LRUCache, TTLCache
+
+from aisfs.core.listing import Listing
+from aisfs.core.names import is_shard
+from aisfs.core.prefetch import ShardQueue
+from aisfs.engine.fetcher import Fetcher
+from aisfs.engine.lister import Lister
+from aisfs.errors import AisfsError
+from aisfs.model import Bucket, ObjectInfo
+
+log = logging.getLogger(__name__)
+
+DIRECTORIES_MAX = 1000
+"""Directories of which is remembered how their shards are read."""
+AT_ONCE = 2
+"""Shards prefetched at once; each keeps several requests busy."""
+AGAIN_SECONDS = 300.0
+"""A shard that was fetched whole is not looked at again for so long, should it have been evicted."""
+FITS = 0.9
+"""Share of the cache that data may take to count as fitting: blocks and headers need some too."""
+
+
+@dataclass(slots=True)
+class _Directory:
+    """The shards of one directory, as of one listing."""
+
+    listing: Listing
+    shards: list[bytes]
+    total: int
+    queue: ShardQueue
+
+
+class Prefetcher:
+    """Decides with `core.prefetch`, fetches in the background."""
+
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        lister: Lister,
+        services: trio.Nursery,
+        *,
+        max_shards: int,
+        budget: int,
+    ) -> None:
+        """Prefetch at most `max_shards` shards of `budget` bytes together, ahead of any reader."""
+        self._fetcher = fetcher
+        self._lister = lister
+        self._services = services
+        self._max_shards = max_shards
+        self._budget = budget
+        self._directories: LRUCache[tuple[Bucket, str], _Directory] = LRUCache(DIRECTORIES_MAX)
+        self._under_way: set[tuple[Bucket, ObjectInfo]] = set()
+        self._done: TTLCache[tuple[Bucket, ObjectInfo], bool] = TTLCache(
+            100 * DIRECTORIES_MAX, AGAIN_SECONDS, trio.current_time
+        )
+        self._limiter = trio.CapacityLimiter(AT_ONCE)
+
+    def in_order(self, bucket: Bucket, info: ObjectInfo) -> None:
+        """A shard is being read in order: perhaps the next ones are wanted soon."""
+        if self._fetcher.cache is None or not self._max_shards:
+            return
+        directory, name = self._directory(bucket, info)
+        if directory is None or not is_shard(name):
+            return
+        for following in directory.queue.opened(
+            name, directory.shards, lambda n: _size(directory, n)
+        ):
+            listed = directory.listing[following]
+            if listed is not None:
+                self._fetch(bucket, listed)
+
+    def touched(self, bucket: Bucket, info: ObjectInfo) -> None:
+        """A member of a shard is read: if all shards beside it fit the cache, fetch this one whole."""
+        cache = self._fetcher.cache
+        if cache is None or (bucket, info) in self._done:
+            return
+        directory, _ = self._directory(bucket, info)
+        if directory is not None and directory.total <= FITS * cache.limit:
+            self._fetch(bucket, info)
+
+    def _directory(self, bucket: Bucket, info: ObjectInfo) -> tuple[_Directory | None, bytes]:
+        """Give the directory of a shard as it was last listed; none if it never was."""
+        prefix, slash, base = info.key.rpartition("/")
+        name = os.fsencode(base)
+        listing = self._lister.last_listing(bucket, prefix + slash)
+        if listing is None:
+            return None, name
+        key = (bucket, prefix + slash)
+        known = self._directories.get(key)
+        if known is None or known.listing is not listing:
+            shards = sorted(n for _, n, listed in listing.after(0) if listed and is_shard(n))
+            queue = known.queue if known else ShardQueue(self._max_shards, self._budget)
+            total = sum(_object_size(listing, n) for n in shards)
+            known = self._directories[key] = _Directory(listing, shards, total, queue)
+        return known, name
+
+    def _fetch(self, bucket: Bucket, info: ObjectInfo) -> None:
+        key = (bucket, info)
+        if key not in self._under_way and key not in self._done:
+            self._under_way.add(key)
+            self._services.start_soon(self._run, bucket, info)
+
+    async def _run(self, bucket: Bucket, info: ObjectInfo) -> None:
+        """Fetch all of an object; what goes wrong is left for a reader to find."""
+        try:
+            async with self._limiter:
+                async for _ in self._fetcher.stream(self._fetcher.open(bucket, info)):
+                    pass
+            self._done[bucket, info] = True
+        except AisfsError as error:
+            log.info("prefetch of %s/%s: %s", bucket, info.key, error)
+        finally:
+            self._under_way.discard((bucket, info))
+
+
+def _object_size(listing: Listing, name: bytes) -> int:
+    listed = listing[name]
+    return listed.size if listed is not None else 0
+
+
+def _size(directory: _Directory, name: bytes) -> int:
+    return _object_size(directory.listing, name)

@@ -1,0 +1,54 @@
+"""How a command ends: exit codes, and which error means which."""
+
+from enum import IntEnum
+
+from aisfs.errors import (
+    AccessDenied,
+    AisfsError,
+    BucketNotFound,
+    ConfigError,
+    DeadlineExceeded,
+    FuseUnavailable,
+    MountError,
+    SourceMissing,
+    Unavailable,
+)
+
+
+class Exit(IntEnum):
+    """Exit codes; docs/SEMANTICS.md prints them and a test compares."""
+
+    OK = 0
+    FAILURE = 1
+    """Something nobody expected; the log has more."""
+    USAGE = 2
+    """A wrong option or value."""
+    NO_ENDPOINT = 3
+    """Neither --endpoint nor AIS_ENDPOINT."""
+    UNREACHABLE = 4
+    """The cluster does not answer."""
+    NO_SOURCE = 5
+    """The bucket or the local directory does not exist."""
+    DENIED = 6
+    """The token is missing or refused."""
+    MOUNTPOINT = 7
+    """The mountpoint is missing, no directory, busy or not empty."""
+    NO_FUSE = 8
+    """No usable /dev/fuse or fusermount3."""
+
+
+EXITS: list[tuple[type[AisfsError], Exit]] = [
+    (ConfigError, Exit.USAGE),
+    (BucketNotFound, Exit.NO_SOURCE),
+    (SourceMissing, Exit.NO_SOURCE),
+    (Unavailable, Exit.UNREACHABLE),
+    (DeadlineExceeded, Exit.UNREACHABLE),
+    (AccessDenied, Exit.DENIED),
+    (FuseUnavailable, Exit.NO_FUSE),
+    (MountError, Exit.MOUNTPOINT),
+]
+
+
+def exit_code(error: AisfsError) -> Exit:
+    """Find the exit code of an error."""
+    return next((code for cls, code in EXITS if isinstance(error, cls)), Exit.FAILURE)

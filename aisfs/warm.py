@@ -1,0 +1,183 @@
+"""`aisfs warm`: read a mount's shards and objects once, so that its daemon has them when training starts.
+
+It reads through the mount as any program would; what fills the cache is the daemon behind it.
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from aisfs.core.names import SHARD_BYTES_SUFFIX, SHARD_DIRECTORY_SUFFIX, is_shard
+from aisfs.errors import SourceMissing
+from aisfs.fuse.tuning import mounted_filesystems
+
+PIECE = 1 << 20
+"""Bytes read at once; the largest request the kernel makes of it."""
+SHARD_ATTRIBUTE = "user.aisfs.shard"
+"""Folders of shards have it, directories of a bucket do not."""
+FILE_SYSTEM = "fuse.aisfs"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """Something to warm."""
+
+    content: bytes | None
+    """The file to read; None when only members are wanted."""
+    folder: bytes | None
+    """The folder to open; None for what is not a shard."""
+    size: int
+    """Bytes of `content`."""
+
+
+@dataclass(slots=True)
+class Summary:
+    """What was done."""
+
+    shards: int = 0
+    objects: int = 0
+    size: int = 0
+    """Bytes read."""
+    failures: list[str] = field(default_factory=list)
+
+
+def find_items(paths: Iterable[Path], *, index_only: bool) -> list[Item]:
+    """Find the shards and objects below `paths`.
+
+    Raises:
+        SourceMissing: a path does not exist, or is not in a mount of aisfs.
+    """
+    items = []
+    for path in paths:
+        if not path.exists():
+            raise SourceMissing(f"{path}: no such file or directory")
+        if not _is_in_mount(path.resolve()):
+            raise SourceMissing(f"{path} is not in a mount of aisfs")
+        name = os.fsencode(path)
+        if index_only and _is_folder_of_shard(name):
+            items.append(Item(None, name, 0))
+            continue
+        is_one = not path.is_dir() or (_is_folder_of_shard(name) and is_shard(name))
+        try:
+            found = [name] if is_one else _walk(name)
+            items += [item for each in found if (item := _item(each, index_only)) is not None]
+        except OSError as error:
+            raise SourceMissing(f"{os.fsdecode(error.filename)}: {error.strerror}") from error
+    return items
+
+
+def warm(items: list[Item], *, jobs: int, console: Console) -> Summary:
+    """Read all items, `jobs` at a time, and show how far it is."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    summary = Summary()
+    total = sum(item.size for item in items)
+    with Progress(*columns, console=console) as progress, ThreadPoolExecutor(jobs) as pool:
+        count = progress.add_task("items", total=len(items))
+        volume = progress.add_task("bytes", total=total)
+
+        def read(item: Item) -> None:
+            for length in _read(item):
+                progress.advance(volume, length)
+
+        under_way: dict[Future[None], Item] = {pool.submit(read, item): item for item in items}
+        for future in as_completed(under_way):
+            item = under_way[future]
+            progress.advance(count)
+            error = future.exception()
+            if error is None:
+                summary.shards += item.folder is not None
+                summary.objects += item.folder is None
+                summary.size += item.size
+            else:
+                name = os.fsdecode(item.content or item.folder or b"")
+                summary.failures.append(f"{name}: {getattr(error, 'strerror', None) or error}")
+    return summary
+
+
+def _is_in_mount(path: Path) -> bool:
+    """Say whether the innermost mount that holds `path` is one of aisfs."""
+    holding = [
+        (len(mountpoint.parts), kind)
+        for mountpoint, kind in mounted_filesystems()
+        if path.is_relative_to(mountpoint)
+    ]
+    return max(holding, default=(0, ""))[1] == FILE_SYSTEM
+
+
+def _walk(directory: bytes) -> Iterator[bytes]:
+    """Find files, and directories that stand for shards.
+
+    Raises:
+        OSError: a directory cannot be listed.
+    """
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for parent, directories, files in os.walk(directory, onerror=fail):
+        for name in sorted(files):
+            yield os.path.join(parent, name)
+        real = []
+        for name in sorted(directories):
+            path = os.path.join(parent, name)
+            if not _is_folder_of_shard(path):
+                real.append(name)
+            elif is_shard(name):  # --shards dir: the folder is listed instead of the shard
+                yield path
+        directories[:] = real
+
+
+def _is_folder_of_shard(path: bytes) -> bool:
+    try:
+        return bool(os.getxattr(path, SHARD_ATTRIBUTE))
+    except OSError:
+        return False
+
+
+def _item(path: bytes, index_only: bool) -> Item | None:
+    folder: bytes | None = None
+    content = path
+    if is_shard(os.path.basename(path)):
+        if os.path.isdir(path):
+            content, folder = path + SHARD_BYTES_SUFFIX, path
+        elif _is_folder_of_shard(path + SHARD_DIRECTORY_SUFFIX):  # a real key may have the name
+            folder = path + SHARD_DIRECTORY_SUFFIX
+    if index_only:
+        return Item(None, folder, 0) if folder is not None else None
+    return Item(content, folder, os.stat(content).st_size)
+
+
+def _read(item: Item) -> Iterator[int]:
+    """Read an item and give the lengths of what was read, piece by piece."""
+    if item.content is not None:
+        descriptor = os.open(item.content, os.O_RDONLY)
+        try:
+            while piece := os.read(descriptor, PIECE):
+                yield len(piece)
+            # The daemon's cache is what was to be filled; the kernel's has better uses.
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+    if item.folder is not None:
+        with os.scandir(item.folder) as entries:
+            next(entries, None)

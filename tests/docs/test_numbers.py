@@ -1,0 +1,41 @@
+"""Numbers that SEMANTICS tells of reads and caches are those of the code."""
+
+import pytest
+
+from aisfs import mount
+from aisfs.cache import books, entry, metadata, shelf, upkeep
+from aisfs.core import readahead, samples
+from aisfs.engine import indexer, parts, prefetcher
+from aisfs.fuse import tuning
+from tests.docs.documents import SEMANTICS, section
+
+MIB = 1 << 20
+TOLD = [
+    (f"One GET is {parts.PART_MAX // MIB} MiB at most", True),
+    (
+        "a sixteenth of `--cache-size`, 1 GiB",
+        (mount.INDEX_SHARE, mount.INDEX_DISK_LIMIT) == (16, 1 << 30),
+    ),
+    (f"in memory | {indexer.INDEX_BYTES_MAX // MIB} MiB", True),
+    (f"{metadata.LISTED_ENTRIES_MAX:,} entries", True),
+    (f"Each {entry.STEP >> 10} KiB have a checksum", True),
+    (f"for {shelf.PAUSE_SECONDS:.0f} seconds nothing new is kept", True),
+    (f"the last {books._BATCH_BYTES // MIB} MiB of it", upkeep.SYNC_SECONDS == 1),
+    (f"a window of {readahead.START_WINDOW // MIB} MiB ahead", True),
+    (f"Up to {readahead.MAX_STREAMS} readers of one object", True),
+    (f"up to {readahead.FORWARD // MIB} MiB forward", True),
+    (f"or {readahead.BACKWARD // MIB} MiB back", True),
+    (f"the first dot, {samples.SPAN_MAX // MIB} MiB at most", True),
+    ("nine tenths of the disk cache", prefetcher.FITS == 0.9),
+    ("a quarter of the disk cache", mount.PREFETCH_SHARE == 4),
+    (f"`read_ahead_kb` is raised to {tuning.READ_AHEAD_KB}", True),
+    (f"`max_background` to {tuning.MAX_BACKGROUND}", True),
+    (f"the scan reads {indexer.HOP // MIB} MiB at each header", True),
+]
+
+
+@pytest.mark.parametrize(("words", "holds"), TOLD, ids=[words for words, _ in TOLD])
+def test_numbers_of_reads_and_caches(words: str, holds: bool):
+    text = " ".join(section(SEMANTICS, "Reads and caches").split())
+    assert words in text
+    assert holds, "the code says otherwise"

@@ -1,0 +1,245 @@
+"""Shared fetching: each byte once, failures and cancellations, and the bounds of memory."""
+
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+
+from aisfs.core.ranges import RangeSet
+from aisfs.engine.background import background_thread
+from aisfs.engine.fetcher import Fetcher
+from aisfs.engine.parts import PART_MAX
+from aisfs.errors import Stale, Unavailable
+from aisfs.model import Bucket, ByteRange
+from aisfs.store.memory import MemoryStore
+
+BUCKET = Bucket("b")
+MIB = 1 << 20
+
+
+class FakeCache:
+    """A disk cache in memory, of the shape the fetcher uses."""
+
+    limit = 1 << 30
+
+    def __init__(self, *, admits=True):
+        self.admits = admits
+        self.data = {}
+        self.valid = {}
+
+    def read(self, entry, wanted):
+        if entry not in self.valid or not self.valid[entry].covers(wanted):
+            return None
+        return memoryview(bytes(self.data[entry][wanted.start : wanted.stop]))
+
+    hit = read
+
+    def verify_whole(self, entry):
+        return True
+
+    def missing(self, entry, wanted):
+        return self.valid.get(entry, RangeSet()).missing(wanted)
+
+    def reserve(self, entry, wanted):
+        return FakeReservation(self, entry) if self.admits else None
+
+
+class FakeReservation:
+    def __init__(self, cache, entry):
+        self.cache, self.entry = cache, entry
+
+    def write(self, offset, data):
+        whole = self.cache.data.setdefault(self.entry, bytearray())
+        whole.extend(bytes(max(0, offset + len(data) - len(whole))))
+        whole[offset : offset + len(data)] = data
+
+    def publish(self, published):
+        self.cache.valid.setdefault(self.entry, RangeSet()).add(published)
+        return True
+
+    def finish(self):
+        pass
+
+
+class Setup:
+    def __init__(self, store, fetcher, opened, content):
+        self.store, self.fetcher, self.opened, self.content = store, fetcher, opened, content
+
+    async def read(self, start, stop):
+        return bytes(await self.fetcher.start(self.opened, ByteRange(start, stop)).wait())
+
+    @property
+    def gets(self):
+        return self.store.calls["read_range"]
+
+
+@asynccontextmanager
+async def fetching(size=4 * MIB, *, cache=None, memory_limit=64 * MIB, hook=None):
+    store = MemoryStore(hook=hook, sink_in_thread=False)
+    store.add_bucket(BUCKET)
+    content = bytes(i * 7 % 251 for i in range(1009)) * (size // 1009 + 1)
+    content = content[:size]
+    info = store.put(BUCKET, "o", content)
+    async with background_thread() as background, trio.open_nursery() as services:
+        fetcher = Fetcher(
+            store,
+            services,
+            background,
+            cache=cache,
+            origin="test",
+            memory_limit=memory_limit,
+            read_ahead_max=8 * MIB,
+        )
+        yield Setup(store, fetcher, fetcher.open(BUCKET, info), content)
+        services.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("cache", [None, FakeCache(), FakeCache(admits=False)])
+async def test_bytes_are_right_whatever_is_there_already(cache):
+    async with fetching(cache=cache) as setup:
+        for start, stop in [(10, 20), (0, 100), (5, 3000), (2 * MIB, 3 * MIB), (0, 4 * MIB)]:
+            assert await setup.read(start, stop) == setup.content[start:stop]
+        assert setup.store.bytes_read == 4 * MIB  # each byte once
+
+
+async def test_many_readers_of_one_range_share_one_get():
+    async def slow(method, bucket, key):
+        await trio.testing.wait_all_tasks_blocked()
+
+    async with fetching(hook=slow) as setup:
+        results = []
+
+        async def read():
+            results.append(await setup.read(0, 1000))
+
+        async with trio.open_nursery() as readers:
+            for _ in range(8):
+                readers.start_soon(read)
+        assert results == [setup.content[:1000]] * 8
+        assert setup.gets == 1
+
+
+async def test_overlapping_readers_fetch_only_what_is_not_under_way():
+    gate = trio.Event()
+
+    async def wait(method, bucket, key):
+        await gate.wait()
+
+    async with fetching(hook=wait) as setup:
+        first = setup.fetcher.start(setup.opened, ByteRange(1000, 2000))
+        second = setup.fetcher.start(setup.opened, ByteRange(500, 2500))
+        assert not first.ready
+        gate.set()
+        assert bytes(await second.wait()) == setup.content[500:2500]
+        assert bytes(await first.wait()) == setup.content[1000:2000]
+        assert setup.store.bytes_read == 2000
+        assert setup.gets == 3
+
+
+async def test_reader_that_goes_away_leaves_the_part_to_the_others():
+    gate = trio.Event()
+
+    async def wait(method, bucket, key):
+        await gate.wait()
+
+    async with fetching(hook=wait) as setup:
+        with trio.move_on_after(0):
+            await setup.read(0, 1000)
+        gate.set()
+        assert await setup.read(0, 1000) == setup.content[:1000]
+        assert setup.gets == 1
+
+
+async def test_failure_goes_to_all_who_wait_and_no_further():
+    failing = True
+
+    async def fail(method, bucket, key):
+        await trio.testing.wait_all_tasks_blocked()
+        if failing:
+            raise Unavailable("injected")
+
+    async with fetching(hook=fail) as setup:
+        failed = []
+
+        async def read():
+            with pytest.raises(Unavailable):
+                await setup.read(0, 1000)
+            failed.append(1)
+
+        async with trio.open_nursery() as readers:
+            for _ in range(5):
+                readers.start_soon(read)
+        assert len(failed) == 5
+        assert setup.gets == 1
+        failing = False
+        assert await setup.read(0, 1000) == setup.content[:1000]
+        assert setup.fetcher.buffered == 1000
+
+
+async def test_change_of_the_object_is_stale():
+    async with fetching() as setup:
+        setup.store.put(BUCKET, "o", b"another")
+        with pytest.raises(Stale):
+            await setup.read(0, 10)
+
+
+async def test_what_the_cache_does_not_take_stays_within_the_memory_limit():
+    async with fetching(16 * MIB, cache=FakeCache(admits=False), memory_limit=4 * MIB) as setup:
+        for start in range(0, 16 * MIB, MIB):
+            assert await setup.read(start, start + MIB) == setup.content[start : start + MIB]
+            assert setup.fetcher.buffered <= 4 * MIB
+        before = setup.gets
+        assert await setup.read(15 * MIB, 16 * MIB) == setup.content[15 * MIB :]
+        assert setup.gets == before, "the newest part is still there"
+
+
+async def test_what_is_on_disk_takes_no_memory():
+    async with fetching(16 * MIB, cache=FakeCache()) as setup:
+        await setup.read(0, 16 * MIB)
+        with trio.fail_after(10):
+            while setup.fetcher.buffered:  # noqa: ASYNC110 - nobody tells when it is on disk
+                await trio.sleep(0.01)
+        assert await setup.read(0, 16 * MIB) == setup.content
+        assert setup.store.bytes_read == 16 * MIB
+
+
+async def test_reading_ahead_stops_at_the_memory_limit_and_reading_goes_on():
+    gate = trio.Event()
+
+    async def wait(method, bucket, key):
+        await gate.wait()
+
+    async with fetching(64 * MIB, memory_limit=16 * MIB, hook=wait) as setup:
+        setup.fetcher.ahead(setup.opened, ByteRange(0, 64 * MIB))
+        assert setup.fetcher.buffered <= 16 * MIB
+        gate.set()
+        assert await setup.read(60 * MIB, 64 * MIB) == setup.content[60 * MIB :]
+
+
+async def test_stream_gives_everything_in_order_and_at_most_a_few_parts_at_once():
+    async with fetching(5 * PART_MAX + 17) as setup:
+        position = 0
+        async for offset, data in setup.fetcher.stream(setup.opened):
+            assert offset == position
+            assert data == setup.content[offset : offset + len(data)]
+            position += len(data)
+        assert position == 5 * PART_MAX + 17
+        assert setup.gets == 6
+
+
+async def test_end_of_the_mount_ends_everybody_who_waits():
+    async def never(method, bucket, key):
+        await trio.sleep_forever()
+
+    outcome = []
+
+    async def read(setup):
+        with trio.CancelScope(shield=True), pytest.raises(Unavailable):
+            await setup.read(0, 10)
+        outcome.append("ended")
+
+    async with trio.open_nursery() as readers, fetching(hook=never) as setup:
+        readers.start_soon(read, setup)
+        await trio.testing.wait_all_tasks_blocked()
+    assert outcome == ["ended"]

@@ -1,0 +1,207 @@
+"""A mount without a kernel, and somebody who plays the kernel: counts, remembers, forgets."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import trio
+
+from aisfs.cache.metadata import MetadataCache
+from aisfs.config import Shards, TreeSettings
+from aisfs.core.inodes import ROOT, split_member
+from aisfs.engine.fetcher import Fetcher
+from aisfs.engine.indexer import Indexer
+from aisfs.engine.lister import Lister
+from aisfs.engine.prefetcher import Prefetcher
+from aisfs.engine.reader import Reader
+from aisfs.filesystem.attributes import AttrMaker, Entry
+from aisfs.filesystem.filesystem import DirectoryHandle, FileSystem
+from aisfs.filesystem.nodes import DirectoryNode, Node, ProviderNode, RootNode
+from aisfs.filesystem.shards import ShardFolders
+from aisfs.filesystem.tree import Tree
+from aisfs.metrics import Metrics
+from aisfs.model import Bucket, ByteRange
+from aisfs.store.memory import MemoryStore
+
+BUCKET = Bucket("pets")
+OFF = {"attr_ttl": 0.0, "list_ttl": 0.0, "negative_ttl": 0.0}
+MOUNTED_AT_NS = 1_700_000_000_000_000_000
+
+
+def new_store(**options) -> MemoryStore:
+    """A store with an empty bucket and pages so small that most directories have several."""
+    store = MemoryStore(**{"page_size": 3, "sink_in_thread": False, **options})
+    store.add_bucket(BUCKET)
+    return store
+
+
+def build(
+    store: MemoryStore,
+    nursery: trio.Nursery,
+    *,
+    shards: Shards = Shards.FILE,
+    root: Node | None = None,
+    **ttls: float,
+) -> FileSystem:
+    """Put a file system together as `aisfs.mount` does."""
+    settings = TreeSettings(shards=shards, **ttls)
+    clock = trio.current_time
+    cache = MetadataCache(
+        attr_ttl=settings.attr_ttl,
+        list_ttl=settings.list_ttl,
+        negative_ttl=settings.negative_ttl,
+        clock=clock,
+    )
+    lister = Lister(
+        store, cache, nursery, list_ttl=settings.list_ttl, clock=clock, metrics=Metrics()
+    )
+    # Without a disk cache, and with room in memory for what was read last and nothing else.
+    fetcher = Fetcher(
+        store, nursery, None, cache=None, origin="test", memory_limit=0, read_ahead_max=0
+    )
+    prefetcher = Prefetcher(fetcher, lister, nursery, max_shards=0, budget=0)
+    make = AttrMaker(settings, MOUNTED_AT_NS)
+    filesystem = FileSystem(
+        root or DirectoryNode(BUCKET, ""),
+        tree=Tree(lister, settings.shards),
+        folders=ShardFolders(Indexer(fetcher, nursery), make),
+        reader=Reader(fetcher, prefetcher),
+        lister=lister,
+        make=make,
+        clock=clock,
+    )
+    filesystem.kernel = FakeKernel()
+    return filesystem
+
+
+async def push_out(store: MemoryStore, filesystem: FileSystem) -> None:
+    """Read something else, so that no bytes of anything before are left in memory."""
+    other = store.put(Bucket("push-out"), "x", b"x")
+    await filesystem._reader.read_object(Bucket("push-out"), other, ByteRange(0, 1))
+    store.delete_bucket(Bucket("push-out"))
+
+
+class FakeKernel:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.invalidated: list[tuple[int, bytes]] = []
+
+    def invalidate_entry(self, parent: int, name: bytes) -> None:
+        self.invalidated.append((parent, name))
+
+
+def slot(ino: int) -> int:
+    """What lookups are counted on: the inode, or for anything in a shard the shard."""
+    parts = split_member(ino)
+    return ino if parts is None else parts[0]
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What an inode number stands for, as far as that must not change."""
+
+    kind: type[Node]
+    key: str
+    """What it is called, bucket and all."""
+    version: str = ""
+    place: tuple[bool, int] | None = None
+    """Inside a shard: whether it is a directory, and which one."""
+
+
+def meaning(filesystem: FileSystem, ino: int) -> Meaning:
+    """Say what the file system takes a number for."""
+    parts = split_member(ino)
+    match filesystem.node(ino):
+        case RootNode():
+            return Meaning(RootNode, "")
+        case ProviderNode(provider):
+            return Meaning(ProviderNode, provider)
+        case DirectoryNode(bucket, prefix):
+            return Meaning(DirectoryNode, f"{bucket}/{prefix}")
+        case node:
+            key = f"{node.bucket}/{node.info.key}"
+            return Meaning(type(node), key, node.info.version, parts and parts[1:])
+
+
+class User:
+    """Uses a file system as the kernel would, and keeps the books."""
+
+    def __init__(self, filesystem: FileSystem) -> None:
+        self.fs = filesystem
+        self.counts: Counter[int] = Counter()
+        """Lookups and entries of listings, less what was forgotten, by `slot`."""
+        self.inodes: dict[int, Meaning] = {}
+        """Every number ever seen."""
+
+    def _count(self, entry: Entry) -> None:
+        ino = entry.attr.ino
+        self.counts[slot(ino)] += 1
+        now = meaning(self.fs, ino)
+        assert self.inodes.setdefault(ino, now) == now, f"{ino} changed its meaning"
+
+    async def lookup(self, parent: int, name: bytes) -> Entry | None:
+        entry = await self.fs.lookup(parent, name)
+        if entry is not None:
+            assert entry.name == name
+            self._count(entry)
+        return entry
+
+    async def walk(self, *names: bytes) -> Entry | None:
+        """Look up a path from the root, name by name."""
+        ino, entry = ROOT, None
+        for name in names:
+            entry = await self.lookup(ino, name)
+            if entry is None:
+                return None
+            ino = entry.attr.ino
+        return entry
+
+    async def ino(self, *names: bytes) -> int:
+        """The number of a path that is there."""
+        entry = await self.walk(*names)
+        assert entry is not None, names
+        return entry.attr.ino
+
+    async def readdir(self, ino: int, step: int = 1000) -> list[Entry]:
+        return self.take(await self.fs.opendir(ino), step)
+
+    def take(self, handle: DirectoryHandle, step: int = 1000, offset: int = 0) -> list[Entry]:
+        """Read an open directory in steps, coming back with the offset of the last entry."""
+        found: list[Entry] = []
+        while True:
+            before = len(found)
+            for at, entry, node in handle.entries(offset):
+                if len(found) - before == step:  # the reply is full: this entry does not go along
+                    break
+                assert at > offset, "offsets grow"
+                self.fs.remember(entry, node)
+                self._count(entry)
+                found.append(entry)
+                offset = at
+            if len(found) == before:
+                return found
+
+    async def read(self, ino: int, size: int, step: int = 1 << 20) -> bytes:
+        """Open and read from the beginning to behind the end."""
+        handle = await self.fs.open(ino)
+        parts = [bytes(await self.fs.read(handle, at, step)) for at in range(0, size + 1, step)]
+        return b"".join(parts)
+
+    def forget(self, ino: int, count: int) -> None:
+        self.fs.forget(ino, count)
+        self.counts[slot(ino)] -= count
+
+    def check_counts(self) -> None:
+        """I4: lookup count = lookups + readdirplus entries - forgets."""
+        for ino, count in self.counts.items():
+            assert self.fs.inodes.lookup_count(ino) == count, hex(ino)
+        known = sum(count > 0 for count in self.counts.values())
+        assert len(self.fs.inodes) == 1 + known
+
+    def forget_all(self) -> None:
+        """After the last forget nothing but the root is left."""
+        for ino, count in list(self.counts.items()):
+            if count:
+                self.forget(ino, count)
+        self.check_counts()
+        assert len(self.fs.inodes) == 1

@@ -1,0 +1,233 @@
+"""What was read once is not fetched again: epochs over a warm cache, and over one that is too small."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.mount.cache_data import (
+    Dataset,
+    dealt,
+    make_objects,
+    make_shards,
+    pictures,
+    samples_shuffled,
+    shuffled,
+)
+from tests.mount.cache_tools import (
+    MIB,
+    SETTLED,
+    SHORT,
+    Meter,
+    big_directory,
+    kill_daemon,
+    list_folders,
+    read,
+)
+from tests.support.mounts import mounted
+from tests.support.servers import RunningServer, running_server
+
+pytestmark = pytest.mark.mount
+
+RECORDED = 2.5
+"""Seconds after which what was read is in the books even if the daemon is killed."""
+EPOCHS = 5
+HALF = ("--cache-size", "45MiB", "--memory-limit", "16MiB")
+"""For the 80 MiB of `shards`: 40 MiB of data, and 5 MiB for indexes, the ledger and its margin."""
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    with big_directory() as directory:
+        yield directory
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[Path]:
+    with big_directory() as directory:
+        yield directory / "store"
+
+
+@pytest.fixture(scope="module")
+def mixed(store: Path) -> Dataset:
+    """Six shards of 3 MiB, four objects of 5 MiB and one of 40 MiB."""
+    shards = make_shards(store / "mixed", 6, 24, 128 * 1024)
+    objects = make_objects(store / "mixed", 4, 5 * MIB)
+    big = make_objects(store / "mixed" / "big", 1, 40 * MIB)
+    names = {f"big/{name}": sha for name, sha in big.files.items()}
+    size = shards.size + objects.size + big.size
+    return Dataset({**shards.files, **objects.files, **names}, shards.members, size)
+
+
+@pytest.fixture(scope="module")
+def shards(store: Path) -> Dataset:
+    """80 shards of 1 MiB."""
+    return make_shards(store / "shards", 80, 8, 128 * 1024 - 2048)
+
+
+@pytest.fixture(scope="module")
+def one(store: Path) -> Dataset:
+    """One shard of 24 MiB."""
+    return make_shards(store / "one", 1, 96, 256 * 1024)
+
+
+@pytest.fixture(scope="module")
+def server(store: Path, mixed: Dataset, shards: Dataset, one: Dataset) -> Iterator[RunningServer]:
+    with running_server(store) as server:
+        yield server
+
+
+def options(cache: Path, *more: str) -> tuple[str, ...]:
+    return ("--cache-dir", str(cache), *more)
+
+
+def test_the_second_epoch_asks_for_no_data(
+    mixed: Dataset, server: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    meter = Meter(server)
+    with mounted(
+        "ais://mixed", mountpoint, endpoint=server.endpoint,
+        options=options(tmp_path / "cache", *SHORT),
+    ) as mount:  # fmt: skip
+        read(mount.path, *dealt(shuffled(mixed.members, 0), 2), mixed.files)
+        first = meter.take()
+        assert first["get_bytes"] == mixed.size, first
+        for epoch in range(3):
+            time.sleep(SETTLED if epoch == 1 else 0)  # what is known of names has expired
+            read(mount.path, *dealt(shuffled(mixed.members, epoch), 2), mixed.files)
+            meter.nothing()
+
+
+def test_without_a_cache_the_second_epoch_fetches_again(
+    mixed: Dataset, server: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    """Shows that the counts above are the daemon's doing, not that of the kernel's page cache."""
+    meter = Meter(server)
+    none = ("--cache-size", "0", "--memory-limit", "16MiB")
+    with mounted(
+        "ais://mixed", mountpoint, endpoint=server.endpoint,
+        options=options(tmp_path / "cache", *none),
+    ) as mount:  # fmt: skip
+        for _ in range(2):
+            read(mount.path, mixed.files)
+            assert meter.take()["get_bytes"] > 0.7 * mixed.size
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("end", ["unmounted", "killed", "killed in use"])
+def test_a_remount_is_warm(
+    end: str, mixed: Dataset, server: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    settings = options(tmp_path / "cache")
+    with mounted("ais://mixed", mountpoint, endpoint=server.endpoint, options=settings) as mount:
+        list_folders(mount.path, mixed)
+        read(mount.path, mixed.files)
+        if end != "unmounted":
+            time.sleep(RECORDED)
+            if end == "killed in use":
+                read(mount.path, shuffled(mixed.members, 1))
+            kill_daemon(mount)
+    meter = Meter(server)
+    with mounted("ais://mixed", mountpoint, endpoint=server.endpoint, options=settings) as mount:
+        list_folders(mount.path, mixed)
+        meter.nothing()  # no shard is read again to find its members
+        read(mount.path, *dealt(shuffled(mixed.members, 2), 2), mixed.files)
+        meter.nothing()
+
+
+def test_members_are_listed_from_lasting_indexes_alone(
+    mixed: Dataset, server: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    """The cache is far too small to keep the shards; their indexes are kept all the same."""
+    settings = options(tmp_path / "cache", "--cache-size", "8MiB")
+    with mounted("ais://mixed", mountpoint, endpoint=server.endpoint, options=settings) as mount:
+        list_folders(mount.path, mixed)
+    meter = Meter(server)
+    with mounted("ais://mixed", mountpoint, endpoint=server.endpoint, options=settings) as mount:
+        list_folders(mount.path, mixed)
+        meter.nothing()
+
+
+def test_eight_readers_of_a_cold_shard_are_one_download(
+    one: Dataset, server: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    meter = Meter(server)
+    with mounted(
+        "ais://one", mountpoint, endpoint=server.endpoint, options=options(tmp_path / "cache")
+    ) as mount:
+        read(mount.path, *[one.files] * 8)
+        assert meter.take()["get_bytes"] == one.size
+
+
+@pytest.mark.parametrize("order", ["tar", "shuffled", "each its own"])
+def test_eight_readers_of_members_of_a_cold_shard_are_one_download(
+    order: str, one: Dataset, server: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    seeds = range(8) if order == "each its own" else [0] * 8
+    parts = [one.members if order == "tar" else shuffled(one.members, seed) for seed in seeds]
+    meter = Meter(server)
+    with mounted(
+        "ais://one", mountpoint, endpoint=server.endpoint, options=options(tmp_path / "cache")
+    ) as mount:
+        read(mount.path, *parts)
+        assert meter.take()["get_bytes"] == one.size
+
+
+def test_readers_of_a_shard_and_of_its_members_share_one_download(
+    one: Dataset, server: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    meter = Meter(server)
+    with mounted(
+        "ais://one", mountpoint, endpoint=server.endpoint, options=options(tmp_path / "cache")
+    ) as mount:
+        read(mount.path, *[one.files] * 3, *dealt(one.members, 3))
+        assert meter.take()["get_bytes"] == one.size
+
+
+def epochs(mount: Path, data: Dataset, access: str) -> Iterator[int]:
+    """Read everything, epoch after epoch."""
+    for epoch in range(EPOCHS):
+        match access:
+            case "samples shuffled":
+                read(mount, samples_shuffled(data.members, epoch))
+            case "pictures shuffled":
+                read(mount, *dealt(shuffled(pictures(data.members), epoch), 2))
+            case "shards shuffled":
+                read(mount, shuffled(data.files, epoch))
+            case "shards cyclic":
+                read(mount, data.files)
+        yield epoch
+
+
+ACCESS = pytest.mark.parametrize(
+    "access", ["samples shuffled", "pictures shuffled", "shards shuffled", "shards cyclic"]
+)
+
+
+@ACCESS
+def test_room_for_half_of_the_data_saves_nearly_half(
+    access: str, shards: Dataset, server: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    meter = Meter(server)
+    with mounted(
+        "ais://shards", mountpoint, endpoint=server.endpoint,
+        options=options(tmp_path / "cache", *HALF), deadline=110,
+    ) as mount:  # fmt: skip
+        if access in ("samples shuffled", "pictures shuffled"):
+            list_folders(mount.path, shards)
+        fetched = [meter.take()["get_bytes"] for _ in epochs(mount.path, shards, access)]
+    shares = [round(each / shards.size, 3) for each in fetched]
+    assert all(share <= 0.6 for share in shares[1:]), shares
+
+
+@ACCESS
+def test_with_room_for_all_each_shard_is_fetched_once(
+    access: str, shards: Dataset, server: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    meter = Meter(server)
+    with mounted(
+        "ais://shards", mountpoint, endpoint=server.endpoint, options=options(tmp_path / "cache")
+    ) as mount:
+        fetched = [meter.take()["get_bytes"] for _ in epochs(mount.path, shards, access)]
+    assert fetched == [shards.size] + [0] * (EPOCHS - 1)

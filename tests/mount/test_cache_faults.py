@@ -1,0 +1,268 @@
+"""Whatever happens to the cache costs time, never data: reads stay right and do not fail."""
+
+import errno
+import hashlib
+import random
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.mount.cache_data import Dataset, dealt, make_shards, shuffled
+from tests.mount.cache_tools import (
+    DAMAGED,
+    MIB,
+    READER,
+    SETTLED,
+    SHORT,
+    Meter,
+    big_directory,
+    disk_usage,
+    job,
+    kill_daemon,
+    read,
+    readers,
+    watched_disk,
+)
+from tests.mount.content import fill, payload, put
+from tests.mount.test_mount_errors import USAGE, one_line
+from tests.support.mounts import MountFailedError, eventually, is_mountpoint, mounted
+from tests.support.servers import RunningServer, running_server
+
+pytestmark = pytest.mark.mount
+
+LIMIT = 48 * MIB
+BYPASSED = r"cache bypassed"
+NOT_USED = r"cache not used until the next start"
+INDEXES = r"WARNING aisfs\.cache\.indexes"
+STALE = r"\b(ESTALE|[Ss]tale|changed|version)\b"
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    with big_directory() as directory:
+        yield directory
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[Path]:
+    with big_directory() as directory:
+        fill(directory / "store" / "mutable", {"other.txt": b"other"})
+        yield directory / "store"
+
+
+@pytest.fixture(scope="module")
+def shards(store: Path) -> Dataset:
+    """Twelve shards of 3 MiB."""
+    return make_shards(store / "shards", 12, 24, 128 * 1024)
+
+
+@pytest.fixture(scope="module")
+def server(store: Path, shards: Dataset) -> Iterator[RunningServer]:
+    with running_server(store) as server:
+        yield server
+
+
+def options(cache: Path, *more: str) -> tuple[str, ...]:
+    return ("--cache-dir", str(cache), "--cache-size", "48MiB", *more)
+
+
+@contextmanager
+def tmpfs(path: Path, settings: str) -> Iterator[Path]:
+    path.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", settings, "tmpfs", path], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", path], check=True)
+
+
+def lines(log: str, words: str) -> list[str]:
+    return [line for line in log.splitlines() if words in line]
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_killed_while_filling(
+    share: float, shards: Dataset, server: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    cache = tmp_path / "cache"
+    start = server.requests().get("get_bytes", 0)
+    with (
+        watched_disk(cache) as seen,
+        mounted(
+            "ais://shards", mountpoint, endpoint=server.endpoint, options=options(cache)
+        ) as mount,
+        readers(READER, [job(mount.path, part) for part in dealt(shards.files, 4)]) as wait,
+    ):
+        wanted = start + share * shards.size
+        assert eventually(lambda: server.requests().get("get_bytes", 0) >= wanted)
+        kill_daemon(mount)
+        wait()
+    meter = Meter(server)
+    settings = options(cache)
+    with (
+        watched_disk(cache) as later,
+        mounted("ais://shards", mountpoint, endpoint=server.endpoint, options=settings) as mount,
+    ):
+        read(mount.path, *dealt(shards.files, 2), shuffled(shards.members, 0))
+        assert meter.take()["get_bytes"] <= shards.size
+        read(mount.path, shards.files)
+        meter.nothing()
+    assert max(seen.peak, later.peak) <= LIMIT, (seen, later)
+
+
+def test_killed_many_times(
+    shards: Dataset, server: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    """What killed daemons leave does not pile up."""
+    cache = tmp_path / "cache"
+    chance = random.Random("killed")
+    with watched_disk(cache) as seen:
+        for _ in range(5):
+            parts = dealt(shuffled(shards.members, chance.random()), 2)
+            with (
+                mounted(
+                    "ais://shards", mountpoint, endpoint=server.endpoint,
+                    options=("--cache-dir", str(cache), "--cache-size", "16MiB"),
+                ) as mount,
+                readers(READER, [job(mount.path, part) for part in parts]) as wait,
+            ):  # fmt: skip
+                time.sleep(chance.uniform(0.2, 1.0))
+                kill_daemon(mount)
+                wait()
+    assert seen.peak <= 16 * MIB, seen
+    with mounted(
+        "ais://shards", mountpoint, endpoint=server.endpoint, options=options(cache)
+    ) as mount:
+        read(mount.path, shards.files)
+
+
+def test_a_full_disk_is_bypassed(
+    shards: Dataset, server: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    with (
+        tmpfs(tmp_path / "tiny", "size=12m") as disk,
+        mounted(
+            "ais://shards", mountpoint, endpoint=server.endpoint, options=options(disk / "cache"),
+            expected_log=[BYPASSED, INDEXES],
+        ) as mount,
+    ):  # fmt: skip
+        for epoch in range(2):
+            read(mount.path, *dealt(shuffled(shards.members, epoch), 2), shards.files)
+        log = mount.log()
+        assert 1 <= len(lines(log, "bypassed")) <= 3, log
+        assert disk_usage(disk) > 4 * MIB
+
+
+@pytest.mark.parametrize("inodes", [4, 20])
+def test_a_disk_without_inodes_is_bypassed(
+    inodes: int, shards: Dataset, server: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    with tmpfs(tmp_path / "tiny", f"size=100m,nr_inodes={inodes}") as disk, ExitStack() as stack:
+        if inodes == 4:  # not enough for the cache itself
+            stack.enter_context(pytest.raises(MountFailedError, match=rf"ended with {USAGE}: "))
+        mount = stack.enter_context(
+            mounted(
+                "ais://shards",
+                mountpoint,
+                endpoint=server.endpoint,
+                options=options(disk / "cache"),
+                expected_log=[BYPASSED, INDEXES, "ERROR aisfs.cli"],
+            )
+        )
+        read(mount.path, shards.files, shuffled(shards.members, 0))
+
+
+@pytest.mark.parametrize("deleted", ["everything", "the data", "the ledger"])
+def test_deleted_while_mounted(
+    deleted: str, shards: Dataset, server: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    cache = tmp_path / "cache"
+    victims = {"everything": ".", "the data": "v1/data", "the ledger": "v1/ledger.db"}
+    with mounted(
+        "ais://shards", mountpoint, endpoint=server.endpoint, options=options(cache),
+        expected_log=[NOT_USED, BYPASSED, INDEXES, DAMAGED],
+    ) as mount:  # fmt: skip
+        read(mount.path, dict(list(shards.files.items())[:6]))
+        with readers(READER, [job(mount.path, p) for p in dealt(shards.members, 2)]) as wait:
+            time.sleep(0.3)
+            victim = cache / victims[deleted]
+            if victim.is_dir():
+                shutil.rmtree(victim, ignore_errors=True)
+            else:
+                victim.unlink()
+            assert wait() == []
+        time.sleep(SETTLED)
+        read(mount.path, shards.files, shuffled(shards.members, 0))
+
+
+@pytest.mark.parametrize("place", ["a file", "below a file", "read-only", "no directory v1"])
+def test_a_cache_directory_that_cannot_be_used(
+    place: str, server: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    (tmp_path / "file").write_bytes(b"x")
+    with tmpfs(tmp_path / "fixed", "ro") as fixed:
+        (tmp_path / "odd").mkdir()
+        (tmp_path / "odd" / "v1").write_bytes(b"x")
+        directory = {
+            "a file": tmp_path / "file",
+            "below a file": tmp_path / "file" / "cache",
+            "read-only": fixed / "cache",
+            "no directory v1": tmp_path / "odd",
+        }[place]
+        with (
+            pytest.raises(MountFailedError) as caught,
+            mounted(
+                "ais://shards", mountpoint, endpoint=server.endpoint, options=options(directory),
+                expected_log=["ERROR aisfs.cli"],
+            ),
+        ):  # fmt: skip
+            pass
+        assert caught.value.returncode == USAGE
+        assert str(directory) in one_line(caught.value.stderr.encode())
+        assert not is_mountpoint(mountpoint)
+
+
+@pytest.mark.parametrize("size", [20 * MIB, 3 * MIB + 17])
+def test_an_object_overwritten_while_it_is_cached(
+    size: int, server: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    """A reader sees one version as a whole or an error; and the new one when the times are over."""
+    versions = [payload(size, f"version {number}") for number in range(6)]
+    known = {hashlib.sha256(data).hexdigest(): at for at, data in enumerate(versions)}
+    put(server.endpoint, "mutable", "x.bin", versions[0])
+    ended = threading.Event()
+
+    def overwrite() -> None:
+        for data in versions[1:]:
+            time.sleep(0.8)
+            put(server.endpoint, "mutable", "x.bin", data)
+        ended.set()
+
+    with mounted(
+        "ais://mutable", mountpoint, endpoint=server.endpoint,
+        options=options(tmp_path / "cache", *SHORT), expected_log=[STALE],
+    ) as mount:  # fmt: skip
+        path = mount.path / "x.bin"
+        writer = threading.Thread(target=overwrite, daemon=True)
+        writer.start()
+        seen = []
+        while not ended.is_set():
+            try:
+                data = path.read_bytes()
+            except OSError as error:
+                if error.errno != errno.ESTALE:
+                    raise
+                continue
+            if len(data) == size:  # a short read may come before the error
+                seen.append(known[hashlib.sha256(data).hexdigest()])
+        writer.join(20)
+        assert seen == sorted(seen), "an older version came back"
+        assert len(set(seen)) > 1, seen
+        time.sleep(SETTLED)
+        assert path.read_bytes() == versions[-1]

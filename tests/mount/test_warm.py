@@ -1,0 +1,239 @@
+"""`aisfs warm` fills the cache of a mount ahead of training and says how that went."""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.mount.cache_data import Dataset, dealt, make_objects, make_shards, shuffled
+from tests.mount.cache_tools import MIB, Meter, big_directory, disk_usage, list_folders, read
+from tests.mount.test_mount_errors import MISSING, USAGE, one_line
+from tests.support.mounts import Mount, aisfs, mounted
+from tests.support.servers import RunningServer, running_server
+
+pytestmark = pytest.mark.mount
+
+FAILING = r"WARNING|ERROR"
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    with big_directory() as directory:
+        yield directory
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[Path]:
+    with big_directory() as directory:
+        yield directory / "store"
+
+
+@pytest.fixture(scope="module")
+def shards(store: Path) -> Dataset:
+    """Eight shards of 2 MiB in a directory."""
+    return make_shards(store / "b" / "train", 8, 16, 128 * 1024)
+
+
+@pytest.fixture(scope="module")
+def objects(store: Path) -> Dataset:
+    """Three objects of 3 MiB in another."""
+    return make_objects(store / "b" / "raw", 3, 3 * MIB)
+
+
+@pytest.fixture(scope="module")
+def server(store: Path, shards: Dataset, objects: Dataset) -> Iterator[RunningServer]:
+    with running_server(store, faulty=True) as server:
+        yield server
+
+
+@pytest.fixture
+def mount(server: RunningServer, mountpoint: Path, tmp_path: Path) -> Iterator[Mount]:
+    options = ("--cache-dir", str(tmp_path / "cache"))
+    with mounted("ais://b", mountpoint, endpoint=server.endpoint, options=options) as mount:
+        yield mount
+
+
+def summary(output: bytes) -> tuple[int, int, int]:
+    found = re.fullmatch(r"(\d+) shards, (\d+) objects, (\d+) bytes read\n", output.decode())
+    assert found, output
+    return int(found[1]), int(found[2]), int(found[3])
+
+
+def plain(stderr: bytes) -> str:
+    """What a log file would show; a progress bar for a terminal would be a mess there."""
+    assert not re.search(rb"[\x00-\x08\x0b-\x1f\x7f]", stderr), stderr
+    text = stderr.decode()
+    assert "Traceback" not in text
+    assert len(text.splitlines()) < 30, text
+    return text
+
+
+def test_after_warming_everything_an_epoch_asks_for_no_data(
+    mount: Mount, shards: Dataset, objects: Dataset, server: RunningServer
+):
+    meter = Meter(server)
+    done = aisfs("warm", mount.path)
+    assert done.returncode == 0, done.stderr
+    plain(done.stderr)
+    total = shards.size + objects.size
+    assert summary(done.stdout) == (8, 3, total)
+    assert meter.take()["get_bytes"] == total
+    list_folders(mount.path / "train", shards)
+    read(mount.path / "train", *dealt(shuffled(shards.members, 0), 2), shards.files)
+    read(mount.path / "raw", objects.files)
+    meter.nothing()
+
+
+@pytest.mark.parametrize("jobs", ["1", "8"])
+def test_a_directory_and_a_file(
+    jobs: str, mount: Mount, shards: Dataset, objects: Dataset, server: RunningServer
+):
+    name, sha = next(iter(objects.files.items()))
+    meter = Meter(server)
+    done = aisfs("warm", mount.path / "train", mount.path / "raw" / name, "--jobs", jobs)
+    assert done.returncode == 0, done.stderr
+    assert summary(done.stdout) == (8, 1, shards.size + 3 * MIB)
+    meter.take()
+    read(mount.path / "train", shards.members)
+    read(mount.path / "raw", {name: sha})
+    meter.nothing()
+    read(mount.path / "raw", objects.files)
+    assert meter.take()["get_bytes"] == objects.size - 3 * MIB
+
+
+def test_one_shard(mount: Mount, shards: Dataset, server: RunningServer):
+    done = aisfs("warm", mount.path / "train" / "shard-0003.tar")
+    assert done.returncode == 0, done.stderr
+    assert summary(done.stdout) == (1, 0, shards.size // 8)
+    meter = Meter(server)
+    members = {k: v for k, v in shards.members.items() if k.startswith("shard-0003.tar.d/")}
+    read(mount.path / "train", shuffled(members, 0))
+    meter.nothing()
+
+
+def test_the_folder_of_a_shard(mount: Mount, shards: Dataset, server: RunningServer):
+    done = aisfs("warm", mount.path / "train" / "shard-0003.tar.d")
+    assert done.returncode == 0, done.stderr
+    meter = Meter(server)
+    members = {k: v for k, v in shards.members.items() if k.startswith("shard-0003.tar.d/")}
+    read(mount.path / "train", shuffled(members, 0))
+    meter.nothing()
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "train",
+        "train/shard-0003.tar",
+        "train/shard-0003.tar.d",
+    ],
+)
+def test_indexes_only(where: str, mount: Mount, shards: Dataset, server: RunningServer):
+    meter = Meter(server)
+    done = aisfs("warm", "--index-only", mount.path / where)
+    assert done.returncode == 0, done.stderr
+    plain(done.stderr)
+    count = 8 if where == "train" else 1
+    assert summary(done.stdout)[0] == count
+    assert meter.take()["get_bytes"] <= shards.size * count // 8, "each shard at most once"
+    folders = shards.folders if where == "train" else ["shard-0003.tar.d"]
+    for folder in folders:
+        assert len(os.listdir(mount.path / "train" / folder)) == 32
+    meter.nothing()
+
+
+def test_indexes_outlast_the_mount(
+    shards: Dataset, server: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    """Also those of shards of which the cache has no room to keep the bytes."""
+    options = ("--cache-dir", str(tmp_path / "cache"), "--cache-size", "8MiB")
+    with mounted("ais://b", mountpoint, endpoint=server.endpoint, options=options) as mount:
+        assert aisfs("warm", "--index-only", mount.path / "train").returncode == 0
+    meter = Meter(server)
+    with mounted("ais://b", mountpoint, endpoint=server.endpoint, options=options) as mount:
+        list_folders(mount.path / "train", shards)
+        meter.nothing()
+    assert disk_usage(tmp_path / "cache") <= 8 * MIB
+
+
+def test_shards_as_directories(
+    shards: Dataset, server: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    options = ("--cache-dir", str(tmp_path / "cache"), "--shards", "dir")
+    with mounted("ais://b", mountpoint, endpoint=server.endpoint, options=options) as mount:
+        done = aisfs("warm", mount.path / "train")
+        assert done.returncode == 0, done.stderr
+        assert summary(done.stdout) == (8, 0, shards.size)
+        meter = Meter(server)
+        read(
+            mount.path / "train",
+            {k.replace(".tar.d/", ".tar/"): v for k, v in shards.members.items()},
+        )
+        meter.nothing()
+
+
+def test_warming_twice_reads_from_the_cache(mount: Mount, server: RunningServer):
+    assert aisfs("warm", mount.path / "train").returncode == 0
+    meter = Meter(server)
+    assert aisfs("warm", mount.path / "train").returncode == 0
+    meter.nothing()
+
+
+def test_a_shard_that_cannot_be_read(
+    shards: Dataset, server: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    """The others are warmed, one line names it, and the exit code is 1."""
+    options = ("--cache-dir", str(tmp_path / "cache"), "--io-timeout", "3")
+    server.faults(
+        [
+            {
+                "match": {"method": "GET", "path_contains": "shard-0005.tar", "marked": True},
+                "action": "status", "status": 500, "times": -1,
+            }
+        ]
+    )  # fmt: skip
+    try:
+        with mounted(
+            "ais://b", mountpoint, endpoint=server.endpoint, options=options,
+            expected_log=[FAILING],
+        ) as mount:  # fmt: skip
+            done = aisfs("warm", mount.path / "train")
+            assert done.returncode == 1
+            assert summary(done.stdout) == (7, 0, shards.size // 8 * 7)
+            said = [line for line in plain(done.stderr).splitlines() if "shard-0005" in line]
+            assert len(said) == 1, done.stderr
+            assert "Input/output error" in said[0] or "timed out" in said[0], said
+            meter = Meter(server)
+            rest = {k: v for k, v in shards.files.items() if k != "shard-0005.tar"}
+            read(mount.path / "train", rest)
+            meter.nothing()
+    finally:
+        server.faults([])
+
+
+@pytest.mark.parametrize("place", ["elsewhere", "missing", "missing in the mount", "one of two"])
+def test_a_path_that_is_not_in_a_mount(place: str, mount: Mount, tmp_path: Path):
+    paths = {
+        "elsewhere": [tmp_path],
+        "missing": [tmp_path / "none"],
+        "missing in the mount": [mount.path / "none"],
+        "one of two": [mount.path / "raw", tmp_path],
+    }[place]
+    done = aisfs("warm", *paths)
+    assert (done.returncode, done.stdout) == (MISSING, b"")
+    assert str(paths[-1]) in one_line(done.stderr)
+
+
+@pytest.mark.parametrize("words", [[], ["--jobs", "0", "."], ["--jobs", "many", "."]])
+def test_words_that_make_no_sense(words: list[str]):
+    done = aisfs("warm", *words)
+    assert done.returncode == USAGE
+    one_line(done.stderr)
+
+
+def test_a_path_relative_to_the_working_directory(mount: Mount, shards: Dataset):
+    done = aisfs("warm", "train", cwd=mount.path)
+    assert done.returncode == 0, done.stderr
+    assert summary(done.stdout) == (8, 0, shards.size)
