@@ -454,13 +454,11 @@ class CachedScene(Scene):
                 assert await self.user.read(entry.attr.ino, entry.attr.size) == raw(content)
             else:
                 await self._read_members(entry.attr.ino, shard_folder(content))
-        except NotFound:  # an unopened folder whose shard is gone: see test_staleness
-            assert isinstance(node, ShardNode)
-            assert node.info.key not in self.state
-        except Stale:
+        except (Stale, NotFound) as error:
             assert not current
-            if isinstance(node, ObjectNode):  # an unopened folder is not forgotten: see there
-                await self.find(key, fresh=node.info.key.rpartition("/")[2].encode())
+            # Only a folder that nobody entered yet may say that its shard is not there.
+            assert isinstance(error, Stale) or isinstance(node, ShardNode)
+            await self.find(key, fresh=node.info.key.rpartition("/")[2].encode())
 
     async def _read_members(self, ino: int, folder: Folder) -> None:
         found = await self.user.readdir(ino)
@@ -509,7 +507,7 @@ def test_what_is_cached_was_true_within_its_time(shards: Shards, begin: set, his
     run(main)
 
 
-# What the search above found, or would find: literally -------------------------------------------
+# What the search above found: literally ----------------------------------------------------------
 
 
 def listed(content: Content) -> dict[bytes, Node]:

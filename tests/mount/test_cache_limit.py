@@ -116,7 +116,7 @@ def test_many_small_shards_never_exceed_the_limit(
     assert LIMIT // 2 < seen.peak <= LIMIT, seen
 
 
-@pytest.mark.parametrize("size", ["8MiB", "11MiB"])
+@pytest.mark.parametrize("size", ["5MiB", "9MiB"])
 def test_the_smallest_caches_hold_their_limit(
     size: str, shards: Dataset, server: RunningServer, mountpoint: Path, tmp_path: Path
 ):
