@@ -4,6 +4,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 DATA ?=
+ARGS ?=
 
 .PHONY: help setup demo test check fix bench clean
 
@@ -36,8 +37,12 @@ fix: .venv/ready  ## what lint and format can mend themselves
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: .venv/ready  ## measure
-	@$(BIN)/python -m bench.tar_scan
+.venv/bench: .venv/torch pyproject.toml
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --group bench
+	@touch $@
+
+bench: .venv/bench  ## measure beside peers, 20 minutes (ARGS=--quick: 3 minutes; ARGS=--write-docs: into docs/)
+	@$(BIN)/python -m bench $(ARGS)
 
 clean:  ## remove the virtual environment and all caches
 	rm -rf .venv .*_cache .hypothesis

@@ -1,0 +1,200 @@
+"""What is read: samples as loose objects, in shards and as files, the same bytes on each run."""
+
+import io
+import os
+import random
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+KILOBYTE = 1000
+IMAGE = 110_000
+_TIME = 1_700_000_000
+
+
+@dataclass
+class Samples:
+    """A data set as it lies in a bucket: keys and how much a reader must find."""
+
+    bucket: str
+    keys: list[str] = field(default_factory=list)
+    samples: int = 0
+    size: int = 0
+    """Bytes of all samples."""
+    stored: int = 0
+    """Bytes of all objects."""
+    extracted: Path | None = None
+    """The same samples as files on the local disk, one folder for each shard."""
+
+
+class Store:
+    """Puts objects into buckets and takes the buckets away again."""
+
+    def put(self, bucket: str, key: str, data: bytes) -> None:
+        """Store an object."""
+        raise NotImplementedError
+
+    def take(self, bucket: str, key: str, path: Path) -> None:
+        """Store a file as an object; the file is gone afterwards."""
+        raise NotImplementedError
+
+    def put_empty(self, bucket: str, sizes: dict[str, int]) -> None:
+        """Store objects that are listed and never read: zeros."""
+        for key, size in sizes.items():
+            self.put(bucket, key, bytes(size))
+
+    def files(self, bucket: str) -> Iterable[Path]:
+        """Give the files behind a bucket, where this machine can see them."""
+        return ()
+
+    def remove(self, bucket: str) -> None:
+        """Forget a bucket."""
+        raise NotImplementedError
+
+
+class EmbeddedStore(Store):
+    """The directory of the embedded server, which takes files as objects."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def put(self, bucket: str, key: str, data: bytes) -> None:
+        path = self._root / bucket / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+    def take(self, bucket: str, key: str, path: Path) -> None:
+        (self._root / bucket).mkdir(parents=True, exist_ok=True)
+        shutil.move(path, self._root / bucket / key)
+
+    def put_empty(self, bucket: str, sizes: dict[str, int]) -> None:
+        folder = self._root / bucket
+        folder.mkdir(parents=True)
+        where = os.open(folder, os.O_RDONLY)
+        try:
+            for key, size in sizes.items():  # sparse: a million of them take no space
+                file = os.open(key, os.O_CREAT | os.O_WRONLY, 0o644, dir_fd=where)
+                os.ftruncate(file, size)
+                os.close(file)
+        finally:
+            os.close(where)
+
+    def files(self, bucket: str) -> Iterable[Path]:
+        return (path for path in (self._root / bucket).rglob("*") if path.is_file())
+
+    def remove(self, bucket: str) -> None:
+        shutil.rmtree(self._root / bucket, ignore_errors=True)
+
+
+class ClusterStore(Store):
+    """A real cluster; the buckets carry the name of this run and are destroyed at its end."""
+
+    def __init__(self, endpoint: str) -> None:
+        from aistore.sdk import Client
+
+        self._client = Client(endpoint)
+        self._made: dict[str, Any] = {}
+
+    def put(self, bucket: str, key: str, data: bytes) -> None:
+        self._bucket(bucket).object(key).get_writer().put_content(data)
+
+    def take(self, bucket: str, key: str, path: Path) -> None:
+        self._bucket(bucket).object(key).get_writer().put_file(path)
+        path.unlink()
+
+    def _bucket(self, name: str) -> Any:  # noqa: ANN401 (the SDK has no types)
+        if name not in self._made:
+            self._made[name] = self._client.bucket(name).create(exist_ok=True)
+        return self._made[name]
+
+    def remove(self, bucket: str) -> None:
+        if self._made.pop(bucket, None) is not None:
+            self._client.bucket(bucket).delete(missing_ok=True)
+
+
+def write_shards(
+    store: Store,
+    bucket: str,
+    *,
+    samples: int,
+    shards: int,
+    size: int,
+    extract_to: Path | None,
+    classes: int = 0,
+) -> Samples:
+    """Write shards of `size`-byte samples, one member each, as tar and as files.
+
+    With classes the members lie in class folders, as an ImageFolder wants them.
+    """
+    made = Samples(bucket, samples=samples, extracted=extract_to)
+    source = random.Random(f"{bucket} {size}")
+    extension = "bin" if size < IMAGE else "jpg"
+    for number in range(shards):
+        name = f"train-{number:04d}.tar"
+        descriptor, out = tempfile.mkstemp(suffix=".tar")
+        with (
+            open(descriptor, "wb") as file,
+            tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar,
+        ):
+            for at in range(number * samples // shards, (number + 1) * samples // shards):
+                data = source.randbytes(_varied(source, size))
+                folder = f"class_{at % classes:03d}/" if classes else ""
+                member = f"{folder}sample_{at:07d}.{extension}"
+                tar.addfile(_member(member, len(data)), io.BytesIO(data))
+                made.size += len(data)
+                if extract_to is not None:
+                    copy = extract_to / name / member
+                    copy.parent.mkdir(parents=True, exist_ok=True)
+                    copy.write_bytes(data)
+        made.stored += os.path.getsize(out)
+        store.take(bucket, name, Path(out))
+        made.keys.append(name)
+    return made
+
+
+def write_loose(store: Store, bucket: str, *, samples: int, size: int) -> Samples:
+    """Write samples as objects of their own."""
+    made = Samples(bucket, samples=samples)
+    source = random.Random(f"{bucket} {size}")
+    extension = "bin" if size < IMAGE else "jpg"
+    for at in range(samples):
+        data = source.randbytes(_varied(source, size))
+        made.keys.append(f"sample_{at:07d}.{extension}")
+        store.put(bucket, made.keys[-1], data)
+        made.size += len(data)
+    made.stored = made.size
+    return made
+
+
+def write_listing(store: Store, bucket: str, objects: int) -> Samples:
+    """Write many objects in one directory; only their names and sizes matter."""
+    source = random.Random(objects)
+    sizes = {f"sample_{at:07d}.jpg": source.randint(1_000, 64_000) for at in range(objects)}
+    store.put_empty(bucket, sizes)
+    return Samples(bucket, list(sizes), objects, sum(sizes.values()))
+
+
+def write_tar(path: Path, members: int, *, pax: bool) -> None:
+    """Write a tar of 1 KB members: plain, or as webdataset writes it, a pax header for each."""
+    form = tarfile.PAX_FORMAT if pax else tarfile.USTAR_FORMAT
+    data = bytes(1024)
+    with tarfile.open(path, "w", format=form) as tar:
+        for at in range(members):
+            info = _member(f"sample_{at // 2:07d}.{('cls', 'jpg')[at % 2]}", len(data))
+            info.mtime = _TIME + at * 0.0123457 if pax else _TIME
+            tar.addfile(info, io.BytesIO(data))
+
+
+def _varied(source: random.Random, size: int) -> int:
+    """Images differ in size, 1 KB samples do not."""
+    return size if size < IMAGE else int(source.triangular(size * 0.5, size * 1.5))
+
+
+def _member(name: str, size: int) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode, info.mtime = size, 0o644, _TIME
+    return info

@@ -1,0 +1,138 @@
+"""The ratios the design promises (DESIGN 7 and the issues), taken from the rows of one run.
+
+Nothing fails when one is missed: a report says what was measured, and people decide.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench.engine import Row, ratio
+from bench.groups import epochs, indexing, listing, shard, shuffle
+
+Find = Callable[..., Row | None]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """One promise and what became of it."""
+
+    text: str
+    at_least: bool
+    wanted: float
+    measured: float
+
+    @property
+    def reached(self) -> bool:
+        """Whether the measured ratio keeps the promise."""
+        return self.measured >= self.wanted if self.at_least else self.measured <= self.wanted
+
+    def document(self) -> dict[str, Any]:
+        """Give the goal as JSON has it."""
+        return {
+            "kind": "goal",
+            "text": self.text,
+            "wanted": f"{'>=' if self.at_least else '<='} {self.wanted:g}",
+            "measured": self.measured,
+            "reached": self.reached,
+        }
+
+
+_Side = tuple[str, str]
+"""A contender and its state."""
+_RATES: list[tuple[str, str, str, _Side, _Side, float]] = [
+    # text, group, case, whose rate, against whose, at least
+    ("1 KB samples, warm: rate over extracted files", "small", "0 workers",
+     (epochs.FILES, "warm"), (epochs.EXTRACTED, "warm"), 1 / 1.5),
+    ("1 KB samples, cold: rate over AISShardReader", "small", "0 workers",
+     (epochs.FILES, "cold"), (epochs.SDK_SHARDS, "cold"), 3),
+    ("1 KB samples, cold: rate over webdataset", "small", "0 workers",
+     (epochs.FILES, "cold"), (epochs.WEB, "cold"), 3),
+    ("1 KB samples, cold: rate over one GET per object", "small", "0 workers",
+     (epochs.FILES, "cold"), (epochs.GET, "cold"), 100),
+    ("images, cold: rate over curl of the shards", "images", "0 workers",
+     (epochs.FILES, "cold"), (epochs.CURL, "cold"), 0.9),
+    ("images, warm: rate over extracted files", "images", "0 workers",
+     (epochs.FILES, "warm"), (epochs.EXTRACTED, "warm"), 0.8),
+    ("one shard as a file, cold: rate over curl", "shard", shard.ALONE,
+     (shard.READ, "cold"), (shard.CURL, "cold"), 0.9),
+    ("opening a tar (ustar): rate over tarfile", "indexing", indexing.PLAIN,
+     (indexing.OURS, "warm"), (indexing.TARFILE, "warm"), 10),
+    ("opening a tar (pax): rate over tarfile", "indexing", indexing.PAX,
+     (indexing.OURS, "warm"), (indexing.TARFILE, "warm"), 10),
+    ("opening a tar (ustar): rate over ratarmount", "indexing", indexing.PLAIN,
+     (indexing.OURS, "warm"), (indexing.RATARMOUNT, "warm"), 10),
+    ("opening a tar (pax): rate over ratarmount", "indexing", indexing.PAX,
+     (indexing.OURS, "warm"), (indexing.RATARMOUNT, "warm"), 10),
+]  # fmt: skip
+
+
+def judge(rows: Sequence[Row]) -> list[Goal]:
+    """Give the goals whose rows were measured."""
+
+    def find(group: str, case: str, name: str, state: str) -> Row | None:
+        wanted = (group, case, name, state)
+        return next(
+            (r for r in rows if (r.group, r.case, r.name, r.state) == wanted and r.values), None
+        )
+
+    goals = []
+    for text, group, case, ours, theirs, wanted in _RATES:
+        mine, other = find(group, case, *ours), find(group, case, *theirs)
+        if mine and other and (measured := ratio(mine.values, other.values)) is not None:
+            goals.append(Goal(text, True, wanted, measured))
+    return goals + _second_worker(find) + _quiet(find) + _fetched(rows) + _listings(rows)
+
+
+def _second_worker(find: Find) -> list[Goal]:
+    one = find("small", "0 workers", epochs.FILES, "warm")
+    two = find("small", "2 workers", epochs.FILES, "warm")
+    measured = ratio(two.values, one.values) if one and two else None
+    if measured is None:
+        return []
+    return [Goal("1 KB samples, warm: two worker processes over one", True, 1.7, measured)]
+
+
+def _quiet(find: Find) -> list[Goal]:
+    goals = []
+    for group in ("small", "images"):
+        for state in ("warm", "remount"):
+            row = find(group, "0 workers", epochs.FILES, state)
+            if row and row.counted.get("get"):
+                text = f"{group}, {state} epoch: data requests at the server"
+                goals.append(Goal(text, False, 0, max(row.counted["get"])))
+    row = find("shard", shard.TOGETHER, shard.CAT, "cold")
+    if row and row.counted.get("get_bytes") and row.median:
+        one = find("shard", shard.TOGETHER, shard.CURL, "cold")
+        if one and one.counted.get("get_bytes"):
+            sent = ratio(row.counted["get_bytes"], one.counted["get_bytes"]) or 0.0
+            text = "eight readers of one cold shard: downloads at the server"
+            goals.append(Goal(text, False, 1.01, sent * shard.READERS))
+    return goals
+
+
+def _fetched(rows: Sequence[Row]) -> list[Goal]:
+    later = [r for r in rows if r.group == "shuffle" and r.values and r.state != "epoch 1"]
+    goals = []
+    for case in (shuffle.SHUFFLED, shuffle.CYCLIC):
+        values = [row.median or 0.0 for row in later if row.case == case]
+        if values:
+            text = f"{case}: of the data fetched, worst epoch from the second"
+            goals.append(Goal(text, False, 0.55, max(values)))
+    return goals
+
+
+def _listings(rows: Sequence[Row]) -> list[Goal]:
+    """Compare the time beyond the server's own; too little time says nothing."""
+    goals = []
+    found = {(r.case, r.name): r for r in rows if r.group == "listing" and r.state == "cold"}
+    for (case, name), row in found.items():
+        server = found.get((case, listing.PAGES))
+        if name != listing.SCANDIR or server is None or not row.median or not server.median:
+            continue
+        number = int(case.split()[0].replace(",", ""))
+        beyond = number / row.median - number / server.median
+        if number >= 10_000 and beyond > 0:
+            text = f"listing {case}, cold: entries/s beyond the server's own time"
+            goals.append(Goal(text, True, 100_000, number / beyond))
+    return goals

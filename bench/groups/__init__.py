@@ -1,0 +1,39 @@
+"""The groups of the benchmark; each has a NAME, a TITLE, NEEDS to import first, and run()."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bench.engine import Row
+from bench.groups import batches, epochs, indexing, latency, listing, peers, shard, shuffle
+from bench.stage import Stage
+
+TORCH = ("torch.utils.data", "aistore.pytorch", "aistore.sdk", "requests")
+
+
+@dataclass(frozen=True)
+class Group:
+    """One part of the run, chosen with `--only`."""
+
+    name: str
+    title: str
+    run: Callable[[Stage, Callable[[str], None]], list[Row]]
+    imports: tuple[str, ...] = ()
+    """Loaded once before the first measurement, not in each."""
+
+
+GROUPS = [
+    Group("small", "Epochs over 1 KB samples", epochs.small, (*TORCH, "webdataset")),
+    Group("images", "Epochs over images of about 110 KB", epochs.images, (*TORCH, "webdataset")),
+    Group("batches", "DynamicBatchSampler: from the bucket to the batches", batches.run, TORCH),
+    Group("shard", "One shard, read as a file", shard.run, ("aistore.sdk", "requests")),
+    Group("listing", "Listing objects with their sizes", listing.run, ("aistore.sdk", "requests")),
+    Group(
+        "indexing",
+        "Opening a tar of 1 KB members",
+        indexing.run,
+        ("aisfs.core.tar", "ratarmountcore.mountsource.formats.tar"),
+    ),
+    Group("shuffle", "ImageFolder-like epochs: how much of the data is fetched", shuffle.run),
+    Group("peers", "Other mounts (rclone, s3fs)", peers.run),
+    Group("latency", "Over a modelled link", latency.run, TORCH),
+]

@@ -1,0 +1,77 @@
+"""Opening a tar: our scanner, tarfile, and ratarmount's index."""
+
+import os
+import tarfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from bench.data import write_tar
+from bench.engine import Contender, Reading, Row, measure, timed
+from bench.processes import NotMeasured
+from bench.stage import Stage
+
+UNIT = "members/s"
+OURS = "aisfs (TarScanner)"
+TARFILE = "tarfile.getmembers()"
+RATARMOUNT = "ratarmount (creates its index)"
+PLAIN, PAX = "ustar headers", "pax headers, as webdataset writes them"
+PIECE = 1 << 20
+
+
+def run(stage: Stage, progress: Callable[[str], None]) -> list[Row]:
+    """Measure both forms of tar."""
+    number = stage.settings.members
+    progress(f"indexing: writing two tars of {number:,} members")
+    with stage.folder("tars") as folder:
+        contenders = []
+        for case, pax in ((PLAIN, False), (PAX, True)):
+            path = folder / f"{'pax' if pax else 'ustar'}.tar"
+            write_tar(path, number, pax=pax)
+            for name, open_tar in ((TARFILE, _tarfile), (OURS, _ours), (RATARMOUNT, _ratarmount)):
+                work = partial(_measure, stage, partial(open_tar, path, number), number)
+                baseline = name == TARFILE
+                contenders.append(Contender(case, name, UNIT, work, ("warm",), baseline=baseline))
+        return measure("indexing", contenders, stage.settings, progress)
+
+
+def _measure(stage: Stage, work: Callable[[], int], number: int) -> dict[str, Reading]:
+    def child() -> float:
+        results: list[int] = []
+        seconds = timed(lambda: results.append(work()))
+        if results != [number]:
+            raise NotMeasured(f"found {results[0]} of {number} members")
+        return seconds
+
+    return {"warm": Reading(number / stage.measure(child))}
+
+
+def _tarfile(path: Path, _: int) -> int:
+    with tarfile.open(path, "r:") as tar:
+        return len(tar.getmembers())
+
+
+def _ours(path: Path, _: int) -> int:
+    from aisfs.core.tar import TarScanner
+
+    with path.open("rb", buffering=0) as file:
+        scanner = TarScanner(os.fstat(file.fileno()).st_size)
+        while piece := file.read(PIECE):
+            scanner.feed(piece)
+        return len(scanner.finish())
+
+
+def _ratarmount(path: Path, number: int) -> int:
+    from ratarmountcore.mountsource.formats.tar import SQLiteIndexedTar
+
+    index = path.with_suffix(f".{os.getpid()}.sqlite")
+    try:
+        with SQLiteIndexedTar(
+            str(path), writeIndex=True, clearIndexCache=True, indexFilePath=str(index)
+        ) as tar:
+            listed = tar.list("/") or ()
+            if not index.exists():
+                raise NotMeasured("ratarmount wrote no index")
+            return len(list(listed))
+    finally:
+        index.unlink(missing_ok=True)

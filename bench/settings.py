@@ -1,0 +1,102 @@
+"""How much is measured; one value per size, so that a run is described by its name and options."""
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the groups need to know; sizes in bytes, times in seconds."""
+
+    size: str
+    """`tiny` (for the tests), `quick` or `full`."""
+    repeats: int = 5
+    """Rounds of a group at most; each measures every contender once."""
+    least: int = 3
+    """Rounds of a group at least, whatever they take."""
+    budget: float = 110.0
+    """Seconds of a group; no round is begun that would not fit."""
+    limit: float = 300.0
+    """Seconds until a single measurement counts as hung."""
+    shards: int = 4
+    samples: int = 20_000
+    """1 KB samples in the shards."""
+    loose: int = 1_000
+    """1 KB samples as objects of their own; fewer, as each costs requests."""
+    images: int = 2_000
+    loose_images: int = 400
+    listings: tuple[int, ...] = (10_000, 100_000, 1_000_000)
+    batch_objects: int = 50_000
+    shard_bytes: int = 512 << 20
+    members: int = 50_000
+    """Members of the tar that is indexed."""
+    shuffled_images: int = 3_000
+    epochs: int = 4
+    latencies: tuple[float, ...] = (0.001, 0.02, 0.1)
+    bandwidth: float = 125e6
+    """Of the modelled link: 1 Gbit/s."""
+    far_shard_bytes: int = 128 << 20
+    far_seconds: float = 6.0
+    """What the slowest reader of shuffled samples behind the modelled link may take, about."""
+    workers: tuple[int, ...] = (0, 2)
+
+
+FULL = Settings("full")
+QUICK = Settings(
+    "quick",
+    repeats=3,
+    least=2,
+    budget=14.0,
+    limit=90.0,
+    samples=3_000,
+    loose=150,
+    images=240,
+    loose_images=60,
+    listings=(10_000,),
+    batch_objects=10_000,
+    shard_bytes=96 << 20,
+    members=10_000,
+    shuffled_images=240,
+    epochs=3,
+    far_shard_bytes=24 << 20,
+    far_seconds=0.8,
+)
+TINY = Settings(
+    "tiny",
+    repeats=2,
+    least=2,
+    budget=0.0,
+    limit=60.0,
+    shards=2,
+    samples=40,
+    loose=10,
+    images=8,
+    loose_images=4,
+    listings=(100,),
+    batch_objects=100,
+    shard_bytes=2 << 20,
+    members=100,
+    shuffled_images=200,
+    epochs=2,
+    latencies=(0.001,),
+    far_shard_bytes=1 << 20,
+    far_seconds=0.02,
+)
+SIZES = {settings.size: settings for settings in (FULL, QUICK, TINY)}
+
+
+def choose(
+    size: str, *, repeats: int | None = None, samples: int | None = None, remote: bool = False
+) -> Settings:
+    """Give the settings of a size, with what the command line changes."""
+    settings = SIZES[size]
+    if repeats is not None:  # who asks for a number gets it, whatever it takes
+        settings = replace(settings, repeats=repeats, least=repeats)
+    if samples is not None:
+        settings = replace(settings, samples=samples)
+    if remote:  # each object is a PUT there
+        settings = replace(
+            settings,
+            listings=tuple(n for n in settings.listings if n <= 10_000),
+            batch_objects=min(settings.batch_objects, 10_000),
+        )
+    return settings

@@ -1,0 +1,131 @@
+"""`python -m bench` with next to no data: the shape of what it writes, and that nothing stays."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bench.groups import GROUPS
+
+ROOT = Path(__file__).resolve().parents[2]
+GROUP_NAMES = ["shard", "listing", "indexing"]
+"""Those that need no torch."""
+LIMIT = 280
+"""Seconds until a run counts as hung; a few are usual."""
+pytestmark = [pytest.mark.mount, pytest.mark.timeout(LIMIT + 20)]
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A directory in which everything the run makes can be found again."""
+    (tmp_path / "tmp").mkdir()
+    yield tmp_path
+    assert os.listdir(tmp_path / "tmp") == []
+    assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
+    assert processes_of(tmp_path) == []
+
+
+def processes_of(place):
+    """Command lines of living processes that were started from here."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                ours = f"TMPDIR={place}".encode() in (entry / "environ").read_bytes()
+                alive = (entry / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+                found += [(entry / "cmdline").read_bytes()] if ours and alive else []
+        except OSError:
+            continue  # it has ended meanwhile
+    return found
+
+
+def start(place, *words):
+    kept = {name: value for name, value in os.environ.items() if name != "AIS_ENDPOINT"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "bench", "--tiny", "--out", str(place / "out"), *words],
+        cwd=ROOT,
+        env={**kept, "TMPDIR": str(place / "tmp")},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_rows_and_table(place):
+    words = [word for name in GROUP_NAMES for word in ("--only", name)]
+    run = start(place, *words)
+    out, err = run.communicate(timeout=LIMIT)
+    assert run.returncode == 0, err
+    lines = [json.loads(line) for line in (place / "out/results.jsonl").read_text().splitlines()]
+    first, *between, last = lines
+    assert first["kind"] == "run"
+    assert first["machine"].keys() >= {"cpu", "cores", "kernel", "memory_gb"}
+    assert first["versions"]["aisfs"]
+    assert first["settings"]["size"] == "tiny"
+    assert first["git"]
+    assert last["kind"] == "end"
+    rows = [line for line in between if line["kind"] == "row"]
+    assert sorted({row["group"] for row in rows}) == sorted(GROUP_NAMES)
+    for row in rows:
+        check_row(row, rows, err)
+    table = (place / "out/table.md").read_text()
+    assert out.strip() == table.strip()
+    for group in GROUPS:
+        assert (f"## {group.title}\n" in table) == (group.name in GROUP_NAMES)
+
+
+def check_row(row, rows, err):
+    assert row["name"] in err  # a line of progress
+    if row["reason"]:
+        # What may be missing here are peers; the mount, curl and the server may not.
+        assert "aistore" in row["name"] or "ratarmount" in row["name"], row
+        return
+    assert row["n"] == len(row["values"]) == 2
+    assert 0 < row["min"] <= row["q1"] <= row["median"] <= row["q3"] <= row["max"]
+    if row["baseline"]:
+        assert row["ratio"] == 1
+    elif row["ratio"] is None:  # its baseline is a peer that is missing
+        assert not any(r["baseline"] and r["values"] for r in rows if r["case"] == row["case"])
+    else:
+        assert row["ratio"] > 0
+    if "mount" in row["name"] and row["group"] == "shard" and row["state"] == "cold":
+        assert row["counted"]["get"] >= 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
+def test_an_interrupted_run_leaves_nothing(place, number):
+    run = start(place, "--only", "shard", "--repeats", "50")
+    for line in run.stderr:
+        if "file of the mount" in line:
+            break
+    run.send_signal(number)
+    _, err = run.communicate(timeout=LIMIT)
+    assert run.returncode == 128 + number, err
+    assert "Traceback" not in err
+
+
+def test_a_killed_run_takes_its_processes_along(place):
+    run = start(place, "--only", "shard", "--repeats", "50")
+    for line in run.stderr:
+        if "file of the mount" in line:
+            break
+    run.kill()
+    run.communicate(timeout=LIMIT)
+    deadline = time.monotonic() + LIMIT
+    while processes_of(place) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for folder in (place / "tmp").iterdir():  # files stay: nobody was left to delete them
+        subprocess.run(["rm", "-rf", "--one-file-system", folder], check=True)
+
+
+def test_the_end_of_an_unknown_group(place):
+    run = start(place, "--only", "nonsense")
+    _, err = run.communicate(timeout=LIMIT)
+    assert run.returncode == 2
+    assert "nonsense" in err
