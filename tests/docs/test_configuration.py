@@ -125,7 +125,9 @@ def test_sizes_are_read_as_told():
     told = re.findall(r"`([\d.]+ ?\w+)` is ([\d,]+)", text)
     assert len(told) >= 4
     for words, size in told:
-        assert CacheSettings.load({"read_ahead_max": words}).read_ahead_max == int(size.replace(",", ""))
+        assert CacheSettings.load({"read_ahead_max": words}).read_ahead_max == int(
+            size.replace(",", "")
+        )
 
 
 def test_least_memory_limit():
