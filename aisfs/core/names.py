@@ -6,6 +6,7 @@ Names are bytes, as the kernel has them; keys are `str` with surrogates for what
 """
 
 import os
+import re
 from enum import StrEnum
 
 from aisfs.model import Bucket, Provider
@@ -86,6 +87,14 @@ def bucket_name(bucket: Bucket) -> bytes:
     A bucket's name has no `@` or `#`, so name and namespace can be told apart again.
     """
     return os.fsencode(bucket.name + bucket.namespace)
+
+
+_BUCKET_NAME = re.compile(rb"[A-Za-z0-9_.-]+([@#][A-Za-z0-9_.@#-]*)?")
+
+
+def is_bucket_name(name: bytes) -> bool:
+    """Say whether a bucket, with its namespace, can have this name."""
+    return _BUCKET_NAME.fullmatch(name) is not None
 
 
 def parse_bucket_name(provider: Provider, name: bytes) -> Bucket:

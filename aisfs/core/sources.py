@@ -1,9 +1,10 @@
 """What a user can mount, parsed from what was typed."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from aisfs.core.names import parse_bucket_name
+from aisfs.core.names import is_bucket_name, parse_bucket_name
 from aisfs.errors import ConfigError
 from aisfs.model import Bucket, Provider
 
@@ -68,6 +69,8 @@ def parse_source(text: str | None) -> Source:
         )
     if any(part in ("", ".", "..") for part in prefix.strip("/").split("/")) and prefix.strip("/"):
         raise ConfigError(f"{text}: a prefix has no empty part, `.` or `..`")
+    if not is_bucket_name(os.fsencode(name)):
+        raise ConfigError(f"{text}: a bucket's name has only letters, digits, `.`, `-` and `_`")
     directory = prefix.strip("/")
     bucket = parse_bucket_name(provider, name.encode(errors="surrogateescape"))
     return BucketSource(bucket, f"{directory}/" if directory else "")

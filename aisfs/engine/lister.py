@@ -159,8 +159,9 @@ class Lister:
             return known
         if self._cache.is_missing((*directory, name)):
             return None
-        if directory in self._single_lookups:
-            self._single_lookups[directory] += 1
+        asked = self._single_lookups.get(directory)
+        if asked is not None:
+            self._single_lookups[directory] = asked + 1
         try:
             if await self._is_directory(bucket, child_prefix(prefix, name)):
                 return self._cache.keep_found((*directory, name), None)

@@ -50,7 +50,7 @@ class Tree:
         match node:
             case RootNode():
                 return await self._find_provider(name)
-            case ProviderNode(provider):
+            case ProviderNode(provider) if names.is_bucket_name(name):
                 return await self._find_bucket(names.parse_bucket_name(provider, name), name)
             case DirectoryNode():
                 return await self._find_in_bucket(node, ino, name)

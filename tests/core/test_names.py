@@ -59,3 +59,8 @@ def test_bytes_of_a_shard(name, shard):
 def test_bucket_name_round_trip(space):
     bucket = Bucket("pets-1.0", Provider.AWS, space)
     assert names.parse_bucket_name(Provider.AWS, names.bucket_name(bucket)) == bucket
+
+
+@pytest.mark.parametrize("name", [b"\xff", b"a b", b"", b"a/b", b"@ns", "ü".encode()])
+def test_what_no_bucket_is_called(name):
+    assert not names.is_bucket_name(name)

@@ -29,7 +29,8 @@ def test_sources(text, source):
 
 
 @pytest.mark.parametrize(
-    "text", ["ftp://x", "ais://", "ais:///x", "ais://@u#/", "ais://b/../x", "ais://b/a//b"]
+    "text",
+    ["ftp://x", "ais://", "ais:///x", "ais://@u#/", "ais://b!/x", "ais://b/../x", "ais://b/a//b"],
 )
 def test_what_cannot_be_a_source_is_named(text):
     with pytest.raises(ConfigError, match="://"):
