@@ -109,6 +109,8 @@ async def run(plan: MountPlan, on_ready: Callable[[], None]) -> None:
                         await serve(operations, str(plan.mountpoint), _kernel_options(plan))
                 except MountError as error:  # out of the nursery it would come in a group
                     refused = error
+                with trio.move_on_after(GRACE_SECONDS):
+                    await background.run(lambda: None)  # what landed is on disk after this
                 services.cancel_scope.cancel()
             if refused is not None:
                 raise refused

@@ -35,6 +35,9 @@ How to read it:
 - **0 workers** is a plain loop in one process, **2 workers** the DataLoader of torch with two. Workers count the bytes of
   their batches, nothing is sent between processes and nothing is decoded: it is reading that is measured.
 - Objects that cost a request each are fewer than the samples in shards; rates per sample make them comparable.
+- *of the data fetched*: the page cache forgets each file after it was read, as it does when data exceed memory, and the
+  daemon's disk cache and memory are bounded together, since what it keeps in memory is a cache as well. A value below what
+  these caches can explain is refused as invalid.
 - *GETs* and *MB* are what the server was asked for in one epoch, by its own count.
 - The modelled link adds a delay to each request, redirects included, and one bandwidth for all replies together. It has
   no growing TCP window: real long lines are slower for everyone.

@@ -35,6 +35,7 @@ class Settings:
     bandwidth: float = 125e6
     """Of the modelled link: 1 Gbit/s."""
     far_shard_bytes: int = 128 << 20
+    far_images: int = 500
     far_seconds: float = 6.0
     """What the slowest reader of shuffled samples behind the modelled link may take, about."""
     workers: tuple[int, ...] = (0, 2)
@@ -55,7 +56,7 @@ QUICK = Settings(
     batch_objects=10_000,
     shard_bytes=96 << 20,
     members=10_000,
-    shuffled_images=240,
+    shuffled_images=1_000,
     epochs=3,
     far_shard_bytes=24 << 20,
     far_seconds=0.8,
@@ -75,10 +76,11 @@ TINY = Settings(
     batch_objects=100,
     shard_bytes=2 << 20,
     members=100,
-    shuffled_images=200,
+    shuffled_images=500,
     epochs=2,
     latencies=(0.001,),
     far_shard_bytes=1 << 20,
+    far_images=40,
     far_seconds=0.02,
 )
 SIZES = {settings.size: settings for settings in (FULL, QUICK, TINY)}

@@ -10,9 +10,15 @@ from typing import TypeVar
 from bench import readers
 from bench.data import IMAGE, EmbeddedStore, Samples, write_loose, write_shards
 from bench.engine import Contender, Reading, Row, epoch, measure
-from bench.groups.measures import curl_epoch, few, mount_epoch, read_file, reading
-from bench.mounts import Mount, mount_options
-from bench.processes import NotMeasured
+from bench.groups.measures import (
+    bounded_cache,
+    curl_epoch,
+    few,
+    mount_epoch,
+    read_file,
+    reading,
+)
+from bench.mounts import Mount
 from bench.readers import Files, Gets, list_files, object_url, read_through
 from bench.server import Endpoint
 from bench.stage import Stage
@@ -25,13 +31,11 @@ READ = "file of the mount, 1 MiB reads"
 GET = "one GET per object (requests)"
 SDK_RANDOM = "AISMapDataset (aistore)"
 FILES = "files of the mount (X.tar.d)"
-SMALL_CACHE = 8 << 20
-"""The least that aisfs takes; the images are nearly three times that."""
-FILES_SMALL = "the same, cache of 8 MiB"
+FILES_SMALL = "the same, disk cache and memory = half the data"
 LISTED = "listed"
 """The shards have been listed, so their indexes are known, before the time starts."""
 UNIT = "samples/s"
-FEWEST, MOST = 4, 200
+FEWEST, MOST = 4, 100
 
 
 def case_of(delay: float, what: str) -> str:
@@ -53,9 +57,14 @@ def run(stage: Stage, progress: Callable[[str], None]) -> list[Row]:
             size=MEMBER,
             extract_to=None,
         )
-        objects = write_loose(store, "far-objects", samples=MOST, size=IMAGE)
+        objects = write_loose(store, "far-objects", samples=settings.far_images, size=IMAGE)
         packed = write_shards(
-            store, "far-images", samples=MOST, shards=2, size=IMAGE, extract_to=None
+            store,
+            "far-images",
+            samples=settings.far_images,
+            shards=2,
+            size=IMAGE,
+            extract_to=None,
         )
         share = replace(settings, budget=settings.budget / len(settings.latencies))
         with few(stage, store) as (others, _):
@@ -127,7 +136,7 @@ def _shuffled(link: _Link, objects: Samples, packed: Samples) -> list[Contender]
     # A GET through the proxy is two requests: so many fit into the time.
     fit = int(link.stage.settings.far_seconds / (2 * link.delay + 0.005))
     number = min(MOST, max(FEWEST, fit))
-    case = case_of(link.delay, f"{number} shuffled images of {MOST}")
+    case = case_of(link.delay, f"{number} shuffled images of {packed.samples}")
 
     def order(data: Samples) -> list[int]:
         return random.Random(7).sample(range(data.samples), min(number, data.samples))
@@ -139,9 +148,8 @@ def _shuffled(link: _Link, objects: Samples, packed: Samples) -> list[Contender]
     def with_sdk(data: Samples) -> None:
         readers.sdk_random(link.far.url, data.bucket, order(data))
 
-    def with_mount(options: Sequence[str] = ()) -> dict[str, Reading]:
-        if options and options[0] not in mount_options():
-            raise NotMeasured(f"this aisfs has no {options[0]}")
+    def with_mount(bounded: bool) -> dict[str, Reading]:
+        options = bounded_cache(packed.stored // 2) if bounded else ()
 
         def work(mount: Mount) -> list[dict[str, float]]:
             return _read_files(mount, link.far, packed.keys, order(packed))
@@ -151,7 +159,6 @@ def _shuffled(link: _Link, objects: Samples, packed: Samples) -> list[Contender]
         return {"cold": reading(number, both), LISTED: reading(number, files)}
 
     states = ("cold", LISTED)
-    small = ["--cache-size", str(SMALL_CACHE)]
     return [
         Contender(
             case,
@@ -164,8 +171,8 @@ def _shuffled(link: _Link, objects: Samples, packed: Samples) -> list[Contender]
         Contender(
             case, SDK_RANDOM, UNIT, partial(link.plain, with_sdk, objects, number), ("cold",)
         ),
-        Contender(case, FILES, UNIT, with_mount, states),
-        Contender(case, FILES_SMALL, UNIT, partial(with_mount, small), states),
+        Contender(case, FILES, UNIT, partial(with_mount, False), states),
+        Contender(case, FILES_SMALL, UNIT, partial(with_mount, True), states),
     ]
 
 

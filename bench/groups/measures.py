@@ -17,6 +17,10 @@ from bench.stage import Stage
 
 PIECE = 1 << 20
 """Bytes per read of a file that is read as a whole."""
+LEAST_MEMORY = 16 << 20
+"""The least `--memory-limit` that aisfs takes. What it keeps in memory is a cache as well."""
+LEAST_CACHE = 8 << 20
+"""The least `--cache-size`."""
 REMOUNTED = "remount"
 """Read from the disk cache: a fresh mount on a warm cache directory, page cache dropped."""
 
@@ -93,6 +97,35 @@ def mount_states(remount: bool) -> tuple[str, ...]:
 def has_cache() -> bool:
     """Say whether this aisfs has a disk cache."""
     return "--cache-dir" in mount_options()
+
+
+def bounded_cache(limit: int) -> list[str]:
+    """Give the options that keep disk cache and memory of a mount to so many bytes together.
+
+    The disk cache alone is not enough: with the default memory limit a daemon holds half a
+    gigabyte more, and small data would never be fetched twice whatever the disk cache does.
+
+    Raises:
+        NotMeasured: aisfs cannot, or there is too little data for what it takes at least.
+    """
+    if not {"--cache-dir", "--cache-size", "--memory-limit"} <= mount_options():
+        raise NotMeasured("this aisfs has no --cache-dir, --cache-size and --memory-limit")
+    if limit - LEAST_MEMORY < LEAST_CACHE:
+        raise NotMeasured(f"too little data: caches of {limit} bytes are smaller than the least")
+    return ["--cache-size", str(limit - LEAST_MEMORY), "--memory-limit", str(LEAST_MEMORY)]
+
+
+def check_fetched(got: float, stored: int, limit: int, *, slack: float = 0.02) -> None:
+    """Refuse a share of the data fetched that is less than what cannot have been in a cache.
+
+    Raises:
+        NotMeasured: something else than the bounded caches has held data.
+    """
+    least = 1 - limit / stored
+    if got < least - slack:
+        raise NotMeasured(
+            f"invalid: {got:.2f} of the data fetched, {least:.2f} is the least with these caches"
+        )
 
 
 def mount_epochs(

@@ -8,19 +8,17 @@ from typing import Any
 
 from bench.data import IMAGE, Samples, write_shards
 from bench.engine import Contender, Reading, Row, measure
-from bench.groups.measures import mount_epoch
-from bench.mounts import Mount, mount_options
+from bench.groups.measures import bounded_cache, check_fetched, mount_epoch
+from bench.mounts import Mount
 from bench.processes import NotMeasured
 from bench.readers import FilesOnce, Tally, checked, list_files, read_through
 from bench.stage import Stage
 
 UNIT = "of the data fetched"
 FILES = "files of the mount, in class folders"
-SHUFFLED, CYCLIC, ENOUGH = (
-    "shuffled, cache = half the data",
-    "in order, cache = half the data",
-    "shuffled, cache = twice the data",
-)
+SHUFFLED = "shuffled, disk cache and memory = half the data"
+CYCLIC = "in order, disk cache and memory = half the data"
+ENOUGH = "shuffled, disk cache = twice the data"
 CLASSES = 10
 
 
@@ -55,23 +53,22 @@ def run(stage: Stage, progress: Callable[[str], None]) -> list[Row]:
 def _epochs(
     stage: Stage, data: Samples, share: float, shuffled: bool, states: tuple[str, ...]
 ) -> dict[str, Reading]:
-    if not {"--cache-dir", "--cache-size"} <= mount_options():
-        raise NotMeasured("this aisfs has no --cache-dir and --cache-size")
     if not stage.embedded:
         raise NotMeasured("only the embedded server counts the bytes it sends")
     limit = int(data.stored * share)
+    options = bounded_cache(limit)
     with (
         stage.folder("cache") as cache,
-        stage.mounted(data.bucket, cache=cache, options=["--cache-size", str(limit)]) as mount,
+        stage.mounted(data.bucket, cache=cache, options=options) as mount,
     ):
         stage.cool(data)
         counts = stage.measure(lambda: _read(stage, mount, data, shuffled, len(states)), mount)
+    shares = [counted["get_bytes"] / data.stored for counted in counts]
+    for got in shares:
+        check_fetched(got, data.stored, limit)
     return {
-        state: Reading(
-            counted["get_bytes"] / data.stored,
-            {**counted, "samples_per_s": data.samples / counted["seconds"]},
-        )
-        for state, counted in zip(states, counts, strict=True)
+        state: Reading(got, {**counted, "samples_per_s": data.samples / counted["seconds"]})
+        for state, got, counted in zip(states, shares, counts, strict=True)
     }
 
 

@@ -12,6 +12,7 @@ from bench import report
 from bench.engine import Contender, Reading, Row, measure
 from bench.goals import judge
 from bench.groups import shard
+from bench.groups.measures import bounded_cache, check_fetched
 from bench.interruptions import Interruptions
 from bench.processes import NotMeasured, isolated
 from bench.readers import checked, size_of, tally
@@ -113,6 +114,22 @@ def test_settings():
     assert choose("quick", repeats=7).least == 7
     assert choose("full", samples=5).samples == 5
     assert max(choose("full", remote=True).listings) == 10_000
+
+
+def test_a_share_that_no_cache_explains_is_refused():
+    """Once, 0.00 of the data counted as fetched: the daemon's memory held the other half."""
+    check_fetched(0.5, 1000, 500)
+    check_fetched(0.0, 1000, 2000)
+    with pytest.raises(NotMeasured, match="invalid"):
+        check_fetched(0.0, 1000, 500)
+
+
+def test_disk_cache_and_memory_are_bounded_together():
+    words = bounded_cache(100 << 20)
+    assert words[::2] == ["--cache-size", "--memory-limit"]
+    assert sum(map(int, words[1::2])) == 100 << 20
+    with pytest.raises(NotMeasured, match="too little data"):
+        bounded_cache(20 << 20)
 
 
 def test_goals_come_from_the_rows():
