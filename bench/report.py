@@ -93,7 +93,7 @@ def _goals(goals: Sequence[Goal]) -> str:
     lines = ["## Goals\n", "| Goal | wanted | measured | |", "|---|---|---|---|"]
     for goal in goals:
         sign = "≥" if goal.at_least else "≤"
-        wanted, measured = number_text(goal.wanted), number_text(goal.measured)
+        wanted, measured = f"{goal.wanted:,.3g}", f"{goal.measured:,.3g}"
         lines.append(
             f"| {goal.text} | {sign} {wanted} | {measured} | "
             f"{'reached' if goal.reached else 'missed'} |"
