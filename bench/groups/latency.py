@@ -19,6 +19,7 @@ from bench.groups.measures import (
     reading,
 )
 from bench.mounts import Mount
+from bench.processes import NotMeasured
 from bench.readers import Files, Gets, list_files, object_url, read_through
 from bench.server import Endpoint
 from bench.stage import Stage
@@ -72,8 +73,21 @@ def run(stage: Stage, progress: Callable[[str], None]) -> list[Row]:
                 with stage.far_server(root, delay=delay, bandwidth=settings.bandwidth) as far:
                     link = _Link(stage, far, delay, others)
                     contenders = _sequential(link, shard) + _shuffled(link, objects, packed)
+                    # Who hung before would hang again, for as long.
+                    contenders = [_excused(who, rows) for who in contenders]
                     rows += measure("latency", contenders, share, progress)
     return rows
+
+
+def _excused(who: Contender, rows: Sequence[Row]) -> Contender:
+    hung = next((r for r in rows if r.name == who.name and "hung" in r.reason), None)
+    if hung is None:
+        return who
+
+    def run() -> dict[str, Reading]:
+        raise NotMeasured(f"{hung.case}: {hung.reason}; not tried again")
+
+    return replace(who, run=run)
 
 
 @dataclass(frozen=True)
