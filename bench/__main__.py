@@ -100,7 +100,7 @@ def _run(
     )
     _progress(f"bench: {settings.size}, {about['machine']['cpu']}, endpoint {about['endpoint']}")
     if not place.can_drop:
-        _progress("bench: not root: only the page cache of known files can be dropped")
+        _progress("bench: not root, or tiny: only the page cache of known files is dropped")
     lines = _open_results(options.out, about)
     rows: list[Row] = []
     for group in groups:

@@ -61,7 +61,7 @@ def run_document(
         **about,
         "settings": asdict(settings),
         "endpoint": endpoint,
-        "page_cache": "dropped" if can_drop else "only known files dropped: not root",
+        "page_cache": "dropped" if can_drop else "only known files dropped",
     }
 
 

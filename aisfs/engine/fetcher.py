@@ -131,8 +131,8 @@ class Fetcher:
         self._objects: OrderedDict[tuple[Bucket, ObjectInfo], OpenObject] = OrderedDict()
         self._kept: OrderedDict[Part, OpenObject] = OrderedDict()
         """Landed parts that are in memory only, the oldest first."""
-        self._dropped = trio.Event()
-        """Set, and made anew, whenever a part is dropped."""
+        self._changed = trio.Event()
+        """Set, and made anew, whenever a part is dropped or may be."""
         self._pool = BufferPool()
         self.buffered = 0
         """Bytes of all parts, under way or kept."""
@@ -276,6 +276,7 @@ class Fetcher:
     def _keep(self, opened: OpenObject, part: Part) -> bool:
         """Keep a landed part in memory, at the cost of the oldest ones."""
         self._kept[part] = opened
+        self._tell()
         while self.buffered > self._memory_limit and self._kept:
             oldest, its_object = next(iter(self._kept.items()))
             if oldest is part:
@@ -289,13 +290,16 @@ class Fetcher:
         if at < len(opened.parts) and opened.parts[at] is part:
             del opened.parts[at]
             self.buffered -= len(part.range)
-            self._dropped.set()
-            self._dropped = trio.Event()
+            self._tell()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
 
     async def _wait_for_room(self, length: int) -> None:
         """Wait until nobody's bytes have to be held for `length` more: the disk may be slow."""
-        while not self._room_for(length):
-            await self._dropped.wait()
+        while self.buffered and not self._room_for(length):
+            await self._changed.wait()
 
     def _room_for(self, length: int) -> bool:
         """Make room for reading ahead by dropping what was kept, and say whether there is any."""

@@ -228,6 +228,28 @@ async def test_stream_gives_everything_in_order_and_at_most_a_few_parts_at_once(
         assert setup.gets == 6
 
 
+@pytest.mark.parametrize("cache", [None, FakeCache(admits=False), FakeCache()])
+async def test_streams_that_fill_the_memory_go_on(cache):
+    """Parts that landed and stay in memory make room too: a stream waited for ever for a drop."""
+    whole = 6 * PART_MAX
+
+    async def slow(method, bucket, key):
+        await trio.sleep(0.01)
+
+    async with fetching(whole, cache=cache, memory_limit=16 * MIB, hook=slow) as setup:
+        lengths = []
+
+        async def stream():
+            found = [len(data) async for _, data in setup.fetcher.stream(setup.opened)]
+            lengths.append(sum(found))
+
+        with trio.fail_after(30):
+            async with trio.open_nursery() as streams:
+                for _ in range(3):
+                    streams.start_soon(stream)
+        assert lengths == [whole] * 3
+
+
 async def test_end_of_the_mount_ends_everybody_who_waits():
     async def never(method, bucket, key):
         await trio.sleep_forever()
