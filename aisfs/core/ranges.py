@@ -165,3 +165,18 @@ def pieces(whole: ByteRange, length: int) -> Iterator[ByteRange]:
     """Cut `whole` into ranges of `length` bytes; the last one may be shorter."""
     for start in range(whole.start, whole.stop, length):
         yield ByteRange(start, min(start + length, whole.stop))
+
+
+def growing_pieces(whole: ByteRange, first: int, most: int) -> Iterator[ByteRange]:
+    """Cut `whole` into ranges of `first`, `first`, then twice as many bytes each up to `most`.
+
+    So from `most` on each range starts at a multiple of `most` bytes from the start of `whole`, when
+    `most` is `first` times a power of two.
+    """
+    start, length = whole.start, first
+    while start < whole.stop:
+        stop = min(start + length, whole.stop)
+        yield ByteRange(start, stop)
+        if stop - whole.start > first:
+            length = min(2 * length, most)
+        start = stop

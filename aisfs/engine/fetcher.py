@@ -22,18 +22,20 @@ import trio
 from aisfs.cache.blocks import BlockCache
 from aisfs.cache.entry import EntryId, entry_id
 from aisfs.cache.reservation import Reservation
-from aisfs.core.ranges import pieces
+from aisfs.core.ranges import growing_pieces, pieces
 from aisfs.core.readahead import ReadAhead
 from aisfs.engine.background import BackgroundThread
-from aisfs.engine.parts import PART_MAX, BufferPool, Data, Part
+from aisfs.engine.parts import FIRST_PART, PART_MAX, BufferPool, Data, Part
 from aisfs.errors import AisfsError, Unavailable
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 from aisfs.store.port import ObjectStore
 
 log = logging.getLogger(__name__)
 
-STREAM_PARTS = 3
-"""Parts under way while a whole object is streamed: enough to keep the wire busy between them."""
+STREAM_BYTES = 32 << 20
+"""Bytes under way when a whole object begins to be streamed: what 1 Gbit/s carries in 250 ms."""
+FAR_SECONDS = 0.02
+"""A part that took longer came over a link with latency, or a slow one: more may be under way."""
 OBJECTS_MAX = 10_000
 """Objects whose read-ahead is remembered."""
 
@@ -134,6 +136,8 @@ class Fetcher:
         self._changed = trio.Event()
         """Set, and made anew, whenever a part is dropped or may be."""
         self._pool = BufferPool()
+        self.far = False
+        """Whether the latest part to land took `FAR_SECONDS`."""
         self.buffered = 0
         """Bytes of all parts, under way or kept."""
 
@@ -183,14 +187,24 @@ class Fetcher:
             self.start(opened, piece)
 
     async def stream(self, opened: OpenObject) -> AsyncIterator[tuple[int, Data]]:
-        """Give the whole object in order as (offset, bytes), some parts ahead of the caller."""
+        """Give the whole object in order as (offset, bytes), some parts ahead of the caller.
+
+        How many depends on how long they take, up to the window of a sequential reader. The first
+        parts are small: on one link all parts land together, and readers wait for the first.
+        """
         under_way: deque[Reading] = deque()
-        for piece in pieces(ByteRange(0, opened.info.size), PART_MAX):
+        at_once, ahead = STREAM_BYTES, 0
+        for piece in growing_pieces(ByteRange(0, opened.info.size), FIRST_PART, PART_MAX):
+            while under_way and ahead + len(piece) > at_once:
+                reading = under_way.popleft()
+                data = await reading.wait()
+                if self.far:
+                    at_once = max(at_once, min(2 * at_once, self._read_ahead_max))
+                ahead -= len(reading.wanted)
+                yield reading.wanted.start, data
             await self._wait_for_room(len(piece))
             under_way.append(self.start(opened, piece))
-            if len(under_way) >= STREAM_PARTS:
-                reading = under_way.popleft()
-                yield reading.wanted.start, await reading.wait()
+            ahead += len(piece)
         while under_way:
             reading = under_way.popleft()
             yield reading.wanted.start, await reading.wait()
@@ -252,12 +266,14 @@ class Fetcher:
             part.done.set()
             return False
         room = part.content or part.allocate()
+        since = trio.current_time()
         try:
             for gap, _ in missing:
                 start = gap.start - part.range.start
                 await self._store.read_range(
                     opened.bucket, opened.info, gap.start, room[start : start + len(gap)]
                 )
+            self.far = trio.current_time() - since > FAR_SECONDS
             part.done.set()  # readers need not wait for the disk
             if cache is None or entry is None or any(room is None for _, room in missing):
                 return self._keep(opened, part)

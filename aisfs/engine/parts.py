@@ -10,6 +10,8 @@ from aisfs.model import ByteRange
 PART_MAX = 8 << 20
 """Bytes of one GET. Two round trips of 1 ms then cost a fifth at 1 GB/s, and a reader that needs
 the first byte of a part waits 8 ms for it."""
+FIRST_PART = 1 << 20
+"""Bytes of the first GET of a whole object; each next one doubles, up to `PART_MAX`."""
 BUFFERS_MAX = 16
 """Free buffers kept: 128 MiB, what one fast reader has under way."""
 

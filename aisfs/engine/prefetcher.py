@@ -81,8 +81,13 @@ class Prefetcher:
             if listed is not None:
                 self._fetch(bucket, listed)
 
+    def streamed(self, bucket: Bucket, info: ObjectInfo) -> None:
+        """An object is being read in order: fetch it whole, if `touched` would."""
+        if is_shard(os.fsencode(info.key.rpartition("/")[2])):
+            self.touched(bucket, info)
+
     def touched(self, bucket: Bucket, info: ObjectInfo) -> None:
-        """A member of a shard is read: if all shards beside it fit the cache, fetch this one whole."""
+        """A shard is being read: if all shards beside it fit the cache, fetch this one whole."""
         cache = self._fetcher.cache
         if cache is None or (bucket, info) in self._done:
             return

@@ -12,7 +12,7 @@ from aisfs.core.prefetch import Access, MemberOrder
 from aisfs.core.ranges import aligned
 from aisfs.core.samples import sample_span
 from aisfs.core.sparse import Segment, segments_of, sparse_segments
-from aisfs.engine.fetcher import Fetcher, OpenObject
+from aisfs.engine.fetcher import Fetcher, OpenObject, Reading
 from aisfs.engine.parts import Data
 from aisfs.engine.prefetcher import Prefetcher
 from aisfs.errors import ShardDamaged
@@ -20,6 +20,9 @@ from aisfs.model import Bucket, ByteRange, ObjectInfo
 
 BLOCK = 4096
 """Reads of objects are fetched in whole pages of the kernel's and of the disk cache."""
+LARGE = 128 * 1024
+"""Bytes of a first request that no look at a header makes: the kernel reads 64 KiB for the largest
+buffer (16 KiB) that `file`, tarfile or numpy look with, and 512 KiB for the one of cat or cp."""
 SPARSE_HEAD = 64 * 1024
 """Bytes read first for the map of a sparse member; four times as many each time it is longer."""
 SPARSE_MAPS_MAX = 64
@@ -53,7 +56,10 @@ class Reader:
             return b""
         opened = self._fetcher.open(bucket, info)
         blocks = aligned(wanted, BLOCK, info.size)
-        data, sequential = await self._read_on(opened, blocks)
+        reading, sequential = self._start_on(opened, blocks)
+        if sequential and (wanted.start or len(wanted) >= LARGE):
+            self._prefetcher.streamed(bucket, info)
+        data = await reading.wait()
         if sequential:
             self._prefetcher.in_order(bucket, info)
         if blocks == wanted:
@@ -101,22 +107,23 @@ class Reader:
             return b""
         opened = self._fetcher.open(bucket, shard)
         if in_order:
-            return (await self._read_on(opened, stored))[0]
+            return await self._start_on(opened, stored)[0].wait()
         span = sample_span(index, row)
         if not (span.start <= stored.start and stored.stop <= span.stop):
-            return (await self._read_on(opened, stored))[0]
+            return await self._start_on(opened, stored)[0].wait()
         reading = self._fetcher.start(opened, stored)
         if not reading.ready and span != stored:
             self._fetcher.ahead(opened, span)
         return await reading.wait()
 
-    async def _read_on(self, opened: OpenObject, wanted: ByteRange) -> tuple[Data, bool]:
-        """Read with read-ahead; also says whether the read belongs to a sequential stream."""
+    def _start_on(self, opened: OpenObject, wanted: ByteRange) -> tuple[Reading, bool]:
+        """Begin to read with read-ahead; also says whether it belongs to a sequential stream."""
         reading = self._fetcher.start(opened, wanted)
-        plan = opened.read_ahead.observe(wanted, stalled=not reading.ready)
+        far = self._fetcher.far
+        plan = opened.read_ahead.observe(wanted, stalled=not reading.ready, far=far)
         if plan.ahead is not None:
             self._fetcher.ahead(opened, plan.ahead)
-        return await reading.wait(), plan.sequential
+        return reading, plan.sequential
 
     async def _read_stored(self, bucket: Bucket, info: ObjectInfo, wanted: ByteRange) -> Data:
         return await self._fetcher.start(self._fetcher.open(bucket, info), wanted).wait()

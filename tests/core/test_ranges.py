@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from aisfs.core.ranges import RangeSet, aligned, pieces
+from aisfs.core.ranges import RangeSet, aligned, growing_pieces, pieces
 from aisfs.model import ByteRange
 
 END = 40
@@ -132,3 +132,14 @@ def test_pieces_follow_each_other(whole, length):
     )
     assert all(len(each) == length for each in cut[:-1])
     assert all(0 < len(each) <= length for each in cut)
+
+
+@given(byte_ranges(1000), st.integers(1, 9), st.integers(0, 4))
+def test_growing_pieces_follow_each_other_and_double(whole, first, doublings):
+    most = first << doublings
+    cut = list(growing_pieces(whole, first, most))
+    assert [offset for each in cut for offset in range(each.start, each.stop)] == list(
+        range(whole.start, whole.stop)
+    )
+    lengths = [first, *(min(first << at, most) for at in range(len(cut)))]
+    assert [len(each) for each in cut[:-1]] == lengths[: len(cut) - 1] if cut else not whole

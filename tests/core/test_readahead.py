@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -198,3 +199,55 @@ def test_read_behind_the_end_needs_nothing():
     plan = ReadAhead(100, max_window=MIB).observe(ByteRange(100, 200), stalled=False)
     assert not plan.need
     assert plan.ahead is None
+
+
+def seconds_to_read(size, *, delay, bandwidth, far=None):
+    """Model one reader of 1 MiB pieces over a link that carries one request after the other."""
+    readahead = ReadAhead(size, max_window=64 * MIB)
+    landed = []  # (stop, when) of what was asked for, in order
+    now = free = 0.0
+
+    def ask(wanted):
+        nonlocal free
+        for start in range(wanted.start, wanted.stop, MIB):
+            stop = min(start + MIB, wanted.stop)
+            free = max(free, now + delay) + (stop - start) / bandwidth
+            landed.append((stop, free))
+
+    known = False
+    for need in reads(0, size // MIB, MIB):
+        asked = landed[-1][0] if landed else 0
+        if asked < need.stop:
+            ask(ByteRange(max(asked, need.start), need.stop))
+        when = next(when for stop, when in landed if need.stop <= stop)
+        plan = readahead.observe(need, stalled=when > now, far=far is None and known)
+        if plan.ahead:
+            ask(plan.ahead)
+        known = known or delay > 0.02
+        now = max(now, when) + 0.0005
+    return now
+
+
+@pytest.mark.parametrize(("delay", "share"), [(0.001, 0.98), (0.02, 0.95), (0.1, 0.9)])
+def test_windows_fill_a_link_soon_enough_to_read_half_a_gigabyte_at_its_speed(delay, share):
+    size, bandwidth = 512 * MIB, 125e6
+    least = delay + size / bandwidth
+    assert seconds_to_read(size, delay=delay, bandwidth=bandwidth) <= least / share
+
+
+def test_far_away_the_window_grows_in_fewer_round_trips():
+    size, delay, bandwidth = 64 * MIB, 0.1, 125e6
+    near, far = (
+        seconds_to_read(size, far=known, delay=delay, bandwidth=bandwidth)
+        for known in (False, None)
+    )
+    assert far < delay + size / bandwidth + delay < near
+
+
+def test_a_reader_that_stops_early_wasted_no_more_than_a_few_times_what_it_read():
+    readahead = ReadAhead(GIB, max_window=GIB)
+    asked = 0
+    for need in reads(0, 64 * MIB // REQUEST):
+        plan = readahead.observe(need, stalled=True, far=True)
+        asked += len(plan.ahead or ())
+        assert asked <= 16 * need.stop + 4 * MIB

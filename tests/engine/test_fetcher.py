@@ -8,8 +8,8 @@ import trio.testing
 
 from aisfs.core.ranges import RangeSet
 from aisfs.engine.background import background_thread
-from aisfs.engine.fetcher import Fetcher
-from aisfs.engine.parts import PART_MAX
+from aisfs.engine.fetcher import STREAM_BYTES, Fetcher
+from aisfs.engine.parts import FIRST_PART, PART_MAX
 from aisfs.errors import Stale, Unavailable
 from aisfs.model import Bucket, ByteRange
 from aisfs.store.memory import MemoryStore
@@ -225,7 +225,24 @@ async def test_stream_gives_everything_in_order_and_at_most_a_few_parts_at_once(
             assert data == setup.content[offset : offset + len(data)]
             position += len(data)
         assert position == 5 * PART_MAX + 17
-        assert setup.gets == 6
+        assert setup.gets == 9  # 1, 1, 2, 4, then 8 MiB, and the rest
+
+
+async def test_stream_asks_for_a_link_full_at_once_and_first_for_little():
+    asked = []
+
+    async def hold(method, bucket, key):
+        asked.append(method)
+        await trio.sleep_forever()
+
+    async with fetching(64 * MIB, hook=hold) as setup:
+        async with trio.open_nursery() as streams:
+            streams.start_soon(anext, setup.fetcher.stream(setup.opened))
+            await trio.testing.wait_all_tasks_blocked()
+            parts = [len(part.range) for part in setup.opened.parts]
+            streams.cancel_scope.cancel()
+        assert parts[0] == FIRST_PART
+        assert sum(parts) == STREAM_BYTES == PART_MAX * 4
 
 
 @pytest.mark.parametrize("cache", [None, FakeCache(admits=False), FakeCache()])

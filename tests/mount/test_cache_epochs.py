@@ -1,5 +1,6 @@
 """What was read once is not fetched again: epochs over a warm cache, and over one that is too small."""
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -183,6 +184,24 @@ def test_readers_of_a_shard_and_of_its_members_share_one_download(
     ) as mount:
         read(mount.path, *[one.files] * 3, *dealt(one.members, 3))
         assert meter.take()["get_bytes"] == one.size
+
+
+def test_a_shard_read_as_a_file_is_fetched_whole_but_not_for_a_look_at_its_head(
+    one: Dataset, server: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    (name,) = one.files
+    meter = Meter(server)
+    with mounted(
+        "ais://one", mountpoint, endpoint=server.endpoint, options=options(tmp_path / "cache")
+    ) as mount:
+        os.listdir(mount.path)  # it takes a listing to know that all shards fit
+        with (mount.path / name).open("rb", buffering=0) as file:
+            file.read(512)
+            assert meter.take()["get_bytes"] < 2 * MIB
+            file.seek(0)
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            file.read(MIB)
+            assert meter.take()["get_bytes"] > one.size - 2 * MIB
 
 
 def epochs(mount: Path, data: Dataset, access: str) -> Iterator[int]:
