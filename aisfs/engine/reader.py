@@ -2,7 +2,8 @@
 
 An object is read with a read-ahead window. Members of a shard that are read in the order of the tar
 are one such sequential reading of the shard. Members read in any other order are fetched with the
-sample they belong to and nothing more, since whoever opens an image wants its label too.
+sample they belong to and nothing more, since whoever opens an image wants its label too; or alone,
+once that has turned out to be in vain.
 """
 
 from cachetools import LRUCache
@@ -10,7 +11,7 @@ from cachetools import LRUCache
 from aisfs.core.member_index import MemberIndex
 from aisfs.core.prefetch import Access, MemberOrder
 from aisfs.core.ranges import aligned
-from aisfs.core.samples import sample_span
+from aisfs.core.samples import SPAN_MAX, SampleHabit, member_span, sample_span
 from aisfs.core.sparse import Segment, segments_of, sparse_segments
 from aisfs.engine.fetcher import Fetcher, OpenObject, Reading
 from aisfs.engine.parts import Data
@@ -41,6 +42,7 @@ class Reader:
         self._fetcher = fetcher
         self._prefetcher = prefetcher
         self._orders: LRUCache[ShardId, MemberOrder] = LRUCache(ORDERS_MAX)
+        self._habit = SampleHabit()
         self._maps: LRUCache[tuple[Bucket, ObjectInfo, int], tuple[Segment, ...]] = LRUCache(
             SPARSE_MAPS_MAX
         )
@@ -109,10 +111,13 @@ class Reader:
         if in_order:
             return await self._start_on(opened, stored)[0].wait()
         span = sample_span(index, row)
-        if not (span.start <= stored.start and stored.stop <= span.stop):
+        within = span.start <= stored.start and stored.stop <= span.stop
+        if not within or len(span) > SPAN_MAX:
             return await self._start_on(opened, stored)[0].wait()
         reading = self._fetcher.start(opened, stored)
         if not reading.ready and span != stored:
+            if self._habit.alone((bucket, shard, span.start), row):
+                span = member_span(index, row)
             self._fetcher.ahead(opened, span)
         return await reading.wait()
 
