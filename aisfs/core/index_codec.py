@@ -7,9 +7,7 @@
 100,000 members have to load in a blink, so no step of decoding looks at single rows except where
 `accumulate` does: columns are taken apart and put together again by slices with a step, and
 arithmetic on a whole column is arithmetic on one big integer that has a value in every lane.
-- Numbers: the smallest value and the greatest common divisor go into the description; what is left
-  of each value is written byte plane by byte plane, so that the zeros of the high planes and the
-  noise of the low ones do not mix. As values or as differences, whichever deflates better.
+- Numbers: `core.number_columns`, as values or as differences, whichever deflates better.
 - Names: a block of rows becomes a matrix, short names padded with NULs, written column by column:
   of `sample_000123.image.jpg` two columns change often, the others hardly ever.
 - Offsets follow from sizes and header counts, except where something hidden lies between.
@@ -23,17 +21,27 @@ The CRC tells damage, not malice: an index is as trustworthy as the place where 
 """
 
 import struct
-import sys
 import zlib
 from array import array
-from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from math import gcd
 from typing import Annotated, Literal
 
 import msgspec
 
 from aisfs.core.member_index import MAX_ROWS, MemberIndex
+from aisfs.core.number_columns import (
+    LEVEL,
+    SAMPLE,
+    Numbers,
+    Planes,
+    array_of,
+    deflated_size,
+    differences_of,
+    little_endian,
+    ones_of,
+    read_numbers,
+    write_numbers,
+)
 
 MAX_INFLATED = 1 << 30
 """Longest inflated form; over 20 million members of usual names, more than a scan takes."""
@@ -44,13 +52,10 @@ _MARK = struct.Struct("<4sBI")
 _LENGTHS = struct.Struct("<QI")
 _BLOCK = 512
 _SURROGATES = "surrogatepass"
-_LEVEL = 1  # level 6 saves a tenth and takes four times as long
 _NAME_ROWS = 8192
 """Rows of one matrix of names: an odd name makes one block wide, not the whole shard."""
 _WASTE = 3
 """A matrix may be this many times larger than the names in it; inflating it costs time too."""
-_SAMPLE = 4096
-"""Values, or bytes of names a row at a time, that show which form deflates better."""
 _MAX_ROWS = 2 * MAX_ROWS
 """Columns that are all alike take no bytes, so the number of rows needs a limit of its own."""
 
@@ -65,17 +70,6 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=_MAX_ROWS)]
 _Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
-class _Numbers(msgspec.Struct, array_like=True, frozen=True):
-    """How a column of numbers is written: `base + scale * lane`, or the sums of that."""
-
-    first: int | None
-    """The first value, when the lanes are the differences after it."""
-    base: int
-    scale: int
-    width: Annotated[int, msgspec.Meta(ge=0, le=8)]
-    """Byte planes; without any all lanes are 0."""
-
-
 class _Description(msgspec.Struct, array_like=True, frozen=True):
     """Everything but the planes."""
 
@@ -85,7 +79,7 @@ class _Description(msgspec.Struct, array_like=True, frozen=True):
     skipped: list[tuple[bytes, int]]
     name_widths: list[_Count]
     """For each block of rows the width of its matrix; 0 when the names are simply joined."""
-    columns: Annotated[list[_Numbers], msgspec.Meta(min_length=5, max_length=5)]
+    columns: Annotated[list[Numbers], msgspec.Meta(min_length=5, max_length=5)]
     """Lengths of names, sizes, leads, mtimes, flags; their planes follow in this order."""
     unit: Literal[1, 512]
     """What all offsets are multiples of; in a tar whole blocks."""
@@ -109,11 +103,11 @@ def encode(index: MemberIndex) -> bytes:
     if len(index) > _MAX_ROWS or max(columns.offsets, default=0) >= 2**63:
         raise ValueError(f"an index of {len(index)} members cannot be stored")
     lengths = array("I", map(int.__sub__, columns.ends, [0, *columns.ends]))
-    written: list[_Numbers] = []
+    written: list[Numbers] = []
     parts: list[bytes] = []
     flags = array("B", columns.flags)
     for column in (lengths, columns.sizes, columns.leads, columns.mtimes, flags):
-        numbers, planes = _write_numbers(column)
+        numbers, planes = write_numbers(column)
         written.append(numbers)
         parts.append(planes)
     widths = _write_names(bytes(columns.names), lengths, parts)
@@ -136,7 +130,7 @@ def encode(index: MemberIndex) -> bytes:
     raw = b"".join((description, *parts))
     if len(raw) > MAX_INFLATED:
         raise ValueError(f"an index of {len(index)} members takes {len(raw)} bytes: too many")
-    rest = _LENGTHS.pack(len(raw), len(description)) + zlib.compress(raw, _LEVEL)
+    rest = _LENGTHS.pack(len(raw), len(description)) + zlib.compress(raw, LEVEL)
     return _MARK.pack(_MAGIC, _LAYOUT, zlib.crc32(rest)) + rest
 
 
@@ -149,8 +143,10 @@ def decode(data: bytes | memoryview) -> MemberIndex:
     raw, description_length = _inflate(memoryview(data))
     try:
         description = _decode_description(raw[:description_length])
-        return _read(description, _Parts(raw[description_length:]))
-    except (msgspec.MsgspecError, OverflowError, UnicodeError) as error:
+        return _read(description, Planes(raw[description_length:]))
+    except DamagedIndex:
+        raise
+    except (msgspec.MsgspecError, OverflowError, ValueError) as error:
         raise DamagedIndex(f"the description of the index makes no sense: {error}") from None
 
 
@@ -178,23 +174,10 @@ def _inflate(data: memoryview) -> tuple[memoryview, int]:
     return memoryview(raw), description_length
 
 
-class _Parts:
-    """Hands out the planes one after the other."""
-
-    def __init__(self, raw: memoryview) -> None:
-        self.left = raw
-
-    def take(self, length: int) -> memoryview:
-        part, self.left = self.left[:length], self.left[length:]
-        if len(part) != length:
-            raise DamagedIndex("the index ends too soon")
-        return part
-
-
-def _read(description: _Description, parts: _Parts) -> MemberIndex:
+def _read(description: _Description, parts: Planes) -> MemberIndex:
     rows = description.rows
     lengths, sizes, leads, mtimes, flags = (
-        _read_numbers(numbers, rows, typecode, parts)
+        read_numbers(numbers, rows, typecode, parts)
         for numbers, typecode in zip(description.columns, "IQHqB", strict=True)
     )
     ends = array("I", accumulate(lengths))
@@ -242,9 +225,9 @@ def _matrix_pays(joined: bytes, lengths: "array[int]") -> bool:
     width = max(lengths)
     if b"\0" in joined or width * len(lengths) > _WASTE * len(joined):
         return False
-    few = lengths[: max(1, _SAMPLE * len(lengths) // max(1, len(joined)))]
+    few = lengths[: max(1, SAMPLE * len(lengths) // max(1, len(joined)))]
     sample = joined[: sum(few)]
-    return _deflated(_matrix(sample, few, width)) < _deflated(sample)
+    return deflated_size(_matrix(sample, few, width)) < deflated_size(sample)
 
 
 def _matrix(joined: bytes, lengths: "array[int]", width: int) -> bytes:
@@ -254,7 +237,7 @@ def _matrix(joined: bytes, lengths: "array[int]", width: int) -> bytes:
     return b"".join([padded[column::width] for column in range(width)])
 
 
-def _read_names(widths: list[int], ends: "array[int]", parts: _Parts) -> bytes:
+def _read_names(widths: list[int], ends: "array[int]", parts: Planes) -> bytes:
     """Join the names of all rows."""
     if len(widths) != -(-len(ends) // _NAME_ROWS):
         raise DamagedIndex("the index has names for other members")
@@ -278,106 +261,6 @@ def _read_names(widths: list[int], ends: "array[int]", parts: _Parts) -> bytes:
     return b"".join(blocks)
 
 
-# Numbers -------------------------------------------------------------------------------------
-
-
-def _write_numbers(values: "array[int]") -> tuple[_Numbers, bytes]:
-    """Return how a column is written, and its planes."""
-    first = None
-    # Only times ascend by small steps; the sums of anything else would cost time for nothing.
-    if values.typecode == "q" and _differences_pay(values):
-        first = values[0]
-        values = array("Q", _differences(values))
-    base, scale, lanes = _scaled(values, ascending=first is not None)
-    width = _bytes_of(max(lanes, default=0))
-    return _Numbers(first, base, scale, width), _planes(lanes, width)
-
-
-def _differences(values: Sequence[int]) -> list[int]:
-    return [after - before for before, after in pairwise(values)]
-
-
-def _differences_pay(values: Sequence[int]) -> bool:
-    if len(values) < 2 or min(values) == max(values):
-        return False
-    differences = _differences(values)
-    if min(differences) < 0:
-        return False
-    *_, as_values = _scaled(values[:_SAMPLE], ascending=False)
-    *_, as_differences = _scaled(differences[:_SAMPLE], ascending=True)
-    return _deflated(_planes(as_differences, 8)) < _deflated(_planes(as_values, 8))
-
-
-def _scaled(values: Sequence[int], *, ascending: bool) -> tuple[int, int, "array[int]"]:
-    """Return base, scale and what is left of the values then."""
-    low, high = min(values, default=0), max(values, default=0)
-    base = low
-    if ascending or (low > 0 and low < high and _bytes_of(high) == _bytes_of(high - low)):
-        base = 0  # saves nothing, costs an addition
-    scale = gcd(*[value - base for value in values]) or 1
-    return base, scale, array("Q", [(value - base) // scale for value in values])
-
-
-def _bytes_of(value: int) -> int:
-    return (value.bit_length() + 7) // 8
-
-
-def _planes(lanes: "array[int]", width: int) -> bytes:
-    data = _little(lanes)
-    return b"".join([data[plane::8] for plane in range(width)])
-
-
-def _read_numbers(numbers: _Numbers, rows: int, typecode: str, parts: _Parts) -> "array[int]":
-    """Read a column that `_write_numbers` wrote."""
-    base, scale, width = numbers.base, numbers.scale, numbers.width
-    lane = array(typecode).itemsize
-    if numbers.first is not None and rows:
-        lanes = _read_lanes(width, rows - 1, "Q", parts)
-        lanes = array("Q", accumulate(lanes, initial=0))  # quick while the sums are small
-        base = numbers.first
-    elif width:
-        lanes = _read_lanes(width, rows, "Q" if base < 0 else typecode, parts)
-    else:
-        return array(typecode, [base]) * rows
-    if base < 0:  # one lane would borrow from the next
-        return array(typecode, [base + scale * value for value in lanes])
-    if not base and scale == 1 and lanes.typecode == typecode:
-        return lanes
-    together = int.from_bytes(_little(lanes), "little") * scale + base * _ones(rows, lane)
-    return _array(typecode, together.to_bytes(lane * rows, "little"))
-
-
-def _read_lanes(width: int, rows: int, typecode: str, parts: _Parts) -> "array[int]":
-    """Put the planes of a column together."""
-    lane = array(typecode).itemsize
-    if width > lane:
-        raise DamagedIndex("the numbers of a column are too large for it")
-    planes = parts.take(width * rows)
-    data = bytearray(lane * rows)
-    for plane in range(width):
-        data[plane::lane] = planes[plane * rows : (plane + 1) * rows]
-    return _array(typecode, data)
-
-
-def _ones(rows: int, lane: int) -> int:
-    """Return the integer that has a 1 in each lane."""
-    return int.from_bytes((b"\1" + bytes(lane - 1)) * rows, "little")
-
-
-def _array(typecode: str, little_endian: bytes | bytearray) -> "array[int]":
-    values = array(typecode, little_endian)
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values
-
-
-def _little(values: "array[int]") -> bytes:
-    if sys.byteorder == "big":
-        values = values[:]
-        values.byteswap()
-    return values.tobytes()
-
-
 # Offsets -------------------------------------------------------------------------------------
 
 
@@ -391,8 +274,8 @@ def _offsets(
     offsets = array("Q", accumulate(steps))
     if unit == 1:
         return offsets
-    together = int.from_bytes(_little(offsets), "little") * unit  # sums are quick while small
-    return _array("Q", together.to_bytes(8 * len(offsets), "little"))
+    together = int.from_bytes(little_endian(offsets), "little") * unit  # sums are quick while small
+    return array_of("Q", together.to_bytes(8 * len(offsets), "little"))
 
 
 def _steps(sizes: "array[int]", leads: "array[int]", unit: int) -> "array[int]":
@@ -401,26 +284,22 @@ def _steps(sizes: "array[int]", leads: "array[int]", unit: int) -> "array[int]":
     All rows are padded to whole blocks at once: each has its own 64 bits of one integer.
     """
     rows = len(sizes)
-    ones = _ones(rows, 8)
-    padded = int.from_bytes(_little(sizes), "little") + ones * (_BLOCK - 1)
+    ones = ones_of(rows, 8)
+    padded = int.from_bytes(little_endian(sizes), "little") + ones * (_BLOCK - 1)
     padded &= ones * (2**64 - _BLOCK)
     wide = bytearray(8 * rows)
-    narrow = _little(leads)
+    narrow = little_endian(leads)
     wide[0::8], wide[1::8] = narrow[0::2], narrow[1::2]
     together = (padded << 64) + int.from_bytes(wide, "little") * _BLOCK
     together &= (1 << 64 * rows) - 1
-    return _array("q", (together >> unit.bit_length() - 1).to_bytes(8 * rows, "little"))
+    return array_of("q", (together >> unit.bit_length() - 1).to_bytes(8 * rows, "little"))
 
 
 def _jumps(offsets: "array[int]", steps: "array[int]", unit: int) -> dict[int, int]:
     """Return by row the steps that are other than expected."""
-    found = _differences([0, *offsets])
+    found = differences_of([0, *offsets])
     return {
         row: step // unit
         for row, (step, expected) in enumerate(zip(found, steps, strict=True))
         if step != expected * unit
     }
-
-
-def _deflated(data: bytes) -> int:
-    return len(zlib.compress(data, _LEVEL))

@@ -13,9 +13,10 @@ What is not a row is counted in `skipped`, what is wrong with the tar is told in
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
-from itertools import accumulate, compress
+from itertools import accumulate
 from types import MappingProxyType
 
+from aisfs.core.member_columns import KIND_BITS, MemberColumns
 from aisfs.core.member_links import HARDLINK, SYMLINK, resolve_links
 from aisfs.core.member_names import HiddenName, all_tidy, normalise
 from aisfs.errors import ShardDamaged
@@ -31,7 +32,6 @@ MAX_ROWS = 2**23
 EXECUTABLE = 1 << 2
 SPARSE = 1 << 3
 TRUNCATED = 1 << 4
-_KIND = 0b11
 
 _MAX_WARNINGS = 20  # hostile input must not fill memory or terminals
 _BLOCK = 512
@@ -48,70 +48,6 @@ class MemberKind(IntEnum):
     HARDLINK = HARDLINK
 
 
-class _Columns:
-    """The columns of the rows, and dicts for what only rare rows have."""
-
-    __slots__ = ("contents", "ends", "flags", "leads", "mtimes", "names", "offsets", "sizes",
-                 "stored_stops", "targets")  # fmt: skip
-
-    def __init__(self) -> None:
-        self.names: bytes | bytearray = bytearray()
-        self.ends = array("I")
-        """Where each row's name ends in `names`."""
-        self.offsets = array("Q")
-        """Where the data starts."""
-        self.leads = array("H")
-        """Header blocks before the data."""
-        self.sizes = array("Q")
-        self.mtimes = array("q")
-        self.flags: bytes | bytearray = bytearray()
-        self.targets: dict[int, bytes] = {}
-        """What each symlink says."""
-        self.contents: dict[int, int] = {}
-        """For each hardlink the row whose content it shares."""
-        self.stored_stops: dict[int, int] = {}
-        """For each sparse row where its stored form ends."""
-
-    def name(self, row: int) -> bytes:
-        ends = self.ends
-        return bytes(self.names[ends[row - 1] if row else 0 : ends[row]])
-
-    def all_names(self) -> list[bytes]:
-        blob = bytes(self.names)
-        ends = self.ends
-        return [blob[start:stop] for start, stop in zip([0, *ends], ends, strict=False)]
-
-    def share_content(self, row: int, content: int) -> None:
-        """Make a hardlink's row read as its content's row."""
-        for column in (self.offsets, self.leads, self.sizes, self.mtimes):
-            column[row] = column[content]
-        self.flags[row] = self.flags[content] & ~_KIND | HARDLINK  # type: ignore[index]
-        self.contents[row] = content
-        if content in self.stored_stops:
-            self.stored_stops[row] = self.stored_stops[content]
-
-    def packed(self, keep: Sequence[bool] | None) -> "_Columns":
-        """Return the rows to keep (None: all) in columns without spare room."""
-        new = _Columns()
-        for column in ("offsets", "leads", "sizes", "mtimes"):
-            old: array[int] = getattr(self, column)
-            setattr(
-                new, column, old[:] if keep is None else array(old.typecode, compress(old, keep))
-            )
-        if keep is None:
-            new.names, new.ends, new.flags = bytes(self.names), self.ends[:], bytes(self.flags)
-            moved: Mapping[int, int] | range = range(len(self.ends))
-        else:
-            names = list(compress(self.all_names(), keep))
-            new.names, new.ends = b"".join(names), array("I", accumulate(map(len, names)))
-            new.flags = bytes(compress(self.flags, keep))
-            moved = {old: now for now, old in enumerate(compress(range(len(keep)), keep))}
-        new.targets = {moved[row]: said for row, said in self.targets.items()}
-        new.contents = {moved[row]: moved[content] for row, content in self.contents.items()}
-        new.stored_stops = {moved[row]: stop for row, stop in self.stored_stops.items()}
-        return new
-
-
 class MemberIndex:
     """The rows of one shard. Immutable."""
 
@@ -119,7 +55,7 @@ class MemberIndex:
 
     def __init__(
         self,
-        columns: _Columns,
+        columns: MemberColumns,
         object_size: int,
         warnings: tuple[str, ...],
         skipped: Mapping[str, int],
@@ -159,7 +95,7 @@ class MemberIndex:
         skipped: Mapping[str, int],
     ) -> "MemberIndex":
         """Return the index that had these columns: the way back from `columns`."""
-        columns = _Columns()
+        columns = MemberColumns()
         columns.names, columns.ends, columns.offsets, columns.leads = names, ends, offsets, leads
         columns.sizes, columns.mtimes, columns.flags = sizes, mtimes, flags
         columns.targets, columns.contents = targets, contents
@@ -167,7 +103,7 @@ class MemberIndex:
         return cls(columns, object_size, warnings, MappingProxyType(dict(skipped)))
 
     @property
-    def columns(self) -> _Columns:
+    def columns(self) -> MemberColumns:
         """The columns themselves, for `core.index_codec` to store; nobody may change them."""
         return self._columns
 
@@ -181,11 +117,11 @@ class MemberIndex:
 
     def kind(self, row: int) -> MemberKind:
         """Say what the row is."""
-        return MemberKind(self._columns.flags[row] & _KIND)
+        return MemberKind(self._columns.flags[row] & KIND_BITS)
 
     def rows_of(self, kind: MemberKind) -> Iterator[int]:
         """Yield the rows of one kind."""
-        return (row for row, flags in enumerate(self._columns.flags) if flags & _KIND == kind)
+        return (row for row, flags in enumerate(self._columns.flags) if flags & KIND_BITS == kind)
 
     def size(self, row: int) -> int:
         """Return the size users see: logical for sparse rows, of the text for symlinks."""
@@ -202,7 +138,7 @@ class MemberIndex:
     def mode(self, row: int) -> int:
         """Return the permission bits shown: readable by all, never writable, never setuid."""
         flags = self._columns.flags[row]
-        if flags & _KIND in (MemberKind.DIRECTORY, MemberKind.SYMLINK) or flags & EXECUTABLE:
+        if flags & KIND_BITS in (MemberKind.DIRECTORY, MemberKind.SYMLINK) or flags & EXECUTABLE:
             return 0o555
         return 0o444
 
@@ -226,7 +162,7 @@ class MemberIndex:
         """Return where the data is stored, for truncated rows as if it all was there."""
         columns = self._columns
         start = columns.offsets[row]
-        if columns.flags[row] & _KIND in (MemberKind.DIRECTORY, MemberKind.SYMLINK):
+        if columns.flags[row] & KIND_BITS in (MemberKind.DIRECTORY, MemberKind.SYMLINK):
             return ByteRange(start, start)
         stop = columns.stored_stops.get(row)
         return ByteRange(start, start + columns.sizes[row] if stop is None else stop)
@@ -277,7 +213,7 @@ class MemberIndexBuilder:
 
     def __init__(self, object_size: int) -> None:
         self._object_size = object_size
-        self._columns = _Columns()
+        self._columns = MemberColumns()
         self._links: dict[int, bytes] = {}
         """Link rows with the target as stored."""
         self._skipped: dict[str, int] = {}
@@ -354,7 +290,7 @@ class MemberIndexBuilder:
             target: of a link, as stored.
             stored_stop: of a sparse member, where its stored form ends.
         """
-        kind = flags & _KIND
+        kind = flags & KIND_BITS
         # Old tars and old writers know a directory only by its final slash.
         if kind == MemberKind.FILE and size == 0 and name.endswith(b"/"):
             kind = MemberKind.DIRECTORY
@@ -393,14 +329,14 @@ class MemberIndexBuilder:
     def _resolve_links(self) -> list[bool] | None:
         """Settle every link row; returns which rows to keep, None for all."""
         columns = self._columns
-        kinds = bytes(flags & _KIND for flags in columns.flags)
+        kinds = bytes(flags & KIND_BITS for flags in columns.flags)
         links = resolve_links(columns.all_names(), kinds, self._links)
         for row, content in links.contents.items():
             columns.share_content(row, content)
         for row, target in links.targets.items():
             columns.targets[row] = target
             columns.sizes[row] = len(target)
-            columns.flags[row] = columns.flags[row] & ~_KIND | SYMLINK  # type: ignore[index]
+            columns.flags[row] = columns.flags[row] & ~KIND_BITS | SYMLINK  # type: ignore[index]
         if not links.refused:
             return None
         for _ in links.refused:

@@ -1,0 +1,76 @@
+"""The columns of a member index, and how rows are taken out of them and linked to each other."""
+
+from array import array
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, compress
+
+from aisfs.core.member_links import HARDLINK
+
+KIND_BITS = 0b11
+"""Of the flags: which `MemberKind` a row is."""
+
+
+class MemberColumns:
+    """The columns of the rows, and dicts for what only rare rows have."""
+
+    __slots__ = ("contents", "ends", "flags", "leads", "mtimes", "names", "offsets", "sizes",
+                 "stored_stops", "targets")  # fmt: skip
+
+    def __init__(self) -> None:
+        self.names: bytes | bytearray = bytearray()
+        self.ends = array("I")
+        """Where each row's name ends in `names`."""
+        self.offsets = array("Q")
+        """Where the data starts."""
+        self.leads = array("H")
+        """Header blocks before the data."""
+        self.sizes = array("Q")
+        self.mtimes = array("q")
+        self.flags: bytes | bytearray = bytearray()
+        self.targets: dict[int, bytes] = {}
+        """What each symlink says."""
+        self.contents: dict[int, int] = {}
+        """For each hardlink the row whose content it shares."""
+        self.stored_stops: dict[int, int] = {}
+        """For each sparse row where its stored form ends."""
+
+    def name(self, row: int) -> bytes:
+        """Return one name."""
+        ends = self.ends
+        return bytes(self.names[ends[row - 1] if row else 0 : ends[row]])
+
+    def all_names(self) -> list[bytes]:
+        """Return all names: much quicker than asking one by one."""
+        blob = bytes(self.names)
+        ends = self.ends
+        return [blob[start:stop] for start, stop in zip([0, *ends], ends, strict=False)]
+
+    def share_content(self, row: int, content: int) -> None:
+        """Make a hardlink's row read as its content's row."""
+        for column in (self.offsets, self.leads, self.sizes, self.mtimes):
+            column[row] = column[content]
+        self.flags[row] = self.flags[content] & ~KIND_BITS | HARDLINK  # type: ignore[index]
+        self.contents[row] = content
+        if content in self.stored_stops:
+            self.stored_stops[row] = self.stored_stops[content]
+
+    def packed(self, keep: Sequence[bool] | None) -> "MemberColumns":
+        """Return the rows to keep (None: all) in columns without spare room."""
+        new = MemberColumns()
+        for column in ("offsets", "leads", "sizes", "mtimes"):
+            old: array[int] = getattr(self, column)
+            setattr(
+                new, column, old[:] if keep is None else array(old.typecode, compress(old, keep))
+            )
+        if keep is None:
+            new.names, new.ends, new.flags = bytes(self.names), self.ends[:], bytes(self.flags)
+            moved: Mapping[int, int] | range = range(len(self.ends))
+        else:
+            names = list(compress(self.all_names(), keep))
+            new.names, new.ends = b"".join(names), array("I", accumulate(map(len, names)))
+            new.flags = bytes(compress(self.flags, keep))
+            moved = {old: now for now, old in enumerate(compress(range(len(keep)), keep))}
+        new.targets = {moved[row]: said for row, said in self.targets.items()}
+        new.contents = {moved[row]: moved[content] for row, content in self.contents.items()}
+        new.stored_stops = {moved[row]: stop for row, stop in self.stored_stops.items()}
+        return new
