@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.interruptions import Interrupted, Interruptions
 from demo.failures import DemoError
-from demo.interruptions import Interrupted, Interruptions
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

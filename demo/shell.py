@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from bench.interruptions import Interruptions
 from demo.failures import DemoError
-from demo.interruptions import Interruptions
 
 LIMIT = 60.0
 """Seconds until a command counts as hung; not a statement about speed."""

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from bench.interruptions import Interruptions
 from demo.failures import DemoError
-from demo.interruptions import Interruptions
 from demo.shell import Shell, kill_group, say
 
 REPOSITORY = Path(__file__).resolve().parents[1]

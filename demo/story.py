@@ -4,8 +4,8 @@ import argparse
 import time
 from pathlib import Path
 
+from bench.interruptions import Interruptions
 from demo.failures import DemoError, step
-from demo.interruptions import Interruptions
 from demo.pictures import KINDS, class_name, draw_pictures, find_pictures, read_pictures
 from demo.shards import Shards, put_shards, write_shards
 from demo.shell import say

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from demo.interruptions import Interrupted, Interruptions
+from bench.interruptions import Interrupted, Interruptions
 from demo.pictures import class_name, draw_pictures, find_pictures, read_pictures
 from demo.stage import _base
 from tests.support.mounts import eventually
