@@ -2,6 +2,7 @@
 
 import logging
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -45,6 +46,9 @@ PREFETCH_SHARE = 4
 INDEX_SHARE = 16
 INDEX_DISK_LIMIT = 2**30
 """Indexes take a sixteenth of the disk cache, and never more than this: some 200 million members."""
+SWITCH_SECONDS = 0.0005
+"""How long a thread that computes may keep the others waiting: Python's 5 ms would be the delay of
+every request while a shard is scanned (docs/PERFORMANCE.md)."""
 GRACE_SECONDS = 5
 """How long requests under way may go on after SIGTERM, before they are cancelled."""
 
@@ -87,6 +91,7 @@ async def run(plan: MountPlan, on_ready: Callable[[], None]) -> None:
     Raises:
         AisfsError: the cluster, the bucket or the kernel refused; nothing is left mounted.
     """
+    sys.setswitchinterval(SWITCH_SECONDS)
     direct, root = _open_source(plan)
     blocks: BlockCache | None = None
     try:
