@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.engine import Row, ratio
-from bench.groups import epochs, indexing, listing, shard, shuffle
+from bench.groups import epochs, indexing, latency, listing, shard, shuffle
+from bench.settings import FULL
 
 Find = Callable[..., Row | None]
 
@@ -54,8 +55,12 @@ _RATES: list[tuple[str, str, str, _Side, _Side, float]] = [
      (epochs.FILES, "cold"), (epochs.CURL, "cold"), 0.9),
     ("images, warm: rate over extracted files", "images", "0 workers",
      (epochs.FILES, "warm"), (epochs.EXTRACTED, "warm"), 0.8),
-    ("one shard as a file, cold: rate over curl", "shard", shard.ALONE,
+    ("one shard as a file, cold, over loopback: rate over curl", "shard", shard.ALONE,
      (shard.READ, "cold"), (shard.CURL, "cold"), 0.9),
+    *((f"one shard as a file, cold, {delay * 1000:.0f} ms away: rate over curl", "latency",
+       latency.case_of(delay, latency.SEQUENTIAL),
+       (latency.READ, "cold"), (latency.CURL, "cold"), 0.9)
+      for delay in FULL.latencies),
     ("opening a tar (ustar): rate over tarfile", "indexing", indexing.PLAIN,
      (indexing.OURS, "warm"), (indexing.TARFILE, "warm"), 10),
     ("opening a tar (pax): rate over tarfile", "indexing", indexing.PAX,

@@ -26,6 +26,7 @@ from bench.stage import Stage
 
 T = TypeVar("T")
 MEMBER = 1_000_000
+SEQUENTIAL = "sequential shard"
 CURL = "curl"
 SDK = "object reader (aistore)"
 READ = "file of the mount, 1 MiB reads"
@@ -121,7 +122,7 @@ class _Link:
 
 
 def _sequential(link: _Link, shard: Samples) -> list[Contender]:
-    case = case_of(link.delay, "sequential shard")
+    case = case_of(link.delay, SEQUENTIAL)
     size, key, megabytes = shard.stored, shard.keys[0], shard.stored / 1e6
 
     def with_curl() -> dict[str, Reading]:
