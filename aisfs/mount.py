@@ -208,13 +208,7 @@ def _build(
         memory_limit=plan.cache.memory_limit,
         read_ahead_max=plan.cache.read_ahead_max,
     )
-    prefetcher = Prefetcher(
-        fetcher,
-        lister,
-        base.services,
-        max_shards=plan.cache.prefetch_shards,
-        budget=base.blocks.limit // PREFETCH_SHARE if base.blocks is not None else 0,
-    )
+    prefetcher = _build_prefetcher(plan, base, fetcher, lister)
     make = AttrMaker(plan.tree, time.time_ns())
     folders = ShardFolders(_build_indexer(plan, base, fetcher), make)
     filesystem = FileSystem(
@@ -240,6 +234,18 @@ def _build(
         base.metrics,
         negative_timeout=ttls.negative_ttl,
         on_ready=lambda: base.services.start_soon(report),
+    )
+
+
+def _build_prefetcher(
+    plan: MountPlan, base: Foundation, fetcher: Fetcher, lister: Lister
+) -> Prefetcher:
+    return Prefetcher(
+        fetcher,
+        lister,
+        base.services,
+        max_shards=plan.cache.prefetch_shards,
+        budget=base.blocks.limit // PREFETCH_SHARE if base.blocks is not None else 0,
     )
 
 

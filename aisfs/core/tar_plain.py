@@ -106,12 +106,10 @@ class PlainRuns:
             base: where in the object `data` starts.
         """
         starts_with = data.startswith
-        tail, tail_sum = self._tail, self._tail_sum
-        checksums, steps = self._checksums, self._steps
+        tail, tail_sum, checksums, steps = self._tail, self._tail_sum, self._checksums, self._steps
         size_field, checksum_field = _SIZE, _CHECKSUM
         heads: list[bytes] = []
-        starts: list[int] = []
-        sizes: list[int] = []
+        starts, sizes = list[int](), list[int]()
         times: list[bytes | None] = []
         template: _PaxTemplate | None = None
         opening, time_start, time_stop = _NO_PAX

@@ -7,10 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.mount.cache_tools import big_directory
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _fuse_is_there():
     assert os.path.exists("/dev/fuse"), "these tests need /dev/fuse; a machine without it fails"
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A directory that is removed at once: caches are big, and pytest keeps its own for three runs."""
+    with big_directory() as directory:
+        yield directory
 
 
 @pytest.fixture

@@ -34,12 +34,6 @@ TINY = 2 * MIB
 """What an empty cache may take: its ledger and the log of that."""
 
 
-@pytest.fixture
-def tmp_path() -> Iterator[Path]:
-    with big_directory() as directory:
-        yield directory
-
-
 @pytest.fixture(scope="module")
 def store() -> Iterator[Path]:
     with big_directory() as directory:

@@ -28,12 +28,6 @@ STARTS_EMPTY = r"cache .* starts empty"
 NOT_USED = r"cache not used until the next start"
 
 
-@pytest.fixture
-def tmp_path() -> Iterator[Path]:
-    with big_directory() as directory:
-        yield directory
-
-
 @pytest.fixture(scope="module")
 def store() -> Iterator[Path]:
     with big_directory() as directory:

@@ -38,12 +38,6 @@ HALF = ("--cache-size", "45MiB", "--memory-limit", "16MiB")
 """For the 80 MiB of `shards`: 40 MiB of data, and 5 MiB for indexes, the ledger and its margin."""
 
 
-@pytest.fixture
-def tmp_path() -> Iterator[Path]:
-    with big_directory() as directory:
-        yield directory
-
-
 @pytest.fixture(scope="module")
 def store() -> Iterator[Path]:
     with big_directory() as directory:

@@ -43,12 +43,6 @@ INDEXES = r"WARNING aisfs\.cache\.indexes"
 STALE = r"\b(ESTALE|[Ss]tale|changed|version)\b"
 
 
-@pytest.fixture
-def tmp_path() -> Iterator[Path]:
-    with big_directory() as directory:
-        yield directory
-
-
 @pytest.fixture(scope="module")
 def store() -> Iterator[Path]:
     with big_directory() as directory:

@@ -31,12 +31,6 @@ COUNT = 250
 """Pieces that each random reader reads."""
 
 
-@pytest.fixture
-def tmp_path() -> Iterator[Path]:
-    with big_directory() as directory:
-        yield directory
-
-
 @pytest.fixture(scope="module")
 def store() -> Iterator[Path]:
     with big_directory() as directory:

@@ -22,12 +22,6 @@ LONG_ENOUGH = 3.0
 """Seconds in which a prefetch would have happened."""
 
 
-@pytest.fixture
-def tmp_path() -> Iterator[Path]:
-    with big_directory() as directory:
-        yield directory
-
-
 @pytest.fixture(scope="module")
 def store() -> Iterator[Path]:
     with big_directory() as directory:

@@ -18,12 +18,6 @@ pytestmark = pytest.mark.mount
 FAILING = r"WARNING|ERROR"
 
 
-@pytest.fixture
-def tmp_path() -> Iterator[Path]:
-    with big_directory() as directory:
-        yield directory
-
-
 @pytest.fixture(scope="module")
 def store() -> Iterator[Path]:
     with big_directory() as directory:
