@@ -1,7 +1,8 @@
 """What `stat` shows, and for how long the kernel may believe it.
 
-The attributes of an inode never change, since a new version of an object is a new inode. So the
+The attributes of a file never change, since a new version of an object is a new inode. So the
 kernel may keep them; what expires is the entry, the claim that a name still stands for this inode.
+A directory of a bucket does change, and the kernel keeps what it listed (`aisfs.filesystem.beliefs`).
 """
 
 import stat
@@ -27,6 +28,8 @@ class Attr:
     mtime_ns: int
     uid: int
     gid: int
+    timeout: float = FOREVER
+    """Seconds the kernel may keep these attributes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +50,14 @@ class AttrMaker:
         self._settings = settings
         self._mounted_at_ns = mounted_at_ns
 
-    def directory(self, ino: int, mtime_ns: int | None = None) -> Attr:
+    def directory(
+        self, ino: int, mtime_ns: int | None = None, timeout: float = FOREVER
+    ) -> Attr:
         """Describe a directory."""
         settings = self._settings
         mtime = self._mounted_at_ns if mtime_ns is None else mtime_ns
-        return Attr(
-            ino, stat.S_IFDIR | settings.dir_mode, BLOCK_SIZE, mtime, settings.uid, settings.gid
-        )
+        mode = stat.S_IFDIR | settings.dir_mode
+        return Attr(ino, mode, BLOCK_SIZE, mtime, settings.uid, settings.gid, timeout)
 
     def file(self, ino: int, size: int, mtime_ns: int, *, executable: bool = False) -> Attr:
         """Describe a regular file; `executable` adds x wherever the mode has r."""

@@ -1,0 +1,333 @@
+"""The kernel's side of /dev/fuse as bytes: requests taken apart, replies and notifications packed.
+
+The only module that knows the layouts; source: linux/include/uapi/linux/fuse.h, ABI 7.45, in the
+byte order of the machine. Nothing here reads or writes a descriptor.
+"""
+
+import errno
+import stat
+from collections.abc import Iterator
+from enum import IntEnum, IntFlag
+from struct import Struct
+from typing import NamedTuple
+
+from aisfs.filesystem.attributes import BLOCK_SIZE, Attr
+
+
+class Opcode(IntEnum):
+    """Requests of the kernel."""
+
+    LOOKUP = 1
+    FORGET = 2
+    GETATTR = 3
+    SETATTR = 4
+    READLINK = 5
+    SYMLINK = 6
+    MKNOD = 8
+    MKDIR = 9
+    UNLINK = 10
+    RMDIR = 11
+    RENAME = 12
+    LINK = 13
+    OPEN = 14
+    READ = 15
+    WRITE = 16
+    STATFS = 17
+    RELEASE = 18
+    FSYNC = 20
+    SETXATTR = 21
+    GETXATTR = 22
+    LISTXATTR = 23
+    REMOVEXATTR = 24
+    FLUSH = 25
+    INIT = 26
+    OPENDIR = 27
+    READDIR = 28
+    RELEASEDIR = 29
+    FSYNCDIR = 30
+    GETLK = 31
+    SETLK = 32
+    SETLKW = 33
+    ACCESS = 34
+    CREATE = 35
+    INTERRUPT = 36
+    BMAP = 37
+    DESTROY = 38
+    IOCTL = 39
+    POLL = 40
+    NOTIFY_REPLY = 41
+    BATCH_FORGET = 42
+    FALLOCATE = 43
+    READDIRPLUS = 44
+    RENAME2 = 45
+    LSEEK = 46
+    COPY_FILE_RANGE = 47
+    SETUPMAPPING = 48
+    REMOVEMAPPING = 49
+    SYNCFS = 50
+    TMPFILE = 51
+    STATX = 52
+    COPY_FILE_RANGE_64 = 53
+
+
+class InitFlag(IntFlag):
+    """Flags of INIT that matter here."""
+
+    ATOMIC_O_TRUNC = 1 << 3
+    AUTO_INVAL_DATA = 1 << 12
+    DO_READDIRPLUS = 1 << 13
+    NO_OPEN_SUPPORT = 1 << 17
+    """The kernel understands ENOSYS to OPEN."""
+    PARALLEL_DIROPS = 1 << 18
+    NO_OPENDIR_SUPPORT = 1 << 24
+    """The kernel understands ENOSYS to OPENDIR, and keeps listings then."""
+
+
+class Notification(IntEnum):
+    """What the daemon may tell the kernel unasked."""
+
+    INVAL_INODE = 2
+    INVAL_ENTRY = 3
+    STORE = 4
+
+
+HEADER = Struct("=IIQQIIIHH")
+"""fuse_in_header: len opcode unique nodeid uid gid pid total_extlen padding."""
+READ = Struct("=QQIIQII")
+"""fuse_read_in: fh offset size read_flags lock_owner flags padding; READDIR and READDIRPLUS too."""
+REPLY = Struct("=IiQ")
+"""fuse_out_header: len error unique."""
+_FORGET = Struct("=Q")
+_BATCH_FORGET = Struct("=II")
+_FORGET_ONE = Struct("=QQ")
+_INTERRUPT = Struct("=Q")
+_INIT_IN = Struct("=IIII")
+_GETXATTR = Struct("=II")
+_ATTR = "QQQQQQIIIIIIIIII"
+_ATTR_OUT = Struct("=IiQ QII" + _ATTR)
+_ENTRY_OUT = Struct("=IiQ QQQQII" + _ATTR)
+_MISSING = Struct("=IiQ QQQQII88x")
+_DIRENTPLUS = Struct("=QQQQII" + _ATTR + "QQII")
+_INIT_OUT = Struct("=IIIIHHIIHHIIH22x")
+_INVAL_INODE = Struct("=IiQ Qqq")
+_INVAL_ENTRY = Struct("=IiQ QII")
+_STORE = Struct("=IiQ QQII")
+
+BODY = HEADER.size
+"""Where the body of a request begins."""
+DIRENT_ALIGNMENT = 8
+GIGA = 1_000_000_000
+_WORD = (1 << 64) - 1
+_REGULAR = stat.S_IFREG >> 12
+
+
+class InitReply(NamedTuple):
+    """fuse_init_out, without its reserved words."""
+
+    major: int
+    minor: int
+    max_readahead: int
+    flags: int
+    max_background: int
+    congestion_threshold: int
+    max_write: int
+    time_gran: int
+    max_pages: int
+    map_alignment: int
+    flags2: int
+    max_stack_depth: int
+    request_timeout: int
+
+
+# Requests ------------------------------------------------------------------------------------------
+
+
+def name_of(message: memoryview) -> bytes:
+    """Give the name that is all of the body, as of LOOKUP."""
+    return bytes(message[BODY:]).partition(b"\0")[0]
+
+
+def xattr_name(message: memoryview) -> bytes:
+    """Give the name that a GETXATTR asks for."""
+    return bytes(message[BODY + _GETXATTR.size :]).partition(b"\0")[0]
+
+
+def forgets(opcode: int, nodeid: int, message: memoryview) -> Iterator[tuple[int, int]]:
+    """Give (inode, lookups to take back) of a FORGET or BATCH_FORGET."""
+    if opcode == Opcode.FORGET:
+        yield nodeid, _FORGET.unpack_from(message, BODY)[0]
+        return
+    count, _ = _BATCH_FORGET.unpack_from(message, BODY)
+    start = BODY + _BATCH_FORGET.size
+    yield from _FORGET_ONE.iter_unpack(message[start : start + count * _FORGET_ONE.size])
+
+
+def interrupted(message: memoryview) -> int:
+    """Give the request that an INTERRUPT is about."""
+    unique: int = _INTERRUPT.unpack_from(message, BODY)[0]
+    return unique
+
+
+def init_flags(message: memoryview) -> InitFlag:
+    """Give what the kernel offers in its INIT."""
+    return InitFlag(_INIT_IN.unpack_from(message, BODY)[3])
+
+
+def set_handle(message: memoryview, handle: int, max_size: int) -> None:
+    """Change the handle of a READDIR or READDIRPLUS in place, and ask for `max_size` at most."""
+    _, offset, size, *rest = READ.unpack_from(message, BODY)
+    READ.pack_into(message, BODY, handle, offset, min(size, max_size), *rest)
+
+
+# Replies -------------------------------------------------------------------------------------------
+
+
+def error_reply(unique: int, code: int) -> bytes:
+    """Refuse a request with an errno; 0 says it is done."""
+    return REPLY.pack(REPLY.size, -code, unique)
+
+
+def data_header(unique: int, size: int) -> bytes:
+    """Begin a reply that goes on with `size` bytes of data."""
+    return REPLY.pack(REPLY.size + size, 0, unique)
+
+
+def attr_reply(unique: int, attr: Attr) -> bytes:
+    """Answer GETATTR."""
+    valid, valid_ns = _timeout(attr.timeout)
+    return _ATTR_OUT.pack(_ATTR_OUT.size, 0, unique, valid, valid_ns, 0, *_attr(attr))
+
+
+def entry_reply(unique: int, attr: Attr, entry_timeout: float) -> bytes:
+    """Answer LOOKUP with what is there; the kernel may keep the name for `entry_timeout` seconds."""
+    return _ENTRY_OUT.pack(_ENTRY_OUT.size, 0, unique, *_entry(attr, entry_timeout), *_attr(attr))
+
+
+def missing_reply(unique: int, timeout: float) -> bytes:
+    """Answer LOOKUP: nothing is there, which the kernel may keep for `timeout` seconds."""
+    if not timeout:
+        return error_reply(unique, errno.ENOENT)
+    valid, valid_ns = _timeout(timeout)
+    return _MISSING.pack(_MISSING.size, 0, unique, 0, 0, valid, 0, valid_ns, 0)
+
+
+def direntplus(attr: Attr, name: bytes, offset: int, entry_timeout: float) -> bytes:
+    """Pack one entry of READDIRPLUS; `offset` is where the one behind it is."""
+    length = len(name)
+    fixed = _DIRENTPLUS.pack(
+        *_entry(attr, entry_timeout), *_attr(attr), attr.ino, offset, length, attr.mode >> 12
+    )
+    return fixed + name + bytes(-length % DIRENT_ALIGNMENT)
+
+
+class FileEntryPacker:
+    """Packs entries of READDIRPLUS for files of one owner and mode that never change: quickly."""
+
+    def __init__(self, mode: int, uid: int, gid: int, timeout: float) -> None:
+        """Pack regular files with the permission bits `mode`."""
+        self._valid, self._valid_ns = _timeout(timeout)
+        self._mode, self._uid, self._gid = stat.S_IFREG | mode, uid, gid
+
+    def pack(self, ino: int, size: int, mtime_ns: int, name: bytes, offset: int) -> bytes:
+        """Pack one entry; `offset` is where the one behind it is."""
+        valid, valid_ns = self._valid, self._valid_ns
+        length = len(name)
+        seconds, ns = divmod(mtime_ns, GIGA)
+        seconds &= _WORD
+        return b"%b%b%b" % (
+            _DIRENTPLUS.pack(
+                ino, 0, valid, valid, valid_ns, valid_ns,
+                ino, size, (size + 511) >> 9, seconds, seconds, seconds, ns, ns, ns,
+                self._mode, 1, self._uid, self._gid, 0, BLOCK_SIZE, 0,
+                ino, offset, length, _REGULAR,
+            ),
+            name,
+            _PADDING[-length % DIRENT_ALIGNMENT],
+        )  # fmt: skip
+
+
+_PADDING = [bytes(length) for length in range(DIRENT_ALIGNMENT)]
+
+
+def reply_header(message: memoryview) -> tuple[int, int]:
+    """Give (request, errno) of a reply; the request 0 is a notification."""
+    _, error, unique = REPLY.unpack_from(message)
+    return unique, -error
+
+
+def entry_nodeid(message: memoryview) -> int:
+    """Give the inode that a successful reply to LOOKUP counted; 0 when it says a name is missing."""
+    nodeid: int = _FORGET.unpack_from(message, REPLY.size)[0]
+    return nodeid
+
+
+def listed_nodeids(message: memoryview) -> Iterator[int]:
+    """Give the inodes that a successful reply to READDIRPLUS counted."""
+    at = REPLY.size
+    while at < len(message):
+        nodeid = _FORGET.unpack_from(message, at)[0]
+        length = _NAME_LENGTH.unpack_from(message, at)[0]
+        if nodeid:
+            yield nodeid
+        at += _DIRENTPLUS.size + length + -length % DIRENT_ALIGNMENT
+
+
+_NAME_LENGTH = Struct(f"={_DIRENTPLUS.size - 8}xI")
+"""The length of the name in an entry of READDIRPLUS."""
+
+
+def init_reply(message: memoryview) -> InitReply:
+    """Take a reply to INIT apart."""
+    return InitReply._make(_INIT_OUT.unpack_from(message, REPLY.size))
+
+
+def with_init(message: memoryview, reply: InitReply) -> bytes:
+    """Put other values into a reply to INIT."""
+    return bytes(message[: REPLY.size]) + _INIT_OUT.pack(*reply)
+
+
+# Notifications -------------------------------------------------------------------------------------
+
+
+def inval_inode(nodeid: int, offset: int = 0, length: int = 0) -> bytes:
+    """Drop attributes of an inode, and pages from `offset` on; 0 of length is to the end."""
+    size = _INVAL_INODE.size
+    return _INVAL_INODE.pack(size, Notification.INVAL_INODE, 0, nodeid, offset, length)
+
+
+def inval_entry(parent: int, name: bytes) -> bytes:
+    """Drop a name, and with it the kernel's listing of the directory."""
+    size = _INVAL_ENTRY.size + len(name) + 1
+    fixed = _INVAL_ENTRY.pack(size, Notification.INVAL_ENTRY, 0, parent, len(name), 0)
+    return fixed + name + b"\0"
+
+
+def store_header(nodeid: int, offset: int, size: int) -> bytes:
+    """Begin a notification that goes on with `size` bytes for the page cache of an inode."""
+    whole = _STORE.size + size
+    return _STORE.pack(whole, Notification.STORE, 0, nodeid, offset, size, 0)
+
+
+# Parts ---------------------------------------------------------------------------------------------
+
+
+def _timeout(seconds: float) -> tuple[int, int]:
+    whole = int(seconds)
+    return whole, int((seconds - whole) * GIGA)
+
+
+def _entry(attr: Attr, entry_timeout: float) -> tuple[int, ...]:
+    valid, valid_ns = _timeout(entry_timeout)
+    attr_valid, attr_valid_ns = _timeout(attr.timeout)
+    return attr.ino, 0, valid, attr_valid, valid_ns, attr_valid_ns
+
+
+def _attr(attr: Attr) -> tuple[int, ...]:
+    seconds, ns = divmod(attr.mtime_ns, GIGA)
+    seconds &= _WORD
+    # 1 link for directories too, which tells `find` that the count says nothing of subdirectories.
+    blocks = 0 if stat.S_ISDIR(attr.mode) else (attr.size + 511) >> 9
+    return (
+        attr.ino, attr.size, blocks, seconds, seconds, seconds, ns, ns, ns,
+        attr.mode, 1, attr.uid, attr.gid, 0, BLOCK_SIZE, 0,
+    )  # fmt: skip

@@ -1,0 +1,167 @@
+"""The descriptor of a mount: from fusermount3, as any user may, or from mount(2), as root.
+
+We mount ourselves because pyfuse3 does not hand out the descriptor it mounts with. Nobody may touch
+the mountpoint between the mount and the start of the thread that serves it: the kernel would wait
+for an answer to its first request, and so would we.
+"""
+
+import ctypes
+import errno
+import logging
+import os
+import shutil
+import socket
+import stat
+import subprocess
+from pathlib import Path
+
+from aisfs.errors import FuseUnavailable, MountError
+from aisfs.fuse.mountpoint import UMOUNT_SECONDS
+from aisfs.fuse.tuning import CONNECTIONS, device_minor
+
+log = logging.getLogger(__name__)
+
+FUSERMOUNT = "fusermount3"
+_COMMFD = "_FUSE_COMMFD"
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOATIME = 1, 2, 4, 1024
+_MNT_FORCE, _MNT_DETACH, _UMOUNT_NOFOLLOW = 1, 2, 8
+_FLAGS = {"ro": _MS_RDONLY, "noatime": _MS_NOATIME}
+_OURS = ("nonempty", "fsname", "subtype")
+"""Options that mount(2) does not take in its text."""
+
+
+class Device:
+    """An open /dev/fuse that is mounted on a directory."""
+
+    def __init__(self, fd: int, mountpoint: Path) -> None:
+        """Take over a descriptor that was just mounted."""
+        self.fd = fd
+        self._mountpoint = mountpoint
+        os.set_inheritable(fd, False)  # else a child of ours would keep the connection alive
+        os.set_blocking(fd, False)
+        self._minor = device_minor(mountpoint)
+
+    @property
+    def mounted(self) -> bool:
+        """Whether it is still mounted where it was."""
+        return self._minor is not None and device_minor(self._mountpoint) == self._minor
+
+    def unmount(self) -> None:
+        """Detach the mount if it is there, even if busy; logs when it cannot."""
+        if not self.mounted:
+            return
+        try:
+            detach(self._mountpoint)
+        except MountError as error:
+            log.warning("%s stays mounted: %s", self._mountpoint, error)
+
+    def abort(self) -> bool:
+        """Make every request fail, now and later, also those the kernel cannot be woken from.
+
+        Returns:
+            Whether it could be done.
+        """
+        try:
+            (CONNECTIONS / str(self._minor) / "abort").write_text("1")
+            return True
+        except OSError as error:
+            log.info("cannot abort the connection in %s: %s", CONNECTIONS, error.strerror)
+        try:
+            _umount2(self._mountpoint, _MNT_FORCE)  # aborts first, then unmounts if not busy
+        except MountError as error:
+            log.info("cannot abort the connection by umount: %s", error)
+            return False
+        return True
+
+    def close(self) -> None:
+        """Let go: what is still mounted fails from now on."""
+        os.close(self.fd)
+
+
+def mount_device(mountpoint: Path, options: set[str]) -> Device:
+    """Mount on an empty directory.
+
+    Args:
+        mountpoint: Absolute.
+        options: Words as of `mount -o`.
+
+    Raises:
+        MountError: the kernel or fusermount3 refused.
+    """
+    if shutil.which(FUSERMOUNT) is not None:
+        return Device(_ask_fusermount(mountpoint, options), mountpoint)
+    if os.geteuid():
+        raise FuseUnavailable(f"{FUSERMOUNT} is not installed; on Debian: apt install fuse3")
+    return Device(_mount_as_root(mountpoint, options), mountpoint)
+
+
+def detach(mountpoint: Path) -> None:
+    """Unmount now, and let go when the last open file is closed.
+
+    Raises:
+        MountError: it is not mounted, or may not be unmounted.
+    """
+    if os.geteuid() == 0:
+        _umount2(mountpoint, _MNT_DETACH)
+        return
+    command = [FUSERMOUNT, "-u", "-z", "--", str(mountpoint)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=UMOUNT_SECONDS, check=False
+    )
+    if done.returncode:
+        raise MountError(done.stderr.strip())
+
+
+def _ask_fusermount(mountpoint: Path, options: set[str]) -> int:
+    """Let the setuid program mount, which sends the descriptor through a socket."""
+    ours, its = socket.socketpair()
+    with ours, its:
+        # In the environment of the child only, which is how libfuse talks to it.
+        command = ["env", f"{_COMMFD}={its.fileno()}", FUSERMOUNT]
+        done = subprocess.run(
+            [*command, "-o", ",".join(sorted(options)), "--", str(mountpoint)],
+            pass_fds=[its.fileno()],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        its.close()
+        if done.returncode:
+            reason = done.stderr.strip().removeprefix(f"{FUSERMOUNT}: ").replace("\n", "; ")
+            raise MountError(f"cannot mount on {mountpoint}: {reason or 'fusermount3 failed'}")
+        _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
+    if not descriptors:
+        raise MountError(f"cannot mount on {mountpoint}: fusermount3 sent no descriptor")
+    return descriptors[0]
+
+
+def _mount_as_root(mountpoint: Path, options: set[str]) -> int:
+    fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    words = dict(option.partition("=")[::2] for option in options)
+    flags = _MS_NOSUID | _MS_NODEV
+    for name in _FLAGS.keys() & words.keys():
+        flags |= _FLAGS[name]
+    data = {"fd": str(fd), "rootmode": f"{stat.S_IFDIR:o}"}
+    data |= {"user_id": str(os.getuid()), "group_id": str(os.getgid())}
+    data |= {n: v for n, v in words.items() if n not in _FLAGS and n not in _OURS}
+    text = ",".join(f"{name}={value}" if value else name for name, value in data.items())
+    kind = f"fuse.{words['subtype']}" if "subtype" in words else "fuse"
+    source = words.get("fsname", "aisfs")
+    target = os.fsencode(mountpoint)
+    done = _libc().mount(os.fsencode(source), target, kind.encode(), flags, text.encode())
+    if done:
+        code = ctypes.get_errno()
+        os.close(fd)
+        raise MountError(f"cannot mount on {mountpoint}: {os.strerror(code)}")
+    return fd
+
+
+def _umount2(mountpoint: Path, flags: int) -> None:
+    if _libc().umount2(os.fsencode(mountpoint), flags | _UMOUNT_NOFOLLOW):
+        code = ctypes.get_errno()
+        reason = "not mounted" if code == errno.EINVAL else os.strerror(code)
+        raise MountError(f"{mountpoint}: {reason}")
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)

@@ -1,0 +1,298 @@
+"""The lane: two threads between /dev/fuse and pyfuse3, which answer what needs no waiting.
+
+    /dev/fuse ──▸ L ──▸ answered at once (`aisfs.fuse.answers`)
+                  ├───▸ READs that must wait: tasks of trio, which answer to the device (`reads`)
+                  └───▸ everything else: a socket pair ──▸ pyfuse3 ──▸ R ──▸ /dev/fuse
+
+A request costs one or two wake-ups, each dearer than all the code here; through trio and pyfuse3 it
+costs several. What holds it together:
+- L and R wait for the kernel only: never for trio, for a notification, nor for a lock that is held
+  while one is sent (`aisfs.fuse.notifier` says why);
+- each request is in `Pending` from the moment L hands it on until somebody takes it out to answer
+  it, so each is answered once, also when it is interrupted;
+- a lookup that was counted and whose reply the kernel did not take is taken back.
+"""
+
+import errno
+import logging
+import os
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from aisfs.fuse import abi
+from aisfs.fuse.abi import InitFlag, Opcode
+from aisfs.fuse.pending import Pending
+
+log = logging.getLogger(__name__)
+
+BUFFER = (1 << 20) + 65536
+"""Bytes of the largest request: a WRITE of 1 MiB, and its header."""
+SPIN_SECONDS = 50e-6
+"""How long the device is polled after an answer, before the thread sleeps: see docs/adr/0012."""
+MAX_BACKGROUND = 64
+"""Requests the kernel sends without waiting, and so READs that wait here at once from read-ahead."""
+SOCKET_BYTES = 4 << 20
+"""Room for messages to pyfuse3 and back: four of the largest."""
+MESSAGE_ROOM = 8192
+"""Bytes of a message that are not data, and what the kernel adds for its books."""
+LIST_BYTES_MAX = 65536
+"""Largest reply to READDIRPLUS asked of pyfuse3; the kernel asks again for the rest."""
+COUNTING = (Opcode.LOOKUP, Opcode.READDIRPLUS)
+"""Requests whose successful replies count lookups."""
+_ENDED = (errno.ENODEV, errno.ECONNABORTED)
+
+Reply = tuple[bytes | bytearray | memoryview, ...]
+FORWARD = None
+"""Not answered here."""
+SILENCE: Reply = ()
+"""Dealt with, and no reply is expected, or somebody else sends it."""
+
+
+class Handler(Protocol):
+    """Answers one kind of request, or does not."""
+
+    def __call__(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
+        """Return the reply in parts, `FORWARD` or `SILENCE`. Must not wait and not raise.
+
+        Args:
+            unique: The request's number.
+            nodeid: The inode it is about.
+            message: All of the request; only valid until the call returns.
+            pid: The process that asks, 0 when it is not known.
+        """
+        ...
+
+
+class Lane:
+    """Reads requests, answers or forwards them, and hands on what pyfuse3 answers."""
+
+    def __init__(
+        self,
+        device: int,
+        pyfuse: socket.socket,
+        handlers: dict[int, Handler],
+        pending: Pending,
+        *,
+        undo: Callable[[int, memoryview], None],
+        notify: Callable[[bytes], None],
+        on_init: Callable[[InitFlag], None],
+        on_end: Callable[[], None],
+        list_by_inode: Callable[[], bool],
+        spin: float = SPIN_SECONDS,
+    ) -> None:
+        """Work on a mounted device once `start` is called.
+
+        Args:
+            device: Non-blocking; stays open until `join` has returned.
+            pyfuse: Our end of the socket pair that pyfuse3 serves.
+            handlers: Who answers, by opcode; called in thread L.
+            pending: Requests that somebody else answers.
+            undo: Takes back what a reply (opcode, message) that the kernel never took has counted.
+            notify: Sends what pyfuse3 tells the kernel unasked, from another thread.
+            on_init: Told once what the kernel can.
+            on_end: Called from L or R when the mount is gone, or one of them is.
+            list_by_inode: Whether directories are read without being opened.
+            spin: Seconds to poll the device after an answer; 0 never.
+        """
+        self._device = device
+        self._socket = pyfuse
+        self._handlers = handlers
+        self._pending = pending
+        self._undo = undo
+        self._notify = notify
+        self._on_init = on_init
+        self._on_end = on_end
+        self._list_by_inode = list_by_inode
+        self._spin = spin
+        self._wake_reader, self._wake_writer = os.pipe()
+        os.set_blocking(self._wake_reader, False)
+        self._backlog: deque[bytes] = deque()
+        """Requests the socket had no room for; as many as the kernel sends at most."""
+        self._threads = [
+            threading.Thread(target=self._run, args=(work,), name=name, daemon=True)
+            for work, name in ((self._receive_all, "aisfs lane"), (self._return_all, "aisfs replies"))
+        ]
+        self.answered = [0] * 4096
+        """Requests answered in thread L, by opcode."""
+        self.busy_since: list[float | None] = [None, None]
+        """When L, and R, began what it is doing, in seconds of `time.monotonic`."""
+        self.max_message = _grow(pyfuse)
+
+    def start(self) -> None:
+        """Begin to serve."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Make both threads end; what they did not answer stays unanswered."""
+        os.write(self._wake_writer, b"x")
+        self._socket.shutdown(socket.SHUT_RD)
+
+    def join(self) -> None:
+        """Wait until both threads have ended, and free what they used."""
+        for thread in self._threads:
+            thread.join()
+        os.close(self._wake_reader)
+        os.close(self._wake_writer)
+        self._socket.close()
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception:
+            log.critical("the lane ended on a bug in aisfs, please report it", exc_info=True)
+        finally:
+            self._on_end()
+
+    # thread L ------------------------------------------------------------------------------------
+
+    def _receive_all(self) -> None:
+        buffer = bytearray(BUFFER)
+        view = memoryview(buffer)
+        parts = [buffer]
+        unpack = abi.HEADER.unpack_from
+        handlers = self._handlers
+        answered = self.answered
+        hot = False
+        while (length := self._receive(parts, hot=hot)) is not None:
+            _, opcode, unique, nodeid, _, _, pid, _, _ = unpack(buffer)
+            self.busy_since[0] = time.monotonic()
+            handler = handlers.get(opcode)
+            reply = handler(unique, nodeid, view[:length], pid) if handler is not None else FORWARD
+            if reply is FORWARD:
+                self._forward(opcode, unique, nodeid, view[:length], pid)
+                hot = False
+            else:
+                if reply:
+                    self.reply(opcode, reply)
+                answered[opcode] += 1
+                hot = True
+            self.busy_since[0] = None
+
+    def _receive(self, parts: list[bytearray], *, hot: bool) -> int | None:
+        """Wait for a request; gives its length, None at the end.
+
+        Args:
+            parts: Where it goes.
+            hot: Whether the last one was answered at once, so that the next may be near.
+        """
+        patience = time.perf_counter() + self._spin if hot and self._spin else 0.0
+        device = self._device
+        while True:
+            try:
+                return os.readv(device, parts)
+            except BlockingIOError:
+                if patience and time.perf_counter() < patience:
+                    continue
+            except OSError as error:
+                if error.errno in _ENDED:
+                    return None
+                if error.errno != errno.ENOENT:  # the request was taken back meanwhile
+                    raise
+                continue
+            patience = 0.0
+            if not self._sleep():
+                return None
+
+    def _sleep(self) -> bool:
+        """Wait until there is something to do; False when it is to end."""
+        poll = select.poll()
+        poll.register(self._device, select.POLLIN)
+        poll.register(self._wake_reader, select.POLLIN)
+        if self._backlog:
+            poll.register(self._socket, select.POLLOUT)
+        ready = dict(poll.poll())
+        if self._socket.fileno() in ready:
+            self._send_backlog()
+        return self._wake_reader not in ready
+
+    def reply(self, opcode: int, parts: Reply) -> None:
+        """Answer a request. From any thread; whoever calls must be the only one to answer it."""
+        try:
+            os.writev(self._device, parts)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, *_ENDED):
+                log.error("the kernel refused a reply to request %d: %s", opcode, error.strerror)
+            if opcode in COUNTING:
+                self._undo(opcode, memoryview(b"".join(parts)))
+
+    def _forward(
+        self, opcode: int, unique: int, nodeid: int, message: memoryview, pid: int
+    ) -> None:
+        if opcode == Opcode.INIT:
+            self._on_init(abi.init_flags(message))
+        elif opcode in (Opcode.READDIR, Opcode.READDIRPLUS) and self._list_by_inode():
+            abi.set_handle(message, nodeid, LIST_BYTES_MAX)
+        self._pending.add(unique, opcode, pid)
+        self._backlog.append(bytes(message))
+        self._send_backlog()
+
+    def _send_backlog(self) -> None:
+        while self._backlog:
+            try:
+                self._socket.send(self._backlog[0], socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except OSError as error:  # pyfuse3 has ended: so will the mount
+                log.info("a request came too late: %s", error.strerror)
+            self._backlog.popleft()
+
+    # thread R ------------------------------------------------------------------------------------
+
+    def _return_all(self) -> None:
+        buffer = bytearray(SOCKET_BYTES)
+        view = memoryview(buffer)
+        while length := self._socket.recv_into(buffer):
+            self.busy_since[1] = time.monotonic()
+            self._return(view[:length])
+            self.busy_since[1] = None
+
+    def _return(self, message: memoryview) -> None:
+        unique, code = abi.reply_header(message)
+        if not unique:
+            self._notify(bytes(message))
+            return
+        request = self._pending.take(unique)
+        if request is None:
+            opcode = self._pending.interrupted.pop(unique, None)
+            if opcode in COUNTING and not code:
+                self._undo(opcode, message)
+            return
+        if request.opcode == Opcode.INIT and not code:
+            self.reply(Opcode.INIT, (self._edit_init(message),))
+        else:
+            self.reply(request.opcode, (message,))
+
+    def _edit_init(self, message: memoryview) -> bytes:
+        """Ask for what pyfuse3 does not know to ask for."""
+        reply = abi.init_reply(message)
+        flags = reply.flags & ~InitFlag.ATOMIC_O_TRUNC | InitFlag.PARALLEL_DIROPS
+        return abi.with_init(
+            message,
+            reply._replace(
+                flags=flags,
+                max_background=MAX_BACKGROUND,
+                congestion_threshold=MAX_BACKGROUND * 3 // 4,
+                max_write=min(reply.max_write, self.max_message),
+            ),
+        )
+
+
+def _grow(end: socket.socket) -> int:
+    """Make room in a socket; gives how many bytes of data one message may carry."""
+    for option in (_SO_SNDBUFFORCE, socket.SO_SNDBUF):
+        try:
+            end.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)
+            break
+        except PermissionError:
+            continue
+    size = end.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    return (size // 2 - MESSAGE_ROOM) // 4096 * 4096
+
+
+_SO_SNDBUFFORCE = 32

@@ -1,0 +1,110 @@
+"""The thread that tells the kernel something unasked: names that changed, bytes to keep.
+
+Such a message may wait inside the kernel for a request under way: for a READ that has the page
+locked, for a LOOKUP in the same directory. So none of it is ever sent by a thread that answers
+requests, nor by one that such a thread could wait for; and nobody waits for this one.
+"""
+
+import errno
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from aisfs.fuse import abi
+
+log = logging.getLogger(__name__)
+
+CLOSE_SECONDS = 10.0
+"""How long the last message may take at the end. Requests are still answered meanwhile."""
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENOTCONN, errno.EPERM, errno.ENOTEMPTY)
+"""The kernel does not know the inode or the name any more, or the mount is going away."""
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Notifier:
+    """Sends notifications, one after the other."""
+
+    def __init__(self, fd: int) -> None:
+        """Write to the device `fd`, which must stay open until `close`."""
+        self._fd = fd
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._closing = False
+        self._thread = threading.Thread(target=self._serve, name="aisfs notifier", daemon=True)
+        self.sending_since: float | None = None
+        """When the message under way was begun, in seconds of `time.monotonic`."""
+
+    def start(self) -> None:
+        """Begin to send."""
+        self._thread.start()
+
+    # From any thread; nothing here waits --------------------------------------------------------
+
+    def put(self, job: Callable[[], None]) -> None:
+        """Run `job` in the thread; it may call `send` and `store`, and should look at `closing`."""
+        if not self._closing:
+            self._jobs.put(job)
+
+    def invalidate_entry(self, parent: int, name: bytes) -> None:
+        """Make the kernel look `name` up again, and list its directory again."""
+        self.put(lambda: self.send(abi.inval_entry(parent, name)))
+
+    def invalidate_entries(self, parent: int, names: Iterable[bytes]) -> None:
+        """Make the kernel look up many names of a directory again, and list it again."""
+
+        def send_all() -> None:
+            self.send(abi.inval_inode(parent))
+            for name in names:
+                if self._closing:
+                    return
+                self.send(abi.inval_entry(parent, name))
+
+        self.put(send_all)
+
+    @property
+    def closing(self) -> bool:
+        """Whether jobs should come to an end."""
+        return self._closing
+
+    # In the thread -------------------------------------------------------------------------------
+
+    def store(self, ino: int, offset: int, data: Buffer) -> bool:
+        """Put bytes into the page cache of an inode; says whether the kernel knew it."""
+        return self.send(abi.store_header(ino, offset, len(data)), data)
+
+    def send(self, *message: Buffer) -> bool:
+        """Send one message; says whether the kernel took it."""
+        self.sending_since = time.monotonic()
+        try:
+            os.writev(self._fd, message)
+        except OSError as error:
+            if error.errno not in _GONE:
+                log.warning("the kernel refused a notification: %s", error.strerror)
+            return False
+        finally:
+            self.sending_since = None
+        return True
+
+    def _serve(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            if self._closing:
+                continue
+            try:
+                job()
+            except Exception:
+                log.exception("telling the kernel failed: this is a bug in aisfs, please report it")
+
+    def close(self) -> bool:
+        """End after the message under way, which must still be able to get through.
+
+        Returns:
+            False if it is stuck.
+        """
+        self._closing = True
+        self._jobs.put(None)
+        if self._thread.is_alive():
+            self._thread.join(CLOSE_SECONDS)
+        return not self._thread.is_alive()
