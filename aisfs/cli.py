@@ -11,7 +11,7 @@ import trio
 
 from aisfs import __version__, daemon, logs
 from aisfs.cache_commands import cache, warm_up
-from aisfs.config import CacheSettings, ClusterSettings, Shards, TreeSettings
+from aisfs.config import CacheSettings, ClusterSettings, KernelSettings, Shards, TreeSettings
 from aisfs.core.sources import DirectorySource, Source, parse_source
 from aisfs.errors import AisfsError, ConfigError
 from aisfs.exits import Exit, exit_code
@@ -133,6 +133,13 @@ def _log_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--memory-limit", metavar="SIZE", help="Bytes under way and kept in memory at most [512MiB]."
 )
+@click.option(
+    "--no-lane",
+    "lane",
+    flag_value=False,
+    default=None,
+    help="Serve the kernel through pyfuse3 alone: slower, with the same results.",
+)
 @click.option("--allow-other", is_flag=True, help="Let other users in.")
 @click.option("--uid", type=int, metavar="N", help="Owner of everything; default: who mounts.")
 @click.option("--gid", type=int, metavar="N", help="Group of everything; default: who mounts.")
@@ -177,6 +184,7 @@ def mount(
         tree=TreeSettings.load(_of(TreeSettings, settings)),
         cache=CacheSettings.load(_of(CacheSettings, settings)),
         options=frozenset(kernel),
+        kernel=KernelSettings.load(_of(KernelSettings, settings)),
     )
     if not plan.cluster.endpoint and not mounts.is_local(plan.source):
         return _fail("no endpoint: give --endpoint URL or set AIS_ENDPOINT", Exit.NO_ENDPOINT)
@@ -217,7 +225,7 @@ def _absolute(source: Source) -> Source:
 
 
 def _of(
-    kind: type[ClusterSettings] | type[TreeSettings] | type[CacheSettings],
+    kind: type[ClusterSettings | TreeSettings | CacheSettings | KernelSettings],
     settings: Mapping[str, object],
 ) -> dict[str, object]:
     return {name: value for name, value in settings.items() if name in kind.model_fields}

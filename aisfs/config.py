@@ -153,6 +153,14 @@ class TreeSettings(_Settings):
     dir_mode: FileMode = 0o555
 
 
+class KernelSettings(_Settings):
+    """How the kernel is served."""
+
+    lane: bool = True
+    """Answer in a thread before pyfuse3 what needs no waiting, and let the kernel open files and
+    keep listings by itself. Without it every request goes through pyfuse3: slower, same results."""
+
+
 class CacheSettings(_Settings):
     """What is kept on disk and in memory, and how much is fetched before it is asked for."""
 

@@ -3,6 +3,8 @@
 Every metric is declared here with its unit and meaning, so that names stay the same everywhere.
 """
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
 
@@ -14,8 +16,9 @@ class Metrics:
         self._registry = CollectorRegistry()
         self.operations = Counter(
             "aisfs_operations",
-            "Requests of the kernel that reached the daemon, by operation.",
-            ["operation"],
+            "Requests of the kernel that reached the daemon, by operation and by who answered: the"
+            " lane's thread, a task of its own (trio), or pyfuse3.",
+            ["operation", "answered_by"],
             registry=self._registry,
         )
         self.failures = Counter(
@@ -42,6 +45,10 @@ class Metrics:
             registry=self._registry,
         )
 
+        self.before_text: Callable[[], None] = lambda: None
+        """Brings counters up to date that are kept elsewhere."""
+
     def text(self) -> bytes:
         """Give all counters in Prometheus' text form."""
+        self.before_text()
         return generate_latest(self._registry)

@@ -14,7 +14,7 @@ from aisfs.ais.client import AISClient
 from aisfs.cache.blocks import BlockCache
 from aisfs.cache.indexes import IndexCache
 from aisfs.cache.metadata import MetadataCache
-from aisfs.config import CacheSettings, ClusterSettings, TreeSettings
+from aisfs.config import CacheSettings, ClusterSettings, KernelSettings, TreeSettings
 from aisfs.core.sources import BucketSource, DirectorySource, Everything, Source
 from aisfs.engine.background import BackgroundThread, background_thread
 from aisfs.engine.fetcher import Fetcher
@@ -25,6 +25,7 @@ from aisfs.engine.reader import Reader
 from aisfs.errors import BucketNotFound, MountError, SourceMissing, Unavailable
 from aisfs.filesystem.attributes import AttrMaker
 from aisfs.filesystem.filesystem import FileSystem
+from aisfs.filesystem.known import Known
 from aisfs.filesystem.nodes import DirectoryNode, Node, RootNode
 from aisfs.filesystem.shards import ShardFolders
 from aisfs.filesystem.tree import Tree
@@ -32,6 +33,7 @@ from aisfs.filesystem.xattrs import Xattrs
 from aisfs.fuse import mountpoint as mountpoints
 from aisfs.fuse import tuning
 from aisfs.fuse.operations import Operations, PyfuseKernel, serve, terminate
+from aisfs.fuse.session import LaneSession, LaneUnavailable
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket
 from aisfs.store.local import LocalStore
@@ -64,6 +66,7 @@ class MountPlan:
     cache: CacheSettings
     options: frozenset[str]
     """Mount options for the kernel, as of `mount -o`."""
+    kernel: KernelSettings
 
 
 def is_local(source: Source) -> bool:
@@ -106,12 +109,12 @@ async def run(plan: MountPlan, on_ready: Callable[[], None]) -> None:
             refused: MountError | None = None
             async with background_thread() as background, trio.open_nursery() as services:
                 foundation = Foundation(store, blocks, services, background, metrics)
-                operations = _build(plan, foundation, root, on_ready)
+                operations, lane = _build(plan, foundation, root, on_ready)
                 session = trio.CancelScope()
-                services.start_soon(_stop_on_signal, signals, session)
+                services.start_soon(_stop_on_signal, signals, session, lane)
                 try:
                     with session:
-                        await serve(operations, str(plan.mountpoint), _kernel_options(plan))
+                        await _serve(plan, operations, lane)
                 except MountError as error:  # out of the nursery it would come in a group
                     refused = error
                 with trio.move_on_after(GRACE_SECONDS):
@@ -125,6 +128,17 @@ async def run(plan: MountPlan, on_ready: Callable[[], None]) -> None:
             if blocks is not None:
                 await trio.to_thread.run_sync(blocks.close)
     log.info("unmounted %s", plan.mountpoint)
+
+
+async def _serve(plan: MountPlan, operations: Operations, lane: LaneSession | None) -> None:
+    options = _kernel_options(plan)
+    if lane is not None:
+        try:
+            await lane.serve(plan.mountpoint, options)
+            return
+        except LaneUnavailable as error:
+            log.info("mounting without the lane: %s", error)
+    await serve(operations, str(plan.mountpoint), options - {"nonempty"})
 
 
 def _open_source(plan: MountPlan) -> tuple[ObjectStore, Node]:
@@ -190,8 +204,8 @@ class Foundation:
 
 def _build(
     plan: MountPlan, base: Foundation, root: Node, on_ready: Callable[[], None]
-) -> Operations:
-    clock = trio.current_time
+) -> tuple[Operations, LaneSession | None]:
+    clock = time.monotonic  # unlike trio.current_time it may be asked from any thread
     ttls = plan.tree
     cache = MetadataCache(
         attr_ttl=ttls.attr_ttl, list_ttl=ttls.list_ttl, negative_ttl=ttls.negative_ttl, clock=clock
@@ -211,11 +225,13 @@ def _build(
     prefetcher = _build_prefetcher(plan, base, fetcher, lister)
     make = AttrMaker(plan.tree, time.time_ns())
     folders = ShardFolders(_build_indexer(plan, base, fetcher), make)
+    tree = Tree(lister, plan.tree.shards)
+    reader = Reader(fetcher, prefetcher)
     filesystem = FileSystem(
         root,
-        tree=Tree(lister, plan.tree.shards),
+        tree=tree,
         folders=folders,
-        reader=Reader(fetcher, prefetcher),
+        reader=reader,
         lister=lister,
         make=make,
         clock=clock,
@@ -228,13 +244,20 @@ def _build(
         log.info("mounted %s on %s", plan.source, plan.mountpoint)
         on_ready()
 
-    return Operations(
+    operations = Operations(
         filesystem,
         Xattrs(filesystem, folders, lister, base.metrics),
         base.metrics,
         negative_timeout=ttls.negative_ttl,
         on_ready=lambda: base.services.start_soon(report),
     )
+    if not plan.kernel.lane:
+        return operations, None
+    known = Known(filesystem, tree, folders, reader)
+    lane = LaneSession(
+        operations, filesystem, known, base.metrics, negative_timeout=operations.negative_timeout
+    )
+    return operations, lane
 
 
 def _build_prefetcher(
@@ -273,12 +296,14 @@ def _kernel_options(plan: MountPlan) -> set[str]:
         "default_permissions",
         "subtype=aisfs",
         f"fsname={str(plan.source).replace(',', '_')}",
-    } | {option for option in plan.options if option != "nonempty"}
+    } | plan.options
 
 
-async def _stop_on_signal(signals: AsyncIterator[int], session: trio.CancelScope) -> None:
+async def _stop_on_signal(
+    signals: AsyncIterator[int], session: trio.CancelScope, lane: LaneSession | None
+) -> None:
     async for number in signals:
         log.info("unmounting on %s", signal.Signals(number).name)
-        terminate()
+        (terminate if lane is None else lane.terminate)()
         await trio.sleep(GRACE_SECONDS)
         session.cancel()

@@ -2,11 +2,14 @@
 
 A listing answers for all names in its directory during `list_ttl`; a single object that was asked
 for by name is believed for `attr_ttl`, a name that was missing for `negative_ttl`. Seconds are
-those of the clock given, trio's in a mount, so tests can move it.
+those of the clock given, so tests can move it. It may be asked from any thread:
+one lock, held for microseconds, guards all of it.
 """
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Generic, TypeVar
 
 from cachetools import LRUCache, TTLCache
@@ -25,6 +28,15 @@ NAMES_MAX = 100_000
 """Single names remembered; mountpoint-s3 bounds its negative cache alike."""
 
 ValueT = TypeVar("ValueT")
+
+
+class Unknown(Enum):
+    """The answer of whoever may not ask; apart from None, which says that something is missing."""
+
+    UNKNOWN = "unknown"
+
+
+UNKNOWN = Unknown.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +59,7 @@ class MetadataCache:
         clock: Callable[[], float],
     ) -> None:
         """Remember nothing yet."""
+        self._lock = threading.Lock()
         self._clock = clock
         self._attr_ttl = attr_ttl
         self._list_ttl = list_ttl
@@ -58,45 +71,51 @@ class MetadataCache:
 
     def listing(self, directory: DirectoryId) -> Dated[Listing] | None:
         """Give the listing of a directory while it may be believed."""
-        dated = self._listings.get(directory)
+        dated = self.last_listing(directory)
         return dated if dated is not None and self._clock() < dated.expires else None
 
-    def last_listing(self, directory: DirectoryId) -> Listing | None:
-        """Give the last listing of a directory however old, to carry its offsets on."""
-        dated = self._listings.get(directory)
-        return dated.value if dated is not None else None
+    def last_listing(self, directory: DirectoryId) -> Dated[Listing] | None:
+        """Give the last listing of a directory however old; one that was dropped expired at -inf."""
+        with self._lock:
+            return self._listings.get(directory)
 
     def keep_listing(self, directory: DirectoryId, listing: Listing) -> Dated[Listing]:
         """Remember a complete listing; a directory too large to remember is given back only."""
         dated = Dated(listing, self._clock() + self._list_ttl)
         if len(listing) < LISTED_ENTRIES_MAX:
-            self._listings[directory] = dated
+            with self._lock:
+                self._listings[directory] = dated
         return dated
 
     def found(self, name: NameId) -> Dated[Listed] | None:
         """Give what a name asked for singly stood for."""
-        return self._found.get(name)
+        with self._lock:
+            return self._found.get(name)
 
     def keep_found(self, name: NameId, listed: Listed) -> Dated[Listed]:
         """Remember what a name stands for."""
         dated = Dated(listed, self._clock() + self._attr_ttl)
-        self._found[name] = dated
-        self._missing.pop(name, None)
+        with self._lock:
+            self._found[name] = dated
+            self._missing.pop(name, None)
         return dated
 
     def is_missing(self, name: NameId) -> bool:
         """Say whether the name was missing a moment ago."""
-        return name in self._missing
+        with self._lock:
+            return name in self._missing
 
     def keep_missing(self, name: NameId) -> None:
         """Remember that the name is missing."""
-        self._missing[name] = True
+        with self._lock:
+            self._missing[name] = True
 
     def drop(self, directory: DirectoryId, name: bytes | None = None) -> None:
         """Believe nothing about a directory, nor about one name in it, any more."""
-        dated = self._listings.get(directory)
-        if dated is not None:
-            self._listings[directory] = Dated(dated.value, float("-inf"))
-        if name is not None:
-            self._found.pop((*directory, name), None)
-            self._missing.pop((*directory, name), None)
+        with self._lock:
+            dated = self._listings.get(directory)
+            if dated is not None:
+                self._listings[directory] = Dated(dated.value, float("-inf"))
+            if name is not None:
+                self._found.pop((*directory, name), None)
+                self._missing.pop((*directory, name), None)

@@ -44,6 +44,11 @@ def split_member(number: int) -> tuple[int, bool, int] | None:
     return number >> _SLOT_BITS << _SLOT_BITS, bool(number & _DIRECTORY), number & _LOW
 
 
+def slot_of(number: int) -> int:
+    """Give what lookups of an inode are counted on: itself, or the shard it is in."""
+    return number >> _SLOT_BITS << _SLOT_BITS if number & _SHARD else number
+
+
 class InodeTable(Generic[NodeT]):
     """What the kernel's numbers stand for while the kernel knows them."""
 
@@ -71,36 +76,34 @@ class InodeTable(Generic[NodeT]):
                 return number
             salt += 1
 
-    def remember(self, number: int, identity: bytes, node: NodeT) -> None:
-        """Count one lookup of `number`, which came from `number(identity)`.
+    def remember(self, number: int, identity: bytes, node: NodeT, count: int = 1) -> None:
+        """Count lookups of `number`, which came from `number(identity)`.
 
         The numbers of members are counted on their shard.
         """
-        slot = self._slot(number)
+        slot = slot_of(number)
         if slot in self._counts:
-            self._counts[slot] += 1
+            self._counts[slot] += count
             return
-        self._counts[slot] = 1
+        self._counts[slot] = count
         self._nodes[slot] = node
         self._identities[slot] = identity
 
-    def forget(self, number: int, count: int) -> None:
-        """Take back `count` lookups; at zero the node is let go. Never raises."""
-        slot = self._slot(number)
+    def forget(self, number: int, count: int) -> bool:
+        """Take back `count` lookups; at zero the node is let go, and True returned. Never raises."""
+        slot = slot_of(number)
         if slot == ROOT or slot not in self._counts:
-            return
+            return False
         self._counts[slot] -= count
-        if self._counts[slot] <= 0:
-            del self._counts[slot], self._nodes[slot], self._identities[slot]
+        if self._counts[slot] > 0:
+            return False
+        del self._counts[slot], self._nodes[slot], self._identities[slot]
+        return True
 
     def lookup_count(self, number: int) -> int:
         """Lookups not yet forgotten, of the inode or of all inodes of its shard."""
-        return self._counts.get(self._slot(number), 0)
+        return self._counts.get(slot_of(number), 0)
 
     def get(self, number: int) -> NodeT | None:
         """Give the node of an inode, or of its shard."""
-        return self._nodes.get(self._slot(number))
-
-    @staticmethod
-    def _slot(number: int) -> int:
-        return number >> _SLOT_BITS << _SLOT_BITS if number & _SHARD else number
+        return self._nodes.get(slot_of(number))

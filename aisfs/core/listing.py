@@ -78,6 +78,12 @@ class Listing:
     def __getitem__(self, name: bytes) -> Listed:
         return self._entries[name]
 
+    def changes_since(self, previous: "Listing") -> list[bytes]:
+        """Name what is new, gone, or another version than in `previous`."""
+        ours, theirs = self._entries, previous._entries
+        changed = [n for n, listed in ours.items() if n not in theirs or theirs[n] != listed]
+        return changed + [name for name in theirs if name not in ours]
+
     def after(self, offset: int) -> Iterator[tuple[int, bytes, Listed]]:
         """Give (offset, name, object) of each entry behind `offset`; 0 is before the first."""
         entries = self._entries

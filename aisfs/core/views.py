@@ -97,6 +97,11 @@ class Directory:
     def __iter__(self) -> Iterator[Child]:
         return self.children()
 
+    @property
+    def searchable(self) -> bool:
+        """Whether `find` is quick: the first one in a directory not in order has to sort it."""
+        return self._view.ordered(self.number)
+
     def find(self, name: bytes) -> Child | None:
         """Return the entry of that name."""
         view = self._view
@@ -190,6 +195,10 @@ class MembersView:
             return self._renamed[code]
         name = self.index.name(code)
         return name[name.rfind(b"/") + 1 :]
+
+    def ordered(self, number: int) -> bool:
+        """Say whether the order of a directory's entries by name is known already."""
+        return self._ascending or number in self._orders
 
     def order(self, number: int, start: int, stop: int) -> "array[int] | None":
         """Return the positions of a directory's entries by name; None when they are in order."""

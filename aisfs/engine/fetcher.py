@@ -11,7 +11,8 @@ newer ones need the room. Whatever is dropped at any moment changes no result (i
 """
 
 import logging
-from bisect import bisect_left, insort
+import threading
+from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
@@ -43,7 +44,7 @@ OBJECTS_MAX = 10_000
 class OpenObject:
     """What is known about reading one version of one object."""
 
-    __slots__ = ("bucket", "entry", "info", "parts", "read_ahead")
+    __slots__ = ("bucket", "entry", "info", "lock", "parts", "read_ahead")
 
     def __init__(
         self, bucket: Bucket, info: ObjectInfo, entry: EntryId | None, read_ahead: ReadAhead
@@ -53,8 +54,27 @@ class OpenObject:
         self.info = info
         self.entry = entry
         self.read_ahead = read_ahead
+        self.lock = threading.Lock()
+        """Guards `read_ahead`, which the lane's thread tells of reads too."""
         self.parts: list[Part] = []
-        """Sorted, disjoint."""
+        """Sorted, disjoint. Changed by the trio thread only; `landed` looks at it from any."""
+
+    def landed(self, wanted: ByteRange) -> memoryview | None:
+        """Give bytes that one part in memory has. Waits for nothing, from any thread.
+
+        The list may change between any two steps here, so nothing that was found is believed before
+        the part itself was asked: its range never changes, nor its bytes once it is done, and the
+        view keeps its buffer from being used again.
+        """
+        parts = self.parts
+        try:
+            part = parts[bisect_right(parts, wanted.start, key=_start) - 1]
+        except IndexError:
+            return None
+        there = part.range
+        if there.start <= wanted.start and wanted.stop <= there.stop and part.landed:
+            return part.view(wanted)
+        return None
 
     def overlapping(self, wanted: ByteRange) -> list[Part]:
         """Give the parts that have bytes of `wanted`, in order."""
@@ -130,6 +150,8 @@ class Fetcher:
         self._origin = origin
         self._memory_limit = memory_limit
         self._read_ahead_max = read_ahead_max
+        self._lock = threading.Lock()
+        """Guards `_objects`; all else but the cache belongs to the trio thread."""
         self._objects: OrderedDict[tuple[Bucket, ObjectInfo], OpenObject] = OrderedDict()
         self._kept: OrderedDict[Part, OpenObject] = OrderedDict()
         """Landed parts that are in memory only, the oldest first."""
@@ -142,17 +164,23 @@ class Fetcher:
         """Bytes of all parts, under way or kept."""
 
     def open(self, bucket: Bucket, info: ObjectInfo) -> OpenObject:
-        """Give what is known about a version of an object."""
+        """Give what is known about a version of an object. From any thread."""
         key = (bucket, info)
-        found = self._objects.get(key)
-        if found is None:
-            entry = self._entry(bucket, info)
-            ahead = ReadAhead(info.size, max_window=self._read_ahead_max)
-            found = self._objects[key] = OpenObject(bucket, info, entry, ahead)
-            self._forget_old_objects()
-        else:
-            self._objects.move_to_end(key)
-        return found
+        with self._lock:
+            found = self._objects.get(key)
+            if found is None:
+                entry = self._entry(bucket, info)
+                ahead = ReadAhead(info.size, max_window=self._read_ahead_max)
+                found = self._objects[key] = OpenObject(bucket, info, entry, ahead)
+                self._forget_old_objects()
+            else:
+                self._objects.move_to_end(key)
+            return found
+
+    def known(self, opened: OpenObject, wanted: ByteRange) -> Data | None:
+        """Give a range that is in memory or mapped. Waits for nothing, from any thread."""
+        there = self._hit(opened, wanted)
+        return there if there is not None or not opened.parts else opened.landed(wanted)
 
     def start(self, opened: OpenObject, wanted: ByteRange) -> Reading:
         """Begin to read a range that lies inside the object; starts what is not under way.
@@ -182,7 +210,8 @@ class Fetcher:
         """Fetch a range nobody waits for yet, as far as memory permits."""
         for piece in pieces(wanted, PART_MAX):
             if not self._room_for(len(piece)):
-                opened.read_ahead.shrink()
+                with opened.lock:
+                    opened.read_ahead.shrink()
                 return
             self.start(opened, piece)
 

@@ -6,6 +6,7 @@ goes on answering.
 """
 
 import logging
+import threading
 from functools import partial
 
 import trio
@@ -59,6 +60,8 @@ class Indexer:
         self._shard_indexes = shard_indexes
         self._indexes = indexes
         self._ignore_zeros = ignore_zeros
+        self._lock = threading.Lock()
+        """Guards `_views`, which the lane's thread asks too."""
         self._views: LRUCache[ShardId, MembersView] = LRUCache(INDEX_BYTES_MAX, getsizeof=_memory)
         self._scans: SingleFlight[ShardId, MembersView] = SingleFlight(services)
 
@@ -70,10 +73,15 @@ class Indexer:
         Raises:
             Stale: the shard changed meanwhile.
         """
-        known = self._views.get((bucket, shard))
+        known = self.known(bucket, shard)
         if known is not None:
             return known
         return await self._scans.fetch((bucket, shard), lambda: self._load(bucket, shard))
+
+    def known(self, bucket: Bucket, shard: ObjectInfo) -> MembersView | None:
+        """Give the members if they are in memory. Waits for nothing, from any thread."""
+        with self._lock:
+            return self._views.get((bucket, shard))
 
     async def _load(self, bucket: Bucket, shard: ObjectInfo) -> MembersView:
         index = None
@@ -90,7 +98,8 @@ class Indexer:
         for warning in index.warnings:
             log.warning("%s/%s: %s", bucket, shard.key, warning)
         if _memory(view) <= INDEX_BYTES_MAX:
-            self._views[bucket, shard] = view
+            with self._lock:
+                self._views[bucket, shard] = view
         return view
 
     async def _find_shard_index(

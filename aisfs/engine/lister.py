@@ -13,7 +13,7 @@ from contextlib import suppress
 import trio
 from cachetools import TTLCache
 
-from aisfs.cache.metadata import Dated, DirectoryId, MetadataCache
+from aisfs.cache.metadata import UNKNOWN, Dated, DirectoryId, MetadataCache, Unknown
 from aisfs.cache.single_flight import SingleFlight
 from aisfs.core.listing import Listed, Listing
 from aisfs.core.names import child_key, child_prefix, refusal
@@ -48,7 +48,8 @@ class Lister:
         self._cache = cache
         self._clock = clock
         self._metrics = metrics
-        self._list_ttl = list_ttl
+        self.list_ttl = list_ttl
+        """Seconds a listing may be believed."""
         self._listings: SingleFlight[DirectoryId, Dated[Listing]] = SingleFlight(nursery)
         self._first_pages: SingleFlight[DirectoryId, Dated[Listing] | None] = SingleFlight(nursery)
         self._bucket_lists: SingleFlight[str, Dated[list[Bucket]]] = SingleFlight(nursery)
@@ -56,6 +57,8 @@ class Lister:
         self._single_lookups: TTLCache[DirectoryId, int] = TTLCache(
             LARGE_DIRECTORIES_MAX, list_ttl, clock
         )
+        self.on_change: Callable[[Bucket, str, list[bytes]], None] = lambda *_: None
+        """Told of names that changed in a directory whose listing was believed a moment before."""
 
     async def directory(self, bucket: Bucket, prefix: str) -> Dated[Listing]:
         """Give the whole directory, listed within the time to live; complete or an error.
@@ -63,21 +66,36 @@ class Lister:
         Raises:
             BucketNotFound: the bucket is missing. A prefix without entries is an empty listing.
         """
-        known = self._cache.listing((bucket, prefix))
+        known = self.known_directory(bucket, prefix)
         if known is not None:
             return known
         return await self._listings.fetch((bucket, prefix), lambda: self._list(bucket, prefix))
 
+    def known_directory(self, bucket: Bucket, prefix: str) -> Dated[Listing] | None:
+        """Give the listing of a directory if it may be believed. Asks nobody, from any thread."""
+        return self._cache.listing((bucket, prefix))
+
     async def find(self, bucket: Bucket, prefix: str, name: bytes) -> Dated[Listed] | None:
         """Give what `name` stands for in the directory `prefix`, None when it is missing."""
+        known = self.known(bucket, prefix, name)
+        if known is not UNKNOWN:
+            return known
+        listed = await self._cheap_listing((bucket, prefix))
+        if listed is not None:
+            return _in_listing(listed, name)
+        return await self._find_singly(bucket, prefix, name)
+
+    def known(self, bucket: Bucket, prefix: str, name: bytes) -> Dated[Listed] | Unknown | None:
+        """Give what `name` stands for if that may be believed. Asks nobody, from any thread."""
         if refusal(name):
             return None
-        directory = (bucket, prefix)
-        known = self._cache.listing(directory) or await self._cheap_listing(directory)
-        if known is not None:
-            listing = known.value
-            return Dated(listing[name], known.expires) if name in listing else None
-        return await self._find_singly(bucket, prefix, name)
+        listed = self._cache.listing((bucket, prefix))
+        if listed is not None:
+            return _in_listing(listed, name)
+        found = self._cache.found((bucket, prefix, name))
+        if found is not None:
+            return found
+        return None if self._cache.is_missing((bucket, prefix, name)) else UNKNOWN
 
     async def buckets(self) -> Dated[list[Bucket]]:
         """Give all buckets the token may list, sorted.
@@ -85,10 +103,12 @@ class Lister:
         Raises:
             AccessDenied: it may list none; single buckets may still be open to it.
         """
+        return self.known_buckets() or await self._bucket_lists.fetch("", self._list_buckets)
+
+    def known_buckets(self) -> Dated[list[Bucket]] | None:
+        """Give all buckets if the list may be believed. Asks nobody, from any thread."""
         known = self._buckets
-        if known is not None and self._clock() < known.expires:
-            return known
-        return await self._bucket_lists.fetch("", self._list_buckets)
+        return known if known is not None and self._clock() < known.expires else None
 
     async def check_bucket(self, bucket: Bucket) -> float:
         """Return until when the bucket may be believed to exist; asks when it is not listed.
@@ -101,11 +121,12 @@ class Lister:
             if bucket in known.value:
                 return known.expires
         await self._store.list_page(bucket, "", page_size=1)
-        return self._clock() + self._list_ttl
+        return self._clock() + self.list_ttl
 
     def last_listing(self, bucket: Bucket, prefix: str) -> Listing | None:
         """Give the last listing of a directory however old; asks nobody."""
-        return self._cache.last_listing((bucket, prefix))
+        last = self._cache.last_listing((bucket, prefix))
+        return last.value if last is not None else None
 
     def drop(self, bucket: Bucket, prefix: str, name: bytes) -> None:
         """Ask again about this name and its directory: something turned out to have changed."""
@@ -113,12 +134,12 @@ class Lister:
 
     async def _list_buckets(self) -> Dated[list[Bucket]]:
         found = sorted(await self._store.list_buckets())
-        self._buckets = Dated(found, self._clock() + self._list_ttl)
+        self._buckets = Dated(found, self._clock() + self.list_ttl)
         return self._buckets
 
     async def _cheap_listing(self, directory: DirectoryId) -> Dated[Listing] | None:
         """List the directory if that is at most one page, or was earned by many single look-ups."""
-        if self._list_ttl == 0:
+        if self.list_ttl == 0:
             return None
         asked = self._single_lookups.get(directory, 0)
         if asked >= SINGLE_LOOKUPS:
@@ -146,19 +167,18 @@ class Lister:
 
     def _keep(self, bucket: Bucket, prefix: str, pages: list[Page]) -> Dated[Listing]:
         directory = (bucket, prefix)
-        listing = Listing.of_pages(prefix, pages, self._cache.last_listing(directory))
+        last = self._cache.last_listing(directory)
+        listing = Listing.of_pages(prefix, pages, last.value if last is not None else None)
         for reason, count in listing.refused.items():
             self._metrics.names_refused.labels(reason.value).inc(count)
             log.info("%s/%s: %d names not shown: %s", bucket, prefix, count, reason)
-        return self._cache.keep_listing(directory, listing)
+        kept = self._cache.keep_listing(directory, listing)
+        if last is not None and last.expires == float("-inf"):  # else nobody believes it any more
+            self.on_change(bucket, prefix, listing.changes_since(last.value))
+        return kept
 
     async def _find_singly(self, bucket: Bucket, prefix: str, name: bytes) -> Dated[Listed] | None:
         directory = (bucket, prefix)
-        known = self._cache.found((*directory, name))
-        if known is not None:
-            return known
-        if self._cache.is_missing((*directory, name)):
-            return None
         asked = self._single_lookups.get(directory)
         if asked is not None:
             self._single_lookups[directory] = asked + 1
@@ -181,3 +201,8 @@ class Lister:
             if not page.next_token:
                 return False
             token = page.next_token
+
+
+def _in_listing(listed: Dated[Listing], name: bytes) -> Dated[Listed] | None:
+    listing = listed.value
+    return Dated(listing[name], listed.expires) if name in listing else None

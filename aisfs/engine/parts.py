@@ -71,6 +71,11 @@ class Part:
             self.content.release()
             self._pool.give_back(self._buffer)
 
+    @property
+    def landed(self) -> bool:
+        """Whether the bytes are there, for good."""
+        return self.done.is_set() and self.error is None
+
     def allocate(self) -> memoryview:
         """Give room for the bytes."""
         self._buffer = self._pool.take(len(self.range))

@@ -4,8 +4,19 @@ An object is read with a read-ahead window. Members of a shard that are read in 
 are one such sequential reading of the shard. Members read in any other order are fetched with the
 sample they belong to and nothing more, since whoever opens an image wants its label too; or alone,
 once that has turned out to be in vain.
+
+The methods whose names begin with `known` answer at once or not at all, from any thread. What such
+a read makes worth fetching is begun by the trio thread, which is told seldom: waking it for each
+read would cost more than the read.
 """
 
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import trio
 from cachetools import LRUCache
 
 from aisfs.core.member_index import MemberIndex
@@ -19,6 +30,8 @@ from aisfs.engine.prefetcher import Prefetcher
 from aisfs.errors import ShardDamaged
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 
+log = logging.getLogger(__name__)
+
 BLOCK = 4096
 """Reads of objects are fetched in whole pages of the kernel's and of the disk cache."""
 LARGE = 128 * 1024
@@ -31,7 +44,24 @@ SPARSE_MAPS_MAX = 64
 ORDERS_MAX = 10_000
 """Shards of which is remembered how their members are read."""
 
-ShardId = tuple[Bucket, ObjectInfo]
+TELL_SECONDS = 0.2
+"""How often at most the trio thread is told that an object is still being read in order."""
+
+ObjectId = tuple[Bucket, ObjectInfo]
+
+
+class MemberReads:
+    """How the members of one version of a shard are read."""
+
+    __slots__ = ("in_order", "opened", "order", "told_until")
+
+    def __init__(self, opened: OpenObject, members: int) -> None:
+        """Know nothing yet."""
+        self.opened = opened
+        self.order = MemberOrder(members)
+        self.in_order = False
+        """Whether members are being read in the order of the tar."""
+        self.told_until = 0.0
 
 
 class Reader:
@@ -41,7 +71,11 @@ class Reader:
         """Read through `fetcher`, and tell `prefetcher` which shards are being read."""
         self._fetcher = fetcher
         self._prefetcher = prefetcher
-        self._orders: LRUCache[ShardId, MemberOrder] = LRUCache(ORDERS_MAX)
+        self._token = trio.lowlevel.current_trio_token()
+        self._lock = threading.Lock()
+        """Guards `_orders` and what is in them, and `_told`."""
+        self._orders: LRUCache[ObjectId, MemberReads] = LRUCache(ORDERS_MAX)
+        self._told: LRUCache[ObjectId, float] = LRUCache(ORDERS_MAX)
         self._habit = SampleHabit()
         self._maps: LRUCache[tuple[Bucket, ObjectInfo, int], tuple[Segment, ...]] = LRUCache(
             SPARSE_MAPS_MAX
@@ -69,19 +103,109 @@ class Reader:
         start = wanted.start - blocks.start
         return memoryview(data)[start : start + len(wanted)]
 
+    def members(self, bucket: Bucket, shard: ObjectInfo, index: MemberIndex) -> MemberReads:
+        """Give what is known of how a shard is read. Waits for nothing, from any thread."""
+        with self._lock:
+            known = self._orders.get((bucket, shard))
+        if known is None:
+            known = MemberReads(self._fetcher.open(bucket, shard), len(index))
+            with self._lock:
+                known = self._orders.setdefault((bucket, shard), known)
+        return known
+
     def member_opened(
         self, bucket: Bucket, shard: ObjectInfo, index: MemberIndex, row: int
     ) -> bool:
         """Take note of the opening of a member; returns whether members are read in order."""
-        order = self._orders.get((bucket, shard))
-        if order is None:
-            order = self._orders[bucket, shard] = MemberOrder(len(index))
-        in_order = order.observe(row) is Access.IN_ORDER
-        if in_order:
-            self._prefetcher.in_order(bucket, shard)
+        reads = self.members(bucket, shard, index)
+        with self._lock:
+            reads.in_order = reads.order.observe(row) is Access.IN_ORDER
+        self._tell_prefetcher(reads)
+        return reads.in_order
+
+    def _tell_prefetcher(self, reads: MemberReads) -> None:
+        opened = reads.opened
+        if reads.in_order:
+            self._prefetcher.in_order(opened.bucket, opened.info)
         else:
-            self._prefetcher.touched(bucket, shard)
-        return in_order
+            self._prefetcher.touched(opened.bucket, opened.info)
+
+    # without waiting, from any thread -----------------------------------------------------------
+
+    def known_object(self, bucket: Bucket, info: ObjectInfo, wanted: ByteRange) -> Data | None:
+        """Read a range of an object that is here, cut at its end; None when it is not."""
+        wanted = ByteRange(wanted.start, min(wanted.stop, info.size))
+        if wanted.start >= wanted.stop:
+            return b""
+        opened = self._fetcher.open(bucket, info)
+        data = self._fetcher.known(opened, wanted)
+        if data is None or not self._known_ahead(opened, wanted):
+            return data
+        with self._lock:
+            now = time.monotonic()
+            due = self._told.get((bucket, info), 0.0) <= now
+            if due:
+                self._told[bucket, info] = now + TELL_SECONDS
+        if due:
+            self._later(lambda: self._prefetcher.in_order(bucket, info))
+        return data
+
+    def known_member(
+        self, reads: MemberReads, index: MemberIndex, row: int, wanted: ByteRange
+    ) -> Data | None:
+        """Read a range of a member that is here, cut at its end; None when it is not.
+
+        Raises:
+            ShardDamaged: the range lies behind the end of a truncated shard.
+        """
+        if index.sparse(row):
+            return None
+        stored = index.read_range(row, wanted.start, len(wanted))
+        if stored.start >= stored.stop:
+            return b""
+        data = self._fetcher.known(reads.opened, stored)
+        if data is None:
+            return None
+        if wanted.start == 0:
+            self._known_opened(reads, row)
+        if reads.in_order:
+            self._known_ahead(reads.opened, stored)
+        return data
+
+    def _known_opened(self, reads: MemberReads, row: int) -> None:
+        """Take note of the first read of a member, which stands for its opening."""
+        with self._lock:
+            in_order = reads.order.observe(row) is Access.IN_ORDER
+            now = time.monotonic()
+            due = reads.told_until <= now or in_order != reads.in_order
+            reads.in_order = in_order
+            if due:
+                reads.told_until = now + TELL_SECONDS
+        if due:
+            self._later(lambda: self._tell_prefetcher(reads))
+
+    def _known_ahead(self, opened: OpenObject, wanted: ByteRange) -> bool:
+        """Have fetched what a read makes worth it; says whether the read was sequential."""
+        with opened.lock:
+            plan = opened.read_ahead.observe(wanted, stalled=False)
+        ahead = plan.ahead
+        if ahead is not None:
+            bucket, info = opened.bucket, opened.info
+            # Opened again, since only what `Fetcher` still knows may have new parts.
+            self._later(lambda: self._fetcher.ahead(self._fetcher.open(bucket, info), ahead))
+        return plan.sequential
+
+    def _later(self, work: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                work()
+            except Exception:
+                log.exception("reading ahead failed: this is a bug in aisfs, please report it")
+
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(run)
+
+    # -----------------------------------------------------------------------------------------------
 
     async def read_member(
         self,
@@ -125,7 +249,8 @@ class Reader:
         """Begin to read with read-ahead; also says whether it belongs to a sequential stream."""
         reading = self._fetcher.start(opened, wanted)
         far = self._fetcher.far
-        plan = opened.read_ahead.observe(wanted, stalled=not reading.ready, far=far)
+        with opened.lock:
+            plan = opened.read_ahead.observe(wanted, stalled=not reading.ready, far=far)
         if plan.ahead is not None:
             self._fetcher.ahead(opened, plan.ahead)
         return reading, plan.sequential

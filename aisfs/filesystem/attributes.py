@@ -50,9 +50,11 @@ class AttrMaker:
         self._settings = settings
         self._mounted_at_ns = mounted_at_ns
 
-    def directory(
-        self, ino: int, mtime_ns: int | None = None, timeout: float = FOREVER
-    ) -> Attr:
+    def wall_ns(self, seconds: float) -> int:
+        """Give the time of day so many seconds after the mount."""
+        return self._mounted_at_ns + int(seconds * 1e9)
+
+    def directory(self, ino: int, mtime_ns: int | None = None, timeout: float = FOREVER) -> Attr:
         """Describe a directory."""
         settings = self._settings
         mtime = self._mounted_at_ns if mtime_ns is None else mtime_ns

@@ -3,12 +3,14 @@
 Every method takes and gives inode numbers, names as bytes and `aisfs.errors`. fuse/ translates.
 """
 
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from aisfs.core.inodes import InodeTable, directory_number, split_member
+from aisfs.core.inodes import ROOT, InodeTable, directory_number, split_member
 from aisfs.core.member_index import MemberIndex, MemberKind
 from aisfs.core.names import NAME_MAX
 from aisfs.engine.lister import Lister
@@ -22,10 +24,11 @@ from aisfs.errors import (
     Stale,
 )
 from aisfs.filesystem.attributes import FOREVER, Attr, AttrMaker, Entry
-from aisfs.filesystem.nodes import Node, ObjectNode, ShardNode, identity
+from aisfs.filesystem.beliefs import Beliefs
+from aisfs.filesystem.nodes import DirectoryNode, Node, ObjectNode, ShardNode, identity
 from aisfs.filesystem.shards import ShardFolders
-from aisfs.filesystem.tree import Found, Tree
-from aisfs.model import ByteRange
+from aisfs.filesystem.tree import Children, Found, Tree
+from aisfs.model import Bucket, ByteRange
 
 
 class Kernel(Protocol):
@@ -35,12 +38,19 @@ class Kernel(Protocol):
         """Make the kernel look `name` up again. Must not wait for a request to be answered."""
         ...
 
+    def invalidate_directory(self, ino: int) -> None:
+        """Make the kernel list a directory again. Must not wait either."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class DirectoryHandle:
     """An open directory: a snapshot, so that one listing is consistent in itself."""
 
     entries: Callable[[int], Iterator[tuple[int, Entry, Node]]]
+    """Gives (offset of the next, entry, node) behind an offset, again and again."""
+    complete: bool = False
+    """Whether it is the same for ever, as in a shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +64,17 @@ class FileHandle:
     """Whether members of the shard are being read in the order of the tar."""
 
 
+LISTINGS_UNDER_WAY = 256
+"""Directories being read at once without a handle; one more makes one of them be listed again."""
+
+
 class FileSystem:
-    """One mount's tree."""
+    """One mount's tree.
+
+    The trio thread calls everything. The lane's thread calls what is not async, through `Known`: the
+    table of inodes is changed under `_lock`, for microseconds, and read without (one look into a
+    dict); what else is shared guards itself.
+    """
 
     def __init__(
         self,
@@ -70,6 +89,11 @@ class FileSystem:
     ) -> None:
         """Serve the tree below `root`."""
         self.inodes: InodeTable[Node] = InodeTable(root)
+        self._root = root
+        self._lock = threading.Lock()
+        self._beliefs = Beliefs(clock, lister.list_ttl)
+        self._under_way: OrderedDict[int, DirectoryHandle] = OrderedDict()
+        self._started = clock()
         self._tree = tree
         self._folders = folders
         self._reader = reader
@@ -78,6 +102,7 @@ class FileSystem:
         self._clock = clock
         self.kernel: Kernel | None = None
         """Set once there is a kernel to tell something."""
+        lister.on_change = self._listing_changed
 
     # names -----------------------------------------------------------------------------------
 
@@ -97,17 +122,29 @@ class FileSystem:
         found = await self._tree.find(node, parent, name)
         if found is None:
             return None
-        entry = self._entry(found)
+        return self.counted(found)
+
+    def counted(self, found: Found) -> Entry:
+        """Make the entry of something looked up, and count the lookup."""
+        entry = self.entry(found)
         self.remember(entry, found.node)
         return entry
 
-    def remember(self, entry: Entry, node: Node) -> None:
-        """Count one lookup, or one entry of a listing that the kernel took."""
-        self.inodes.remember(entry.attr.ino, identity(node), node)
+    def remember(self, entry: Entry, node: Node, count: int = 1) -> None:
+        """Count lookups, or entries of a listing that the kernel took.
+
+        A member's shard stands for it, so `count` members of one shard are counted with one of them.
+        """
+        with self._lock:
+            self.inodes.remember(entry.attr.ino, identity(node), node, count)
 
     def forget(self, ino: int, count: int) -> None:
         """Take back `count` lookups."""
-        self.inodes.forget(ino, count)
+        with self._lock:
+            gone = self.inodes.forget(ino, count)
+        if gone:
+            self._beliefs.forgotten(ino)
+            self._under_way.pop(ino, None)
 
     async def getattr(self, ino: int) -> Attr:
         """Describe an inode."""
@@ -116,9 +153,19 @@ class FileSystem:
             case ShardNode():
                 with self.noticing_change(node):
                     return await self._folders.attr(node, ino)
-            case ObjectNode(_, info):
-                return self._make.file(ino, info.size, info.mtime_ns)
-        return self._make.directory(ino)
+            case ObjectNode():
+                return self.object_attr(node, ino)
+        return self.directory_attr(node, ino)
+
+    def object_attr(self, node: ObjectNode, ino: int) -> Attr:
+        """Describe an object."""
+        return self._make.file(ino, node.info.size, node.info.mtime_ns)
+
+    def directory_attr(self, node: Node, ino: int) -> Attr:
+        """Describe a directory above the shards."""
+        since, timeout = self._beliefs.of(ino, self._tree.expires(node))
+        mtime_ns = None if since is None else self._make.wall_ns(since - self._started)
+        return self._make.directory(ino, mtime_ns, min(timeout, FOREVER))
 
     def node(self, ino: int) -> Node:
         """Give the node of an inode the kernel knows.
@@ -131,7 +178,8 @@ class FileSystem:
             raise Stale(f"inode {ino} is not known to this mount")
         return node
 
-    def _entry(self, found: Found) -> Entry:
+    def entry(self, found: Found) -> Entry:
+        """Make the entry of something found, without counting it."""
         node = found.node
         if isinstance(node, ShardNode):
             first = self.inodes.number(identity(node), shard=True)
@@ -139,9 +187,9 @@ class FileSystem:
         else:
             number = self.inodes.number(identity(node))
             if isinstance(node, ObjectNode):
-                attr = self._make.file(number, node.info.size, node.info.mtime_ns)
+                attr = self.object_attr(node, number)
             else:
-                attr = self._make.directory(number)
+                attr = self.directory_attr(node, number)
         return Entry(found.name, attr, min(max(found.expires - self._clock(), 0.0), FOREVER))
 
     # directories -----------------------------------------------------------------------------
@@ -154,13 +202,48 @@ class FileSystem:
         if isinstance(node, ShardNode):
             with self.noticing_change(node):
                 members = await self._folders.children(node, ino)
-            return DirectoryHandle(lambda offset: ((at, e, node) for at, e in members(offset)))
-        children = await self._tree.children(node, ino)
+            return self.members_handle(node, members)
+        return self.children_handle(ino, await self._tree.children(node, ino))
+
+    def members_handle(
+        self, node: ShardNode, members: Callable[[int], Iterator[tuple[int, Entry]]]
+    ) -> DirectoryHandle:
+        """Open a directory of a shard."""
+        entries: Callable[[int], Iterator[tuple[int, Entry, Node]]]
+        entries = lambda offset: ((at, entry, node) for at, entry in members(offset))  # noqa: E731
+        return DirectoryHandle(entries, complete=True)
+
+    def children_handle(self, ino: int, children: Children) -> DirectoryHandle:
+        """Open a directory above the shards, whose listing the kernel is going to be given."""
+        self._beliefs.listed(ino, children.expires)
         return DirectoryHandle(
             lambda offset: (
-                (found.offset, self._entry(found), found.node) for found in children(offset)
+                (found.offset, self.entry(found), found.node) for found in children.entries(offset)
             )
         )
+
+    async def directory(self, ino: int, offset: int) -> DirectoryHandle:
+        """Take the snapshot that a listing without a handle began with, or a new one.
+
+        Without a handle there is nothing that says which reader goes on at `offset`. All get the
+        snapshot of the last one that began, since offsets hold good from one listing to the next.
+        """
+        return self.under_way(ino, offset) or self.begin(ino, await self.opendir(ino))
+
+    def under_way(self, ino: int, offset: int) -> DirectoryHandle | None:
+        """Give the snapshot to go on with at an offset, if there is one."""
+        return self._under_way.get(ino) if offset else None
+
+    def begin(self, ino: int, handle: DirectoryHandle) -> DirectoryHandle:
+        """Keep a snapshot for those who go on reading it."""
+        self._under_way[ino] = handle
+        while len(self._under_way) > LISTINGS_UNDER_WAY:
+            self._under_way.popitem(last=False)
+        return handle
+
+    def end(self, ino: int) -> None:
+        """Let go of a snapshot, since somebody came to its end."""
+        self._under_way.pop(ino, None)
 
     # files -----------------------------------------------------------------------------------
 
@@ -177,6 +260,23 @@ class FileSystem:
                 in_order = self._reader.member_opened(node.bucket, node.info, view.index, row)
                 return FileHandle(node, view.index, row, in_order)
         raise IsADirectory("is a directory")
+
+    async def read_at(self, ino: int, offset: int, size: int) -> Data:
+        """Read the version that the inode stands for, without opening it.
+
+        Raises:
+            Stale: the object changed or went away since it was looked up.
+        """
+        node = self.node(ino)
+        if not isinstance(node, ShardNode) or offset == 0:  # the first read stands for the opening
+            return await self.read(await self.open(ino), offset, size)
+        with self.noticing_change(node):
+            index = (await self._folders.view(node)).index
+        _, is_directory, row = split_member(ino) or (0, True, 0)
+        if is_directory:
+            raise IsADirectory("is a directory")
+        in_order = self._reader.members(node.bucket, node.info, index).in_order
+        return await self.read(FileHandle(node, index, row, in_order), offset, size)
 
     async def read(self, handle: FileHandle, offset: int, size: int) -> Data:
         """Read up to `size` bytes; shorter only at the end of the file.
@@ -227,6 +327,22 @@ class FileSystem:
         """Forget what was believed about an object that turned out to be another version."""
         prefix, _, name = node.info.key.rpartition("/")
         directory = f"{prefix}/" if prefix else ""
-        self._lister.drop(node.bucket, directory, name.encode(errors="surrogateescape"))
+        key_name = name.encode(errors="surrogateescape")
+        self._lister.drop(node.bucket, directory, key_name)
+        self._beliefs.dropped(node.parent)
         if self.kernel is not None:
-            self.kernel.invalidate_entry(node.parent, node.name)
+            others = [each for each in self._tree.names_of(key_name) if each != node.name]
+            for each in [*others, node.name]:
+                self.kernel.invalidate_entry(node.parent, each)
+            self.kernel.invalidate_directory(node.parent)
+
+    def _listing_changed(self, bucket: Bucket, prefix: str, changed: list[bytes]) -> None:
+        """Tell the kernel what is different in a listing that it may have believed for longer."""
+        node = DirectoryNode(bucket, prefix)
+        ino = ROOT if node == self._root else self.inodes.number(identity(node))
+        if self.kernel is None or not changed or self.inodes.get(ino) is None:
+            return
+        for name in changed:
+            for each in self._tree.names_of(name):
+                self.kernel.invalidate_entry(ino, each)
+        self.kernel.invalidate_directory(ino)

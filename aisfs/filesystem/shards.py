@@ -4,6 +4,7 @@ Their numbers say which shard and which row they are, so nothing is stored per m
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from aisfs.core.inodes import directory_number, member_number, split_member
 from aisfs.core.member_index import MemberKind
@@ -26,12 +27,19 @@ class ShardFolders:
         """Open the shard, scanning it when it was not opened before."""
         return await self._indexer.open(shard.bucket, shard.info)
 
+    def known_view(self, shard: ShardNode) -> MembersView | None:
+        """Give the members of a shard that is open. Waits for nothing, from any thread."""
+        return self._indexer.known(shard.bucket, shard.info)
+
     async def attr(self, shard: ShardNode, ino: int) -> Attr:
         """Describe the member or directory with the number `ino`."""
-        first, is_directory, low = _split(ino)
-        if is_directory and low == 0:  # the folder itself must not cost a scan: `ls -l` shows it
+        if is_folder(ino):  # the folder itself must not cost a scan: `ls -l` shows it
             return self.folder(shard, ino)
-        view = await self.view(shard)
+        return self.attr_in(await self.view(shard), shard, ino)
+
+    def attr_in(self, view: MembersView, shard: ShardNode, ino: int) -> Attr:
+        """Describe the member or directory with the number `ino` of an open shard."""
+        first, is_directory, low = _split(ino)
         child = Child(b"", None, low) if is_directory else Child(b"", low, None)
         return self._attr(shard, view, first, child)
 
@@ -41,10 +49,12 @@ class ShardFolders:
 
     async def find(self, shard: ShardNode, ino: int, name: bytes) -> Entry | None:
         """Look up a name in the directory with the number `ino`."""
-        first, is_directory, low = _split(ino)
-        if not is_directory:
-            raise NotADirectory(f"{shard.info.key}: a member is not a directory")
-        view = await self.view(shard)
+        check_directory(shard, ino)
+        return self.find_in(await self.view(shard), shard, ino, name)
+
+    def find_in(self, view: MembersView, shard: ShardNode, ino: int, name: bytes) -> Entry | None:
+        """Look up a name in the directory with the number `ino` of an open shard."""
+        first, _, low = _split(ino)
         child = view.directory(low).find(name)
         return self._entry(shard, view, first, child) if child is not None else None
 
@@ -52,12 +62,15 @@ class ShardFolders:
         self, shard: ShardNode, ino: int
     ) -> Callable[[int], Iterator[tuple[int, Entry]]]:
         """List the directory with the number `ino`; gives (offset, entry) behind an offset."""
-        first, is_directory, low = _split(ino)
-        if not is_directory:
-            raise NotADirectory(f"{shard.info.key}: a member is not a directory")
-        view = await self.view(shard)
-        directory = view.directory(low)
-        return lambda offset: self._entries(shard, view, first, directory, offset)
+        check_directory(shard, ino)
+        return self.children_in(await self.view(shard), shard, ino)
+
+    def children_in(
+        self, view: MembersView, shard: ShardNode, ino: int
+    ) -> Callable[[int], Iterator[tuple[int, Entry]]]:
+        """List the directory with the number `ino` of an open shard."""
+        first, _, low = _split(ino)
+        return partial(self._entries, shard, view, first, view.directory(low))
 
     def _entries(
         self, shard: ShardNode, view: MembersView, first: int, directory: Directory, offset: int
@@ -82,6 +95,17 @@ class ShardFolders:
             return self._make.symlink(number, index.link_target(row), index.mtime_ns(row))
         executable = index.executable(row)
         return self._make.file(number, index.size(row), index.mtime_ns(row), executable=executable)
+
+
+def check_directory(shard: ShardNode, ino: int) -> None:
+    """Raise `NotADirectory` when the inode `ino` of a shard is a member."""
+    if not _split(ino)[1]:
+        raise NotADirectory(f"{shard.info.key}: a member is not a directory")
+
+
+def is_folder(ino: int) -> bool:
+    """Say whether `ino` is the folder of the shard itself."""
+    return _split(ino)[1:] == (True, 0)
 
 
 def _split(ino: int) -> tuple[int, bool, int]:

@@ -5,12 +5,13 @@ Knows the rules of naming (what `x.tar.d` means, who wins a clash); knows no loo
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
-from aisfs.cache.metadata import Dated
+from aisfs.cache.metadata import UNKNOWN, Dated, Unknown
 from aisfs.config import Shards
 from aisfs.core import names
 from aisfs.core.listing import Listed, Listing
-from aisfs.core.names import SHARD_DIRECTORY_SUFFIX, is_shard
+from aisfs.core.names import SHARD_BYTES_SUFFIX, SHARD_DIRECTORY_SUFFIX, is_shard
 from aisfs.engine.lister import Lister
 from aisfs.errors import BucketNotFound
 from aisfs.filesystem.nodes import (
@@ -37,6 +38,16 @@ class Found:
     """Directory offset of the entry; 0 when it was looked up."""
 
 
+@dataclass(frozen=True, slots=True)
+class Children:
+    """One listing of a directory."""
+
+    entries: Callable[[int], Iterator[Found]]
+    """Gives the entries behind an offset, again and again."""
+    expires: float
+    """Until when the listing may be believed."""
+
+
 class Tree:
     """The directories above the shards."""
 
@@ -56,23 +67,55 @@ class Tree:
                 return await self._find_in_bucket(node, ino, name)
         return None
 
-    async def children(self, node: Node, ino: int) -> Callable[[int], Iterator[Found]]:
-        """List a directory; the result gives the entries behind an offset, again and again."""
+    def known(self, node: Node, ino: int, name: bytes) -> Found | Unknown | None:
+        """Look a name up without asking anybody. From any thread."""
+        if isinstance(node, DirectoryNode):
+            listed = self._lister.known(node.bucket, node.prefix, name)
+            if isinstance(listed, Dated):
+                return self._found(node, ino, name, listed.value, listed.expires)
+            alias = self._alias(name)
+            if listed is UNKNOWN or alias is None:
+                return listed
+            shard = self._lister.known(node.bucket, node.prefix, alias)
+            return shard if shard is UNKNOWN else self._found_alias(node, ino, name, shard)
+        return UNKNOWN  # one level above the buckets, asked for once
+
+    async def children(self, node: Node, ino: int) -> Children:
+        """List a directory."""
         match node:
             case RootNode() | ProviderNode():
-                found = await self._providers_or_buckets(node)
-                return lambda offset: iter(found[offset:])
+                return self._in_buckets(node, await self._lister.buckets())
             case DirectoryNode(bucket, prefix):
-                listing = await self._lister.directory(bucket, prefix)
-                return lambda offset: self._entries(node, ino, listing, offset)
+                return self._in_listing(node, ino, await self._lister.directory(bucket, prefix))
         raise AssertionError(f"{node} has no children here")
+
+    def known_children(self, node: Node, ino: int) -> Children | None:
+        """List a directory without asking anybody; None when that cannot be. From any thread."""
+        match node:
+            case RootNode() | ProviderNode():
+                buckets = self._lister.known_buckets()
+                return self._in_buckets(node, buckets) if buckets is not None else None
+            case DirectoryNode(bucket, prefix):
+                listing = self._lister.known_directory(bucket, prefix)
+                return self._in_listing(node, ino, listing) if listing is not None else None
+        return None
+
+    def expires(self, node: Node) -> float | None:
+        """Say until when what is known of a directory may be believed; None if nothing is."""
+        known: Dated[Listing] | Dated[list[Bucket]] | None = None
+        match node:
+            case RootNode() | ProviderNode():
+                known = self._lister.known_buckets()
+            case DirectoryNode(bucket, prefix):
+                known = self._lister.known_directory(bucket, prefix)
+        return known.expires if known is not None else None
 
     # providers and buckets -------------------------------------------------------------------
 
     async def _find_provider(self, name: bytes) -> Found | None:
         if name == Provider.AIS.scheme.encode():  # always there, whoever may list buckets
             return Found(name, ProviderNode(Provider.AIS), float("inf"))
-        for found in await self._providers_or_buckets(RootNode()):
+        for found in self._in_buckets(RootNode(), await self._lister.buckets()).entries(0):
             if found.name == name:
                 return found
         return None
@@ -84,8 +127,7 @@ class Tree:
             return None
         return Found(name, DirectoryNode(bucket, ""), expires)
 
-    async def _providers_or_buckets(self, node: RootNode | ProviderNode) -> list[Found]:
-        listed = await self._lister.buckets()
+    def _in_buckets(self, node: RootNode | ProviderNode, listed: Dated[list[Bucket]]) -> Children:
         children: dict[bytes, Node] = {}
         if isinstance(node, RootNode):
             providers = {Provider.AIS, *(bucket.provider for bucket in listed.value)}
@@ -94,10 +136,11 @@ class Tree:
             for bucket in listed.value:
                 if bucket.provider is node.provider:
                     children[names.bucket_name(bucket)] = DirectoryNode(bucket, "")
-        return [
+        found = [
             Found(name, child, listed.expires, position)
             for position, (name, child) in enumerate(children.items(), start=1)
         ]
+        return Children(lambda offset: iter(found[offset:]), listed.expires)
 
     # directories of a bucket -----------------------------------------------------------------
 
@@ -109,15 +152,32 @@ class Tree:
 
     async def _find_alias(self, node: DirectoryNode, ino: int, name: bytes) -> Found | None:
         """Look for a shard under its other name; a real key of that name has been found before."""
-        as_bytes = self._shards is Shards.DIR
-        shard = names.shard_of_bytes(name) if as_bytes else names.shard_of_directory(name)
+        shard = self._alias(name)
         if shard is None:
             return None
         listed = await self._lister.find(node.bucket, node.prefix, shard)
+        return self._found_alias(node, ino, name, listed)
+
+    def _alias(self, name: bytes) -> bytes | None:
+        """Give the shard that `name` may be the other name of."""
+        if self._shards is Shards.DIR:
+            return names.shard_of_bytes(name)
+        return names.shard_of_directory(name)
+
+    def _found_alias(
+        self, node: DirectoryNode, ino: int, name: bytes, listed: Dated[Listed] | None
+    ) -> Found | None:
         if listed is None or listed.value is None:
             return None
-        kind = ObjectNode if as_bytes else ShardNode
+        kind = ObjectNode if self._shards is Shards.DIR else ShardNode
         return Found(name, kind(node.bucket, listed.value, ino, name), listed.expires)
+
+    def names_of(self, name: bytes) -> list[bytes]:
+        """Give all names under which the object `name` may be found in its directory."""
+        if not is_shard(name):
+            return [name]
+        suffix = SHARD_BYTES_SUFFIX if self._shards is Shards.DIR else SHARD_DIRECTORY_SUFFIX
+        return [name, name + suffix]
 
     def _found(
         self,
@@ -136,6 +196,10 @@ class Tree:
         else:
             child = ObjectNode(node.bucket, listed, ino, name)
         return Found(name, child, expires, offset)
+
+    def _in_listing(self, node: DirectoryNode, ino: int, listing: Dated[Listing]) -> Children:
+        entries = partial(self._entries, node, ino, listing)
+        return Children(entries, listing.expires)
 
     def _entries(
         self, node: DirectoryNode, ino: int, dated: Dated[Listing], offset: int

@@ -11,6 +11,8 @@ from aisfs.filesystem.nodes import DirectoryNode, ObjectNode, ShardNode
 from aisfs.filesystem.shards import ShardFolders
 from aisfs.metrics import Metrics
 
+PREFIX = b"user.ais"
+"""How the names of all begin."""
 VERSION = b"user.ais.version"
 CHECKSUM = b"user.ais.checksum"
 SHARD = b"user.aisfs.shard"
@@ -38,7 +40,7 @@ class Xattrs:
         Raises:
             NoSuchAttribute: the inode has none of this name.
         """
-        if not name.startswith(b"user.ais"):  # `ls -l` asks for security labels: no scan for that
+        if not name.startswith(PREFIX):  # `ls -l` asks for security labels: no scan for that
             raise NoSuchAttribute(f"no attribute {name!r}")
         if ino == ROOT and name == STATS:
             return self._metrics.text()

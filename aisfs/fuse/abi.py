@@ -152,14 +152,17 @@ def xattr_name(message: memoryview) -> bytes:
     return bytes(message[BODY + _GETXATTR.size :]).partition(b"\0")[0]
 
 
-def forgets(opcode: int, nodeid: int, message: memoryview) -> Iterator[tuple[int, int]]:
-    """Give (inode, lookups to take back) of a FORGET or BATCH_FORGET."""
-    if opcode == Opcode.FORGET:
-        yield nodeid, _FORGET.unpack_from(message, BODY)[0]
-        return
+def forgotten(message: memoryview) -> int:
+    """Give how many lookups a FORGET takes back."""
+    count: int = _FORGET.unpack_from(message, BODY)[0]
+    return count
+
+
+def batch_forgotten(message: memoryview) -> Iterator[tuple[int, int]]:
+    """Give (inode, lookups to take back) of a BATCH_FORGET."""
     count, _ = _BATCH_FORGET.unpack_from(message, BODY)
     start = BODY + _BATCH_FORGET.size
-    yield from _FORGET_ONE.iter_unpack(message[start : start + count * _FORGET_ONE.size])
+    return _FORGET_ONE.iter_unpack(message[start : start + count * _FORGET_ONE.size])
 
 
 def interrupted(message: memoryview) -> int:

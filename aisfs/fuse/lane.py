@@ -20,12 +20,15 @@ import select
 import socket
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
+from aisfs.errors import AisfsError
 from aisfs.fuse import abi
 from aisfs.fuse.abi import InitFlag, Opcode
+from aisfs.fuse.observer import Observer
 from aisfs.fuse.pending import Pending
 
 log = logging.getLogger(__name__)
@@ -42,6 +45,7 @@ MESSAGE_ROOM = 8192
 """Bytes of a message that are not data, and what the kernel adds for its books."""
 LIST_BYTES_MAX = 65536
 """Largest reply to READDIRPLUS asked of pyfuse3; the kernel asks again for the rest."""
+OBSERVED = (Opcode.READ, Opcode.READDIRPLUS)
 COUNTING = (Opcode.LOOKUP, Opcode.READDIRPLUS)
 """Requests whose successful replies count lookups."""
 _ENDED = (errno.ENODEV, errno.ECONNABORTED)
@@ -81,8 +85,9 @@ class Lane:
         undo: Callable[[int, memoryview], None],
         notify: Callable[[bytes], None],
         on_init: Callable[[InitFlag], None],
-        on_end: Callable[[], None],
         list_by_inode: Callable[[], bool],
+        observer: Observer,
+        max_message: int,
         spin: float = SPIN_SECONDS,
     ) -> None:
         """Work on a mounted device once `start` is called.
@@ -95,8 +100,9 @@ class Lane:
             undo: Takes back what a reply (opcode, message) that the kernel never took has counted.
             notify: Sends what pyfuse3 tells the kernel unasked, from another thread.
             on_init: Told once what the kernel can.
-            on_end: Called from L or R when the mount is gone, or one of them is.
             list_by_inode: Whether directories are read without being opened.
+            observer: Told of what was answered here.
+            max_message: Bytes of data that a message to pyfuse3 or back may carry.
             spin: Seconds to poll the device after an answer; 0 never.
         """
         self._device = device
@@ -106,47 +112,64 @@ class Lane:
         self._undo = undo
         self._notify = notify
         self._on_init = on_init
-        self._on_end = on_end
+        self._on_end: Callable[[], None] = lambda: None
         self._list_by_inode = list_by_inode
+        self._observer = observer
         self._spin = spin
+        self._stopping = False
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_reader, False)
         self._backlog: deque[bytes] = deque()
         """Requests the socket had no room for; as many as the kernel sends at most."""
         self._threads = [
-            threading.Thread(target=self._run, args=(work,), name=name, daemon=True)
-            for work, name in ((self._receive_all, "aisfs lane"), (self._return_all, "aisfs replies"))
+            threading.Thread(target=work, name=name, daemon=True)
+            for work, name in ((self._run_lane, "aisfs lane"), (self._run_replies, "aisfs replies"))
         ]
-        self.answered = [0] * 4096
+        self._refusing = False
+        self.answered: Counter[int] = Counter()
         """Requests answered in thread L, by opcode."""
         self.busy_since: list[float | None] = [None, None]
         """When L, and R, began what it is doing, in seconds of `time.monotonic`."""
-        self.max_message = _grow(pyfuse)
+        self._max_message = max_message
 
-    def start(self) -> None:
-        """Begin to serve."""
+    def start(self, on_end: Callable[[], None]) -> None:
+        """Begin to serve; `on_end` is called from a thread when the mount is gone, or broken."""
+        self._on_end = on_end
         for thread in self._threads:
             thread.start()
 
-    def stop(self) -> None:
-        """Make both threads end; what they did not answer stays unanswered."""
-        os.write(self._wake_writer, b"x")
-        self._socket.shutdown(socket.SHUT_RD)
+    def refuse(self) -> None:
+        """From now on refuse what would be handed on, and what was handed on and not answered."""
+        self._refusing = True
+        for request in self._pending.all():
+            if self._pending.take(request.unique) is not None:
+                self.reply(request.opcode, (abi.error_reply(request.unique, errno.EIO),))
 
-    def join(self) -> None:
-        """Wait until both threads have ended, and free what they used."""
+    def stop(self) -> None:
+        """End both threads and free what they used."""
+        self._stopping = True
+        os.write(self._wake_writer, b"x")
+        with suppress(OSError):  # the other end is closed
+            self._socket.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join()
         os.close(self._wake_reader)
         os.close(self._wake_writer)
         self._socket.close()
 
-    def _run(self, work: Callable[[], None]) -> None:
+    def _run_lane(self) -> None:
         try:
-            work()
+            self._receive_all()
         except Exception:
             log.critical("the lane ended on a bug in aisfs, please report it", exc_info=True)
         finally:
+            self._on_end()
+
+    def _run_replies(self) -> None:
+        try:
+            self._return_all()
+        except Exception:
+            log.critical("replies ended on a bug in aisfs, please report it", exc_info=True)
             self._on_end()
 
     # thread L ------------------------------------------------------------------------------------
@@ -159,20 +182,37 @@ class Lane:
         handlers = self._handlers
         answered = self.answered
         hot = False
-        while (length := self._receive(parts, hot=hot)) is not None:
+        while not self._stopping and (length := self._receive(parts, hot=hot)) is not None:
             _, opcode, unique, nodeid, _, _, pid, _, _ = unpack(buffer)
             self.busy_since[0] = time.monotonic()
             handler = handlers.get(opcode)
-            reply = handler(unique, nodeid, view[:length], pid) if handler is not None else FORWARD
+            message = view[:length]
+            try:
+                reply = handler(unique, nodeid, message, pid) if handler is not None else FORWARD
+            except AisfsError:  # pyfuse3's handler will run into it too, and say so
+                reply = FORWARD
+            except Exception:
+                log.exception("request %d: this is a bug in aisfs, please report it", opcode)
+                reply = FORWARD
             if reply is FORWARD:
-                self._forward(opcode, unique, nodeid, view[:length], pid)
-                hot = False
-            else:
-                if reply:
-                    self.reply(opcode, reply)
+                self._forward(opcode, unique, nodeid, message, pid)
+            elif reply:
+                self.reply(opcode, reply)
                 answered[opcode] += 1
-                hot = True
+                if opcode in OBSERVED:
+                    self._observe(opcode, nodeid, message, reply)
+            elif opcode != Opcode.READ:
+                answered[opcode] += 1
+            hot = bool(reply)
             self.busy_since[0] = None
+
+    def _observe(self, opcode: int, nodeid: int, message: memoryview, reply: Reply) -> None:
+        _, offset, *_ = abi.READ.unpack_from(message, abi.BODY)
+        size = len(reply[-1])
+        if opcode == Opcode.READ:
+            self._observer.was_read(nodeid, offset, size)
+        elif not size:
+            self._observer.was_listed(nodeid)
 
     def _receive(self, parts: list[bytearray], *, hot: bool) -> int | None:
         """Wait for a request; gives its length, None at the end.
@@ -229,6 +269,10 @@ class Lane:
         elif opcode in (Opcode.READDIR, Opcode.READDIRPLUS) and self._list_by_inode():
             abi.set_handle(message, nodeid, LIST_BYTES_MAX)
         self._pending.add(unique, opcode, pid)
+        if self._refusing:  # looked at after adding, so that `refuse` or we see it
+            if self._pending.take(unique) is not None:
+                self.reply(opcode, (abi.error_reply(unique, errno.EIO),))
+            return
         self._backlog.append(bytes(message))
         self._send_backlog()
 
@@ -278,12 +322,12 @@ class Lane:
                 flags=flags,
                 max_background=MAX_BACKGROUND,
                 congestion_threshold=MAX_BACKGROUND * 3 // 4,
-                max_write=min(reply.max_write, self.max_message),
+                max_write=min(reply.max_write, self._max_message),
             ),
         )
 
 
-def _grow(end: socket.socket) -> int:
+def grow(end: socket.socket) -> int:
     """Make room in a socket; gives how many bytes of data one message may carry."""
     for option in (_SO_SNDBUFFORCE, socket.SO_SNDBUF):
         try:

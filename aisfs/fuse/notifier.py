@@ -11,7 +11,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from aisfs.fuse import abi
 
@@ -48,21 +48,17 @@ class Notifier:
         if not self._closing:
             self._jobs.put(job)
 
+    def forward(self, message: bytes) -> None:
+        """Send a message as it is."""
+        self.put(lambda: self._send_alone(message))
+
     def invalidate_entry(self, parent: int, name: bytes) -> None:
-        """Make the kernel look `name` up again, and list its directory again."""
-        self.put(lambda: self.send(abi.inval_entry(parent, name)))
+        """Make the kernel look `name` up again."""
+        self.forward(abi.inval_entry(parent, name))
 
-    def invalidate_entries(self, parent: int, names: Iterable[bytes]) -> None:
-        """Make the kernel look up many names of a directory again, and list it again."""
-
-        def send_all() -> None:
-            self.send(abi.inval_inode(parent))
-            for name in names:
-                if self._closing:
-                    return
-                self.send(abi.inval_entry(parent, name))
-
-        self.put(send_all)
+    def invalidate_directory(self, ino: int) -> None:
+        """Make the kernel ask for attributes and entries of a directory again."""
+        self.forward(abi.inval_inode(ino))
 
     @property
     def closing(self) -> bool:
@@ -87,6 +83,9 @@ class Notifier:
         finally:
             self.sending_since = None
         return True
+
+    def _send_alone(self, message: bytes) -> None:
+        self.send(message)
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:

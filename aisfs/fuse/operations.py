@@ -6,7 +6,6 @@ the session and with it the mount. Each failed request is logged once, here.
 
 import errno
 import functools
-import logging
 import os
 import stat
 from collections.abc import Callable, Coroutine, Sequence
@@ -15,14 +14,12 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 import pyfuse3
 
 from aisfs.core.names import NAME_MAX
-from aisfs.errors import AisfsError, MountError, ReadOnly
+from aisfs.errors import MountError, ReadOnly
 from aisfs.filesystem.attributes import BLOCK_SIZE, FOREVER, Attr, Entry
-from aisfs.filesystem.errnos import errno_of
 from aisfs.filesystem.filesystem import DirectoryHandle, FileHandle, FileSystem
 from aisfs.filesystem.xattrs import Xattrs
+from aisfs.fuse.failures import failure
 from aisfs.metrics import Metrics
-
-log = logging.getLogger(__name__)
 
 BUCKET_BLOCKS = 2**43 // BLOCK_SIZE
 """Blocks that `df` shows, 8 TiB: AIStore has no cheap answer, and tools that compare free space
@@ -40,18 +37,13 @@ def _handler(
 
     @functools.wraps(operation)
     async def answer(self: "Operations", *args: P.args, **kwargs: P.kwargs) -> ResultT:
-        self.metrics.operations.labels(name).inc()
+        self.metrics.operations.labels(name, "pyfuse3").inc()
         try:
             return await operation(self, *args, **kwargs)
         except pyfuse3.FUSEError:
             raise
-        except AisfsError as error:
-            code, level = errno_of(error)
-            log.log(level, "%s failed: %s", name, error)
-        except Exception:
-            code = errno.EIO
-            log.exception("%s failed: this is a bug in aisfs, please report it", name)
-        self.metrics.failures.labels(name, errno.errorcode[code]).inc()
+        except Exception as error:  # noqa: BLE001 - logged there
+            code = failure(self.metrics, name, error)
         raise pyfuse3.FUSEError(code)
 
     return cast("Callable[Concatenate[Operations, P], Coroutine[Any, Any, ResultT]]", answer)
@@ -78,10 +70,12 @@ class Operations(pyfuse3.Operations):
         self.metrics = metrics
         self._filesystem = filesystem
         self._xattrs = xattrs
-        self._negative_timeout = min(negative_timeout, FOREVER)
+        self.negative_timeout = min(negative_timeout, FOREVER)
         self._on_ready = on_ready
         self._handles: dict[pyfuse3.FileHandleT, DirectoryHandle | FileHandle] = {}
         self._next_handle = 1
+        self.lists_by_inode: Callable[[], bool] = lambda: False
+        """Whether directories come without a handle, as their inode: the lane sees to that."""
 
     def init(self) -> None:
         """The kernel's first request came: the mount works."""
@@ -97,11 +91,11 @@ class Operations(pyfuse3.Operations):
         entry = await self._filesystem.lookup(parent_inode, name)
         if entry is not None:
             return _entry_attributes(entry)
-        if not self._negative_timeout:
+        if not self.negative_timeout:
             raise pyfuse3.FUSEError(errno.ENOENT)
         missing = pyfuse3.EntryAttributes()
         missing.st_ino = pyfuse3.InodeT(0)
-        missing.entry_timeout = self._negative_timeout
+        missing.entry_timeout = self.negative_timeout
         return missing
 
     async def forget(self, inode_list: Sequence[tuple[pyfuse3.InodeT, int]]) -> None:
@@ -137,13 +131,32 @@ class Operations(pyfuse3.Operations):
         self, fh: pyfuse3.FileHandleT, start_id: int, token: pyfuse3.ReaddirToken
     ) -> None:
         """Give entries until the kernel's buffer is full."""
+        if self.lists_by_inode():
+            await self._readdir_by_inode(pyfuse3.InodeT(fh), start_id, token)
+            return
         handle = self._handles[fh]
         assert isinstance(handle, DirectoryHandle), "the kernel reads a directory it opened"
+        self._give_entries(handle, start_id, token)
+
+    async def _readdir_by_inode(
+        self, ino: pyfuse3.InodeT, start_id: int, token: pyfuse3.ReaddirToken
+    ) -> None:
+        handle = await self._filesystem.directory(ino, start_id)
+        if not self._give_entries(handle, start_id, token):
+            self._filesystem.end(ino)
+
+    def _give_entries(
+        self, handle: DirectoryHandle, start_id: int, token: pyfuse3.ReaddirToken
+    ) -> bool:
+        """Give entries until the buffer is full; says whether there was any."""
+        some = False
         for offset, entry, node in handle.entries(start_id):
             attributes = _entry_attributes(entry)
             if not pyfuse3.readdir_reply(token, pyfuse3.FileNameT(entry.name), attributes, offset):
-                return
+                return True
             self._filesystem.remember(entry, node)
+            some = True
+        return some
 
     async def releasedir(self, fh: pyfuse3.FileHandleT) -> None:
         """Close a directory."""
@@ -219,6 +232,9 @@ class PyfuseKernel:
             pyfuse3.InodeT(parent), pyfuse3.FileNameT(name), ignore_enoent=True
         )
 
+    def invalidate_directory(self, ino: int) -> None:
+        """Nothing to do: without the lane the kernel keeps no listings."""
+
 
 async def serve(operations: Operations, mountpoint: str, options: set[str]) -> None:
     """Mount, answer requests until unmounted or `terminate` is called, and unmount.
@@ -241,8 +257,29 @@ async def serve(operations: Operations, mountpoint: str, options: set[str]) -> N
         pyfuse3.close(unmount=True)
 
 
+async def serve_descriptor(operations: Operations, fd: int) -> None:
+    """Answer requests that come through a descriptor, until `terminate` is called.
+
+    Args:
+        operations: What answers.
+        fd: Given up by the caller, and closed at the end.
+
+    Raises:
+        MountError: this libfuse cannot do that.
+    """
+    try:
+        pyfuse3.init(operations, f"/dev/fd/{fd}", set())
+    except RuntimeError as error:
+        os.close(fd)
+        raise MountError(f"libfuse does not serve a descriptor: {error}") from error
+    try:
+        await pyfuse3.main()
+    finally:
+        pyfuse3.close(unmount=False)
+
+
 def terminate() -> None:
-    """Make `serve` return."""
+    """Make `serve` or `serve_descriptor` return."""
     pyfuse3.terminate()
 
 
@@ -264,6 +301,6 @@ def _attributes(attr: Attr) -> pyfuse3.EntryAttributes:
     found.st_blksize = BLOCK_SIZE
     found.st_blocks = 0 if stat.S_ISDIR(attr.mode) else -(-attr.size // 512)
     found.st_atime_ns = found.st_mtime_ns = found.st_ctime_ns = attr.mtime_ns
-    found.attr_timeout = FOREVER
+    found.attr_timeout = attr.timeout
     found.entry_timeout = FOREVER
     return found

@@ -47,10 +47,14 @@ class Pending:
         """Look at a request."""
         return self._requests.get(unique)
 
+    def all(self) -> list[Request]:
+        """Give all requests."""
+        return list(self._requests.values())
+
     def take(self, unique: int) -> Request | None:
         """Take a request out to answer it; None when somebody did already."""
         return self._requests.pop(unique, None)
 
     def oldest(self) -> float | None:
         """Say since when the oldest request waits, in seconds of `time.monotonic`."""
-        return min((request.since for request in list(self._requests.values())), default=None)
+        return min((request.since for request in self.all()), default=None)

@@ -85,9 +85,13 @@ class FakeKernel:
 
     def __init__(self) -> None:
         self.invalidated: list[tuple[int, bytes]] = []
+        self.listed_again: list[int] = []
 
     def invalidate_entry(self, parent: int, name: bytes) -> None:
         self.invalidated.append((parent, name))
+
+    def invalidate_directory(self, ino: int) -> None:
+        self.listed_again.append(ino)
 
 
 def slot(ino: int) -> int:

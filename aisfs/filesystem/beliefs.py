@@ -1,0 +1,76 @@
+"""What the kernel may believe of a directory that can change, and how it learns that it may not.
+
+The kernel keeps a listing until the directory's mtime differs from the one it saw when it listed.
+So the mtime we show changes exactly when the listing that the kernel holds stops being believed, and
+its attributes may be kept until then and no longer: it drops the listing by itself, without being
+told and without asking before.
+
+    mtime while listing k is believed = when listing k-1 stopped being believed
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """One listing that the kernel may hold. Seconds of the clock."""
+
+    since: float | None
+    """When the one before stopped being believed; None for the first."""
+    until: float
+    expires: float
+    """`until` as it was at first: tells this listing from the next."""
+
+
+class Beliefs:
+    """Directories by inode number. From any thread."""
+
+    def __init__(self, clock: Callable[[], float], list_ttl: float) -> None:
+        """Know of no listing; one may be believed for `list_ttl` seconds."""
+        self._clock = clock
+        self._list_ttl = list_ttl
+        self._lock = threading.Lock()
+        self._turns: dict[int, _Turn] = {}
+
+    def listed(self, ino: int, expires: float) -> None:
+        """Take note that the kernel is given a listing which may be believed until `expires`."""
+        with self._lock:
+            before = self._turns.get(ino)
+            if before is None:
+                self._turns[ino] = _Turn(None, expires, expires)
+            elif before.expires != expires:
+                since = min(before.until, self._clock())
+                self._turns[ino] = _Turn(since, expires, expires)
+
+    def dropped(self, ino: int) -> None:
+        """Take note that the listing the kernel may hold turned out to be wrong."""
+        with self._lock:
+            turn = self._turns.get(ino)
+            if turn is not None:
+                until = min(turn.until, self._clock())
+                self._turns[ino] = _Turn(turn.since, until, turn.expires)
+
+    def forgotten(self, ino: int) -> None:
+        """Forget a directory that the kernel forgot, and its listing with it."""
+        with self._lock:
+            self._turns.pop(ino, None)
+
+    def of(self, ino: int, expires: float | None) -> tuple[float | None, float]:
+        """Say since when the directory is as it is, None if always, and for how many seconds.
+
+        Args:
+            ino: The directory.
+            expires: Until when its listing may be believed that the kernel would get if it asked
+                now; None if it would have to be listed, and then be believed from that moment.
+        """
+        now = self._clock()
+        ahead = self._list_ttl if expires is None else max(expires - now, 0.0)
+        with self._lock:
+            turn = self._turns.get(ino)
+            if turn is None:
+                return None, ahead
+            if now < turn.until:
+                return turn.since, turn.until - now
+            return turn.until, ahead

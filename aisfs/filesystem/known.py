@@ -1,0 +1,135 @@
+"""What can be answered at once: from memory and mapped files, without asking anybody.
+
+Called by the lane's thread while the trio thread goes on. `UNKNOWN`, or None where nothing could be
+missing, means that the asynchronous operation has to find out; so it does whenever an error is due.
+"""
+
+import weakref
+from dataclasses import dataclass
+
+from aisfs.cache.metadata import UNKNOWN, Unknown
+from aisfs.core.inodes import slot_of, split_member
+from aisfs.core.names import NAME_MAX
+from aisfs.core.views import MembersView
+from aisfs.engine.parts import Data
+from aisfs.engine.reader import MemberReads, Reader
+from aisfs.errors import AisfsError
+from aisfs.filesystem.attributes import Attr, Entry
+from aisfs.filesystem.filesystem import DirectoryHandle, FileSystem
+from aisfs.filesystem.nodes import ObjectNode, ShardNode
+from aisfs.filesystem.shards import ShardFolders, check_directory, is_folder
+from aisfs.filesystem.tree import Tree
+from aisfs.model import ByteRange
+
+SHARDS_MAX = 4096
+"""Shards whose members were read lately; then all are looked for again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenShard:
+    node: ShardNode
+    view: "weakref.ref[MembersView]"
+    """Weak, since how long an index stays in memory is the indexer's to decide."""
+    reads: MemberReads
+
+
+class Known:
+    """The answers of a `FileSystem` that need no waiting. All methods are for one thread."""
+
+    def __init__(
+        self, filesystem: FileSystem, tree: Tree, folders: ShardFolders, reader: Reader
+    ) -> None:
+        """Answer for `filesystem`, which stands on the same collaborators."""
+        self._filesystem = filesystem
+        self._inodes = filesystem.inodes
+        self._tree = tree
+        self._folders = folders
+        self._reader = reader
+        self._shards: dict[int, _OpenShard] = {}
+
+    def entry(self, parent: int, name: bytes) -> Entry | Unknown | None:
+        """Look a name up and count the lookup; None when it is missing."""
+        node = self._inodes.get(parent)
+        if node is None or isinstance(node, ObjectNode) or len(name) > NAME_MAX:
+            return UNKNOWN
+        if isinstance(node, ShardNode):
+            return self._member(node, parent, name)
+        found = self._tree.known(node, parent, name)
+        return found if found is None or found is UNKNOWN else self._filesystem.counted(found)
+
+    def _member(self, node: ShardNode, parent: int, name: bytes) -> Entry | Unknown | None:
+        view = self._folders.known_view(node)
+        _, is_directory, low = split_member(parent) or (0, False, 0)
+        if view is None or not is_directory or not view.directory(low).searchable:
+            return UNKNOWN
+        entry = self._folders.find_in(view, node, parent, name)
+        if entry is not None:
+            self._filesystem.remember(entry, node)
+        return entry
+
+    def attr(self, ino: int) -> Attr | None:
+        """Describe an inode; None when it is not known how."""
+        node = self._inodes.get(ino)
+        if node is None:
+            return None
+        if isinstance(node, ObjectNode):
+            return self._filesystem.object_attr(node, ino)
+        if not isinstance(node, ShardNode):
+            return self._filesystem.directory_attr(node, ino)
+        if is_folder(ino):
+            return self._folders.folder(node, ino)
+        view = self._folders.known_view(node)
+        return self._folders.attr_in(view, node, ino) if view is not None else None
+
+    def directory(self, ino: int, offset: int) -> DirectoryHandle | None:
+        """Give a snapshot of a directory to read on from `offset`."""
+        going_on = self._filesystem.under_way(ino, offset)
+        if going_on is not None:
+            return going_on
+        node = self._inodes.get(ino)
+        if node is None or isinstance(node, ObjectNode):
+            return None
+        if isinstance(node, ShardNode):
+            view = self._folders.known_view(node)
+            if view is None:
+                return None
+            check_directory(node, ino)
+            members = self._folders.children_in(view, node, ino)
+            return self._filesystem.members_handle(node, members)  # the same for ever
+        children = self._tree.known_children(node, ino)
+        if children is None:
+            return None
+        handle = self._filesystem.children_handle(ino, children)
+        return self._filesystem.begin(ino, handle)
+
+    def read(self, ino: int, offset: int, size: int) -> Data | None:
+        """Read a range, cut at the end of the file. The bytes stay what they are while held."""
+        node = self._inodes.get(ino)
+        wanted = ByteRange(offset, offset + size)
+        if isinstance(node, ObjectNode):
+            return self._reader.known_object(node.bucket, node.info, wanted)
+        if not isinstance(node, ShardNode):
+            return None
+        shard = self._open(ino, node)
+        view = shard.view() if shard is not None else None
+        _, is_directory, row = split_member(ino) or (0, True, 0)
+        if shard is None or view is None or is_directory:
+            return None
+        try:
+            return self._reader.known_member(shard.reads, view.index, row, wanted)
+        except AisfsError:
+            return None
+
+    def _open(self, ino: int, node: ShardNode) -> _OpenShard | None:
+        slot = slot_of(ino)
+        known = self._shards.get(slot)
+        if known is not None and known.node is node and known.view() is not None:
+            return known
+        view = self._folders.known_view(node)
+        if view is None:
+            return None
+        if len(self._shards) >= SHARDS_MAX:
+            self._shards.clear()
+        reads = self._reader.members(node.bucket, node.info, view.index)
+        opened = self._shards[slot] = _OpenShard(node, weakref.ref(view), reads)
+        return opened

@@ -1,0 +1,70 @@
+"""Requests whose caller wants to go: Ctrl-C must end a read that waits for a cluster.
+
+The kernel says INTERRUPT for any signal, and the caller then gets what we answer. EINTR is right for
+one that is being ended. It is wrong for a timer of a profiler or a child that ended: programs do not
+expect `read` of a file, and never `stat`, to fail for that. So we look which signal is pending. The
+kernel says it only once, so requests that were not ended are looked at again (`check`).
+"""
+
+import errno
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from aisfs.fuse import abi
+from aisfs.fuse.lane import Reply
+from aisfs.fuse.pending import Pending
+
+ENDING = frozenset(
+    {signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGKILL, signal.SIGALRM}
+)
+"""Signals that end what a program is doing. SIGALRM is how programs give up waiting."""
+_PENDING = ("SigPnd:", "ShdPnd:")
+
+
+class Interruptions:
+    """Ends requests early."""
+
+    def __init__(self, pending: Pending) -> None:
+        """Look after the requests in `pending`."""
+        self._pending = pending
+        self._spared: set[int] = set()
+        self.reply: Callable[[int, Reply], None] = lambda *_: None
+        """Answers a request; set before the first one comes."""
+
+    def interrupt(self, unique: int) -> None:
+        """End a request if its caller is being ended, and else keep an eye on it. From thread L."""
+        request = self._pending.get(unique)
+        if request is None:
+            return
+        if request.pid and not _is_ending(request.pid):
+            self._spared.add(unique)
+            return
+        opcode = request.opcode
+        if request.cancel is None:  # pyfuse3 will answer all the same, and may have counted
+            self._pending.interrupted[unique] = opcode
+        if self._pending.take(unique) is None:
+            self._pending.interrupted.pop(unique, None)
+            return
+        self.reply(opcode, (abi.error_reply(unique, errno.EINTR),))
+        if request.cancel is not None:
+            request.cancel()
+
+    def check(self) -> None:
+        """Look again at requests that were interrupted and go on. From another thread than L."""
+        for unique in list(self._spared):
+            self._spared.discard(unique)
+            self.interrupt(unique)
+
+
+def _is_ending(pid: int) -> bool:
+    """Say whether a signal that ends it waits for a thread; also when the thread is gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True
+    waiting = 0
+    for line in status.splitlines():
+        if line.startswith(_PENDING):
+            waiting |= int(line.split()[1], 16)
+    return any(waiting >> (number - 1) & 1 for number in ENDING)

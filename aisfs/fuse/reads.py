@@ -1,0 +1,101 @@
+"""READs that have to wait: tasks of trio, which answer to the device themselves.
+
+They do not pass pyfuse3. It would not tell `read` the inode, a reply would be copied through a socket
+that has no room for large ones, and each would cost two wake-ups more (docs/adr/0012).
+"""
+
+import errno
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import trio
+
+from aisfs.engine.parts import Data
+from aisfs.filesystem.filesystem import FileSystem
+from aisfs.fuse import abi
+from aisfs.fuse.abi import Opcode
+from aisfs.fuse.failures import failure
+from aisfs.fuse.lane import Reply
+from aisfs.fuse.observer import Observer
+from aisfs.fuse.pending import Pending
+from aisfs.metrics import Metrics
+
+
+class _Read(NamedTuple):
+    unique: int
+    ino: int
+    offset: int
+    size: int
+    scope: trio.CancelScope
+
+
+class WaitingReads:
+    """Takes READs from thread L; at most as many at once as the kernel sends."""
+
+    def __init__(
+        self, filesystem: FileSystem, pending: Pending, metrics: Metrics, observer: Observer
+    ) -> None:
+        """Read from `filesystem`, in tasks of the nursery that `open` gives."""
+        self._filesystem = filesystem
+        self._pending = pending
+        self._metrics = metrics
+        self._observer = observer
+        self._token = trio.lowlevel.current_trio_token()
+        self._inbox: deque[_Read] = deque()
+        self._woken = False
+        self._nursery: trio.Nursery | None = None
+        self._reply: Callable[[int, Reply], None] = lambda *_: None
+
+    def open(self, nursery: trio.Nursery, reply: Callable[[int, Reply], None]) -> None:
+        """Begin to take READs; their tasks run in `nursery` and answer with `reply`."""
+        self._nursery = nursery
+        self._reply = reply
+
+    def close(self) -> None:
+        """Take no more; those under way go on."""
+        self._nursery = None
+
+    def hand_over(self, unique: int, ino: int, offset: int, size: int, pid: int) -> None:
+        """Have a READ answered. From thread L."""
+        scope = trio.CancelScope()
+        self._pending.add(
+            unique, Opcode.READ, pid, cancel=lambda: self._token.run_sync_soon(scope.cancel)
+        )
+        self._inbox.append(_Read(unique, ino, offset, size, scope))
+        if not self._woken:  # else it has not begun to look, and will find this one too
+            self._woken = True
+            try:
+                self._token.run_sync_soon(self._take)
+            except trio.RunFinishedError:
+                self._woken = False
+                self._answer_with(unique, abi.error_reply(unique, errno.EIO))
+
+    def _take(self) -> None:
+        self._woken = False
+        while self._inbox:
+            read = self._inbox.popleft()
+            if self._nursery is None:  # the mount is going away
+                self._answer_with(read.unique, abi.error_reply(read.unique, errno.EIO))
+            else:
+                self._nursery.start_soon(self._serve, read)
+
+    async def _serve(self, read: _Read) -> None:
+        """Read and answer, whatever happens."""
+        self._metrics.operations.labels("read", "trio").inc()
+        reply: Reply = (abi.error_reply(read.unique, errno.EIO),)
+        data: Data | None = None
+        try:
+            with read.scope:
+                data = await self._filesystem.read_at(read.ino, read.offset, read.size)
+                reply = (abi.data_header(read.unique, len(data)), data)
+        except Exception as error:  # noqa: BLE001 - logged there
+            reply = (abi.error_reply(read.unique, failure(self._metrics, "read", error)),)
+        finally:
+            self._answer_with(read.unique, *reply)
+        if data is not None:
+            self._observer.was_read(read.ino, read.offset, len(data))
+
+    def _answer_with(self, unique: int, *reply: bytes | bytearray | memoryview) -> None:
+        if self._pending.take(unique) is not None:
+            self._reply(Opcode.READ, reply)

@@ -1,0 +1,192 @@
+"""A mount with the lane, from the descriptor to the last thread."""
+
+import logging
+import socket
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from aisfs.errors import MountError
+from aisfs.filesystem.filesystem import FileSystem
+from aisfs.filesystem.known import Known
+from aisfs.fuse.abi import Opcode
+from aisfs.fuse.answers import Answers
+from aisfs.fuse.device import Device, mount_device
+from aisfs.fuse.interruptions import Interruptions
+from aisfs.fuse.lane import SPIN_SECONDS, Lane, grow
+from aisfs.fuse.notifier import Notifier
+from aisfs.fuse.observer import Nobody, Observer
+from aisfs.fuse.operations import Operations, serve_descriptor, terminate
+from aisfs.fuse.pending import Pending
+from aisfs.fuse.reads import WaitingReads
+from aisfs.fuse.watchdog import Watchdog
+from aisfs.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+
+class LaneUnavailable(MountError):
+    """This machine does not let us put a lane before pyfuse3. Nothing is left mounted."""
+
+
+class LaneSession:
+    """Serves one mount."""
+
+    def __init__(
+        self,
+        operations: Operations,
+        filesystem: FileSystem,
+        known: Known,
+        metrics: Metrics,
+        *,
+        negative_timeout: float,
+        spin: float = SPIN_SECONDS,
+        observe: Callable[[Notifier], Observer] = lambda notifier: Nobody(),
+    ) -> None:
+        """Put a lane before `operations`.
+
+        Args:
+            operations: Answers what the lane forwards.
+            filesystem: The tree of both.
+            known: What of it can be answered at once.
+            metrics: Where requests are counted.
+            negative_timeout: Seconds the kernel may keep a missing name.
+            spin: See `Lane`.
+            observe: Makes the one who is told of reads and listings, and may notify.
+        """
+        self._operations = operations
+        self._filesystem = filesystem
+        self._known = known
+        self._metrics = metrics
+        self._negative_timeout = negative_timeout
+        self._spin = spin
+        self._observe = observe
+        self._token = trio.lowlevel.current_trio_token()
+        self._serving = False
+        self._stopped = False
+
+    def terminate(self) -> None:
+        """Make `serve` return when requests under way are answered."""
+        self._stopped = True
+        if self._serving:
+            terminate()
+
+    async def serve(self, mountpoint: Path, options: set[str]) -> None:
+        """Mount, answer until unmounted or `terminate` is called, and unmount.
+
+        Args:
+            mountpoint: An empty directory.
+            options: Mount options as of `mount -o`.
+
+        Raises:
+            LaneUnavailable: mount without the lane instead.
+            MountError: the kernel or fusermount3 refused.
+        """
+        device = await trio.to_thread.run_sync(mount_device, mountpoint, options)
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        threads = self._make(device, ours, its)
+        refused: MountError | None = None
+        try:
+            async with trio.open_nursery() as nursery:
+                self._start(threads, nursery)
+                self._serving = True
+                try:
+                    if not self._stopped:
+                        await serve_descriptor(self._operations, its.detach())
+                except MountError as error:  # out of the nursery it would come in a group
+                    refused = error
+                finally:
+                    self._serving = False
+                    threads.reads.close()
+        finally:
+            its.close()
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(threads.take_down)
+        if refused is not None:
+            raise LaneUnavailable(str(refused)) from refused
+
+    def _make(self, device: Device, ours: socket.socket, its: socket.socket) -> "_Threads":
+        pending = Pending()
+        interruptions = Interruptions(pending)
+        notifier = Notifier(device.fd)
+        observer = self._observe(notifier)
+        reads = WaitingReads(self._filesystem, pending, self._metrics, observer)
+        answers = Answers(
+            self._known,
+            self._filesystem,
+            reads,
+            interruptions,
+            negative_timeout=self._negative_timeout,
+        )
+        lane = Lane(
+            device.fd,
+            ours,
+            answers.handlers,
+            pending,
+            undo=answers.undo,
+            notify=notifier.forward,
+            on_init=answers.initialise,
+            list_by_inode=lambda: answers.lists_by_inode,
+            observer=observer,
+            max_message=min(grow(ours), grow(its)),
+            spin=self._spin,
+        )
+        interruptions.reply = lane.reply
+        self._operations.lists_by_inode = lambda: answers.lists_by_inode
+        self._filesystem.kernel = notifier
+        self._metrics.before_text = partial(_count, lane.answered, Counter(), self._metrics)
+        watchdog = Watchdog(device, lane, notifier, pending, interruptions)
+        return _Threads(device, lane, notifier, watchdog, reads, pending)
+
+    def _start(self, threads: "_Threads", nursery: trio.Nursery) -> None:
+        threads.reads.open(nursery, threads.lane.reply)
+        threads.notifier.start()
+        threads.lane.start(lambda: self._token.run_sync_soon(self._ended, nursery))
+        threads.watchdog.start()
+
+    def _ended(self, nursery: trio.Nursery) -> None:
+        """The kernel is gone: nobody waits for an answer any more."""
+        if self._serving:
+            terminate()
+        nursery.cancel_scope.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class _Threads:
+    """All threads of a mount, and what they share."""
+
+    device: Device
+    lane: Lane
+    notifier: Notifier
+    watchdog: Watchdog
+    reads: WaitingReads
+    pending: Pending
+
+    def take_down(self) -> None:
+        """End them in the order that leaves none stuck; then unmount, and let go of the device.
+
+        The notifier may wait inside the kernel for any request to be answered. So first it is
+        ended, while the lane still answers: whatever it cannot answer by itself, with an error.
+        """
+        self.watchdog.stop()
+        self.lane.refuse()
+        if not self.notifier.close():
+            aborted = self.device.abort()
+            log.error(
+                "a notification hangs; the connection was %saborted", "" if aborted else "not "
+            )
+        self.lane.stop()
+        self.device.unmount()
+        self.device.close()
+
+
+def _count(answered: Counter[int], told: Counter[int], metrics: Metrics) -> None:
+    """Bring what the lane counted into the metrics."""
+    for opcode, count in dict(answered).items():
+        name = Opcode(opcode).name.lower() if opcode in set(Opcode) else str(opcode)
+        metrics.operations.labels(name, "lane").inc(count - told[opcode])
+        told[opcode] = count

@@ -1,0 +1,74 @@
+"""The thread that sees to it that nothing hangs for ever.
+
+A message to the kernel that is stuck cannot be ended by a signal, not even by `kill -9`, and neither
+can a process that waits for an answer from a thread that hangs. Aborting the connection ends both.
+"""
+
+import logging
+import threading
+import time
+
+from aisfs.fuse.device import Device
+from aisfs.fuse.interruptions import Interruptions
+from aisfs.fuse.lane import Lane
+from aisfs.fuse.notifier import Notifier
+from aisfs.fuse.pending import Pending
+
+log = logging.getLogger(__name__)
+
+STUCK_SECONDS = 10.0
+"""Nothing that our own threads do takes a hundredth of it."""
+INTERVAL = 1.0
+
+
+class Watchdog:
+    """Looks once a second."""
+
+    def __init__(
+        self,
+        device: Device,
+        lane: Lane,
+        notifier: Notifier,
+        pending: Pending,
+        interruptions: Interruptions,
+    ) -> None:
+        """Watch over all of these once `start` is called."""
+        self._device = device
+        self._lane = lane
+        self._notifier = notifier
+        self._pending = pending
+        self._interruptions = interruptions
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="aisfs watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Watch no more."""
+        self._end.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._end.wait(INTERVAL):
+            self._interruptions.check()
+            stuck = self.stuck(time.monotonic())
+            if stuck is not None:
+                done = self._device.abort()
+                outcome = "aborted the connection" if done else "could not abort the connection"
+                log.critical("%s hangs: %s; please report it", stuck, outcome)
+                return
+
+    def stuck(self, now: float) -> str | None:
+        """Name what hangs."""
+        names = ("the lane's thread", "the thread for replies")
+        for name, since in zip(names, self._lane.busy_since, strict=True):
+            if since is not None and now - since > STUCK_SECONDS:
+                return name
+        since = self._notifier.sending_since
+        if since is None or now - since <= STUCK_SECONDS:
+            return None
+        # The kernel may make it wait for a request that was there before, and that for the cluster.
+        oldest = self._pending.oldest()
+        return "the notifier" if oldest is None or oldest > since else None
