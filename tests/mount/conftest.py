@@ -8,11 +8,26 @@ from pathlib import Path
 import pytest
 
 from tests.mount.cache_tools import big_directory
+from tests.support.mounts import mounting
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _fuse_is_there():
     assert os.path.exists("/dev/fuse"), "these tests need /dev/fuse; a machine without it fails"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc):
+    """Run every test that mounts twice: what a user sees must not depend on the lane."""
+    if hasattr(metafunc.module, "mounted"):
+        metafunc.parametrize("lane", ["lane", "no-lane"], indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def lane(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """Whether mounts have the lane. Fixtures that keep a mount for a module have to ask for it."""
+    with_lane = getattr(request, "param", "lane") == "lane"
+    with mounting(lane=with_lane):
+        yield with_lane
 
 
 @pytest.fixture
@@ -31,7 +46,7 @@ def mountpoint(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shared_mountpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared_mountpoint(lane: bool, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty directory for a mount that all tests of a module read."""
     return tmp_path_factory.mktemp("mnt").resolve()
 

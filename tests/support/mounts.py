@@ -21,6 +21,7 @@ from pathlib import Path
 COMMAND = (sys.executable, "-m", "aisfs")
 COMMAND_LIMIT = 90.0
 """Seconds until a command counts as hung; not a statement about speed."""
+_modes = {"lane": True}
 _SUSPICIOUS = re.compile(
     r"\b(WARNING|ERROR|CRITICAL)\b|Traceback|Exception ignored|level=(warn|err)"
 )
@@ -136,6 +137,16 @@ def aisfs(
     return run(*COMMAND, *map(str, arguments), env=environment(env), cwd=cwd, timeout=timeout)
 
 
+@contextmanager
+def mounting(*, lane: bool) -> Iterator[None]:
+    """Mount with or without the lane where a test does not say which."""
+    before, _modes["lane"] = _modes["lane"], lane
+    try:
+        yield
+    finally:
+        _modes["lane"] = before
+
+
 def eventually(condition, seconds: float = 20.0) -> bool:
     """Wait until the condition holds; False when it never does."""
     deadline = time.monotonic() + seconds
@@ -160,6 +171,7 @@ def mounted(
     *,
     endpoint: str | None = None,
     options: Sequence[str] = (),
+    lane: bool | None = None,
     foreground: bool = False,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
@@ -173,6 +185,7 @@ def mounted(
         mountpoint: An existing directory; must be absolute and free of symlinks.
         endpoint: Passed as `--endpoint`.
         options: More arguments of `aisfs mount`.
+        lane: Whether with the lane; None is as `mounting` says, else with it.
         foreground: Keep the daemon a child of this process.
         env: Added to the daemon's otherwise minimal environment.
         cwd: Where the command runs.
@@ -189,6 +202,8 @@ def mounted(
         arguments = [*([source] if source is not None else []), str(mountpoint)]
         if endpoint is not None:
             arguments += ["--endpoint", endpoint]
+        if not (_modes["lane"] if lane is None else lane):
+            arguments.append("--no-lane")
         arguments += ["--log-file", str(state / "daemon.log"), *options]
         mount = Mount(
             mountpoint, [], [state / "daemon.log", state / "stderr"], environment(env, home=state)

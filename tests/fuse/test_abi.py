@@ -1,0 +1,185 @@
+"""The kernel's messages byte for byte, so that a slip in a layout fails here and not in a mount.
+
+Requests were read from /dev/fuse of Linux 6.18 (ABI 7.45). Replies and notifications were compared
+with the structs of linux/fuse.h by hand.
+"""
+
+import stat
+import struct
+
+import pytest
+
+from aisfs.filesystem.attributes import Attr
+from aisfs.fuse import abi
+from aisfs.fuse.abi import InitFlag, Opcode
+
+FILE = Attr(1 << 63 | 5, stat.S_IFREG | 0o444, 1025, 1_700_000_000_123_456_789, 1000, 100)
+DIRECTORY = Attr(1, stat.S_IFDIR | 0o555, 131072, -1, 0, 0, 1.5)
+
+
+def message(text: str) -> memoryview:
+    return memoryview(bytearray.fromhex(text))
+
+
+def header(request: memoryview) -> tuple[int, ...]:
+    return abi.HEADER.unpack_from(request)
+
+
+# Requests -----------------------------------------------------------------------------------------
+
+INIT = message(
+    "680000001a00000002000000000000000000000000000000000000000000000000000000000000000700"
+    "00002d00000000000200fbffff73fd050000000000000000000000000000000000000000000000000000"
+    "0000000000000000000000000000000000000000"
+)
+LOOKUP = message(
+    "2d000000010000001c000000000000000100000000000000000000000000000084410000000000006e6f706500"
+)
+READ = message(
+    "500000000f00000018000000000000000200000000000000000000000000000083410000000000000000"
+    "0000000000000000000000000000001000000000000000000000000000000080000000000000"
+)
+READDIRPLUS = message(
+    "500000002c0000000e000000000000000100000000000000000000000000000082410000000000000000"
+    "0000000000000000000000000000000002000000000000000000000000000088010000000000"
+)
+GETXATTR = message(
+    "410000001600000006000000000000000100000000000000000000000000000082410000000000"
+    "00ff0000000000000073656375726974792e73656c696e757800"
+)
+FORGET = message(
+    "30000000020000002200000000000000020000000000000000000000000000000000000000000000"
+    "0100000000000000"
+)
+INTERRUPT = message(
+    "30000000240000002100000000000000000000000000000000000000000000000000000000000000"
+    "2000000000000000"
+)
+BATCH_FORGET = message(
+    "500000002a0000002300000000000000000000000000000000000000000000000000000000000000"
+    "020000000000000002000000000000000100000000000000050000000000008007000000000000"
+    "00"
+)
+
+
+@pytest.mark.parametrize(
+    ("request_", "opcode", "unique", "nodeid", "pid"),
+    [
+        (INIT, Opcode.INIT, 2, 0, 0),
+        (LOOKUP, Opcode.LOOKUP, 0x1C, 1, 0x4184),
+        (READ, Opcode.READ, 0x18, 2, 0x4183),
+        (READDIRPLUS, Opcode.READDIRPLUS, 0xE, 1, 0x4182),
+        (GETXATTR, Opcode.GETXATTR, 6, 1, 0x4182),
+        (FORGET, Opcode.FORGET, 0x22, 2, 0),
+        (BATCH_FORGET, Opcode.BATCH_FORGET, 0x23, 0, 0),
+        (INTERRUPT, Opcode.INTERRUPT, 0x21, 0, 0),
+    ],
+)
+def test_header(request_: memoryview, opcode: int, unique: int, nodeid: int, pid: int):
+    assert header(request_) == (len(request_), opcode, unique, nodeid, 0, 0, pid, 0, 0)
+
+
+def test_bodies():
+    assert abi.name_of(LOOKUP) == b"nope"
+    assert abi.xattr_name(GETXATTR) == b"security.selinux"
+    assert abi.forgotten(FORGET) == 1
+    assert list(abi.batch_forgotten(BATCH_FORGET)) == [(2, 1), (1 << 63 | 5, 7)]
+    assert abi.interrupted(INTERRUPT) == 0x20
+    assert abi.READ.unpack_from(READ, abi.BODY)[:3] == (0, 0, 4096)
+
+
+def test_what_the_kernel_can():
+    flags = abi.init_flags(INIT)
+    for flag in InitFlag:
+        assert flag in flags
+
+
+def test_a_directory_is_read_by_its_inode():
+    changed = message(READDIRPLUS.hex())
+    abi.set_handle(changed, 1, 4096)
+    assert abi.READ.unpack_from(changed, abi.BODY)[:3] == (1, 0, 4096)
+    same = [at for at in range(len(changed)) if changed[at] == READDIRPLUS[at]]
+    assert set(range(len(changed))) - set(same) == {40, 57}
+    abi.set_handle(changed, 1, 1 << 20)
+    assert abi.READ.unpack_from(changed, abi.BODY)[2] == 4096, "never more than was asked for"
+
+
+# Replies ------------------------------------------------------------------------------------------
+
+ENTRY = (
+    "90000000000000001c00000000000000050000000000008000000000000000003c000000000000008033e101"
+    "0000000080b2e60e0000000005000000000000800104000000000000030000000000000000f1536500000000"
+    "00f153650000000000f153650000000015cd5b0715cd5b0715cd5b072481000001000000e803000064000000"
+    "000000000000020000000000"
+)
+PLUS = (
+    "050000000000008000000000000000003c000000000000008033e1010000000080b2e60e0000000005000000"
+    "000000800104000000000000030000000000000000f153650000000000f153650000000000f1536500000000"
+    "15cd5b0715cd5b0715cd5b072481000001000000e80300006400000000000000000002000000000005000000"
+    "0000008007000000000000000500000008000000612e6a7067000000"
+)
+
+
+def test_errors_and_data():
+    assert abi.error_reply(0x21, 4).hex() == "10000000fcffffff2100000000000000"
+    assert abi.data_header(0x18, 5).hex() == "15000000000000001800000000000000"
+
+
+def test_attributes():
+    assert abi.attr_reply(4, DIRECTORY).hex() == (
+        "7800000000000000040000000000000001000000000000000065cd1d00000000010000000000000000000200"
+        "000000000000000000000000ffffffffffffffffffffffffffffffffffffffffffffffffffc99a3bffc99a3b"
+        "ffc99a3b6d410000010000000000000000000000000000000000020000000000"
+    )
+
+
+def test_an_entry():
+    assert abi.entry_reply(0x1C, FILE, 60.25).hex() == ENTRY
+    assert abi.entry_nodeid(message(ENTRY)) == FILE.ino
+
+
+def test_a_missing_name():
+    assert abi.missing_reply(0x1C, 0.0) == abi.error_reply(0x1C, 2)
+    kept = abi.missing_reply(0x1C, 5.0)
+    assert kept == struct.pack("=IiQ QQQQ II 88x", 144, 0, 0x1C, 0, 0, 5, 0, 0, 0)
+    assert abi.entry_nodeid(memoryview(kept)) == 0
+
+
+def test_entries_of_a_directory():
+    one = abi.direntplus(FILE, b"a.jpg", 7, 60.25)
+    assert one.hex() == PLUS
+    reply = abi.data_header(9, 2 * len(one)) + one + one
+    assert list(abi.listed_nodeids(memoryview(reply))) == [FILE.ino, FILE.ino]
+
+
+@pytest.mark.parametrize("length", range(1, 17))
+def test_entries_are_aligned(length: int):
+    one = abi.direntplus(FILE, bytes(length), 7, 0.0)
+    assert len(one) == 152 + (length + 7) // 8 * 8
+
+
+def test_the_answer_to_init_is_changed():
+    given = abi.InitReply(7, 31, 131072, 0x4040B039, 0, 0, 1048576, 1, 256, 0, 0, 0, 0)
+    whole = abi.with_init(memoryview(struct.pack("=IiQ64x", 80, 0, 2)), given)
+    assert abi.init_reply(memoryview(whole)) == given
+    changed = given._replace(flags=0x4040B031, max_background=64, congestion_threshold=48)
+    assert abi.with_init(memoryview(whole), changed).hex() == (
+        "50000000000000000200000000000000070000001f0000000000020031b04040400030000000100001000000"
+        "000100000000000000000000000000000000000000000000000000000000000000000000"
+    )
+    assert abi.reply_header(memoryview(whole)) == (2, 0)
+
+
+# Notifications ------------------------------------------------------------------------------------
+
+
+def test_notifications():
+    assert abi.store_header(2, 4096, 1000).hex() == (
+        "1004000004000000000000000000000002000000000000000010000000000000e803000000000000"
+    )
+    assert abi.inval_entry(1, b"x.tar").hex() == (
+        "2600000003000000000000000000000001000000000000000500000000000000782e74617200"
+    )
+    assert abi.inval_inode(2).hex() == (
+        "28000000020000000000000000000000020000000000000000000000000000000000000000000000"
+    )
