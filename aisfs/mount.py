@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -84,7 +85,7 @@ def check(plan: MountPlan) -> None:
         raise SourceMissing(
             f"{plan.source.path}: no such directory; a bucket is written ais://BUCKET"
         )
-    mountpoints.check_fuse()
+    mountpoints.check_fuse(lane=plan.kernel.lane)
     mountpoints.prepare(plan.mountpoint, allow_nonempty="nonempty" in plan.options)
 
 
@@ -240,7 +241,9 @@ def _build(
 
     async def report() -> None:
         # A task, so that it runs when the kernel has the reply to INIT, which sets the defaults.
-        await trio.to_thread.run_sync(tuning.tune, plan.mountpoint)
+        # The lane has asked for more requests in the background already, which needs no root.
+        background = not plan.kernel.lane
+        await trio.to_thread.run_sync(partial(tuning.tune, plan.mountpoint, background=background))
         log.info("mounted %s on %s", plan.source, plan.mountpoint)
         on_ready()
 

@@ -97,6 +97,14 @@ class Directory:
     def __iter__(self) -> Iterator[Child]:
         return self.children()
 
+    def plain_files(self, start: int = 0) -> Iterator[tuple[int, bytes]]:
+        """Yield (row, name) of the entries from a position on, the row -1 for all but plain files.
+
+        For listings: a tenth of the time of `children`.
+        """
+        view = self._view
+        return view.plain_files(range(self._start + start, self._stop), len(self.path))
+
     @property
     def searchable(self) -> bool:
         """Whether `find` is quick: the first one in a directory not in order has to sort it."""
@@ -185,6 +193,19 @@ class MembersView:
             number = code ^ _DIRECTORY
             return Child(self._names[number], self.directory_row(number), number)
         return Child(self.entry_name(at), code, None)
+
+    def plain_files(self, places: range, path_length: int) -> Iterator[tuple[int, bytes]]:
+        """Yield (row, name) of entries of one directory, the row -1 for all but plain files."""
+        columns = self.index.columns
+        names, ends, flags = columns.names, columns.ends, columns.flags
+        contents, renamed, entries = columns.contents, self._renamed, self._entries
+        skip = path_length + 1 if path_length else 0
+        for at in places:
+            code = entries[at]
+            if code & _DIRECTORY or flags[code] & 3 or code in renamed or code in contents:
+                yield -1, b""
+            else:
+                yield code, bytes(names[(ends[code - 1] if code else 0) + skip : ends[code]])
 
     def entry_name(self, at: int) -> bytes:
         """Return the name of an entry by its place in the whole view."""

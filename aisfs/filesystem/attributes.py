@@ -64,10 +64,18 @@ class AttrMaker:
     def file(self, ino: int, size: int, mtime_ns: int, *, executable: bool = False) -> Attr:
         """Describe a regular file; `executable` adds x wherever the mode has r."""
         settings = self._settings
-        mode = settings.file_mode
-        if executable:
-            mode |= (mode & 0o444) >> 2
-        return Attr(ino, stat.S_IFREG | mode, size, mtime_ns, settings.uid, settings.gid)
+        mode = self.file_mode(executable=executable)
+        return Attr(ino, mode, size, mtime_ns, settings.uid, settings.gid)
+
+    def file_mode(self, *, executable: bool = False) -> int:
+        """Give the mode of a regular file."""
+        mode = self._settings.file_mode
+        return stat.S_IFREG | (mode | (mode & 0o444) >> 2 if executable else mode)
+
+    @property
+    def owner(self) -> tuple[int, int]:
+        """User and group of everything."""
+        return self._settings.uid, self._settings.gid
 
     def symlink(self, ino: int, target: bytes, mtime_ns: int) -> Attr:
         """Describe a symbolic link."""

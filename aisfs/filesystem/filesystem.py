@@ -13,6 +13,7 @@ from typing import Protocol
 from aisfs.core.inodes import ROOT, InodeTable, directory_number, split_member
 from aisfs.core.member_index import MemberIndex, MemberKind
 from aisfs.core.names import NAME_MAX
+from aisfs.core.views import MembersView
 from aisfs.engine.lister import Lister
 from aisfs.engine.parts import Data
 from aisfs.engine.reader import Reader
@@ -26,7 +27,7 @@ from aisfs.errors import (
 from aisfs.filesystem.attributes import FOREVER, Attr, AttrMaker, Entry
 from aisfs.filesystem.beliefs import Beliefs
 from aisfs.filesystem.nodes import DirectoryNode, Node, ObjectNode, ShardNode, identity
-from aisfs.filesystem.shards import ShardFolders
+from aisfs.filesystem.shards import ListedRow, ShardFolders, check_directory
 from aisfs.filesystem.tree import Children, Found, Tree
 from aisfs.model import Bucket, ByteRange
 
@@ -49,8 +50,19 @@ class DirectoryHandle:
 
     entries: Callable[[int], Iterator[tuple[int, Entry, Node]]]
     """Gives (offset of the next, entry, node) behind an offset, again and again."""
-    complete: bool = False
-    """Whether it is the same for ever, as in a shard."""
+    members: "MemberRows | None" = None
+    """The same of a directory in a shard, which never changes, for who packs many."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRows:
+    """A directory of a shard as rows."""
+
+    node: ShardNode
+    uid: int
+    gid: int
+    rows: Callable[[int], Iterator[ListedRow]]
+    """Gives the rows behind an offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +127,7 @@ class FileSystem:
             with self.noticing_change(node):
                 entry = await self._folders.find(node, parent, name)
             if entry is not None:
-                self.remember(entry, node)
+                self.remember(entry.attr.ino, node)
             return entry
         if isinstance(node, ObjectNode):
             raise NotADirectory(f"{node.info.key} is not a directory")
@@ -127,16 +139,16 @@ class FileSystem:
     def counted(self, found: Found) -> Entry:
         """Make the entry of something looked up, and count the lookup."""
         entry = self.entry(found)
-        self.remember(entry, found.node)
+        self.remember(entry.attr.ino, found.node)
         return entry
 
-    def remember(self, entry: Entry, node: Node, count: int = 1) -> None:
-        """Count lookups, or entries of a listing that the kernel took.
+    def remember(self, ino: int, node: Node, count: int = 1) -> None:
+        """Count lookups of `ino`, or entries of a listing that the kernel took.
 
-        A member's shard stands for it, so `count` members of one shard are counted with one of them.
+        Members are counted on their shard, so one of them may stand for many of the same shard.
         """
         with self._lock:
-            self.inodes.remember(entry.attr.ino, identity(node), node, count)
+            self.inodes.remember(ino, identity(node), node, count)
 
     def forget(self, ino: int, count: int) -> None:
         """Take back `count` lookups."""
@@ -200,18 +212,20 @@ class FileSystem:
         if isinstance(node, ObjectNode):
             raise NotADirectory(f"{node.info.key} is not a directory")
         if isinstance(node, ShardNode):
+            check_directory(node, ino)
             with self.noticing_change(node):
-                members = await self._folders.children(node, ino)
-            return self.members_handle(node, members)
+                view = await self._folders.view(node)
+            return self.members_handle(view, node, ino)
         return self.children_handle(ino, await self._tree.children(node, ino))
 
-    def members_handle(
-        self, node: ShardNode, members: Callable[[int], Iterator[tuple[int, Entry]]]
-    ) -> DirectoryHandle:
-        """Open a directory of a shard."""
-        entries: Callable[[int], Iterator[tuple[int, Entry, Node]]]
-        entries = lambda offset: ((at, entry, node) for at, entry in members(offset))  # noqa: E731
-        return DirectoryHandle(entries, complete=True)
+    def members_handle(self, view: MembersView, node: ShardNode, ino: int) -> DirectoryHandle:
+        """Open a directory of an open shard."""
+        members = self._folders.children_in(view, node, ino)
+        rows = self._folders.rows_in(view, node, ino)
+        return DirectoryHandle(
+            lambda offset: ((at, entry, node) for at, entry in members(offset)),
+            MemberRows(node, *self._make.owner, rows),
+        )
 
     def children_handle(self, ino: int, children: Children) -> DirectoryHandle:
         """Open a directory above the shards, whose listing the kernel is going to be given."""

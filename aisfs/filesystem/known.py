@@ -64,7 +64,7 @@ class Known:
             return UNKNOWN
         entry = self._folders.find_in(view, node, parent, name)
         if entry is not None:
-            self._filesystem.remember(entry, node)
+            self._filesystem.remember(entry.attr.ino, node)
         return entry
 
     def attr(self, ino: int) -> Attr | None:
@@ -94,8 +94,7 @@ class Known:
             if view is None:
                 return None
             check_directory(node, ino)
-            members = self._folders.children_in(view, node, ino)
-            return self._filesystem.members_handle(node, members)  # the same for ever
+            return self._filesystem.members_handle(view, node, ino)
         children = self._tree.known_children(node, ino)
         if children is None:
             return None

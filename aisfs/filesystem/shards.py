@@ -7,12 +7,16 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from aisfs.core.inodes import directory_number, member_number, split_member
-from aisfs.core.member_index import MemberKind
+from aisfs.core.member_index import EXECUTABLE, MemberKind
 from aisfs.core.views import Child, Directory, MembersView
 from aisfs.engine.indexer import Indexer
 from aisfs.errors import NotADirectory
 from aisfs.filesystem.attributes import FOREVER, Attr, AttrMaker, Entry
 from aisfs.filesystem.nodes import ShardNode
+
+ListedRow = tuple[int, int, int, int, int, bytes, Entry | None]
+"""(offset of the next, inode, size, mtime in ns, mode, name, None) of a plain file: a million are
+listed at a time, and objects for each would cost more than all the rest. All else has its entry."""
 
 
 class ShardFolders:
@@ -58,19 +62,33 @@ class ShardFolders:
         child = view.directory(low).find(name)
         return self._entry(shard, view, first, child) if child is not None else None
 
-    async def children(
-        self, shard: ShardNode, ino: int
-    ) -> Callable[[int], Iterator[tuple[int, Entry]]]:
-        """List the directory with the number `ino`; gives (offset, entry) behind an offset."""
-        check_directory(shard, ino)
-        return self.children_in(await self.view(shard), shard, ino)
-
     def children_in(
         self, view: MembersView, shard: ShardNode, ino: int
     ) -> Callable[[int], Iterator[tuple[int, Entry]]]:
         """List the directory with the number `ino` of an open shard."""
         first, _, low = _split(ino)
         return partial(self._entries, shard, view, first, view.directory(low))
+
+    def rows_in(
+        self, view: MembersView, shard: ShardNode, ino: int
+    ) -> Callable[[int], Iterator[ListedRow]]:
+        """List the directory with the number `ino` of an open shard, as rows; see `ListedRow`."""
+        first, _, low = _split(ino)
+        return partial(self._rows, shard, view, first, view.directory(low))
+
+    def _rows(
+        self, shard: ShardNode, view: MembersView, first: int, directory: Directory, offset: int
+    ) -> Iterator[ListedRow]:
+        columns = view.index.columns
+        sizes, mtimes, flags = columns.sizes, columns.mtimes, columns.flags
+        plain, executable = self._make.file_mode(), self._make.file_mode(executable=True)
+        for following, (row, name) in enumerate(directory.plain_files(offset), start=offset + 1):
+            if row < 0:
+                entry = self._entry(shard, view, first, directory.child(following - 1))
+                yield following, 0, 0, 0, 0, b"", entry
+            else:
+                mode = executable if flags[row] & EXECUTABLE else plain
+                yield following, first | row, sizes[row], mtimes[row], mode, name, None
 
     def _entries(
         self, shard: ShardNode, view: MembersView, first: int, directory: Directory, offset: int

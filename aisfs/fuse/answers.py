@@ -10,8 +10,8 @@ from typing import NamedTuple
 from cachetools import LRUCache
 
 from aisfs.cache.metadata import UNKNOWN
-from aisfs.filesystem.attributes import Entry
-from aisfs.filesystem.filesystem import DirectoryHandle, FileSystem
+from aisfs.filesystem.attributes import FOREVER
+from aisfs.filesystem.filesystem import DirectoryHandle, FileSystem, MemberRows
 from aisfs.filesystem.known import Known
 from aisfs.filesystem.nodes import Node
 from aisfs.filesystem.xattrs import PREFIX
@@ -30,8 +30,8 @@ class _Page(NamedTuple):
     """Packed entries of a directory."""
 
     data: bytes
-    counted: list[tuple[Entry, Node, int]]
-    """Lookups to count, and on what."""
+    counted: list[tuple[int, Node, int]]
+    """Lookups to count, and on which inodes."""
 
 
 class Answers:
@@ -146,8 +146,8 @@ class Answers:
         page = self._page(nodeid, offset, min(size, LIST_BYTES_MAX))
         if page is None:
             return FORWARD
-        for entry, node, count in page.counted:
-            self._filesystem.remember(entry, node, count)
+        for ino, its_node, count in page.counted:
+            self._filesystem.remember(ino, its_node, count)
         if not page.data:
             self._filesystem.end(nodeid)
         return (abi.data_header(unique, len(page.data)), page.data)
@@ -161,7 +161,7 @@ class Answers:
         if handle is None or node is None:
             return None
         page = _pack(handle, offset, size)
-        if handle.complete and len(page.data) < PAGES_BYTES_MAX:
+        if handle.members is not None and len(page.data) < PAGES_BYTES_MAX:
             self._pages[ino, offset, size] = node, page
         return page
 
@@ -194,17 +194,34 @@ class Answers:
 
 
 def _pack(handle: DirectoryHandle, offset: int, size: int) -> _Page:
+    if handle.members is not None:
+        return _pack_members(handle.members, offset, size)
     packed: list[bytes] = []
-    counted: list[tuple[Entry, Node, int]] = []
-    length = 0
+    counted: list[tuple[int, Node, int]] = []
     for following, entry, node in handle.entries(offset):
         one = abi.direntplus(entry.attr, entry.name, following, entry.entry_timeout)
-        length += len(one)
-        if length > size:
+        size -= len(one)
+        if size < 0:
             break
         packed.append(one)
-        counted.append((entry, node, 1))
-    if handle.complete and counted:  # all of one shard
-        entry, node, _ = counted[0]
-        counted = [(entry, node, len(counted))]
+        counted.append((entry.attr.ino, node, 1))
     return _Page(b"".join(packed), counted)
+
+
+def _pack_members(members: MemberRows, offset: int, size: int) -> _Page:
+    packer = abi.FilePacker(members.uid, members.gid, FOREVER)
+    packed: list[bytes] = []
+    some = 0
+    for following, ino, length, mtime_ns, mode, name, entry in members.rows(offset):
+        if entry is None:
+            some = ino
+            one = packer.direntplus(ino, length, mtime_ns, mode, name, following)
+        else:
+            some = entry.attr.ino
+            one = abi.direntplus(entry.attr, entry.name, following, entry.entry_timeout)
+        size -= len(one)
+        if size < 0:
+            break
+        packed.append(one)
+    # Members are counted on their shard, so one of them stands for all.
+    return _Page(b"".join(packed), [(some, members.node, len(packed))] if packed else [])

@@ -6,7 +6,6 @@ for an answer to its first request, and so would we.
 """
 
 import ctypes
-import errno
 import logging
 import os
 import shutil
@@ -16,15 +15,13 @@ import subprocess
 from pathlib import Path
 
 from aisfs.errors import FuseUnavailable, MountError
-from aisfs.fuse.mountpoint import UMOUNT_SECONDS
+from aisfs.fuse.mountpoint import FUSERMOUNT, MNT_FORCE, libc, umount2, unmount
 from aisfs.fuse.tuning import CONNECTIONS, device_minor
 
 log = logging.getLogger(__name__)
 
-FUSERMOUNT = "fusermount3"
 _COMMFD = "_FUSE_COMMFD"
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOATIME = 1, 2, 4, 1024
-_MNT_FORCE, _MNT_DETACH, _UMOUNT_NOFOLLOW = 1, 2, 8
 _FLAGS = {"ro": _MS_RDONLY, "noatime": _MS_NOATIME}
 _OURS = ("nonempty", "fsname", "subtype")
 """Options that mount(2) does not take in its text."""
@@ -51,7 +48,7 @@ class Device:
         if not self.mounted:
             return
         try:
-            detach(self._mountpoint)
+            unmount(self._mountpoint, lazy=True)
         except MountError as error:
             log.warning("%s stays mounted: %s", self._mountpoint, error)
 
@@ -67,7 +64,7 @@ class Device:
         except OSError as error:
             log.info("cannot abort the connection in %s: %s", CONNECTIONS, error.strerror)
         try:
-            _umount2(self._mountpoint, _MNT_FORCE)  # aborts first, then unmounts if not busy
+            umount2(self._mountpoint, MNT_FORCE)  # aborts first, then unmounts if not busy
         except MountError as error:
             log.info("cannot abort the connection by umount: %s", error)
             return False
@@ -93,23 +90,6 @@ def mount_device(mountpoint: Path, options: set[str]) -> Device:
     if os.geteuid():
         raise FuseUnavailable(f"{FUSERMOUNT} is not installed; on Debian: apt install fuse3")
     return Device(_mount_as_root(mountpoint, options), mountpoint)
-
-
-def detach(mountpoint: Path) -> None:
-    """Unmount now, and let go when the last open file is closed.
-
-    Raises:
-        MountError: it is not mounted, or may not be unmounted.
-    """
-    if os.geteuid() == 0:
-        _umount2(mountpoint, _MNT_DETACH)
-        return
-    command = [FUSERMOUNT, "-u", "-z", "--", str(mountpoint)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=UMOUNT_SECONDS, check=False
-    )
-    if done.returncode:
-        raise MountError(done.stderr.strip())
 
 
 def _ask_fusermount(mountpoint: Path, options: set[str]) -> int:
@@ -148,20 +128,9 @@ def _mount_as_root(mountpoint: Path, options: set[str]) -> int:
     kind = f"fuse.{words['subtype']}" if "subtype" in words else "fuse"
     source = words.get("fsname", "aisfs")
     target = os.fsencode(mountpoint)
-    done = _libc().mount(os.fsencode(source), target, kind.encode(), flags, text.encode())
+    done = libc().mount(os.fsencode(source), target, kind.encode(), flags, text.encode())
     if done:
         code = ctypes.get_errno()
         os.close(fd)
         raise MountError(f"cannot mount on {mountpoint}: {os.strerror(code)}")
     return fd
-
-
-def _umount2(mountpoint: Path, flags: int) -> None:
-    if _libc().umount2(os.fsencode(mountpoint), flags | _UMOUNT_NOFOLLOW):
-        code = ctypes.get_errno()
-        reason = "not mounted" if code == errno.EINVAL else os.strerror(code)
-        raise MountError(f"{mountpoint}: {reason}")
-
-
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)

@@ -30,6 +30,7 @@ from aisfs.fuse import abi
 from aisfs.fuse.abi import InitFlag, Opcode
 from aisfs.fuse.observer import Observer
 from aisfs.fuse.pending import Pending
+from aisfs.fuse.tuning import MAX_BACKGROUND
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +38,6 @@ BUFFER = (1 << 20) + 65536
 """Bytes of the largest request: a WRITE of 1 MiB, and its header."""
 SPIN_SECONDS = 50e-6
 """How long the device is polled after an answer, before the thread sleeps: see docs/adr/0012."""
-MAX_BACKGROUND = 64
-"""Requests the kernel sends without waiting, and so READs that wait here at once from read-ahead."""
 SOCKET_BYTES = 4 << 20
 """Room for messages to pyfuse3 and back: four of the largest."""
 MESSAGE_ROOM = 8192

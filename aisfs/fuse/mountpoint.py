@@ -1,5 +1,6 @@
 """The directory a mount goes on: is it fit, and how is it left again."""
 
+import ctypes
 import errno
 import os
 import shutil
@@ -9,12 +10,14 @@ from pathlib import Path
 
 from aisfs.errors import FuseUnavailable, MountError
 
+FUSERMOUNT = "fusermount3"
+MNT_FORCE, MNT_DETACH, _UMOUNT_NOFOLLOW = 1, 2, 8
 UMOUNT_SECONDS = 20
 """A umount that takes longer is stuck behind something that will not end by waiting."""
 
 
-def check_fuse() -> None:
-    """Check that this machine lets us mount at all.
+def check_fuse(*, lane: bool) -> None:
+    """Check that this machine lets us mount at all; with the lane root needs no fusermount3.
 
     Raises:
         FuseUnavailable: no /dev/fuse, or no fusermount3.
@@ -26,7 +29,7 @@ def check_fuse() -> None:
             f"/dev/fuse: {error.strerror}; load the kernel module (modprobe fuse), and in a "
             "container pass the device (--device /dev/fuse --cap-add SYS_ADMIN)"
         ) from error
-    if shutil.which("fusermount3") is None:
+    if shutil.which(FUSERMOUNT) is None and not (lane and os.geteuid() == 0):
         raise FuseUnavailable("fusermount3 is not installed; on Debian: apt install fuse3")
 
 
@@ -62,16 +65,36 @@ def unmount(mountpoint: Path, *, lazy: bool = False) -> None:
     Raises:
         MountError: it is not mounted, or busy.
     """
-    command = ["fusermount3", "-u", *(["-z"] if lazy else []), "--", str(mountpoint)]
+    command = [FUSERMOUNT, "-u", *(["-z"] if lazy else []), "--", str(mountpoint)]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=UMOUNT_SECONDS, check=False
         )
     except FileNotFoundError:
-        raise FuseUnavailable("fusermount3 is not installed") from None
+        if os.geteuid():
+            raise FuseUnavailable(f"{FUSERMOUNT} is not installed") from None
+        umount2(mountpoint, MNT_DETACH if lazy else 0)
+        return
     except subprocess.TimeoutExpired:
         raise MountError(f"{mountpoint}: fusermount3 does not end; try --lazy") from None
     if done.returncode:
         reason = done.stderr.strip().removeprefix("fusermount3: ").replace("\n", "; ")
         hint = "" if lazy or "busy" not in reason else "; --lazy detaches it all the same"
         raise MountError(f"{reason or 'fusermount3 failed'}{hint}")
+
+
+def umount2(mountpoint: Path, flags: int) -> None:
+    """Unmount as root, without fusermount3.
+
+    Raises:
+        MountError: it is not mounted, or busy.
+    """
+    if libc().umount2(os.fsencode(mountpoint), flags | _UMOUNT_NOFOLLOW):
+        code = ctypes.get_errno()
+        reason = "not mounted" if code == errno.EINVAL else os.strerror(code)
+        raise MountError(f"{mountpoint}: {reason}")
+
+
+def libc() -> ctypes.CDLL:
+    """Give the system calls that Python does not have; `ctypes.get_errno` says what went wrong."""
+    return ctypes.CDLL(None, use_errno=True)

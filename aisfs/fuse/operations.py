@@ -154,7 +154,7 @@ class Operations(pyfuse3.Operations):
             attributes = _entry_attributes(entry)
             if not pyfuse3.readdir_reply(token, pyfuse3.FileNameT(entry.name), attributes, offset):
                 return True
-            self._filesystem.remember(entry, node)
+            self._filesystem.remember(entry.attr.ino, node)
             some = True
         return some
 

@@ -32,15 +32,14 @@ def device_minor(mountpoint: Path) -> int | None:
     return minors[-1] if minors else None
 
 
-def tune(mountpoint: Path) -> None:
-    """Raise read-ahead and background requests of a mount as far as this process may."""
+def tune(mountpoint: Path, *, background: bool = True) -> None:
+    """Raise read-ahead, and background requests, of a mount as far as this process may."""
     minor = device_minor(mountpoint)
     if minor is None:
         return
-    settings = {
-        BDI / f"0:{minor}" / "read_ahead_kb": READ_AHEAD_KB,
-        CONNECTIONS / str(minor) / "max_background": MAX_BACKGROUND,
-    }
+    settings = {BDI / f"0:{minor}" / "read_ahead_kb": READ_AHEAD_KB}
+    if background:
+        settings[CONNECTIONS / str(minor) / "max_background"] = MAX_BACKGROUND
     for file, value in settings.items():
         try:
             file.write_text(str(value))

@@ -178,7 +178,7 @@ class User:
                 if len(found) - before == step:  # the reply is full: this entry does not go along
                     break
                 assert at > offset, "offsets grow"
-                self.fs.remember(entry, node)
+                self.fs.remember(entry.attr.ino, node)
                 self._count(entry)
                 found.append(entry)
                 offset = at

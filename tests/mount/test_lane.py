@@ -1,0 +1,245 @@
+"""What the lane is for: requests that are never sent, and none that is left unanswered."""
+
+import errno
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.mount.cache_data import Dataset, make_shards
+from tests.mount.cache_tools import big_directory
+from tests.mount.content import delete, put
+from tests.support import mounts
+from tests.support.mounts import Mount, eventually, python, run
+from tests.support.servers import RunningServer, running_server
+
+pytestmark = pytest.mark.mount
+
+LONG = ("--attr-ttl", "600", "--list-ttl", "600", "--negative-ttl", "600")
+COUNTED = re.compile(
+    r'^aisfs_operations_total\{answered_by="(\w+)",operation="(\w+)"\} (\d+)', re.MULTILINE
+)
+EPOCH = """
+import os, sys
+for folder in sys.argv[1:]:
+    for entry in sorted(os.listdir(folder)):
+        path = os.path.join(folder, entry)
+        os.stat(path)
+        with open(path, "rb") as file:
+            file.read()
+"""
+# Handles a signal, and Ctrl-C as Python does. A read through the page cache would wait for a READ that
+# the kernel sends in the background, which only a fatal signal ends, and at once.
+WAITING_READER = """
+import mmap, os, signal, sys
+signal.signal(signal.SIGUSR1, lambda *_: None)
+signal.siginterrupt(signal.SIGUSR1, True)
+fd = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECT)
+print("reading", flush=True)
+try:
+    os.preadv(fd, [mmap.mmap(-1, 4096)], 0)
+    print("read", flush=True)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[Path]:
+    with big_directory() as directory:
+        yield directory / "store"
+
+
+@pytest.fixture(scope="module")
+def shards(store: Path) -> Dataset:
+    """Four shards of 500 samples."""
+    return make_shards(store / "b", 4, 500, 1000)
+
+
+@pytest.fixture(scope="module")
+def server(store: Path, shards: Dataset) -> Iterator[RunningServer]:
+    with running_server(store) as server:
+        yield server
+
+
+def requests(mount: Mount) -> Counter[tuple[str, str]]:
+    """How many requests there were, by who answered and operation; asking is two getxattrs."""
+    text = os.getxattr(mount.path, "user.aisfs.stats").decode()
+    return Counter({(who, what): int(count) for who, what, count in COUNTED.findall(text)})
+
+
+@contextmanager
+def with_lane(server: RunningServer, mountpoint: Path, *options: str, **more) -> Iterator[Mount]:
+    with mounts.mounted(
+        "ais://b",
+        mountpoint,
+        endpoint=server.endpoint,
+        options=(*LONG, *options),
+        lane=True,
+        **more,
+    ) as mount:
+        yield mount
+
+
+def test_a_warm_epoch_asks_the_daemon_nothing(
+    server: RunningServer, shards: Dataset, mountpoint: Path
+):
+    with with_lane(server, mountpoint) as mount:
+        folders = [str(mount.path / folder) for folder in shards.folders]
+        python(EPOCH, *folders)
+        python(EPOCH, *folders)  # the second listing asks for the attributes of each folder, once
+        # Several, since somebody else may drop the page cache of the machine meanwhile.
+        assert any(quiet(mount, folders) for _ in range(10))
+
+
+def quiet(mount: Mount, folders: list[str]) -> bool:
+    """Read everything once more, and say whether the daemon was asked nothing."""
+    before = requests(mount)
+    python(EPOCH, *folders)
+    after = requests(mount)
+    after.subtract(before)
+    return not any(count for (_, what), count in after.items() if what != "getxattr")
+
+
+def test_hot_requests_do_not_reach_pyfuse3(
+    server: RunningServer, shards: Dataset, mountpoint: Path
+):
+    with with_lane(server, mountpoint) as mount:
+        folders = [str(mount.path / folder) for folder in shards.folders]
+        python(EPOCH, *folders)
+        before = requests(mount)
+        for _ in range(2):
+            for folder in folders:
+                for name in os.listdir(folder):
+                    fd = os.open(f"{folder}/{name}", os.O_RDONLY)
+                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+                    os.pread(fd, 100, 0)
+                    os.close(fd)
+        after = requests(mount)
+    after.subtract(before)
+    assert after["lane", "read"] == 2 * len(shards.members)
+    others = {what for (who, what), count in after.items() if count and who != "lane"}
+    assert others <= {"getxattr"}
+
+
+def test_opening_and_closing_is_not_told(server: RunningServer, shards: Dataset, mountpoint: Path):
+    with with_lane(server, mountpoint) as mount:
+        for _ in range(3):
+            python(EPOCH, mount.path / shards.folders[0])
+        counts = requests(mount)
+    told = {what: sum(n for (_, w), n in counts.items() if w == what) for _, what in counts}
+    assert told["open"] == told["opendir"] == told["flush"] == 1
+    assert "release" not in told
+    assert "releasedir" not in told
+
+
+def test_requests_are_counted_by_who_answers(
+    server: RunningServer, shards: Dataset, mountpoint: Path
+):
+    with mounts.mounted(
+        "ais://b", mountpoint, endpoint=server.endpoint, options=LONG, lane=False
+    ) as mount:
+        python(EPOCH, mount.path / shards.folders[0])
+        counts = requests(mount)
+    assert {who for who, _ in counts} == {"pyfuse3"}
+    assert counts["pyfuse3", "open"] == len(shards.members) // 4
+
+
+def test_a_listing_is_kept_until_its_time_is_over(
+    server: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    """The kernel gives it away without asking, and asks again by itself."""
+    short = ("--list-ttl", "3", "--attr-ttl", "3", "--negative-ttl", "0")
+    with with_lane(server, mountpoint, *short) as mount:
+        os.listdir(mount.path)
+        os.listdir(mount.path)
+        before = requests(mount)
+        began = time.monotonic()
+        for _ in range(10):
+            os.listdir(mount.path)
+        after = requests(mount)
+        if time.monotonic() - began < 1:
+            after.subtract(before)
+            assert after["lane", "readdirplus"] == after["pyfuse3", "readdir"] == 0
+        put(server.endpoint, "b", "appears.txt", b"x")
+        try:
+            assert eventually(lambda: "appears.txt" in os.listdir(mount.path))
+        finally:
+            delete(server.endpoint, "b", "appears.txt")
+        assert eventually(lambda: "appears.txt" not in os.listdir(mount.path))
+
+
+def test_what_a_read_finds_out_is_told_to_the_kernel(server: RunningServer, mountpoint: Path):
+    """An object that turns out to be gone: names and listings are right at once, not after the TTL."""
+    put(server.endpoint, "b", "goes.bin", b"A" * (4 << 20))
+    stale = [r"changed since it was opened|changed"]
+    with with_lane(server, mountpoint, "--cache-size", "0", expected_log=stale) as mount:
+        names = os.listdir(mount.path)
+        assert "goes.bin" in names
+        with open(mount.path / "goes.bin", "rb", buffering=0) as file:
+            put(server.endpoint, "b", "goes.bin", b"B" * 1000)
+            put(server.endpoint, "b", "unseen.bin", b"C")
+            with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
+                file.read(1 << 20)
+        try:
+            assert eventually(lambda: (mount.path / "goes.bin").stat().st_size == 1000)
+            assert eventually(lambda: "unseen.bin" in os.listdir(mount.path))
+            assert (mount.path / "goes.bin").read_bytes() == b"B" * 1000
+        finally:
+            for name in ("goes.bin", "unseen.bin"):
+                delete(server.endpoint, "b", name)
+
+
+@contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    os.killpg(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.killpg(pid, signal.SIGCONT)
+
+
+def test_only_a_signal_that_ends_it_interrupts_a_reader(
+    server: RunningServer, mountpoint: Path, shards: Dataset
+):
+    with with_lane(server, mountpoint, "--cache-size", "0") as mount:
+        path = mount.path / next(iter(shards.files))
+        path.stat()
+        with frozen(server.pid):
+            process = subprocess.Popen(
+                [sys.executable, "-c", WAITING_READER, str(path)], stdout=subprocess.PIPE, text=True
+            )
+            try:
+                assert process.stdout.readline() == "reading\n"
+                time.sleep(1)
+                process.send_signal(signal.SIGUSR1)
+                time.sleep(3)
+                assert process.poll() is None, "a handled signal ended a read of a file"
+                process.send_signal(signal.SIGINT)
+                assert process.communicate(timeout=15)[0] == "interrupted\n"
+            finally:
+                process.kill()
+                process.communicate(timeout=15)
+        assert path.read_bytes() == (server.root / "b" / path.name).read_bytes()
+
+
+def test_root_needs_no_fusermount(server: RunningServer, mountpoint: Path, tmp_path: Path):
+    if os.geteuid():
+        pytest.skip("only root may mount by itself")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for tool in ("env", "sh"):
+        (tools / tool).symlink_to(f"/usr/bin/{tool}")
+    with with_lane(server, mountpoint, env={"PATH": str(tools)}) as mount:
+        assert len(os.listdir(mount.path)) == 4
+        done = run(*mounts.COMMAND, "umount", mount.path, env={**mount.environment})
+        assert (done.returncode, done.stderr) == (0, b"")
+        assert mount.wait_until_gone()
