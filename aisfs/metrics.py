@@ -3,7 +3,7 @@
 Every metric is declared here with its unit and meaning, so that names stay the same everywhere.
 """
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 
 class Metrics:
@@ -39,6 +39,13 @@ class Metrics:
             "aisfs_refused_names",
             "Keys of listings that cannot be shown as names, by reason.",
             ["reason"],
+            registry=self._registry,
+        )
+
+        self.dataset_shards = Gauge(
+            "aisfs_dataset_shards",
+            "Shards of the dataset: shown, or why not.",
+            ["state"],
             registry=self._registry,
         )
 

@@ -1,10 +1,12 @@
 """The composition root: builds a mount bottom up, runs it, and takes it down in reverse."""
 
 import logging
+import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -13,18 +15,23 @@ from aisfs.ais.client import AISClient
 from aisfs.cache.blocks import BlockCache
 from aisfs.cache.indexes import IndexCache
 from aisfs.cache.metadata import MetadataCache
-from aisfs.config import CacheSettings, ClusterSettings, TreeSettings
-from aisfs.core.sources import BucketSource, DirectorySource, Everything, Source
+from aisfs.config import CacheSettings, ClusterSettings, TreeSettings, View
+from aisfs.core.samples_view import samples_view
+from aisfs.core.sources import BucketSource, DatasetSource, DirectorySource, Everything, Source
+from aisfs.core.view_spec import ViewSpec
+from aisfs.core.views import MembersView
 from aisfs.engine.background import BackgroundThread, background_thread
 from aisfs.engine.fetcher import Fetcher
 from aisfs.engine.indexer import Indexer
 from aisfs.engine.lister import Lister
 from aisfs.engine.prefetcher import Prefetcher
 from aisfs.engine.reader import Reader
-from aisfs.errors import BucketNotFound, MountError, SourceMissing, Unavailable
+from aisfs.engine.shard_set import find_shards
+from aisfs.errors import AisfsError, BucketNotFound, SourceMissing, Unavailable
 from aisfs.filesystem.attributes import AttrMaker
-from aisfs.filesystem.filesystem import FileSystem
-from aisfs.filesystem.nodes import DirectoryNode, Node, RootNode
+from aisfs.filesystem.dataset_tree import DatasetTree
+from aisfs.filesystem.filesystem import FileSystem, Names
+from aisfs.filesystem.nodes import DatasetNode, DirectoryNode, Node, RootNode
 from aisfs.filesystem.shards import ShardFolders
 from aisfs.filesystem.tree import Tree
 from aisfs.filesystem.xattrs import Xattrs
@@ -45,6 +52,8 @@ PREFETCH_SHARE = 4
 INDEX_SHARE = 16
 INDEX_DISK_LIMIT = 2**30
 """Indexes take a sixteenth of the disk cache, and never more than this: some 200 million members."""
+FSNAME_MAX = 256
+"""Characters of the source that `mount` and `df` show; the kernel takes a page of options in all."""
 GRACE_SECONDS = 5
 """How long requests under way may go on after SIGTERM, before they are cancelled."""
 
@@ -60,11 +69,15 @@ class MountPlan:
     cache: CacheSettings
     options: frozenset[str]
     """Mount options for the kernel, as of `mount -o`."""
+    view: ViewSpec = field(default_factory=ViewSpec)
+    """How a dataset is laid out; other sources are shown as they are."""
 
 
 def is_local(source: Source) -> bool:
     """Say whether a source needs no cluster."""
-    return isinstance(source, DirectorySource)
+    return isinstance(source, DirectorySource) or (
+        isinstance(source, DatasetSource) and source.local
+    )
 
 
 def check(plan: MountPlan) -> None:
@@ -77,6 +90,10 @@ def check(plan: MountPlan) -> None:
         raise SourceMissing(
             f"{plan.source.path}: no such directory; a bucket is written ais://BUCKET"
         )
+    if isinstance(plan.source, DatasetSource) and plan.source.local:
+        root = plan.source.common_directory(os.path.realpath)
+        if not os.path.isdir(root):
+            raise SourceMissing(f"{root}: no such directory")
     mountpoints.check_fuse()
     mountpoints.prepare(plan.mountpoint, allow_nonempty="nonempty" in plan.options)
 
@@ -87,7 +104,7 @@ async def run(plan: MountPlan, on_ready: Callable[[], None]) -> None:
     Raises:
         AisfsError: the cluster, the bucket or the kernel refused; nothing is left mounted.
     """
-    direct, root = _open_source(plan)
+    plan, direct, root = _open_source(plan)
     blocks: BlockCache | None = None
     try:
         try:
@@ -98,16 +115,16 @@ async def run(plan: MountPlan, on_ready: Callable[[], None]) -> None:
         metrics = Metrics()
         store = MeteredStore(RetryingStore(direct, deadline=plan.cluster.io_timeout), metrics)
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            refused: MountError | None = None
+            refused: AisfsError | None = None
             async with background_thread() as background, trio.open_nursery() as services:
                 foundation = Foundation(store, blocks, services, background, metrics)
-                operations = _build(plan, foundation, root, on_ready)
                 session = trio.CancelScope()
                 services.start_soon(_stop_on_signal, signals, session)
                 try:
                     with session:
+                        operations = await _build(plan, foundation, root, on_ready)
                         await serve(operations, str(plan.mountpoint), _kernel_options(plan))
-                except MountError as error:  # out of the nursery it would come in a group
+                except AisfsError as error:  # out of the nursery it would come in a group
                     refused = error
                 with trio.move_on_after(GRACE_SECONDS):
                     await background.run(lambda: None)  # what landed is on disk after this
@@ -122,15 +139,23 @@ async def run(plan: MountPlan, on_ready: Callable[[], None]) -> None:
     log.info("unmounted %s", plan.mountpoint)
 
 
-def _open_source(plan: MountPlan) -> tuple[ObjectStore, Node]:
+def _open_source(plan: MountPlan) -> tuple[MountPlan, ObjectStore, Node]:
+    """Open what holds the source; a dataset's local files get a bucket in the plan."""
     match plan.source:
         case DirectorySource(path):
             local = LocalStore(path.resolve())
-            return local, DirectoryNode(local.bucket, "")
+            return plan, local, DirectoryNode(local.bucket, "")
         case BucketSource(bucket, prefix):
-            return AISClient(plan.cluster), DirectoryNode(bucket, prefix)
+            return plan, AISClient(plan.cluster), DirectoryNode(bucket, prefix)
         case Everything():
-            return AISClient(plan.cluster), RootNode()
+            return plan, AISClient(plan.cluster), RootNode()
+        case DatasetSource() if plan.source.local:
+            root = plan.source.common_directory(os.path.realpath)
+            local = LocalStore(Path(root))
+            found = plan.source.below(root, local.bucket, os.path.realpath)
+            return replace(plan, source=found), local, DatasetNode()
+        case DatasetSource():
+            return plan, AISClient(plan.cluster), DatasetNode()
 
 
 def _open_cache(plan: MountPlan) -> BlockCache | None:
@@ -161,6 +186,9 @@ async def _check_source(store: ObjectStore, source: Source) -> None:
     match source:
         case BucketSource(bucket, prefix):
             await _check_bucket(store, bucket, prefix)
+        case DatasetSource():
+            for bucket in source.buckets:
+                await _check_bucket(store, bucket, "")
         case Everything():
             await store.list_buckets()
 
@@ -183,7 +211,7 @@ class Foundation:
     metrics: Metrics
 
 
-def _build(
+async def _build(
     plan: MountPlan, base: Foundation, root: Node, on_ready: Callable[[], None]
 ) -> Operations:
     clock = trio.current_time
@@ -212,12 +240,14 @@ def _build(
     )
     make = AttrMaker(plan.tree, time.time_ns())
     folders = ShardFolders(_build_indexer(plan, base, fetcher), make)
+    tree: Names = Tree(lister, plan.tree.shards)
+    if isinstance(plan.source, DatasetSource):
+        tree = DatasetTree(await find_shards(plan.source, lister, base.store, base.metrics))
     filesystem = FileSystem(
         root,
-        tree=Tree(lister, plan.tree.shards),
+        tree=tree,
         folders=folders,
         reader=Reader(fetcher, prefetcher),
-        lister=lister,
         make=make,
         clock=clock,
     )
@@ -231,7 +261,7 @@ def _build(
 
     return Operations(
         filesystem,
-        Xattrs(filesystem, folders, lister, base.metrics),
+        Xattrs(filesystem, folders, base.metrics),
         base.metrics,
         negative_timeout=ttls.negative_ttl,
         on_ready=lambda: base.services.start_soon(report),
@@ -251,6 +281,9 @@ def _build_indexer(plan: MountPlan, base: Foundation, fetcher: Fetcher) -> Index
         indexes=indexes,
         shard_indexes=base.store if plan.tree.shard_index else None,
         ignore_zeros=plan.tree.ignore_zeros,
+        lay_out=partial(samples_view, spec=plan.view)
+        if plan.view.view is View.SAMPLES
+        else MembersView,
     )
 
 
@@ -261,7 +294,7 @@ def _kernel_options(plan: MountPlan) -> set[str]:
         "noatime",
         "default_permissions",
         "subtype=aisfs",
-        f"fsname={str(plan.source).replace(',', '_')}",
+        f"fsname={str(plan.source).replace(',', '_')[:FSNAME_MAX]}",
     } | {option for option in plan.options if option != "nonempty"}
 
 

@@ -64,6 +64,11 @@ def is_shard(name: bytes) -> bool:
     return name.endswith(SHARD_SUFFIX) and name != SHARD_SUFFIX
 
 
+def shard_stem(name: str) -> str:
+    """Give the name of a shard without its suffix."""
+    return name.removesuffix(os.fsdecode(SHARD_SUFFIX))
+
+
 def shard_of_directory(name: bytes) -> bytes | None:
     """Give `X.tar` for `X.tar.d`, None for any other name."""
     return _without(name, SHARD_DIRECTORY_SUFFIX)

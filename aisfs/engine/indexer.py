@@ -6,6 +6,7 @@ goes on answering.
 """
 
 import logging
+from collections.abc import Callable
 from functools import partial
 
 import trio
@@ -44,6 +45,7 @@ class Indexer:
         indexes: IndexCache | None = None,
         shard_indexes: ObjectStore | None = None,
         ignore_zeros: bool = False,
+        lay_out: Callable[[MemberIndex], MembersView] = MembersView,
     ) -> None:
         """Read shards through `fetcher`; shared scans run in `services`.
 
@@ -54,11 +56,13 @@ class Indexer:
             shard_indexes: Where to look for AIStore's own index of a shard before it is scanned;
                 None to never look. Such an index knows no times and no modes.
             ignore_zeros: Scan behind the zeros that end a tar.
+            lay_out: Puts the members of a shard into directories. Runs in a worker thread.
         """
         self._fetcher = fetcher
         self._shard_indexes = shard_indexes
         self._indexes = indexes
         self._ignore_zeros = ignore_zeros
+        self._lay_out = lay_out
         self._views: LRUCache[ShardId, MembersView] = LRUCache(INDEX_BYTES_MAX, getsizeof=_memory)
         self._scans: SingleFlight[ShardId, MembersView] = SingleFlight(services)
 
@@ -86,7 +90,7 @@ class Indexer:
             index = await self._scan(bucket, shard)
             if indexes is not None:
                 await trio.to_thread.run_sync(indexes.put, bucket, shard, index)
-        view = await trio.to_thread.run_sync(MembersView, index)
+        view = await trio.to_thread.run_sync(self._lay_out, index)
         for warning in index.warnings:
             log.warning("%s/%s: %s", bucket, shard.key, warning)
         if _memory(view) <= INDEX_BYTES_MAX:

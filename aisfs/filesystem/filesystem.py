@@ -3,7 +3,7 @@
 Every method takes and gives inode numbers, names as bytes and `aisfs.errors`. fuse/ translates.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,7 +11,6 @@ from typing import Protocol
 from aisfs.core.inodes import InodeTable, directory_number, split_member
 from aisfs.core.member_index import MemberIndex, MemberKind
 from aisfs.core.names import NAME_MAX
-from aisfs.engine.lister import Lister
 from aisfs.engine.parts import Data
 from aisfs.engine.reader import Reader
 from aisfs.errors import (
@@ -24,7 +23,7 @@ from aisfs.errors import (
 from aisfs.filesystem.attributes import FOREVER, Attr, AttrMaker, Entry
 from aisfs.filesystem.nodes import Node, ObjectNode, ShardNode, identity
 from aisfs.filesystem.shards import ShardFolders
-from aisfs.filesystem.tree import Found, Tree
+from aisfs.filesystem.tree import Found
 from aisfs.model import ByteRange
 
 
@@ -33,6 +32,26 @@ class Kernel(Protocol):
 
     def invalidate_entry(self, parent: int, name: bytes) -> None:
         """Make the kernel look `name` up again. Must not wait for a request to be answered."""
+        ...
+
+
+class Names(Protocol):
+    """What lies above the members of shards: `Tree`, or the directories of a dataset."""
+
+    async def find(self, node: Node, ino: int, name: bytes) -> Found | None:
+        """Look a name up in a directory that is not in a shard."""
+        ...
+
+    async def children(self, node: Node, ino: int) -> Callable[[int], Iterator[Found]]:
+        """List a directory; the result gives the entries behind an offset, again and again."""
+        ...
+
+    def changed(self, node: ObjectNode | ShardNode) -> list[tuple[int, bytes]]:
+        """Take note that an object is another version; give the entries to be looked up again."""
+        ...
+
+    async def report(self, node: Node) -> Mapping[str, int]:
+        """Count what a directory does not show, by reason."""
         ...
 
 
@@ -61,19 +80,17 @@ class FileSystem:
         self,
         root: Node,
         *,
-        tree: Tree,
+        tree: Names,
         folders: ShardFolders,
         reader: Reader,
-        lister: Lister,
         make: AttrMaker,
         clock: Callable[[], float],
     ) -> None:
         """Serve the tree below `root`."""
         self.inodes: InodeTable[Node] = InodeTable(root)
-        self._tree = tree
+        self.tree = tree
         self._folders = folders
         self._reader = reader
-        self._lister = lister
         self._make = make
         self._clock = clock
         self.kernel: Kernel | None = None
@@ -94,7 +111,7 @@ class FileSystem:
             return entry
         if isinstance(node, ObjectNode):
             raise NotADirectory(f"{node.info.key} is not a directory")
-        found = await self._tree.find(node, parent, name)
+        found = await self.tree.find(node, parent, name)
         if found is None:
             return None
         entry = self._entry(found)
@@ -155,7 +172,7 @@ class FileSystem:
             with self.noticing_change(node):
                 members = await self._folders.children(node, ino)
             return DirectoryHandle(lambda offset: ((at, e, node) for at, e in members(offset)))
-        children = await self._tree.children(node, ino)
+        children = await self.tree.children(node, ino)
         return DirectoryHandle(
             lambda offset: (
                 (found.offset, self._entry(found), found.node) for found in children(offset)
@@ -225,8 +242,6 @@ class FileSystem:
 
     def _changed(self, node: ObjectNode | ShardNode) -> None:
         """Forget what was believed about an object that turned out to be another version."""
-        prefix, _, name = node.info.key.rpartition("/")
-        directory = f"{prefix}/" if prefix else ""
-        self._lister.drop(node.bucket, directory, name.encode(errors="surrogateescape"))
-        if self.kernel is not None:
-            self.kernel.invalidate_entry(node.parent, node.name)
+        for parent, name in self.tree.changed(node):
+            if self.kernel is not None:
+                self.kernel.invalidate_entry(parent, name)

@@ -26,6 +26,11 @@ class DirectoryNode:
 
 
 @dataclass(frozen=True, slots=True)
+class DatasetNode:
+    """The root of a mount of shards that are shown together."""
+
+
+@dataclass(frozen=True, slots=True)
 class ObjectNode:
     """One version of an object, as a file."""
 
@@ -47,7 +52,7 @@ class ShardNode:
     """The directory's name, for example `x.tar.d`."""
 
 
-Node = RootNode | ProviderNode | DirectoryNode | ObjectNode | ShardNode
+Node = RootNode | ProviderNode | DirectoryNode | DatasetNode | ObjectNode | ShardNode
 
 
 def identity(node: Node) -> bytes:
@@ -59,6 +64,8 @@ def identity(node: Node) -> bytes:
     match node:
         case RootNode():
             parts = ("root",)
+        case DatasetNode():
+            parts = ("dataset",)
         case ProviderNode(provider):
             parts = ("provider", provider)
         case DirectoryNode(bucket, prefix):

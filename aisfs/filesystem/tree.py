@@ -3,7 +3,8 @@
 Knows the rules of naming (what `x.tar.d` means, who wins a clash); knows no lookup counts.
 """
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from aisfs.cache.metadata import Dated
@@ -66,6 +67,23 @@ class Tree:
                 listing = await self._lister.directory(bucket, prefix)
                 return lambda offset: self._entries(node, ino, listing, offset)
         raise AssertionError(f"{node} has no children here")
+
+    def changed(self, node: ObjectNode | ShardNode) -> list[tuple[int, bytes]]:
+        """Believe nothing about an object any more that turned out to be another version.
+
+        Returns:
+            Inode of the directory and name of each entry that the kernel must look up again.
+        """
+        prefix, slash, name = node.info.key.rpartition("/")
+        self._lister.drop(node.bucket, prefix + slash, os.fsencode(name))
+        return [(node.parent, node.name)]
+
+    async def report(self, node: Node) -> Mapping[str, int]:
+        """Count what a directory does not show, by reason."""
+        if not isinstance(node, DirectoryNode):
+            return {}
+        listing = (await self._lister.directory(node.bucket, node.prefix)).value
+        return {str(reason): count for reason, count in listing.refused.items()}
 
     # providers and buckets -------------------------------------------------------------------
 

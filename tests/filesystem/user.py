@@ -65,7 +65,6 @@ def build(
         tree=Tree(lister, settings.shards),
         folders=ShardFolders(Indexer(fetcher, nursery), make),
         reader=Reader(fetcher, prefetcher),
-        lister=lister,
         make=make,
         clock=clock,
     )
