@@ -24,7 +24,7 @@ from aisfs.config import (
 )
 from aisfs.core.patterns import KeyFilter
 from aisfs.core.sources import DatasetSource, Source, absolute, parse_list, parse_sources
-from aisfs.core.view_spec import parse_view
+from aisfs.core.view_spec import absolute_table, parse_view
 from aisfs.errors import AisfsError, ConfigError
 from aisfs.exits import Exit, exit_code
 
@@ -224,9 +224,11 @@ def mount(
     kernel |= {"allow_other"} if allow_other else set()
     settings = {**named, **{name: v for name, v in settings.items() if v not in (None, ())}}
     view = ViewSettings.load(_of(ViewSettings, settings))
+    source = _source(sources, view)
+    spec = parse_view(view, _lines(view.classes) if view.classes is not None else None)
     plan = mounts.MountPlan(
-        source=_source(sources, view),
-        view=parse_view(view, _lines(view.classes) if view.classes is not None else None),
+        source=source,
+        view=absolute_table(spec) if mounts.is_local(source) else spec,
         mountpoint=Path(mountpoint).absolute(),
         cluster=ClusterSettings.load(_of(ClusterSettings, settings)),
         tree=TreeSettings.load(_of(TreeSettings, settings)),

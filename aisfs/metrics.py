@@ -49,6 +49,13 @@ class Metrics:
             registry=self._registry,
         )
 
+        self.left_out = Gauge(
+            "aisfs_dataset_left_out",
+            "Samples and members of the dataset that are not shown, by reason.",
+            ["reason"],
+            registry=self._registry,
+        )
+
     def text(self) -> bytes:
         """Give all counters in Prometheus' text form."""
         return generate_latest(self._registry)

@@ -16,14 +16,17 @@ from aisfs.cache.blocks import BlockCache
 from aisfs.cache.indexes import IndexCache
 from aisfs.cache.metadata import MetadataCache
 from aisfs.config import CacheSettings, ClusterSettings, TreeSettings, View
+from aisfs.core.member_index import MemberIndex
 from aisfs.core.samples_view import samples_view
 from aisfs.core.sources import BucketSource, DatasetSource, DirectorySource, Everything, Source
-from aisfs.core.view_spec import ViewSpec
-from aisfs.core.views import MembersView
+from aisfs.core.view_spec import LabelSource, ViewSpec
+from aisfs.core.views import MembersView, without_folders
 from aisfs.engine.background import BackgroundThread, background_thread
 from aisfs.engine.fetcher import Fetcher
-from aisfs.engine.indexer import Indexer
+from aisfs.engine.indexer import INDEX_BYTES_MAX, Indexer
+from aisfs.engine.label_table import read_table
 from aisfs.engine.lister import Lister
+from aisfs.engine.merger import Merger
 from aisfs.engine.prefetcher import Prefetcher
 from aisfs.engine.reader import Reader
 from aisfs.engine.shard_set import find_shards
@@ -31,6 +34,7 @@ from aisfs.errors import AisfsError, BucketNotFound, SourceMissing, Unavailable
 from aisfs.filesystem.attributes import AttrMaker
 from aisfs.filesystem.dataset_tree import DatasetTree
 from aisfs.filesystem.filesystem import FileSystem, Names
+from aisfs.filesystem.merged_tree import MergedTree
 from aisfs.filesystem.nodes import DatasetNode, DirectoryNode, Node, RootNode
 from aisfs.filesystem.shards import ShardFolders
 from aisfs.filesystem.tree import Tree
@@ -239,10 +243,11 @@ async def _build(
         budget=base.blocks.limit // PREFETCH_SHARE if base.blocks is not None else 0,
     )
     make = AttrMaker(plan.tree, time.time_ns())
-    folders = ShardFolders(_build_indexer(plan, base, fetcher), make)
+    indexer = _build_indexer(plan, base, fetcher)
+    folders = ShardFolders(indexer, make)
     tree: Names = Tree(lister, plan.tree.shards)
     if isinstance(plan.source, DatasetSource):
-        tree = DatasetTree(await find_shards(plan.source, lister, base.store, base.metrics))
+        tree = await _build_dataset(plan, plan.source, base, lister, indexer)
     filesystem = FileSystem(
         root,
         tree=tree,
@@ -268,6 +273,27 @@ async def _build(
     )
 
 
+async def _build_dataset(
+    plan: MountPlan, source: DatasetSource, base: Foundation, lister: Lister, indexer: Indexer
+) -> Names:
+    shards = await find_shards(source, lister, base.store, base.metrics)
+    view = plan.view
+    if not view.merged:
+        return DatasetTree(shards)
+    table = None
+    if view.view is View.CLASS and view.label.source is LabelSource.TABLE:
+        table = await read_table(base.store, source, view.label.text)
+    merger = Merger(shards, indexer, view, base.services, base.metrics, table=table)
+    return MergedTree(merger, repr(view))
+
+
+def _lay_out(view: ViewSpec) -> Callable[[MemberIndex], MembersView]:
+    """Choose what a folder of a shard shows."""
+    if view.view is View.SAMPLES:
+        return partial(samples_view, spec=view)
+    return without_folders if view.merged else MembersView
+
+
 def _build_indexer(plan: MountPlan, base: Foundation, fetcher: Fetcher) -> Indexer:
     indexes = None
     if base.blocks is not None:
@@ -281,9 +307,9 @@ def _build_indexer(plan: MountPlan, base: Foundation, fetcher: Fetcher) -> Index
         indexes=indexes,
         shard_indexes=base.store if plan.tree.shard_index else None,
         ignore_zeros=plan.tree.ignore_zeros,
-        lay_out=partial(samples_view, spec=plan.view)
-        if plan.view.view is View.SAMPLES
-        else MembersView,
+        lay_out=_lay_out(plan.view),
+        # Common directories hold the indexes of all their shards anyway.
+        memory_limit=float("inf") if plan.view.merged else INDEX_BYTES_MAX,
     )
 
 

@@ -1,8 +1,9 @@
 """What `--view` and the options beside it mean, as values."""
 
+import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from aisfs.config import KeyRule, View, ViewSettings
@@ -110,6 +111,14 @@ def parse_view(settings: ViewSettings, class_names: Sequence[bytes] | None = Non
         _label(settings.label),
         _classes(class_names) if class_names is not None else None,
     )
+
+
+def absolute_table(spec: ViewSpec) -> ViewSpec:
+    """Keep meaning the same file of labels when the daemon leaves the directory it was started in."""
+    label = spec.label
+    if label.source is not LabelSource.TABLE or "://" in label.text:
+        return spec
+    return replace(spec, label=replace(label, text=os.path.abspath(label.text)))
 
 
 def _component(option: str, text: str) -> Component:

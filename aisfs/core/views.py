@@ -231,6 +231,11 @@ class MembersView:
         return 1024 + entries + orders + names + 12 * len(self._names) + 200 * len(self._renamed)
 
 
+def without_folders(index: MemberIndex) -> MembersView:
+    """Give a view that shows no member: for shards whose members are shown elsewhere."""
+    return MembersView(index, [None] * len(index))
+
+
 class _Tree:
     """The work of building a view; only its columns are kept."""
 

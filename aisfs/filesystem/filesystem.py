@@ -23,7 +23,7 @@ from aisfs.errors import (
 from aisfs.filesystem.attributes import FOREVER, Attr, AttrMaker, Entry
 from aisfs.filesystem.nodes import Node, ObjectNode, ShardNode, identity
 from aisfs.filesystem.shards import ShardFolders
-from aisfs.filesystem.tree import Found
+from aisfs.filesystem.tree import Found, FoundMember
 from aisfs.model import ByteRange
 
 
@@ -152,7 +152,10 @@ class FileSystem:
         node = found.node
         if isinstance(node, ShardNode):
             first = self.inodes.number(identity(node), shard=True)
-            attr = self._folders.folder(node, directory_number(first, 0))
+            if isinstance(found, FoundMember):
+                attr = self._folders.member(found.index, first, found.row)
+            else:
+                attr = self._folders.folder(node, directory_number(first, 0))
         else:
             number = self.inodes.number(identity(node))
             if isinstance(node, ObjectNode):

@@ -1,5 +1,6 @@
 """What an inode can be, apart from members, which are rows of their shard's index."""
 
+import os
 from dataclasses import dataclass
 
 from aisfs.model import Bucket, ObjectInfo, Provider
@@ -31,6 +32,15 @@ class DatasetNode:
 
 
 @dataclass(frozen=True, slots=True)
+class MergedDirectoryNode:
+    """A directory with members of many shards."""
+
+    layout: str
+    """The options of the view: under others the same path is something else."""
+    path: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class ObjectNode:
     """One version of an object, as a file."""
 
@@ -52,7 +62,15 @@ class ShardNode:
     """The directory's name, for example `x.tar.d`."""
 
 
-Node = RootNode | ProviderNode | DirectoryNode | DatasetNode | ObjectNode | ShardNode
+Node = (
+    RootNode
+    | ProviderNode
+    | DirectoryNode
+    | DatasetNode
+    | MergedDirectoryNode
+    | ObjectNode
+    | ShardNode
+)
 
 
 def identity(node: Node) -> bytes:
@@ -66,6 +84,8 @@ def identity(node: Node) -> bytes:
             parts = ("root",)
         case DatasetNode():
             parts = ("dataset",)
+        case MergedDirectoryNode(layout, path):
+            parts = ("merged", layout, os.fsdecode(path))
         case ProviderNode(provider):
             parts = ("provider", provider)
         case DirectoryNode(bucket, prefix):

@@ -11,6 +11,7 @@ from aisfs.cache.metadata import Dated
 from aisfs.config import Shards
 from aisfs.core import names
 from aisfs.core.listing import Listed, Listing
+from aisfs.core.member_index import MemberIndex
 from aisfs.core.names import SHARD_DIRECTORY_SUFFIX, is_shard
 from aisfs.engine.lister import Lister
 from aisfs.errors import BucketNotFound
@@ -24,7 +25,7 @@ from aisfs.filesystem.nodes import (
 )
 from aisfs.model import Bucket, ObjectInfo, Provider
 
-__all__ = ["Found", "Tree"]
+__all__ = ["Found", "FoundMember", "Tree"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,14 @@ class Found:
     expires: float
     offset: int = 0
     """Directory offset of the entry; 0 when it was looked up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundMember(Found):
+    """A name that stands for one member of the shard that is the node."""
+
+    index: MemberIndex
+    row: int
 
 
 class Tree:
