@@ -93,6 +93,7 @@ class FileSystem:
         self._reader = reader
         self._make = make
         self._clock = clock
+        self._latest: tuple[Node, bytes] = (root, identity(root))
         self.kernel: Kernel | None = None
         """Set once there is a kernel to tell something."""
 
@@ -120,7 +121,7 @@ class FileSystem:
 
     def remember(self, entry: Entry, node: Node) -> None:
         """Count one lookup, or one entry of a listing that the kernel took."""
-        self.inodes.remember(entry.attr.ino, identity(node), node)
+        self.inodes.remember(entry.attr.ino, self._identity(node), node)
 
     def forget(self, ino: int, count: int) -> None:
         """Take back `count` lookups."""
@@ -148,10 +149,17 @@ class FileSystem:
             raise Stale(f"inode {ino} is not known to this mount")
         return node
 
+    def _identity(self, node: Node) -> bytes:
+        """Spell the identity of a node; many entries in a row have the same one."""
+        latest = self._latest
+        if latest[0] is not node:
+            latest = self._latest = (node, identity(node))
+        return latest[1]
+
     def _entry(self, found: Found) -> Entry:
         node = found.node
         if isinstance(node, ShardNode):
-            first = self.inodes.number(identity(node), shard=True)
+            first = self.inodes.number(self._identity(node), shard=True)
             if isinstance(found, FoundMember):
                 attr = self._folders.member(found.index, first, found.row)
             else:

@@ -12,6 +12,8 @@ from aisfs.errors import NotFound
 from aisfs.filesystem.nodes import MergedDirectoryNode, Node, ObjectNode, ShardNode
 from aisfs.filesystem.tree import Found, FoundMember
 
+_FOREVER = float("inf")  # until a shard turns out to have changed
+
 
 class MergedTree:
     """Names to directories and members."""
@@ -20,6 +22,7 @@ class MergedTree:
         """Show what `merger` builds; `layout` spells the options that decide how."""
         self._merger = merger
         self._layout = layout
+        self._known_nodes: tuple[Merged | None, list[ShardNode]] = (None, [])
 
     async def find(self, node: Node, ino: int, name: bytes) -> Found | None:
         """Look a name up."""
@@ -55,17 +58,17 @@ class MergedTree:
     def _found(self, merged: Merged, path: bytes, child: MergedChild, offset: int = 0) -> Found:
         if child.directory is not None:
             below = path + b"/" + child.name if path else child.name
-            node = MergedDirectoryNode(self._layout, below)
-            return Found(child.name, node, float("inf"), offset)
-        shard, index = merged.shards[child.shard], merged.indexes[child.shard]
-        return FoundMember(
-            child.name,
-            ShardNode(shard.bucket, shard.info, ROOT, shard.name),
-            float("inf"),
-            offset,
-            index=index,
-            row=child.row,
-        )
+            return Found(child.name, MergedDirectoryNode(self._layout, below), _FOREVER, offset)
+        node, index = self._nodes(merged)[child.shard], merged.indexes[child.shard]
+        return FoundMember(child.name, node, _FOREVER, offset, index=index, row=child.row)
+
+    def _nodes(self, merged: Merged) -> list[ShardNode]:
+        """Give one node for each shard, shared by all its members."""
+        known = self._known_nodes
+        if known[0] is not merged:
+            nodes = [ShardNode(s.bucket, s.info, ROOT, s.name) for s in merged.shards]
+            known = self._known_nodes = (merged, nodes)
+        return known[1]
 
 
 def _path(node: Node) -> bytes:
