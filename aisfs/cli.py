@@ -22,8 +22,16 @@ from aisfs.config import (
     View,
     ViewSettings,
 )
-from aisfs.core.patterns import KeyFilter
-from aisfs.core.sources import DatasetSource, Source, absolute, parse_list, parse_sources
+from aisfs.core.patterns import EVERY_KEY, KeyFilter
+from aisfs.core.sources import (
+    BucketSource,
+    DatasetSource,
+    DirectorySource,
+    Source,
+    absolute,
+    parse_list,
+    parse_sources,
+)
 from aisfs.core.view_spec import absolute_table, parse_view
 from aisfs.errors import AisfsError, ConfigError
 from aisfs.exits import Exit, exit_code
@@ -128,10 +136,10 @@ def _log_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--files-from", metavar="FILE", help="Read sources from FILE, one a line; - is stdin."
 )
 @click.option(
-    "--include", multiple=True, metavar="GLOB", help="Show only shards that match; repeatable."
+    "--include", multiple=True, metavar="GLOB", help="Show only keys that match; repeatable."
 )
 @click.option(
-    "--exclude", multiple=True, metavar="GLOB", help="Leave out shards that match; repeatable."
+    "--exclude", multiple=True, metavar="GLOB", help="Leave out keys that match; repeatable."
 )
 @click.option(
     "--ignore-zeros",
@@ -229,6 +237,7 @@ def mount(
     plan = mounts.MountPlan(
         source=source,
         view=absolute_table(spec) if mounts.is_local(source) else spec,
+        keys=EVERY_KEY if isinstance(source, DatasetSource) else _filter(view),
         mountpoint=Path(mountpoint).absolute(),
         cluster=ClusterSettings.load(_of(ClusterSettings, settings)),
         tree=TreeSettings.load(_of(TreeSettings, settings)),
@@ -288,12 +297,18 @@ def _source(words: list[str], view: ViewSettings) -> Source:
         is_directory=os.path.isdir,
         view=view.view is not None,
         listed=listed,
-        keys=KeyFilter(view.include or (), view.exclude or ()),
+        keys=_filter(view),
     )
     options = sorted(view.model_fields_set)
+    if isinstance(source, BucketSource | DirectorySource):
+        options = [name for name in options if name not in ("include", "exclude")]
     if options and not isinstance(source, DatasetSource):
         raise ConfigError(f"--{options[0].replace('_', '-')} needs --view, or shards as the SOURCE")
     return absolute(source)
+
+
+def _filter(view: ViewSettings) -> KeyFilter:
+    return KeyFilter(view.include or (), view.exclude or ())
 
 
 def _lines(path: Path) -> list[bytes]:

@@ -17,6 +17,7 @@ from aisfs.cache.indexes import IndexCache
 from aisfs.cache.metadata import MetadataCache
 from aisfs.config import CacheSettings, ClusterSettings, TreeSettings, View
 from aisfs.core.member_index import MemberIndex
+from aisfs.core.patterns import EVERY_KEY, KeyFilter
 from aisfs.core.samples_view import samples_view
 from aisfs.core.sources import BucketSource, DatasetSource, DirectorySource, Everything, Source
 from aisfs.core.view_spec import LabelSource, ViewSpec
@@ -75,6 +76,8 @@ class MountPlan:
     """Mount options for the kernel, as of `mount -o`."""
     view: ViewSpec = field(default_factory=ViewSpec)
     """How a dataset is laid out; other sources are shown as they are."""
+    keys: KeyFilter = EVERY_KEY
+    """What of a bucket, prefix or directory is shown; a dataset has a filter of its own."""
 
 
 def is_local(source: Source) -> bool:
@@ -224,7 +227,13 @@ async def _build(
         attr_ttl=ttls.attr_ttl, list_ttl=ttls.list_ttl, negative_ttl=ttls.negative_ttl, clock=clock
     )
     lister = Lister(
-        base.store, cache, base.services, list_ttl=ttls.list_ttl, clock=clock, metrics=base.metrics
+        base.store,
+        cache,
+        base.services,
+        list_ttl=ttls.list_ttl,
+        clock=clock,
+        metrics=base.metrics,
+        wanted=plan.keys.below(root.prefix if isinstance(root, DirectoryNode) else ""),
     )
     fetcher = Fetcher(
         base.store,

@@ -29,6 +29,7 @@ class Refusal(StrEnum):
     TOO_LONG = f"over {NAME_MAX} bytes"
     NUL = "contains NUL"
     HIDDEN_BY_DIRECTORY = "a directory has the same name"
+    EXCLUDED = "excluded"
 
 
 def refusal(name: bytes) -> Refusal | None:

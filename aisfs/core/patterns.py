@@ -4,7 +4,7 @@ The syntax is wcmatch's: `*` and `?` stop at a slash, `**` does not, `[...]` and
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from wcmatch import glob
@@ -84,16 +84,35 @@ class KeyFilter:
             return False
         return not any(_matches(self._excluded, way) for way in ways)
 
+    def below(self, prefix: str) -> Callable[[str], bool]:
+        """Give what says of keys, and of prefixes that end in a slash, whether they are shown.
+
+        Patterns then speak of what follows `prefix`.
+        """
+        if not self:
+            return lambda _: True
+        cut = len(prefix)
+        return lambda key: self.enters(key[cut:]) if key.endswith("/") else self.wants(key[cut:])
+
     def enters(self, directory: str) -> bool:
         """Say whether something below a directory, written `a/b/`, may be wanted."""
-        return not any(
-            _matches(self._excluded, way) for way in _with_parents(directory.rstrip("/"))
-        )
+        ways = _with_parents(directory.rstrip("/"))
+        if any(_matches(self._excluded, way) for way in ways):
+            return False
+        if not self.include or any(_matches(self._included, way) for way in ways):
+            return True
+        return any(_may_match_below(pattern, directory) for pattern in self.include)
 
 
 def _anchored(pattern: str) -> str:
     directory = pattern.rstrip("/")
     return directory[1:] if directory.startswith("/") else f"**/{directory}"
+
+
+def _may_match_below(pattern: str, directory: str) -> bool:
+    if not pattern.startswith("/") or "{" in pattern:  # braces may have a slash in them
+        return True
+    return GlobPattern(pattern.strip("/")).enters(directory)
 
 
 def _with_parents(path: str) -> list[str]:

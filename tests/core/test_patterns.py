@@ -68,9 +68,22 @@ def test_filters(include, exclude, wanted, unwanted):
 
 @given(st.lists(NAMES, max_size=2), st.lists(NAMES, max_size=2), PATHS)
 def test_no_directory_of_a_wanted_key_is_passed_over(include, exclude, path):
-    keys = KeyFilter(tuple(include), tuple(exclude))
+    keys = KeyFilter((*include, *(f"/{name}/*" for name in include)), tuple(exclude))
     if keys.wants(path) and "/" in path:
         assert keys.enters(path.rpartition("/")[0] + "/")
+
+
+def test_directories_in_which_nothing_can_be_included():
+    keys = KeyFilter(("/train/*/x", "/{val,a/b}/y"))
+    assert [d for d in ("train/", "train/1/", "val/", "a/") if keys.enters(d)] == [
+        "train/", "train/1/", "val/", "a/",
+    ]  # fmt: skip
+    keys = KeyFilter(("/train/*/x",))
+    assert not any(map(keys.enters, ("val/", "train/1/2/")))
+    wanted = keys.below("top/")
+    assert wanted("top/train/")
+    assert wanted("top/train/1/x")
+    assert not wanted("top/val/")
 
 
 def test_what_is_a_glob():

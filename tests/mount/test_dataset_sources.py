@@ -8,7 +8,7 @@ import pytest
 
 from aisfs.exits import Exit
 from tests.mount.content import put
-from tests.mount.datasets import encode, sample
+from tests.mount.datasets import encode, sample, tree
 from tests.support.mounts import COMMAND, MountFailedError, aisfs, environment, mounted, run
 from tests.support.servers import RunningServer, running_server
 
@@ -149,7 +149,8 @@ def test_relative_local_shards(folder: Path, mountpoint: Path):
         (["--view", "members"], Exit.USAGE, "--view needs a SOURCE"),
         (["--label", "cls", "ais://pets/*.tar"], Exit.USAGE, "--label needs --view class"),
         (["--require", "jpg", "ais://pets/*.tar"], Exit.USAGE, "--require needs --view samples"),
-        (["--include", "x", "ais://pets"], Exit.USAGE, "--include needs --view"),
+        (["--include", "x"], Exit.USAGE, "--include needs --view"),
+        (["--key-rule", "wds", "ais://pets"], Exit.USAGE, "--key-rule needs"),
         (["--files-from", "/nowhere"], Exit.USAGE, "--files-from /nowhere: No such file"),
         (["--view", "class", "--label", "re:(", "ais://pets"], Exit.USAGE, "--label re:("),
         (["--view", "class", "--image", "", "ais://pets"], Exit.USAGE, "--image ''"),
@@ -172,6 +173,19 @@ def test_plain_sources_are_shown_as_before(server: RunningServer, mountpoint: Pa
         ]  # fmt: skip
     with mounted("ais://pets/other.tar/", mountpoint, endpoint=server.endpoint) as mount:
         assert os.listdir(mount.path) == []
+
+
+def test_a_plain_source_shows_what_the_filters_let_through(
+    place: str, server: RunningServer, mountpoint: Path
+):
+    options = ["--include", "/train/**", "--exclude", "*-0[13].tar"]
+    with mounted(place, mountpoint, endpoint=server.endpoint, options=options) as mount:
+        assert tree(mount.path) == ["train/deep/s-04.tar", "train/readme.txt", "train/s-00.tar"]
+        assert os.listdir(mount.path) == ["train"]
+        assert b"excluded: 2" in os.getxattr(mount.path / "train", "user.aisfs.skipped")
+        for hidden in ("train/s-01.tar", "train/s-01.tar.d", "val", "other.tar"):
+            with pytest.raises(FileNotFoundError):
+                os.stat(mount.path / hidden)
 
 
 def test_options_of_a_view_in_fstab(folder: Path, mountpoint: Path):
