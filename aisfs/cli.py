@@ -233,6 +233,8 @@ def mount(
     settings = {**named, **{name: v for name, v in settings.items() if v not in (None, ())}}
     view = ViewSettings.load(_of(ViewSettings, settings))
     source = _source(sources, view)
+    if isinstance(source, DatasetSource) and "shards" in settings:
+        raise ConfigError("--shards: a dataset shows the members of shards only; see --view")
     spec = parse_view(view, _lines(view.classes) if view.classes is not None else None)
     plan = mounts.MountPlan(
         source=source,

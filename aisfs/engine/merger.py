@@ -208,5 +208,7 @@ class Merger:
         for reason, number in self._skipped.items():
             self._metrics.left_out.labels(reason.replace(" ", "_")).set(number)
             log.info("%d left out: %s", number, reason)
+        if not view.files:
+            log.warning("--view %s shows nothing: all was left out", spec.view)
         log.info("%s: %d files", spec.view, view.files)
         return Merged(view, [p.shard for p in parts], [p.index for p in parts])

@@ -272,7 +272,13 @@ def test_flat_shows_the_members_of_all_shards(server: RunningServer, mountpoint:
         assert (mount.path / "d/1~flat-b.jpg").read_bytes() == b"second"
         assert (mount.path / "d/1~flat-b.cls").read_bytes() == b"9"
     options += ["--require", "image.jpg"]
-    with mounted(source, mountpoint, endpoint=server.endpoint, options=options) as mount:
+    with mounted(
+        source,
+        mountpoint,
+        endpoint=server.endpoint,
+        options=options,
+        expected_log=["--view flat shows nothing"],
+    ) as mount:
         assert tree(mount.path) == []
         assert os.getxattr(mount.path, "user.aisfs.skipped") == b"incomplete sample: 3"
 

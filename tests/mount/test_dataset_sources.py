@@ -149,6 +149,7 @@ def test_relative_local_shards(folder: Path, mountpoint: Path):
         (["--view", "members"], Exit.USAGE, "--view needs a SOURCE"),
         (["--label", "cls", "ais://pets/*.tar"], Exit.USAGE, "--label needs --view class"),
         (["--require", "jpg", "ais://pets/*.tar"], Exit.USAGE, "--require needs --view samples"),
+        (["--shards", "dir", "ais://pets/*.tar"], Exit.USAGE, "--shards: a dataset shows"),
         (["--include", "x"], Exit.USAGE, "--include needs --view"),
         (["--key-rule", "wds", "ais://pets"], Exit.USAGE, "--key-rule needs"),
         (["--files-from", "/nowhere"], Exit.USAGE, "--files-from /nowhere: No such file"),
@@ -186,6 +187,19 @@ def test_a_plain_source_shows_what_the_filters_let_through(
         for hidden in ("train/s-01.tar", "train/s-01.tar.d", "val", "other.tar"):
             with pytest.raises(FileNotFoundError):
                 os.stat(mount.path / hidden)
+
+
+def test_a_dataset_is_warmed(server: RunningServer, mountpoint: Path, tmp_path: Path):
+    source = "ais://pets/train/s-0{0,1}.tar"
+    options = ["--cache-dir", str(tmp_path / "cache"), "--cache-size", "50MiB"]
+    with mounted(source, mountpoint, endpoint=server.endpoint, options=options) as mount:
+        done = aisfs("warm", "--index-only", mount.path)
+        assert (done.returncode, done.stdout.split()[:2]) == (0, [b"2", b"shards,"]), done
+        done = aisfs("warm", mount.path)
+        assert done.returncode == 0, done
+        before = server.requests()
+        assert [(mount.path / name).read_bytes() for name in tree(mount.path)]
+        assert server.requests() == before
 
 
 def test_options_of_a_view_in_fstab(folder: Path, mountpoint: Path):
