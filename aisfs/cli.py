@@ -1,6 +1,7 @@
 """The command line: words in, exit codes out, one line for whatever goes wrong."""
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -8,11 +9,31 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import trio
+from pydantic import BaseModel
 
 from aisfs import __version__, daemon, logs
 from aisfs.cache_commands import cache, warm_up
-from aisfs.config import CacheSettings, ClusterSettings, KernelSettings, Shards, TreeSettings
-from aisfs.core.sources import DirectorySource, Source, parse_source
+from aisfs.config import (
+    CacheSettings,
+    ClusterSettings,
+    KernelSettings,
+    KeyRule,
+    Shards,
+    TreeSettings,
+    View,
+    ViewSettings,
+)
+from aisfs.core.patterns import EVERY_KEY, KeyFilter
+from aisfs.core.sources import (
+    BucketSource,
+    DatasetSource,
+    DirectorySource,
+    Source,
+    absolute,
+    parse_list,
+    parse_sources,
+)
+from aisfs.core.view_spec import absolute_table, parse_view
 from aisfs.errors import AisfsError, ConfigError
 from aisfs.exits import Exit, exit_code
 
@@ -73,13 +94,53 @@ def _log_options(command: Callable[..., Any]) -> Callable[..., Any]:
     epilog="Environment: AIS_ENDPOINT, AIS_AUTHN_TOKEN, AIS_AUTHN_TOKEN_FILE, AIS_CLIENT_CA, AIS_CRT, "
     "AIS_CRT_KEY, AIS_SKIP_VERIFY_CRT, AIS_CONNECT_TIMEOUT, AIS_READ_TIMEOUT, as for the ais CLI.",
 )
-@click.argument("where", nargs=-1, metavar="[SOURCE] MNT")
+@click.argument("where", nargs=-1, metavar="[SOURCE…] MNT")
 @click.option("--endpoint", metavar="URL", help="AIStore proxy; default: AIS_ENDPOINT.")
 @click.option(
     "--shards",
     type=click.Choice([s.value for s in Shards]),
     help="How X.tar shows: file (default; its members are in X.tar.d/, found by name), dir (X.tar "
     "is a directory, its bytes are X.tar.raw), or both (X.tar and X.tar.d are listed).",
+)
+@click.option(
+    "--view",
+    type=click.Choice([v.value for v in View]),
+    help="Show the members of all shards of SOURCE as one dataset: a folder for each shard (members), "
+    "for each sample in it (samples), for each label (class), or all in one place (flat).",
+)
+@click.option(
+    "--key-rule",
+    type=click.Choice([r.value for r in KeyRule]),
+    help="The key of a sample: the path to its first dot (wds, default), to its last dot, or the "
+    "last component to its first dot (basename).",
+)
+@click.option(
+    "--require", metavar="EXT[,EXT]", help="Leave out samples that lack one of these parts."
+)
+@click.option(
+    "--label",
+    metavar="FROM",
+    help="Where labels come from: cls [default], txt, json:PATH, dir, re:REGEX, csv:OBJECT.",
+)
+@click.option(
+    "--image",
+    metavar="EXT[;EXT]",
+    help="The part that a class shows of each sample: the first it has [jpg;jpeg;png].",
+)
+@click.option(
+    "--classes",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Names of the classes 0, 1, …, one a line.",
+)
+@click.option(
+    "--files-from", metavar="FILE", help="Read sources from FILE, one a line; - is stdin."
+)
+@click.option(
+    "--include", multiple=True, metavar="GLOB", help="Show only keys that match; repeatable."
+)
+@click.option(
+    "--exclude", multiple=True, metavar="GLOB", help="Leave out keys that match; repeatable."
 )
 @click.option(
     "--ignore-zeros",
@@ -166,19 +227,27 @@ def mount(
     """Mount SOURCE on the directory MNT.
 
     SOURCE is ais://BUCKET, ais://BUCKET/PREFIX/ or a local directory; without it, every bucket the
-    cluster shows appears at MNT/PROVIDER/BUCKET. The command returns when the mount is ready.
+    cluster shows appears at MNT/PROVIDER/BUCKET. Several sources, shards as in
+    'ais://pets/samples-{00..18}.tar' or 'shards/*.tar', or --view make a dataset of the shards.
+    The command returns when the mount is ready.
     """
     from aisfs import mount as mounts  # not needed, and not loaded, for --help
 
-    if not 1 <= len(where) <= 2:
-        raise click.UsageError("expected [SOURCE] MNT")
-    source, mountpoint = (None, *where)[-2:]
-    assert mountpoint is not None, "one or two words were given"
+    if not where:
+        raise click.UsageError("expected [SOURCE…] MNT")
+    *sources, mountpoint = where
     kernel, named = _sort_options(options, settings.keys())
     kernel |= {"allow_other"} if allow_other else set()
-    settings = {**named, **{name: value for name, value in settings.items() if value is not None}}
+    settings = {**named, **{name: v for name, v in settings.items() if v not in (None, ())}}
+    view = ViewSettings.load(_of(ViewSettings, settings))
+    source = _source(sources, view)
+    if isinstance(source, DatasetSource) and "shards" in settings:
+        raise ConfigError("--shards: a dataset shows the members of shards only; see --view")
+    spec = parse_view(view, _lines(view.classes) if view.classes is not None else None)
     plan = mounts.MountPlan(
-        source=_absolute(parse_source(source)),
+        source=source,
+        view=absolute_table(spec) if mounts.is_local(source) else spec,
+        keys=EVERY_KEY if isinstance(source, DatasetSource) else _filter(view),
         mountpoint=Path(mountpoint).absolute(),
         cluster=ClusterSettings.load(_of(ClusterSettings, settings)),
         tree=TreeSettings.load(_of(TreeSettings, settings)),
@@ -217,17 +286,50 @@ def _serve_mount(
         failed(f"unexpected {type(error).__name__}: {error}", Exit.FAILURE)
 
 
-def _absolute(source: Source) -> Source:
-    """Keep meaning the same directory when the daemon leaves the one it was started in."""
-    if isinstance(source, DirectorySource):
-        return DirectorySource(source.path.absolute())
-    return source
+def _source(words: list[str], view: ViewSettings) -> Source:
+    """Read what is to be mounted.
+
+    Raises:
+        ConfigError: the words or the list file make no sense.
+    """
+    listed = None
+    if view.files_from is not None:
+        if len(words) > 1:
+            raise ConfigError("--files-from: give one SOURCE that its lines lie below, or none")
+        name = view.files_from
+        try:
+            text = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"--files-from {name}: {error.strerror}") from error
+        base = words[0] if words else None
+        listed = parse_list(name, os.fsdecode(text).splitlines(), base, is_directory=os.path.isdir)
+    source = parse_sources(
+        words,
+        is_directory=os.path.isdir,
+        view=view.view is not None,
+        listed=listed,
+        keys=_filter(view),
+    )
+    options = sorted(view.model_fields_set)
+    if isinstance(source, BucketSource | DirectorySource):
+        options = [name for name in options if name not in ("include", "exclude")]
+    if options and not isinstance(source, DatasetSource):
+        raise ConfigError(f"--{options[0].replace('_', '-')} needs --view, or shards as the SOURCE")
+    return absolute(source)
 
 
-def _of(
-    kind: type[ClusterSettings | TreeSettings | CacheSettings | KernelSettings],
-    settings: Mapping[str, object],
-) -> dict[str, object]:
+def _filter(view: ViewSettings) -> KeyFilter:
+    return KeyFilter(view.include or (), view.exclude or ())
+
+
+def _lines(path: Path) -> list[bytes]:
+    try:
+        return path.read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigError(f"--classes {path}: {error.strerror}") from error
+
+
+def _of(kind: type[BaseModel], settings: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in settings.items() if name in kind.model_fields}
 
 

@@ -46,12 +46,18 @@ def _absolute(value: Path) -> Path:
     return value.expanduser().absolute()
 
 
+def _words(value: object) -> object:
+    """Take one word for a list of one, which is all that `-o name=value` can say."""
+    return (value,) if isinstance(value, str) else value
+
+
 def _octal(value: object) -> object:
     return int(value, 8) if isinstance(value, str) else value
 
 
 Flag = Annotated[bool, BeforeValidator(_flag)]
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
+Patterns = Annotated[tuple[str, ...], BeforeValidator(_words)]
 FileMode = Annotated[int, BeforeValidator(_octal), Field(ge=0, le=0o777)]
 
 
@@ -64,6 +70,30 @@ class Shards(StrEnum):
     """`X.tar/` is listed as a directory; its bytes are found at `X.tar.raw`."""
     BOTH = "both"
     """`X.tar` and `X.tar.d/` are both listed."""
+
+
+class View(StrEnum):
+    """How the members of a dataset are laid out."""
+
+    MEMBERS = "members"
+    """`<shard>/<member>`."""
+    SAMPLES = "samples"
+    """`<shard>/<key>/<member>`."""
+    CLASS = "class"
+    """`<label>/<key>.<ext>`, one file for each sample."""
+    FLAT = "flat"
+    """`<member>`, of all shards."""
+
+
+class KeyRule(StrEnum):
+    """Which part of a member's name is the key of its sample, and which its extension."""
+
+    WDS = "wds"
+    """The path up to the first dot of its last component; as webdataset, Energon, Hugging Face."""
+    LAST_DOT = "last-dot"
+    """The path up to the last dot; as AIStore's `archmode=wdskey` and ishard."""
+    BASENAME = "basename"
+    """The last component up to its first dot, and what follows its last dot; as AISShardReader."""
 
 
 class _Settings(BaseModel):
@@ -159,6 +189,26 @@ class KernelSettings(_Settings):
     lane: bool = True
     """Answer in a thread before pyfuse3 what needs no waiting, and let the kernel open files and
     keep listings by itself. Without it every request goes through pyfuse3: slower, same results."""
+
+
+class ViewSettings(_Settings):
+    """Which shards are shown as one dataset, and how their members are laid out."""
+
+    view: View | None = None
+    """None is `members`, and a plain bucket, prefix or directory is shown as it is."""
+    key_rule: KeyRule = KeyRule.WDS
+    require: str | None = None
+    """Components a sample must have, with commas between; samples without are left out."""
+    label: str = "cls"
+    """Where the label of a sample comes from; webdataset's usual component."""
+    image: str = "jpg;jpeg;png"
+    """The component shown for each sample: the first of these that it has."""
+    classes: AbsolutePath | None = None
+    """A file of class names, one a line, the first for label 0."""
+    files_from: str | None = None
+    """A file of sources, one a line; `-` is standard input."""
+    include: Patterns | None = None
+    exclude: Patterns | None = None
 
 
 class CacheSettings(_Settings):

@@ -5,7 +5,7 @@ Every metric is declared here with its unit and meaning, so that names stay the 
 
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 
 class Metrics:
@@ -41,6 +41,20 @@ class Metrics:
         self.names_refused = Counter(
             "aisfs_refused_names",
             "Keys of listings that cannot be shown as names, by reason.",
+            ["reason"],
+            registry=self._registry,
+        )
+
+        self.dataset_shards = Gauge(
+            "aisfs_dataset_shards",
+            "Shards of the dataset: shown, or why not.",
+            ["state"],
+            registry=self._registry,
+        )
+
+        self.left_out = Gauge(
+            "aisfs_dataset_left_out",
+            "Samples and members of the dataset that are not shown, by reason.",
             ["reason"],
             registry=self._registry,
         )

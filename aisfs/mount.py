@@ -1,11 +1,12 @@
 """The composition root: builds a mount bottom up, runs it, and takes it down in reverse."""
 
 import logging
+import os
 import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -15,21 +16,31 @@ from aisfs.ais.client import AISClient
 from aisfs.cache.blocks import BlockCache
 from aisfs.cache.indexes import IndexCache
 from aisfs.cache.metadata import MetadataCache
-from aisfs.config import CacheSettings, ClusterSettings, KernelSettings, TreeSettings
-from aisfs.core.sources import BucketSource, DirectorySource, Everything, Source
+from aisfs.config import CacheSettings, ClusterSettings, KernelSettings, TreeSettings, View
+from aisfs.core.member_index import MemberIndex
+from aisfs.core.patterns import EVERY_KEY, KeyFilter
+from aisfs.core.samples_view import samples_view
+from aisfs.core.sources import BucketSource, DatasetSource, DirectorySource, Everything, Source
+from aisfs.core.view_spec import LabelSource, ViewSpec
+from aisfs.core.views import MembersView, without_folders
 from aisfs.engine.background import BackgroundThread, background_thread
 from aisfs.engine.fetcher import Fetcher
-from aisfs.engine.indexer import Indexer
+from aisfs.engine.indexer import INDEX_BYTES_MAX, Indexer
+from aisfs.engine.label_table import read_table
 from aisfs.engine.lister import Lister
+from aisfs.engine.merger import Merger
 from aisfs.engine.prefetcher import Prefetcher
 from aisfs.engine.reader import Reader
-from aisfs.errors import BucketNotFound, MountError, SourceMissing, Unavailable
+from aisfs.engine.shard_set import find_shards
+from aisfs.errors import AisfsError, BucketNotFound, SourceMissing, Unavailable
 from aisfs.filesystem.attributes import AttrMaker
+from aisfs.filesystem.dataset_tree import DatasetTree
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.known import Known
-from aisfs.filesystem.nodes import DirectoryNode, Node, RootNode
+from aisfs.filesystem.merged_tree import MergedTree
+from aisfs.filesystem.nodes import DatasetNode, DirectoryNode, Node, RootNode
 from aisfs.filesystem.shards import ShardFolders
-from aisfs.filesystem.tree import Tree
+from aisfs.filesystem.tree import Names, Tree
 from aisfs.filesystem.xattrs import Xattrs
 from aisfs.fuse import mountpoint as mountpoints
 from aisfs.fuse import tuning
@@ -52,6 +63,8 @@ INDEX_DISK_LIMIT = 2**30
 SWITCH_SECONDS = 0.0005
 """How long a thread that computes may keep the others waiting: Python's 5 ms would be the delay of
 every request while a shard is scanned (docs/PERFORMANCE.md)."""
+FSNAME_MAX = 256
+"""Characters of the source that `mount` and `df` show; the kernel takes a page of options in all."""
 GRACE_SECONDS = 5
 """How long requests under way may go on after SIGTERM, before they are cancelled."""
 
@@ -68,11 +81,24 @@ class MountPlan:
     options: frozenset[str]
     """Mount options for the kernel, as of `mount -o`."""
     kernel: KernelSettings
+    view: ViewSpec = field(default_factory=ViewSpec)
+    """How a dataset is laid out; other sources are shown as they are."""
+    keys: KeyFilter = EVERY_KEY
+    """What of a bucket, prefix or directory is shown; a dataset has a filter of its own."""
+
+
+@dataclass(slots=True)
+class Stop:
+    """How a mount is asked to end: at once while it is being built, then by unmounting."""
+
+    ask: Callable[[], None]
 
 
 def is_local(source: Source) -> bool:
     """Say whether a source needs no cluster."""
-    return isinstance(source, DirectorySource)
+    return isinstance(source, DirectorySource) or (
+        isinstance(source, DatasetSource) and source.local
+    )
 
 
 def check(plan: MountPlan) -> None:
@@ -85,6 +111,10 @@ def check(plan: MountPlan) -> None:
         raise SourceMissing(
             f"{plan.source.path}: no such directory; a bucket is written ais://BUCKET"
         )
+    if isinstance(plan.source, DatasetSource) and plan.source.local:
+        root = plan.source.common_directory(os.path.realpath)
+        if not os.path.isdir(root):
+            raise SourceMissing(f"{root}: no such directory")
     mountpoints.check_fuse(lane=plan.kernel.lane)
     mountpoints.prepare(plan.mountpoint, allow_nonempty="nonempty" in plan.options)
 
@@ -96,7 +126,7 @@ async def run(plan: MountPlan, on_ready: Callable[[], None]) -> None:
         AisfsError: the cluster, the bucket or the kernel refused; nothing is left mounted.
     """
     sys.setswitchinterval(SWITCH_SECONDS)
-    direct, root = _open_source(plan)
+    plan, direct, root = _open_source(plan)
     blocks: BlockCache | None = None
     try:
         try:
@@ -107,16 +137,18 @@ async def run(plan: MountPlan, on_ready: Callable[[], None]) -> None:
         metrics = Metrics()
         store = MeteredStore(RetryingStore(direct, deadline=plan.cluster.io_timeout), metrics)
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            refused: MountError | None = None
+            refused: AisfsError | None = None
             async with background_thread() as background, trio.open_nursery() as services:
                 foundation = Foundation(store, blocks, services, background, metrics)
-                operations, lane = _build(plan, foundation, root, on_ready)
                 session = trio.CancelScope()
-                services.start_soon(_stop_on_signal, signals, session, lane)
+                stop = Stop(session.cancel)
+                services.start_soon(_stop_on_signal, signals, session, stop)
                 try:
                     with session:
+                        operations, lane = await _build(plan, foundation, root, on_ready)
+                        stop.ask = terminate if lane is None else lane.terminate
                         await _serve(plan, operations, lane)
-                except MountError as error:  # out of the nursery it would come in a group
+                except AisfsError as error:  # out of the nursery it would come in a group
                     refused = error
                 with trio.move_on_after(GRACE_SECONDS):
                     await background.run(lambda: None)  # what landed is on disk after this
@@ -142,15 +174,23 @@ async def _serve(plan: MountPlan, operations: Operations, lane: LaneSession | No
     await serve(operations, str(plan.mountpoint), options - {"nonempty"})
 
 
-def _open_source(plan: MountPlan) -> tuple[ObjectStore, Node]:
+def _open_source(plan: MountPlan) -> tuple[MountPlan, ObjectStore, Node]:
+    """Open what holds the source; a dataset's local files get a bucket in the plan."""
     match plan.source:
         case DirectorySource(path):
             local = LocalStore(path.resolve())
-            return local, DirectoryNode(local.bucket, "")
+            return plan, local, DirectoryNode(local.bucket, "")
         case BucketSource(bucket, prefix):
-            return AISClient(plan.cluster), DirectoryNode(bucket, prefix)
+            return plan, AISClient(plan.cluster), DirectoryNode(bucket, prefix)
         case Everything():
-            return AISClient(plan.cluster), RootNode()
+            return plan, AISClient(plan.cluster), RootNode()
+        case DatasetSource() if plan.source.local:
+            root = plan.source.common_directory(os.path.realpath)
+            local = LocalStore(Path(root))
+            found = plan.source.below(root, local.bucket, os.path.realpath)
+            return replace(plan, source=found), local, DatasetNode()
+        case DatasetSource():
+            return plan, AISClient(plan.cluster), DatasetNode()
 
 
 def _open_cache(plan: MountPlan) -> BlockCache | None:
@@ -181,6 +221,9 @@ async def _check_source(store: ObjectStore, source: Source) -> None:
     match source:
         case BucketSource(bucket, prefix):
             await _check_bucket(store, bucket, prefix)
+        case DatasetSource():
+            for bucket in source.buckets:
+                await _check_bucket(store, bucket, "")
         case Everything():
             await store.list_buckets()
 
@@ -203,7 +246,7 @@ class Foundation:
     metrics: Metrics
 
 
-def _build(
+async def _build(
     plan: MountPlan, base: Foundation, root: Node, on_ready: Callable[[], None]
 ) -> tuple[Operations, LaneSession | None]:
     clock = time.monotonic  # unlike trio.current_time it may be asked from any thread
@@ -212,7 +255,13 @@ def _build(
         attr_ttl=ttls.attr_ttl, list_ttl=ttls.list_ttl, negative_ttl=ttls.negative_ttl, clock=clock
     )
     lister = Lister(
-        base.store, cache, base.services, list_ttl=ttls.list_ttl, clock=clock, metrics=base.metrics
+        base.store,
+        cache,
+        base.services,
+        list_ttl=ttls.list_ttl,
+        clock=clock,
+        metrics=base.metrics,
+        wanted=plan.keys.below(root.prefix if isinstance(root, DirectoryNode) else ""),
     )
     fetcher = Fetcher(
         base.store,
@@ -225,19 +274,24 @@ def _build(
     )
     prefetcher = _build_prefetcher(plan, base, fetcher, lister)
     make = AttrMaker(plan.tree, time.time_ns())
-    folders = ShardFolders(_build_indexer(plan, base, fetcher), make)
-    tree = Tree(lister, plan.tree.shards)
+    indexer = _build_indexer(plan, base, fetcher)
+    folders = ShardFolders(indexer, make)
+    plain = Tree(lister, plan.tree.shards)
+    tree: Names = plain
+    if isinstance(plan.source, DatasetSource):
+        tree = await _build_dataset(plan, plan.source, base, lister, indexer)
     reader = Reader(fetcher, prefetcher)
     filesystem = FileSystem(
         root,
         tree=tree,
         folders=folders,
         reader=reader,
-        lister=lister,
         make=make,
         clock=clock,
+        list_ttl=ttls.list_ttl,
     )
     filesystem.kernel = PyfuseKernel()
+    plain.watch(filesystem.listing_changed)
 
     async def report() -> None:
         # A task, so that it runs when the kernel has the reply to INIT, which sets the defaults.
@@ -249,7 +303,7 @@ def _build(
 
     operations = Operations(
         filesystem,
-        Xattrs(filesystem, folders, lister, base.metrics),
+        Xattrs(filesystem, folders, base.metrics),
         base.metrics,
         negative_timeout=ttls.negative_ttl,
         on_ready=lambda: base.services.start_soon(report),
@@ -275,6 +329,27 @@ def _build_prefetcher(
     )
 
 
+async def _build_dataset(
+    plan: MountPlan, source: DatasetSource, base: Foundation, lister: Lister, indexer: Indexer
+) -> Names:
+    shards = await find_shards(source, lister, base.store, base.metrics)
+    view = plan.view
+    if not view.merged:
+        return DatasetTree(shards)
+    table = None
+    if view.view is View.CLASS and view.label.source is LabelSource.TABLE:
+        table = await read_table(base.store, source, view.label.text)
+    merger = Merger(shards, indexer, view, base.services, base.metrics, table=table)
+    return MergedTree(merger, repr(view))
+
+
+def _lay_out(view: ViewSpec) -> Callable[[MemberIndex], MembersView]:
+    """Choose what a folder of a shard shows."""
+    if view.view is View.SAMPLES:
+        return partial(samples_view, spec=view)
+    return without_folders if view.merged else MembersView
+
+
 def _build_indexer(plan: MountPlan, base: Foundation, fetcher: Fetcher) -> Indexer:
     indexes = None
     if base.blocks is not None:
@@ -288,6 +363,9 @@ def _build_indexer(plan: MountPlan, base: Foundation, fetcher: Fetcher) -> Index
         indexes=indexes,
         shard_indexes=base.store if plan.tree.shard_index else None,
         ignore_zeros=plan.tree.ignore_zeros,
+        lay_out=_lay_out(plan.view),
+        # Common directories hold the indexes of all their shards anyway.
+        memory_limit=float("inf") if plan.view.merged else INDEX_BYTES_MAX,
     )
 
 
@@ -298,15 +376,15 @@ def _kernel_options(plan: MountPlan) -> set[str]:
         "noatime",
         "default_permissions",
         "subtype=aisfs",
-        f"fsname={str(plan.source).replace(',', '_')}",
+        f"fsname={str(plan.source).replace(',', '_')[:FSNAME_MAX]}",
     } | plan.options
 
 
 async def _stop_on_signal(
-    signals: AsyncIterator[int], session: trio.CancelScope, lane: LaneSession | None
+    signals: AsyncIterator[int], session: trio.CancelScope, stop: Stop
 ) -> None:
     async for number in signals:
         log.info("unmounting on %s", signal.Signals(number).name)
-        (terminate if lane is None else lane.terminate)()
+        stop.ask()
         await trio.sleep(GRACE_SECONDS)
         session.cancel()

@@ -20,7 +20,12 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from aisfs.core.names import SHARD_BYTES_SUFFIX, SHARD_DIRECTORY_SUFFIX, is_shard
+from aisfs.core.names import (
+    SHARD_BYTES_SUFFIX,
+    SHARD_DIRECTORY_SUFFIX,
+    is_shard,
+    shard_of_directory,
+)
 from aisfs.errors import SourceMissing
 from aisfs.fuse.tuning import mounted_filesystems
 
@@ -72,7 +77,7 @@ def find_items(paths: Iterable[Path], *, index_only: bool) -> list[Item]:
             continue
         is_one = not path.is_dir() or (_is_folder_of_shard(name) and is_shard(name))
         try:
-            found = [name] if is_one else _walk(name)
+            found = [name] if is_one else _walk(name, index_only=index_only)
             items += [item for each in found if (item := _item(each, index_only)) is not None]
         except OSError as error:
             raise SourceMissing(f"{os.fsdecode(error.filename)}: {error.strerror}") from error
@@ -124,8 +129,10 @@ def _is_in_mount(path: Path) -> bool:
     return max(holding, default=(0, ""))[1] == FILE_SYSTEM
 
 
-def _walk(directory: bytes) -> Iterator[bytes]:
+def _walk(directory: bytes, *, index_only: bool) -> Iterator[bytes]:
     """Find files, and directories that stand for shards.
+
+    A dataset mount has nothing of a shard but its folder: its members are files like others.
 
     Raises:
         OSError: a directory cannot be listed.
@@ -144,6 +151,11 @@ def _walk(directory: bytes) -> Iterator[bytes]:
                 real.append(name)
             elif is_shard(name):  # --shards dir: the folder is listed instead of the shard
                 yield path
+            elif shard_of_directory(name) is None:
+                if index_only:
+                    yield path
+                else:
+                    real.append(name)
         directories[:] = real
 
 
@@ -162,6 +174,8 @@ def _item(path: bytes, index_only: bool) -> Item | None:
             content, folder = path + SHARD_BYTES_SUFFIX, path
         elif _is_folder_of_shard(path + SHARD_DIRECTORY_SUFFIX):  # a real key may have the name
             folder = path + SHARD_DIRECTORY_SUFFIX
+    elif index_only and os.path.isdir(path):
+        folder = path
     if index_only:
         return Item(None, folder, 0) if folder is not None else None
     return Item(content, folder, os.stat(content).st_size)

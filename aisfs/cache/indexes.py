@@ -19,15 +19,16 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from aisfs.core.index_codec import DamagedIndex, decode, encode
+from aisfs.core.labels import LabelColumn
 from aisfs.core.member_index import MemberIndex
 from aisfs.model import Bucket, ObjectInfo
 
@@ -45,6 +46,10 @@ _KEPT_EIGHTHS = 7  # after an eviction: the next one is a while off
 _LOCK_SECONDS = 2.0  # a put takes milliseconds; a daemon that was stopped holds it for ever
 _LOCK_PAUSE = 0.01
 _TOUCH_SECONDS = 3600  # how exactly the age of entries is known; saves a write per read
+
+
+_INDEX = "index"
+_Kept = TypeVar("_Kept")
 
 
 class _Entry(NamedTuple):
@@ -76,9 +81,37 @@ class IndexCache:
 
     def get(self, bucket: Bucket, info: ObjectInfo) -> MemberIndex | None:
         """Return the index of exactly this version of the object, if it is kept."""
+
+        def read(data: memoryview) -> MemberIndex:
+            index = decode(data)
+            if index.object_size != info.size:
+                raise DamagedIndex("it belongs to an object of another size")
+            return index
+
+        return self._get(bucket, info, _INDEX, read)
+
+    def put(self, bucket: Bucket, info: ObjectInfo, index: MemberIndex) -> None:
+        """Keep the index of this version of the object, unless there is no way to."""
+        self._put(bucket, info, _INDEX, lambda: encode(index))
+
+    def get_labels(
+        self, bucket: Bucket, info: ObjectInfo, index: MemberIndex, rule: str
+    ) -> LabelColumn | None:
+        """Return the labels that `rule` found in exactly this version, if they are kept."""
+        return self._get(
+            bucket, info, f"labels {rule}", lambda data: LabelColumn.decode(data, index)
+        )
+
+    def put_labels(self, bucket: Bucket, info: ObjectInfo, rule: str, labels: LabelColumn) -> None:
+        """Keep the labels that `rule` found in this version, unless there is no way to."""
+        self._put(bucket, info, f"labels {rule}", labels.encode)
+
+    def _get(
+        self, bucket: Bucket, info: ObjectInfo, what: str, read: Callable[[memoryview], _Kept]
+    ) -> _Kept | None:
         if not self._worth_keeping(info):
             return None
-        identity = self._identity(bucket, info)
+        identity = self._identity(bucket, info, what)
         path = self._path(identity)
         try:
             data = self._load(path)
@@ -90,25 +123,21 @@ class IndexCache:
         try:
             if not data.startswith(identity):
                 raise DamagedIndex("it starts with another identity")
-            index = decode(memoryview(data)[len(identity) :])
-            if index.object_size != info.size:
-                raise DamagedIndex("it belongs to an object of another size")
+            return read(memoryview(data)[len(identity) :])
         except DamagedIndex as error:
-            log.info("%s/%s: the index kept in %s is damaged: %s", bucket, info.key, path, error)
+            log.info("%s/%s: the %s kept in %s is damaged: %s", bucket, info.key, what, path, error)
             with suppress(OSError):
                 path.unlink()
             return None
-        return index
 
-    def put(self, bucket: Bucket, info: ObjectInfo, index: MemberIndex) -> None:
-        """Keep the index of this version of the object, unless there is no way to."""
+    def _put(self, bucket: Bucket, info: ObjectInfo, what: str, write: Callable[[], bytes]) -> None:
         if not self._worth_keeping(info):
             return
-        identity = self._identity(bucket, info)
+        identity = self._identity(bucket, info, what)
         try:
-            data = identity + encode(index)
+            data = identity + write()
         except ValueError as error:
-            log.info("%s/%s: the index is not kept: %s", bucket, info.key, error)
+            log.info("%s/%s: the %s is not kept: %s", bucket, info.key, what, error)
             return
         if _weight(len(data)) > self._limit:
             return
@@ -138,7 +167,7 @@ class IndexCache:
         # By its size alone nobody can tell that an object has changed.
         return self._limit > 0 and bool(info.version or info.checksum)
 
-    def _identity(self, bucket: Bucket, info: ObjectInfo) -> bytes:
+    def _identity(self, bucket: Bucket, info: ObjectInfo, what: str) -> bytes:
         """Return the head of the entry's file."""
         texts = (
             self._scope,
@@ -150,7 +179,7 @@ class IndexCache:
             info.checksum,
         )
         raw = [text.encode(errors="surrogatepass") for text in texts]
-        return msgspec.msgpack.encode(("aisfs member index", SCAN_RULES, *raw, info.size))
+        return msgspec.msgpack.encode((f"aisfs member {what}", SCAN_RULES, *raw, info.size))
 
     def _path(self, identity: bytes) -> Path:
         digest = sha256(identity).hexdigest()

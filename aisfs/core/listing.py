@@ -9,7 +9,7 @@ higher ones. So nobody sees a name twice or misses one that was there all the ti
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from aisfs.core.names import Refusal, entry_name, refusal
 from aisfs.model import ObjectInfo, Page
@@ -41,16 +41,28 @@ class Listing:
 
     @classmethod
     def of_pages(
-        cls, prefix: str, pages: Iterable[Page], previous: "Listing | None" = None
+        cls,
+        prefix: str,
+        pages: Iterable[Page],
+        previous: "Listing | None" = None,
+        *,
+        wanted: Callable[[str], bool] = lambda _: True,
     ) -> "Listing":
-        """Build from all pages of the directory `prefix`, in order."""
+        """Build from all pages of the directory `prefix`, in order.
+
+        Args:
+            prefix: The directory.
+            pages: What the store said.
+            previous: The last listing of the same directory, whose order is kept.
+            wanted: Says of a key, or of a prefix with its slash, whether it is to be shown.
+        """
         directories: dict[bytes, Listed] = {}
         objects: dict[bytes, Listed] = {}
         refused: Counter[Refusal] = Counter()
         for page in pages:
             for whole in page.directories:
                 name = entry_name(prefix, whole)
-                if reason := refusal(name):
+                if reason := refusal(name) or _excluded(wanted, whole):
                     refused[reason] += 1
                 else:
                     directories[name] = None
@@ -60,7 +72,7 @@ class Listing:
                 name = entry_name(prefix, info.key)
                 if info.key.endswith("/"):
                     refused[Refusal.EMPTY_COMPONENT] += 1
-                elif reason := refusal(name):
+                elif reason := refusal(name) or _excluded(wanted, info.key):
                     refused[reason] += 1
                 else:
                     objects[name] = info
@@ -90,6 +102,10 @@ class Listing:
         for position in range(bisect_right(self._offsets, offset), len(self._names)):
             name = self._names[position]
             yield self._offsets[position], name, entries[name]
+
+
+def _excluded(wanted: Callable[[str], bool], key: str) -> Refusal | None:
+    return None if wanted(key) else Refusal.EXCLUDED
 
 
 def _merge(previous: Listing, entries: dict[bytes, Listed]) -> tuple[list[bytes], "array[int]"]:

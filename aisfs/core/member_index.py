@@ -316,6 +316,24 @@ class MemberIndexBuilder:
         columns.flags.append(flags)  # type: ignore[union-attr]
         return None
 
+    def contents_of(self, suffix: bytes, first: int, size_max: int) -> Iterator[tuple[int, int]]:
+        """Yield offset and size of the files from row `first` on whose names end in `suffix`.
+
+        Case does not matter. Left out are those that are empty, larger than `size_max`, cut off or
+        sparse.
+        """
+        columns = self._columns
+        start = columns.ends[first - 1] if first else 0
+        for row in range(first, len(columns.ends)):
+            stop = columns.ends[row]
+            if (
+                columns.names[start:stop].lower().endswith(suffix)
+                and not columns.flags[row] & (KIND_BITS | SPARSE | TRUNCATED)
+                and 0 < columns.sizes[row] <= size_max
+            ):
+                yield columns.offsets[row], columns.sizes[row]
+            start = stop
+
     def build(self) -> MemberIndex:
         """Resolve the links and return the index. The builder is spent."""
         keep = self._resolve_links() if self._links else None

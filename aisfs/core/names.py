@@ -29,6 +29,7 @@ class Refusal(StrEnum):
     TOO_LONG = f"over {NAME_MAX} bytes"
     NUL = "contains NUL"
     HIDDEN_BY_DIRECTORY = "a directory has the same name"
+    EXCLUDED = "excluded"
 
 
 def refusal(name: bytes) -> Refusal | None:
@@ -62,6 +63,11 @@ def child_prefix(prefix: str, name: bytes) -> str:
 def is_shard(name: bytes) -> bool:
     """Say whether an object of this name is opened up as a shard."""
     return name.endswith(SHARD_SUFFIX) and name != SHARD_SUFFIX
+
+
+def shard_stem(name: str) -> str:
+    """Give the name of a shard without its suffix."""
+    return name.removesuffix(os.fsdecode(SHARD_SUFFIX))
 
 
 def shard_of_directory(name: bytes) -> bytes | None:

@@ -1,14 +1,18 @@
-"""Which members belong together: neighbours in the tar whose names share a sample key.
+"""Which members belong together: those whose names share a sample key.
 
-The key rule is webdataset's: the path up to the first dot of its last component. It decides here
-only what is fetched together, never what a user sees.
+Three rules are in use (`config.KeyRule`). Where a rule finds no key, the whole name is one. What is
+fetched together follows the rule of webdataset, whatever a user chose to see.
 """
 
-from collections.abc import Hashable
+import re
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
-from cachetools import LRUCache
-
-from aisfs.core.member_index import MemberIndex
+from aisfs.config import KeyRule
+from aisfs.core.member_index import MemberIndex, MemberKind
+from aisfs.core.view_spec import Component
 from aisfs.model import ByteRange
 
 SPAN_MAX = 4 << 20
@@ -16,11 +20,97 @@ SPAN_MAX = 4 << 20
 PARTS_MAX = 64
 """Members looked at on either side; a shard whose names have no dots would be one endless sample."""
 
-SAMPLES_MAX = 50_000
-"""Samples of which is remembered how they are read: some 15 MB. A forgotten one is fetched whole."""
-CLOSE = 64
-"""Fetches between two members of one sample that still count as reading them together: some dozens
-of workers take turns."""
+HIDDEN = "hidden"
+METADATA = "metadata"
+LINK = "link"
+INCOMPLETE = "incomplete sample"
+
+Split = tuple[bytes, bytes]
+"""The key, and the extension without its dot."""
+
+_WDS = re.compile(rb"^((?:.*/|)[^.]+)[.]([^/]*)$")
+_METADATA = re.compile(rb"__[^/]*__(?:$|/)")
+_METADATA_NAME = re.compile(rb"__[^/.]*__(?:\.|$)")
+
+
+def _split_wds(name: bytes) -> Split | None:
+    match = _WDS.match(name)
+    return (match[1], match[2]) if match else None
+
+
+def _split_last_dot(name: bytes) -> Split | None:
+    name = name.removeprefix(b"/")
+    dot = name.rfind(b".", name.rfind(b"/") + 1)
+    return (name[:dot], name[dot + 1 :]) if dot >= 0 else (name, b"")
+
+
+def _split_basename(name: bytes) -> Split | None:
+    base = name[name.rfind(b"/") + 1 :]
+    extension = base.rpartition(b".")[2]
+    if extension == base or not extension:
+        return None
+    return base.partition(b".")[0], extension
+
+
+SPLITS: dict[KeyRule, Callable[[bytes], Split | None]] = {
+    KeyRule.WDS: _split_wds,
+    KeyRule.LAST_DOT: _split_last_dot,
+    KeyRule.BASENAME: _split_basename,
+}
+"""By rule: from a member's name to key and extension; None for a name that the rule skips."""
+
+
+class Part(NamedTuple):
+    """One member of a sample."""
+
+    row: int
+    key: bytes
+    extension: bytes
+
+
+class Samples:
+    """The members of a shard that belong to samples, and why others do not."""
+
+    def __init__(self, index: MemberIndex, rule: KeyRule, require: tuple[Component, ...]) -> None:
+        """Group the members of `index`, leaving out samples that lack a component."""
+        self.skipped: Counter[str] = Counter()
+        self._parts = list(self._all_parts(index, SPLITS[rule]))
+        if require:
+            self._drop_incomplete(require)
+
+    def __iter__(self) -> Iterator[Part]:
+        """Yield the parts in the order of the tar; those of one sample may lie apart."""
+        return iter(self._parts)
+
+    def _all_parts(
+        self, index: MemberIndex, split: Callable[[bytes], Split | None]
+    ) -> Iterator[Part]:
+        others = array("B", bytes(len(index)))
+        for kind in (MemberKind.DIRECTORY, MemberKind.SYMLINK):
+            for row in index.rows_of(kind):
+                others[row] = kind
+        for row, name in enumerate(index.names()):
+            if others[row]:
+                # A link says where its target is from where it was; it would lead nowhere now.
+                self.skipped[LINK] += others[row] == MemberKind.SYMLINK
+                continue
+            base = name[name.rfind(b"/") + 1 :]
+            if base.startswith(b"."):
+                self.skipped[HIDDEN] += 1
+            elif b"__" in name and (_METADATA.match(name) or _METADATA_NAME.match(base)):
+                self.skipped[METADATA] += 1
+            else:
+                key, extension = split(name) or (base if split is _split_basename else name, b"")
+                yield Part(row, key, extension)
+
+    def _drop_incomplete(self, require: tuple[Component, ...]) -> None:
+        found: dict[bytes, int] = {}
+        for _, key, extension in self._parts:
+            has = sum(1 << at for at, c in enumerate(require) if c.rank(extension) is not None)
+            found[key] = found.get(key, 0) | has
+        whole = (1 << len(require)) - 1
+        self._parts = [part for part in self._parts if found[part.key] == whole]
+        self.skipped[INCOMPLETE] += sum(has != whole for has in found.values())
 
 
 def sample_key(name: bytes) -> bytes:
@@ -54,30 +144,3 @@ def member_span(index: MemberIndex, row: int) -> ByteRange:
     """Give the stored bytes of one member, as far as the shard has them."""
     own = index.data_range(row)
     return ByteRange(own.start, min(own.stop, index.object_size))
-
-
-class SampleHabit:
-    """Whether the rest of a sample is worth fetching with one of its members.
-
-    It is, until a member is asked for whose sample was fetched with another one and is there no
-    more: the members of a sample are read far apart, and the cache had no room for it. From then on
-    each is fetched alone, until two are asked for close together.
-    """
-
-    def __init__(self) -> None:
-        """Know nothing of any sample."""
-        self._fetches = 0
-        self._samples: LRUCache[Hashable, tuple[int, int, bool]] = LRUCache(SAMPLES_MAX)
-        """By sample: the row it was last fetched for, when, and whether that came alone."""
-
-    def alone(self, sample: Hashable, row: int) -> bool:
-        """Tell that `row` has to be fetched; say whether to fetch it without its sample."""
-        self._fetches += 1
-        leader, when, alone = self._samples.get(sample, (row, 0, False))
-        if row != leader:
-            together = self._fetches - when <= CLOSE
-            # Next time the rest shall come with the one that is asked for first.
-            self._samples[sample] = (leader if together else row, self._fetches, not together)
-            return True
-        self._samples[sample] = (row, self._fetches, alone)
-        return alone

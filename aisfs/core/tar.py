@@ -76,6 +76,11 @@ class TarScanner:
         return min(self._position + len(self._held), self._object_size)
 
     @property
+    def rows(self) -> MemberIndexBuilder:
+        """What was found so far."""
+        return self._rows
+
+    @property
     def done(self) -> bool:
         """Whether further bytes would change nothing."""
         return self.needed >= self._object_size

@@ -43,6 +43,10 @@ class Child(NamedTuple):
     """The directory's number, None for everything else."""
 
 
+BISECTED = 8
+"""Entries from which on a directory gets a permutation by name; a sample has fewer."""
+
+
 class Directory:
     """One directory of a shard."""
 
@@ -113,6 +117,8 @@ class Directory:
     def find(self, name: bytes) -> Child | None:
         """Return the entry of that name."""
         view = self._view
+        if len(self) < BISECTED:
+            return next((child for child in self if child.name == name), None)
         order = view.order(self.number, self._start, self._stop)
         low, high = 0, len(self)
         while low < high:
@@ -131,9 +137,22 @@ class Directory:
 class MembersView:
     """The tree of one index. Directories have numbers, the root's is 0."""
 
-    def __init__(self, index: MemberIndex) -> None:
+    def __init__(
+        self,
+        index: MemberIndex,
+        paths: Sequence[bytes | None] | None = None,
+        left_out: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        """Lay the members out.
+
+        Args:
+            index: The members.
+            paths: Where each member goes, its name unchanged; None for one that is not shown.
+                Without this all members go where the tar has them.
+            left_out: Why those are not shown that are not: reason and how many.
+        """
         self.index = index
-        tree = _Tree(index)
+        tree = _Tree(index, paths)
         self._entries: Sequence[int] = tree.entries
         self._starts = tree.starts
         self._names = tree.names
@@ -144,6 +163,7 @@ class MembersView:
         self._orders: dict[int, array[int] | None] = {0: None} if tree.ascending else {}
         skipped = Counter(index.skipped)
         skipped.update(tree.skipped)
+        skipped.update(left_out)
         self.skipped: Mapping[str, int] = MappingProxyType(dict(skipped))
         """Members not shown, those the index left out included: reason and how many."""
 
@@ -241,10 +261,15 @@ class MembersView:
         return 1024 + entries + orders + names + 12 * len(self._names) + 200 * len(self._renamed)
 
 
+def without_folders(index: MemberIndex) -> MembersView:
+    """Give a view that shows no member: for shards whose members are shown elsewhere."""
+    return MembersView(index, [None] * len(index))
+
+
 class _Tree:
     """The work of building a view; only its columns are kept."""
 
-    def __init__(self, index: MemberIndex) -> None:
+    def __init__(self, index: MemberIndex, paths: Sequence[bytes | None] | None) -> None:
         self.skipped: Counter[str] = Counter()
         self.renamed: dict[int, bytes] = {}
         self.ascending = False
@@ -256,8 +281,8 @@ class _Tree:
         self._folders: dict[bytes, int] = {b"": 0}
         self._codes = array("I")
         self._homes = array("I")
-        self._names = index.names()
-        flat = index.flat
+        self._names: Sequence[bytes | None] = index.names() if paths is None else paths
+        flat = paths is None and index.flat
         rows = list(range(len(index))) if flat else self._place(index)
         hidden = self._settle(rows)
         if flat and not hidden:
@@ -276,6 +301,8 @@ class _Tree:
         folders, codes, homes = self._folders, self._codes, self._homes
         rows: list[int] = []
         for row, name in enumerate(names):
+            if name is None:
+                continue
             if len(self.names) > MAX_DIRECTORIES:
                 self.skipped["too many directories"] += 1
                 continue
@@ -313,7 +340,8 @@ class _Tree:
 
     def _settle(self, rows: list[int]) -> set[int]:
         """Return the members that give way to others or to directories; count or rename them."""
-        own = [self._names[row] for row in rows] if len(rows) < len(self._names) else self._names
+        some = [self._names[row] for row in rows] if len(rows) < len(self._names) else self._names
+        own = [name for name in some if name is not None]
         # In most flat shards the names ascend, which settles it without a table of all of them.
         if len(self.names) == 1 and all(map(lt, own, islice(own, 1, None))):
             self.ascending = True

@@ -7,6 +7,7 @@ goes on answering.
 
 import logging
 import threading
+from collections.abc import Callable
 from functools import partial
 
 import trio
@@ -15,8 +16,10 @@ from cachetools import LRUCache
 from aisfs.ais.shard_index import MAX_BYTES, decode_shard_index, shard_index_location
 from aisfs.cache.indexes import IndexCache
 from aisfs.cache.single_flight import SingleFlight
+from aisfs.core.labels import LabelColumn, LabelScan
 from aisfs.core.member_index import MemberIndex
 from aisfs.core.tar import TarScanner
+from aisfs.core.view_spec import LabelRule
 from aisfs.core.views import MembersView
 from aisfs.engine.fetcher import Fetcher
 from aisfs.errors import AisfsError
@@ -45,6 +48,8 @@ class Indexer:
         indexes: IndexCache | None = None,
         shard_indexes: ObjectStore | None = None,
         ignore_zeros: bool = False,
+        lay_out: Callable[[MemberIndex], MembersView] = MembersView,
+        memory_limit: float = INDEX_BYTES_MAX,
     ) -> None:
         """Read shards through `fetcher`; shared scans run in `services`.
 
@@ -55,6 +60,8 @@ class Indexer:
             shard_indexes: Where to look for AIStore's own index of a shard before it is scanned;
                 None to never look. Such an index knows no times and no modes.
             ignore_zeros: Scan behind the zeros that end a tar.
+            lay_out: Puts the members of a shard into directories. Runs in a worker thread.
+            memory_limit: Bytes of indexes to keep in memory when they are not in use.
         """
         self._fetcher = fetcher
         self._shard_indexes = shard_indexes
@@ -62,7 +69,8 @@ class Indexer:
         self._ignore_zeros = ignore_zeros
         self._lock = threading.Lock()
         """Guards `_views`, which the lane's thread asks too."""
-        self._views: LRUCache[ShardId, MembersView] = LRUCache(INDEX_BYTES_MAX, getsizeof=_memory)
+        self._lay_out = lay_out
+        self._views: LRUCache[ShardId, MembersView] = LRUCache(memory_limit, getsizeof=_memory)
         self._scans: SingleFlight[ShardId, MembersView] = SingleFlight(services)
 
     async def open(self, bucket: Bucket, shard: ObjectInfo) -> MembersView:
@@ -83,6 +91,11 @@ class Indexer:
         with self._lock:
             return self._views.get((bucket, shard))
 
+    def forget(self, bucket: Bucket, shard: ObjectInfo) -> None:
+        """Let go of a version that is no longer needed."""
+        with self._lock:
+            self._views.pop((bucket, shard), None)
+
     async def _load(self, bucket: Bucket, shard: ObjectInfo) -> MembersView:
         index = None
         indexes = self._indexes
@@ -91,16 +104,53 @@ class Indexer:
         if index is None and self._shard_indexes is not None:
             index = await self._find_shard_index(self._shard_indexes, bucket, shard)
         if index is None:
-            index = await self._scan(bucket, shard)
+            scanner = TarScanner(shard.size, ignore_zeros=self._ignore_zeros)
+            index = await self._scan(bucket, shard, scanner)
             if indexes is not None:
                 await trio.to_thread.run_sync(indexes.put, bucket, shard, index)
-        view = await trio.to_thread.run_sync(MembersView, index)
+        return await self._keep(bucket, shard, index)
+
+    async def _keep(self, bucket: Bucket, shard: ObjectInfo, index: MemberIndex) -> MembersView:
+        view = await trio.to_thread.run_sync(self._lay_out, index)
         for warning in index.warnings:
             log.warning("%s/%s: %s", bucket, shard.key, warning)
-        if _memory(view) <= INDEX_BYTES_MAX:
+        if _memory(view) <= self._views.maxsize:
             with self._lock:
                 self._views[bucket, shard] = view
         return view
+
+    async def labels(
+        self, bucket: Bucket, shard: ObjectInfo, rule: LabelRule
+    ) -> tuple[MemberIndex, LabelColumn]:
+        """Give the members of this version of a shard, and the labels that their contents say.
+
+        Both come from disk, or both from one scan: never is a shard fetched for each of them.
+
+        Raises:
+            Stale: the shard changed meanwhile.
+        """
+        indexes, kept_as = self._indexes, f"{rule.source.name} {rule.text}"
+        known = self.known(bucket, shard)
+        index = known.index if known is not None else None
+        column = None
+        if indexes is not None:
+            if index is None:
+                index = await trio.to_thread.run_sync(indexes.get, bucket, shard)
+            if index is not None:
+                get = partial(indexes.get_labels, bucket, shard, index, kept_as)
+                column = await trio.to_thread.run_sync(get)
+        if index is None or column is None:
+            scanner = TarScanner(shard.size, ignore_zeros=self._ignore_zeros)
+            scan = LabelScan(rule, scanner.rows)
+            index = await self._scan(bucket, shard, scanner, scan)
+            column = await trio.to_thread.run_sync(scan.finish, index)
+            if indexes is not None:
+                await trio.to_thread.run_sync(indexes.put, bucket, shard, index)
+                put = partial(indexes.put_labels, bucket, shard, kept_as, column)
+                await trio.to_thread.run_sync(put)
+        if known is None or known.index is not index:
+            await self._keep(bucket, shard, index)
+        return index, column
 
     async def _find_shard_index(
         self, store: ObjectStore, bucket: Bucket, shard: ObjectInfo
@@ -118,20 +168,37 @@ class Indexer:
             return None
         return await trio.to_thread.run_sync(decode_shard_index, bytes(buffer), shard)
 
-    async def _scan(self, bucket: Bucket, shard: ObjectInfo) -> MemberIndex:
-        scanner = TarScanner(shard.size, ignore_zeros=self._ignore_zeros)
+    async def _scan(
+        self,
+        bucket: Bucket,
+        shard: ObjectInfo,
+        scanner: TarScanner,
+        labels: LabelScan | None = None,
+    ) -> MemberIndex:
+        """Let a shard stream by."""
+
+        def feed(start: int, data: memoryview) -> None:
+            scanner.feed(data)
+            if labels is not None:
+                labels.feed(start, data)
+
         opened = self._fetcher.open(bucket, shard)
         if opened.entry is None:
-            while not scanner.done:  # nothing is kept, so nothing is fetched that is not looked at
-                start = scanner.needed
+            # Nothing is kept, so nothing is fetched that is not looked at.
+            while (start := _needed(scanner, labels)) < shard.size:
                 wanted = ByteRange(start, min(start + HOP, shard.size))
                 data = await self._fetcher.start(opened, wanted).wait()
                 scanner.seek(start)
-                await trio.to_thread.run_sync(scanner.feed, memoryview(data))
+                await trio.to_thread.run_sync(feed, start, memoryview(data))
         else:
-            async for _, data in self._fetcher.stream(opened):
-                await trio.to_thread.run_sync(partial(scanner.feed, memoryview(data)))
+            async for start, data in self._fetcher.stream(opened):
+                await trio.to_thread.run_sync(feed, start, memoryview(data))
         return await trio.to_thread.run_sync(scanner.finish)
+
+
+def _needed(scanner: TarScanner, labels: LabelScan | None) -> int:
+    needed = labels.needed if labels is not None else None
+    return scanner.needed if needed is None else min(needed, scanner.needed)
 
 
 def _memory(view: MembersView) -> int:

@@ -42,8 +42,13 @@ class Lister:
         list_ttl: float,
         clock: Callable[[], float],
         metrics: Metrics,
+        wanted: Callable[[str], bool] = lambda _: True,
     ) -> None:
-        """List through `store`; shared requests run in `nursery`."""
+        """List through `store`; shared requests run in `nursery`.
+
+        `wanted` says of a key, or of a prefix with its slash, whether it is to be shown.
+        """
+        self._wanted = wanted
         self._store = store
         self._cache = cache
         self._clock = clock
@@ -168,7 +173,9 @@ class Lister:
     def _keep(self, bucket: Bucket, prefix: str, pages: list[Page]) -> Dated[Listing]:
         directory = (bucket, prefix)
         last = self._cache.last_listing(directory)
-        listing = Listing.of_pages(prefix, pages, last.value if last is not None else None)
+        listing = Listing.of_pages(
+            prefix, pages, last.value if last is not None else None, wanted=self._wanted
+        )
         for reason, count in listing.refused.items():
             self._metrics.names_refused.labels(reason.value).inc(count)
             log.info("%s/%s: %d names not shown: %s", bucket, prefix, count, reason)
@@ -183,9 +190,13 @@ class Lister:
         if asked is not None:
             self._single_lookups[directory] = asked + 1
         try:
-            if await self._is_directory(bucket, child_prefix(prefix, name)):
+            below, key = child_prefix(prefix, name), child_key(prefix, name)
+            if self._wanted(below) and await self._is_directory(bucket, below):
                 return self._cache.keep_found((*directory, name), None)
-            info = await self._store.head(bucket, child_key(prefix, name))
+            if not self._wanted(key):
+                self._cache.keep_missing((*directory, name))
+                return None
+            info = await self._store.head(bucket, key)
         except (NotFound, InvalidName):
             self._cache.keep_missing((*directory, name))
             return None

@@ -22,7 +22,8 @@ from cachetools import LRUCache
 from aisfs.core.member_index import MemberIndex
 from aisfs.core.prefetch import Access, MemberOrder
 from aisfs.core.ranges import aligned
-from aisfs.core.samples import SPAN_MAX, SampleHabit, member_span, sample_span
+from aisfs.core.sample_habit import SampleHabit
+from aisfs.core.samples import SPAN_MAX, member_span, sample_span
 from aisfs.core.sparse import Segment, segments_of, sparse_segments
 from aisfs.engine.fetcher import Fetcher, OpenObject, Reading
 from aisfs.engine.parts import Data

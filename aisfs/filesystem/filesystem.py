@@ -14,7 +14,6 @@ from aisfs.core.inodes import ROOT, InodeTable, directory_number, split_member
 from aisfs.core.member_index import MemberIndex, MemberKind
 from aisfs.core.names import NAME_MAX
 from aisfs.core.views import MembersView
-from aisfs.engine.lister import Lister
 from aisfs.engine.parts import Data
 from aisfs.engine.reader import Reader
 from aisfs.errors import (
@@ -28,7 +27,7 @@ from aisfs.filesystem.attributes import FOREVER, Attr, AttrMaker, Entry
 from aisfs.filesystem.beliefs import Beliefs
 from aisfs.filesystem.nodes import DirectoryNode, Node, ObjectNode, ShardNode, identity
 from aisfs.filesystem.shards import ListedRow, ShardFolders, check_directory
-from aisfs.filesystem.tree import Children, Found, Tree
+from aisfs.filesystem.tree import Children, Found, FoundMember, Names
 from aisfs.model import Bucket, ByteRange
 
 
@@ -92,29 +91,28 @@ class FileSystem:
         self,
         root: Node,
         *,
-        tree: Tree,
+        tree: Names,
         folders: ShardFolders,
         reader: Reader,
-        lister: Lister,
         make: AttrMaker,
         clock: Callable[[], float],
+        list_ttl: float,
     ) -> None:
-        """Serve the tree below `root`."""
+        """Serve the tree below `root`; a listing may be believed for `list_ttl` seconds."""
         self.inodes: InodeTable[Node] = InodeTable(root)
         self._root = root
         self._lock = threading.Lock()
-        self._beliefs = Beliefs(clock, lister.list_ttl)
+        self._beliefs = Beliefs(clock, list_ttl)
         self._under_way: OrderedDict[int, DirectoryHandle] = OrderedDict()
         self._started = clock()
-        self._tree = tree
+        self.tree = tree
         self._folders = folders
         self._reader = reader
-        self._lister = lister
         self._make = make
         self._clock = clock
+        self._latest: tuple[Node, bytes] = (root, identity(root))
         self.kernel: Kernel | None = None
         """Set once there is a kernel to tell something."""
-        lister.on_change = self._listing_changed
 
     # names -----------------------------------------------------------------------------------
 
@@ -131,7 +129,7 @@ class FileSystem:
             return entry
         if isinstance(node, ObjectNode):
             raise NotADirectory(f"{node.info.key} is not a directory")
-        found = await self._tree.find(node, parent, name)
+        found = await self.tree.find(node, parent, name)
         if found is None:
             return None
         return self.counted(found)
@@ -148,7 +146,7 @@ class FileSystem:
         Members are counted on their shard, so one of them may stand for many of the same shard.
         """
         with self._lock:
-            self.inodes.remember(ino, identity(node), node, count)
+            self.inodes.remember(ino, self._identity(node), node, count)
 
     def forget(self, ino: int, count: int) -> None:
         """Take back `count` lookups."""
@@ -175,7 +173,7 @@ class FileSystem:
 
     def directory_attr(self, node: Node, ino: int) -> Attr:
         """Describe a directory above the shards."""
-        since, timeout = self._beliefs.of(ino, self._tree.expires(node))
+        since, timeout = self._beliefs.of(ino, self.tree.expires(node))
         mtime_ns = None if since is None else self._make.wall_ns(since - self._started)
         return self._make.directory(ino, mtime_ns, min(timeout, FOREVER))
 
@@ -190,12 +188,22 @@ class FileSystem:
             raise Stale(f"inode {ino} is not known to this mount")
         return node
 
+    def _identity(self, node: Node) -> bytes:
+        """Spell the identity of a node; many entries in a row have the same one."""
+        latest = self._latest
+        if latest[0] is not node:
+            latest = self._latest = (node, identity(node))
+        return latest[1]
+
     def entry(self, found: Found) -> Entry:
         """Make the entry of something found, without counting it."""
         node = found.node
         if isinstance(node, ShardNode):
-            first = self.inodes.number(identity(node), shard=True)
-            attr = self._folders.folder(node, directory_number(first, 0))
+            first = self.inodes.number(self._identity(node), shard=True)
+            if isinstance(found, FoundMember):
+                attr = self._folders.member(found.index, first, found.row)
+            else:
+                attr = self._folders.folder(node, directory_number(first, 0))
         else:
             number = self.inodes.number(identity(node))
             if isinstance(node, ObjectNode):
@@ -216,7 +224,7 @@ class FileSystem:
             with self.noticing_change(node):
                 view = await self._folders.view(node)
             return self.members_handle(view, node, ino)
-        return self.children_handle(ino, await self._tree.children(node, ino))
+        return self.children_handle(ino, await self.tree.children(node, ino))
 
     def members_handle(self, view: MembersView, node: ShardNode, ino: int) -> DirectoryHandle:
         """Open a directory of an open shard."""
@@ -339,24 +347,22 @@ class FileSystem:
 
     def _changed(self, node: ObjectNode | ShardNode) -> None:
         """Forget what was believed about an object that turned out to be another version."""
-        prefix, _, name = node.info.key.rpartition("/")
-        directory = f"{prefix}/" if prefix else ""
-        key_name = name.encode(errors="surrogateescape")
-        self._lister.drop(node.bucket, directory, key_name)
-        self._beliefs.dropped(node.parent)
-        if self.kernel is not None:
-            others = [each for each in self._tree.names_of(key_name) if each != node.name]
-            for each in [*others, node.name]:
-                self.kernel.invalidate_entry(node.parent, each)
-            self.kernel.invalidate_directory(node.parent)
+        parents = set()
+        for parent, name in self.tree.changed(node):
+            parents.add(parent)
+            if self.kernel is not None:
+                self.kernel.invalidate_entry(parent, name)
+        for parent in parents:
+            self._beliefs.dropped(parent)
+            if self.kernel is not None:
+                self.kernel.invalidate_directory(parent)
 
-    def _listing_changed(self, bucket: Bucket, prefix: str, changed: list[bytes]) -> None:
+    def listing_changed(self, bucket: Bucket, prefix: str, names: list[bytes]) -> None:
         """Tell the kernel what is different in a listing that it may have believed for longer."""
         node = DirectoryNode(bucket, prefix)
         ino = ROOT if node == self._root else self.inodes.number(identity(node))
-        if self.kernel is None or not changed or self.inodes.get(ino) is None:
+        if self.kernel is None or not names or self.inodes.get(ino) is None:
             return
-        for name in changed:
-            for each in self._tree.names_of(name):
-                self.kernel.invalidate_entry(ino, each)
+        for name in names:
+            self.kernel.invalidate_entry(ino, name)
         self.kernel.invalidate_directory(ino)

@@ -18,7 +18,7 @@ from aisfs.filesystem.attributes import Attr, Entry
 from aisfs.filesystem.filesystem import DirectoryHandle, FileSystem
 from aisfs.filesystem.nodes import ObjectNode, ShardNode
 from aisfs.filesystem.shards import ShardFolders, check_directory, is_folder
-from aisfs.filesystem.tree import Tree
+from aisfs.filesystem.tree import Names
 from aisfs.model import ByteRange
 
 SHARDS_MAX = 4096
@@ -37,7 +37,7 @@ class Known:
     """The answers of a `FileSystem` that need no waiting. All methods are for one thread."""
 
     def __init__(
-        self, filesystem: FileSystem, tree: Tree, folders: ShardFolders, reader: Reader
+        self, filesystem: FileSystem, tree: Names, folders: ShardFolders, reader: Reader
     ) -> None:
         """Answer for `filesystem`, which stands on the same collaborators."""
         self._filesystem = filesystem

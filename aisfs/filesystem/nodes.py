@@ -1,5 +1,6 @@
 """What an inode can be, apart from members, which are rows of their shard's index."""
 
+import os
 from dataclasses import dataclass
 
 from aisfs.model import Bucket, ObjectInfo, Provider
@@ -26,6 +27,22 @@ class DirectoryNode:
 
 
 @dataclass(frozen=True, slots=True)
+class DatasetNode:
+    """The root of a mount of shards that are shown together."""
+
+
+@dataclass(frozen=True, slots=True)
+class MergedDirectoryNode:
+    """A directory with members of many shards."""
+
+    layout: str
+    """The options of the view: under others the same path is something else."""
+    path: bytes
+    generation: int = 0
+    """How often shards had changed when it was built: the kernel may keep what it lists."""
+
+
+@dataclass(frozen=True, slots=True)
 class ObjectNode:
     """One version of an object, as a file."""
 
@@ -47,7 +64,15 @@ class ShardNode:
     """The directory's name, for example `x.tar.d`."""
 
 
-Node = RootNode | ProviderNode | DirectoryNode | ObjectNode | ShardNode
+Node = (
+    RootNode
+    | ProviderNode
+    | DirectoryNode
+    | DatasetNode
+    | MergedDirectoryNode
+    | ObjectNode
+    | ShardNode
+)
 
 
 def identity(node: Node) -> bytes:
@@ -59,6 +84,10 @@ def identity(node: Node) -> bytes:
     match node:
         case RootNode():
             parts = ("root",)
+        case DatasetNode():
+            parts = ("dataset",)
+        case MergedDirectoryNode(layout, path, generation):
+            parts = ("merged", layout, os.fsdecode(path), generation)
         case ProviderNode(provider):
             parts = ("provider", provider)
         case DirectoryNode(bucket, prefix):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from aisfs.core.inodes import directory_number, member_number, split_member
-from aisfs.core.member_index import EXECUTABLE, MemberKind
+from aisfs.core.member_index import EXECUTABLE, MemberIndex, MemberKind
 from aisfs.core.views import Child, Directory, MembersView
 from aisfs.engine.indexer import Indexer
 from aisfs.errors import NotADirectory
@@ -106,8 +106,11 @@ class ShardFolders:
             number = directory_number(first, child.directory)
             return self._make.directory(number, shard.info.mtime_ns if mtime is None else mtime)
         assert child.row is not None, "a child is a row or a directory"
-        index = view.index
-        row = index.content_row(child.row)
+        return self.member(view.index, first, child.row)
+
+    def member(self, index: MemberIndex, first: int, row: int) -> Attr:
+        """Describe the member in a row of the shard with the first number `first`."""
+        row = index.content_row(row)
         number = member_number(first, row)
         if index.kind(row) is MemberKind.SYMLINK:
             return self._make.symlink(number, index.link_target(row), index.mtime_ns(row))

@@ -3,14 +3,17 @@
 Knows the rules of naming (what `x.tar.d` means, who wins a clash); knows no lookup counts.
 """
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from aisfs.cache.metadata import UNKNOWN, Dated, Unknown
 from aisfs.config import Shards
 from aisfs.core import names
 from aisfs.core.listing import Listed, Listing
+from aisfs.core.member_index import MemberIndex
 from aisfs.core.names import SHARD_BYTES_SUFFIX, SHARD_DIRECTORY_SUFFIX, is_shard
 from aisfs.engine.lister import Lister
 from aisfs.errors import BucketNotFound
@@ -24,7 +27,11 @@ from aisfs.filesystem.nodes import (
 )
 from aisfs.model import Bucket, ObjectInfo, Provider
 
-__all__ = ["Found", "Tree"]
+__all__ = ["Found", "FoundMember", "Tree"]
+
+
+FOREVER = float("inf")
+"""`expires` of what stands until somebody learns that it changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,14 @@ class Found:
     """Directory offset of the entry; 0 when it was looked up."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundMember(Found):
+    """A name that stands for one member of the shard that is the node."""
+
+    index: MemberIndex
+    row: int
+
+
 @dataclass(frozen=True, slots=True)
 class Children:
     """One listing of a directory."""
@@ -46,6 +61,38 @@ class Children:
     """Gives the entries behind an offset, again and again."""
     expires: float
     """Until when the listing may be believed."""
+
+
+class Names(Protocol):
+    """What lies above the members of shards: `Tree`, or the directories of a dataset."""
+
+    async def find(self, node: Node, ino: int, name: bytes) -> Found | None:
+        """Look a name up in a directory that is not in a shard."""
+        ...
+
+    async def children(self, node: Node, ino: int) -> Children:
+        """List a directory."""
+        ...
+
+    def known(self, node: Node, ino: int, name: bytes) -> Found | Unknown | None:
+        """Look a name up without asking anybody. From any thread."""
+        ...
+
+    def known_children(self, node: Node, ino: int) -> Children | None:
+        """List a directory without asking anybody; None when that cannot be. From any thread."""
+        ...
+
+    def expires(self, node: Node) -> float | None:
+        """Say until when what is known of a directory may be believed; None if nothing is."""
+        ...
+
+    def changed(self, node: ObjectNode | ShardNode) -> list[tuple[int, bytes]]:
+        """Take note that an object is another version; give the entries to be looked up again."""
+        ...
+
+    async def report(self, node: Node) -> Mapping[str, int]:
+        """Count what a directory does not show, by reason."""
+        ...
 
 
 class Tree:
@@ -110,6 +157,25 @@ class Tree:
                 known = self._lister.known_directory(bucket, prefix)
         return known.expires if known is not None else None
 
+    def changed(self, node: ObjectNode | ShardNode) -> list[tuple[int, bytes]]:
+        """Believe nothing about an object any more that turned out to be another version.
+
+        Returns:
+            Inode of the directory and name of each entry that the kernel must look up again.
+        """
+        prefix, slash, name = node.info.key.rpartition("/")
+        listed = os.fsencode(name)
+        self._lister.drop(node.bucket, prefix + slash, listed)
+        others = [each for each in self.names_of(listed) if each != node.name]
+        return [(node.parent, each) for each in [*others, node.name]]
+
+    async def report(self, node: Node) -> Mapping[str, int]:
+        """Count what a directory does not show, by reason."""
+        if not isinstance(node, DirectoryNode):
+            return {}
+        listing = (await self._lister.directory(node.bucket, node.prefix)).value
+        return {str(reason): count for reason, count in listing.refused.items()}
+
     # providers and buckets -------------------------------------------------------------------
 
     async def _find_provider(self, name: bytes) -> Found | None:
@@ -171,6 +237,14 @@ class Tree:
             return None
         kind = ObjectNode if self._shards is Shards.DIR else ShardNode
         return Found(name, kind(node.bucket, listed.value, ino, name), listed.expires)
+
+    def watch(self, changed: Callable[[Bucket, str, list[bytes]], None]) -> None:
+        """Have told which names of a directory a new listing says something else about."""
+
+        def listed(bucket: Bucket, prefix: str, names: list[bytes]) -> None:
+            changed(bucket, prefix, [each for name in names for each in self.names_of(name)])
+
+        self._lister.on_change = listed
 
     def names_of(self, name: bytes) -> list[bytes]:
         """Give all names under which the object `name` may be found in its directory."""

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 
 from aisfs.core.inodes import ROOT, split_member
 from aisfs.core.views import MembersView
-from aisfs.engine.lister import Lister
 from aisfs.errors import NoSuchAttribute
 from aisfs.filesystem.filesystem import FileSystem
-from aisfs.filesystem.nodes import DirectoryNode, ObjectNode, ShardNode
+from aisfs.filesystem.nodes import ObjectNode, ShardNode
 from aisfs.filesystem.shards import ShardFolders
 from aisfs.metrics import Metrics
 
@@ -25,13 +24,10 @@ STATS = b"user.aisfs.stats"
 class Xattrs:
     """Reads the extended attributes of an inode."""
 
-    def __init__(
-        self, filesystem: FileSystem, folders: ShardFolders, lister: Lister, metrics: Metrics
-    ) -> None:
+    def __init__(self, filesystem: FileSystem, folders: ShardFolders, metrics: Metrics) -> None:
         """Serve what the collaborators know."""
         self._filesystem = filesystem
         self._folders = folders
-        self._lister = lister
         self._metrics = metrics
 
     async def get(self, ino: int, name: bytes) -> bytes:
@@ -66,10 +62,7 @@ class Xattrs:
                 return {name: value for name, value in found.items() if value}
             case ShardNode():
                 return await self._in_shard(node, ino)
-            case DirectoryNode(bucket, prefix):
-                listing = (await self._lister.directory(bucket, prefix)).value
-                return _skipped({str(reason): n for reason, n in listing.refused.items()})
-        return {}
+        return _skipped(await self._filesystem.tree.report(node))
 
     async def _in_shard(self, node: ShardNode, ino: int) -> Mapping[bytes, bytes]:
         shard = node.info.key.encode(errors="surrogateescape")

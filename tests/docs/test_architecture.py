@@ -47,6 +47,6 @@ def test_paths_that_the_table_of_changes_names_exist():
         assert (ROOT / path).exists(), path
 
 
-@pytest.mark.parametrize(("document", "limit"), [(README, 120), (ARCHITECTURE, 200)])
+@pytest.mark.parametrize(("document", "limit"), [(README, 120), (ARCHITECTURE, 240)])
 def test_documents_stay_short(document, limit: int):
     assert len(document.read_text().splitlines()) <= limit

@@ -10,15 +10,11 @@ import pytest
 from pydantic import ByteSize, SecretStr
 
 from aisfs.cli import _IGNORED, _KERNEL, cli
-from aisfs.config import CacheSettings, ClusterSettings, TreeSettings
+from aisfs.config import CacheSettings, ClusterSettings, TreeSettings, ViewSettings
 from aisfs.errors import ConfigError
 from tests.docs.documents import CONFIGURATION, rows, section
 
-SETTINGS: tuple[type[ClusterSettings], type[TreeSettings], type[CacheSettings]] = (
-    ClusterSettings,
-    TreeSettings,
-    CacheSettings,
-)
+SETTINGS = (ClusterSettings, TreeSettings, CacheSettings, ViewSettings)
 MODES = ("file_mode", "dir_mode")
 COMPUTED = {
     "uid": "who mounts",

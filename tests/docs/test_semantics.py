@@ -76,7 +76,13 @@ def mount(
 
 
 def test_there_are_examples_of_every_way_to_show_shards():
-    assert OPTIONS == ["", "--shards both", "--shards dir"]
+    assert OPTIONS == [
+        "",
+        "--shards both",
+        "--shards dir",
+        "--view class --image image.jpg --include samples.tar",
+        "--view samples --include samples.tar",
+    ]
     assert {example.document for example in EXAMPLES} == {README, SEMANTICS}
 
 

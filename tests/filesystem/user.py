@@ -60,15 +60,17 @@ def build(
     )
     prefetcher = Prefetcher(fetcher, lister, nursery, max_shards=0, budget=0)
     make = AttrMaker(settings, MOUNTED_AT_NS)
+    tree = Tree(lister, settings.shards)
     filesystem = FileSystem(
         root or DirectoryNode(BUCKET, ""),
-        tree=Tree(lister, settings.shards),
+        tree=tree,
         folders=ShardFolders(Indexer(fetcher, nursery), make),
         reader=Reader(fetcher, prefetcher),
-        lister=lister,
         make=make,
         clock=clock,
+        list_ttl=settings.list_ttl,
     )
+    tree.watch(filesystem.listing_changed)
     filesystem.kernel = FakeKernel()
     return filesystem
 

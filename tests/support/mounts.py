@@ -166,7 +166,7 @@ def is_mountpoint(path: Path) -> bool:
 
 @contextmanager
 def mounted(
-    source: str | None,
+    source: str | Sequence[str] | None,
     mountpoint: Path,
     *,
     endpoint: str | None = None,
@@ -181,7 +181,7 @@ def mounted(
     """Mount, yield, unmount, and check that the daemon had nothing to complain about.
 
     Args:
-        source: What to mount; None for every bucket of the cluster.
+        source: What to mount, a word or several; None for every bucket of the cluster.
         mountpoint: An existing directory; must be absolute and free of symlinks.
         endpoint: Passed as `--endpoint`.
         options: More arguments of `aisfs mount`.
@@ -199,7 +199,8 @@ def mounted(
     assert os.path.exists("/dev/fuse"), "these tests need /dev/fuse; a machine without it fails"
     with ExitStack() as stack:
         state = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aisfs-test-")))
-        arguments = [*([source] if source is not None else []), str(mountpoint)]
+        words = [source] if isinstance(source, str) else source or []
+        arguments = [*words, str(mountpoint)]
         if endpoint is not None:
             arguments += ["--endpoint", endpoint]
         if not (_modes["lane"] if lane is None else lane):

@@ -1,0 +1,125 @@
+"""Glob patterns over keys: which to show, and which directories need not be listed for it.
+
+The syntax is wcmatch's: `*` and `?` stop at a slash, `**` does not, `[...]` and `{a,b}` as in shells.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from wcmatch import glob
+
+_FLAGS = glob.GLOBSTAR | glob.DOTGLOB | glob.BRACE | glob.FORCEUNIX
+_MAGIC = re.compile(r"[*?\[]")
+_Compiled = tuple[re.Pattern[str], ...]
+
+
+def is_glob(text: str) -> bool:
+    """Say whether a text has anything in it that a glob would interpret."""
+    return _MAGIC.search(text) is not None
+
+
+def _compile(patterns: Sequence[str]) -> _Compiled:
+    wanted, _ = glob.translate(list(patterns), flags=_FLAGS) if patterns else ([], [])
+    return tuple(map(re.compile, wanted))
+
+
+def _matches(compiled: _Compiled, path: str) -> bool:
+    return any(pattern.match(path) for pattern in compiled)
+
+
+class GlobPattern:
+    """One pattern over whole paths."""
+
+    def __init__(self, text: str) -> None:
+        self._whole = _compile([text])
+        self._parts: list[_Compiled | None] = []
+        """What each directory must match; None for `**`, behind which anything may."""
+        *parts, name = text.split("/")
+        for part in [*parts, name] if "**" in name else parts:
+            self._parts.append(None if "**" in part else _compile([part]))
+
+    def matches(self, path: str) -> bool:
+        """Say whether a path is meant."""
+        return _matches(self._whole, path)
+
+    def enters(self, directory: str) -> bool:
+        """Say whether anything below a directory, written `a/b/`, can be meant."""
+        names = directory.rstrip("/").split("/")
+        for depth, name in enumerate(names):
+            if depth >= len(self._parts):
+                return False
+            part = self._parts[depth]
+            if part is None:
+                return True
+            if not _matches(part, name):
+                return False
+        return True
+
+
+@dataclass(frozen=True)
+class KeyFilter:
+    """Which paths are wanted: some `include` matches, if there is one, and no `exclude` does.
+
+    As in restic and rclone a pattern may match at any depth, one that starts with `/` only from the
+    root on, and one that matches a directory stands for all that is below it.
+    """
+
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    _included: _Compiled = field(init=False, repr=False, compare=False)
+    _excluded: _Compiled = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_included", _compile([*map(_anchored, self.include)]))
+        object.__setattr__(self, "_excluded", _compile([*map(_anchored, self.exclude)]))
+
+    def __bool__(self) -> bool:
+        return bool(self.include or self.exclude)
+
+    def wants(self, path: str) -> bool:
+        """Say whether an object is wanted."""
+        ways = _with_parents(path)
+        if self.include and not any(_matches(self._included, way) for way in ways):
+            return False
+        return not any(_matches(self._excluded, way) for way in ways)
+
+    def below(self, prefix: str) -> Callable[[str], bool]:
+        """Give what says of keys, and of prefixes that end in a slash, whether they are shown.
+
+        Patterns then speak of what follows `prefix`.
+        """
+        if not self:
+            return lambda _: True
+        cut = len(prefix)
+        return lambda key: self.enters(key[cut:]) if key.endswith("/") else self.wants(key[cut:])
+
+    def enters(self, directory: str) -> bool:
+        """Say whether something below a directory, written `a/b/`, may be wanted."""
+        ways = _with_parents(directory.rstrip("/"))
+        if any(_matches(self._excluded, way) for way in ways):
+            return False
+        if not self.include or any(_matches(self._included, way) for way in ways):
+            return True
+        return any(_may_match_below(pattern, directory) for pattern in self.include)
+
+
+def _anchored(pattern: str) -> str:
+    directory = pattern.rstrip("/")
+    return directory[1:] if directory.startswith("/") else f"**/{directory}"
+
+
+def _may_match_below(pattern: str, directory: str) -> bool:
+    if not pattern.startswith("/") or "{" in pattern:  # braces may have a slash in them
+        return True
+    return GlobPattern(pattern.strip("/")).enters(directory)
+
+
+def _with_parents(path: str) -> list[str]:
+    """Give a path and the directories above it."""
+    parts = path.split("/")
+    return ["/".join(parts[:end]) for end in range(len(parts), 0, -1)]
+
+
+EVERY_KEY = KeyFilter()
+"""The filter that lets everything through."""

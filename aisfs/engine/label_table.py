@@ -1,0 +1,63 @@
+"""The table of labels that `--label csv:OBJECT` names: read once, when the mount begins."""
+
+from pathlib import Path
+
+import trio
+
+from aisfs.core.labels import parse_table
+from aisfs.core.sources import BucketSource, DatasetSource, parse_source
+from aisfs.errors import ConfigError, NotFound, SourceMissing
+from aisfs.model import Bucket
+from aisfs.store.port import ObjectStore
+
+TABLE_MAX = 256 << 20
+"""Bytes of a table; ImageNet's has 40 MB."""
+
+
+async def read_table(store: ObjectStore, source: DatasetSource, place: str) -> dict[bytes, bytes]:
+    """Read the table: an object of the first bucket or of the one that a URL names, or a file.
+
+    Raises:
+        SourceMissing: it does not exist.
+        ConfigError: it is no table.
+    """
+    if "://" in place:
+        data = await _read_object(store, *_locate(place))
+    elif source.local:
+        data = await trio.to_thread.run_sync(_read_file, place)
+    else:
+        data = await _read_object(store, source.buckets[0], place)
+    return await trio.to_thread.run_sync(parse_table, place, data)
+
+
+def _locate(url: str) -> tuple[Bucket, str]:
+    directory, _, name = url.rpartition("/")
+    place = parse_source(directory)
+    assert isinstance(place, BucketSource), "what has a scheme is a bucket"
+    return place.bucket, place.prefix + name
+
+
+async def _read_object(store: ObjectStore, bucket: Bucket, key: str) -> bytes:
+    try:
+        info = await store.head(bucket, key)
+    except NotFound as error:
+        raise SourceMissing(f"--label csv: {bucket}/{key} does not exist") from error
+    _check_size(key, info.size)
+    buffer = bytearray(info.size)
+    if info.size:
+        await store.read_range(bucket, info, 0, memoryview(buffer))
+    return bytes(buffer)
+
+
+def _read_file(name: str) -> bytes:
+    path = Path(name)
+    try:
+        _check_size(name, path.stat().st_size)
+        return path.read_bytes()
+    except OSError as error:
+        raise SourceMissing(f"--label csv: {name}: {error.strerror}") from error
+
+
+def _check_size(name: str, size: int) -> None:
+    if size > TABLE_MAX:
+        raise ConfigError(f"--label csv: {name} has {size:,} bytes, more than {TABLE_MAX:,}")

@@ -1,0 +1,66 @@
+"""The root of a dataset whose shards have a folder each; below it `ShardFolders` goes on."""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+from aisfs.cache.metadata import UNKNOWN, Unknown
+from aisfs.engine.shard_set import Shard, ShardSet
+from aisfs.filesystem.nodes import Node, ObjectNode, ShardNode
+from aisfs.filesystem.tree import FOREVER, Children, Found
+
+
+class DatasetTree:
+    """Shards as folders, in the order in which the sources name them."""
+
+    def __init__(self, shards: ShardSet) -> None:
+        """Show `shards`."""
+        self._shards = shards
+
+    async def find(self, node: Node, ino: int, name: bytes) -> Found | None:
+        """Look up the folder of a shard."""
+        await self._shards.settle()
+        return self._find(ino, name)
+
+    def known(self, node: Node, ino: int, name: bytes) -> Found | Unknown | None:
+        """Look up the folder of a shard, unless one of them has to be asked for."""
+        return self._find(ino, name) if self._shards.settled else UNKNOWN
+
+    def _find(self, ino: int, name: bytes) -> Found | None:
+        shard = self._shards.find(name)
+        return _found(shard, ino) if shard is not None else None
+
+    async def children(self, node: Node, ino: int) -> Children:
+        """List the folders."""
+        await self._shards.settle()
+        return self._children(ino)
+
+    def known_children(self, node: Node, ino: int) -> Children | None:
+        """List the folders, unless one of them has to be asked for."""
+        return self._children(ino) if self._shards.settled else None
+
+    def _children(self, ino: int) -> Children:
+        return Children(partial(_entries, self._shards.current, ino), FOREVER)
+
+    def expires(self, node: Node) -> float:
+        """Say until when the folders may be believed: until a shard turns out to have changed."""
+        return FOREVER
+
+    def changed(self, node: ObjectNode | ShardNode) -> list[tuple[int, bytes]]:
+        """Ask for the shard's version before anything else is answered; see `Tree.changed`."""
+        if self._shards.changed(node.bucket, node.info):
+            return [(node.parent, node.name)]
+        return []
+
+    async def report(self, node: Node) -> Mapping[str, int]:
+        """Count what the sources named and the root does not show."""
+        return self._shards.left_out
+
+
+def _entries(shards: list[tuple[int, Shard]], ino: int, offset: int) -> Iterator[Found]:
+    return (_found(shard, ino, at + 1) for at, shard in shards if at >= offset)
+
+
+def _found(shard: Shard, ino: int, offset: int = 0) -> Found:
+    # It stands for this version until the shard turns out to be another.
+    node = ShardNode(shard.bucket, shard.info, ino, shard.name)
+    return Found(shard.name, node, FOREVER, offset)

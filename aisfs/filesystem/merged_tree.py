@@ -1,0 +1,102 @@
+"""Directories with members of many shards: the whole tree of the views `class` and `flat`.
+
+Waiting is for building only: once there is a view, names are found in it at once.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+from aisfs.cache.metadata import UNKNOWN, Unknown
+from aisfs.core.inodes import ROOT
+from aisfs.core.merged_view import MergedChild
+from aisfs.engine.merger import Merged, Merger
+from aisfs.errors import NotFound
+from aisfs.filesystem.nodes import MergedDirectoryNode, Node, ObjectNode, ShardNode
+from aisfs.filesystem.tree import FOREVER, Children, Found, FoundMember
+
+
+class MergedTree:
+    """Names to directories and members."""
+
+    def __init__(self, merger: Merger, layout: str) -> None:
+        """Show what `merger` builds; `layout` spells the options that decide how."""
+        self._merger = merger
+        self._layout = layout
+        self._known_nodes: tuple[Merged | None, list[ShardNode]] = (None, [])
+
+    async def find(self, node: Node, ino: int, name: bytes) -> Found | None:
+        """Look a name up."""
+        return self._find(await self._merger.merged(), node, name)
+
+    def known(self, node: Node, ino: int, name: bytes) -> Found | Unknown | None:
+        """Look a name up, unless shards have to be opened."""
+        merged = self._merger.known
+        return self._find(merged, node, name) if merged is not None else UNKNOWN
+
+    def _find(self, merged: Merged, node: Node, name: bytes) -> Found | None:
+        path = _path(node)
+        number = merged.view.resolve(path)
+        child = merged.view.find(number, name) if number is not None else None
+        return self._found(merged, path, child) if child is not None else None
+
+    async def children(self, node: Node, ino: int) -> Children:
+        """List a directory."""
+        children = self._children(await self._merger.merged(), node)
+        if children is None:
+            raise NotFound(f"{_path(node)!r} has no members any more")
+        return children
+
+    def known_children(self, node: Node, ino: int) -> Children | None:
+        """List a directory, unless shards have to be opened."""
+        merged = self._merger.known
+        return self._children(merged, node) if merged is not None else None
+
+    def _children(self, merged: Merged, node: Node) -> Children | None:
+        path = _path(node)
+        number = merged.view.resolve(path)
+        if number is None:
+            return None
+        return Children(partial(self._entries, merged, path, number), FOREVER)
+
+    def _entries(self, merged: Merged, path: bytes, number: int, offset: int) -> Iterator[Found]:
+        for position in range(offset, merged.view.count(number)):
+            yield self._found(merged, path, merged.view.child(number, position), position + 1)
+
+    def expires(self, node: Node) -> float:
+        """Say until when a directory may be believed: until a shard turns out to have changed."""
+        return FOREVER
+
+    def changed(self, node: ObjectNode | ShardNode) -> list[tuple[int, bytes]]:
+        """Have everything built anew with the shard's new version; see `Tree.changed`.
+
+        Directories get new numbers with it, so what the kernel knows of the old ones is not used.
+        """
+        return [(ROOT, name) for name in self._merger.changed(node.bucket, node.info)]
+
+    async def report(self, node: Node) -> Mapping[str, int]:
+        """Count what is left out of the whole dataset; of samples once it was listed."""
+        return {} if _path(node) else self._merger.left_out
+
+    def _found(self, merged: Merged, path: bytes, child: MergedChild, offset: int = 0) -> Found:
+        if child.directory is not None:
+            below = path + b"/" + child.name if path else child.name
+            return Found(
+                child.name,
+                MergedDirectoryNode(self._layout, below, merged.generation),
+                FOREVER,
+                offset,
+            )
+        node, index = self._nodes(merged)[child.shard], merged.indexes[child.shard]
+        return FoundMember(child.name, node, FOREVER, offset, index=index, row=child.row)
+
+    def _nodes(self, merged: Merged) -> list[ShardNode]:
+        """Give one node for each shard, shared by all its members."""
+        known = self._known_nodes
+        if known[0] is not merged:
+            nodes = [ShardNode(s.bucket, s.info, ROOT, s.name) for s in merged.shards]
+            known = self._known_nodes = (merged, nodes)
+        return known[1]
+
+
+def _path(node: Node) -> bytes:
+    return node.path if isinstance(node, MergedDirectoryNode) else b""
