@@ -172,6 +172,11 @@ def model(names: list[bytes]) -> dict[bytes, int | None]:
 
 
 def walk(view: MembersView, directory: Directory):
+    for child, (row, name) in zip(directory, directory.plain_files(), strict=True):
+        if row < 0:
+            assert child.directory is not None or child.name.endswith(b"~file")
+        else:
+            assert (child.name, child.row, child.directory) == (name, row, None)
     for position, child in enumerate(directory):
         assert directory.child(position) == child
         assert directory.find(child.name) == child
