@@ -136,8 +136,9 @@ class FileSystem:
 
     def counted(self, found: Found) -> Entry:
         """Make the entry of something looked up, and count the lookup."""
-        entry = self.entry(found)
-        self.remember(entry.attr.ino, found.node)
+        with self._lock:  # else another thread could give the number away in between
+            entry = self.entry(found)
+            self.inodes.remember(entry.attr.ino, identity(found.node), found.node)
         return entry
 
     def remember(self, ino: int, node: Node, count: int = 1) -> None:
@@ -250,7 +251,11 @@ class FileSystem:
         Without a handle there is nothing that says which reader goes on at `offset`. All get the
         snapshot of the last one that began, since offsets hold good from one listing to the next.
         """
-        return self.under_way(ino, offset) or self.begin(ino, await self.opendir(ino))
+        known = self.under_way(ino, offset)
+        if known is not None:
+            return known
+        handle = await self.opendir(ino)
+        return handle if handle.members is not None else self.begin(ino, handle)
 
     def under_way(self, ino: int, offset: int) -> DirectoryHandle | None:
         """Give the snapshot to go on with at an offset, if there is one."""

@@ -85,6 +85,7 @@ def mount_device(mountpoint: Path, options: set[str]) -> Device:
     Raises:
         MountError: the kernel or fusermount3 refused.
     """
+    mountpoint = mountpoint.resolve()  # as the kernel will call it, and while it may be touched
     if shutil.which(FUSERMOUNT) is not None:
         return Device(_ask_fusermount(mountpoint, options), mountpoint)
     if os.geteuid():
