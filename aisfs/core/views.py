@@ -107,7 +107,7 @@ class Directory:
         For listings: a tenth of the time of `children`.
         """
         view = self._view
-        return view.plain_files(range(self._start + start, self._stop), len(self.path))
+        return view.plain_files(range(self._start + start, self._stop))
 
     @property
     def searchable(self) -> bool:
@@ -214,18 +214,19 @@ class MembersView:
             return Child(self._names[number], self.directory_row(number), number)
         return Child(self.entry_name(at), code, None)
 
-    def plain_files(self, places: range, path_length: int) -> Iterator[tuple[int, bytes]]:
+    def plain_files(self, places: range) -> Iterator[tuple[int, bytes]]:
         """Yield (row, name) of entries of one directory, the row -1 for all but plain files."""
         columns = self.index.columns
         names, ends, flags = columns.names, columns.ends, columns.flags
         contents, renamed, entries = columns.contents, self._renamed, self._entries
-        skip = path_length + 1 if path_length else 0
         for at in places:
             code = entries[at]
             if code & _DIRECTORY or flags[code] & 3 or code in renamed or code in contents:
                 yield -1, b""
             else:
-                yield code, bytes(names[(ends[code - 1] if code else 0) + skip : ends[code]])
+                start, stop = ends[code - 1] if code else 0, ends[code]
+                slash = names.rfind(b"/", start, stop)
+                yield code, bytes(names[slash + 1 if slash >= 0 else start : stop])
 
     def entry_name(self, at: int) -> bytes:
         """Return the name of an entry by its place in the whole view."""
