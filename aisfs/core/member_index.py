@@ -150,6 +150,10 @@ class MemberIndex:
         """Say whether the content is stored with its holes left out: `core.sparse` reads it."""
         return bool(self._columns.flags[row] & SPARSE)
 
+    def plain(self, row: int) -> bool:
+        """Say whether the row is a file of its own, all there, stored as it is read."""
+        return not self._columns.flags[row] & (_KIND | SPARSE | TRUNCATED)
+
     def content_row(self, row: int) -> int:
         """Return the row whose content this is: another one for hardlinks. Same row, same inode."""
         return self._columns.contents.get(row, row)

@@ -119,21 +119,27 @@ def sample_key(name: bytes) -> bytes:
     return directory + slash + base.split(b".", 1)[0]
 
 
-def sample_span(index: MemberIndex, row: int) -> ByteRange:
-    """Give the stored bytes of the sample that `row` belongs to, headers between members included.
-
-    It is cut to the member alone where the sample is too large to be fetched for one of its parts.
-    """
+def sample_rows(index: MemberIndex, row: int) -> range:
+    """Give the rows of the sample that `row` belongs to: neighbours in the tar."""
     key = sample_key(index.name(row))
     first = last = row
     while first > max(0, row - PARTS_MAX) and sample_key(index.name(first - 1)) == key:
         first -= 1
     while last < min(len(index) - 1, row + PARTS_MAX) and sample_key(index.name(last + 1)) == key:
         last += 1
+    return range(first, last + 1)
+
+
+def sample_span(index: MemberIndex, row: int) -> ByteRange:
+    """Give the stored bytes of the sample that `row` belongs to, headers between members included.
+
+    It is cut to the member alone where the sample is too large to be fetched for one of its parts.
+    """
+    rows = sample_rows(index, row)
     own = index.data_range(row)
     # A hardlink has its data where its target is, far from its neighbours.
-    start = min(index.data_range(first).start, own.start)
-    stop = max(index.data_range(last).stop, own.stop)
+    start = min(index.data_range(rows[0]).start, own.start)
+    stop = max(index.data_range(rows[-1]).stop, own.stop)
     stop = min(stop, index.object_size)
     if stop - start > max(SPAN_MAX, len(own)):
         return member_span(index, row)
