@@ -36,6 +36,7 @@ from aisfs.core.sources import (
 from aisfs.core.view_spec import absolute_table, parse_view
 from aisfs.errors import AisfsError, ConfigError
 from aisfs.exits import Exit, exit_code
+from aisfs.status import status
 
 if TYPE_CHECKING:
     from aisfs.mount import MountPlan
@@ -400,5 +401,6 @@ def serve(directory: Path, host: str, port: int, log_level: str, log_file: Path 
     run_server(directory, host=host, port=port, ready=ready)
 
 
+cli.add_command(status)
 cli.add_command(warm_up)
 cli.add_command(cache)

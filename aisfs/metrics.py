@@ -59,10 +59,46 @@ class Metrics:
             registry=self._registry,
         )
 
-        self.before_text: Callable[[], None] = lambda: None
-        """Brings counters up to date that are kept elsewhere."""
+        self.mount = Gauge(
+            "aisfs_mount",
+            "1; the labels say what is mounted, from where, and where its cache is.",
+            ["source", "endpoint", "cache_dir"],
+            registry=self._registry,
+        )
+        self.cache_limit = self._gauge(
+            "aisfs_cache_limit_bytes", "Bytes the disk cache may take; 0 without one."
+        )
+        self.cache_used = self._gauge("aisfs_cache_used_bytes", "Bytes of contents it holds.")
+        self.cache_hits = self._gauge(
+            "aisfs_cache_hits", "Ranges found in the disk cache since the start."
+        )
+        self.cache_misses = self._gauge("aisfs_cache_misses", "Ranges looked for in vain.")
+        self.pushed_members = self._counter(
+            "aisfs_pushed_members", "Members of shards stored into the kernel's page cache early."
+        )
+        self.pushed_bytes = self._counter("aisfs_pushed_bytes", "Their bytes.")
+        self.push_used = self._counter(
+            "aisfs_pushed_members_used",
+            "Pushed members that a reader in order went past without asking for them.",
+        )
+        self.push_wasted = self._counter(
+            "aisfs_pushed_members_wasted",
+            "Pushed members that were asked for all the same, or whose reader did not come.",
+        )
+        self.push_dropped = self._counter(
+            "aisfs_push_dropped_events", "Reads and listings that pushing had no time to look at."
+        )
+        self.before_text: list[Callable[[], None]] = []
+        """Called before the counters are shown, to bring them up to date."""
+
+    def _gauge(self, name: str, documentation: str) -> Gauge:
+        return Gauge(name, documentation, registry=self._registry)
+
+    def _counter(self, name: str, documentation: str) -> Counter:
+        return Counter(name, documentation, registry=self._registry)
 
     def text(self) -> bytes:
         """Give all counters in Prometheus' text form."""
-        self.before_text()
+        for update in self.before_text:
+            update()
         return generate_latest(self._registry)

@@ -292,6 +292,7 @@ async def _build(
     )
     filesystem.kernel = PyfuseKernel()
     plain.watch(filesystem.listing_changed)
+    _describe(plan, base)
 
     async def report() -> None:
         # A task, so that it runs when the kernel has the reply to INIT, which sets the defaults.
@@ -348,6 +349,25 @@ def _lay_out(view: ViewSpec) -> Callable[[MemberIndex], MembersView]:
     if view.view is View.SAMPLES:
         return partial(samples_view, spec=view)
     return without_folders if view.merged else MembersView
+
+
+def _describe(plan: MountPlan, base: Foundation) -> None:
+    """Let the counters say what is mounted and how its cache does."""
+    metrics, blocks = base.metrics, base.blocks
+    endpoint = "" if is_local(plan.source) else plan.cluster.endpoint
+    directory = "" if blocks is None else str(plan.cache.cache_dir)
+    names = (str(plan.source), endpoint, directory)
+    metrics.mount.labels(*(os.fsencode(n).decode(errors="replace") for n in names)).set(1)
+
+    def update() -> None:
+        if blocks is not None:
+            counts = blocks.counts()
+            metrics.cache_limit.set(blocks.limit)
+            metrics.cache_used.set(counts.used)
+            metrics.cache_hits.set(counts.hits)
+            metrics.cache_misses.set(counts.misses)
+
+    metrics.before_text.append(update)
 
 
 def _build_indexer(plan: MountPlan, base: Foundation, fetcher: Fetcher) -> Indexer:

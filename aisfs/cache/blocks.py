@@ -82,6 +82,16 @@ class Statistics:
 
 
 @dataclass(frozen=True, slots=True)
+class Counts:
+    """What this process knows without asking the ledger."""
+
+    used: int
+    """Bytes of contents, its own and those of others it has heard of."""
+    hits: int
+    misses: int
+
+
+@dataclass(frozen=True, slots=True)
 class CheckReport:
     """What `check` found."""
 
@@ -328,6 +338,12 @@ class BlockCache:
         Lets go of files that were evicted elsewhere, so it also bounds how long those take space.
         """
         self._upkeep.sync()
+
+    def counts(self) -> Counts:
+        """Count what needs no waiting."""
+        shelf = self._shelf
+        with shelf.lock:
+            return Counts(shelf.admission.used, shelf.hits, shelf.misses)
 
     def statistics(self) -> Statistics:
         """Count."""

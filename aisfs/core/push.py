@@ -138,6 +138,11 @@ class ShardPush:
         )
 
     @property
+    def stalled(self) -> bool:
+        """Whether something waits for bytes."""
+        return any(stream.stalled for stream in self._streams)
+
+    @property
     def ahead(self) -> int:
         """Bytes of page cache pushed for readers in order and not known to be read."""
         return sum(stream.ahead for stream in self._streams)

@@ -1,0 +1,296 @@
+"""Stores members of shards into the kernel's page cache, as `core.push` decides.
+
+What happened comes from the threads that answer requests, which must wait for nothing, not even for
+this: an event goes into a queue, and whoever finds the books free works through it. The storing
+itself is a job of the notifier, one hand of rows at a time, so that invalidations get between. A
+push is a hint: it may be dropped at any point (invariant I6).
+"""
+
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from aisfs.core.inodes import member_number, split_member
+from aisfs.core.member_index import MemberIndex
+from aisfs.core.push import PushCounts, ShardPush
+from aisfs.engine.parts import Data
+from aisfs.filesystem.nodes import ShardNode
+from aisfs.metrics import Metrics
+from aisfs.model import ByteRange
+
+EVENTS_MAX = 10_000
+"""Events that may wait; a thread that finds so many drops its own."""
+SHARDS_MAX = 1000
+ROWS_MAX = 4_000_000
+"""Shards, and members of all of them, that are kept in mind: their indexes stay in memory so long."""
+PIECE = 1 << 20
+"""Larger members are stored in pieces of so many bytes, a multiple of the page."""
+SPAN_MAX = 4 << 20
+"""Rows that lie in so many bytes are looked for all at once."""
+
+
+class Sender(Protocol):
+    """The thread that tells the kernel."""
+
+    @property
+    def closing(self) -> bool:
+        """Whether jobs should come to an end."""
+        ...
+
+    def put(self, job: Callable[[], None]) -> None:
+        """Run a job in the thread."""
+        ...
+
+    def store(self, ino: int, offset: int, data: Data) -> bool:
+        """Put bytes into the page cache of an inode; says whether the kernel knew it."""
+        ...
+
+
+class _Shard:
+    """A shard with members the kernel knows."""
+
+    __slots__ = ("ahead", "decide", "first", "node")
+
+    def __init__(self, first: int, node: ShardNode, decide: ShardPush) -> None:
+        self.first = first
+        self.node = node
+        self.decide = decide
+        self.ahead = 0
+        """Bytes pushed ahead of readers, when last looked at."""
+
+
+class Pusher:
+    """Pushes the members of all shards of a mount."""
+
+    def __init__(
+        self,
+        sender: Sender,
+        look: Callable[[ShardNode, ByteRange], Data | None],
+        room: Callable[[], int],
+        metrics: Metrics,
+    ) -> None:
+        """Push through `sender`.
+
+        Args:
+            sender: Its thread never answers a request.
+            look: Gives stored bytes of a shard that are there, and waits for nothing.
+            room: Bytes of page cache that may be ahead of all readers together.
+            metrics: Told what became of it.
+        """
+        self._sender = sender
+        self._look = look
+        self._room = room
+        self._metrics = metrics
+        self._counts = PushCounts()
+        self._reported = PushCounts()
+        self._dropped = 0
+        self._events: deque[tuple[Callable[..., None], tuple[object, ...]]] = deque()
+        self._books = threading.Lock()
+        """Guards all below; held for microseconds, never while something is stored."""
+        self._shards: OrderedDict[int, _Shard] = OrderedDict()
+        """By the first inode number; the one used last is the last."""
+        self._ready: OrderedDict[int, _Shard] = OrderedDict()
+        """Those that may have something to push."""
+        self._rows = 0
+        self._ahead = 0
+        self._busy = False
+        """Whether a job is with the sender."""
+        metrics.before_text.append(self._report)
+
+    # From any thread; nothing here waits -----------------------------------------------------
+
+    def read(self, node: ShardNode, index: MemberIndex, ino: int) -> None:
+        """A READ of the start of a member came, not past the page cache. Best told after the reply."""
+        self._tell(self._on_read, node, index, ino)
+
+    def listed(
+        self, node: ShardNode, index: MemberIndex, first: int, rows: Iterable[int], start: bool
+    ) -> None:
+        """The kernel took entries of members.
+
+        Args:
+            node: The shard.
+            index: Its members.
+            first: Its first inode number.
+            rows: The members; a range is the quickest.
+            start: Whether they are the first of their directory.
+        """
+        self._tell(self._on_listed, node, index, first, rows, start)
+
+    def forgotten(self, inodes: Iterable[int]) -> None:
+        """The kernel forgot inodes; those that are no members do not matter."""
+        self._tell(self._on_forgotten, inodes)
+
+    def landed(self) -> None:
+        """More bytes are there than before, of whatever object."""
+        if self._shards:
+            self._tell(self._on_landed)
+
+    def _tell(self, handle: Callable[..., None], *about: object) -> None:
+        if len(self._events) >= EVENTS_MAX:
+            self._dropped += 1
+            return
+        self._events.append((handle, about))
+        self._work_off()
+
+    def _work_off(self) -> None:
+        """Handle the events, unless another thread does, which then sees them all."""
+        while self._events and self._books.acquire(blocking=False):
+            try:
+                self._handle_events()
+                wake = bool(self._ready) and not self._busy
+                self._busy |= wake
+            finally:
+                self._books.release()
+            if wake:
+                self._sender.put(self._push)
+
+    # Events; the books are ours --------------------------------------------------------------
+
+    def _handle_events(self) -> None:
+        events = self._events
+        while events:
+            handle, about = events.popleft()
+            handle(*about)
+
+    def _shard(self, node: ShardNode, index: MemberIndex, first: int) -> _Shard:
+        shard = self._shards.get(first)
+        if shard is not None and shard.decide.index is index:
+            self._shards.move_to_end(first)
+            return shard
+        if shard is not None:  # the same version, opened again
+            self._let_go(shard)
+        shard = _Shard(first, node, ShardPush(index, self._counts))
+        self._shards[first] = shard
+        self._rows += len(shard.decide)
+        while len(self._shards) > 1 and (self._rows > ROWS_MAX or len(self._shards) > SHARDS_MAX):
+            self._let_go(next(iter(self._shards.values())))
+        return shard
+
+    def _let_go(self, shard: _Shard) -> None:
+        shard.decide.abandon()
+        self._ahead -= shard.ahead
+        self._rows -= len(shard.decide)
+        del self._shards[shard.first]
+        self._ready.pop(shard.first, None)
+
+    def _on_read(self, node: ShardNode, index: MemberIndex, ino: int) -> None:
+        first, _, row = split_member(ino) or (0, True, 0)
+        shard = self._shard(node, index, first)
+        if shard.decide.read(row):
+            self._ready[first] = shard
+
+    def _on_listed(
+        self, node: ShardNode, index: MemberIndex, first: int, rows: Iterable[int], start: bool
+    ) -> None:
+        shard = self._shard(node, index, first)
+        shard.decide.listed(rows, first=start)
+        if shard.decide.pending:
+            self._ready[first] = shard
+
+    def _on_forgotten(self, inodes: Iterable[int]) -> None:
+        shards = self._shards
+        for ino in inodes:
+            parts = split_member(ino)
+            if parts is not None and not parts[1]:
+                shard = shards.get(parts[0])
+                if shard is not None:
+                    shard.decide.forgotten(parts[2])
+
+    def _on_landed(self) -> None:
+        for shard in self._shards.values():
+            if shard.decide.stalled and shard.decide.landed():
+                self._ready[shard.first] = shard
+
+    # In the thread of the sender -------------------------------------------------------------
+
+    def _push(self) -> None:
+        """Push one hand of rows, and come again for the next."""
+        with self._books:
+            self._handle_events()
+            shard, hand = self._choose()
+            self._busy = shard is not None
+        if shard is None:
+            self._work_off()
+            return
+        stored, unknown, missing = self._store(shard, hand)
+        with self._books:
+            shard.decide.settle(stored, unknown, missing=missing)
+            if self._shards.get(shard.first) is shard:
+                self._note_ahead(shard)
+        self._work_off()
+        self._sender.put(self._push)
+
+    def _choose(self) -> tuple[_Shard | None, list[int]]:
+        """Take turns between the shards that have something to push."""
+        while self._ready and not self._sender.closing:
+            first, shard = self._ready.popitem(last=False)
+            self._note_ahead(shard)
+            room = self._room() - self._ahead
+            hand = shard.decide.next(room)
+            if not hand and shard.decide.pending:
+                hand = shard.decide.next(room + self._make_room(shard))
+            if hand:
+                self._ready[first] = shard
+                return shard, hand
+        return None, []
+
+    def _note_ahead(self, shard: _Shard) -> None:
+        ahead = shard.decide.ahead
+        self._ahead += ahead - shard.ahead
+        shard.ahead = ahead
+
+    def _make_room(self, keep: _Shard) -> int:
+        """Give up what was pushed for the reader that was not seen for longest; returns its bytes."""
+        for shard in self._shards.values():
+            if shard is not keep and shard.ahead:
+                gained = shard.ahead
+                shard.decide.abandon()
+                self._note_ahead(shard)
+                return gained
+        return 0
+
+    def _store(self, shard: _Shard, hand: list[int]) -> tuple[int, list[int], bool]:
+        """Send rows to the kernel; returns how many, those it does not know, and if bytes lack."""
+        index = shard.decide.index
+        start = index.data_range(hand[0]).start
+        span = ByteRange(start, index.data_range(hand[-1]).stop)
+        # One look for all, where they lie in one piece; rows left out between them are few.
+        whole = self._look(shard.node, span) if len(span) <= SPAN_MAX else None
+        pages = memoryview(whole) if whole is not None else None
+        unknown: list[int] = []
+        for at, row in enumerate(hand):
+            if self._sender.closing:
+                return at, unknown, False
+            stored = index.data_range(row)
+            if pages is not None:
+                data: Data | None = pages[stored.start - start : stored.stop - start]
+            else:
+                data = self._look(shard.node, stored)
+            if data is None:
+                return at, unknown, True
+            if not self._store_member(member_number(shard.first, row), data):
+                unknown.append(row)
+        return len(hand), unknown, False
+
+    def _store_member(self, ino: int, data: Data) -> bool:
+        if len(data) <= PIECE:
+            return self._sender.store(ino, 0, data)
+        view = memoryview(data)
+        return all(
+            self._sender.store(ino, at, view[at : at + PIECE]) for at in range(0, len(view), PIECE)
+        )
+
+    # Metrics; in the thread that shows them ----------------------------------------------------
+
+    def _report(self) -> None:
+        """Bring the counters up to date."""
+        metrics, now, before = self._metrics, self._counts, self._reported
+        self._reported = PushCounts(now.pushed, now.bytes, now.used, now.wasted)
+        metrics.pushed_members.inc(self._reported.pushed - before.pushed)
+        metrics.pushed_bytes.inc(self._reported.bytes - before.bytes)
+        metrics.push_used.inc(self._reported.used - before.used)
+        metrics.push_wasted.inc(self._reported.wasted - before.wasted)
+        dropped, self._dropped = self._dropped, 0
+        metrics.push_dropped.inc(dropped)

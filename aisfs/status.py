@@ -1,0 +1,143 @@
+"""`aisfs status MNT`: what a mount has done so far, from the counters its daemon keeps."""
+
+import errno
+import json
+import os
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import click
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
+from rich.table import Table
+
+from aisfs.errors import MountError
+from aisfs.fuse.tuning import mounted_filesystems
+
+ATTRIBUTE = "user.aisfs.stats"
+FILE_SYSTEM = "fuse.aisfs"
+_MIB = 1 << 20
+
+Labels = frozenset[tuple[str, str]]
+
+
+class Counters:
+    """The samples of one reading."""
+
+    def __init__(self, text: str) -> None:
+        """Take Prometheus' text form apart."""
+        self._samples: dict[str, dict[Labels, float]] = defaultdict(dict)
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                self._samples[sample.name][frozenset(sample.labels.items())] = sample.value
+
+    def value(self, name: str) -> int:
+        """Give a counter without labels; 0 when the daemon has none of that name."""
+        return int(self._samples[name].get(frozenset(), 0))
+
+    def labels(self, name: str) -> dict[str, str]:
+        """Give the labels of a metric that is there once, for them."""
+        return dict(next(iter(self._samples[name]), frozenset()))
+
+    def by(self, name: str, *labels: str) -> dict[str, int]:
+        """Add a counter up by the values of these labels, joined by blanks; zeros are left out."""
+        found: Counter[str] = Counter()
+        for given, value in self._samples[name].items():
+            values = dict(given)
+            found[" ".join(values.get(label, "") for label in labels)] += int(value)
+        return {words: count for words, count in sorted(found.items()) if count}
+
+
+def read_counters(mountpoint: Path) -> Counters:
+    """Ask the daemon of a mount.
+
+    Raises:
+        MountError: there is no mount of aisfs, or nobody serves it any more.
+    """
+    place = Path(os.path.realpath(mountpoint))
+    kinds = [kind for path, kind in mounted_filesystems() if path == place]
+    if not kinds:
+        raise MountError(f"{mountpoint} is not a mountpoint")
+    if kinds[-1] != FILE_SYSTEM:
+        raise MountError(f"{mountpoint} is a mount of {kinds[-1]}, not of aisfs")
+    try:
+        return Counters(os.getxattr(place, ATTRIBUTE).decode())
+    except OSError as error:
+        if error.errno in (errno.ENOTCONN, errno.ECONNABORTED):
+            raise MountError(
+                f"the daemon of {mountpoint} has died; clear the mount with: "
+                f"aisfs umount {mountpoint}"
+            ) from error
+        raise MountError(f"{mountpoint}: {error.strerror}") from error
+
+
+def summary(counters: Counters) -> dict[str, object]:
+    """Give what `aisfs status` shows, as plain values."""
+    return {
+        "mount": counters.labels("aisfs_mount"),
+        "cache": {
+            "limit_bytes": counters.value("aisfs_cache_limit_bytes"),
+            "used_bytes": counters.value("aisfs_cache_used_bytes"),
+            "hits": counters.value("aisfs_cache_hits"),
+            "misses": counters.value("aisfs_cache_misses"),
+            "fetched_bytes": counters.value("aisfs_fetched_bytes_total"),
+        },
+        "requests": counters.by("aisfs_operations_total", "operation"),
+        "failures": counters.by("aisfs_failed_operations_total", "operation", "errno"),
+        "store_calls": counters.by("aisfs_store_request_seconds_count", "call"),
+    }
+
+
+def lane_summary(counters: Counters) -> dict[str, object]:
+    """Give who answered the kernel, and what became of pushed members."""
+    return {
+        "answers": counters.by("aisfs_operations_total", "operation", "answered_by"),
+        "push": {
+            "members": counters.value("aisfs_pushed_members_total"),
+            "bytes": counters.value("aisfs_pushed_bytes_total"),
+            "used": counters.value("aisfs_pushed_members_used_total"),
+            "wasted": counters.value("aisfs_pushed_members_wasted_total"),
+            "dropped_events": counters.value("aisfs_push_dropped_events_total"),
+        },
+    }
+
+
+def table(found: dict[str, object]) -> Table:
+    """Lay a summary out, a section after the other."""
+    laid = Table(show_header=False, box=None)
+    laid.add_column(style="bold")
+    laid.add_column()
+    laid.add_column(justify="right")
+    for title, values in found.items():
+        assert isinstance(values, dict), "a summary is made of sections"
+        shown = title.replace("_", " ")
+        for name, value in values.items():
+            laid.add_row(shown, *_words(name, value))
+            shown = ""
+        if not values:
+            laid.add_row(shown, "none", "")
+    return laid
+
+
+def _words(name: str, value: object) -> tuple[str, str]:
+    if name.endswith("bytes") and isinstance(value, int):
+        return name.removesuffix("_bytes"), f"{value / _MIB:,.1f} MiB"
+    return name.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value) or "none"
+
+
+@click.command()
+@click.argument("mountpoint", metavar="MNT", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@click.option(
+    "--lane-stats",
+    is_flag=True,
+    help="Also tell who answered the kernel's requests, and what was pushed into its page cache.",
+)
+def status(mountpoint: Path, as_json: bool, lane_stats: bool) -> None:
+    """Show what the mount at MNT has done so far."""
+    counters = read_counters(mountpoint)
+    found = summary(counters) | (lane_summary(counters) if lane_stats else {})
+    if as_json:
+        click.echo(json.dumps(found, ensure_ascii=False))
+    else:
+        Console(markup=False, emoji=False, highlight=False).print(table(found))

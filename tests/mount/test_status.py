@@ -1,0 +1,86 @@
+"""`aisfs status` shows the counters of a mount, and says in one line why it cannot."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.mount.content import fill
+from tests.mount.test_mount_errors import MOUNTPOINT, one_line
+from tests.support.mounts import aisfs, eventually, mounted
+from tests.support.servers import RunningServer, running_server
+
+pytestmark = pytest.mark.mount
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    root = tmp_path_factory.mktemp("status") / "store"
+    fill(root / "b", {"x.txt": b"x" * 5000})
+    with running_server(root) as server:
+        yield server
+
+
+def status(mountpoint: Path, *options: str) -> dict[str, dict[str, object]]:
+    done = aisfs("status", mountpoint, "--json", *options)
+    assert (done.returncode, done.stderr) == (0, b"")
+    found = json.loads(done.stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_counters_of_a_mount(server: RunningServer, mountpoint: Path, tmp_path: Path):
+    cache = tmp_path / "cache"
+    options = ["--cache-dir", str(cache), "--cache-size", "20MiB"]
+    with mounted("ais://b", mountpoint, endpoint=server.endpoint, options=options) as mount:
+        before = status(mount.path)
+        assert (mount.path / "x.txt").read_bytes() == b"x" * 5000
+        with pytest.raises(OSError, match="Read-only"):
+            (mount.path / "x.txt").write_bytes(b"y")
+        found = status(mount.path)
+        assert found["mount"] == {
+            "source": "ais://b",
+            "endpoint": server.endpoint,
+            "cache_dir": str(cache),
+        }
+        assert 15 << 20 < found["cache"]["limit_bytes"] <= 20 << 20
+        assert found["cache"]["fetched_bytes"] == 5000
+        assert found["requests"]["read"] >= 1
+        assert found["requests"]["getxattr"] > before["requests"].get("getxattr", 0)
+        assert found["store_calls"]["read_range"] == 1
+        assert "push" not in found
+
+
+def test_table_has_what_json_has(server: RunningServer, mountpoint: Path):
+    with mounted("ais://b", mountpoint, endpoint=server.endpoint) as mount:
+        (mount.path / "x.txt").read_bytes()
+        done = aisfs("status", mount.path, "--lane-stats")
+        assert (done.returncode, done.stderr) == (0, b"")
+        words = done.stdout.decode().split()
+        for word in ("ais://b", server.endpoint, "lookup", "read", "answers", "push", "wasted"):
+            assert word in words
+
+
+def test_no_mount(tmp_path: Path):
+    for place in (tmp_path, tmp_path / "missing"):
+        done = aisfs("status", place)
+        assert done.returncode == MOUNTPOINT
+        assert "is not a mountpoint" in one_line(done.stderr)
+
+
+def test_mount_of_something_else():
+    done = aisfs("status", "/proc")
+    assert done.returncode == MOUNTPOINT
+    assert "not of aisfs" in one_line(done.stderr)
+
+
+def test_daemon_that_died(server: RunningServer, mountpoint: Path):
+    with mounted("ais://b", mountpoint, endpoint=server.endpoint) as mount:
+        os.kill(mount.pid, signal.SIGKILL)
+        assert eventually(lambda: not mount.living())
+        done = aisfs("status", mount.path)
+        assert done.returncode == MOUNTPOINT
+        assert "aisfs umount" in one_line(done.stderr)
