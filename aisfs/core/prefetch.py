@@ -74,6 +74,8 @@ class MemberOrder:
         self._opens = 0
         self._readers: list[int] = []
         """The row each reader is at; the one that moved last is the last."""
+        self._reach: dict[int, int] = {}
+        """For the row of a reader the last row that was pushed for it, whose reading nobody sees."""
         self._latest = -1
         self._evidence = _Evidence()
 
@@ -89,17 +91,39 @@ class MemberOrder:
         self._latest = row
         self._opens += 1
         readers = self._readers
-        near = [at for at in readers if -self.BACK <= row - at <= self.GAP]
-        nearest = min(near, key=lambda at: abs(row - at), default=None)
+        near = [at for at in readers if -self.BACK <= self._distance(at, row) <= self.GAP]
+        nearest = min(near, key=lambda at: abs(self._distance(at, row)), default=None)
+        reach = -1 if nearest is None else self._reach.pop(nearest, -1)
         if readers:
-            self._weigh(None if nearest is None else abs(row - nearest))
+            if nearest is not None and nearest < row <= reach:
+                self._evidence.weigh(_REGULAR, 1 - self._beyond(reach - nearest))
+            else:
+                ahead = nearest is not None and row > reach >= 0
+                self._weigh(None if nearest is None else abs(row - (reach if ahead else nearest)))
         if nearest is not None:
             readers.remove(nearest)
             row = max(row, nearest)
+            if reach > row:
+                self._reach[row] = reach
         elif len(readers) == self.READERS:
-            del readers[0]
+            self._reach.pop(readers.pop(0), None)
         readers.append(row)
         return self.access
+
+    def pushed(self, row: int, last: int) -> None:
+        """Tell that members up to `last` were pushed for the reader that opened `row`.
+
+        It is seen again at one that was left out, or behind the last.
+        """
+        if row in self._readers:
+            self._reach[row] = last
+
+    def _distance(self, reader: int, row: int) -> int:
+        """Give how far a row is from where a reader may be: 0 inside what was pushed for it."""
+        reach = self._reach.get(reader, reader)
+        if row <= reader:
+            return row - reader
+        return max(row - reach, 0)
 
     def _weigh(self, distance: int | None) -> None:
         """Count an open so many rows from the nearest reader; None is out of reach of all."""

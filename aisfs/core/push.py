@@ -230,27 +230,34 @@ class ShardPush:
             self._hand = self._walk_whole(self._whole, room)
         return self._hand
 
-    def settle(self, stored: int, unknown: Collection[int] = (), *, missing: bool = False) -> None:
+    def settle(
+        self, stored: int, unknown: Collection[int] = (), *, missing: bool = False
+    ) -> tuple[int, int] | None:
         """Tell what became of the rows last given.
 
         Args:
             stored: So many of them were sent to the kernel; the rest may be given again.
             unknown: Those of which the kernel said that it does not know them.
             missing: Whether the bytes of the first one not sent are not there.
+
+        Returns:
+            When they were for a reader in order: the row it was seen at, and the last one that
+            it need not ask for.
         """
         hand, stream = self._hand, self._giver
         self._hand = []
         for row in hand[:stored]:
             self._stored(row, stream, known=row not in unknown)
         if stored == len(hand):
-            return
-        if stream is not None:
+            pass
+        elif stream is not None:
             stream.put_back(
                 hand[stored:], sum(footprint(self.index.size(r)) for r in hand[stored:])
             )
             stream.stalled = missing
         elif self._of_whole and missing:  # not worth it when half of it has to be fetched
             self._end_whole()
+        return (stream.at, stream.top) if stream is not None and stream.window else None
 
     def _stored(self, row: int, stream: _Stream | None, *, known: bool) -> None:
         if not known:

@@ -54,7 +54,17 @@ class Plan:
 class _Stream:
     """One reader as far as its requests show it."""
 
-    __slots__ = ("asked", "hole", "judged", "sequential", "skips", "start", "stop", "window")
+    __slots__ = (
+        "asked",
+        "back",
+        "hole",
+        "judged",
+        "sequential",
+        "skips",
+        "start",
+        "stop",
+        "window",
+    )
 
     def __init__(self, need: ByteRange, window: int) -> None:
         self.start = need.start
@@ -67,6 +77,8 @@ class _Stream:
         """A stall before this byte says nothing about the window as it is now."""
         self.window = window
         self.sequential = need.start == 0
+        self.back = BACKWARD
+        """How far behind `stop` the reader may be."""
         self.skips = 0
         self.hole = ByteRange(0, 0)
         """What the latest skip left out, as far as not read since."""
@@ -80,7 +92,7 @@ class _Stream:
         if not self.sequential:
             return self.touches(need)
         ahead = min(max(self.window, self.asked - self.stop), FORWARD)
-        return self.stop - BACKWARD <= need.start <= self.stop + ahead
+        return self.stop - self.back <= need.start <= self.stop + ahead
 
     def advance(self, need: ByteRange) -> None:
         if self.touches(need):
@@ -157,6 +169,13 @@ class ReadAhead:
         self._streams.append(stream)
         ahead = stream.extend(size) if stream.sequential else None
         return Plan(need, ahead, stream.sequential)
+
+    def pushed(self, wanted: ByteRange, *, stalled: bool) -> Plan:
+        """Tell of bytes that were read for a reader who will come for them, or not show at all."""
+        plan = self.observe(wanted, stalled=stalled)
+        if self._streams:
+            self._streams[-1].back = FORWARD
+        return plan
 
     def shrink(self) -> None:
         """Halve the windows because memory is short; never below the smallest useful one."""

@@ -225,3 +225,23 @@ def test_prefetched_shard_nobody_comes_for_is_given_up():
 
 def test_shard_missing_from_the_listing_is_ignored():
     assert ShardQueue(4, 100).opened(b"gone.tar", shards(3), lambda _: 1) == []
+
+
+@pytest.mark.parametrize("rows", [200, 20_000])
+def test_reader_that_shows_only_where_pushing_left_a_member_out_is_in_order(rows):
+    order = MemberOrder(rows)
+    row, window = 0, 8
+    while row < rows:
+        access = order.observe(row)
+        order.pushed(row, row + window)
+        row += window // 2  # the one left out
+        window = min(2 * window, rows // 10)
+    assert access is Access.IN_ORDER
+
+
+def test_random_reads_of_which_samples_are_pushed_stay_random():
+    order = MemberOrder(2000)
+    for row in random.Random(3).sample(range(2000), 500):
+        access = order.observe(row)
+        order.pushed(row, row + 2)
+    assert access is Access.RANDOM

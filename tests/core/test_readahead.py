@@ -251,3 +251,15 @@ def test_a_reader_that_stops_early_wasted_no_more_than_a_few_times_what_it_read(
         plan = readahead.observe(need, stalled=True, far=True)
         asked += len(plan.ahead or ())
         assert asked <= 16 * need.stop + 4 * MIB
+
+
+def test_what_is_pushed_for_a_reader_moves_its_window():
+    readahead = ReadAhead(GIB, max_window=64 * MIB)
+    readahead.observe(ByteRange(0, REQUEST), stalled=True)
+    for start in range(REQUEST, 40 * MIB, MIB):
+        pushed = ByteRange(start, start + MIB)
+        readahead.pushed(pushed, stalled=True)
+        behind = ByteRange(max(start - 6 * MIB, 0), max(start - 6 * MIB, 0) + REQUEST)
+        assert readahead.observe(behind, stalled=False).sequential
+    assert len(readahead.windows) == 1
+    assert readahead.windows[0] > 16 * MIB
