@@ -13,7 +13,7 @@ some microseconds, but for `listed` of many rows.
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from aisfs.core.member_index import MemberIndex
@@ -149,24 +149,18 @@ class ShardPush:
 
     # what happened ---------------------------------------------------------------------------
 
-    def listed(self, rows: range | Iterable[int], *, first: bool) -> None:
-        """The kernel took entries of these rows, so it knows their inodes.
+    def listed(self, rows: Sequence[int]) -> None:
+        """The kernel listed a directory with these members, so it knows their inodes.
 
-        `first` says that they are the start of a directory, whose files are likely to be read.
+        They are likely to be read next.
         """
-        if not isinstance(rows, range):
-            rows = list(rows)
         self._rows.know(rows)
-        if first and rows and len(self._streams) < STREAMS and not self._rest:
+        if rows and len(self._streams) < STREAMS and not self._rest:
             start = rows[0]
             if not self._rows.there(start) and self._stream_of(start) is None:
                 stream = _Stream(start - 1, start - 1)
                 stream.window = stream.rows_left = WINDOW_FIRST
                 self._streams.insert(0, stream)
-
-    def forgotten(self, row: int) -> None:
-        """The kernel forgot the inode of a row, and its pages with it."""
-        self._rows.forget(row)
 
     def read(self, row: int) -> bool:
         """A READ of the start of a member came; returns whether there is something to push.

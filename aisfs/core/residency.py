@@ -6,7 +6,7 @@ there any more. One byte a row: whether the kernel knows the inode, whether the 
 not read since, and the generation in which it came into the page cache.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 _KNOWN = 1
 _PUSHED = 2
@@ -32,7 +32,7 @@ class Residency:
 
     # inodes ----------------------------------------------------------------------------------
 
-    def know(self, rows: range | Iterable[int]) -> None:
+    def know(self, rows: Sequence[int]) -> None:
         """The kernel knows the inodes of these rows now."""
         state = self._state
         if isinstance(rows, range) and rows.step == 1:
@@ -40,10 +40,6 @@ class Residency:
         else:
             for row in rows:
                 state[row] |= _KNOWN
-
-    def forget(self, row: int) -> None:
-        """The kernel forgot the inode, and its pages with it."""
-        self._state[row] = 0
 
     def unknown(self, row: int) -> None:
         """The kernel says that it does not know the inode."""

@@ -80,6 +80,11 @@ class Directory:
         return self._view.directory_row(self.number)
 
     @property
+    def rows(self) -> Sequence[int]:
+        """The members in this directory that are not directories, in the order of the tar."""
+        return self._view.rows(self._start, self._stop)
+
+    @property
     def mtime_ns(self) -> int | None:
         """When the tar says it changed; None when it only implies the directory."""
         return None if self.row is None else self._view.index.mtime_ns(self.row)
@@ -227,6 +232,13 @@ class MembersView:
                 start, stop = ends[code - 1] if code else 0, ends[code]
                 slash = names.rfind(b"/", start, stop)
                 yield code, bytes(names[slash + 1 if slash >= 0 else start : stop])
+
+    def rows(self, start: int, stop: int) -> Sequence[int]:
+        """Return the members among entries given by their places in the whole view."""
+        entries = self._entries[start:stop]
+        if isinstance(entries, range):
+            return entries
+        return [code for code in entries if not code & _DIRECTORY]
 
     def entry_name(self, at: int) -> bytes:
         """Return the name of an entry by its place in the whole view."""

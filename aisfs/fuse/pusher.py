@@ -8,22 +8,22 @@ push is a hint: it may be dropped at any point (invariant I6).
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Protocol
 
 from aisfs.core.inodes import member_number, split_member
-from aisfs.core.member_index import MemberIndex
 from aisfs.core.push import PushCounts, ShardPush
 from aisfs.engine.parts import Data
-from aisfs.filesystem.nodes import ShardNode
+from aisfs.filesystem.members import Members, OpenShard
 from aisfs.metrics import Metrics
 from aisfs.model import ByteRange
 
 EVENTS_MAX = 10_000
 """Events that may wait; a thread that finds so many drops its own."""
 SHARDS_MAX = 1000
-ROWS_MAX = 4_000_000
-"""Shards, and members of all of them, that are kept in mind: their indexes stay in memory so long."""
+ROWS_MAX = 2_000_000
+"""Shards, and members of all of them, that are kept in mind: their indexes stay in memory so long,
+80 bytes a member."""
 PIECE = 1 << 20
 """Larger members are stored in pieces of so many bytes, a multiple of the page."""
 SPAN_MAX = 4 << 20
@@ -50,42 +50,38 @@ class Sender(Protocol):
 class _Shard:
     """A shard with members the kernel knows."""
 
-    __slots__ = ("ahead", "decide", "first", "node")
+    __slots__ = ("ahead", "decide", "first", "members")
 
-    def __init__(self, first: int, node: ShardNode, decide: ShardPush) -> None:
+    def __init__(self, first: int, members: OpenShard, decide: ShardPush) -> None:
         self.first = first
-        self.node = node
+        self.members = members
         self.decide = decide
         self.ahead = 0
         """Bytes pushed ahead of readers, when last looked at."""
 
 
 class Pusher:
-    """Pushes the members of all shards of a mount."""
+    """Pushes the members of all shards of a mount; an `Observer` of what the kernel reads."""
 
     def __init__(
-        self,
-        sender: Sender,
-        look: Callable[[ShardNode, ByteRange], Data | None],
-        room: Callable[[], int],
-        metrics: Metrics,
+        self, sender: Sender, members: Members, room: Callable[[], int], metrics: Metrics
     ) -> None:
         """Push through `sender`.
 
         Args:
             sender: Its thread never answers a request.
-            look: Gives stored bytes of a shard that are there, and waits for nothing.
+            members: What is in shards, and which of their bytes are there.
             room: Bytes of page cache that may be ahead of all readers together.
             metrics: Told what became of it.
         """
         self._sender = sender
-        self._look = look
+        self._members = members
         self._room = room
         self._metrics = metrics
         self._counts = PushCounts()
         self._reported = PushCounts()
         self._dropped = 0
-        self._events: deque[tuple[Callable[..., None], tuple[object, ...]]] = deque()
+        self._events: deque[tuple[Callable[[int], None], int]] = deque()
         self._books = threading.Lock()
         """Guards all below; held for microseconds, never while something is stored."""
         self._shards: OrderedDict[int, _Shard] = OrderedDict()
@@ -100,34 +96,29 @@ class Pusher:
 
     # From any thread; nothing here waits -----------------------------------------------------
 
-    def read(self, node: ShardNode, index: MemberIndex, ino: int) -> None:
-        """A READ of the start of a member came, not past the page cache. Best told after the reply."""
-        self._tell(self._on_read, node, index, ino)
+    def was_read(self, ino: int, offset: int, size: int) -> None:
+        """A READ was answered. Only the first of a file counts: large ones take several."""
+        parts = split_member(ino) if not offset and size else None
+        if parts is not None and not parts[1]:
+            self._tell(self._on_read, ino)
 
-    def listed(
-        self, node: ShardNode, index: MemberIndex, first: int, rows: Iterable[int], start: bool
-    ) -> None:
-        """The kernel took entries of members.
+    def was_listed(self, ino: int) -> None:
+        """The kernel listed a directory to its end, so it knows the inodes in it."""
+        parts = split_member(ino)
+        if parts is not None and parts[1]:
+            self._tell(self._on_listed, ino)
 
-        Args:
-            node: The shard.
-            index: Its members.
-            first: Its first inode number.
-            rows: The members; a range is the quickest.
-            start: Whether they are the first of their directory.
-        """
-        self._tell(self._on_listed, node, index, first, rows, start)
-
-    def forgotten(self, inodes: Iterable[int]) -> None:
-        """The kernel forgot inodes; those that are no members do not matter."""
-        self._tell(self._on_forgotten, inodes)
+    def was_forgotten(self, first: int) -> None:
+        """The kernel forgot all inodes of the shard with this first number."""
+        if first in self._shards:
+            self._tell(self._on_forgotten, first)
 
     def landed(self) -> None:
         """More bytes are there than before, of whatever object."""
         if self._shards:
-            self._tell(self._on_landed)
+            self._tell(self._on_landed, 0)
 
-    def _tell(self, handle: Callable[..., None], *about: object) -> None:
+    def _tell(self, handle: Callable[[int], None], about: int) -> None:
         if len(self._events) >= EVENTS_MAX:
             self._dropped += 1
             return
@@ -152,16 +143,21 @@ class Pusher:
         events = self._events
         while events:
             handle, about = events.popleft()
-            handle(*about)
+            handle(about)
 
-    def _shard(self, node: ShardNode, index: MemberIndex, first: int) -> _Shard:
+    def _shard(self, ino: int) -> _Shard | None:
+        """Give what is known of the shard that an inode is in; None when it is not open."""
+        first, _, _ = _split(ino)
         shard = self._shards.get(first)
-        if shard is not None and shard.decide.index is index:
+        opened = self._members.find(ino, None if shard is None else shard.members)
+        if opened is None:
+            return None
+        if shard is not None and shard.members is opened:
             self._shards.move_to_end(first)
             return shard
-        if shard is not None:  # the same version, opened again
+        if shard is not None:
             self._let_go(shard)
-        shard = _Shard(first, node, ShardPush(index, self._counts))
+        shard = _Shard(first, opened, ShardPush(opened.view.index, self._counts))
         self._shards[first] = shard
         self._rows += len(shard.decide)
         while len(self._shards) > 1 and (self._rows > ROWS_MAX or len(self._shards) > SHARDS_MAX):
@@ -171,34 +167,31 @@ class Pusher:
     def _let_go(self, shard: _Shard) -> None:
         shard.decide.abandon()
         self._ahead -= shard.ahead
+        shard.ahead = 0
         self._rows -= len(shard.decide)
         del self._shards[shard.first]
         self._ready.pop(shard.first, None)
 
-    def _on_read(self, node: ShardNode, index: MemberIndex, ino: int) -> None:
-        first, _, row = split_member(ino) or (0, True, 0)
-        shard = self._shard(node, index, first)
-        if shard.decide.read(row):
-            self._ready[first] = shard
+    def _on_read(self, ino: int) -> None:
+        shard = self._shard(ino)
+        _, _, row = _split(ino)
+        if shard is not None and row < len(shard.decide) and shard.decide.read(row):
+            self._ready[shard.first] = shard
 
-    def _on_listed(
-        self, node: ShardNode, index: MemberIndex, first: int, rows: Iterable[int], start: bool
-    ) -> None:
-        shard = self._shard(node, index, first)
-        shard.decide.listed(rows, first=start)
-        if shard.decide.pending:
-            self._ready[first] = shard
+    def _on_listed(self, ino: int) -> None:
+        shard = self._shard(ino)
+        if shard is not None:
+            rows = shard.members.view.directory(_split(ino)[2]).rows
+            shard.decide.listed(rows)
+            if shard.decide.pending:
+                self._ready[shard.first] = shard
 
-    def _on_forgotten(self, inodes: Iterable[int]) -> None:
-        shards = self._shards
-        for ino in inodes:
-            parts = split_member(ino)
-            if parts is not None and not parts[1]:
-                shard = shards.get(parts[0])
-                if shard is not None:
-                    shard.decide.forgotten(parts[2])
+    def _on_forgotten(self, first: int) -> None:
+        shard = self._shards.get(first)
+        if shard is not None:
+            self._let_go(shard)
 
-    def _on_landed(self) -> None:
+    def _on_landed(self, _: int) -> None:
         for shard in self._shards.values():
             if shard.decide.stalled and shard.decide.landed():
                 self._ready[shard.first] = shard
@@ -216,9 +209,11 @@ class Pusher:
             return
         stored, unknown, missing = self._store(shard, hand)
         with self._books:
-            shard.decide.settle(stored, unknown, missing=missing)
+            reader = shard.decide.settle(stored, unknown, missing=missing)
             if self._shards.get(shard.first) is shard:
                 self._note_ahead(shard)
+        if reader is not None:
+            self._members.pushed(shard.members, *reader, hand[:stored], hand[stored:])
         self._work_off()
         self._sender.put(self._push)
 
@@ -253,11 +248,11 @@ class Pusher:
 
     def _store(self, shard: _Shard, hand: list[int]) -> tuple[int, list[int], bool]:
         """Send rows to the kernel; returns how many, those it does not know, and if bytes lack."""
-        index = shard.decide.index
+        index, members = shard.decide.index, shard.members
         start = index.data_range(hand[0]).start
         span = ByteRange(start, index.data_range(hand[-1]).stop)
         # One look for all, where they lie in one piece; rows left out between them are few.
-        whole = self._look(shard.node, span) if len(span) <= SPAN_MAX else None
+        whole = self._members.stored(members, span) if 0 < len(span) <= SPAN_MAX else None
         pages = memoryview(whole) if whole is not None else None
         unknown: list[int] = []
         for at, row in enumerate(hand):
@@ -267,7 +262,7 @@ class Pusher:
             if pages is not None:
                 data: Data | None = pages[stored.start - start : stored.stop - start]
             else:
-                data = self._look(shard.node, stored)
+                data = self._members.stored(members, stored)
             if data is None:
                 return at, unknown, True
             if not self._store_member(member_number(shard.first, row), data):
@@ -294,3 +289,9 @@ class Pusher:
         metrics.push_wasted.inc(self._reported.wasted - before.wasted)
         dropped, self._dropped = self._dropped, 0
         metrics.push_dropped.inc(dropped)
+
+
+def _split(ino: int) -> tuple[int, bool, int]:
+    parts = split_member(ino)
+    assert parts is not None, f"inode {ino} is not in a shard"
+    return parts

@@ -52,7 +52,7 @@ class Kernel:
         self.pace = pace
         self.steps = 0
         if listed:
-            self.push.listed(range(len(index)), first=True)
+            self.push.listed(range(len(index)))
             self.work()
 
     def read(self, row):
@@ -72,6 +72,11 @@ class Kernel:
         self.cached.update(hand)
         self.push.settle(len(hand))
 
+    def listed_long_ago(self):
+        """Make all inodes known, and nothing pushed for it."""
+        self.push.listed(range(len(self.index)))
+        self.push.abandon()
+
     def drop_caches(self):
         self.cached.clear()
 
@@ -87,7 +92,7 @@ def test_reader_in_order_asks_for_one_member_in_hundreds():
 
 def test_window_starts_small_and_doubles_while_the_reader_follows():
     kernel = Kernel(shard([1000] * 20_000), listed=False)
-    kernel.push.listed(range(20_000), first=False)
+    kernel.listed_long_ago()
     for row in range(20_000):
         kernel.read(row)
     first = [hand for hand in kernel.pushed if hand][:3]
@@ -138,7 +143,7 @@ def test_samples_read_in_order_are_one_stream():
 
 def test_member_read_at_random_brings_the_rest_of_its_sample():
     kernel = Kernel(shard([1000] * 3000, parts=3), listed=False)
-    kernel.push.listed(range(3000), first=False)
+    kernel.listed_long_ago()
     kernel.read(1000)  # in the middle of 999, 1000, 1001
     kernel.work()
     assert sorted(kernel.cached) == [999, 1000, 1001]
@@ -216,19 +221,22 @@ def test_everything_is_pushed_again_when_the_kernel_dropped_its_pages():
         kernel.drop_caches()
 
 
-def test_forgotten_inodes_are_not_pushed_until_they_are_listed_again():
-    kernel = Kernel(shard([1000] * 1000))
-    for row in range(1000):
-        kernel.push.forgotten(row)
-    kernel.drop_caches()
-    pushed = kernel.counts.pushed
-    for row in range(100):
+def test_inodes_the_kernel_forgot_are_not_pushed_until_they_are_listed_again():
+    kernel = Kernel(shard([1000] * 1000), listed=False)
+    kernel.listed_long_ago()
+    row = 0
+    while row < 500:
+        kernel.push.read(row)
+        row += 1
+        hand = kernel.push.next(ROOM)
+        kernel.push.settle(len(hand), hand)
+    assert kernel.counts.pushed == 0
+    assert kernel.push.next(ROOM) == []
+    kernel.push.settle(0)
+    kernel.push.listed(range(1000))
+    for row in range(500, 1000):
         kernel.read(row)
-    assert kernel.counts.pushed == pushed
-    kernel.push.listed(range(1000), first=False)
-    for row in range(100, 1000):
-        kernel.read(row)
-    assert kernel.counts.pushed > pushed + 500
+    assert kernel.counts.pushed > 400
 
 
 def test_pushing_rests_when_nothing_of_it_stays():
@@ -241,7 +249,7 @@ def test_pushing_rests_when_nothing_of_it_stays():
 
 def test_stream_waits_for_bytes_and_goes_on_when_they_land():
     kernel = Kernel(shard([1000] * 1000), listed=False)
-    kernel.push.listed(range(1000), first=False)
+    kernel.listed_long_ago()
     kernel.push.read(0)
     assert kernel.push.read(1)
     assert kernel.push.next(ROOM) == [2, 3, 4, 5, 7, 8, 9]
@@ -255,7 +263,7 @@ def test_stream_waits_for_bytes_and_goes_on_when_they_land():
 
 def test_rows_the_kernel_does_not_know_are_not_tried_again():
     kernel = Kernel(shard([1000] * 100), listed=False)
-    kernel.push.listed(range(100), first=False)
+    kernel.listed_long_ago()
     kernel.push.read(0)
     kernel.push.read(1)
     hand = kernel.push.next(ROOM)
@@ -269,7 +277,6 @@ events = st.lists(
         st.tuples(st.just("read"), st.integers(0, 299)),
         st.tuples(st.just("run"), st.integers(0, 299)),
         st.tuples(st.just("push"), st.integers(0, 9)),
-        st.tuples(st.just("forget"), st.integers(0, 299)),
         st.tuples(st.just("list"), st.integers(0, 299)),
         st.tuples(st.just("landed"), st.just(0)),
         st.tuples(st.just("abandon"), st.just(0)),
@@ -316,13 +323,9 @@ def test_nothing_is_pushed_twice_or_beyond_what_is_allowed(events, parts, room, 
                 known -= unknown
                 settled.update(set(hand[:done]) - unknown)
                 stored += len(set(hand[:done]) - unknown)
-            case "forget":
-                push.forgotten(value)
-                known.discard(value)
-                settled.discard(value)
             case "list":
                 rows = range(value, min(value + 50, 300))
-                push.listed(rows if value % 2 else list(rows), first=value % 3 == 0)
+                push.listed(rows if value % 2 else list(rows))
                 known.update(rows)
             case "landed":
                 push.landed()

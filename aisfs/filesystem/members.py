@@ -1,0 +1,69 @@
+"""The members of open shards, for whoever pushes them into the kernel's page cache. From any thread."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aisfs.core.views import MembersView
+from aisfs.engine.parts import Data
+from aisfs.engine.reader import MemberReads, Reader
+from aisfs.filesystem.filesystem import FileSystem
+from aisfs.filesystem.nodes import ShardNode
+from aisfs.filesystem.shards import ShardFolders
+from aisfs.model import ByteRange
+
+
+@dataclass(frozen=True, slots=True)
+class OpenShard:
+    """A shard whose members are in memory."""
+
+    node: ShardNode
+    view: MembersView
+    reads: MemberReads
+
+
+class Members:
+    """What pushing asks of the file system. Nothing here waits."""
+
+    def __init__(self, filesystem: FileSystem, folders: ShardFolders, reader: Reader) -> None:
+        """Look into the shards that `filesystem` shows."""
+        self._inodes = filesystem.inodes
+        self._folders = folders
+        self._reader = reader
+
+    def find(self, ino: int, last: OpenShard | None) -> OpenShard | None:
+        """Give the shard of a member or of a directory in it; None when it is not open.
+
+        `last` is what was found for it before, and is given again when nothing has changed.
+        """
+        node = self._inodes.get(ino)
+        if not isinstance(node, ShardNode):
+            return None
+        if last is not None and last.node is node:
+            return last
+        view = self._folders.known_view(node)
+        if view is None:
+            return None
+        if last is not None and last.view is view:  # forgotten and looked up again
+            return last
+        return OpenShard(node, view, self._reader.members(node.bucket, node.info, view.index))
+
+    def stored(self, shard: OpenShard, wanted: ByteRange) -> Data | None:
+        """Give stored bytes of a shard that are in memory or mapped."""
+        return self._reader.known_stored(shard.reads, wanted)
+
+    def pushed(
+        self, shard: OpenShard, row: int, last: int, rows: Sequence[int], lacking: Sequence[int]
+    ) -> None:
+        """Tell that members were read for somebody who need not ask for them.
+
+        Args:
+            shard: The shard.
+            row: The member that reader was last seen at.
+            last: The last member it need not ask for.
+            rows: Those pushed now.
+            lacking: Those that were to be pushed, and whose bytes are not there.
+        """
+        index = shard.view.index
+        done = rows or lacking[:1]
+        span = ByteRange(index.data_range(done[0]).start, index.data_range(done[-1]).stop)
+        self._reader.pushed(shard.reads, row, last, span, stalled=bool(lacking))
