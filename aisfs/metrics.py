@@ -65,6 +65,10 @@ class Metrics:
             ["source", "endpoint", "cache_dir"],
             registry=self._registry,
         )
+        self.inodes = self._gauge(
+            "aisfs_inodes",
+            "Inodes the kernel knows and has not forgotten; all members of a shard are one.",
+        )
         self.cache_limit = self._gauge(
             "aisfs_cache_limit_bytes", "Bytes the disk cache may take; 0 without one."
         )

@@ -292,7 +292,7 @@ async def _build(
     )
     filesystem.kernel = PyfuseKernel()
     plain.watch(filesystem.listing_changed)
-    _describe(plan, base)
+    _describe(plan, base, filesystem)
 
     async def report() -> None:
         # A task, so that it runs when the kernel has the reply to INIT, which sets the defaults.
@@ -351,7 +351,7 @@ def _lay_out(view: ViewSpec) -> Callable[[MemberIndex], MembersView]:
     return without_folders if view.merged else MembersView
 
 
-def _describe(plan: MountPlan, base: Foundation) -> None:
+def _describe(plan: MountPlan, base: Foundation, filesystem: FileSystem) -> None:
     """Let the counters say what is mounted and how its cache does."""
     metrics, blocks = base.metrics, base.blocks
     endpoint = "" if is_local(plan.source) else plan.cluster.endpoint
@@ -360,6 +360,7 @@ def _describe(plan: MountPlan, base: Foundation) -> None:
     metrics.mount.labels(*(os.fsencode(n).decode(errors="replace") for n in names)).set(1)
 
     def update() -> None:
+        metrics.inodes.set(len(filesystem.inodes))
         if blocks is not None:
             counts = blocks.counts()
             metrics.cache_limit.set(blocks.limit)

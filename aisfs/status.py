@@ -74,7 +74,7 @@ def read_counters(mountpoint: Path) -> Counters:
 def summary(counters: Counters) -> dict[str, object]:
     """Give what `aisfs status` shows, as plain values."""
     return {
-        "mount": counters.labels("aisfs_mount"),
+        "mount": counters.labels("aisfs_mount") | {"inodes": counters.value("aisfs_inodes")},
         "cache": {
             "limit_bytes": counters.value("aisfs_cache_limit_bytes"),
             "used_bytes": counters.value("aisfs_cache_used_bytes"),

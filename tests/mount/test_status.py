@@ -45,6 +45,7 @@ def test_counters_of_a_mount(server: RunningServer, mountpoint: Path, tmp_path: 
             "source": "ais://b",
             "endpoint": server.endpoint,
             "cache_dir": str(cache),
+            "inodes": 2,
         }
         assert 15 << 20 < found["cache"]["limit_bytes"] <= 20 << 20
         assert found["cache"]["fetched_bytes"] == 5000

@@ -1,0 +1,24 @@
+"""Options of the test run."""
+
+import pytest
+
+STRESS_MINUTES = 1 / 3
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a user run the stress test for longer than the pipeline can."""
+    parser.addoption(
+        "--stress-minutes",
+        type=float,
+        default=STRESS_MINUTES,
+        metavar="N",
+        help="how long tests/mount/test_stress.py reads, in minutes [20 seconds]",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Give the stress test the time it was told to take."""
+    seconds = 60 * config.getoption("--stress-minutes") + 120
+    for item in items:
+        if item.get_closest_marker("stress") is not None:
+            item.add_marker(pytest.mark.timeout(seconds))
