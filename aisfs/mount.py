@@ -37,6 +37,7 @@ from aisfs.filesystem.attributes import AttrMaker
 from aisfs.filesystem.dataset_tree import DatasetTree
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.known import Known
+from aisfs.filesystem.members import Members
 from aisfs.filesystem.merged_tree import MergedTree
 from aisfs.filesystem.nodes import DatasetNode, DirectoryNode, Node, RootNode
 from aisfs.filesystem.shards import ShardFolders
@@ -44,7 +45,10 @@ from aisfs.filesystem.tree import Names, Tree
 from aisfs.filesystem.xattrs import Xattrs
 from aisfs.fuse import mountpoint as mountpoints
 from aisfs.fuse import tuning
+from aisfs.fuse.headroom import Headroom
+from aisfs.fuse.notifier import Notifier
 from aisfs.fuse.operations import Operations, PyfuseKernel, serve, terminate
+from aisfs.fuse.pusher import Pusher
 from aisfs.fuse.session import LaneSession, LaneUnavailable
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket
@@ -312,8 +316,20 @@ async def _build(
     if not plan.kernel.lane:
         return operations, None
     known = Known(filesystem, tree, folders, reader)
+    members = Members(filesystem, folders, reader)
+
+    def observe(notifier: Notifier) -> Pusher:
+        pusher = Pusher(notifier, members, Headroom().room, base.metrics)
+        fetcher.on_landed = pusher.landed
+        return pusher
+
     lane = LaneSession(
-        operations, filesystem, known, base.metrics, negative_timeout=operations.negative_timeout
+        operations,
+        filesystem,
+        known,
+        base.metrics,
+        negative_timeout=operations.negative_timeout,
+        observe=observe,
     )
     return operations, lane
 

@@ -118,6 +118,7 @@ class ShardPush:
         self._patience = RANDOM_READS
         self._whole: int | None = None
         """The next row when the whole shard is being pushed."""
+        self._whole_stalled = False
         self._hand: list[int] = []
         self._giver: _Stream | None = None
         """The stream the hand was given for; None for a sample or the whole shard."""
@@ -133,14 +134,14 @@ class ShardPush:
         """Whether `next` may have something to give."""
         return (
             bool(self._samples)
-            or self._whole is not None
+            or (self._whole is not None and not self._whole_stalled)
             or any(stream.pending for stream in self._streams)
         )
 
     @property
     def stalled(self) -> bool:
         """Whether something waits for bytes."""
-        return any(stream.stalled for stream in self._streams)
+        return self._whole_stalled or any(stream.stalled for stream in self._streams)
 
     @property
     def ahead(self) -> int:
@@ -188,6 +189,7 @@ class ShardPush:
         """More bytes of the shard are there; returns whether there is something to push."""
         for stream in self._streams:
             stream.stalled = False
+        self._whole_stalled = False
         return self.pending
 
     def abandon(self) -> None:
@@ -219,7 +221,7 @@ class ShardPush:
                 if self._hand:
                     self._giver = stream
                     return self._hand
-        if self._whole is not None:
+        if self._whole is not None and not self._whole_stalled:
             self._of_whole = True
             self._hand = self._walk_whole(self._whole, room)
         return self._hand
@@ -249,8 +251,8 @@ class ShardPush:
                 hand[stored:], sum(footprint(self.index.size(r)) for r in hand[stored:])
             )
             stream.stalled = missing
-        elif self._of_whole and missing:  # not worth it when half of it has to be fetched
-            self._end_whole()
+        elif self._of_whole:
+            self._whole, self._whole_stalled = hand[stored], missing
         return (stream.at, stream.top) if stream is not None and stream.window else None
 
     def _stored(self, row: int, stream: _Stream | None, *, known: bool) -> None:
@@ -305,6 +307,7 @@ class ShardPush:
 
     def _end_whole(self) -> None:
         self._whole = None
+        self._whole_stalled = False
         self._strays = 0
 
     def _follow(self, stream: _Stream, row: int) -> None:

@@ -14,7 +14,7 @@ import logging
 import threading
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -157,6 +157,8 @@ class Fetcher:
         """Landed parts that are in memory only, the oldest first."""
         self._changed = trio.Event()
         """Set, and made anew, whenever a part is dropped or may be."""
+        self.on_landed: Callable[[], None] = lambda: None
+        """Told whenever bytes came that were not there before."""
         self._pool = BufferPool()
         self.far = False
         """Whether the latest part to land took `FAR_SECONDS`."""
@@ -292,7 +294,7 @@ class Fetcher:
         if cache is not None and entry is not None:
             missing = await trio.to_thread.run_sync(_look, cache, entry, part)
         if not missing:
-            part.done.set()
+            self._land(part)
             return False
         room = part.content or part.allocate()
         since = trio.current_time()
@@ -303,13 +305,17 @@ class Fetcher:
                     opened.bucket, opened.info, gap.start, room[start : start + len(gap)]
                 )
             self.far = trio.current_time() - since > FAR_SECONDS
-            part.done.set()  # readers need not wait for the disk
+            self._land(part)  # readers need not wait for the disk
             if cache is None or entry is None or any(room is None for _, room in missing):
                 return self._keep(opened, part)
             stored = await self._background.run(partial(_store, cache, entry, part, missing))
             return False if stored else self._keep(opened, part)
         finally:
             await self._finish([reservation for _, reservation in missing if reservation])
+
+    def _land(self, part: Part) -> None:
+        part.done.set()
+        self.on_landed()
 
     async def _finish(self, reservations: list[Reservation]) -> None:
         """Return what was reserved and not used, also when the mount goes away."""

@@ -173,6 +173,29 @@ class Reader:
             self._known_ahead(reads.opened, stored)
         return data
 
+    def known_stored(self, reads: MemberReads, wanted: ByteRange) -> Data | None:
+        """Give stored bytes of a shard that are here; None when they are not."""
+        return self._fetcher.known(reads.opened, wanted)
+
+    def pushed(
+        self, reads: MemberReads, row: int, last: int, stored: ByteRange, *, stalled: bool
+    ) -> None:
+        """Take note of bytes read for somebody who need not ask for them. From any thread.
+
+        Args:
+            reads: Of the shard.
+            row: The member this reader opened last, as far as anybody saw.
+            last: The member up to which it need not ask.
+            stored: The bytes, or, when there were none, those that it will need next.
+            stalled: Whether more would have been read, had the bytes been here.
+        """
+        with self._lock:
+            reads.order.pushed(row, last)
+        if reads.in_order:
+            with reads.opened.lock:
+                plan = reads.opened.read_ahead.pushed(stored, stalled=stalled)
+            self._fetch_ahead(reads.opened, plan.ahead)
+
     def _known_opened(self, reads: MemberReads, row: int) -> None:
         """Take note of the first read of a member, which stands for its opening."""
         with self._lock:
@@ -189,12 +212,14 @@ class Reader:
         """Have fetched what a read makes worth it; says whether the read was sequential."""
         with opened.lock:
             plan = opened.read_ahead.observe(wanted, stalled=False)
-        ahead = plan.ahead
+        self._fetch_ahead(opened, plan.ahead)
+        return plan.sequential
+
+    def _fetch_ahead(self, opened: OpenObject, ahead: ByteRange | None) -> None:
         if ahead is not None:
             bucket, info = opened.bucket, opened.info
             # Opened again, since only what `Fetcher` still knows may have new parts.
             self._later(lambda: self._fetcher.ahead(self._fetcher.open(bucket, info), ahead))
-        return plan.sequential
 
     def _later(self, work: Callable[[], None]) -> None:
         def run() -> None:

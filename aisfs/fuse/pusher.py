@@ -108,11 +108,6 @@ class Pusher:
         if parts is not None and parts[1]:
             self._tell(self._on_listed, ino)
 
-    def was_forgotten(self, first: int) -> None:
-        """The kernel forgot all inodes of the shard with this first number."""
-        if first in self._shards:
-            self._tell(self._on_forgotten, first)
-
     def landed(self) -> None:
         """More bytes are there than before, of whatever object."""
         if self._shards:
@@ -185,11 +180,6 @@ class Pusher:
             shard.decide.listed(rows)
             if shard.decide.pending:
                 self._ready[shard.first] = shard
-
-    def _on_forgotten(self, first: int) -> None:
-        shard = self._shards.get(first)
-        if shard is not None:
-            self._let_go(shard)
 
     def _on_landed(self, _: int) -> None:
         for shard in self._shards.values():

@@ -138,9 +138,7 @@ class LaneSession:
         interruptions.reply = lane.reply
         self._operations.lists_by_inode = lambda: answers.lists_by_inode
         self._filesystem.kernel = notifier
-        self._metrics.before_text.append(
-            partial(_count, lane.answered, Counter(), self._metrics)
-        )
+        self._metrics.before_text.append(partial(_count, lane.answered, Counter(), self._metrics))
         watchdog = Watchdog(device, lane, notifier, pending, interruptions)
         return _Threads(device, lane, notifier, watchdog, reads, pending)
 

@@ -169,7 +169,7 @@ def test_shard_beyond_the_room_is_not_pushed_whole():
     assert len(kernel.requests) > 15_000
 
 
-def test_shard_of_which_half_is_missing_is_not_pushed_whole():
+def test_pushing_a_whole_shard_waits_for_its_bytes():
     kernel = Kernel(shard([1000] * 20_000))
     rows = random.Random(1).sample(range(20_000), RANDOM_READS + 5)
     for row in rows:
@@ -179,6 +179,11 @@ def test_shard_of_which_half_is_missing_is_not_pushed_whole():
         kernel.push.settle(0, missing=True)
         assert len(hand) <= HAND_ROWS
     assert kernel.counts.pushed == 7  # the first window after the listing
+    assert kernel.push.stalled
+    assert kernel.push.landed()
+    while kernel.push.pending:
+        kernel.work()
+    assert kernel.counts.pushed > 19_900
 
 
 def test_names_that_were_never_listed_are_not_pushed():
