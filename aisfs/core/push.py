@@ -115,6 +115,8 @@ class ShardPush:
         self._samples: deque[range] = deque(maxlen=SAMPLES_MAX)
         self._strays = 0
         """READs out of order, less those in order."""
+        self._doubts = 0
+        """Those among them of rows that should have been there."""
         self._patience = RANDOM_READS
         self._whole: int | None = None
         """The next row when the whole shard is being pushed."""
@@ -169,20 +171,24 @@ class ShardPush:
         READs past the page cache (O_DIRECT) say nothing and are not to be told.
         """
         dropped = self._rows.there(row) and row not in self._hand
-        if dropped:
-            self._rows.end_generation()
         pushed = self._rows.read(row)
-        self._counts.wasted += pushed
+        stream = self._stream_of(row)
+        ahead = pushed and stream is not None and row <= stream.top
+        # One that was pushed long ago may well have been read before the kernel dropped it.
+        self._counts.wasted += ahead or (pushed and dropped)
         if self._rest:
             self._rest -= 1
             return False
-        stream = self._stream_of(row)
         if stream is None:
+            self._doubts += dropped
             self._begin(row)
-        else:
-            self._strays = max(self._strays - 1, 0)
-            stream.wasted += pushed
-            self._follow(stream, row)
+            return self.pending
+        self._strays = max(self._strays - 1, 0)
+        if dropped:
+            # The second one in a row; a page may go alone, and what is there is dear to push again.
+            self._end_generation(row)
+        stream.wasted += ahead
+        self._follow(stream, row)
         return self.pending
 
     def landed(self) -> bool:
@@ -300,7 +306,9 @@ class ShardPush:
 
     def _begin_whole(self) -> None:
         """Push all of the shard, if most of it can be pushed."""
-        self._strays = 0
+        if 2 * self._doubts > self._strays:
+            self._rows.end_generation()
+        self._strays = self._doubts = 0
         if 2 * self._rows.known() >= len(self):
             self._whole = 0
             self._patience = max(min(2 * self._patience, len(self) // REPEAT), RANDOM_READS)
@@ -308,7 +316,12 @@ class ShardPush:
     def _end_whole(self) -> None:
         self._whole = None
         self._whole_stalled = False
-        self._strays = 0
+        self._strays = self._doubts = 0
+
+    def _end_generation(self, row: int) -> None:
+        """Believe no row to be in the page cache any more, but the one just read."""
+        self._rows.end_generation()
+        self._rows.read(row)
 
     def _follow(self, stream: _Stream, row: int) -> None:
         """Go on with a stream."""

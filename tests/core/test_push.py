@@ -226,6 +226,21 @@ def test_everything_is_pushed_again_when_the_kernel_dropped_its_pages():
         kernel.drop_caches()
 
 
+@pytest.mark.parametrize("order", ["in order", "at random"])
+def test_single_pages_that_go_are_not_taken_for_all(order):
+    kernel = Kernel(shard([1000] * 20_000))
+    rows = list(range(20_000))
+    for row in rows:
+        kernel.read(row)
+    if order == "at random":
+        random.Random(5).shuffle(rows)
+    pushed = kernel.counts.pushed
+    kernel.cached -= set(rows[::1000])
+    for row in rows:
+        kernel.read(row)
+    assert kernel.counts.pushed == pushed
+
+
 def test_inodes_the_kernel_forgot_are_not_pushed_until_they_are_listed_again():
     kernel = Kernel(shard([1000] * 1000), listed=False)
     kernel.listed_long_ago()
