@@ -152,7 +152,7 @@ class MemberIndex:
 
     def plain(self, row: int) -> bool:
         """Say whether the row is a file of its own, all there, stored as it is read."""
-        return not self._columns.flags[row] & (_KIND | SPARSE | TRUNCATED)
+        return not self._columns.flags[row] & (KIND_BITS | SPARSE | TRUNCATED)
 
     def content_row(self, row: int) -> int:
         """Return the row whose content this is: another one for hardlinks. Same row, same inode."""
