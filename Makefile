@@ -24,7 +24,11 @@ setup: .venv/ready  ## system packages and the virtual environment
 demo: .venv/torch  ## mount an embedded server's shards, look around, train, unmount (DATA=DIR: your pictures)
 	@$(BIN)/python -m demo $(if $(DATA),--data "$(DATA)")
 
-test: .venv/torch  ## all tests, on real mounts (AIS_ENDPOINT=URL: the store tests on that cluster too)
+.venv/programs: .venv/torch pyproject.toml
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --group programs
+	@touch $@
+
+test: .venv/programs  ## all tests, on real mounts (AIS_ENDPOINT=URL: the store tests on that cluster too)
 	@$(BIN)/pytest --numprocesses 4 --dist loadfile
 
 check: .venv/ready  ## lint, format, types, layers
