@@ -136,7 +136,7 @@ def _paths(samples: Samples) -> Iterator[str]:
     return (os.fspath(row[0] if isinstance(row, tuple) else row) for row in rows)
 
 
-def _shards_of(paths: Iterator[str]) -> array[int]:
+def _shards_of(paths: Iterator[str]) -> "array[int]":
     """Number the shard of each file, from 0, without a stat of the files."""
     folders: dict[str, list[tuple[int, str]]] = {}
     count = 0
