@@ -1,0 +1,1 @@
+"""Programs for training on a mount, which docs/recipes explain."""
