@@ -41,8 +41,8 @@ class ShardWindowSampler:
     each shard once even if the cache holds no more than the window. DataLoader takes it as its
     `sampler`, like any iterable that has a length.
 
-    It works with every view: a file's shard is in its inode number, which listing its directory
-    tells. A file that is no member of a shard counts as a shard of its own.
+    It works with every view: a file's shard is in its inode number, which is known of a whole
+    directory at once. A file that is no member of a shard counts as a shard of its own.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class ShardWindowSampler:
         rank: int | None = None,
         drop_last: bool = False,
     ) -> None:
-        """List the directories of the samples once.
+        """Look at the directories of the samples once.
 
         Args:
             samples: A data set with `samples`, or paths, or tuples that begin with a path; in the
@@ -71,7 +71,7 @@ class ShardWindowSampler:
         Raises:
             TypeError: `samples` is a single path.
             ValueError: `window` is below 1, or `rank` not below `num_replicas`.
-            OSError: a sample is not there, or its directory cannot be listed.
+            OSError: a directory of samples is not there, or cannot be listed.
         """
         if isinstance(samples, str | os.PathLike):
             raise TypeError(
@@ -146,13 +146,22 @@ def _shards_of(paths: Iterator[str]) -> "array[int]":
     found = array("q", bytes(8 * count))
     numbers: dict[int, int] = {}
     for folder, files in folders.items():
-        with os.scandir(folder or ".") as entries:
-            inodes = {entry.name: entry.inode() for entry in entries}
-        for at, name in files:
-            inode = inodes.get(name)
-            if inode is None:  # a name that is found without being listed, or missing
-                inode = os.stat(os.path.join(folder, name)).st_ino
-            member = split_member(inode)
-            shard = inode if member is None else member[0]
+        for at, shard in _shards_in(folder or ".", files):
             found[at] = numbers.setdefault(shard, len(numbers))
     return found
+
+
+def _shards_in(folder: str, files: list[tuple[int, str]]) -> Iterator[tuple[int, int]]:
+    """Give what identifies the shard of each file of a folder."""
+    inside = split_member(os.stat(folder).st_ino)
+    if inside is not None:  # the folder lies in a shard, and so does all in it
+        yield from ((at, inside[0]) for at, _ in files)
+        return
+    with os.scandir(folder) as entries:
+        inodes = {entry.name: entry.inode() for entry in entries}
+    for at, name in files:
+        inode = inodes.get(name)
+        if inode is None:  # a name that is found without being listed, or missing
+            inode = os.stat(os.path.join(folder, name)).st_ino
+        member = split_member(inode)
+        yield at, inode if member is None else member[0]

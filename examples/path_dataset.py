@@ -35,16 +35,17 @@ class PathDataset(Dataset):
 def _listed(root: str, prefix: str) -> Iterator[SimpleNamespace]:
     folder, _, start = prefix.rpartition("/")
     try:
-        entries = os.scandir(os.path.join(root, folder))
+        with os.scandir(os.path.join(root, folder)) as entries:
+            found = sorted(
+                (entry.name, entry.is_dir(), entry.stat().st_size)
+                for entry in entries
+                if entry.name.startswith(start)
+            )
     except FileNotFoundError:
         return
-    with entries:
-        for entry in sorted(entries, key=lambda entry: entry.name):
-            if not entry.name.startswith(start):
-                continue
-            name = os.path.join(folder, entry.name)
-            if entry.is_dir():
-                yield from _listed(root, f"{name}/")
-            else:
-                size = entry.stat().st_size
-                yield SimpleNamespace(name=name, props_cached=SimpleNamespace(size=size))
+    for base, is_folder, size in found:
+        name = os.path.join(folder, base)
+        if is_folder:
+            yield from _listed(root, f"{name}/")
+        else:
+            yield SimpleNamespace(name=name, props_cached=SimpleNamespace(size=size))
