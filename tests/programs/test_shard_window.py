@@ -4,6 +4,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,15 @@ from tests.mount.cache_tools import Meter
 from tests.support.mounts import Mount, mounted, python
 from tests.support.servers import RunningServer, running_server
 
+import demo.vision  # noqa: F401  # isort: skip  (makes torchvision importable)
+from torchvision.datasets import DatasetFolder  # isort: skip
+
 pytestmark = pytest.mark.mount
 
 SHARDS, SAMPLES, SIZE = 24, 32, 128 * 1024
 WINDOW = 4
-CACHE = "21MiB"
-"""Four shards of 4 MiB, and 5 MiB for indexes, the ledger and its margin."""
+SMALL = ("--cache-size", "21MiB", "--memory-limit", "16MiB")
+"""Four shards of 4 MiB on disk, and 5 MiB for indexes, the ledger and its margin."""
 
 
 class Files:
@@ -53,8 +57,7 @@ def server(base: Path, data: Dataset) -> Iterator[RunningServer]:
 @pytest.fixture
 def mount(base: Path, server: RunningServer) -> Iterator[Mount]:
     """A mount with room for four shards."""
-    options = ("--cache-dir", str(base / "cache"), "--cache-size", CACHE)
-    options += ("--memory-limit", "16MiB")
+    options = ("--cache-dir", str(base / "cache"), *SMALL)
     with mounted("ais://shards", base / "mnt", endpoint=server.endpoint, options=options) as mount:
         yield mount
     shutil.rmtree(base / "cache")
@@ -77,7 +80,7 @@ def read(dataset: Files, sampler) -> list[int]:
 
 
 def shard_of(path: str) -> str:
-    return path.rsplit("/", 2)[1]
+    return os.getxattr(path, "user.aisfs.shard").decode()
 
 
 def most_open(paths: list[str]) -> int:
@@ -93,8 +96,60 @@ def most_open(paths: list[str]) -> int:
     return most
 
 
-def test_an_epoch_fetches_no_more_than_the_data(data: Dataset, server: RunningServer, mount: Mount):
+VIEWS = {
+    "members": [],
+    "samples": ["--view", "samples"],
+    "class": ["--view", "class", "--label", r"re:(\d)$"],
+    "flat": ["--view", "flat"],
+}
+
+
+@contextmanager
+def dataset_mount(base: Path, server: RunningServer, *options: str) -> Iterator[Mount]:
+    source = f"ais://shards/shard-{{0000..{SHARDS - 1:04}}}.tar"
+    with mounted(source, base / "mnt", endpoint=server.endpoint, options=options) as mount:
+        yield mount
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_shards_are_known_in_every_view(
+    base: Path, data: Dataset, server: RunningServer, view: str
+):
+    """A data set of torchvision's, whose classes are the folders that the view has."""
+    with dataset_mount(base, server, *VIEWS[view]) as mount:
+        root = mount.path.parent if view == "flat" else mount.path
+        dataset = DatasetFolder(str(root), loader=length, extensions=(".jpg",), allow_empty=True)
+        assert len(dataset) == SHARDS * SAMPLES
+        assert ("mnt" in dataset.classes) == (view == "flat")
+        sampler = ShardWindowSampler(dataset, window=WINDOW)
+        assert sampler.shards == SHARDS
+        order = list(sampler)
+        assert most_open([dataset.samples[at][0] for at in order]) == WINDOW
+        assert {dataset[at][0] for at in order[:50]} == {SIZE}
+
+
+def length(path: str) -> int:
+    return len(Path(path).read_bytes())
+
+
+def test_an_epoch_of_class_folders_fetches_no_more_than_the_data(
+    base: Path, data: Dataset, server: RunningServer
+):
     """Show 2 of issue 5: the disk cache has room for the window, memory for as much again."""
+    cache = ("--cache-dir", str(base / "class-cache"), *SMALL)
+    with dataset_mount(base, server, *VIEWS["class"], *cache) as mount:
+        dataset = DatasetFolder(str(mount.path), loader=length, extensions=(".jpg",))
+        assert len(dataset.classes) == 10
+        sampler = ShardWindowSampler(dataset, window=WINDOW)
+        meter = Meter(server)
+        meter.take()  # the labels came with a scan of the shards
+        assert [dataset[at][0] for at in sampler] == [SIZE] * (SHARDS * SAMPLES)
+        taken = meter.take()
+        assert 0 < taken["get_bytes"] <= 1.05 * data.size, taken
+
+
+def test_an_epoch_fetches_no_more_than_the_data(data: Dataset, server: RunningServer, mount: Mount):
+    """The same with shards as folders of a bucket, epoch after epoch."""
     meter = Meter(server)
     dataset = pictures(mount)
     meter.take()  # listing scanned the shards
