@@ -23,7 +23,8 @@ class Metrics:
         )
         self.failures = Counter(
             "aisfs_failed_operations",
-            "Requests of the kernel answered with an error, by operation and errno.",
+            "Requests of the kernel that failed, by operation and errno; names and attributes that are"
+            " missing only as far as they did not stay in the lane.",
             ["operation", "errno"],
             registry=self._registry,
         )
