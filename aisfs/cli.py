@@ -88,6 +88,12 @@ def _log_options(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Read on behind zeros, for tars joined by cat.",
 )
 @click.option(
+    "--magic",
+    is_flag=True,
+    default=None,
+    help="Tell the form of an archive by its content, not its name; X.d/ opens any X that is one.",
+)
+@click.option(
     "--shard-index",
     is_flag=True,
     default=None,

@@ -21,7 +21,8 @@ from aisfs.engine.indexer import Indexer
 from aisfs.engine.lister import Lister
 from aisfs.engine.prefetcher import Prefetcher
 from aisfs.engine.reader import Reader
-from aisfs.errors import BucketNotFound, MountError, SourceMissing, Unavailable
+from aisfs.engine.unpacker import Unpacker
+from aisfs.errors import BucketNotFound, ConfigError, MountError, SourceMissing, Unavailable
 from aisfs.filesystem.attributes import AttrMaker
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.nodes import DirectoryNode, Node, RootNode
@@ -50,14 +51,20 @@ GRACE_SECONDS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class MountPlan:
-    """Everything a mount needs to know."""
+class SourcePlan:
+    """Everything that is to be known to read a source."""
 
     source: Source
-    mountpoint: Path
     cluster: ClusterSettings
     tree: TreeSettings
     cache: CacheSettings
+
+
+@dataclass(frozen=True, slots=True)
+class MountPlan(SourcePlan):
+    """Everything a mount needs to know."""
+
+    mountpoint: Path
     options: frozenset[str]
     """Mount options for the kernel, as of `mount -o`."""
 
@@ -87,14 +94,14 @@ async def run(plan: MountPlan, on_ready: Callable[[], None]) -> None:
     Raises:
         AisfsError: the cluster, the bucket or the kernel refused; nothing is left mounted.
     """
-    direct, root = _open_source(plan)
+    direct, root = open_source(plan)
     blocks: BlockCache | None = None
     try:
         try:
-            await _check_source(direct, plan.source)
+            await check_source(direct, plan.source)
         except Unavailable as error:
             raise Unavailable(f"{plan.cluster.endpoint} does not answer: {error}") from error
-        blocks = await trio.to_thread.run_sync(_open_cache, plan)
+        blocks = await trio.to_thread.run_sync(open_cache, plan)
         metrics = Metrics()
         store = MeteredStore(RetryingStore(direct, deadline=plan.cluster.io_timeout), metrics)
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -122,7 +129,8 @@ async def run(plan: MountPlan, on_ready: Callable[[], None]) -> None:
     log.info("unmounted %s", plan.mountpoint)
 
 
-def _open_source(plan: MountPlan) -> tuple[ObjectStore, Node]:
+def open_source(plan: SourcePlan) -> tuple[ObjectStore, Node]:
+    """Open the store of a source, and give the node that is its root."""
     match plan.source:
         case DirectorySource(path):
             local = LocalStore(path.resolve())
@@ -133,15 +141,32 @@ def _open_source(plan: MountPlan) -> tuple[ObjectStore, Node]:
             return AISClient(plan.cluster), RootNode()
 
 
-def _open_cache(plan: MountPlan) -> BlockCache | None:
-    """Open the disk cache; none for a local directory, which is on disk already, or of no size."""
-    if is_local(plan.source) or plan.cache.cache_size == 0:
+def open_cache(plan: SourcePlan) -> BlockCache | None:
+    """Open the disk cache, if it may have any size.
+
+    Of a local directory, which is on disk already, it has only indexes and what was decompressed;
+    most such mounts never need it, so they go without if it cannot be had.
+    """
+    if plan.cache.cache_size == 0:
         return None
     limit = plan.cache.disk_limit()
     if not limit:
         log.warning("no disk cache: %s has hardly any room left", plan.cache.cache_dir)
         return None
-    return BlockCache.open(plan.cache.cache_dir, limit - _index_limit(limit))
+    try:
+        return BlockCache.open(plan.cache.cache_dir, limit - _index_limit(limit))
+    except ConfigError as error:
+        if not is_local(plan.source):
+            raise
+        log.warning("no disk cache: %s", error)
+        return None
+
+
+def _origin(plan: SourcePlan) -> str:
+    """Name where objects come from: a version without a checksum means nothing elsewhere."""
+    if isinstance(plan.source, DirectorySource):
+        return str(plan.source.path.resolve())
+    return plan.cluster.endpoint
 
 
 def _index_limit(cache_size: int) -> int:
@@ -156,8 +181,12 @@ async def _sync_cache(blocks: BlockCache) -> None:
         await trio.to_thread.run_sync(blocks.sync)
 
 
-async def _check_source(store: ObjectStore, source: Source) -> None:
-    """Ask once, without retries: a mount that cannot work should say so at once."""
+async def check_source(store: ObjectStore, source: Source) -> None:
+    """Ask once, without retries: a mount that cannot work should say so at once.
+
+    Raises:
+        AisfsError: it cannot be reached, or does not exist.
+    """
     match source:
         case BucketSource(bucket, prefix):
             await _check_bucket(store, bucket, prefix)
@@ -183,9 +212,18 @@ class Foundation:
     metrics: Metrics
 
 
-def _build(
-    plan: MountPlan, base: Foundation, root: Node, on_ready: Callable[[], None]
-) -> Operations:
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The services that read a source."""
+
+    lister: Lister
+    fetcher: Fetcher
+    indexer: Indexer
+    reader: Reader
+
+
+def build_engine(plan: SourcePlan, base: Foundation) -> Engine:
+    """Put the services together that read a source."""
     clock = trio.current_time
     ttls = plan.tree
     cache = MetadataCache(
@@ -198,8 +236,8 @@ def _build(
         base.store,
         base.services,
         base.background,
-        cache=base.blocks,
-        origin=plan.cluster.endpoint,
+        cache=None if is_local(plan.source) else base.blocks,
+        origin=_origin(plan),
         memory_limit=plan.cache.memory_limit,
         read_ahead_max=plan.cache.read_ahead_max,
     )
@@ -210,16 +248,26 @@ def _build(
         max_shards=plan.cache.prefetch_shards,
         budget=base.blocks.limit // PREFETCH_SHARE if base.blocks is not None else 0,
     )
+    unpacker = Unpacker(fetcher, base.services, cache=base.blocks)
+    indexer = _build_indexer(plan, base, fetcher, unpacker)
+    return Engine(lister, fetcher, indexer, Reader(fetcher, prefetcher, unpacker))
+
+
+def _build(
+    plan: MountPlan, base: Foundation, root: Node, on_ready: Callable[[], None]
+) -> Operations:
+    engine = build_engine(plan, base)
     make = AttrMaker(plan.tree, time.time_ns())
-    folders = ShardFolders(_build_indexer(plan, base, fetcher), make)
+    folders = ShardFolders(engine.indexer, make)
+    look_inside = engine.indexer.is_archive if plan.tree.magic else None
     filesystem = FileSystem(
         root,
-        tree=Tree(lister, plan.tree.shards),
+        tree=Tree(engine.lister, plan.tree.shards, look_inside),
         folders=folders,
-        reader=Reader(fetcher, prefetcher),
-        lister=lister,
+        reader=engine.reader,
+        lister=engine.lister,
         make=make,
-        clock=clock,
+        clock=trio.current_time,
     )
     filesystem.kernel = PyfuseKernel()
 
@@ -231,26 +279,31 @@ def _build(
 
     return Operations(
         filesystem,
-        Xattrs(filesystem, folders, lister, base.metrics),
+        Xattrs(filesystem, folders, engine.lister, base.metrics),
         base.metrics,
-        negative_timeout=ttls.negative_ttl,
+        negative_timeout=plan.tree.negative_ttl,
         on_ready=lambda: base.services.start_soon(report),
     )
 
 
-def _build_indexer(plan: MountPlan, base: Foundation, fetcher: Fetcher) -> Indexer:
+def _build_indexer(
+    plan: SourcePlan, base: Foundation, fetcher: Fetcher, unpacker: Unpacker
+) -> Indexer:
     indexes = None
     if base.blocks is not None:
-        scope = f"{plan.cluster.endpoint} ignore_zeros={plan.tree.ignore_zeros}"
+        scope = f"{_origin(plan)} ignore_zeros={plan.tree.ignore_zeros}"
+        scope += " magic" if plan.tree.magic else ""
         limit = base.blocks.limit // (INDEX_SHARE - 1)
         indexes = IndexCache(plan.cache.cache_dir, min(limit, INDEX_DISK_LIMIT), scope=scope)
         base.services.start_soon(_sync_cache, base.blocks)
     return Indexer(
         fetcher,
         base.services,
+        unpacker,
         indexes=indexes,
         shard_indexes=base.store if plan.tree.shard_index else None,
         ignore_zeros=plan.tree.ignore_zeros,
+        magic=plan.tree.magic,
     )
 
 

@@ -33,7 +33,9 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from aisfs.core.forms import Form
 from aisfs.core.member_index import MAX_ROWS, MemberIndex
+from aisfs.core.packing import Packing
 
 MAX_INFLATED = 1 << 30
 """Longest inflated form; over 20 million members of usual names, more than a scan takes."""
@@ -94,6 +96,8 @@ class _Description(msgspec.Struct, array_like=True, frozen=True):
     targets: dict[_Count, bytes]
     contents: dict[_Count, _Count]
     stored_stops: dict[_Count, _Offset]
+    form: Form = Form.TAR
+    packing: tuple[bytes, bytes, bytes] | None = None
 
 
 _decode_description = msgspec.msgpack.Decoder(_Description).decode
@@ -131,6 +135,8 @@ def encode(index: MemberIndex) -> bytes:
             columns.targets,
             columns.contents,
             columns.stored_stops,
+            index.form,
+            index.packing.to_bytes() if index.packing is not None else None,
         )
     )
     raw = b"".join((description, *parts))
@@ -150,7 +156,9 @@ def decode(data: bytes | memoryview) -> MemberIndex:
     try:
         description = _decode_description(raw[:description_length])
         return _read(description, _Parts(raw[description_length:]))
-    except (msgspec.MsgspecError, OverflowError, UnicodeError) as error:
+    except (msgspec.MsgspecError, OverflowError, ValueError) as error:
+        if isinstance(error, DamagedIndex):
+            raise
         raise DamagedIndex(f"the description of the index makes no sense: {error}") from None
 
 
@@ -203,6 +211,11 @@ def _read(description: _Description, parts: _Parts) -> MemberIndex:
     mentioned = (description.jumps, description.targets, description.stored_stops, contents)
     if parts.left or any(max(some, default=-1) >= rows for some in (*mentioned, contents.values())):
         raise DamagedIndex("the columns of the index do not fit together")
+    packing = Packing.from_bytes(*description.packing) if description.packing else None
+    if (len(packing) if packing is not None else rows) != rows or (packing is None) is (
+        description.form is Form.ZIP
+    ):
+        raise DamagedIndex("the index is of another form than it says")
     return MemberIndex.from_columns(
         names=names,
         ends=ends,
@@ -217,6 +230,8 @@ def _read(description: _Description, parts: _Parts) -> MemberIndex:
         object_size=description.object_size,
         warnings=tuple(text.decode(errors=_SURROGATES) for text in description.warnings),
         skipped={why.decode(errors=_SURROGATES): count for why, count in description.skipped},
+        form=description.form,
+        packing=packing,
     )
 
 

@@ -13,7 +13,7 @@ newer ones need the room. Whatever is dropped at any moment changes no result (i
 import logging
 from bisect import bisect_left, insort
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -38,19 +38,46 @@ OBJECTS_MAX = 10_000
 """Objects whose read-ahead is remembered."""
 
 
-class OpenObject:
-    """What is known about reading one version of one object."""
+Source = Callable[[int, memoryview], Awaitable[None]]
+"""Fills a buffer with the bytes from an offset on; raises as `ObjectStore.read_range` does."""
 
-    __slots__ = ("bucket", "entry", "info", "parts", "read_ahead")
+
+class OpenObject:
+    """What is known about reading one version of one object, or what it is when decompressed."""
+
+    __slots__ = ("bucket", "cache", "entry", "info", "kept_by_source", "key", "parts",
+                 "read_ahead", "source")  # fmt: skip
 
     def __init__(
-        self, bucket: Bucket, info: ObjectInfo, entry: EntryId | None, read_ahead: ReadAhead
+        self,
+        key: Hashable,
+        bucket: Bucket,
+        info: ObjectInfo,
+        read_ahead: ReadAhead,
+        source: Source,
+        cached: tuple[BlockCache, EntryId] | None,
+        *,
+        kept_by_source: bool = False,
     ) -> None:
-        """Know no parts yet; without `entry` nothing of it goes to disk."""
+        """Know no parts yet.
+
+        Args:
+            key: Tells it from all others.
+            bucket: Where the object is.
+            info: The version; its size is how much can be read.
+            read_ahead: Watches its readers.
+            source: Where bytes come from that are neither in memory nor on disk.
+            cached: Where they are on disk; None if nothing of it goes there.
+            kept_by_source: The source itself writes to disk what it gives.
+        """
+        self.key = key
         self.bucket = bucket
         self.info = info
-        self.entry = entry
         self.read_ahead = read_ahead
+        self.source = source
+        self.cache: BlockCache | None = cached[0] if cached else None
+        self.entry: EntryId | None = cached[1] if cached else None
+        self.kept_by_source = kept_by_source
         self.parts: list[Part] = []
         """Sorted, disjoint."""
 
@@ -128,7 +155,7 @@ class Fetcher:
         self._origin = origin
         self._memory_limit = memory_limit
         self._read_ahead_max = read_ahead_max
-        self._objects: OrderedDict[tuple[Bucket, ObjectInfo], OpenObject] = OrderedDict()
+        self._objects: OrderedDict[Hashable, OpenObject] = OrderedDict()
         self._kept: OrderedDict[Part, OpenObject] = OrderedDict()
         """Landed parts that are in memory only, the oldest first."""
         self._changed = trio.Event()
@@ -139,16 +166,54 @@ class Fetcher:
 
     def open(self, bucket: Bucket, info: ObjectInfo) -> OpenObject:
         """Give what is known about a version of an object."""
-        key = (bucket, info)
+        found = self._known((bucket, info))
+        if found is not None:
+            return found
+        entry = entry_id(self.distinguished(bucket, info), info) if self.cache else None
+        cached = (self.cache, entry) if self.cache and entry else None
+        source = partial(self._store.read_range, bucket, info)
+        ahead = self._watch(info)
+        return self._remember(OpenObject((bucket, info), bucket, info, ahead, source, cached))
+
+    def open_content(
+        self, bucket: Bucket, info: ObjectInfo, source: Source, cached: tuple[BlockCache, EntryId]
+    ) -> OpenObject:
+        """Give what is known about content that is not in the store as it is read.
+
+        Args:
+            bucket: Where the object is that it is made of.
+            info: That object, with the size of the content.
+            source: Makes it, and keeps it on disk.
+            cached: Where it is on disk, and what tells it from everything else.
+        """
+        key = cached[1]
+        found = self._known(key)
+        if found is not None:
+            return found
+        ahead = self._watch(info)
+        opened = OpenObject(key, bucket, info, ahead, source, cached, kept_by_source=True)
+        return self._remember(opened)
+
+    def distinguished(self, bucket: Bucket, info: ObjectInfo) -> Bucket:
+        """Name the bucket so that a cache can tell this version from those of other clusters."""
+        if info.checksum:
+            return bucket
+        # Version 1 of the same name in another cluster is something else.
+        return replace(bucket, namespace=f"{bucket.namespace} {self._origin}")
+
+    def _watch(self, info: ObjectInfo) -> ReadAhead:
+        return ReadAhead(info.size, max_window=self._read_ahead_max)
+
+    def _known(self, key: Hashable) -> OpenObject | None:
         found = self._objects.get(key)
-        if found is None:
-            entry = self._entry(bucket, info)
-            ahead = ReadAhead(info.size, max_window=self._read_ahead_max)
-            found = self._objects[key] = OpenObject(bucket, info, entry, ahead)
-            self._forget_old_objects()
-        else:
+        if found is not None:
             self._objects.move_to_end(key)
         return found
+
+    def _remember(self, opened: OpenObject) -> OpenObject:
+        self._objects[opened.key] = opened
+        self._forget_old_objects()
+        return opened
 
     def start(self, opened: OpenObject, wanted: ByteRange) -> Reading:
         """Begin to read a range that lies inside the object; starts what is not under way.
@@ -182,11 +247,20 @@ class Fetcher:
                 return
             self.start(opened, piece)
 
-    async def stream(self, opened: OpenObject) -> AsyncIterator[tuple[int, Data]]:
-        """Give the whole object in order as (offset, bytes), some parts ahead of the caller."""
+    async def stream(
+        self, opened: OpenObject, wanted: ByteRange | None = None, *, held_up: bool = True
+    ) -> AsyncGenerator[tuple[int, Data], None]:
+        """Give an object, or a part of it, in order as (offset, bytes), somewhat ahead of the caller.
+
+        Args:
+            opened: The object.
+            wanted: The part; None is all.
+            held_up: Wait while memory is full. Not for one whom those wait for who fill it.
+        """
         under_way: deque[Reading] = deque()
-        for piece in pieces(ByteRange(0, opened.info.size), PART_MAX):
-            await self._wait_for_room(len(piece))
+        for piece in pieces(wanted or ByteRange(0, opened.info.size), PART_MAX):
+            if held_up:
+                await self._wait_for_room(len(piece))
             under_way.append(self.start(opened, piece))
             if len(under_way) >= STREAM_PARTS:
                 reading = under_way.popleft()
@@ -195,19 +269,12 @@ class Fetcher:
             reading = under_way.popleft()
             yield reading.wanted.start, await reading.wait()
 
-    def _entry(self, bucket: Bucket, info: ObjectInfo) -> EntryId | None:
-        if self.cache is None:
-            return None
-        if not info.checksum:  # version 1 of the same name in another cluster is something else
-            bucket = replace(bucket, namespace=f"{bucket.namespace} {self._origin}")
-        return entry_id(bucket, info)
-
     # pieces ----------------------------------------------------------------------------------
 
     def _hit(self, opened: OpenObject, wanted: ByteRange) -> memoryview | None:
-        if self.cache is None or opened.entry is None:
+        if opened.cache is None or opened.entry is None:
             return None
-        return self.cache.hit(opened.entry, wanted)
+        return opened.cache.hit(opened.entry, wanted)
 
     def _fill(self, opened: OpenObject, gap: ByteRange, found: list[Data | Part]) -> None:
         """Cover a range that no part covers."""
@@ -245,9 +312,10 @@ class Fetcher:
     async def _fetch_and_store(self, opened: OpenObject, part: Part) -> bool:
         """Get the bytes from disk or from the store; say whether they have to stay in memory."""
         missing: list[tuple[ByteRange, Reservation | None]] = [(part.range, None)]
-        cache, entry = self.cache, opened.entry
+        cache, entry = opened.cache, opened.entry
         if cache is not None and entry is not None:
-            missing = await trio.to_thread.run_sync(_look, cache, entry, part)
+            keep = not opened.kept_by_source
+            missing = await trio.to_thread.run_sync(_look, cache, entry, part, keep)
         if not missing:
             part.done.set()
             return False
@@ -255,9 +323,7 @@ class Fetcher:
         try:
             for gap, _ in missing:
                 start = gap.start - part.range.start
-                await self._store.read_range(
-                    opened.bucket, opened.info, gap.start, room[start : start + len(gap)]
-                )
+                await opened.source(gap.start, room[start : start + len(gap)])
             part.done.set()  # readers need not wait for the disk
             if cache is None or entry is None or any(room is None for _, room in missing):
                 return self._keep(opened, part)
@@ -317,9 +383,9 @@ class Fetcher:
 
 
 def _look(
-    cache: BlockCache, entry: EntryId, part: Part
+    cache: BlockCache, entry: EntryId, part: Part, keep: bool
 ) -> list[tuple[ByteRange, Reservation | None]]:
-    """Take what is on disk and reserve room for the rest. Runs in a worker thread.
+    """Take what is on disk and, if asked to, reserve room for the rest. Runs in a worker thread.
 
     Returns:
         What is missing, each with its reservation; None where it is not to be kept.
@@ -344,7 +410,7 @@ def _look(
         if gap:
             gaps.append(gap)
         position = gap.stop
-    return [(gap, cache.reserve(entry, gap)) for gap in gaps]
+    return [(gap, cache.reserve(entry, gap) if keep else None) for gap in gaps]
 
 
 def _store(

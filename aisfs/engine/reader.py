@@ -5,9 +5,12 @@ are one such sequential reading of the shard. Members read in any other order ar
 sample they belong to and nothing more, since whoever opens an image wants its label too.
 """
 
+from functools import partial
+
 from cachetools import LRUCache
 
 from aisfs.core.member_index import MemberIndex
+from aisfs.core.packing import Stored
 from aisfs.core.prefetch import Access, MemberOrder
 from aisfs.core.ranges import aligned
 from aisfs.core.samples import sample_span
@@ -15,6 +18,8 @@ from aisfs.core.sparse import Segment, segments_of, sparse_segments
 from aisfs.engine.fetcher import Fetcher, OpenObject
 from aisfs.engine.parts import Data
 from aisfs.engine.prefetcher import Prefetcher
+from aisfs.engine.unpacker import Unpacker
+from aisfs.engine.zip_reader import ZipReader
 from aisfs.errors import ShardDamaged
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 
@@ -33,10 +38,15 @@ ShardId = tuple[Bucket, ObjectInfo]
 class Reader:
     """Reads ranges of objects and of members."""
 
-    def __init__(self, fetcher: Fetcher, prefetcher: Prefetcher) -> None:
-        """Read through `fetcher`, and tell `prefetcher` which shards are being read."""
+    def __init__(self, fetcher: Fetcher, prefetcher: Prefetcher, unpacker: Unpacker) -> None:
+        """Read through `fetcher`, and tell `prefetcher` which shards are being read.
+
+        What has to be decompressed first comes from `unpacker`.
+        """
+        self._unpacker = unpacker
         self._fetcher = fetcher
         self._prefetcher = prefetcher
+        self._zips = ZipReader(self._read_inflated)
         self._orders: LRUCache[ShardId, MemberOrder] = LRUCache(ORDERS_MAX)
         self._maps: LRUCache[tuple[Bucket, ObjectInfo, int], tuple[Segment, ...]] = LRUCache(
             SPARSE_MAPS_MAX
@@ -71,7 +81,7 @@ class Reader:
         in_order = order.observe(row) is Access.IN_ORDER
         if in_order:
             self._prefetcher.in_order(bucket, shard)
-        else:
+        elif not index.form.compressed:  # of such a one the object itself is needed no more
             self._prefetcher.touched(bucket, shard)
         return in_order
 
@@ -91,6 +101,9 @@ class Reader:
             Stale: the shard is no longer the version `shard`.
             ShardDamaged: the range lies behind the end of a truncated shard.
         """
+        if index.packing is not None:
+            fetch = partial(self._fetch, bucket, shard, index, row, in_order)
+            return await self._zips.read((bucket, shard), index, row, wanted, fetch)
         try:
             if index.sparse(row):
                 return await self._read_sparse(bucket, shard, index, row, wanted)
@@ -99,7 +112,19 @@ class Reader:
             raise ShardDamaged(f"{bucket}/{shard.key}: {error}") from error
         if stored.start >= stored.stop:
             return b""
-        opened = self._fetcher.open(bucket, shard)
+        return await self._fetch(bucket, shard, index, row, in_order, stored)
+
+    async def _fetch(
+        self,
+        bucket: Bucket,
+        shard: ObjectInfo,
+        index: MemberIndex,
+        row: int,
+        in_order: bool,
+        stored: ByteRange,
+    ) -> Data:
+        """Fetch stored bytes of a member, and what is worth having with them."""
+        opened = self._unpacker.open_shard(bucket, shard, index)
         if in_order:
             return (await self._read_on(opened, stored))[0]
         span = sample_span(index, row)
@@ -118,8 +143,22 @@ class Reader:
             self._fetcher.ahead(opened, plan.ahead)
         return await reading.wait(), plan.sequential
 
-    async def _read_stored(self, bucket: Bucket, info: ObjectInfo, wanted: ByteRange) -> Data:
-        return await self._fetcher.start(self._fetcher.open(bucket, info), wanted).wait()
+    async def _read_stored(
+        self, bucket: Bucket, shard: ObjectInfo, index: MemberIndex, wanted: ByteRange
+    ) -> Data:
+        opened = self._unpacker.open_shard(bucket, shard, index)
+        return await self._fetcher.start(opened, wanted).wait()
+
+    async def _read_inflated(
+        self,
+        bucket: Bucket,
+        info: ObjectInfo,
+        stored: ByteRange,
+        member: Stored,
+        wanted: ByteRange,
+    ) -> Data:
+        opened = self._unpacker.open_deflated(bucket, info, stored, member.size, member.crc)
+        return (await self._read_on(opened, wanted))[0]
 
     async def _read_sparse(
         self, bucket: Bucket, shard: ObjectInfo, index: MemberIndex, row: int, wanted: ByteRange
@@ -132,9 +171,12 @@ class Reader:
         base = index.span(row).start
         for segment in segments_of(segments, wanted.start, length):
             at = base + segment.stored
-            if at + segment.length > shard.size:
-                raise ShardDamaged(f"the shard ends at byte {shard.size}, within this member")
-            part = await self._read_stored(bucket, shard, ByteRange(at, at + segment.length))
+            if at + segment.length > index.object_size:
+                raise ShardDamaged(
+                    f"the shard ends at byte {index.object_size}, within this member"
+                )
+            stored = ByteRange(at, at + segment.length)
+            part = await self._read_stored(bucket, shard, index, stored)
             start = segment.offset - wanted.start
             content[start : start + segment.length] = part
         return content
@@ -149,8 +191,8 @@ class Reader:
         span = index.span(row)
         size = SPARSE_HEAD
         while True:
-            stop = min(span.start + size, span.stop, shard.size)
-            head = await self._read_stored(bucket, shard, ByteRange(span.start, stop))
+            stop = min(span.start + size, span.stop, index.object_size)
+            head = await self._read_stored(bucket, shard, index, ByteRange(span.start, stop))
             segments = sparse_segments(bytes(head), index.size(row))
             if segments is not None:
                 self._maps[key] = segments

@@ -3,7 +3,7 @@
 Knows the rules of naming (what `x.tar.d` means, who wins a clash); knows no lookup counts.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 from aisfs.cache.metadata import Dated
@@ -26,6 +26,10 @@ from aisfs.model import Bucket, ObjectInfo, Provider
 __all__ = ["Found", "Tree"]
 
 
+IsArchive = Callable[[Bucket, ObjectInfo], Awaitable[bool]]
+"""Says by its content whether an object is an archive."""
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """A name of a directory, and what it stands for until `expires`."""
@@ -40,10 +44,14 @@ class Found:
 class Tree:
     """The directories above the shards."""
 
-    def __init__(self, lister: Lister, shards: Shards) -> None:
-        """Ask `lister`; show shards as `shards` says."""
+    def __init__(self, lister: Lister, shards: Shards, is_archive: IsArchive | None = None) -> None:
+        """Ask `lister`; show shards as `shards` says.
+
+        With `is_archive` objects are opened up that do not have the name of a shard, but are one.
+        """
         self._lister = lister
         self._shards = shards
+        self._is_archive = is_archive
 
     async def find(self, node: Node, ino: int, name: bytes) -> Found | None:
         """Look a name up in a directory that is not in a shard."""
@@ -111,10 +119,15 @@ class Tree:
         """Look for a shard under its other name; a real key of that name has been found before."""
         as_bytes = self._shards is Shards.DIR
         shard = names.shard_of_bytes(name) if as_bytes else names.shard_of_directory(name)
+        look_inside = self._is_archive if shard is None and not as_bytes else None
+        if look_inside is not None:
+            shard = names.owner_of_directory(name)
         if shard is None:
             return None
         listed = await self._lister.find(node.bucket, node.prefix, shard)
         if listed is None or listed.value is None:
+            return None
+        if look_inside is not None and not await look_inside(node.bucket, listed.value):
             return None
         kind = ObjectNode if as_bytes else ShardNode
         return Found(name, kind(node.bucket, listed.value, ino, name), listed.expires)
