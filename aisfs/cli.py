@@ -15,6 +15,7 @@ from aisfs.config import CacheSettings, ClusterSettings, KernelSettings, Shards,
 from aisfs.core.sources import DirectorySource, Source, parse_source
 from aisfs.errors import AisfsError, ConfigError
 from aisfs.exits import Exit, exit_code
+from aisfs.inspect_command import inspect
 
 if TYPE_CHECKING:
     from aisfs.mount import MountPlan
@@ -86,6 +87,12 @@ def _log_options(command: Callable[..., Any]) -> Callable[..., Any]:
     is_flag=True,
     default=None,
     help="Read on behind zeros, for tars joined by cat.",
+)
+@click.option(
+    "--magic",
+    is_flag=True,
+    default=None,
+    help="Tell the form of an archive by its content, not its name; X.d/ opens any X that is one.",
 )
 @click.option(
     "--shard-index",
@@ -300,3 +307,4 @@ def serve(directory: Path, host: str, port: int, log_level: str, log_file: Path 
 
 cli.add_command(warm_up)
 cli.add_command(cache)
+cli.add_command(inspect)

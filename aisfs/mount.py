@@ -23,7 +23,8 @@ from aisfs.engine.indexer import Indexer
 from aisfs.engine.lister import Lister
 from aisfs.engine.prefetcher import Prefetcher
 from aisfs.engine.reader import Reader
-from aisfs.errors import BucketNotFound, MountError, SourceMissing, Unavailable
+from aisfs.engine.unpacker import Unpacker
+from aisfs.errors import BucketNotFound, ConfigError, MountError, SourceMissing, Unavailable
 from aisfs.filesystem.attributes import AttrMaker
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.known import Known
@@ -52,19 +53,27 @@ INDEX_DISK_LIMIT = 2**30
 SWITCH_SECONDS = 0.0005
 """How long a thread that computes may keep the others waiting: Python's 5 ms would be the delay of
 every request while a shard is scanned (docs/PERFORMANCE.md)."""
+CLOCK = time.monotonic
+"""What listings expire by; unlike trio's own clock it may be asked from any thread."""
 GRACE_SECONDS = 5
 """How long requests under way may go on after SIGTERM, before they are cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
-class MountPlan:
-    """Everything a mount needs to know."""
+class SourcePlan:
+    """Everything that is to be known to read a source."""
 
     source: Source
-    mountpoint: Path
     cluster: ClusterSettings
     tree: TreeSettings
     cache: CacheSettings
+
+
+@dataclass(frozen=True, slots=True)
+class MountPlan(SourcePlan):
+    """Everything a mount needs to know."""
+
+    mountpoint: Path
     options: frozenset[str]
     """Mount options for the kernel, as of `mount -o`."""
     kernel: KernelSettings
@@ -96,14 +105,14 @@ async def run(plan: MountPlan, on_ready: Callable[[], None]) -> None:
         AisfsError: the cluster, the bucket or the kernel refused; nothing is left mounted.
     """
     sys.setswitchinterval(SWITCH_SECONDS)
-    direct, root = _open_source(plan)
+    direct, root = open_source(plan)
     blocks: BlockCache | None = None
     try:
         try:
-            await _check_source(direct, plan.source)
+            await check_source(direct, plan.source)
         except Unavailable as error:
             raise Unavailable(f"{plan.cluster.endpoint} does not answer: {error}") from error
-        blocks = await trio.to_thread.run_sync(_open_cache, plan)
+        blocks = await trio.to_thread.run_sync(open_cache, plan)
         metrics = Metrics()
         store = MeteredStore(RetryingStore(direct, deadline=plan.cluster.io_timeout), metrics)
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -142,7 +151,8 @@ async def _serve(plan: MountPlan, operations: Operations, lane: LaneSession | No
     await serve(operations, str(plan.mountpoint), options - {"nonempty"})
 
 
-def _open_source(plan: MountPlan) -> tuple[ObjectStore, Node]:
+def open_source(plan: SourcePlan) -> tuple[ObjectStore, Node]:
+    """Open the store of a source, and give the node that is its root."""
     match plan.source:
         case DirectorySource(path):
             local = LocalStore(path.resolve())
@@ -153,15 +163,32 @@ def _open_source(plan: MountPlan) -> tuple[ObjectStore, Node]:
             return AISClient(plan.cluster), RootNode()
 
 
-def _open_cache(plan: MountPlan) -> BlockCache | None:
-    """Open the disk cache; none for a local directory, which is on disk already, or of no size."""
-    if is_local(plan.source) or plan.cache.cache_size == 0:
+def open_cache(plan: SourcePlan) -> BlockCache | None:
+    """Open the disk cache, if it may have any size.
+
+    Of a local directory, which is on disk already, it has only indexes and what was decompressed;
+    most such mounts never need it, so they go without if it cannot be had.
+    """
+    if plan.cache.cache_size == 0:
         return None
     limit = plan.cache.disk_limit()
     if not limit:
         log.warning("no disk cache: %s has hardly any room left", plan.cache.cache_dir)
         return None
-    return BlockCache.open(plan.cache.cache_dir, limit - _index_limit(limit))
+    try:
+        return BlockCache.open(plan.cache.cache_dir, limit - _index_limit(limit))
+    except ConfigError as error:
+        if not is_local(plan.source):
+            raise
+        log.warning("no disk cache: %s", error)
+        return None
+
+
+def _origin(plan: SourcePlan) -> str:
+    """Name where objects come from: a version without a checksum means nothing elsewhere."""
+    if isinstance(plan.source, DirectorySource):
+        return str(plan.source.path.resolve())
+    return plan.cluster.endpoint
 
 
 def _index_limit(cache_size: int) -> int:
@@ -176,8 +203,12 @@ async def _sync_cache(blocks: BlockCache) -> None:
         await trio.to_thread.run_sync(blocks.sync)
 
 
-async def _check_source(store: ObjectStore, source: Source) -> None:
-    """Ask once, without retries: a mount that cannot work should say so at once."""
+async def check_source(store: ObjectStore, source: Source) -> None:
+    """Ask once, without retries: a mount that cannot work should say so at once.
+
+    Raises:
+        AisfsError: it cannot be reached, or does not exist.
+    """
     match source:
         case BucketSource(bucket, prefix):
             await _check_bucket(store, bucket, prefix)
@@ -203,39 +234,62 @@ class Foundation:
     metrics: Metrics
 
 
-def _build(
-    plan: MountPlan, base: Foundation, root: Node, on_ready: Callable[[], None]
-) -> tuple[Operations, LaneSession | None]:
-    clock = time.monotonic  # unlike trio.current_time it may be asked from any thread
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The services that read a source."""
+
+    lister: Lister
+    fetcher: Fetcher
+    indexer: Indexer
+    reader: Reader
+
+
+def build_engine(plan: SourcePlan, base: Foundation) -> Engine:
+    """Put the services together that read a source."""
     ttls = plan.tree
     cache = MetadataCache(
-        attr_ttl=ttls.attr_ttl, list_ttl=ttls.list_ttl, negative_ttl=ttls.negative_ttl, clock=clock
+        attr_ttl=ttls.attr_ttl, list_ttl=ttls.list_ttl, negative_ttl=ttls.negative_ttl, clock=CLOCK
     )
     lister = Lister(
-        base.store, cache, base.services, list_ttl=ttls.list_ttl, clock=clock, metrics=base.metrics
+        base.store, cache, base.services, list_ttl=ttls.list_ttl, clock=CLOCK, metrics=base.metrics
     )
     fetcher = Fetcher(
         base.store,
         base.services,
         base.background,
-        cache=base.blocks,
-        origin=plan.cluster.endpoint,
+        cache=None if is_local(plan.source) else base.blocks,
+        origin=_origin(plan),
         memory_limit=plan.cache.memory_limit,
         read_ahead_max=plan.cache.read_ahead_max,
     )
-    prefetcher = _build_prefetcher(plan, base, fetcher, lister)
+    prefetcher = Prefetcher(
+        fetcher,
+        lister,
+        base.services,
+        max_shards=plan.cache.prefetch_shards,
+        budget=base.blocks.limit // PREFETCH_SHARE if base.blocks is not None else 0,
+    )
+    unpacker = Unpacker(fetcher, base.services, cache=base.blocks)
+    indexer = _build_indexer(plan, base, fetcher, unpacker)
+    return Engine(lister, fetcher, indexer, Reader(fetcher, prefetcher, unpacker))
+
+
+def _build(
+    plan: MountPlan, base: Foundation, root: Node, on_ready: Callable[[], None]
+) -> tuple[Operations, LaneSession | None]:
+    engine = build_engine(plan, base)
     make = AttrMaker(plan.tree, time.time_ns())
-    folders = ShardFolders(_build_indexer(plan, base, fetcher), make)
-    tree = Tree(lister, plan.tree.shards)
-    reader = Reader(fetcher, prefetcher)
+    folders = ShardFolders(engine.indexer, make)
+    look_inside = engine.indexer.is_archive if plan.tree.magic else None
+    tree = Tree(engine.lister, plan.tree.shards, look_inside)
     filesystem = FileSystem(
         root,
         tree=tree,
         folders=folders,
-        reader=reader,
-        lister=lister,
+        reader=engine.reader,
+        lister=engine.lister,
         make=make,
-        clock=clock,
+        clock=CLOCK,
     )
     filesystem.kernel = PyfuseKernel()
 
@@ -249,45 +303,38 @@ def _build(
 
     operations = Operations(
         filesystem,
-        Xattrs(filesystem, folders, lister, base.metrics),
+        Xattrs(filesystem, folders, engine.lister, base.metrics),
         base.metrics,
-        negative_timeout=ttls.negative_ttl,
+        negative_timeout=plan.tree.negative_ttl,
         on_ready=lambda: base.services.start_soon(report),
     )
     if not plan.kernel.lane:
         return operations, None
-    known = Known(filesystem, tree, folders, reader)
+    known = Known(filesystem, tree, folders, engine.reader)
     lane = LaneSession(
         operations, filesystem, known, base.metrics, negative_timeout=operations.negative_timeout
     )
     return operations, lane
 
 
-def _build_prefetcher(
-    plan: MountPlan, base: Foundation, fetcher: Fetcher, lister: Lister
-) -> Prefetcher:
-    return Prefetcher(
-        fetcher,
-        lister,
-        base.services,
-        max_shards=plan.cache.prefetch_shards,
-        budget=base.blocks.limit // PREFETCH_SHARE if base.blocks is not None else 0,
-    )
-
-
-def _build_indexer(plan: MountPlan, base: Foundation, fetcher: Fetcher) -> Indexer:
+def _build_indexer(
+    plan: SourcePlan, base: Foundation, fetcher: Fetcher, unpacker: Unpacker
+) -> Indexer:
     indexes = None
     if base.blocks is not None:
-        scope = f"{plan.cluster.endpoint} ignore_zeros={plan.tree.ignore_zeros}"
+        scope = f"{_origin(plan)} ignore_zeros={plan.tree.ignore_zeros}"
+        scope += " magic" if plan.tree.magic else ""
         limit = base.blocks.limit // (INDEX_SHARE - 1)
         indexes = IndexCache(plan.cache.cache_dir, min(limit, INDEX_DISK_LIMIT), scope=scope)
         base.services.start_soon(_sync_cache, base.blocks)
     return Indexer(
         fetcher,
         base.services,
+        unpacker,
         indexes=indexes,
         shard_indexes=base.store if plan.tree.shard_index else None,
         ignore_zeros=plan.tree.ignore_zeros,
+        magic=plan.tree.magic,
     )
 
 

@@ -91,7 +91,7 @@ class IndexCache:
             if not data.startswith(identity):
                 raise DamagedIndex("it starts with another identity")
             index = decode(memoryview(data)[len(identity) :])
-            if index.object_size != info.size:
+            if index.object_size != info.size and not index.form.compressed:
                 raise DamagedIndex("it belongs to an object of another size")
         except DamagedIndex as error:
             log.info("%s/%s: the index kept in %s is damaged: %s", bucket, info.key, path, error)

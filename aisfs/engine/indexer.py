@@ -6,6 +6,7 @@ goes on answering.
 """
 
 import logging
+import os
 import threading
 from functools import partial
 
@@ -13,12 +14,17 @@ import trio
 from cachetools import LRUCache
 
 from aisfs.ais.shard_index import MAX_BYTES, decode_shard_index, shard_index_location
+from aisfs.cache.entry import CONTENT_MAX, PAGE
 from aisfs.cache.indexes import IndexCache
 from aisfs.cache.single_flight import SingleFlight
+from aisfs.core.forms import HEAD, Form, form_of_content, form_of_name
 from aisfs.core.member_index import MemberIndex
+from aisfs.core.ranges import aligned
 from aisfs.core.tar import TarScanner
 from aisfs.core.views import MembersView
+from aisfs.core.zip_directory import ZipScanner
 from aisfs.engine.fetcher import Fetcher
+from aisfs.engine.unpacker import Unpacker
 from aisfs.errors import AisfsError
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 from aisfs.store.port import ObjectStore
@@ -30,6 +36,8 @@ ShardId = tuple[Bucket, ObjectInfo]
 
 INDEX_BYTES_MAX = 512 * 2**20
 """Memory for indexes not in use; six million members at 80 bytes each."""
+FORMS_MAX = 100_000
+"""Objects of which is remembered whether their content is an archive."""
 HOP = 1 << 20
 """Bytes read at a header when data is skipped: a few hundred small members, or one large one's."""
 
@@ -41,25 +49,32 @@ class Indexer:
         self,
         fetcher: Fetcher,
         services: trio.Nursery,
+        unpacker: Unpacker,
         *,
         indexes: IndexCache | None = None,
         shard_indexes: ObjectStore | None = None,
         ignore_zeros: bool = False,
+        magic: bool = False,
     ) -> None:
         """Read shards through `fetcher`; shared scans run in `services`.
 
         Args:
             fetcher: Reads the shards.
             services: Outlives every reader.
+            unpacker: Opens what is compressed as a whole.
             indexes: Where indexes are kept; None keeps them in memory only.
             shard_indexes: Where to look for AIStore's own index of a shard before it is scanned;
                 None to never look. Such an index knows no times and no modes.
             ignore_zeros: Scan behind the zeros that end a tar.
+            magic: Tell the form of an archive by its content.
         """
         self._fetcher = fetcher
+        self._unpacker = unpacker
         self._shard_indexes = shard_indexes
         self._indexes = indexes
         self._ignore_zeros = ignore_zeros
+        self._magic = magic
+        self._forms: LRUCache[ShardId, Form | None] = LRUCache(FORMS_MAX)
         self._lock = threading.Lock()
         """Guards `_views`, which the lane's thread asks too."""
         self._views: LRUCache[ShardId, MembersView] = LRUCache(INDEX_BYTES_MAX, getsizeof=_memory)
@@ -88,10 +103,11 @@ class Indexer:
         indexes = self._indexes
         if indexes is not None:
             index = await trio.to_thread.run_sync(indexes.get, bucket, shard)
-        if index is None and self._shard_indexes is not None:
+        form = await self.form(bucket, shard) if index is None else index.form
+        if index is None and self._shard_indexes is not None and form is Form.TAR:
             index = await self._find_shard_index(self._shard_indexes, bucket, shard)
         if index is None:
-            index = await self._scan(bucket, shard)
+            index = await self._scan(bucket, shard, form or Form.TAR)
             if indexes is not None:
                 await trio.to_thread.run_sync(indexes.put, bucket, shard, index)
         view = await trio.to_thread.run_sync(MembersView, index)
@@ -118,7 +134,54 @@ class Indexer:
             return None
         return await trio.to_thread.run_sync(decode_shard_index, bytes(buffer), shard)
 
-    async def _scan(self, bucket: Bucket, shard: ObjectInfo) -> MemberIndex:
+    async def form(self, bucket: Bucket, shard: ObjectInfo) -> Form | None:
+        """Tell the form of an archive; None if it is none.
+
+        Raises:
+            Stale: the object changed meanwhile.
+        """
+        named = form_of_name(os.fsencode(shard.key.rpartition("/")[2]))
+        if not self._magic or not shard.size:
+            return named
+        if (bucket, shard) not in self._forms:
+            wanted = aligned(ByteRange(0, min(HEAD, shard.size)), PAGE, shard.size)
+            head = await self._fetcher.start(self._fetcher.open(bucket, shard), wanted).wait()
+            self._forms[bucket, shard] = form_of_content(bytes(head[:HEAD])) or named
+        return self._forms[bucket, shard]
+
+    async def is_archive(self, bucket: Bucket, info: ObjectInfo) -> bool:
+        """Say whether an object is an archive.
+
+        Raises:
+            Stale: the object changed meanwhile.
+        """
+        return await self.form(bucket, info) is not None
+
+    async def _scan(self, bucket: Bucket, shard: ObjectInfo, form: Form) -> MemberIndex:
+        if form is Form.ZIP:
+            return await self._scan_zip(bucket, shard)
+        if form.compressed:
+            return await self._scan_compressed(bucket, shard, form)
+        return await self._scan_tar(bucket, shard)
+
+    async def _scan_zip(self, bucket: Bucket, shard: ObjectInfo) -> MemberIndex:
+        """Read the directory of a zip, which is all at its end."""
+        scanner = ZipScanner(shard.size)
+        opened = self._fetcher.open(bucket, shard)
+        while (wanted := scanner.wanted) is not None:
+            data = await self._fetcher.start(opened, wanted).wait()
+            await trio.to_thread.run_sync(scanner.feed, memoryview(data))
+        return await trio.to_thread.run_sync(scanner.finish)
+
+    async def _scan_compressed(self, bucket: Bucket, shard: ObjectInfo, form: Form) -> MemberIndex:
+        """Scan a tar while it is decompressed; only then is known how long it is."""
+        scanner = TarScanner(CONTENT_MAX, ignore_zeros=self._ignore_zeros)
+        end = await self._unpacker.stream(bucket, shard, form, lambda _, data: scanner.feed(data))
+        warning = f"damaged behind byte {end.size} of its content: {end.damage}"
+        scanner.end_at(end.size, warning if end.damage else "")
+        return await trio.to_thread.run_sync(scanner.finish, form)
+
+    async def _scan_tar(self, bucket: Bucket, shard: ObjectInfo) -> MemberIndex:
         scanner = TarScanner(shard.size, ignore_zeros=self._ignore_zeros)
         opened = self._fetcher.open(bucket, shard)
         if opened.entry is None:
