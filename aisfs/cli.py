@@ -36,6 +36,7 @@ from aisfs.core.sources import (
 from aisfs.core.view_spec import absolute_table, parse_view
 from aisfs.errors import AisfsError, ConfigError
 from aisfs.exits import Exit, exit_code
+from aisfs.inspect_command import inspect
 from aisfs.status import status
 
 if TYPE_CHECKING:
@@ -148,6 +149,12 @@ def _log_options(command: Callable[..., Any]) -> Callable[..., Any]:
     is_flag=True,
     default=None,
     help="Read on behind zeros, for tars joined by cat.",
+)
+@click.option(
+    "--magic",
+    is_flag=True,
+    default=None,
+    help="Tell the form of an archive by its content, not its name; X.d/ opens any X that is one.",
 )
 @click.option(
     "--shard-index",
@@ -404,3 +411,4 @@ def serve(directory: Path, host: str, port: int, log_level: str, log_file: Path 
 cli.add_command(status)
 cli.add_command(warm_up)
 cli.add_command(cache)
+cli.add_command(inspect)

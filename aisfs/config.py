@@ -168,6 +168,9 @@ class TreeSettings(_Settings):
     shards: Shards = Shards.FILE
     ignore_zeros: bool = False
     """Read on behind blocks of zeros, which end a tar: for tars that were joined with cat."""
+    magic: bool = False
+    """Tell the form of an archive by its first bytes instead of its name. Off, since it costs a
+    request for each archive."""
     shard_index: bool = False
     """Take AIStore's own index of a shard where there is one, instead of scanning the shard. Off,
     since it knows no times and modes of members: they would depend on who indexed the shard."""

@@ -46,7 +46,7 @@ class OutOfSpace(AisfsError):
 
 
 class Unsupported(AisfsError):
-    """The cluster or this bucket cannot do that."""
+    """The cluster, this bucket or this installation cannot do that."""
 
 
 class InvalidName(AisfsError):
@@ -62,6 +62,10 @@ class ProtocolError(AisfsError):
 
 class ShardDamaged(AisfsError):
     """These bytes of a shard are missing or broken."""
+
+
+class ArchiveTooLarge(AisfsError):
+    """Decompressed, the archive or its member is larger than the cache may hold."""
 
 
 class ReadOnly(AisfsError):

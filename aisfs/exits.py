@@ -35,6 +35,8 @@ class Exit(IntEnum):
     """The mountpoint is missing, no directory, busy or not empty."""
     NO_FUSE = 8
     """No usable /dev/fuse or fusermount3."""
+    DAMAGED = 9
+    """Some of the shards that were looked at are damaged."""
 
 
 EXITS: list[tuple[type[AisfsError], Exit]] = [

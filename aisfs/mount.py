@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar, assert_never
 
 import trio
 
@@ -32,7 +33,8 @@ from aisfs.engine.merger import Merger
 from aisfs.engine.prefetcher import Prefetcher
 from aisfs.engine.reader import Reader
 from aisfs.engine.shard_set import find_shards
-from aisfs.errors import AisfsError, BucketNotFound, SourceMissing, Unavailable
+from aisfs.engine.unpacker import Unpacker
+from aisfs.errors import AisfsError, BucketNotFound, ConfigError, SourceMissing, Unavailable
 from aisfs.filesystem.attributes import AttrMaker
 from aisfs.filesystem.dataset_tree import DatasetTree
 from aisfs.filesystem.filesystem import FileSystem
@@ -69,26 +71,34 @@ SWITCH_SECONDS = 0.0005
 every request while a shard is scanned (docs/PERFORMANCE.md)."""
 FSNAME_MAX = 256
 """Characters of the source that `mount` and `df` show; the kernel takes a page of options in all."""
+CLOCK = time.monotonic
+"""What listings expire by; unlike trio's own clock it may be asked from any thread."""
 GRACE_SECONDS = 5
 """How long requests under way may go on after SIGTERM, before they are cancelled."""
 
 
-@dataclass(frozen=True, slots=True)
-class MountPlan:
-    """Everything a mount needs to know."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourcePlan:
+    """Everything that is to be known to read a source."""
 
     source: Source
-    mountpoint: Path
     cluster: ClusterSettings
     tree: TreeSettings
     cache: CacheSettings
-    options: frozenset[str]
-    """Mount options for the kernel, as of `mount -o`."""
-    kernel: KernelSettings
     view: ViewSpec = field(default_factory=ViewSpec)
     """How a dataset is laid out; other sources are shown as they are."""
     keys: KeyFilter = EVERY_KEY
     """What of a bucket, prefix or directory is shown; a dataset has a filter of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MountPlan(SourcePlan):
+    """Everything a mount needs to know."""
+
+    mountpoint: Path
+    options: frozenset[str]
+    """Mount options for the kernel, as of `mount -o`."""
+    kernel: KernelSettings
 
 
 @dataclass(slots=True)
@@ -130,14 +140,14 @@ async def run(plan: MountPlan, on_ready: Callable[[], None]) -> None:
         AisfsError: the cluster, the bucket or the kernel refused; nothing is left mounted.
     """
     sys.setswitchinterval(SWITCH_SECONDS)
-    plan, direct, root = _open_source(plan)
+    plan, direct, root = open_source(plan)
     blocks: BlockCache | None = None
     try:
         try:
-            await _check_source(direct, plan.source)
+            await check_source(direct, plan.source)
         except Unavailable as error:
             raise Unavailable(f"{plan.cluster.endpoint} does not answer: {error}") from error
-        blocks = await trio.to_thread.run_sync(_open_cache, plan)
+        blocks = await trio.to_thread.run_sync(open_cache, plan)
         metrics = Metrics()
         store = MeteredStore(RetryingStore(direct, deadline=plan.cluster.io_timeout), metrics)
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -178,8 +188,14 @@ async def _serve(plan: MountPlan, operations: Operations, lane: LaneSession | No
     await serve(operations, str(plan.mountpoint), options - {"nonempty"})
 
 
-def _open_source(plan: MountPlan) -> tuple[MountPlan, ObjectStore, Node]:
-    """Open what holds the source; a dataset's local files get a bucket in the plan."""
+PlanT = TypeVar("PlanT", bound=SourcePlan)
+
+
+def open_source(plan: PlanT) -> tuple[PlanT, ObjectStore, Node]:
+    """Open the store of a source, and give the node that is its root.
+
+    A dataset's local files get a bucket in the plan.
+    """
     match plan.source:
         case DirectorySource(path):
             local = LocalStore(path.resolve())
@@ -195,17 +211,36 @@ def _open_source(plan: MountPlan) -> tuple[MountPlan, ObjectStore, Node]:
             return replace(plan, source=found), local, DatasetNode()
         case DatasetSource():
             return plan, AISClient(plan.cluster), DatasetNode()
+        case _:
+            assert_never(plan.source)
 
 
-def _open_cache(plan: MountPlan) -> BlockCache | None:
-    """Open the disk cache; none for a local directory, which is on disk already, or of no size."""
-    if is_local(plan.source) or plan.cache.cache_size == 0:
+def open_cache(plan: SourcePlan) -> BlockCache | None:
+    """Open the disk cache, if it may have any size.
+
+    Of a local directory, which is on disk already, it has only indexes and what was decompressed;
+    most such mounts never need it, so they go without if it cannot be had.
+    """
+    if plan.cache.cache_size == 0:
         return None
     limit = plan.cache.disk_limit()
     if not limit:
         log.warning("no disk cache: %s has hardly any room left", plan.cache.cache_dir)
         return None
-    return BlockCache.open(plan.cache.cache_dir, limit - _index_limit(limit))
+    try:
+        return BlockCache.open(plan.cache.cache_dir, limit - _index_limit(limit))
+    except ConfigError as error:
+        if not is_local(plan.source):
+            raise
+        log.warning("no disk cache: %s", error)
+        return None
+
+
+def _origin(plan: SourcePlan) -> str:
+    """Name where objects come from: a version without a checksum means nothing elsewhere."""
+    if isinstance(plan.source, DirectorySource):
+        return str(plan.source.path.resolve())
+    return plan.cluster.endpoint
 
 
 def _index_limit(cache_size: int) -> int:
@@ -220,8 +255,12 @@ async def _sync_cache(blocks: BlockCache) -> None:
         await trio.to_thread.run_sync(blocks.sync)
 
 
-async def _check_source(store: ObjectStore, source: Source) -> None:
-    """Ask once, without retries: a mount that cannot work should say so at once."""
+async def check_source(store: ObjectStore, source: Source) -> None:
+    """Ask once, without retries: a mount that cannot work should say so at once.
+
+    Raises:
+        AisfsError: it cannot be reached, or does not exist.
+    """
     match source:
         case BucketSource(bucket, prefix):
             await _check_bucket(store, bucket, prefix)
@@ -250,20 +289,28 @@ class Foundation:
     metrics: Metrics
 
 
-async def _build(
-    plan: MountPlan, base: Foundation, root: Node, on_ready: Callable[[], None]
-) -> tuple[Operations, LaneSession | None]:
-    clock = time.monotonic  # unlike trio.current_time it may be asked from any thread
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The services that read a source."""
+
+    lister: Lister
+    fetcher: Fetcher
+    indexer: Indexer
+    reader: Reader
+
+
+def build_engine(plan: SourcePlan, base: Foundation, root: Node) -> Engine:
+    """Put the services together that read a source."""
     ttls = plan.tree
     cache = MetadataCache(
-        attr_ttl=ttls.attr_ttl, list_ttl=ttls.list_ttl, negative_ttl=ttls.negative_ttl, clock=clock
+        attr_ttl=ttls.attr_ttl, list_ttl=ttls.list_ttl, negative_ttl=ttls.negative_ttl, clock=CLOCK
     )
     lister = Lister(
         base.store,
         cache,
         base.services,
         list_ttl=ttls.list_ttl,
-        clock=clock,
+        clock=CLOCK,
         metrics=base.metrics,
         wanted=plan.keys.below(root.prefix if isinstance(root, DirectoryNode) else ""),
     )
@@ -271,28 +318,42 @@ async def _build(
         base.store,
         base.services,
         base.background,
-        cache=base.blocks,
-        origin=plan.cluster.endpoint,
+        cache=None if is_local(plan.source) else base.blocks,
+        origin=_origin(plan),
         memory_limit=plan.cache.memory_limit,
         read_ahead_max=plan.cache.read_ahead_max,
     )
-    prefetcher = _build_prefetcher(plan, base, fetcher, lister)
+    prefetcher = Prefetcher(
+        fetcher,
+        lister,
+        base.services,
+        max_shards=plan.cache.prefetch_shards,
+        budget=base.blocks.limit // PREFETCH_SHARE if base.blocks is not None else 0,
+    )
+    unpacker = Unpacker(fetcher, base.services, cache=base.blocks)
+    indexer = _build_indexer(plan, base, fetcher, unpacker)
+    return Engine(lister, fetcher, indexer, Reader(fetcher, prefetcher, unpacker))
+
+
+async def _build(
+    plan: MountPlan, base: Foundation, root: Node, on_ready: Callable[[], None]
+) -> tuple[Operations, LaneSession | None]:
+    engine = build_engine(plan, base, root)
     make = AttrMaker(plan.tree, time.time_ns())
-    indexer = _build_indexer(plan, base, fetcher)
-    folders = ShardFolders(indexer, make)
-    plain = Tree(lister, plan.tree.shards)
+    folders = ShardFolders(engine.indexer, make)
+    look_inside = engine.indexer.is_archive if plan.tree.magic else None
+    plain = Tree(engine.lister, plan.tree.shards, look_inside)
     tree: Names = plain
     if isinstance(plan.source, DatasetSource):
-        tree = await _build_dataset(plan, plan.source, base, lister, indexer)
-    reader = Reader(fetcher, prefetcher)
+        tree = await _build_dataset(plan, plan.source, base, engine)
     filesystem = FileSystem(
         root,
         tree=tree,
         folders=folders,
-        reader=reader,
+        reader=engine.reader,
         make=make,
-        clock=clock,
-        list_ttl=ttls.list_ttl,
+        clock=CLOCK,
+        list_ttl=plan.tree.list_ttl,
     )
     filesystem.kernel = PyfuseKernel()
     plain.watch(filesystem.listing_changed)
@@ -310,17 +371,17 @@ async def _build(
         filesystem,
         Xattrs(filesystem, folders, base.metrics),
         base.metrics,
-        negative_timeout=ttls.negative_ttl,
+        negative_timeout=plan.tree.negative_ttl,
         on_ready=lambda: base.services.start_soon(report),
     )
     if not plan.kernel.lane:
         return operations, None
-    known = Known(filesystem, tree, folders, reader)
-    members = Members(filesystem, folders, reader)
+    known = Known(filesystem, tree, folders, engine.reader)
+    members = Members(filesystem, folders, engine.reader)
 
     def observe(notifier: Notifier) -> Pusher:
         pusher = Pusher(notifier, members, Headroom().room, base.metrics)
-        fetcher.on_landed = pusher.landed
+        engine.fetcher.on_landed = pusher.landed
         return pusher
 
     lane = LaneSession(
@@ -334,29 +395,25 @@ async def _build(
     return operations, lane
 
 
-def _build_prefetcher(
-    plan: MountPlan, base: Foundation, fetcher: Fetcher, lister: Lister
-) -> Prefetcher:
-    return Prefetcher(
-        fetcher,
-        lister,
-        base.services,
-        max_shards=plan.cache.prefetch_shards,
-        budget=base.blocks.limit // PREFETCH_SHARE if base.blocks is not None else 0,
-    )
-
-
 async def _build_dataset(
-    plan: MountPlan, source: DatasetSource, base: Foundation, lister: Lister, indexer: Indexer
+    plan: MountPlan, source: DatasetSource, base: Foundation, engine: Engine
 ) -> Names:
-    shards = await find_shards(source, lister, base.store, base.metrics)
+    shards = await find_shards(source, engine.lister, base.store, base.metrics)
     view = plan.view
     if not view.merged:
         return DatasetTree(shards)
     table = None
     if view.view is View.CLASS and view.label.source is LabelSource.TABLE:
         table = await read_table(base.store, source, view.label.text)
-    merger = Merger(shards, indexer, view, base.services, base.metrics, table=table)
+    merger = Merger(
+        shards,
+        engine.indexer,
+        engine.reader.read_whole,
+        view,
+        base.services,
+        base.metrics,
+        table=table,
+    )
     return MergedTree(merger, repr(view))
 
 
@@ -387,22 +444,27 @@ def _describe(plan: MountPlan, base: Foundation, filesystem: FileSystem) -> None
     metrics.before_text.append(update)
 
 
-def _build_indexer(plan: MountPlan, base: Foundation, fetcher: Fetcher) -> Indexer:
+def _build_indexer(
+    plan: SourcePlan, base: Foundation, fetcher: Fetcher, unpacker: Unpacker
+) -> Indexer:
     indexes = None
     if base.blocks is not None:
-        scope = f"{plan.cluster.endpoint} ignore_zeros={plan.tree.ignore_zeros}"
+        scope = f"{_origin(plan)} ignore_zeros={plan.tree.ignore_zeros}"
+        scope += " magic" if plan.tree.magic else ""
         limit = base.blocks.limit // (INDEX_SHARE - 1)
         indexes = IndexCache(plan.cache.cache_dir, min(limit, INDEX_DISK_LIMIT), scope=scope)
         base.services.start_soon(_sync_cache, base.blocks)
     return Indexer(
         fetcher,
         base.services,
+        unpacker,
         indexes=indexes,
         shard_indexes=base.store if plan.tree.shard_index else None,
         ignore_zeros=plan.tree.ignore_zeros,
         lay_out=_lay_out(plan.view),
         # Common directories hold the indexes of all their shards anyway.
         memory_limit=float("inf") if plan.view.merged else INDEX_BYTES_MAX,
+        magic=plan.tree.magic,
     )
 
 

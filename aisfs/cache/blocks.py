@@ -268,8 +268,12 @@ class BlockCache:
 
     # Filling -----------------------------------------------------------------------------------
 
-    def reserve(self, entry: EntryId, wanted: ByteRange) -> Reservation | None:
+    def reserve(
+        self, entry: EntryId, wanted: ByteRange, *, urgent: bool = False
+    ) -> Reservation | None:
         """Make room for a range that is about to be fetched; None: do not keep it.
+
+        `urgent` is for what would be dear to have again: it displaces whatever is idle for longest.
 
         Raises:
             ValueError: it is empty or reaches beyond the object.
@@ -280,7 +284,7 @@ class BlockCache:
         parts = None
         if self._health.admits:
             try:
-                parts = self._filler.reserve(entry, wanted)
+                parts = self._filler.reserve(entry, wanted, urgent=urgent)
             except (OSError, sqlite3.Error) as error:
                 self._health.trouble(error)
         if parts is None:
@@ -316,6 +320,15 @@ class BlockCache:
         except (OSError, sqlite3.Error) as error:
             self._health.trouble(error)
         return False
+
+    def drop(self, entry: EntryId) -> None:
+        """Remove all that is here of an entry."""
+        with self._shelf.lock:
+            found = [s for s in self._shelf.segments.values() if s.key.startswith(entry.digest)]
+        try:
+            self._books.remove(found)
+        except (OSError, sqlite3.Error) as error:
+            self._health.trouble(error)
 
     def pin(self, entry: EntryId) -> None:
         """Never choose what is or comes here of an entry as a victim, until unpinned as often.

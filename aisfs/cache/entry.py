@@ -29,6 +29,9 @@ HEADER = PAGE
 STEP = 256 * 1024
 """Bytes under one checksum: what a first read verifies at most at each end more than it wants."""
 
+CONTENT_MAX = 1 << 40
+"""Bytes of content whose size is known only at its end."""
+
 _MAGIC = b"aisfs\x00\x00\x01"
 _HEAD = struct.Struct("<8sQII")
 _IDENTITY_MAX = HEADER - _HEAD.size
@@ -73,6 +76,24 @@ def entry_id(bucket: Bucket, info: ObjectInfo) -> EntryId | None:
     name = f"{bucket}/{info.key}"
     digest = blake2b(identity, digest_size=_DIGEST).digest()
     return EntryId(digest, identity, info.size, info.checksum, name)
+
+
+def content_id(bucket: Bucket, info: ObjectInfo, what: str, size: int) -> EntryId | None:
+    """Identify content that is made of the version `info`; None as for `entry_id`.
+
+    Args:
+        bucket: The object's.
+        info: The object.
+        what: Tells this content from others that are made of it.
+        size: Of the content as far as it is known: the identity does not depend on it.
+    """
+    made_of = entry_id(bucket, info)
+    if made_of is None:
+        return None
+    # The object's own identity has seven parts, so no object can have this one.
+    identity = msgspec.msgpack.encode((what, made_of.digest, CONTENT_MAX))
+    digest = blake2b(identity, digest_size=_DIGEST).digest()
+    return EntryId(digest, identity, size, "", f"{made_of.name} ({what})")
 
 
 def segment_start(key: bytes) -> int:

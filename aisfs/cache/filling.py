@@ -38,8 +38,10 @@ class Filler:
         self._shelf = books.shelf
         self._ledger = books.ledger
 
-    def reserve(self, entry: EntryId, wanted: ByteRange) -> list[Part] | None:
-        """Give room for a range, or None.
+    def reserve(
+        self, entry: EntryId, wanted: ByteRange, *, urgent: bool = False
+    ) -> list[Part] | None:
+        """Give room for a range, or None; `urgent` as in `core.admission`.
 
         Raises:
             OSError, sqlite3.Error: the disk fails.
@@ -47,7 +49,7 @@ class Filler:
         parts = self._reserve_quickly(entry, wanted)
         if parts is None:
             with self._ledger.lock:
-                parts = self._reserve(entry, wanted)
+                parts = self._reserve(entry, wanted, urgent)
         return parts
 
     def _reserve_quickly(self, entry: EntryId, wanted: ByteRange) -> list[Part] | None:
@@ -76,10 +78,10 @@ class Filler:
             segment.active.append(pages)
             return [Part(segment, pages, segment.file)]
 
-    def _reserve(self, entry: EntryId, wanted: ByteRange) -> list[Part] | None:
+    def _reserve(self, entry: EntryId, wanted: ByteRange, urgent: bool) -> list[Part] | None:
         for _ in range(2):
             try:
-                plan = self._plan(self._lease(entry, wanted), wanted)
+                plan = self._plan(self._lease(entry, wanted), wanted, urgent)
                 if plan is None:
                     return None
                 try:
@@ -132,7 +134,7 @@ class Filler:
             raise self._books.drop(segment, "its record makes no sense") from None
 
     def _plan(
-        self, found: list[tuple[Segment, SegmentFile | None]], wanted: ByteRange
+        self, found: list[tuple[Segment, SegmentFile | None]], wanted: ByteRange, urgent: bool
     ) -> _Plan | None:
         """Ask admission; None if it refuses."""
         shelf, plan = self._shelf, _Plan()
@@ -152,7 +154,7 @@ class Filler:
                 extra = segment.owed - before
                 shelf.free -= extra
                 change = admission.admit if part.file is None else admission.grow
-                victims = change(segment.key, extra)
+                victims = change(segment.key, extra, urgent=urgent)
                 if victims is None:
                     break
                 segment.counted += extra

@@ -84,7 +84,7 @@ class IndexCache:
 
         def read(data: memoryview) -> MemberIndex:
             index = decode(data)
-            if index.object_size != info.size:
+            if index.object_size != info.size and not index.form.compressed:
                 raise DamagedIndex("it belongs to an object of another size")
             return index
 

@@ -165,8 +165,10 @@ class Admission(Generic[KeyT]):
             self._remember(key, ghost)
             self._typical = _NO_CLAIM
 
-    def admit(self, key: KeyT, size: int) -> list[KeyT] | None:
+    def admit(self, key: KeyT, size: int, *, urgent: bool = False) -> list[KeyT] | None:
         """Decide whether `key` becomes resident with `size` bytes.
+
+        `urgent` is for what would be dear to have again: it displaces whatever is idle for longest.
 
         Returns:
             The victims, which are off the books already and must be removed before the room is
@@ -174,13 +176,13 @@ class Admission(Generic[KeyT]):
         """
         held = self._idle.get(key) or self._pinned.get(key)
         if held is not None:
-            return self.grow(key, max(0, size - held.size))
+            return self.grow(key, max(0, size - held.size), urgent=urgent)
         ghost = self._ghosts.get(key)
         if ghost is not None:
             claim = ghost.claim
         else:
             claim = self._typical if _hash(key) >= self._sampled else _NO_CLAIM
-        victims = self._make_room(size, claim)
+        victims = self._make_room(size, claim, urgent)
         if victims is None:
             return None
         entry = self._forget(key)
@@ -193,7 +195,7 @@ class Admission(Generic[KeyT]):
         self.used += size
         return victims
 
-    def grow(self, key: KeyT, extra: int) -> list[KeyT] | None:
+    def grow(self, key: KeyT, extra: int, *, urgent: bool = False) -> list[KeyT] | None:
         """Decide whether the resident `key` may take `extra` bytes more; answers like `admit`.
 
         None leaves it as it is. The key itself is never a victim.
@@ -201,7 +203,7 @@ class Admission(Generic[KeyT]):
         entry = self._idle.pop(key, None)
         if entry is None:
             entry = self._pinned[key]
-        victims = self._make_room(extra, entry.claim)
+        victims = self._make_room(extra, entry.claim, urgent)
         if victims is not None:
             entry.size += extra
             self.used += extra
@@ -259,17 +261,19 @@ class Admission(Generic[KeyT]):
             self._clock = max(self._clock, last)
         return left
 
-    def _make_room(self, size: int, claim: Claim) -> list[KeyT] | None:
+    def _make_room(self, size: int, claim: Claim, urgent: bool) -> list[KeyT] | None:
         """Take victims off the books until `size` bytes more fit; all of them or none."""
         missing = self.used + size - self.limit
         if missing <= 0:
             return []
-        if claim == _NO_CLAIM or size > self.limit or self._clock < self._retry:
+        if size > self.limit:
+            return None
+        if not urgent and (claim == _NO_CLAIM or self._clock < self._retry):
             return None
         victims: list[KeyT] = []
         found = 0
         for key, entry in self._idle.items():
-            if not self._gives_way(entry, claim):
+            if not urgent and not self._gives_way(entry, claim):
                 break
             victims.append(key)
             found += entry.size

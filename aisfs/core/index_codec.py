@@ -28,6 +28,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from aisfs.core.forms import Form
 from aisfs.core.member_index import MAX_ROWS, MemberIndex
 from aisfs.core.number_columns import (
     LEVEL,
@@ -42,6 +43,7 @@ from aisfs.core.number_columns import (
     read_numbers,
     write_numbers,
 )
+from aisfs.core.zip_packing import Packing
 
 MAX_INFLATED = 1 << 30
 """Longest inflated form; over 20 million members of usual names, more than a scan takes."""
@@ -88,6 +90,8 @@ class _Description(msgspec.Struct, array_like=True, frozen=True):
     targets: dict[_Count, bytes]
     contents: dict[_Count, _Count]
     stored_stops: dict[_Count, _Offset]
+    form: Form = Form.TAR
+    packing: tuple[bytes, bytes, bytes] | None = None
 
 
 _decode_description = msgspec.msgpack.Decoder(_Description).decode
@@ -125,6 +129,8 @@ def encode(index: MemberIndex) -> bytes:
             columns.targets,
             columns.contents,
             columns.stored_stops,
+            index.form,
+            index.packing.to_bytes() if index.packing is not None else None,
         )
     )
     raw = b"".join((description, *parts))
@@ -186,6 +192,11 @@ def _read(description: _Description, parts: Planes) -> MemberIndex:
     mentioned = (description.jumps, description.targets, description.stored_stops, contents)
     if parts.left or any(max(some, default=-1) >= rows for some in (*mentioned, contents.values())):
         raise DamagedIndex("the columns of the index do not fit together")
+    packing = Packing.from_bytes(*description.packing) if description.packing else None
+    if (len(packing) if packing is not None else rows) != rows or (packing is None) is (
+        description.form is Form.ZIP
+    ):
+        raise DamagedIndex("the index is of another form than it says")
     return MemberIndex.from_columns(
         names=names,
         ends=ends,
@@ -200,6 +211,8 @@ def _read(description: _Description, parts: Planes) -> MemberIndex:
         object_size=description.object_size,
         warnings=tuple(text.decode(errors=_SURROGATES) for text in description.warnings),
         skipped={why.decode(errors=_SURROGATES): count for why, count in description.skipped},
+        form=description.form,
+        packing=packing,
     )
 
 

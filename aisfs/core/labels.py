@@ -11,12 +11,13 @@ import sys
 import zlib
 from array import array
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
 
 from aisfs.core.index_codec import DamagedIndex
-from aisfs.core.member_index import MemberIndex, MemberIndexBuilder
+from aisfs.core.member_index import MemberIndex, MemberIndexBuilder, MemberKind
 from aisfs.core.view_spec import LabelRule, LabelSource
 from aisfs.errors import ConfigError
 
@@ -155,6 +156,31 @@ class LabelScan:
                 rows.append(row)
                 ids.append(found)
         return LabelColumn(rows, ids, list(self._ids))
+
+
+def label_rows(rule: LabelRule, index: MemberIndex) -> list[int]:
+    """Give the members of a finished index that are looked into for labels."""
+    component = rule.component
+    assert component is not None, "names say the label: there is nothing to look into"
+    suffix = b"." + component.extensions[0]
+    return [
+        row
+        for row, name in enumerate(index.names())
+        if name.lower().endswith(suffix)
+        and index.kind(row) is MemberKind.FILE
+        and 0 < index.size(row) <= CONTENT_MAX
+    ]
+
+
+def label_column(labels: Iterable[tuple[int, bytes]]) -> LabelColumn:
+    """Make a column of rows, ascending, and their labels."""
+    column = LabelColumn(array("I"), array("I"), [])
+    ids: dict[bytes, int] = {}
+    for row, label in labels:
+        column.rows.append(row)
+        column.ids.append(ids.setdefault(label, len(ids)))
+    column.table.extend(ids)
+    return column
 
 
 def parse_table(name: str, data: bytes) -> dict[bytes, bytes]:

@@ -8,6 +8,7 @@ from aisfs.core.member_links import HARDLINK
 
 KIND_BITS = 0b11
 """Of the flags: which `MemberKind` a row is."""
+_DICT_COST = 150  # bytes of one entry of a dict of small values, measured
 
 
 class MemberColumns:
@@ -34,6 +35,15 @@ class MemberColumns:
         self.stored_stops: dict[int, int] = {}
         """For each sparse row where its stored form ends."""
 
+    @property
+    def nbytes(self) -> int:
+        """The memory this takes, roughly."""
+        arrays = (self.ends, self.offsets, self.leads, self.sizes, self.mtimes)
+        rare = len(self.targets) + len(self.contents) + len(self.stored_stops)
+        rare_bytes = rare * _DICT_COST + sum(map(len, self.targets.values()))
+        plain = len(self.names) + len(self.flags)
+        return plain + sum(a.itemsize * len(a) for a in arrays) + rare_bytes
+
     def name(self, row: int) -> bytes:
         """Return one name."""
         ends = self.ends
@@ -53,6 +63,17 @@ class MemberColumns:
         self.contents[row] = content
         if content in self.stored_stops:
             self.stored_stops[row] = self.stored_stops[content]
+
+    def reordered(self, order: Sequence[int]) -> "MemberColumns":
+        """Return the rows, none of them a link or sparse, in another order."""
+        new, names = MemberColumns(), self.all_names()
+        new.names = b"".join([names[row] for row in order])
+        new.ends = array("I", accumulate(len(names[row]) for row in order))
+        for column in ("offsets", "leads", "sizes", "mtimes"):
+            old: array[int] = getattr(self, column)
+            setattr(new, column, array(old.typecode, map(old.__getitem__, order)))
+        new.flags = bytes(map(self.flags.__getitem__, order))
+        return new
 
     def packed(self, keep: Sequence[bool] | None) -> "MemberColumns":
         """Return the rows to keep (None: all) in columns without spare room."""

@@ -16,9 +16,11 @@ from enum import IntEnum
 from itertools import accumulate
 from types import MappingProxyType
 
+from aisfs.core.forms import Form
 from aisfs.core.member_columns import KIND_BITS, MemberColumns
 from aisfs.core.member_links import HARDLINK, SYMLINK, resolve_links
 from aisfs.core.member_names import HiddenName, all_tidy, normalise
+from aisfs.core.zip_packing import Packing, Stored, expected_length
 from aisfs.errors import ShardDamaged
 from aisfs.model import ByteRange
 
@@ -36,7 +38,6 @@ TRUNCATED = 1 << 4
 _MAX_WARNINGS = 20  # hostile input must not fill memory or terminals
 _BLOCK = 512
 _FIXED_COST = 1024
-_DICT_COST = 150  # bytes of one entry of a dict of small values, measured
 
 
 class MemberKind(IntEnum):
@@ -51,7 +52,7 @@ class MemberKind(IntEnum):
 class MemberIndex:
     """The rows of one shard. Immutable."""
 
-    __slots__ = ("_columns", "object_size", "skipped", "warnings")
+    __slots__ = ("_columns", "form", "object_size", "packing", "skipped", "warnings")
 
     def __init__(
         self,
@@ -59,9 +60,16 @@ class MemberIndex:
         object_size: int,
         warnings: tuple[str, ...],
         skipped: Mapping[str, int],
+        *,
+        form: Form = Form.TAR,
+        packing: Packing | None = None,
     ) -> None:
         self._columns = columns
         self.object_size = object_size
+        """Bytes of what the offsets refer to: the object, or what it is when decompressed."""
+        self.form = form
+        self.packing = packing
+        """Of a zip: how its members are stored."""
         self.warnings = warnings
         """What is wrong with the shard and where; the rows before it are good."""
         self.skipped = skipped
@@ -93,6 +101,8 @@ class MemberIndex:
         object_size: int,
         warnings: tuple[str, ...],
         skipped: Mapping[str, int],
+        form: Form = Form.TAR,
+        packing: Packing | None = None,
     ) -> "MemberIndex":
         """Return the index that had these columns: the way back from `columns`."""
         columns = MemberColumns()
@@ -100,7 +110,8 @@ class MemberIndex:
         columns.sizes, columns.mtimes, columns.flags = sizes, mtimes, flags
         columns.targets, columns.contents = targets, contents
         columns.stored_stops = stored_stops
-        return cls(columns, object_size, warnings, MappingProxyType(dict(skipped)))
+        counts = MappingProxyType(dict(skipped))
+        return cls(columns, object_size, warnings, counts, form=form, packing=packing)
 
     @property
     def columns(self) -> MemberColumns:
@@ -163,13 +174,31 @@ class MemberIndex:
         return self._columns.targets.get(row, b"")
 
     def data_range(self, row: int) -> ByteRange:
-        """Return where the data is stored, for truncated rows as if it all was there."""
+        """Return where the data is stored, for truncated rows as if it all was there.
+
+        In a zip, which does not say it so exactly: what to fetch in order to have it.
+        """
         columns = self._columns
         start = columns.offsets[row]
         if columns.flags[row] & KIND_BITS in (MemberKind.DIRECTORY, MemberKind.SYMLINK):
             return ByteRange(start, start)
+        if self.packing is not None:
+            length = expected_length(len(self.name(row)), self.packing.stored[row])
+            return ByteRange(start, min(start + length, self.object_size))
         stop = columns.stored_stops.get(row)
         return ByteRange(start, start + columns.sizes[row] if stop is None else stop)
+
+    def stored(self, row: int) -> Stored:
+        """Say how a member of a zip is stored."""
+        packing = self.packing
+        assert packing is not None, "only members of a zip are packed"
+        return Stored(
+            self._columns.offsets[row],
+            packing.methods[row],
+            packing.stored[row],
+            self._columns.sizes[row],
+            packing.crcs[row],
+        )
 
     def span(self, row: int) -> ByteRange:
         """Return where the member is stored from its first header to the end of its data."""
@@ -194,6 +223,14 @@ class MemberIndex:
             )
         return ByteRange(start, stop)
 
+    def reordered(self, order: Sequence[int]) -> "MemberIndex":
+        """Return an index with the rows of this one, which has no links, in another order."""
+        columns = self._columns.reordered(order)
+        packing = self.packing.reordered(order) if self.packing is not None else None
+        return MemberIndex(
+            columns, self.object_size, self.warnings, self.skipped, form=self.form, packing=packing
+        )
+
     @property
     def flat(self) -> bool:
         """Whether all names are in the shard's root; then no row is a directory either."""
@@ -204,12 +241,8 @@ class MemberIndex:
     @property
     def nbytes(self) -> int:
         """The memory this takes, roughly: what a cache of indexes weighs it by."""
-        columns = self._columns
-        fixed = len(columns.names) + len(columns.flags) + sum(map(len, self.warnings))
-        arrays = (columns.ends, columns.offsets, columns.leads, columns.sizes, columns.mtimes)
-        rare = len(columns.targets) + len(columns.contents) + len(columns.stored_stops)
-        rare_bytes = rare * _DICT_COST + sum(map(len, columns.targets.values()))
-        return _FIXED_COST + fixed + sum(a.itemsize * len(a) for a in arrays) + rare_bytes
+        packed = self.packing.nbytes if self.packing is not None else 0
+        return _FIXED_COST + self._columns.nbytes + sum(map(len, self.warnings)) + packed
 
 
 class MemberIndexBuilder:
@@ -338,14 +371,38 @@ class MemberIndexBuilder:
                 yield columns.offsets[row], columns.sizes[row]
             start = stop
 
-    def build(self) -> MemberIndex:
-        """Resolve the links and return the index. The builder is spent."""
+    def cut(self, size: int) -> tuple[bytes, int] | None:
+        """Say that the object ends at `size`, which it was not known to do.
+
+        Returns:
+            The name of the member that was cut off and where its data would end, if one was.
+        """
+        self._object_size = size
+        columns = self._columns
+        last = len(columns.ends) - 1
+        if last < 0:
+            return None
+        stop = columns.stored_stops.get(last, columns.offsets[last] + columns.sizes[last])
+        if stop <= size or columns.flags[last] & KIND_BITS != MemberKind.FILE:
+            return None
+        columns.flags[last] |= TRUNCATED  # type: ignore[index]
+        return columns.name(last), stop
+
+    def build(self, *, form: Form = Form.TAR, packing: Packing | None = None) -> MemberIndex:
+        """Resolve the links and return the index. The builder is spent.
+
+        Args:
+            form: what the rows were found in.
+            packing: of a zip, for exactly these rows; it has no links.
+        """
         keep = self._resolve_links() if self._links else None
         return MemberIndex(
             self._columns.packed(keep),
             self._object_size,
             tuple(self._warnings),
             MappingProxyType(dict(self._skipped)),
+            form=form,
+            packing=packing,
         )
 
     def _resolve_links(self) -> list[bool] | None:

@@ -9,12 +9,12 @@ import os
 import re
 from enum import StrEnum
 
+from aisfs.core.forms import form_of_name, suffix_of
 from aisfs.model import Bucket, Provider
 
 NAME_MAX = 255
 """Bytes in a path component; the limit of Linux and of most file systems people copy to."""
 
-SHARD_SUFFIX = b".tar"
 SHARD_DIRECTORY_SUFFIX = b".d"
 """`X.tar` + this is the folder of its members. A letter survives every shell; `#` and `!` do not."""
 SHARD_BYTES_SUFFIX = b".raw"
@@ -62,17 +62,23 @@ def child_prefix(prefix: str, name: bytes) -> str:
 
 def is_shard(name: bytes) -> bool:
     """Say whether an object of this name is opened up as a shard."""
-    return name.endswith(SHARD_SUFFIX) and name != SHARD_SUFFIX
+    return form_of_name(name) is not None
 
 
 def shard_stem(name: str) -> str:
     """Give the name of a shard without its suffix."""
-    return name.removesuffix(os.fsdecode(SHARD_SUFFIX))
+    return name[: len(name) - len(suffix_of(os.fsencode(name)))]
 
 
 def shard_of_directory(name: bytes) -> bytes | None:
     """Give `X.tar` for `X.tar.d`, None for any other name."""
     return _without(name, SHARD_DIRECTORY_SUFFIX)
+
+
+def owner_of_directory(name: bytes) -> bytes | None:
+    """Give `X` for `X.d`, whatever `X` is called, None for any other name."""
+    suffix = SHARD_DIRECTORY_SUFFIX
+    return name[: -len(suffix)] if name.endswith(suffix) and name != suffix else None
 
 
 def shard_of_bytes(name: bytes) -> bytes | None:

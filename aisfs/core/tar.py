@@ -11,6 +11,7 @@ Runs of similar members are taken by `tar_plain`, which is quick; here is the ca
 at a time, which understands everything and tells the quick one what to look for.
 """
 
+from aisfs.core.forms import Form
 from aisfs.core.member_index import MAX_LEAD, TRUNCATED, MemberIndex, MemberIndexBuilder
 from aisfs.core.sparse import SPARSE_KEYS, extension_extends, header_extends
 from aisfs.core.tar_header import BLOCK, ZERO_BLOCK, Header, padded, parse_header, parse_pax, text
@@ -114,7 +115,23 @@ class TarScanner:
             if self._position < base + len(piece):
                 self._held += piece[self._position - base :]
 
-    def finish(self) -> MemberIndex:
+    def end_at(self, size: int, warning: str = "") -> None:
+        """Say how long the object turned out to be, if it was given as longer; then `finish`.
+
+        Args:
+            size: All of it, which was fed.
+            warning: What is wrong with it there.
+        """
+        self._object_size = size
+        cut = self._rows.cut(size)
+        if warning:
+            self._rows.warn(warning)
+        if cut is not None:
+            self._rows.warn(truncation(*cut, size))
+        if size == 0:
+            self._ended = True
+
+    def finish(self, form: Form = Form.TAR) -> MemberIndex:
         """Return the index of what was found. The scanner is spent."""
         if not self._ended:
             if not self.done:
@@ -127,7 +144,7 @@ class TarScanner:
             elif self._unit is not None:
                 self._rows.warn(f"the headers at byte {self._unit} have no member")
             self._ended = True
-        return self._rows.build()
+        return self._rows.build(form=form)
 
     def _scan(self, data: bytes, base: int) -> None:
         """Scan `data`, which starts at `base`, as far as it goes."""

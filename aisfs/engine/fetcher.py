@@ -12,10 +12,9 @@ newer ones need the room. Whatever is dropped at any moment changes no result (i
 
 import logging
 import threading
-from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Callable, Hashable
+from dataclasses import replace
 from functools import partial
 
 import trio
@@ -26,7 +25,8 @@ from aisfs.cache.reservation import Reservation
 from aisfs.core.ranges import growing_pieces, pieces
 from aisfs.core.readahead import ReadAhead
 from aisfs.engine.background import BackgroundThread
-from aisfs.engine.parts import FIRST_PART, PART_MAX, BufferPool, Data, Part
+from aisfs.engine.opened import OpenObject, Source
+from aisfs.engine.parts import FIRST_PART, PART_MAX, BufferPool, Data, Part, Reading
 from aisfs.errors import AisfsError, Unavailable
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 from aisfs.store.port import ObjectStore
@@ -39,82 +39,6 @@ FAR_SECONDS = 0.02
 """A part that took longer came over a link with latency, or a slow one: more may be under way."""
 OBJECTS_MAX = 10_000
 """Objects whose read-ahead is remembered."""
-
-
-class OpenObject:
-    """What is known about reading one version of one object."""
-
-    __slots__ = ("bucket", "entry", "info", "lock", "parts", "read_ahead")
-
-    def __init__(
-        self, bucket: Bucket, info: ObjectInfo, entry: EntryId | None, read_ahead: ReadAhead
-    ) -> None:
-        """Know no parts yet; without `entry` nothing of it goes to disk."""
-        self.bucket = bucket
-        self.info = info
-        self.entry = entry
-        self.read_ahead = read_ahead
-        self.lock = threading.Lock()
-        """Guards `read_ahead`, which the lane's thread tells of reads too."""
-        self.parts: list[Part] = []
-        """Sorted, disjoint. Changed by the trio thread only; `landed` looks at it from any."""
-
-    def landed(self, wanted: ByteRange) -> memoryview | None:
-        """Give bytes that one part in memory has. Waits for nothing, from any thread.
-
-        The list may change between any two steps here, so nothing that was found is believed before
-        the part itself was asked: its range never changes, nor its bytes once it is done, and the
-        view keeps its buffer from being used again.
-        """
-        parts = self.parts
-        try:
-            part = parts[bisect_right(parts, wanted.start, key=_start) - 1]
-        except IndexError:
-            return None
-        there = part.range
-        if there.start <= wanted.start and wanted.stop <= there.stop and part.landed:
-            return part.view(wanted)
-        return None
-
-    def overlapping(self, wanted: ByteRange) -> list[Part]:
-        """Give the parts that have bytes of `wanted`, in order."""
-        parts = self.parts
-        at = bisect_left(parts, wanted.start, key=lambda part: part.range.stop - 1)
-        found = []
-        while at < len(parts) and parts[at].range.start < wanted.stop:
-            found.append(parts[at])
-            at += 1
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """A range being read: pieces in order, each there already or a part to wait for."""
-
-    wanted: ByteRange
-    pieces: list[Data | Part]
-
-    @property
-    def ready(self) -> bool:
-        """Whether nothing has to be waited for."""
-        return all(not isinstance(p, Part) or p.done.is_set() for p in self.pieces)
-
-    async def wait(self) -> Data:
-        """Wait for the parts and give the bytes.
-
-        Raises:
-            AisfsError: a part could not be fetched.
-        """
-        found: list[Data] = []
-        for piece in self.pieces:
-            if isinstance(piece, Part):
-                await piece.done.wait()
-                if piece.error is not None:
-                    raise piece.error
-                found.append(piece.view(self.wanted))
-            else:
-                found.append(piece)
-        return found[0] if len(found) == 1 else b"".join(found)
 
 
 class Fetcher:
@@ -152,7 +76,7 @@ class Fetcher:
         self._read_ahead_max = read_ahead_max
         self._lock = threading.Lock()
         """Guards `_objects`; all else but the cache belongs to the trio thread."""
-        self._objects: OrderedDict[tuple[Bucket, ObjectInfo], OpenObject] = OrderedDict()
+        self._objects: OrderedDict[Hashable, OpenObject] = OrderedDict()
         self._kept: OrderedDict[Part, OpenObject] = OrderedDict()
         """Landed parts that are in memory only, the oldest first."""
         self._changed = trio.Event()
@@ -167,22 +91,65 @@ class Fetcher:
 
     def open(self, bucket: Bucket, info: ObjectInfo) -> OpenObject:
         """Give what is known about a version of an object. From any thread."""
-        key = (bucket, info)
+        found = self._opened((bucket, info))
+        if found is not None:
+            return found
+        entry = entry_id(self.distinguished(bucket, info), info) if self.cache else None
+        cached = (self.cache, entry) if self.cache and entry else None
+        source = partial(self._store.read_range, bucket, info)
+        ahead = self._watch(info)
+        return self.again(OpenObject((bucket, info), bucket, info, ahead, source, cached))
+
+    def open_content(
+        self, bucket: Bucket, info: ObjectInfo, source: Source, cached: tuple[BlockCache, EntryId]
+    ) -> OpenObject:
+        """Give what is known about content that is not in the store as it is read. From any thread.
+
+        Args:
+            bucket: Where the object is that it is made of.
+            info: That object, with the size of the content.
+            source: Makes it, and keeps it on disk.
+            cached: Where it is on disk, and what tells it from everything else.
+        """
+        key = cached[1]
+        found = self._opened(key)
+        if found is not None:
+            return found
+        ahead = self._watch(info)
+        return self.again(OpenObject(key, bucket, info, ahead, source, cached, kept_by_source=True))
+
+    def again(self, opened: OpenObject) -> OpenObject:
+        """Give what is known under the same key: `opened` itself if nothing is. From any thread.
+
+        Only that may have new parts.
+        """
         with self._lock:
-            found = self._objects.get(key)
-            if found is None:
-                entry = self._entry(bucket, info)
-                ahead = ReadAhead(info.size, max_window=self._read_ahead_max)
-                found = self._objects[key] = OpenObject(bucket, info, entry, ahead)
-                self._forget_old_objects()
-            else:
-                self._objects.move_to_end(key)
+            found = self._objects.setdefault(opened.key, opened)
+            self._objects.move_to_end(opened.key)
+            self._forget_old_objects()
             return found
 
     def known(self, opened: OpenObject, wanted: ByteRange) -> Data | None:
         """Give a range that is in memory or mapped. Waits for nothing, from any thread."""
         there = self._hit(opened, wanted)
         return there if there is not None or not opened.parts else opened.landed(wanted)
+
+    def distinguished(self, bucket: Bucket, info: ObjectInfo) -> Bucket:
+        """Name the bucket so that a cache can tell this version from those of other clusters."""
+        if info.checksum:
+            return bucket
+        # Version 1 of the same name in another cluster is something else.
+        return replace(bucket, namespace=f"{bucket.namespace} {self._origin}")
+
+    def _watch(self, info: ObjectInfo) -> ReadAhead:
+        return ReadAhead(info.size, max_window=self._read_ahead_max)
+
+    def _opened(self, key: Hashable) -> OpenObject | None:
+        with self._lock:
+            found = self._objects.get(key)
+            if found is not None:
+                self._objects.move_to_end(key)
+            return found
 
     def start(self, opened: OpenObject, wanted: ByteRange) -> Reading:
         """Begin to read a range that lies inside the object; starts what is not under way.
@@ -217,42 +184,44 @@ class Fetcher:
                 return
             self.start(opened, piece)
 
-    async def stream(self, opened: OpenObject) -> AsyncIterator[tuple[int, Data]]:
-        """Give the whole object in order as (offset, bytes), some parts ahead of the caller.
+    async def stream(
+        self, opened: OpenObject, wanted: ByteRange | None = None, *, held_up: bool = True
+    ) -> AsyncGenerator[tuple[int, Data], None]:
+        """Give an object, or a part of it, in order as (offset, bytes), somewhat ahead of the caller.
 
-        How many depends on how long they take, up to the window of a sequential reader. The first
+        How far depends on how long parts take, up to the window of a sequential reader. The first
         parts are small: on one link all parts land together, and readers wait for the first.
+
+        Args:
+            opened: The object.
+            wanted: The part; None is all.
+            held_up: Wait while memory is full. Not for one whom those wait for who fill it; it
+                takes no more than `STREAM_BYTES` while there is no room.
         """
         under_way: deque[Reading] = deque()
         at_once, ahead = STREAM_BYTES, 0
-        for piece in growing_pieces(ByteRange(0, opened.info.size), FIRST_PART, PART_MAX):
+        for piece in growing_pieces(wanted or ByteRange(0, opened.info.size), FIRST_PART, PART_MAX):
             while under_way and ahead + len(piece) > at_once:
                 reading = under_way.popleft()
                 data = await reading.wait()
-                if self.far:
+                if self.far and (held_up or self._room_for(2 * at_once)):
                     at_once = max(at_once, min(2 * at_once, self._read_ahead_max))
                 ahead -= len(reading.wanted)
                 yield reading.wanted.start, data
-            await self._wait_for_room(len(piece))
+            if held_up:
+                await self._wait_for_room(len(piece))
             under_way.append(self.start(opened, piece))
             ahead += len(piece)
         while under_way:
             reading = under_way.popleft()
             yield reading.wanted.start, await reading.wait()
 
-    def _entry(self, bucket: Bucket, info: ObjectInfo) -> EntryId | None:
-        if self.cache is None:
-            return None
-        if not info.checksum:  # version 1 of the same name in another cluster is something else
-            bucket = replace(bucket, namespace=f"{bucket.namespace} {self._origin}")
-        return entry_id(bucket, info)
-
     # pieces ----------------------------------------------------------------------------------
 
     def _hit(self, opened: OpenObject, wanted: ByteRange) -> memoryview | None:
-        if self.cache is None or opened.entry is None:
+        if opened.cache is None or opened.entry is None:
             return None
-        return self.cache.hit(opened.entry, wanted)
+        return opened.cache.hit(opened.entry, wanted)
 
     def _fill(self, opened: OpenObject, gap: ByteRange, found: list[Data | Part]) -> None:
         """Cover a range that no part covers."""
@@ -264,7 +233,7 @@ class Fetcher:
 
     def _begin(self, opened: OpenObject, wanted: ByteRange) -> Part:
         part = Part(wanted, self._pool)
-        insort(opened.parts, part, key=_start)
+        opened.add(part)
         self.buffered += len(wanted)
         self._services.start_soon(self._fetch, opened, part)
         return part
@@ -290,9 +259,10 @@ class Fetcher:
     async def _fetch_and_store(self, opened: OpenObject, part: Part) -> bool:
         """Get the bytes from disk or from the store; say whether they have to stay in memory."""
         missing: list[tuple[ByteRange, Reservation | None]] = [(part.range, None)]
-        cache, entry = self.cache, opened.entry
+        cache, entry = opened.cache, opened.entry
         if cache is not None and entry is not None:
-            missing = await trio.to_thread.run_sync(_look, cache, entry, part)
+            keep = not opened.kept_by_source
+            missing = await trio.to_thread.run_sync(_look, cache, entry, part, keep)
         if not missing:
             self._land(part)
             return False
@@ -301,10 +271,9 @@ class Fetcher:
         try:
             for gap, _ in missing:
                 start = gap.start - part.range.start
-                await self._store.read_range(
-                    opened.bucket, opened.info, gap.start, room[start : start + len(gap)]
-                )
-            self.far = trio.current_time() - since > FAR_SECONDS
+                await opened.source(gap.start, room[start : start + len(gap)])
+            if not opened.kept_by_source:  # making content says nothing about the link
+                self.far = trio.current_time() - since > FAR_SECONDS
             self._land(part)  # readers need not wait for the disk
             if cache is None or entry is None or any(room is None for _, room in missing):
                 return self._keep(opened, part)
@@ -337,9 +306,7 @@ class Fetcher:
 
     def _drop(self, opened: OpenObject, part: Part) -> None:
         self._kept.pop(part, None)
-        at = bisect_left(opened.parts, part.range.start, key=_start)
-        if at < len(opened.parts) and opened.parts[at] is part:
-            del opened.parts[at]
+        if opened.remove(part):
             self.buffered -= len(part.range)
             self._tell()
 
@@ -368,9 +335,9 @@ class Fetcher:
 
 
 def _look(
-    cache: BlockCache, entry: EntryId, part: Part
+    cache: BlockCache, entry: EntryId, part: Part, keep: bool
 ) -> list[tuple[ByteRange, Reservation | None]]:
-    """Take what is on disk and reserve room for the rest. Runs in a worker thread.
+    """Take what is on disk and, if asked to, reserve room for the rest. Runs in a worker thread.
 
     Returns:
         What is missing, each with its reservation; None where it is not to be kept.
@@ -395,7 +362,7 @@ def _look(
         if gap:
             gaps.append(gap)
         position = gap.stop
-    return [(gap, cache.reserve(entry, gap)) for gap in gaps]
+    return [(gap, cache.reserve(entry, gap) if keep else None) for gap in gaps]
 
 
 def _store(
@@ -415,7 +382,3 @@ def _store(
     if stored and not cache.missing(entry, ByteRange(0, entry.size)):
         cache.verify_whole(entry)
     return stored
-
-
-def _start(part: Part) -> int:
-    return part.range.start

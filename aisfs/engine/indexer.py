@@ -6,33 +6,51 @@ goes on answering.
 """
 
 import logging
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import trio
 from cachetools import LRUCache
 
 from aisfs.ais.shard_index import MAX_BYTES, decode_shard_index, shard_index_location
+from aisfs.cache.entry import CONTENT_MAX, PAGE
 from aisfs.cache.indexes import IndexCache
 from aisfs.cache.single_flight import SingleFlight
-from aisfs.core.labels import LabelColumn, LabelScan
+from aisfs.core.forms import HEAD, Form, form_of_content, form_of_name
+from aisfs.core.labels import (
+    UNUSABLE,
+    LabelColumn,
+    LabelScan,
+    label_column,
+    label_rows,
+    read_label,
+)
 from aisfs.core.member_index import MemberIndex
+from aisfs.core.ranges import aligned
 from aisfs.core.tar import TarScanner
 from aisfs.core.view_spec import LabelRule
 from aisfs.core.views import MembersView
+from aisfs.core.zip_directory import ZipScanner
 from aisfs.engine.fetcher import Fetcher
-from aisfs.errors import AisfsError
+from aisfs.engine.parts import Data
+from aisfs.engine.unpacker import Unpacker
+from aisfs.errors import AisfsError, ShardDamaged
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 from aisfs.store.port import ObjectStore
 
 log = logging.getLogger(__name__)
 
+ReadContent = Callable[[Bucket, ObjectInfo, MemberIndex, int], Awaitable[Data]]
+"""Reads all of a member, which a row of the index stands for."""
 ShardId = tuple[Bucket, ObjectInfo]
 """A version of a shard."""
 
 INDEX_BYTES_MAX = 512 * 2**20
 """Memory for indexes not in use; six million members at 80 bytes each."""
+FORMS_MAX = 100_000
+"""Objects of which is remembered whether their content is an archive."""
 HOP = 1 << 20
 """Bytes read at a header when data is skipped: a few hundred small members, or one large one's."""
 
@@ -44,29 +62,36 @@ class Indexer:
         self,
         fetcher: Fetcher,
         services: trio.Nursery,
+        unpacker: Unpacker,
         *,
         indexes: IndexCache | None = None,
         shard_indexes: ObjectStore | None = None,
         ignore_zeros: bool = False,
         lay_out: Callable[[MemberIndex], MembersView] = MembersView,
         memory_limit: float = INDEX_BYTES_MAX,
+        magic: bool = False,
     ) -> None:
         """Read shards through `fetcher`; shared scans run in `services`.
 
         Args:
             fetcher: Reads the shards.
             services: Outlives every reader.
+            unpacker: Opens what is compressed as a whole.
             indexes: Where indexes are kept; None keeps them in memory only.
             shard_indexes: Where to look for AIStore's own index of a shard before it is scanned;
                 None to never look. Such an index knows no times and no modes.
             ignore_zeros: Scan behind the zeros that end a tar.
             lay_out: Puts the members of a shard into directories. Runs in a worker thread.
             memory_limit: Bytes of indexes to keep in memory when they are not in use.
+            magic: Tell the form of an archive by its content.
         """
         self._fetcher = fetcher
+        self._unpacker = unpacker
         self._shard_indexes = shard_indexes
         self._indexes = indexes
         self._ignore_zeros = ignore_zeros
+        self._magic = magic
+        self._forms: LRUCache[ShardId, Form | None] = LRUCache(FORMS_MAX)
         self._lock = threading.Lock()
         """Guards `_views`, which the lane's thread asks too."""
         self._lay_out = lay_out
@@ -101,11 +126,11 @@ class Indexer:
         indexes = self._indexes
         if indexes is not None:
             index = await trio.to_thread.run_sync(indexes.get, bucket, shard)
-        if index is None and self._shard_indexes is not None:
+        form = await self.form(bucket, shard) if index is None else index.form
+        if index is None and self._shard_indexes is not None and form is Form.TAR:
             index = await self._find_shard_index(self._shard_indexes, bucket, shard)
         if index is None:
-            scanner = TarScanner(shard.size, ignore_zeros=self._ignore_zeros)
-            index = await self._scan(bucket, shard, scanner)
+            index = await self._scan(bucket, shard, form or Form.TAR)
             if indexes is not None:
                 await trio.to_thread.run_sync(indexes.put, bucket, shard, index)
         return await self._keep(bucket, shard, index)
@@ -120,7 +145,7 @@ class Indexer:
         return view
 
     async def labels(
-        self, bucket: Bucket, shard: ObjectInfo, rule: LabelRule
+        self, bucket: Bucket, shard: ObjectInfo, rule: LabelRule, read: ReadContent
     ) -> tuple[MemberIndex, LabelColumn]:
         """Give the members of this version of a shard, and the labels that their contents say.
 
@@ -140,10 +165,7 @@ class Indexer:
                 get = partial(indexes.get_labels, bucket, shard, index, kept_as)
                 column = await trio.to_thread.run_sync(get)
         if index is None or column is None:
-            scanner = TarScanner(shard.size, ignore_zeros=self._ignore_zeros)
-            scan = LabelScan(rule, scanner.rows)
-            index = await self._scan(bucket, shard, scanner, scan)
-            column = await trio.to_thread.run_sync(scan.finish, index)
+            index, column = await self._find_labels(bucket, shard, rule, index, read)
             if indexes is not None:
                 await trio.to_thread.run_sync(indexes.put, bucket, shard, index)
                 put = partial(indexes.put_labels, bucket, shard, kept_as, column)
@@ -151,6 +173,23 @@ class Indexer:
         if known is None or known.index is not index:
             await self._keep(bucket, shard, index)
         return index, column
+
+    async def _find_labels(
+        self,
+        bucket: Bucket,
+        shard: ObjectInfo,
+        rule: LabelRule,
+        index: MemberIndex | None,
+        read: ReadContent,
+    ) -> tuple[MemberIndex, LabelColumn]:
+        form = index.form if index is not None else await self.form(bucket, shard) or Form.TAR
+        if form is Form.ZIP:  # members are read one by one there, so nothing else need be
+            zipped = index or await self._scan_zip(bucket, shard)
+            return zipped, await _read_labels(rule, zipped, partial(read, bucket, shard, zipped))
+        scanner = self._scanner(shard, form)
+        scan = LabelScan(rule, scanner.rows)
+        index = await self._scan_tar(bucket, shard, form, scanner, scan)
+        return index, await trio.to_thread.run_sync(scan.finish, index)
 
     async def _find_shard_index(
         self, store: ObjectStore, bucket: Bucket, shard: ObjectInfo
@@ -168,20 +207,68 @@ class Indexer:
             return None
         return await trio.to_thread.run_sync(decode_shard_index, bytes(buffer), shard)
 
-    async def _scan(
+    async def form(self, bucket: Bucket, shard: ObjectInfo) -> Form | None:
+        """Tell the form of an archive; None if it is none.
+
+        Raises:
+            Stale: the object changed meanwhile.
+        """
+        named = form_of_name(os.fsencode(shard.key.rpartition("/")[2]))
+        if not self._magic or not shard.size:
+            return named
+        if (bucket, shard) not in self._forms:
+            wanted = aligned(ByteRange(0, min(HEAD, shard.size)), PAGE, shard.size)
+            head = await self._fetcher.start(self._fetcher.open(bucket, shard), wanted).wait()
+            self._forms[bucket, shard] = form_of_content(bytes(head[:HEAD])) or named
+        return self._forms[bucket, shard]
+
+    async def is_archive(self, bucket: Bucket, info: ObjectInfo) -> bool:
+        """Say whether an object is an archive.
+
+        Raises:
+            Stale: the object changed meanwhile.
+        """
+        return await self.form(bucket, info) is not None
+
+    async def _scan(self, bucket: Bucket, shard: ObjectInfo, form: Form) -> MemberIndex:
+        if form is Form.ZIP:
+            return await self._scan_zip(bucket, shard)
+        return await self._scan_tar(bucket, shard, form, self._scanner(shard, form))
+
+    def _scanner(self, shard: ObjectInfo, form: Form) -> TarScanner:
+        # How long the content of a compressed one is, is known when it has all been seen.
+        size = CONTENT_MAX if form.compressed else shard.size
+        return TarScanner(size, ignore_zeros=self._ignore_zeros)
+
+    async def _scan_zip(self, bucket: Bucket, shard: ObjectInfo) -> MemberIndex:
+        """Read the directory of a zip, which is all at its end."""
+        scanner = ZipScanner(shard.size)
+        opened = self._fetcher.open(bucket, shard)
+        while (wanted := scanner.wanted) is not None:
+            data = await self._fetcher.start(opened, wanted).wait()
+            await trio.to_thread.run_sync(scanner.feed, memoryview(data))
+        return await trio.to_thread.run_sync(scanner.finish)
+
+    async def _scan_tar(
         self,
         bucket: Bucket,
         shard: ObjectInfo,
+        form: Form,
         scanner: TarScanner,
         labels: LabelScan | None = None,
     ) -> MemberIndex:
-        """Let a shard stream by."""
+        """Let a tar stream by, decompressed if it has to be."""
 
         def feed(start: int, data: memoryview) -> None:
             scanner.feed(data)
             if labels is not None:
                 labels.feed(start, data)
 
+        if form.compressed:
+            end = await self._unpacker.stream(bucket, shard, form, feed)
+            warning = f"damaged behind byte {end.size} of its content: {end.damage}"
+            scanner.end_at(end.size, warning if end.damage else "")
+            return await trio.to_thread.run_sync(scanner.finish, form)
         opened = self._fetcher.open(bucket, shard)
         if opened.entry is None:
             # Nothing is kept, so nothing is fetched that is not looked at.
@@ -194,6 +281,20 @@ class Indexer:
             async for start, data in self._fetcher.stream(opened):
                 await trio.to_thread.run_sync(feed, start, memoryview(data))
         return await trio.to_thread.run_sync(scanner.finish)
+
+
+async def _read_labels(
+    rule: LabelRule, index: MemberIndex, read: Callable[[int], Awaitable[Data]]
+) -> LabelColumn:
+    """Read labels member by member; a damaged one has none."""
+    labels = []
+    for row in label_rows(rule, index):
+        try:
+            label = read_label(rule, bytes(await read(row)))
+        except ShardDamaged:
+            label = UNUSABLE
+        labels.append((row, label))
+    return label_column(labels)
 
 
 def _needed(scanner: TarScanner, labels: LabelScan | None) -> int:

@@ -21,7 +21,7 @@ from aisfs.core.flat_view import flat_home, flat_name, flat_rows
 from aisfs.core.member_index import MemberIndex
 from aisfs.core.merged_view import MergedView, Placed
 from aisfs.core.view_spec import ViewSpec
-from aisfs.engine.indexer import Indexer
+from aisfs.engine.indexer import Indexer, ReadContent
 from aisfs.engine.shard_set import Shard, ShardSet
 from aisfs.errors import AisfsError, NotFound, Stale
 from aisfs.metrics import Metrics
@@ -67,6 +67,7 @@ class Merger:
         self,
         shards: ShardSet,
         indexer: Indexer,
+        read: ReadContent,
         spec: ViewSpec,
         services: trio.Nursery,
         metrics: Metrics,
@@ -78,6 +79,7 @@ class Merger:
         Args:
             shards: The dataset.
             indexer: Opens them.
+            read: Reads labels where no scan passes them.
             spec: The view.
             services: Outlives every reader.
             metrics: Where is counted what is left out.
@@ -85,6 +87,7 @@ class Merger:
         """
         self._shards = shards
         self._indexer = indexer
+        self._read = read
         self._spec = spec
         self._metrics = metrics
         self._table = table
@@ -176,7 +179,9 @@ class Merger:
     async def _open(self, shard: Shard) -> _Part:
         spec, column = self._spec, None
         if spec.view is View.CLASS and spec.label.component is not None:
-            index, column = await self._indexer.labels(shard.bucket, shard.info, spec.label)
+            index, column = await self._indexer.labels(
+                shard.bucket, shard.info, spec.label, self._read
+            )
         else:
             index = (await self._indexer.open(shard.bucket, shard.info)).index
 

@@ -2,6 +2,7 @@
 
 import mmap
 from contextlib import suppress
+from dataclasses import dataclass
 
 import trio
 
@@ -87,3 +88,33 @@ class Part:
         start = max(wanted.start, self.range.start) - self.range.start
         stop = min(wanted.stop, self.range.stop) - self.range.start
         return self.content[start:stop]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A range being read: pieces in order, each there already or a part to wait for."""
+
+    wanted: ByteRange
+    pieces: list[Data | Part]
+
+    @property
+    def ready(self) -> bool:
+        """Whether nothing has to be waited for."""
+        return all(not isinstance(p, Part) or p.done.is_set() for p in self.pieces)
+
+    async def wait(self) -> Data:
+        """Wait for the parts and give the bytes.
+
+        Raises:
+            AisfsError: a part could not be fetched.
+        """
+        found: list[Data] = []
+        for piece in self.pieces:
+            if isinstance(piece, Part):
+                await piece.done.wait()
+                if piece.error is not None:
+                    raise piece.error
+                found.append(piece.view(self.wanted))
+            else:
+                found.append(piece)
+        return found[0] if len(found) == 1 else b"".join(found)

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import trio
 from cachetools import LRUCache
@@ -25,9 +26,13 @@ from aisfs.core.ranges import aligned
 from aisfs.core.sample_habit import SampleHabit
 from aisfs.core.samples import SPAN_MAX, member_span, sample_span
 from aisfs.core.sparse import Segment, segments_of, sparse_segments
-from aisfs.engine.fetcher import Fetcher, OpenObject, Reading
-from aisfs.engine.parts import Data
+from aisfs.core.zip_packing import Stored
+from aisfs.engine.fetcher import Fetcher
+from aisfs.engine.opened import OpenObject
+from aisfs.engine.parts import Data, Reading
 from aisfs.engine.prefetcher import Prefetcher
+from aisfs.engine.unpacker import Unpacker
+from aisfs.engine.zip_reader import ZipReader
 from aisfs.errors import ShardDamaged
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 
@@ -54,10 +59,17 @@ ObjectId = tuple[Bucket, ObjectInfo]
 class MemberReads:
     """How the members of one version of a shard are read."""
 
-    __slots__ = ("in_order", "opened", "order", "told_until")
+    __slots__ = ("in_order", "opened", "order", "shard", "told_until")
 
-    def __init__(self, opened: OpenObject, members: int) -> None:
-        """Know nothing yet."""
+    def __init__(self, shard: ObjectInfo, opened: OpenObject, members: int) -> None:
+        """Know nothing yet.
+
+        Args:
+            shard: The version.
+            opened: What the offsets of its index refer to: the object, or what it is decompressed.
+            members: How many it has.
+        """
+        self.shard = shard
         self.opened = opened
         self.order = MemberOrder(members)
         self.in_order = False
@@ -68,10 +80,15 @@ class MemberReads:
 class Reader:
     """Reads ranges of objects and of members."""
 
-    def __init__(self, fetcher: Fetcher, prefetcher: Prefetcher) -> None:
-        """Read through `fetcher`, and tell `prefetcher` which shards are being read."""
+    def __init__(self, fetcher: Fetcher, prefetcher: Prefetcher, unpacker: Unpacker) -> None:
+        """Read through `fetcher`, and tell `prefetcher` which shards are being read.
+
+        What has to be decompressed first comes from `unpacker`.
+        """
+        self._unpacker = unpacker
         self._fetcher = fetcher
         self._prefetcher = prefetcher
+        self._zips = ZipReader(self._read_inflated)
         self._token = trio.lowlevel.current_trio_token()
         self._lock = threading.Lock()
         """Guards `_orders` and what is in them, and `_told`."""
@@ -105,11 +122,16 @@ class Reader:
         return memoryview(data)[start : start + len(wanted)]
 
     def members(self, bucket: Bucket, shard: ObjectInfo, index: MemberIndex) -> MemberReads:
-        """Give what is known of how a shard is read. Waits for nothing, from any thread."""
+        """Give what is known of how a shard is read. Waits for nothing, from any thread.
+
+        Raises:
+            Unsupported: it is compressed, and there is no cache.
+        """
         with self._lock:
             known = self._orders.get((bucket, shard))
         if known is None:
-            known = MemberReads(self._fetcher.open(bucket, shard), len(index))
+            opened = self._unpacker.open_shard(bucket, shard, index)
+            known = MemberReads(shard, opened, len(index))
             with self._lock:
                 known = self._orders.setdefault((bucket, shard), known)
         return known
@@ -125,11 +147,11 @@ class Reader:
         return reads.in_order
 
     def _tell_prefetcher(self, reads: MemberReads) -> None:
-        opened = reads.opened
+        bucket = reads.opened.bucket
         if reads.in_order:
-            self._prefetcher.in_order(opened.bucket, opened.info)
-        else:
-            self._prefetcher.touched(opened.bucket, opened.info)
+            self._prefetcher.in_order(bucket, reads.shard)
+        elif not reads.opened.kept_by_source:  # else the object itself is needed no more
+            self._prefetcher.touched(bucket, reads.shard)
 
     # without waiting, from any thread -----------------------------------------------------------
 
@@ -159,8 +181,8 @@ class Reader:
         Raises:
             ShardDamaged: the range lies behind the end of a truncated shard.
         """
-        if index.sparse(row):
-            return None
+        if index.packing is not None or index.sparse(row):
+            return None  # its bytes are not there as they are stored
         stored = index.read_range(row, wanted.start, len(wanted))
         if stored.start >= stored.stop:
             return b""
@@ -217,9 +239,7 @@ class Reader:
 
     def _fetch_ahead(self, opened: OpenObject, ahead: ByteRange | None) -> None:
         if ahead is not None:
-            bucket, info = opened.bucket, opened.info
-            # Opened again, since only what `Fetcher` still knows may have new parts.
-            self._later(lambda: self._fetcher.ahead(self._fetcher.open(bucket, info), ahead))
+            self._later(lambda: self._fetcher.ahead(self._fetcher.again(opened), ahead))
 
     def _later(self, work: Callable[[], None]) -> None:
         def run() -> None:
@@ -232,6 +252,17 @@ class Reader:
             self._token.run_sync_soon(run)
 
     # -----------------------------------------------------------------------------------------------
+
+    async def read_whole(
+        self, bucket: Bucket, shard: ObjectInfo, index: MemberIndex, row: int
+    ) -> Data:
+        """Read all of a member, and as one of many in order.
+
+        Raises:
+            Stale, ShardDamaged: see `read_member`.
+        """
+        whole = ByteRange(0, index.size(row))
+        return await self.read_member(bucket, shard, index, row, whole, in_order=True)
 
     async def read_member(
         self,
@@ -249,6 +280,9 @@ class Reader:
             Stale: the shard is no longer the version `shard`.
             ShardDamaged: the range lies behind the end of a truncated shard.
         """
+        if index.packing is not None:
+            fetch = partial(self._fetch, bucket, shard, index, row, in_order)
+            return await self._zips.read((bucket, shard), index, row, wanted, fetch)
         try:
             if index.sparse(row):
                 return await self._read_sparse(bucket, shard, index, row, wanted)
@@ -257,7 +291,19 @@ class Reader:
             raise ShardDamaged(f"{bucket}/{shard.key}: {error}") from error
         if stored.start >= stored.stop:
             return b""
-        opened = self._fetcher.open(bucket, shard)
+        return await self._fetch(bucket, shard, index, row, in_order, stored)
+
+    async def _fetch(
+        self,
+        bucket: Bucket,
+        shard: ObjectInfo,
+        index: MemberIndex,
+        row: int,
+        in_order: bool,
+        stored: ByteRange,
+    ) -> Data:
+        """Fetch stored bytes of a member, and what is worth having with them."""
+        opened = self._unpacker.open_shard(bucket, shard, index)
         if in_order:
             return await self._start_on(opened, stored)[0].wait()
         span = sample_span(index, row)
@@ -281,8 +327,22 @@ class Reader:
             self._fetcher.ahead(opened, plan.ahead)
         return reading, plan.sequential
 
-    async def _read_stored(self, bucket: Bucket, info: ObjectInfo, wanted: ByteRange) -> Data:
-        return await self._fetcher.start(self._fetcher.open(bucket, info), wanted).wait()
+    async def _read_stored(
+        self, bucket: Bucket, shard: ObjectInfo, index: MemberIndex, wanted: ByteRange
+    ) -> Data:
+        opened = self._unpacker.open_shard(bucket, shard, index)
+        return await self._fetcher.start(opened, wanted).wait()
+
+    async def _read_inflated(
+        self,
+        bucket: Bucket,
+        info: ObjectInfo,
+        stored: ByteRange,
+        member: Stored,
+        wanted: ByteRange,
+    ) -> Data:
+        opened = self._unpacker.open_deflated(bucket, info, stored, member.size, member.crc)
+        return await self._start_on(opened, wanted)[0].wait()
 
     async def _read_sparse(
         self, bucket: Bucket, shard: ObjectInfo, index: MemberIndex, row: int, wanted: ByteRange
@@ -295,9 +355,12 @@ class Reader:
         base = index.span(row).start
         for segment in segments_of(segments, wanted.start, length):
             at = base + segment.stored
-            if at + segment.length > shard.size:
-                raise ShardDamaged(f"the shard ends at byte {shard.size}, within this member")
-            part = await self._read_stored(bucket, shard, ByteRange(at, at + segment.length))
+            if at + segment.length > index.object_size:
+                raise ShardDamaged(
+                    f"the shard ends at byte {index.object_size}, within this member"
+                )
+            stored = ByteRange(at, at + segment.length)
+            part = await self._read_stored(bucket, shard, index, stored)
             start = segment.offset - wanted.start
             content[start : start + segment.length] = part
         return content
@@ -312,8 +375,8 @@ class Reader:
         span = index.span(row)
         size = SPARSE_HEAD
         while True:
-            stop = min(span.start + size, span.stop, shard.size)
-            head = await self._read_stored(bucket, shard, ByteRange(span.start, stop))
+            stop = min(span.start + size, span.stop, index.object_size)
+            head = await self._read_stored(bucket, shard, index, ByteRange(span.start, stop))
             segments = sparse_segments(bytes(head), index.size(row))
             if segments is not None:
                 self._maps[key] = segments

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
 from aisfs.core.names import child_prefix, entry_name, is_shard
@@ -39,9 +39,16 @@ class ShardSet:
     """Shards in order, and how many there are not."""
 
     def __init__(
-        self, store: ObjectStore, metrics: Metrics, shards: list[Shard], left_out: Counter[str]
+        self,
+        store: ObjectStore,
+        metrics: Metrics,
+        shards: list[Shard],
+        left_out: Counter[str],
+        missing: Sequence[str] = (),
     ) -> None:
         """Show `shards`; ask `store` when one of them changed."""
+        self.missing = missing
+        """What the sources named one by one and does not exist."""
         self._store = store
         self._shards = shards
         self._places = {(shard.bucket, shard.info.key): at for at, shard in enumerate(shards)}
@@ -115,10 +122,11 @@ async def find_shards(
     """
     found: dict[tuple[Bucket, str], ObjectInfo] = {}
     left_out: Counter[str] = Counter()
+    missing: list[str] = []
     for word in source.words:
         before = left_out.copy()
         some = False
-        async for bucket, info in _of_word(word, source.keys, lister, left_out):
+        async for bucket, info in _of_word(word, source.keys, lister, left_out, missing):
             found.setdefault((bucket, info.key), info)
             some = True
         if not some:
@@ -129,7 +137,7 @@ async def find_shards(
         for ((bucket, _), info), name in zip(found.items(), names, strict=True)
     ]
     log.info("%d shards of %s", len(shards), source)
-    return ShardSet(store, metrics, shards, left_out)
+    return ShardSet(store, metrics, shards, left_out, missing)
 
 
 def _nothing(word: Word, why: Counter[str]) -> str:
@@ -138,7 +146,7 @@ def _nothing(word: Word, why: Counter[str]) -> str:
 
 
 async def _of_word(
-    word: Word, keys: KeyFilter, lister: Lister, left_out: Counter[str]
+    word: Word, keys: KeyFilter, lister: Lister, left_out: Counter[str], all_missing: list[str]
 ) -> AsyncIterator[tuple[Bucket, ObjectInfo]]:
     missing: list[str] = []
     for pattern in word.patterns:
@@ -152,6 +160,7 @@ async def _of_word(
         if empty and pattern.one:
             missing.append(str(pattern))
     if missing:
+        all_missing += missing
         left_out[MISSING] += len(missing)
         names = ", ".join(missing[:NAMED_MAX]) + (", …" if len(missing) > NAMED_MAX else "")
         log.warning("%s: %d missing: %s", word.text, len(missing), names)

@@ -6,6 +6,7 @@ import logging
 from aisfs.errors import (
     AccessDenied,
     AisfsError,
+    ArchiveTooLarge,
     BucketNotFound,
     DeadlineExceeded,
     InvalidName,
@@ -35,6 +36,7 @@ ERRNOS: dict[type[AisfsError], tuple[int, int]] = {
     InvalidName: (errno.EINVAL, logging.WARNING),
     ProtocolError: (errno.EIO, logging.ERROR),
     ShardDamaged: (errno.EIO, logging.ERROR),
+    ArchiveTooLarge: (errno.EFBIG, logging.ERROR),
     ReadOnly: (errno.EROFS, logging.DEBUG),
     NameTooLong: (errno.ENAMETOOLONG, logging.DEBUG),
     NotADirectory: (errno.ENOTDIR, logging.DEBUG),

@@ -109,12 +109,14 @@ class Known:
             return self._reader.known_object(node.bucket, node.info, wanted)
         if not isinstance(node, ShardNode):
             return None
-        shard = self._open(ino, node)
-        view = shard.view() if shard is not None else None
         _, is_directory, row = split_member(ino) or (0, True, 0)
-        if shard is None or view is None or is_directory:
+        if is_directory:
             return None
         try:
+            shard = self._open(ino, node)
+            view = shard.view() if shard is not None else None
+            if shard is None or view is None:
+                return None
             return self._reader.known_member(shard.reads, view.index, row, wanted)
         except AisfsError:
             return None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from aisfs.core.views import MembersView
 from aisfs.engine.parts import Data
 from aisfs.engine.reader import MemberReads, Reader
+from aisfs.errors import AisfsError
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.nodes import ShardNode
 from aisfs.filesystem.shards import ShardFolders
@@ -41,11 +42,14 @@ class Members:
         if last is not None and last.node is node:
             return last
         view = self._folders.known_view(node)
-        if view is None:
-            return None
+        if view is None or view.index.packing is not None:
+            return None  # members of a zip have no bytes of their own in the object
         if last is not None and last.view is view:  # forgotten and looked up again
             return last
-        return OpenShard(node, view, self._reader.members(node.bucket, node.info, view.index))
+        try:
+            return OpenShard(node, view, self._reader.members(node.bucket, node.info, view.index))
+        except AisfsError:
+            return None
 
     def stored(self, shard: OpenShard, wanted: ByteRange) -> Data | None:
         """Give stored bytes of a shard that are in memory or mapped."""

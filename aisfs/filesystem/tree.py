@@ -4,7 +4,7 @@ Knows the rules of naming (what `x.tar.d` means, who wins a clash); knows no loo
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -32,6 +32,10 @@ __all__ = ["Found", "FoundMember", "Tree"]
 
 FOREVER = float("inf")
 """`expires` of what stands until somebody learns that it changed."""
+
+
+IsArchive = Callable[[Bucket, ObjectInfo], Awaitable[bool]]
+"""Says by its content whether an object is an archive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +99,28 @@ class Names(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Alias:
+    """What an object's other name says of it."""
+
+    owner: bytes
+    """The name of the object."""
+    look_inside: IsArchive | None = None
+    """Asked whether it is an archive, where its name does not say so."""
+
+
 class Tree:
     """The directories above the shards."""
 
-    def __init__(self, lister: Lister, shards: Shards) -> None:
-        """Ask `lister`; show shards as `shards` says."""
+    def __init__(self, lister: Lister, shards: Shards, is_archive: IsArchive | None = None) -> None:
+        """Ask `lister`; show shards as `shards` says.
+
+        With `is_archive` objects are opened up that do not have the name of a shard, but are one.
+        """
         self._lister = lister
         self._shards = shards
+        # Where shards are directories there is no name for the directory of anything else.
+        self._is_archive = is_archive if shards is not Shards.DIR else None
 
     async def find(self, node: Node, ino: int, name: bytes) -> Found | None:
         """Look a name up in a directory that is not in a shard."""
@@ -123,8 +142,10 @@ class Tree:
             alias = self._alias(name)
             if listed is UNKNOWN or alias is None:
                 return listed
-            shard = self._lister.known(node.bucket, node.prefix, alias)
-            return shard if shard is UNKNOWN else self._found_alias(node, ino, name, shard)
+            owner = self._lister.known(node.bucket, node.prefix, alias.owner)
+            if owner is UNKNOWN or (alias.look_inside is not None and owner is not None):
+                return UNKNOWN
+            return self._found_alias(node, ino, name, owner)
         return UNKNOWN  # one level above the buckets, asked for once
 
     async def children(self, node: Node, ino: int) -> Children:
@@ -218,17 +239,26 @@ class Tree:
 
     async def _find_alias(self, node: DirectoryNode, ino: int, name: bytes) -> Found | None:
         """Look for a shard under its other name; a real key of that name has been found before."""
-        shard = self._alias(name)
-        if shard is None:
+        alias = self._alias(name)
+        if alias is None:
             return None
-        listed = await self._lister.find(node.bucket, node.prefix, shard)
+        listed = await self._lister.find(node.bucket, node.prefix, alias.owner)
+        info = listed.value if listed is not None else None
+        look_inside = alias.look_inside
+        if info and look_inside and not await look_inside(node.bucket, info):
+            return None
         return self._found_alias(node, ino, name, listed)
 
-    def _alias(self, name: bytes) -> bytes | None:
-        """Give the shard that `name` may be the other name of."""
+    def _alias(self, name: bytes) -> _Alias | None:
+        """Give the object that `name` may be the other name of."""
         if self._shards is Shards.DIR:
-            return names.shard_of_bytes(name)
-        return names.shard_of_directory(name)
+            shard = names.shard_of_bytes(name)
+        else:
+            shard = names.shard_of_directory(name)
+        if shard is not None:
+            return _Alias(shard)
+        owner = names.owner_of_directory(name) if self._is_archive is not None else None
+        return _Alias(owner, self._is_archive) if owner is not None else None
 
     def _found_alias(
         self, node: DirectoryNode, ino: int, name: bytes, listed: Dated[Listed] | None
@@ -248,7 +278,7 @@ class Tree:
 
     def names_of(self, name: bytes) -> list[bytes]:
         """Give all names under which the object `name` may be found in its directory."""
-        if not is_shard(name):
+        if not is_shard(name) and self._is_archive is None:
             return [name]
         suffix = SHARD_BYTES_SUFFIX if self._shards is Shards.DIR else SHARD_DIRECTORY_SUFFIX
         return [name, name + suffix]

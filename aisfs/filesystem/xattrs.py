@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from aisfs.core.forms import Form
 from aisfs.core.inodes import ROOT, split_member
 from aisfs.core.views import MembersView
 from aisfs.errors import NoSuchAttribute
@@ -70,6 +71,8 @@ class Xattrs:
         with self._filesystem.noticing_change(node):
             view = await self._folders.view(node)
         if not is_directory:
+            if view.index.form is not Form.TAR:  # it is no plain range of the object
+                return {SHARD: shard}
             offset = view.index.data_range(low).start
             return {SHARD: shard, OFFSET: str(offset).encode()}
         return {SHARD: shard, **(_report(view) if low == 0 else {})}

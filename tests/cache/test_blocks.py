@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from aisfs.cache.blocks import LEAST, BlockCache
-from aisfs.cache.entry import SEGMENT, entry_id
+from aisfs.cache.entry import SEGMENT, content_id, entry_id
 from aisfs.errors import ConfigError
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 from tests.cache.block_helpers import (
@@ -288,6 +288,32 @@ def test_unknown_checksum_is_believed(cache):
     entry = an_entry(checksum="crc32c:01234567")
     fill(cache, entry)
     assert cache.verify_whole(entry)
+
+
+def test_drop_removes_one_entry(cache):
+    first, second = an_entry("a.tar", 20 * MIB), an_entry("b.tar")
+    assert fill(cache, first)
+    assert fill(cache, second)
+    cache.drop(first)
+    assert cache.missing(first, ByteRange(0, first.size)) == [ByteRange(0, first.size)]
+    assert cache.read(second, ByteRange(0, second.size)) == content(second)
+
+
+def test_content_made_of_an_object_is_another_entry(cache):
+    info = ObjectInfo("a.tgz", MIB, version="1")
+    whole = entry_id(BUCKET, info)
+    made = content_id(BUCKET, info, "decompressed", 5 * MIB)
+    same = content_id(BUCKET, info, "decompressed", 7 * MIB)
+    others = [
+        content_id(BUCKET, info, "something else", 5 * MIB),
+        content_id(BUCKET, ObjectInfo("a.tgz", MIB, version="2"), "decompressed", 5 * MIB),
+    ]
+    assert made == same
+    assert len({whole, made, *others}) == 4
+    assert content_id(BUCKET, ObjectInfo("a.tgz", MIB), "decompressed", 1) is None
+    assert fill(cache, made)
+    assert cache.read(made, ByteRange(0, made.size)) == content(made)
+    assert cache.read(whole, ByteRange(0, 10)) is None
 
 
 def test_clear_and_check(cache, tmp_path):

@@ -346,6 +346,21 @@ def test_partial_entries_of_another_data_set_may_grow():
     assert grown >= 50
 
 
+def test_urgent_takes_the_place_of_what_is_idle_for_longest():
+    books = Admission(100)
+    for key in ("a", "b", "c", "d"):
+        books.request(key, 25)
+        assert books.admit(key, 25) == []
+    books.pin("b")
+    books.request("a", 25)
+    assert books.admit("new", 40) is None
+    assert books.admit("new", 40, urgent=True) == ["c", "d"]
+    assert books.grow("new", 30, urgent=True) == ["a"]
+    assert books.admit("too much", 101, urgent=True) is None
+    assert books.admit("b is pinned", 80, urgent=True) is None
+    assert books.used <= 100
+
+
 def test_larger_than_the_limit_is_not_kept():
     assert Admission(10).admit("a", 11) is None
     assert Admission(0).admit("a", 1) is None

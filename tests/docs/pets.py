@@ -1,7 +1,9 @@
 """The bucket `ais://pets` that the examples of README and SEMANTICS show."""
 
+import gzip
 import io
 import tarfile
+import zipfile
 
 from tests.mount.content import payload, put
 
@@ -28,6 +30,8 @@ def _objects() -> dict[str, bytes]:
         "train/0002.jpg": bytes(2000),
         "train/deep/x.bin": bytes(3000),
         "samples.tar": _samples(),
+        "samples.tgz": gzip.compress(_samples()),
+        "samples.zip": _zipped(_samples()),
         "odd.tar": _odd(),
         "cut.tar": _cut(),
         "taken.tar": _samples(),
@@ -49,6 +53,17 @@ def _samples() -> bytes:
         for key, label in (("0001", b"3\n"), ("0002", b"7\n")):
             _add(tar, f"{key}.cls", label)
             _add(tar, f"{key}.image.jpg", b"\xff\xd8\xff" + bytes(700))
+    return buffer.getvalue()
+
+
+def _zipped(tar_bytes: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with (
+        tarfile.open(fileobj=io.BytesIO(tar_bytes)) as tar,
+        zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as file,
+    ):
+        for member in tar:
+            file.writestr(member.name, tar.extractfile(member).read())
     return buffer.getvalue()
 
 

@@ -12,6 +12,7 @@ from aisfs.cache.indexes import IndexCache
 from aisfs.engine.background import background_thread
 from aisfs.engine.fetcher import Fetcher
 from aisfs.engine.indexer import Indexer
+from aisfs.engine.unpacker import Unpacker
 from aisfs.errors import Unavailable
 from aisfs.model import Bucket
 from aisfs.store.memory import MemoryStore
@@ -42,7 +43,8 @@ async def indexing(store, **options):
             memory_limit=64 << 20,
             read_ahead_max=8 << 20,
         )
-        yield Indexer(fetcher, services, **options)
+        unpacker = Unpacker(fetcher, services, cache=None)
+        yield Indexer(fetcher, services, unpacker, **options)
         services.cancel_scope.cancel()
 
 

@@ -13,6 +13,7 @@ from aisfs.engine.indexer import Indexer
 from aisfs.engine.lister import Lister
 from aisfs.engine.prefetcher import Prefetcher
 from aisfs.engine.reader import Reader
+from aisfs.engine.unpacker import Unpacker
 from aisfs.filesystem.attributes import AttrMaker, Entry
 from aisfs.filesystem.filesystem import DirectoryHandle, FileSystem
 from aisfs.filesystem.nodes import DirectoryNode, Node, ProviderNode, RootNode
@@ -59,13 +60,14 @@ def build(
         store, nursery, None, cache=None, origin="test", memory_limit=0, read_ahead_max=0
     )
     prefetcher = Prefetcher(fetcher, lister, nursery, max_shards=0, budget=0)
+    unpacker = Unpacker(fetcher, nursery, cache=None)
     make = AttrMaker(settings, MOUNTED_AT_NS)
     tree = Tree(lister, settings.shards)
     filesystem = FileSystem(
         root or DirectoryNode(BUCKET, ""),
         tree=tree,
-        folders=ShardFolders(Indexer(fetcher, nursery), make),
-        reader=Reader(fetcher, prefetcher),
+        folders=ShardFolders(Indexer(fetcher, nursery, unpacker), make),
+        reader=Reader(fetcher, prefetcher, unpacker),
         make=make,
         clock=clock,
         list_ttl=settings.list_ttl,

@@ -16,8 +16,9 @@ import pytest
 
 from tests.mount.cache_data import Dataset, make_shards
 from tests.mount.cache_tools import big_directory
-from tests.mount.content import delete, put
+from tests.mount.content import delete, fill, put
 from tests.support import mounts
+from tests.support.archives import make, text
 from tests.support.mounts import Mount, eventually, python, run
 from tests.support.servers import RunningServer, running_server
 
@@ -240,3 +241,36 @@ def test_root_needs_no_fusermount(server: RunningServer, mountpoint: Path, tmp_p
         done = run(*mounts.COMMAND, "umount", mount.path, env={**mount.environment})
         assert (done.returncode, done.stderr) == (0, b"")
         assert mount.wait_until_gone()
+
+
+def test_members_of_every_form_again(tmp_path: Path, mountpoint: Path):
+    """What lies in the disk cache as it is read is given from there; of a zip that is not all."""
+    members = {f"{n}.bin": text(50_000, n) for n in range(20)}
+    forms = ("tar", "tgz", "tar.zst", "zip")
+    fill(tmp_path / "store" / "b", {f"x.{form}": make(form, members) for form in forms})
+    options = ("--cache-dir", str(tmp_path / "cache"), "--cache-size", "200MiB")
+    with (
+        running_server(tmp_path / "store") as server,
+        with_lane(server, mountpoint, *options) as mount,
+    ):
+        for form in forms:
+            folder = mount.path / f"x.{form}.d"
+            assert {name: (folder / name).read_bytes() for name in members} == members
+            before = requests(mount)
+            for name, data in members.items():
+                assert read_at(folder / name, 1000, 5000) == data[1000:6000]
+            after = requests(mount)
+            after.subtract(before)
+            assert after["lane", "read"] == (0 if form == "zip" else len(members))
+            assert after["trio", "read"] == len(members) - after["lane", "read"]
+
+
+def read_at(path: Path, offset: int, size: int) -> bytes:
+    """Read past the page cache."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        return os.pread(fd, size, offset)
+    finally:
+        os.close(fd)

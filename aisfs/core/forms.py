@@ -1,0 +1,72 @@
+"""The forms an archive comes in, told by the name of the object or by its first bytes."""
+
+from enum import IntEnum
+
+HEAD = 262 + 3
+"""Bytes from the start of an object that `form_of_content` wants to see."""
+
+
+class Form(IntEnum):
+    """A form of archive. The numbers are kept in stored indexes: never give one a new meaning."""
+
+    TAR = 1
+    ZIP = 2
+    TAR_GZ = 3
+    TAR_BZ2 = 4
+    TAR_XZ = 5
+    TAR_ZST = 6
+    TAR_LZ4 = 7
+
+    @property
+    def compressed(self) -> bool:
+        """Whether it is compressed as a whole, so that its members have no place in the object."""
+        return self not in (Form.TAR, Form.ZIP)
+
+
+_SUFFIXES = {
+    b".tar": Form.TAR,
+    b".zip": Form.ZIP,
+    b".tgz": Form.TAR_GZ,
+    b".tar.gz": Form.TAR_GZ,
+    b".tar.bz2": Form.TAR_BZ2,
+    b".tar.xz": Form.TAR_XZ,
+    b".tar.zst": Form.TAR_ZST,
+    b".tar.lz4": Form.TAR_LZ4,
+}
+SUFFIXES = tuple(_SUFFIXES)
+
+_MAGIC = [
+    (0, b"PK\x03\x04", Form.ZIP),
+    (0, b"PK\x05\x06", Form.ZIP),
+    (0, b"\x1f\x8b", Form.TAR_GZ),
+    (0, b"BZh", Form.TAR_BZ2),
+    (0, b"\xfd7zXZ\x00", Form.TAR_XZ),
+    (0, b"\x28\xb5\x2f\xfd", Form.TAR_ZST),
+    (0, b"\x04\x22\x4d\x18", Form.TAR_LZ4),
+    (257, b"ustar", Form.TAR),
+]
+
+
+def form_of_name(name: bytes) -> Form | None:
+    """Tell the form by the suffix; None when the name has none of them, or is nothing else."""
+    return _SUFFIXES.get(suffix_of(name))
+
+
+def suffix_of(name: bytes) -> bytes:
+    """Give the suffix that tells the form; empty when there is none."""
+    for suffix in SUFFIXES:
+        if name.endswith(suffix) and name != suffix:
+            return suffix
+    return b""
+
+
+def form_of_content(head: bytes) -> Form | None:
+    """Tell the form by the first `HEAD` bytes of an object, fewer if it is shorter.
+
+    A compressed file counts as a compressed tar: what is in it shows only when it is decompressed.
+    Tars older than POSIX have no mark of their own and are not recognised.
+    """
+    for offset, magic, form in _MAGIC:
+        if head[offset : offset + len(magic)] == magic:
+            return form
+    return None

@@ -1,0 +1,99 @@
+"""What is known about reading one version of one object, while anybody reads it."""
+
+import threading
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Awaitable, Callable, Hashable
+
+from aisfs.cache.blocks import BlockCache
+from aisfs.cache.entry import EntryId
+from aisfs.core.readahead import ReadAhead
+from aisfs.engine.parts import Part
+from aisfs.model import Bucket, ByteRange, ObjectInfo
+
+Source = Callable[[int, memoryview], Awaitable[None]]
+"""Fills a buffer with the bytes from an offset on; raises as `ObjectStore.read_range` does."""
+
+
+class OpenObject:
+    """What is known about reading one version of one object, or what it is when decompressed."""
+
+    __slots__ = ("bucket", "cache", "entry", "info", "kept_by_source", "key", "lock", "parts",
+                 "read_ahead", "source")  # fmt: skip
+
+    def __init__(
+        self,
+        key: Hashable,
+        bucket: Bucket,
+        info: ObjectInfo,
+        read_ahead: ReadAhead,
+        source: Source,
+        cached: tuple[BlockCache, EntryId] | None,
+        *,
+        kept_by_source: bool = False,
+    ) -> None:
+        """Know no parts yet.
+
+        Args:
+            key: Tells it from all others.
+            bucket: Where the object is.
+            info: The version; its size is how much can be read.
+            read_ahead: Watches its readers.
+            source: Where bytes come from that are neither in memory nor on disk.
+            cached: Where they are on disk; None if nothing of it goes there.
+            kept_by_source: The source itself writes to disk what it gives.
+        """
+        self.key = key
+        self.bucket = bucket
+        self.info = info
+        self.read_ahead = read_ahead
+        self.lock = threading.Lock()
+        """Guards `read_ahead`, which the lane's thread tells of reads too."""
+        self.source = source
+        self.cache: BlockCache | None = cached[0] if cached else None
+        self.entry: EntryId | None = cached[1] if cached else None
+        self.kept_by_source = kept_by_source
+        self.parts: list[Part] = []
+        """Sorted, disjoint. Changed by the trio thread only; `landed` looks at it from any."""
+
+    def landed(self, wanted: ByteRange) -> memoryview | None:
+        """Give bytes that one part in memory has. Waits for nothing, from any thread.
+
+        The list may change between any two steps here, so nothing that was found is believed before
+        the part itself was asked: its range never changes, nor its bytes once it is done, and the
+        view keeps its buffer from being used again.
+        """
+        parts = self.parts
+        try:
+            part = parts[bisect_right(parts, wanted.start, key=_start) - 1]
+        except IndexError:
+            return None
+        there = part.range
+        if there.start <= wanted.start and wanted.stop <= there.stop and part.landed:
+            return part.view(wanted)
+        return None
+
+    def overlapping(self, wanted: ByteRange) -> list[Part]:
+        """Give the parts that have bytes of `wanted`, in order."""
+        parts = self.parts
+        at = bisect_left(parts, wanted.start, key=lambda part: part.range.stop - 1)
+        found = []
+        while at < len(parts) and parts[at].range.start < wanted.stop:
+            found.append(parts[at])
+            at += 1
+        return found
+
+    def add(self, part: Part) -> None:
+        """Take in a part of a range that no other has."""
+        insort(self.parts, part, key=_start)
+
+    def remove(self, part: Part) -> bool:
+        """Take a part out again; says whether it was there."""
+        at = bisect_left(self.parts, part.range.start, key=_start)
+        if at == len(self.parts) or self.parts[at] is not part:
+            return False
+        del self.parts[at]
+        return True
+
+
+def _start(part: Part) -> int:
+    return part.range.start

@@ -1,0 +1,249 @@
+"""`aisfs inspect`: what is in shards, without mounting them.
+
+It stands on the same services as a mount, so what it finds is in the cache for the next mount.
+"""
+
+import logging
+import os
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+import trio
+
+from aisfs.core.names import is_shard
+from aisfs.core.shard_summary import LABEL_MAX, Summary, holes, shown
+from aisfs.core.sources import BucketSource, DatasetSource, DirectorySource, Everything, Source
+from aisfs.core.views import MembersView
+from aisfs.engine.background import background_thread
+from aisfs.engine.lister import Lister
+from aisfs.engine.shard_set import find_shards
+from aisfs.errors import (
+    AisfsError,
+    ConfigError,
+    NotFound,
+    ShardDamaged,
+    SourceMissing,
+    Unavailable,
+)
+from aisfs.filesystem.nodes import DirectoryNode, Node
+from aisfs.metrics import Metrics
+from aisfs.model import Bucket, ByteRange, ObjectInfo
+from aisfs.mount import (
+    Engine,
+    Foundation,
+    SourcePlan,
+    build_engine,
+    check_source,
+    open_cache,
+    open_source,
+)
+from aisfs.store.metered import MeteredStore
+from aisfs.store.retry import RetryingStore
+
+log = logging.getLogger(__name__)
+
+Shard = tuple[Bucket, ObjectInfo]
+
+
+@dataclass(slots=True)
+class Report:
+    """What was found."""
+
+    summary: Summary = field(default_factory=Summary)
+    loose_objects: int = 0
+    """Objects beside the shards that are none."""
+    damage: dict[str, list[str]] = field(default_factory=dict)
+    """By shard, what is wrong with it."""
+    failures: dict[str, AisfsError] = field(default_factory=dict)
+    """By shard, why it could not be looked at."""
+    holes: list[str] = field(default_factory=list)
+    """Shards that are missing between others."""
+
+    @property
+    def first_failure(self) -> AisfsError | None:
+        """Why the first of those shards could not be looked at."""
+        return next((self.failures[shard] for shard in sorted(self.failures)), None)
+
+
+class Watcher(Protocol):
+    """Is told how far it is."""
+
+    def found(self, shards: int) -> None:
+        """So many shards there are."""
+        ...
+
+    def done(self) -> None:
+        """One more was looked at."""
+        ...
+
+
+def split_source(source: Source) -> tuple[Source, str | None]:
+    """Tell a place to look in from one object in it, if the source names one.
+
+    Raises:
+        ConfigError: the source is no place.
+        SourceMissing: there is no such file or directory.
+    """
+    match source:
+        case Everything():
+            raise ConfigError("give a bucket, a shard or a directory")
+        case DirectorySource(path):
+            if path.is_dir():
+                return source, None
+            if not path.exists():
+                raise SourceMissing(f"{path}: no such file or directory")
+            return DirectorySource(path.parent), path.name
+        case BucketSource(bucket, prefix):
+            directory, slash, name = prefix.removesuffix("/").rpartition("/")
+            if is_shard(os.fsencode(name)):
+                return BucketSource(bucket, directory + slash), prefix.removesuffix("/")
+            return source, None
+        case DatasetSource():
+            return source, None
+
+
+async def inspect(
+    plan: SourcePlan, only: str | None, *, jobs: int, labels: bool, progress: Watcher
+) -> Report:
+    """Look at all shards of a source.
+
+    Args:
+        plan: The place to look in.
+        only: The key of the one object to look at; None for all shards at and below the place.
+        jobs: Shards looked at at once.
+        labels: Read them.
+        progress: Is told.
+
+    Raises:
+        AisfsError: the source cannot be listed.
+    """
+    plan, direct, root = open_source(plan)
+    blocks = None
+    try:
+        try:
+            await check_source(direct, plan.source)
+        except Unavailable as error:
+            raise Unavailable(f"{plan.cluster.endpoint} does not answer: {error}") from error
+        blocks = await trio.to_thread.run_sync(open_cache, plan)
+        metrics = Metrics()
+        store = MeteredStore(RetryingStore(direct, deadline=plan.cluster.io_timeout), metrics)
+        report = Report()
+        failure: AisfsError | None = None
+        async with background_thread() as background, trio.open_nursery() as services:
+            base = Foundation(store, blocks, services, background, metrics)
+            engine = build_engine(plan, base, root)
+            try:
+                shards = await _find(plan.source, engine, base, root, only, report)
+                progress.found(len(shards))
+                await _look_at_all(engine, shards, report, jobs, labels, progress)
+            except AisfsError as error:  # out of the nursery it would come in a group
+                failure = error
+            await background.run(lambda: None)  # what landed is on disk after this
+            services.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+        return report
+    finally:
+        with trio.CancelScope(shield=True):
+            await direct.aclose()
+            if blocks is not None:
+                await trio.to_thread.run_sync(blocks.close)
+
+
+async def _find(
+    source: Source, engine: Engine, base: Foundation, root: Node, only: str | None, report: Report
+) -> list[Shard]:
+    """Find the shards of a source, in the order in which it names them."""
+    if isinstance(source, DatasetSource):
+        shards = await find_shards(source, engine.lister, base.store, base.metrics)
+        report.holes = list(shards.missing)
+        return [(shard.bucket, shard.info) for _, shard in shards.current]
+    assert isinstance(root, DirectoryNode), "a source of everything was refused before"
+    bucket, prefix = root.bucket, root.prefix
+    if only is not None:
+        try:
+            return [(bucket, await base.store.head(bucket, only))]
+        except NotFound:
+            # A directory may be called like a shard.
+            prefix = f"{only}/"
+            found = await _below(engine.lister, bucket, prefix, report)
+            if not found and not report.loose_objects:
+                raise SourceMissing(f"{bucket}/{only}: no such object or directory") from None
+            return found
+    found = await _below(engine.lister, bucket, prefix, report)
+    names = [os.fsencode(info.key) for _, info in found]
+    report.holes = [shown(name) for name in holes(names)]
+    return found
+
+
+async def _below(lister: Lister, bucket: Bucket, prefix: str, report: Report) -> list[Shard]:
+    """List a directory and those below it."""
+    found: list[Shard] = []
+    pending = [prefix]
+    while pending:
+        directory = pending.pop()
+        listing = (await lister.directory(bucket, directory)).value
+        for _, name, info in listing.after(0):
+            if info is None:
+                pending.append(f"{directory}{os.fsdecode(name)}/")
+            elif is_shard(name):
+                found.append((bucket, info))
+            else:
+                report.loose_objects += 1
+    return sorted(found, key=lambda shard: shard[1].key)
+
+
+async def _look_at_all(
+    engine: Engine,
+    shards: list[Shard],
+    report: Report,
+    jobs: int,
+    labels: bool,
+    progress: Watcher,
+) -> None:
+    waiting = iter(shards)
+    counting = trio.CapacityLimiter(1)
+
+    async def work() -> None:
+        for bucket, info in waiting:
+            name = shown(os.fsencode(info.key))
+            try:
+                view = await engine.indexer.open(bucket, info)
+                found = partial(report.summary.add, view, info.size)
+                rows = await trio.to_thread.run_sync(found, limiter=counting)
+                damage = list(view.index.warnings)
+                if labels:
+                    damage += await _read_labels(engine, (bucket, info), view, rows, report.summary)
+                if damage:
+                    report.damage[name] = damage
+            except AisfsError as error:
+                log.debug("%s: %s", name, error)
+                report.failures[name] = error
+            progress.done()
+
+    async with trio.open_nursery() as workers:
+        for _ in range(min(jobs, len(shards))):
+            workers.start_soon(work)
+
+
+async def _read_labels(
+    engine: Engine, shard: Shard, view: MembersView, rows: list[int], summary: Summary
+) -> list[str]:
+    """Count the labels of a shard; gives what is wrong with those that cannot be read."""
+    index = view.index
+    damage = []
+    for row in rows:
+        size = index.size(row)
+        if size > LABEL_MAX:
+            summary.add_label(None)
+            continue
+        try:
+            content = await engine.reader.read_member(
+                *shard, index, row, ByteRange(0, size), in_order=True
+            )
+        except ShardDamaged as error:
+            damage.append(str(error))
+        else:
+            summary.add_label(bytes(content))
+    return damage

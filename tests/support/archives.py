@@ -1,0 +1,57 @@
+"""Builds archives of every form with the libraries people use."""
+
+import bz2
+import gzip
+import io
+import lzma
+import random
+import tarfile
+import zipfile
+from collections.abc import Callable, Mapping
+
+import lz4.frame
+from backports import zstd
+
+COMPRESSIONS: Mapping[str, Callable[[bytes], bytes]] = {
+    "tar": bytes,
+    "tgz": lambda data: gzip.compress(data, 1),
+    "tar.gz": lambda data: gzip.compress(data, 1),
+    "tar.bz2": lambda data: bz2.compress(data, 1),
+    "tar.xz": lambda data: lzma.compress(data, preset=0),
+    "tar.zst": lambda data: zstd.compress(data, 1),
+    "tar.lz4": lambda data: lz4.frame.compress(data, content_checksum=True),
+}
+SUFFIXES = (*COMPRESSIONS, "zip")
+
+
+def text(size: int, seed: int | str = 0) -> bytes:
+    """Bytes that compress some five times and are the same in every run."""
+    source = random.Random(f"{seed}/{size}")
+    words = [source.randbytes(8).hex().encode() for _ in range(64)]
+    return b" ".join(source.choices(words, k=size // 17 + 1))[:size].ljust(size)
+
+
+def make_tar(members: Mapping[str, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=form) as tar:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            info.mtime = 1_700_000_000.5
+            tar.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def make_zip(members: Mapping[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", method, compresslevel=1) as file:
+        for name, data in members.items():
+            file.writestr(zipfile.ZipInfo(name, (2023, 11, 14, 22, 13, 20)), data, method)
+    return buffer.getvalue()
+
+
+def make(suffix: str, members: Mapping[str, bytes]) -> bytes:
+    """Build an archive of the form that has this suffix."""
+    if suffix == "zip":
+        return make_zip(members)
+    return COMPRESSIONS[suffix](make_tar(members))
