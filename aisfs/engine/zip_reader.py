@@ -24,9 +24,10 @@ INFLATED_MAX = 64 << 20
 a reader that asks for a page first."""
 PLACES_MAX = 100_000
 """Members of which is remembered where their data starts."""
-EARLY_MAX = 4 << 20
+EARLY_MAX = 8 << 20
 """How far ahead of its turn a piece of a large member is held until those before it are read, bytes:
-the kernel's read-ahead, whose pieces are answered in any order."""
+two windows of the kernel's read-ahead, whose pieces are answered in any order. It asks for the next
+one when the first page of this one is looked at, there or not."""
 SUMS_MAX = 16
 """Large members whose checksum is followed at a time; each may hold `EARLY_MAX` bytes."""
 _INLINE_MAX = 32 * 1024

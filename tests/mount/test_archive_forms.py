@@ -76,7 +76,7 @@ def mount(request, server: RunningServer, tmp_path_factory, lane) -> Iterator[Mo
     options = ["--cache-dir", str(cache), "--cache-size", "400MiB"]
     source = str(server.root / "b") if request.param == "local" else "ais://b"
     endpoint = None if request.param == "local" else server.endpoint
-    with mounted(source, place, endpoint=endpoint, options=options, deadline=300) as mount:
+    with mounted(source, place, endpoint=endpoint, options=options, deadline=900) as mount:
         yield mount
 
 
