@@ -92,7 +92,7 @@ class Lane:
         """Work on a mounted device once `start` is called.
 
         Args:
-            device: Non-blocking; stays open until `join` has returned.
+            device: Non-blocking; stays open until `stop` has returned.
             pyfuse: Our end of the socket pair that pyfuse3 serves.
             handlers: Who answers, by opcode; called in thread L.
             pending: Requests that somebody else answers.
@@ -257,6 +257,9 @@ class Lane:
         except OSError as error:
             if error.errno not in (errno.ENOENT, *_ENDED):
                 log.error("the kernel refused a reply to request %d: %s", opcode, error.strerror)
+                _, _, unique = abi.REPLY.unpack_from(parts[0])
+                with suppress(OSError):  # whoever waits must not wait for ever
+                    os.write(self._device, abi.error_reply(unique, errno.EIO))
             if opcode in COUNTING:
                 self._undo(opcode, memoryview(b"".join(parts)))
 
@@ -290,10 +293,16 @@ class Lane:
     def _return_all(self) -> None:
         buffer = bytearray(SOCKET_BYTES)
         view = memoryview(buffer)
-        while length := self._socket.recv_into(buffer):
+        while length := self._receive_reply(buffer):
             self.busy_since[1] = time.monotonic()
             self._return(view[:length])
             self.busy_since[1] = None
+
+    def _receive_reply(self, buffer: bytearray) -> int:
+        try:
+            return self._socket.recv_into(buffer)
+        except ConnectionResetError:  # pyfuse3 ended and left requests unread
+            return 0
 
     def _return(self, message: memoryview) -> None:
         unique, code = abi.reply_header(message)

@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 STUCK_SECONDS = 10.0
 """Nothing that our own threads do takes a hundredth of it."""
 INTERVAL = 1.0
+SIGHTS = 3
+"""How often in a row the same must be seen: all of us may have been stopped, and go on just now."""
 
 
 class Watchdog:
@@ -51,24 +53,28 @@ class Watchdog:
         self._thread.join()
 
     def _run(self) -> None:
+        last: tuple[str, float] | None = None
+        sights = 0
         while not self._end.wait(INTERVAL):
             self._interruptions.check()
             stuck = self.stuck(time.monotonic())
-            if stuck is not None:
+            sights = sights + 1 if stuck == last else 1
+            last = stuck
+            if stuck is not None and sights >= SIGHTS:
                 done = self._device.abort()
                 outcome = "aborted the connection" if done else "could not abort the connection"
-                log.critical("%s hangs: %s; please report it", stuck, outcome)
+                log.critical("%s hangs: %s; please report it", stuck[0], outcome)
                 return
 
-    def stuck(self, now: float) -> str | None:
-        """Name what hangs."""
+    def stuck(self, now: float) -> tuple[str, float] | None:
+        """Name what seems to hang, and since when."""
         names = ("the lane's thread", "the thread for replies")
         for name, since in zip(names, self._lane.busy_since, strict=True):
             if since is not None and now - since > STUCK_SECONDS:
-                return name
+                return name, since
         since = self._notifier.sending_since
         if since is None or now - since <= STUCK_SECONDS:
             return None
         # The kernel may make it wait for a request that was there before, and that for the cluster.
         oldest = self._pending.oldest()
-        return "the notifier" if oldest is None or oldest > since else None
+        return ("the notifier", since) if oldest is None or oldest > since else None

@@ -162,7 +162,7 @@ def test_a_notification_that_waits_for_a_slow_request(stand: Stand):
         assert dog.stuck(now + 2) is None
         assert dog.stuck(now + 100) is None, "the request was there before the notification"
         stand.notifier.sending_since = now - 1
-        assert dog.stuck(now + 100) == "the notifier"
+        assert dog.stuck(now + 100) == ("the notifier", now - 1)
     finally:
         stand.notifier.sending_since = None
         stand.pending.take(77)

@@ -274,3 +274,22 @@ def read_at(path: Path, offset: int, size: int) -> bytes:
         return os.pread(fd, size, offset)
     finally:
         os.close(fd)
+
+
+def test_a_mountpoint_behind_a_symlink_is_left_on_sigterm(
+    server: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    link = tmp_path / "link"
+    link.symlink_to(mountpoint)
+    log = tmp_path / "log"
+    done = mounts.aisfs("mount", "ais://b", link, "--endpoint", server.endpoint, "--log-file", log)
+    assert (done.returncode, done.stderr) == (0, b"")
+    (pid,) = mounts.daemons(link)
+    try:
+        assert len(os.listdir(link)) == 4
+        os.kill(pid, signal.SIGTERM)
+        assert eventually(lambda: not mounts.is_mountpoint(mountpoint))
+        assert eventually(lambda: not mounts.daemons(link))
+    finally:
+        run("fusermount3", "-uzq", mountpoint)
+    assert "WARNING" not in log.read_text()
