@@ -299,10 +299,12 @@ class ShardPush:
         self._streams.append(stream)
         if sample.start < row:
             self._samples.append(range(sample.start, row))
-        if self._whole is None:
-            self._strays += 1
-            if self._strays >= self._patience:
-                self._begin_whole()
+        self._strays += 1
+        if self._whole is None and self._strays >= self._patience:
+            self._begin_whole()
+        elif self._whole_stalled and self._strays >= RANDOM_READS:
+            self._strays = 0
+            self._whole_stalled = False
 
     def _begin_whole(self) -> None:
         """Push all of the shard, if most of it can be pushed."""

@@ -20,7 +20,7 @@ from functools import partial
 import trio
 
 from aisfs.cache.blocks import BlockCache
-from aisfs.cache.entry import EntryId, entry_id
+from aisfs.cache.entry import SEGMENT, EntryId, entry_id
 from aisfs.cache.reservation import Reservation
 from aisfs.core.ranges import growing_pieces, pieces
 from aisfs.core.readahead import ReadAhead
@@ -131,6 +131,16 @@ class Fetcher:
 
     def known(self, opened: OpenObject, wanted: ByteRange) -> Data | None:
         """Give a range that is in memory or mapped. Waits for nothing, from any thread."""
+        there = self._known_piece(opened, wanted)
+        border = wanted.stop // SEGMENT * SEGMENT
+        if there is not None or not wanted.start < border < wanted.stop:
+            return there
+        # No file of the cache has all of it, and whoever asks cannot wait for a part to be made.
+        before = self._known_piece(opened, ByteRange(wanted.start, border))
+        behind = self._known_piece(opened, ByteRange(border, wanted.stop))
+        return b"".join((before, behind)) if before is not None and behind is not None else None
+
+    def _known_piece(self, opened: OpenObject, wanted: ByteRange) -> memoryview | None:
         there = self._hit(opened, wanted)
         return there if there is not None or not opened.parts else opened.landed(wanted)
 
