@@ -1,0 +1,258 @@
+"""The pusher between threads: nothing it is told waits, and what it stores is right."""
+
+import queue
+import random
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from aisfs.core.inodes import directory_number, member_number, split_member
+from aisfs.core.tar import TarScanner
+from aisfs.core.views import MembersView
+from aisfs.fuse import pusher as pushers
+from aisfs.fuse.pusher import PIECE, Pusher
+from aisfs.metrics import Metrics
+from aisfs.model import ByteRange
+from tests.support.tars import END, entry
+
+FIRST = 1 << 63
+SECOND = FIRST | 1 << 25
+GIB = 1 << 30
+
+
+class Shard:
+    """A tar in memory, as `Members` would find it."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        chance = random.Random(len(sizes))
+        self.contents = [chance.randbytes(size) for size in sizes]
+        parts = [entry(b"%06d" % row, data) for row, data in enumerate(self.contents)]
+        self.tar = b"".join(parts) + END
+        scanner = TarScanner(len(self.tar))
+        scanner.feed(memoryview(self.tar))
+        self.view = MembersView(scanner.finish())
+        self.landed = len(self.tar)
+
+
+class Members:
+    """Shards by their first inode; some of their bytes may not be there yet."""
+
+    def __init__(self, *shards: tuple[int, Shard]) -> None:
+        self.shards = dict(shards)
+        self.told: list[tuple[int, int, bool]] = []
+
+    def find(self, ino: int, last: object) -> Shard | None:
+        return self.shards.get((split_member(ino) or (0,))[0])
+
+    def stored(self, shard: Shard, wanted: ByteRange) -> memoryview | None:
+        if wanted.stop > shard.landed:
+            return None
+        return memoryview(shard.tar)[wanted.start : wanted.stop]
+
+    def pushed(
+        self, shard: Shard, row: int, last: int, rows: list[int], lacking: list[int]
+    ) -> None:
+        self.told.append((row, last, bool(lacking)))
+
+
+class Sender:
+    """Keeps what is stored; runs jobs in a thread of its own or when told."""
+
+    def __init__(self) -> None:
+        self.jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.pages: dict[int, bytearray] = {}
+        self.closing = False
+        self.blocked = threading.Event()
+        self.blocked.set()
+        self.thread = threading.get_ident()
+
+    def put(self, job: Callable[[], None]) -> None:
+        self.jobs.put(job)
+
+    def store(self, ino: int, offset: int, data: memoryview) -> bool:
+        assert threading.get_ident() == self.thread, "stored by a thread that must answer"
+        self.blocked.wait(20)
+        content = self.pages.setdefault(ino, bytearray())
+        assert offset == len(content)
+        assert len(data) <= PIECE
+        content += data
+        return True
+
+    def run(self) -> None:
+        """Do all there is to do."""
+        while not self.jobs.empty():
+            self.jobs.get()()
+
+    def serve(self) -> None:
+        self.thread = threading.get_ident()
+        while (job := self.jobs.get()) is not None:
+            job()
+
+
+def make(*shards: tuple[int, Shard], room: int = GIB) -> tuple[Pusher, Sender, Members]:
+    sender, members = Sender(), Members(*shards)
+    return Pusher(sender, members, lambda: room, Metrics()), sender, members
+
+
+def check(sender: Sender, first: int, shard: Shard) -> set[int]:
+    """Compare every byte stored; returns the rows."""
+    rows = set()
+    for ino, content in sender.pages.items():
+        if (split_member(ino) or (0,))[0] == first:
+            row = ino - first
+            assert bytes(content) == shard.contents[row], row
+            rows.add(row)
+    return rows
+
+
+def read(pusher: Pusher, sender: Sender, ino: int) -> None:
+    if ino not in sender.pages:
+        pusher.was_read(ino, 0, 1000)
+
+
+def test_members_of_all_sizes_are_stored_whole():
+    sizes = [0, 1, 511, 512, 4096, 110_000, PIECE, PIECE + 1, 3 * PIECE + 5, 9 << 20, 20] * 3
+    shard = Shard(sizes)
+    pusher, sender, _ = make((FIRST, shard))
+    pusher.was_listed(directory_number(FIRST, 0))
+    sender.run()
+    for row in range(len(sizes)):
+        read(pusher, sender, member_number(FIRST, row))
+        sender.run()
+    rows = check(sender, FIRST, shard)
+    assert {sizes[row] for row in rows} >= {1, 511, 512, 4096, PIECE, PIECE + 1, 3 * PIECE + 5}
+    assert not {sizes[row] for row in rows} & {0, 9 << 20}
+
+
+def test_directories_and_other_inodes_do_not_matter():
+    pusher, sender, _ = make((FIRST, Shard([10] * 10)))
+    pusher.was_read(5, 0, 10)
+    pusher.was_listed(1)
+    pusher.was_read(directory_number(FIRST, 0), 0, 10)
+    pusher.was_read(member_number(SECOND, 3), 0, 10)  # not open
+    pusher.was_read(member_number(FIRST, 99), 0, 10)  # no such row
+    sender.run()
+    assert not sender.pages
+
+
+def test_whoever_tells_never_waits_for_a_store():
+    shard = Shard([1000] * 2000)
+    pusher, sender, _ = make((FIRST, shard))
+    thread = threading.Thread(target=sender.serve)
+    thread.start()
+    try:
+        sender.blocked.clear()  # the kernel does not let the first message through
+        pusher.was_listed(directory_number(FIRST, 0))
+        done = threading.Event()
+
+        def tell() -> None:
+            for row in range(2000):
+                pusher.was_read(member_number(FIRST, row), 0, 1000)
+            pusher.landed()
+            done.set()
+
+        teller = threading.Thread(target=tell)
+        teller.start()
+        assert done.wait(20)
+        teller.join()
+    finally:
+        sender.blocked.set()
+        sender.jobs.put(None)
+        thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_threads_at_once_lose_no_event_and_store_only_what_is_right():
+    one, two = Shard([1000] * 3000), Shard([2000] * 500)
+    pusher, sender, _ = make((FIRST, one), (SECOND, two))
+    worker = threading.Thread(target=sender.serve)
+    worker.start()
+
+    def tell(first: int, count: int, start: int) -> None:
+        pusher.was_listed(directory_number(first, 0))
+        for row in range(start, count, 2):
+            read(pusher, sender, member_number(first, row))
+            pusher.landed()
+
+    tellers = [
+        threading.Thread(target=tell, args=args)
+        for args in ((FIRST, 3000, 0), (FIRST, 3000, 1), (SECOND, 500, 0), (SECOND, 500, 1))
+    ]
+    for teller in tellers:
+        teller.start()
+    for teller in tellers:
+        teller.join(60)
+    sender.jobs.put(None)
+    worker.join(60)
+    assert not worker.is_alive()
+    sender.thread = threading.get_ident()
+    sender.run()
+    assert len(check(sender, FIRST, one)) + len(check(sender, SECOND, two)) > 100
+
+
+def test_readers_wait_for_bytes_and_order_hears_of_it():
+    shard = Shard([1000] * 500)
+    shard.landed = 40 * 1536
+    pusher, sender, members = make((FIRST, shard))
+    pusher.was_listed(directory_number(FIRST, 0))
+    sender.run()
+    for row in range(40):
+        read(pusher, sender, member_number(FIRST, row))
+        sender.run()
+    assert max(check(sender, FIRST, shard)) < 40
+    assert members.told[-1][2]
+    shard.landed = len(shard.tar)
+    pusher.landed()
+    sender.run()
+    assert max(check(sender, FIRST, shard)) >= 40
+    assert not members.told[-1][2]
+
+
+def test_no_room_no_push():
+    pusher, sender, _ = make((FIRST, Shard([1000] * 500)), room=0)
+    pusher.was_listed(directory_number(FIRST, 0))
+    for row in range(100):
+        read(pusher, sender, member_number(FIRST, row))
+    sender.run()
+    assert not sender.pages
+
+
+def test_the_reader_not_seen_for_longest_makes_room():
+    one, two = Shard([4000] * 500), Shard([4000] * 500)
+    pusher, sender, _ = make((FIRST, one), (SECOND, two), room=20 * 4096)
+    for first, shard in ((FIRST, one), (SECOND, two)):
+        pusher.was_listed(directory_number(first, 0))
+        for row in range(60):
+            read(pusher, sender, member_number(first, row))
+            sender.run()
+        assert len(check(sender, first, shard)) > 20
+
+
+def test_closing_ends_the_jobs():
+    pusher, sender, _ = make((FIRST, Shard([1000] * 500)))
+    pusher.was_listed(directory_number(FIRST, 0))
+    sender.closing = True
+    sender.run()
+    assert not sender.pages
+
+
+def test_too_many_events_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pushers, "EVENTS_MAX", 5)
+    sender, members, metrics = Sender(), Members((FIRST, Shard([1000] * 500))), Metrics()
+    pusher = Pusher(sender, members, lambda: GIB, metrics)
+    with pusher._books:  # another thread is at work
+        for row in range(8):
+            pusher.was_read(member_number(FIRST, row), 0, 1000)
+    assert b"aisfs_push_dropped_events_total 3.0" in metrics.text()
+
+
+def test_few_shards_are_kept_in_mind(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pushers, "ROWS_MAX", 100)
+    shards = [(FIRST | number << 25, Shard([1000] * 40)) for number in range(5)]
+    pusher, sender, _ = make(*shards)
+    for first, _ in shards:
+        pusher.was_listed(directory_number(first, 0))
+        sender.run()
+    assert len(pusher._shards) == 2
+    assert pusher._rows == 80
