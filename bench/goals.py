@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.engine import Row, ratio
-from bench.groups import epochs, indexing, latency, listing, shard, shuffle
+from bench.groups import epochs, fastpath, indexing, latency, listing, shard, shuffle
 from bench.settings import FULL
 
 Find = Callable[..., Row | None]
@@ -86,7 +86,14 @@ def judge(rows: Sequence[Row]) -> list[Goal]:
         mine, other = find(group, case, *ours), find(group, case, *theirs)
         if mine and other and (measured := ratio(mine.values, other.values)) is not None:
             goals.append(Goal(text, True, wanted, measured))
-    return goals + _second_worker(find) + _quiet(find) + _fetched(rows) + _listings(rows)
+    return (
+        goals
+        + _second_worker(find)
+        + _quiet(find)
+        + _fast_path(find)
+        + _fetched(rows)
+        + _listings(rows)
+    )
 
 
 def _second_worker(find: Find) -> list[Goal]:
@@ -113,6 +120,33 @@ def _quiet(find: Find) -> list[Goal]:
             sent = ratio(row.counted["get_bytes"], one.counted["get_bytes"]) or 0.0
             text = "eight readers of one cold shard: downloads at the server"
             goals.append(Goal(text, False, 1.01, sent * shard.READERS))
+    return goals
+
+
+def _fast_path(find: Find) -> list[Goal]:
+    goals = []
+    warm = find("small", "0 workers", epochs.FILES, "warm")
+    if warm and "reads" in warm.counted:
+        text = "1 KB samples, warm epoch: reads that the daemon answered"
+        goals.append(Goal(text, False, 0, max(warm.counted["reads"])))
+    first, third = (
+        find("fastpath", fastpath.SCAN, fastpath.TREE, state) for state in ("first", "third")
+    )
+    if first and first.median:
+        text = "scan of files in shards, first: microseconds per file"
+        goals.append(Goal(text, False, 12, 1e6 / first.median))
+    if third and "requests" in third.counted:
+        text = "scan of files in shards, again: requests of the daemon"
+        goals.append(Goal(text, False, 0, max(third.counted["requests"])))
+    for readers in fastpath.READERS:
+        case = fastpath.RANDOM.format(readers)
+        ours, plain = (
+            find("fastpath", case, name, fastpath.DROPPED)
+            for name in (fastpath.LANE, fastpath.PLAIN)
+        )
+        measured = ratio(ours.values, plain.values) if ours and plain else None
+        if measured is not None:
+            goals.append(Goal(f"{case}: rate over --no-lane", True, 3, measured))
     return goals
 
 

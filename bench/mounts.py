@@ -35,6 +35,19 @@ class Mount:
         with suppress(ProcessLookupError):
             os.kill(self.process.pid, signal.SIGKILL)
 
+    def requests(self) -> dict[str, float]:
+        """Give how often the kernel has asked the daemon, and how often for bytes."""
+        with suppress(OSError):
+            text = os.getxattr(self.path, "user.aisfs.stats").decode()
+            asked = re.findall(r'^aisfs_operations_total{.*operation="(\w+)"} (\S+)$', text, re.M)
+            # Forgetting is not asking, and the attribute is our own question.
+            counts = [(what, float(n)) for what, n in asked if "forget" not in what]
+            return {
+                "requests": sum(n for what, n in counts if what != "getxattr"),
+                "reads": sum(n for what, n in counts if what == "read"),
+            }
+        return {}
+
     def costs(self) -> dict[str, float]:
         """Give what the daemon has used so far: seconds of processor, most memory in MB."""
         with suppress(OSError, ValueError, IndexError):

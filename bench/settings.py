@@ -22,6 +22,8 @@ class Settings:
     """1 KB samples in the shards."""
     loose: int = 1_000
     """1 KB samples as objects of their own; fewer, as each costs requests."""
+    scanned: int = 200_000
+    """Files in shards that are looked at."""
     images: int = 2_000
     loose_images: int = 400
     listings: tuple[int, ...] = (10_000, 100_000, 1_000_000)
@@ -50,6 +52,7 @@ QUICK = Settings(
     limit=30.0,
     samples=2_000,
     loose=100,
+    scanned=20_000,
     images=240,
     loose_images=60,
     listings=(10_000,),
@@ -70,6 +73,7 @@ TINY = Settings(
     shards=2,
     samples=40,
     loose=10,
+    scanned=60,
     images=8,
     loose_images=4,
     listings=(100,),

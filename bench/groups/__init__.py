@@ -4,7 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench.engine import Row
-from bench.groups import batches, epochs, indexing, latency, listing, peers, shard, shuffle
+from bench.groups import (
+    batches,
+    epochs,
+    fastpath,
+    indexing,
+    latency,
+    listing,
+    peers,
+    shard,
+    shuffle,
+)
 from bench.stage import Stage
 
 TORCH = ("torch.utils.data", "aistore.pytorch", "aistore.sdk", "requests")
@@ -34,6 +44,7 @@ GROUPS = [
         ("aisfs.core.tar", "ratarmountcore.mountsource.formats.tar"),
     ),
     Group("shuffle", "ImageFolder-like epochs: how much of the data is fetched", shuffle.run),
+    Group("fastpath", "Scans and random reads: the kernel and the lane", fastpath.run),
     Group("peers", "Other mounts (rclone, s3fs)", peers.run),
     Group("latency", "Over a modelled link", latency.run, TORCH),
 ]

@@ -79,9 +79,11 @@ def two_epochs(
 
 def mount_epoch(work: Callable[[], object], endpoint: Endpoint, mount: Mount) -> dict[str, float]:
     """Time a function as `epoch` does, and see what the daemon spends; runs in the child."""
-    before = mount.costs()
+    before, asked = mount.costs(), mount.requests()
     counted = epoch(work, endpoint)
     after = mount.costs()
+    for what, number in mount.requests().items():
+        counted[what] = number - asked.get(what, 0.0)
     if before and after:
         counted["daemon_cpu_s"] = after["daemon_cpu_s"] - before["daemon_cpu_s"]
         counted["daemon_mb"] = after["daemon_mb"]
