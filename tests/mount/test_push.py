@@ -1,0 +1,181 @@
+"""Members are in the page cache before they are read: the daemon is asked for few of them."""
+
+import hashlib
+import os
+import random
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.mount.content import payload, put
+from tests.mount.test_status import status
+from tests.support.mounts import Mount, eventually, mounted, python
+from tests.support.servers import RunningServer, running_server
+from tests.support.tars import END, entry
+
+pytestmark = pytest.mark.mount
+
+MEMBERS = 1500
+LARGE = [5, 4096, 4097, 110_000, 1 << 20, (1 << 20) + 1, 3_000_001, 9_000_000] * 2
+SHORT = ("--attr-ttl", "1", "--list-ttl", "1")
+# In a process of its own: a reader that hangs can be killed.
+READER = """
+import hashlib, sys
+digest = hashlib.sha256()
+for path in open(sys.argv[1]).read().splitlines():
+    with open(path, "rb", buffering=0) as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+print(digest.hexdigest())
+"""
+
+
+def small(row: int, version: int = 0) -> bytes:
+    return payload(100 + row % 3000, f"{row} {version}")
+
+
+def shard(contents: Iterable[bytes]) -> bytes:
+    parts = (entry(f"{row:05}".encode(), data) for row, data in enumerate(contents))
+    return b"".join(parts) + END
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    root = tmp_path_factory.mktemp("push") / "store"
+    (root / "b").mkdir(parents=True)
+    (root / "b/small.tar").write_bytes(shard(map(small, range(MEMBERS))))
+    (root / "b/large.tar").write_bytes(shard(payload(size, row) for row, size in enumerate(LARGE)))
+    with running_server(root) as server:
+        yield server
+
+
+@pytest.fixture
+def mount(server: RunningServer, mountpoint: Path, tmp_path: Path) -> Iterator[Mount]:
+    options = ["--cache-dir", str(tmp_path / "cache"), *SHORT]
+    with mounted("ais://b", mountpoint, endpoint=server.endpoint, options=options) as mount:
+        yield mount
+
+
+def read(paths: list[Path]) -> str:
+    """Read files one after the other in another process; gives the SHA-256 of all their bytes."""
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write("\n".join(map(str, paths)))
+        file.flush()
+        return python(READER, file.name).decode().strip()
+
+
+def sha256(contents: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for data in contents:
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def pushed(mount: Mount) -> int:
+    members = status(mount.path, "--lane-stats")["push"]["members"]
+    assert isinstance(members, int)
+    return members
+
+
+def reads(mount: Mount) -> int:
+    found = status(mount.path)["requests"].get("read", 0)
+    assert isinstance(found, int)
+    return found
+
+
+def into_the_cache(mount: Mount, name: str) -> None:
+    """Make all bytes of a shard be there, and only then list it."""
+    assert (mount.path / name).read_bytes()
+
+
+def test_reading_in_order_asks_for_few(mount: Mount, lane: bool):
+    into_the_cache(mount, "small.tar")
+    folder = mount.path / "small.tar.d"
+    names = sorted(os.listdir(folder))
+    before = reads(mount)
+    assert read([folder / name for name in names]) == sha256(map(small, range(MEMBERS)))
+    asked = reads(mount) - before
+    if not lane:
+        assert (asked, pushed(mount)) == (MEMBERS, 0)
+        return
+    assert asked < MEMBERS // 4
+    assert pushed(mount) > MEMBERS // 2
+    found = status(mount.path, "--lane-stats")["push"]
+    assert found["used"] > MEMBERS // 2
+    assert found["bytes"] > MEMBERS // 2 * 100
+
+
+def test_cold_reading_is_pushed_as_it_lands(mount: Mount, lane: bool):
+    folder = mount.path / "small.tar.d"
+    names = sorted(os.listdir(folder))
+    assert read([folder / name for name in names]) == sha256(map(small, range(MEMBERS)))
+    assert (pushed(mount) > MEMBERS // 2) == lane
+
+
+def test_reading_at_random_pushes_the_shard(mount: Mount, lane: bool):
+    into_the_cache(mount, "small.tar")
+    folder = mount.path / "small.tar.d"
+    names = sorted(os.listdir(folder))
+    random.Random(1).shuffle(names)
+    first, rest = names[:200], names[200:]
+    assert read([folder / name for name in first]) == sha256(small(int(name)) for name in first)
+    if lane:
+        assert eventually(lambda: pushed(mount) > MEMBERS - 400)
+    assert read([folder / name for name in rest]) == sha256(small(int(name)) for name in rest)
+
+
+def test_large_members_are_right(mount: Mount, lane: bool):
+    into_the_cache(mount, "large.tar")
+    folder = mount.path / "large.tar.d"
+    names = sorted(os.listdir(folder))
+    assert read([folder / name for name in names]) == sha256(map(payload, LARGE, range(len(LARGE))))
+    assert (pushed(mount) > 0) == lane
+
+
+def test_names_that_were_not_listed_are_not_pushed(mount: Mount):
+    into_the_cache(mount, "small.tar")
+    folder = mount.path / "small.tar.d"
+    paths = [folder / f"{row:05}" for row in range(100)]
+    assert read(paths) == sha256(map(small, range(100)))
+    assert pushed(mount) == 0
+
+
+def test_the_next_epoch_asks_for_nothing(mount: Mount, lane: bool):
+    """Kernels drop single pages at times, so of several epochs the best one counts."""
+    folder = mount.path / "small.tar.d"
+    paths = [folder / name for name in sorted(os.listdir(folder))]
+    wanted = sha256(map(small, range(MEMBERS)))
+    asked = []
+    for _ in range(4):
+        before = reads(mount)
+        assert read(paths) == wanted
+        asked.append(reads(mount) - before)
+    assert min(asked[1:]) == 0
+
+
+def test_a_new_version_is_pushed_as_it_is(
+    server: RunningServer, mountpoint: Path, tmp_path: Path, lane: bool
+):
+    put(server.endpoint, "b", "changing.tar", shard(small(row, 0) for row in range(500)))
+    options = ["--cache-dir", str(tmp_path / "cache"), *SHORT]
+    with mounted("ais://b", mountpoint, endpoint=server.endpoint, options=options) as mount:
+        for version in range(3):
+            put(server.endpoint, "b", "changing.tar", shard(small(r, version) for r in range(500)))
+            time.sleep(2.5)  # nothing older may be seen after that
+            folder = mount.path / "changing.tar.d"
+            paths = [folder / name for name in sorted(os.listdir(folder))]
+            assert read(paths) == sha256(small(row, version) for row in range(500))
+
+
+def test_a_local_directory_is_pushed_too(tmp_path: Path, mountpoint: Path, lane: bool):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "x.tar").write_bytes(shard(map(small, range(1000))))
+    with mounted(str(source), mountpoint) as mount:
+        folder = mount.path / "x.tar.d"
+        paths = [folder / name for name in sorted(os.listdir(folder))]
+        assert read(paths) == sha256(map(small, range(1000)))
+        assert (pushed(mount) > 300) == lane
