@@ -17,6 +17,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from aisfs.core.member_index import MemberIndex
+from aisfs.core.push_stream import PAGE, WINDOW_BYTES, WINDOW_FIRST, WINDOW_MAX, Stream, footprint
 from aisfs.core.residency import Residency
 from aisfs.core.samples import sample_rows
 
@@ -26,10 +27,6 @@ GAP_MAX = 16
 MEMBERS_PER_GAP = 2000
 """Rows behind a window where its reader may appear: 1 for each so many members, at most `GAP_MAX`.
 Eight streams then mistake 5 % of random reads for order, whatever the size of the shard."""
-WINDOW_FIRST = 8
-WINDOW_MAX = 512
-WINDOW_BYTES = 8 << 20
-"""Ahead of one reader at most: 2 ms of pushing small members, 4 ms of large ones."""
 RANDOM_READS = 32
 """READs out of order before the whole shard is worth it: a look at a few images is no epoch."""
 REPEAT = 16
@@ -42,12 +39,6 @@ REST_MAX = 4096
 """READs for which nothing is pushed after a shard's pushes were of no use; doubled each time."""
 SAMPLES_MAX = 64
 """Halves of samples that wait to be pushed; older ones are dropped."""
-PAGE = 4096
-
-
-def footprint(size: int) -> int:
-    """Give the bytes of page cache that a file of `size` bytes takes."""
-    return -(-size // PAGE) * PAGE
 
 
 @dataclass(slots=True)
@@ -62,45 +53,6 @@ class PushCounts:
     """A READ came all the same, or the stream ended before them."""
 
 
-class _Stream:
-    """One reader going through a shard."""
-
-    __slots__ = ("ahead", "at", "behind_marker", "bytes_left", "marker", "pushed", "rows_left",
-                 "stalled", "top", "wasted", "window")  # fmt: skip
-
-    def __init__(self, at: int, top: int) -> None:
-        self.at = at
-        """The row that was read last, as far as the kernel said."""
-        self.top = top
-        """Rows up to here were given out or passed over."""
-        self.window = 0
-        """Rows ahead of the reader; 0 until a second READ has shown that it is one."""
-        self.rows_left = 0
-        self.bytes_left = WINDOW_BYTES
-        self.marker = -1
-        """The row left out in the middle of the window."""
-        self.stalled = False
-        """Whether the bytes of the next row are not there."""
-        self.ahead = self.behind_marker = 0
-        """Page cache pushed and not known to be read, in bytes; that behind the marker."""
-        self.pushed = self.wasted = 0
-        """Rows of this window."""
-
-    def put_back(self, rows: list[int], cost: int) -> None:
-        """Take back the last rows given, which would have taken so many bytes."""
-        self.rows_left += self.top - (rows[0] - 1)
-        self.bytes_left += cost
-        self.top = rows[0] - 1
-        if self.marker > self.top:
-            self.marker, self.behind_marker = -1, 0
-        elif self.marker >= 0:
-            self.behind_marker -= cost
-
-    @property
-    def pending(self) -> bool:
-        return self.rows_left > 0 and self.bytes_left > 0 and not self.stalled
-
-
 class ShardPush:
     """The decisions for one shard."""
 
@@ -110,7 +62,7 @@ class ShardPush:
         self._counts = counts
         self._rows = Residency(len(index))
         self._gap = min(max(len(index) // MEMBERS_PER_GAP, 1), GAP_MAX)
-        self._streams: list[_Stream] = []
+        self._streams: list[Stream] = []
         """The one that moved last is the last."""
         self._samples: deque[range] = deque(maxlen=SAMPLES_MAX)
         self._strays = 0
@@ -122,7 +74,7 @@ class ShardPush:
         """The next row when the whole shard is being pushed."""
         self._whole_stalled = False
         self._hand: list[int] = []
-        self._giver: _Stream | None = None
+        self._giver: Stream | None = None
         """The stream the hand was given for; None for a sample or the whole shard."""
         self._of_whole = False
         self._rest = 0
@@ -161,7 +113,7 @@ class ShardPush:
         if rows and len(self._streams) < STREAMS and not self._rest:
             start = rows[0]
             if not self._rows.there(start) and self._stream_of(start) is None:
-                stream = _Stream(start - 1, start - 1)
+                stream = Stream(start - 1, start - 1)
                 stream.window = stream.rows_left = WINDOW_FIRST
                 self._streams.insert(0, stream)
 
@@ -261,7 +213,7 @@ class ShardPush:
             self._whole, self._whole_stalled = hand[stored], missing
         return (stream.at, stream.top) if stream is not None and stream.window else None
 
-    def _stored(self, row: int, stream: _Stream | None, *, known: bool) -> None:
+    def _stored(self, row: int, stream: Stream | None, *, known: bool) -> None:
         if not known:
             self._rows.unknown(row)
             return
@@ -278,7 +230,7 @@ class ShardPush:
 
     # streams ---------------------------------------------------------------------------------
 
-    def _stream_of(self, row: int) -> _Stream | None:
+    def _stream_of(self, row: int) -> Stream | None:
         """Find the reader that a READ belongs to: the one whose window it is nearest to."""
         best, least = None, len(self)
         for stream in self._streams:
@@ -294,7 +246,7 @@ class ShardPush:
         if len(self._streams) == STREAMS:
             self._drop(self._streams.pop(0))
         sample = sample_rows(self.index, row)
-        stream = _Stream(row, row)
+        stream = Stream(row, row)
         stream.rows_left = sample.stop - 1 - row
         self._streams.append(stream)
         if sample.start < row:
@@ -325,7 +277,7 @@ class ShardPush:
         self._rows.end_generation()
         self._rows.read(row)
 
-    def _follow(self, stream: _Stream, row: int) -> None:
+    def _follow(self, stream: Stream, row: int) -> None:
         """Go on with a stream."""
         if row <= stream.at:  # another reader of the same stream, a little late
             return
@@ -346,7 +298,7 @@ class ShardPush:
             else:
                 self._extend(stream)
 
-    def _extend(self, stream: _Stream) -> None:
+    def _extend(self, stream: Stream) -> None:
         """Judge the window that was read, and push the next."""
         if not stream.window:
             stream.window = WINDOW_FIRST
@@ -361,7 +313,7 @@ class ShardPush:
         stream.pushed = stream.wasted = 0
         self._aim(stream)
 
-    def _aim(self, stream: _Stream) -> None:
+    def _aim(self, stream: Stream) -> None:
         stream.rows_left = stream.at + stream.window - stream.top
         stream.bytes_left = WINDOW_BYTES - stream.ahead
         stream.marker = -1
@@ -373,7 +325,7 @@ class ShardPush:
         self._rest = self._rest_next
         self._rest_next = min(2 * self._rest_next, REST_MAX)
 
-    def _drop(self, stream: _Stream) -> None:
+    def _drop(self, stream: Stream) -> None:
         """End a stream. What was pushed ahead of it was in vain, unless it was only a sample."""
         if stream.window:
             self._counts.wasted += self._rows.take_pushed(stream.at + 1, stream.top + 1)
@@ -384,7 +336,7 @@ class ShardPush:
         index = self.index
         return self._rows.absent(row) and index.plain(row) and 0 < index.size(row) <= WINDOW_BYTES
 
-    def _walk(self, stream: _Stream, room: int) -> list[int]:
+    def _walk(self, stream: Stream, room: int) -> list[int]:
         """Choose the next rows of a window."""
         hand: list[int] = []
         taken = 0
@@ -412,7 +364,7 @@ class ShardPush:
             stream.rows_left -= 1
         return hand
 
-    def _is_marker(self, stream: _Stream) -> bool:
+    def _is_marker(self, stream: Stream) -> bool:
         """Say whether to leave this row out, half a window before the end."""
         if stream.marker >= 0 or not stream.window:
             return False

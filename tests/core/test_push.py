@@ -11,12 +11,10 @@ from aisfs.core.push import (
     HAND_BYTES,
     HAND_ROWS,
     RANDOM_READS,
-    WINDOW_BYTES,
-    WINDOW_MAX,
     PushCounts,
     ShardPush,
-    footprint,
 )
+from aisfs.core.push_stream import WINDOW_BYTES, WINDOW_MAX, footprint
 
 KIB = 1 << 10
 MIB = 1 << 20

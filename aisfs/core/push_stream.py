@@ -1,0 +1,53 @@
+"""One reader going through a shard, and the window of members pushed ahead of it."""
+
+WINDOW_FIRST = 8
+WINDOW_MAX = 512
+WINDOW_BYTES = 8 << 20
+"""Ahead of one reader at most: 2 ms of pushing small members, 4 ms of large ones."""
+PAGE = 4096
+
+
+def footprint(size: int) -> int:
+    """Give the bytes of page cache that a file of `size` bytes takes."""
+    return -(-size // PAGE) * PAGE
+
+
+class Stream:
+    """One reader going through a shard."""
+
+    __slots__ = ("ahead", "at", "behind_marker", "bytes_left", "marker", "pushed", "rows_left",
+                 "stalled", "top", "wasted", "window")  # fmt: skip
+
+    def __init__(self, at: int, top: int) -> None:
+        """Begin behind the row `top`."""
+        self.at = at
+        """The row that was read last, as far as the kernel said."""
+        self.top = top
+        """Rows up to here were given out or passed over."""
+        self.window = 0
+        """Rows ahead of the reader; 0 until a second READ has shown that it is one."""
+        self.rows_left = 0
+        self.bytes_left = WINDOW_BYTES
+        self.marker = -1
+        """The row left out in the middle of the window."""
+        self.stalled = False
+        """Whether the bytes of the next row are not there."""
+        self.ahead = self.behind_marker = 0
+        """Page cache pushed and not known to be read, in bytes; that behind the marker."""
+        self.pushed = self.wasted = 0
+        """Rows of this window."""
+
+    def put_back(self, rows: list[int], cost: int) -> None:
+        """Take back the last rows given, which would have taken so many bytes."""
+        self.rows_left += self.top - (rows[0] - 1)
+        self.bytes_left += cost
+        self.top = rows[0] - 1
+        if self.marker > self.top:
+            self.marker, self.behind_marker = -1, 0
+        elif self.marker >= 0:
+            self.behind_marker -= cost
+
+    @property
+    def pending(self) -> bool:
+        """Whether rows of the window are still to be given out."""
+        return self.rows_left > 0 and self.bytes_left > 0 and not self.stalled
