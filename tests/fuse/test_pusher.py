@@ -3,6 +3,7 @@
 import queue
 import random
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -174,6 +175,7 @@ def test_threads_at_once_lose_no_event_and_store_only_what_is_right():
         for row in range(start, count, 2):
             read(pusher, sender, member_number(first, row))
             pusher.landed()
+            time.sleep(0.0002)  # as every reader does something, so that pushing has a chance
 
     tellers = [
         threading.Thread(target=tell, args=args)
