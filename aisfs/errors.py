@@ -53,6 +53,10 @@ class InvalidName(AisfsError):
     """A name that the store refuses."""
 
 
+class ContentUnreadable(AisfsError):
+    """The bytes that were to be written cannot be read, or are no longer as they were."""
+
+
 class ProtocolError(AisfsError):
     """The reply makes no sense: neither success nor an error we know."""
 
