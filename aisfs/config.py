@@ -116,6 +116,10 @@ class ClusterSettings(_Settings):
     """Requests under way at once. Enough to hide 20 ms of latency at 1 MiB a request and
     1 GiB/s; more only queues on the targets' disks."""
 
+    part_size: ByteSize = Field(default=ByteSize(256 * MIB), ge=5 * MIB)
+    """Bytes; larger objects are uploaded in parts of this size, in parallel. What a failure costs
+    to send again: two seconds at 1 Gbit/s. The clouds behind AIStore take no part below 5 MiB."""
+
     @field_validator("endpoint")
     @classmethod
     def _check_endpoint(cls, value: str) -> str:

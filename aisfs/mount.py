@@ -35,7 +35,7 @@ from aisfs.metrics import Metrics
 from aisfs.model import Bucket
 from aisfs.store.local import LocalStore
 from aisfs.store.metered import MeteredStore
-from aisfs.store.port import ObjectStore
+from aisfs.store.port import WritableStore
 from aisfs.store.retry import RetryingStore
 
 log = logging.getLogger(__name__)
@@ -122,7 +122,7 @@ async def run(plan: MountPlan, on_ready: Callable[[], None]) -> None:
     log.info("unmounted %s", plan.mountpoint)
 
 
-def _open_source(plan: MountPlan) -> tuple[ObjectStore, Node]:
+def _open_source(plan: MountPlan) -> tuple[WritableStore, Node]:
     match plan.source:
         case DirectorySource(path):
             local = LocalStore(path.resolve())
@@ -156,7 +156,7 @@ async def _sync_cache(blocks: BlockCache) -> None:
         await trio.to_thread.run_sync(blocks.sync)
 
 
-async def _check_source(store: ObjectStore, source: Source) -> None:
+async def _check_source(store: WritableStore, source: Source) -> None:
     """Ask once, without retries: a mount that cannot work should say so at once."""
     match source:
         case BucketSource(bucket, prefix):
@@ -165,7 +165,7 @@ async def _check_source(store: ObjectStore, source: Source) -> None:
             await store.list_buckets()
 
 
-async def _check_bucket(store: ObjectStore, bucket: Bucket, prefix: str) -> None:
+async def _check_bucket(store: WritableStore, bucket: Bucket, prefix: str) -> None:
     try:
         await store.list_page(bucket, prefix, page_size=1)
     except BucketNotFound as error:
@@ -176,7 +176,7 @@ async def _check_bucket(store: ObjectStore, bucket: Bucket, prefix: str) -> None
 class Foundation:
     """What the services of a mount stand on, and what outlives them."""
 
-    store: ObjectStore
+    store: WritableStore
     blocks: BlockCache | None
     services: trio.Nursery
     background: BackgroundThread

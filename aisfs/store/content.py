@@ -1,10 +1,14 @@
 """Bytes to be written, as `aisfs.store.port.Content`: in memory, in a file, or a part of either."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from aisfs.errors import ContentUnreadable
-from aisfs.store.port import Content
+from aisfs.store.port import Content, Progress
+
+_PIECE = 512 << 10
+"""Bytes handled at once: within a send timeout also over a slow link."""
 
 
 class BytesContent:
@@ -59,3 +63,19 @@ class PartOfContent:
     def read_into(self, start: int, buffer: memoryview) -> None:
         """See `Content`."""
         self.whole.read_into(self.start + start, buffer)
+
+
+def pieces_of(content: Content, progress: Progress | None = None) -> Iterator[memoryview]:
+    """Give all bytes, in order; each piece is valid until the next one is asked for.
+
+    Args:
+        content: What to read.
+        progress: Told when the next piece is asked for.
+    """
+    buffer = memoryview(bytearray(min(_PIECE, content.size)))
+    for start in range(0, content.size, _PIECE):
+        piece = buffer[: content.size - start]
+        content.read_into(start, piece)
+        yield piece
+        if progress:
+            progress(start + len(piece))

@@ -4,14 +4,15 @@ AIStore keeps custom metadata when an object is overwritten, and merges it when 
 over another. So all of ours is one pair, and counts only while its stamp is the content's.
 """
 
+import base64
+import json
 import re
 from collections.abc import Mapping
-from urllib.parse import quote, unquote
 
 from aisfs.model import NO_CUSTOM, ObjectInfo
 
 _MOST = 1024
-"""Characters of the text; AIStore takes 2 KiB for all that an object has."""
+"""Bytes before they are encoded; AIStore takes 2 KiB for all that an object has."""
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -20,11 +21,11 @@ def stamp_of(info: ObjectInfo) -> str:
     value = info.checksum.partition(":")[2]
     if value:
         return f"{info.size}-{value}"
-    return f"{info.size}-v{quote(info.version, safe='')}" if info.version else ""
+    return f"{info.size}-v{info.version}" if info.version else ""
 
 
 def encode_custom(custom: Mapping[str, str], stamp: str) -> str:
-    """Make a text of letters, digits and `-_.~%:;` only.
+    """Make a text of letters, digits, `-` and `_` only.
 
     Raises:
         ValueError: a name is not one, or all of it is too long.
@@ -32,21 +33,19 @@ def encode_custom(custom: Mapping[str, str], stamp: str) -> str:
     for name in custom:
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} is not a name of custom metadata")
-    pairs = [f"{name}:{_quote(value)}" for name, value in sorted(custom.items())]
-    text = ";".join([stamp, *pairs])
-    if len(text) > _MOST:
-        raise ValueError(f"custom metadata of {len(text)} characters; {_MOST} at most")
-    return text
+    # ASCII only: lone surrogates are escaped, and come back.
+    raw = json.dumps([stamp, dict(custom)], separators=(",", ":"), sort_keys=True).encode()
+    if len(raw) > _MOST:
+        raise ValueError(f"{len(raw)} bytes of custom metadata; {_MOST} at most")
+    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
 
 def decode_custom(text: str, info: ObjectInfo) -> Mapping[str, str]:
     """Read the text again; empty when it was written for another content than `info`."""
-    stamp, *pairs = text.split(";")
-    if not text or stamp != stamp_of(info):
-        return NO_CUSTOM
-    found = dict(pair.split(":", 1) for pair in pairs if ":" in pair)
-    return {name: unquote(value, errors="surrogateescape") for name, value in found.items()}
-
-
-def _quote(value: str) -> str:
-    return quote(value.encode("utf-8", "surrogateescape"), safe="")
+    try:
+        stamp, custom = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        if stamp and stamp == stamp_of(info):
+            return {str(name): str(value) for name, value in custom.items()}
+    except (ValueError, TypeError, AttributeError):
+        pass  # not ours, whoever wrote it
+    return NO_CUSTOM

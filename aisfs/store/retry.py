@@ -6,7 +6,7 @@ ranges of one version, each with a deadline of its own, so that no byte comes tw
 
 A write is safe to repeat: an upload writes the same whole object, and what else a store reports as
 `Unavailable` either had no effect or may have it twice. An upload has its deadline from the last
-new byte that went out. Copying, renaming and appending may rightly take a server longer than any
+new byte that went out, and the time a server takes to read it all again. Copying, renaming and appending may rightly take a server longer than any
 deadline: what is under way ends by itself, and only no further try begins after it.
 
 Must not know: what an error means beyond `error.transient`.
@@ -36,6 +36,10 @@ _LONGEST_PAUSE = 5.0
 """Seconds; a cluster that is back should not be left waiting for long."""
 _RESUME_PIECE = 8 << 20
 """Bytes asked for at once after a stream broke: costs little memory, hides the latency."""
+
+
+_BYTES_A_SECOND = 50e6
+"""A server that has all bytes may be silent while it reads them again, at least as fast as this."""
 
 
 class Retrier:
@@ -100,7 +104,9 @@ class Retrier:
 class Movement:
     """A deadline that is postponed whenever more was done than ever before."""
 
-    def __init__(self) -> None:
+    def __init__(self, more: float = 0.0) -> None:
+        """Take the seconds that are added to each span."""
+        self._more = more
         self.deadline = math.inf
         self._span = math.inf
         self._most = 0
@@ -108,8 +114,8 @@ class Movement:
 
     def begin(self, span: float) -> None:
         """Have a deadline `span` seconds from now."""
-        self._span = span
-        self.deadline = trio.current_time() + span
+        self._span = span + self._more
+        self.deadline = trio.current_time() + self._span
 
     def until_deadline(self) -> trio.CancelScope:
         """Give a scope that is cancelled then."""
@@ -197,7 +203,7 @@ class RetryingStore:
     ) -> ObjectInfo:
         """Write one object whole, or not at all."""
         token = trio.lowlevel.current_trio_token()
-        movement = Movement()
+        movement = Movement(content.size / _BYTES_A_SECOND)
 
         def told(done: int) -> None:
             token.run_sync_soon(movement.told, done)
