@@ -111,6 +111,9 @@ def _log_options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--max-connections", type=int, metavar="N", help="Requests under way at once [32].")
 @click.option(
+    "--part-size", metavar="SIZE", help="Bytes above which an object is uploaded in parts [256MiB]."
+)
+@click.option(
     "--cache-dir",
     type=click.Path(path_type=Path),
     metavar="DIR",

@@ -111,7 +111,9 @@ class ClusterSubject(Subject):
         self.bucket = Bucket(f"contract-{uuid.uuid4().hex[:12]}")
         self.buckets = f"{endpoint}/v1/buckets/{self.bucket.name}?provider=ais"
         self.objects = f"{endpoint}/v1/objects/{self.bucket.name}/"
-        settings = ClusterSettings(endpoint=endpoint, skip_verify=False, max_connections=16)
+        settings = ClusterSettings(
+            endpoint=endpoint, skip_verify=False, max_connections=16, part_size=5 << 20
+        )
         self.store = AISClient(settings)
 
     def create(self) -> None:
