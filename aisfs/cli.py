@@ -15,6 +15,7 @@ from aisfs.config import CacheSettings, ClusterSettings, Shards, TreeSettings
 from aisfs.core.sources import DirectorySource, Source, parse_source
 from aisfs.errors import AisfsError, ConfigError
 from aisfs.exits import Exit, exit_code
+from aisfs.pack_commands import pack, unpack
 
 if TYPE_CHECKING:
     from aisfs.mount import MountPlan
@@ -295,3 +296,5 @@ def serve(directory: Path, host: str, port: int, log_level: str, log_file: Path 
 
 cli.add_command(warm_up)
 cli.add_command(cache)
+cli.add_command(pack)
+cli.add_command(unpack)
