@@ -54,10 +54,10 @@ def labelled(kind: str, value: str) -> str:
     """
     if not value or not kind:
         return ""
-    length = len(value)
-    if kind in _HASHERS and _TYPE_OF_LENGTH.get(length) not in (None, _same_length(kind)):
-        kind = _TYPE_OF_LENGTH[length]
-    return f"{kind}:{value}"
+    guess = _TYPE_OF_LENGTH.get(len(value), "")
+    if kind == "none" or (kind in _HASHERS and guess and guess != _same_length(kind)):
+        kind = guess
+    return f"{kind}:{value}" if kind else ""
 
 
 def _same_length(kind: str) -> str:

@@ -121,7 +121,7 @@ def parse_page(
     if not after.isascii() and not _is_utf8(after):
         # A server that reads JSON by the book resumes at U+FFFD, before this name, and repeats it.
         entries = [entry for entry in entries if _raw(entry.name) > _raw(after)]
-    kind = facts.checksum_type
+    kind = facts.checksum_type if facts.keeps_checksums else "none"
     ais = bucket.provider is Provider.AIS
     objects, directories = [], []
     for entry in entries:

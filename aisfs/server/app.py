@@ -252,8 +252,10 @@ class Server:
 
     def _redirect(self, request: Request) -> Reply:
         """Send the client to the target, which is this same listener."""
-        # A client that does not wait for the answer would lose its connection otherwise.
-        request.drain()
+        # A client that does not wait for the answer would lose its connection otherwise. One that
+        # wants it closed may not even mean to send the body here; Go does not read it then either.
+        if request.header("Connection").lower() != "close":
+            request.drain()
         self.counters.add("redirect")
         # The path is written anew, as Go does: `%2B` comes back as a plus sign.
         path = quote(request.raw_path, safe="/$&+,:;=@~")

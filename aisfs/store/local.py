@@ -26,25 +26,19 @@ import trio
 
 from aisfs.core.names import check_new_key, check_new_member, check_new_shard
 from aisfs.errors import (
-    AccessDenied,
-    AisfsError,
     BucketNotFound,
     InvalidName,
     IsADirectory,
-    NameTooLong,
     NotADirectory,
     NotFound,
-    OutOfSpace,
-    ProtocolError,
-    ReadOnly,
     Stale,
-    Unavailable,
     Unsupported,
 )
 from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo, Page, Provider
 from aisfs.store import local_writing
 from aisfs.store.content import FileContent
 from aisfs.store.custom import decode_custom, encode_custom, stamp_of
+from aisfs.store.local_errors import error_of, os_errors, writing_errors
 from aisfs.store.port import Content, Progress, Sink
 from aisfs.store.tar_append import append_to_tar
 
@@ -111,7 +105,7 @@ class LocalStore:
                 _check_version(descriptor, bucket, expected)
                 done = 0
                 while done < len(buffer):
-                    with _os_errors(f"{bucket}/{expected.key}"):
+                    with os_errors(f"{bucket}/{expected.key}"):
                         got = os.preadv(descriptor, [buffer[done:]], start + done)
                     if not got:
                         break
@@ -129,7 +123,7 @@ class LocalStore:
                 buffer = memoryview(bytearray(min(_PIECE, expected.size or 1)))
                 done = 0
                 while done < expected.size:
-                    with _os_errors(f"{bucket}/{expected.key}"):
+                    with os_errors(f"{bucket}/{expected.key}"):
                         got = os.preadv(descriptor, [buffer[: expected.size - done]], done)
                     if not got:
                         break
@@ -160,7 +154,7 @@ class LocalStore:
         """Delete one file."""
 
         def work() -> None:
-            with self._open(bucket, key), _os_errors(f"{bucket}/{key}"):
+            with self._open(bucket, key), os_errors(f"{bucket}/{key}"):
                 local_writing.remove(self._root, self._path(bucket, key))
 
         await self._run(work)
@@ -187,7 +181,7 @@ class LocalStore:
         def work() -> ObjectInfo:
             with self._open(bucket, key) as descriptor:
                 new_path = self._new_path(bucket, new_key)
-                with _writing_errors(f"{bucket}/{new_key}"):
+                with writing_errors(f"{bucket}/{new_key}"):
                     local_writing.move(self._root, self._path(bucket, key), new_path)
                 return _described(new_key, descriptor)
 
@@ -227,7 +221,7 @@ class LocalStore:
         def work() -> ObjectInfo:
             with self._open(bucket, expected.key) as descriptor:
                 if expected.same_content(_info(expected.key, os.fstat(descriptor))):
-                    _write_custom(descriptor, f"{bucket}/{expected.key}", text)
+                    local_writing.write_attribute(descriptor, f"{bucket}/{expected.key}", text)
                 return _described(expected.key, descriptor)
 
         return await self._run(work)
@@ -254,12 +248,12 @@ class LocalStore:
             if custom:
                 text = encode_custom(custom, stamp_of(info))
                 try:
-                    _write_custom(descriptor, subject, text)
+                    local_writing.write_attribute(descriptor, subject, text)
                     info = replace(info, custom=dict(custom))
                 except Unsupported as error:
                     log.debug("%s", error)
 
-        with _writing_errors(subject):
+        with writing_errors(subject):
             local_writing.publish(self._root, path, write_all)
         return info
 
@@ -267,7 +261,7 @@ class LocalStore:
         """Find where a file of this key is to be written; whatever hides there is not replaced."""
         check_new_key(bucket, key)
         path, subject = self._path(bucket, key), f"{bucket}/{key}"
-        with _writing_errors(subject):
+        with writing_errors(subject):
             self._check_bucket(bucket)
             folder = os.path.dirname(path)
             if os.path.realpath(folder) != folder:
@@ -285,7 +279,7 @@ class LocalStore:
         return path
 
     def _list(self, bucket: Bucket, prefix: str, token: str, page_size: int) -> Page:
-        with _os_errors(f"{bucket}/{prefix}"):
+        with os_errors(f"{bucket}/{prefix}"):
             self._check_bucket(bucket)
             folder = self._folder(bucket, prefix)
             if folder is None:
@@ -339,7 +333,7 @@ class LocalStore:
                 return None
         except OSError as error:
             if error.errno != errno.ELOOP:
-                raise _error_of(f"{self.bucket}/{key}", error) from error
+                raise error_of(f"{self.bucket}/{key}", error) from error
         with self._lock:
             known = entry.path in self._hidden
             self._hidden.add(entry.path)
@@ -351,7 +345,7 @@ class LocalStore:
     def _open(self, bucket: Bucket, key: str) -> Iterator[int]:
         subject = f"{bucket}/{key}"
         path = self._path(bucket, key)
-        with _os_errors(subject):
+        with os_errors(subject):
             self._check_bucket(bucket)
             # The way there must be free of links, as no listing leads through one; the last step
             # may be one. What it leads to is opened as no link itself, should it be swapped now.
@@ -409,56 +403,6 @@ def _with_custom(info: ObjectInfo, file: int | bytes) -> ObjectInfo:
     return replace(info, custom=decode_custom(text, info)) if text else info
 
 
-def _write_custom(descriptor: int, subject: str, text: str) -> None:
-    try:
-        local_writing.write_attribute(descriptor, text)
-    except OSError as error:
-        if error.errno in (errno.ENOTSUP, errno.EPERM, errno.E2BIG, errno.ENOSPC):
-            raise Unsupported(
-                f"{subject}: no extended attributes here: {error.strerror}"
-            ) from error
-        raise _error_of(subject, error) from error
-
-
 def _check_version(descriptor: int, bucket: Bucket, expected: ObjectInfo) -> None:
     if not expected.same_content(_info(expected.key, os.fstat(descriptor))):
         raise Stale(f"{bucket}/{expected.key}: the file changed")
-
-
-@contextmanager
-def _os_errors(subject: str) -> Iterator[None]:
-    """Turn the system's errors into ours. No sink is called in the block."""
-    try:
-        yield
-    except OSError as error:
-        raise _error_of(subject, error) from error
-
-
-@contextmanager
-def _writing_errors(subject: str) -> Iterator[None]:
-    """Likewise, where a missing directory would be made, and another kind of file is in the way."""
-    try:
-        yield
-    except (NotADirectoryError, FileExistsError) as error:
-        raise NotADirectory(f"{subject}: a part of the path is an object") from error
-    except OSError as error:
-        raise _error_of(subject, error) from error
-
-
-def _error_of(subject: str, error: OSError) -> AisfsError:
-    kind: type[AisfsError] = Unavailable
-    if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
-        kind = NotFound
-    elif error.errno in (errno.EACCES, errno.EPERM):
-        kind = AccessDenied
-    elif error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        kind = OutOfSpace
-    elif error.errno == errno.EROFS:
-        kind = ReadOnly
-    elif error.errno in (errno.EISDIR, errno.ENOTEMPTY):
-        kind = IsADirectory
-    elif error.errno == errno.EIO:
-        kind = ProtocolError  # a broken disk: trying again would only wait
-    elif error.errno == errno.ENAMETOOLONG:
-        kind = NameTooLong
-    return kind(f"{subject}: {error.strerror}")

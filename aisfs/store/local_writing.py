@@ -3,16 +3,19 @@
 A file is written under a name that no listing shows and then renamed. Directories come and go with
 the files below them, as in a bucket; one that was empty before stays.
 
-Everything here blocks, and raises OSError as the system does; must not know trio, buckets, keys.
+Everything here blocks; files raise OSError as the system does. Must not know trio, buckets, keys.
 """
 
 import contextlib
+import errno
 import os
 import stat
 import uuid
 from collections.abc import Callable
 from typing import TypeVar
 
+from aisfs.errors import Unsupported
+from aisfs.store.local_errors import error_of
 from aisfs.store.port import Content, Progress
 
 T = TypeVar("T")
@@ -128,6 +131,16 @@ def read_attribute(file: int | bytes) -> str:
         return ""
 
 
-def write_attribute(file: int | bytes, text: str) -> None:
-    """Write it."""
-    os.setxattr(file, CUSTOM_ATTRIBUTE, text.encode())
+def write_attribute(file: int | bytes, subject: str, text: str) -> None:
+    """Write it.
+
+    Raises:
+        Unsupported: the file system keeps none.
+    """
+    try:
+        os.setxattr(file, CUSTOM_ATTRIBUTE, text.encode())
+    except OSError as error:
+        if error.errno in (errno.ENOTSUP, errno.EPERM, errno.E2BIG, errno.ENOSPC):
+            reason = f"no extended attributes here: {error.strerror}"
+            raise Unsupported(f"{subject}: {reason}") from error
+        raise error_of(subject, error) from error

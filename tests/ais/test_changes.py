@@ -121,6 +121,8 @@ def test_types_of_checksums_in_listings():
     assert labelled("xxhash", "92f0de5a88a3c094") == "xxhash:92f0de5a88a3c094"
     assert labelled("md5", "92f0de5a88a3c094") == "xxhash2:92f0de5a88a3c094"
     assert labelled("new-type", "e19b0149") == "new-type:e19b0149"
+    assert labelled("none", "e19b0149") == "crc32c:e19b0149"
+    assert labelled("none", "e19b") == ""
     assert labelled("", "e19b0149") == ""
     assert labelled("xxhash2", "") == ""
 

@@ -3,10 +3,13 @@
 The server's directory and plain HTTP say what is stored; the client only says what it believes.
 """
 
+import io
 import random
 import shutil
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 import requests
@@ -14,7 +17,7 @@ import trio
 
 from aisfs.ais.client import AISClient
 from aisfs.config import ClusterSettings
-from aisfs.errors import AisfsError, DeadlineExceeded, NotFound, OutOfSpace
+from aisfs.errors import AisfsError, DeadlineExceeded, NotFound, OutOfSpace, ProtocolError, Stale
 from aisfs.model import Bucket
 from aisfs.store.content import BytesContent
 from aisfs.store.retry import RetryingStore
@@ -66,8 +69,14 @@ def store_of(server: RunningServer, deadline: float = 30.0) -> RetryingStore:
     return RetryingStore(AISClient(settings), deadline=deadline, rng=random.Random(3))
 
 
-def url(server: RunningServer, key: str) -> str:
-    return f"{server.endpoint}/v1/objects/b/{key}"
+def url(server: RunningServer, key: str, bucket: str = "b") -> str:
+    return f"{server.endpoint}/v1/objects/{bucket}/{key}"
+
+
+def create(server: RunningServer, name: str, checksums: str) -> None:
+    action = {"action": "create-bck", "value": {"checksum": {"type": checksums}}}
+    made = requests.post(f"{server.endpoint}/v1/buckets/{name}", json=action, timeout=30)
+    assert made.status_code in (200, 409)
 
 
 def put(server: RunningServer, key: str, data: bytes) -> None:
@@ -78,8 +87,8 @@ def delete(server: RunningServer, key: str) -> None:
     requests.delete(url(server, key), timeout=30)
 
 
-def stored(server: RunningServer, key: str) -> bytes | None:
-    reply = requests.get(url(server, key), timeout=30)
+def stored(server: RunningServer, key: str, bucket: str = "b") -> bytes | None:
+    reply = requests.get(url(server, key, bucket), timeout=30)
     return None if reply.status_code == 404 else reply.content
 
 
@@ -242,3 +251,136 @@ async def test_cancelled_at_any_moment(server, store, data):
             break
         await trio.sleep(0.05)
     assert left_over(server.root) == []
+
+
+# A cluster that says yes and does nothing
+
+LIE = {"action": "status", "status": 200}
+
+
+async def test_a_copy_that_did_not_happen_is_made_through_this_machine(server, store):
+    put(server, "from", SMALL)
+    server.faults([rule(LIE, "body", times=-1, query_contains="object_to")])
+    copied = await store.copy(B, "from", B, "k")
+    assert struck(server) == 1
+    assert stored(server, "k") == stored(server, "from") == SMALL
+    assert copied == await store.head(B, "k")
+    renamed = await store.rename(B, "from", "new")
+    assert struck(server) == 2
+    assert stored(server, "new") == SMALL
+    assert stored(server, "from") is None
+    assert renamed == await store.head(B, "new")
+
+
+async def test_a_rename_that_cannot_be_made_sure_of_leaves_the_source(server, store):
+    put(server, "from", SMALL)
+    full = {"action": "status", "status": 507}
+    server.faults(
+        [
+            rule(LIE, "body", times=-1, query_contains="object_to"),
+            rule(full, "body", times=-1, method="PUT"),
+        ]
+    )
+    with pytest.raises(OutOfSpace):
+        await store.rename(B, "from", "k")
+    server.faults([])
+    assert stored(server, "from") == SMALL
+    assert stored(server, "k") == OLD
+
+
+@pytest.mark.parametrize("name", ["100%", "a?b", "dir/%41"])
+async def test_names_that_aistore_loses_are_not_given_to_its_copy(server, store, name):
+    put(server, "from", SMALL)
+    copies = server.requests().get("copy", 0)
+    await store.rename(B, "from", name)
+    assert server.requests().get("copy", 0) == copies
+    assert stored(server, quote(name)) == SMALL
+    assert stored(server, "from") is None
+    delete(server, quote(name))
+
+
+async def test_rename_is_never_asked_of_the_cluster(server, store):
+    put(server, "from", SMALL)
+    renames = server.requests().get("rename", 0)
+    await store.rename(B, "from", "to")
+    assert server.requests().get("rename", 0) == renames
+    delete(server, "to")
+
+
+@pytest.mark.parametrize("checksums", ["xxhash2", "none"])
+@pytest.mark.parametrize("data", [SMALL, LARGE], ids=["whole", "parts"])
+async def test_a_put_that_did_not_happen(server, store, checksums, data):
+    name = f"lies-{checksums}"
+    create(server, name, checksums)
+    bucket = Bucket(name)
+    await store.upload(bucket, "k", BytesContent(OLD))
+    server.faults([rule(LIE, "body", method="PUT"), rule(LIE, "body", method="POST")])
+    await store.upload(bucket, "k", BytesContent(data))
+    assert stored(server, "k", name) == data
+
+
+async def test_an_endpoint_that_does_not_redirect_never_gets_an_empty_object(server, store):
+    # The proxy's side answers itself, as a gateway that follows redirects would.
+    for checksums in ("xxhash2", "none"):
+        create(server, f"gateway-{checksums}", checksums)
+        server.faults(
+            [{**LIE, "stage": "headers", "times": -1, "match": {"marked": False, "method": "PUT"}}]
+        )
+        with pytest.raises(ProtocolError, match="is the endpoint a proxy"):
+            await store.upload(Bucket(f"gateway-{checksums}"), "k", BytesContent(SMALL))
+        server.faults([])
+        assert stored(server, "k", f"gateway-{checksums}") is None
+
+
+@pytest.mark.parametrize("kind", ["none", "xxhash", "md5", "crc32c", "sha256", "sha512"])
+async def test_buckets_with_other_checksums(server, store, kind):
+    name = f"kind-{kind}"
+    create(server, name, kind)
+    bucket = Bucket(name)
+    for key, data in (("small", SMALL), ("large", LARGE), ("empty", b"")):
+        info = await store.upload(bucket, key, BytesContent(data), custom={"mode": "0600"})
+        assert info == await store.head(bucket, key)
+        assert info.custom == {"mode": "0600"}
+        assert stored(server, key, name) == data
+        renamed = await store.rename(bucket, key, f"{key}-2")
+        assert stored(server, f"{key}-2", name) == data
+        assert stored(server, key, name) is None
+        assert renamed.custom == {"mode": "0600"}
+    page = await store.list_page(bucket, "")
+    for info in page.objects:
+        head = await store.head(bucket, info.key)
+        assert info.same_content(head)
+        assert info.custom == head.custom
+
+
+async def test_a_server_without_parts_gets_one_piece(server, store):
+    unknown = {
+        "action": "status",
+        "status": 400,
+        "body": {"message": 'invalid action "mpt-upload"'},
+    }
+    server.faults([rule(unknown, "body", times=-1, method="POST")])
+    await store.upload(B, "k", BytesContent(LARGE))
+    assert stored(server, "k") == LARGE
+    await store.upload(B, "k", BytesContent(LARGE[1:]))
+    assert struck(server) == 1
+    assert stored(server, "k") == LARGE[1:]
+
+
+async def test_an_append_that_does_not_make_the_shard_longer_is_seen(server, store):
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("first"))
+    put(server, "padded.tar", file.getvalue())
+    before = await store.head(B, "padded.tar")
+    first = await store.append_member(B, "padded.tar", "a", BytesContent(b"1"))
+    second = await store.append_member(B, "padded.tar", "b", BytesContent(b"2"))
+    assert before.size == first.size == second.size
+    assert not before.same_content(first)
+    assert not first.same_content(second)
+    listed = {info.key: info for info in (await store.list_page(B, "")).objects}
+    assert listed["padded.tar"] == second
+    buffer = bytearray(second.size)
+    await store.read_range(B, second, 0, memoryview(buffer))
+    with pytest.raises(Stale):
+        await store.read_range(B, first, 0, memoryview(buffer))
