@@ -5,9 +5,11 @@ kernel may keep them; what expires is the entry, the claim that a name still sta
 """
 
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aisfs.config import TreeSettings
+from aisfs.core.stamps import mode_of, mtime_of
+from aisfs.model import ObjectInfo
 
 BLOCK_SIZE = 128 * 1024
 """st_blksize. Python, cp and tar size their buffers by it; with 4096 a JPEG costs PIL three reads
@@ -62,6 +64,12 @@ class AttrMaker:
         if executable:
             mode |= (mode & 0o444) >> 2
         return Attr(ino, stat.S_IFREG | mode, size, mtime_ns, settings.uid, settings.gid)
+
+    def object(self, ino: int, info: ObjectInfo) -> Attr:
+        """Describe an object."""
+        attr = self.file(ino, info.size, mtime_of(info))
+        mode = mode_of(info)
+        return attr if mode is None else replace(attr, mode=stat.S_IFREG | mode)
 
     def symlink(self, ino: int, target: bytes, mtime_ns: int) -> Attr:
         """Describe a symbolic link."""

@@ -117,7 +117,7 @@ class FileSystem:
                 with self.noticing_change(node):
                     return await self._folders.attr(node, ino)
             case ObjectNode(_, info):
-                return self._make.file(ino, info.size, info.mtime_ns)
+                return self._make.object(ino, info)
         return self._make.directory(ino)
 
     def node(self, ino: int) -> Node:
@@ -139,7 +139,7 @@ class FileSystem:
         else:
             number = self.inodes.number(identity(node))
             if isinstance(node, ObjectNode):
-                attr = self._make.file(number, node.info.size, node.info.mtime_ns)
+                attr = self._make.object(number, node.info)
             else:
                 attr = self._make.directory(number)
         return Entry(found.name, attr, min(max(found.expires - self._clock(), 0.0), FOREVER))

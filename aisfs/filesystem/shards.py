@@ -3,6 +3,7 @@
 Their numbers say which shard and which row they are, so nothing is stored per member here.
 """
 
+import os
 from collections.abc import Callable, Iterator
 
 from aisfs.core.inodes import directory_number, member_number, split_member
@@ -47,6 +48,14 @@ class ShardFolders:
         view = await self.view(shard)
         child = view.directory(low).find(name)
         return self._entry(shard, view, first, child) if child is not None else None
+
+    async def path(self, shard: ShardNode, ino: int, name: bytes) -> str:
+        """Give the path, inside the shard, of a name in the directory with the number `ino`."""
+        _, is_directory, low = _split(ino)
+        if not is_directory:
+            raise NotADirectory(f"{shard.info.key}: a member is not a directory")
+        folder = (await self.view(shard)).directory(low).path if low else b""
+        return os.fsdecode(folder + b"/" + name if folder else name)
 
     async def children(
         self, shard: ShardNode, ino: int

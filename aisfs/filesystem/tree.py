@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from aisfs.cache.metadata import Dated
 from aisfs.config import Shards
 from aisfs.core import names
-from aisfs.core.listing import Listed, Listing
+from aisfs.core.listing import PENDING_VERSION, Listed, Listing
 from aisfs.core.names import SHARD_DIRECTORY_SUFFIX, is_shard
 from aisfs.engine.lister import Lister
 from aisfs.errors import BucketNotFound
@@ -43,7 +43,8 @@ class Tree:
     def __init__(self, lister: Lister, shards: Shards) -> None:
         """Ask `lister`; show shards as `shards` says."""
         self._lister = lister
-        self._shards = shards
+        self.shards = shards
+        """How shards show."""
 
     async def find(self, node: Node, ino: int, name: bytes) -> Found | None:
         """Look a name up in a directory that is not in a shard."""
@@ -109,12 +110,12 @@ class Tree:
 
     async def _find_alias(self, node: DirectoryNode, ino: int, name: bytes) -> Found | None:
         """Look for a shard under its other name; a real key of that name has been found before."""
-        as_bytes = self._shards is Shards.DIR
+        as_bytes = self.shards is Shards.DIR
         shard = names.shard_of_bytes(name) if as_bytes else names.shard_of_directory(name)
         if shard is None:
             return None
         listed = await self._lister.find(node.bucket, node.prefix, shard)
-        if listed is None or listed.value is None:
+        if listed is None or listed.value is None or not _can_open(shard, listed.value):
             return None
         kind = ObjectNode if as_bytes else ShardNode
         return Found(name, kind(node.bucket, listed.value, ino, name), listed.expires)
@@ -131,7 +132,7 @@ class Tree:
         child: Node
         if listed is None:
             child = DirectoryNode(node.bucket, names.child_prefix(node.prefix, name))
-        elif self._shards is Shards.DIR and is_shard(name):
+        elif self.shards is Shards.DIR and _can_open(name, listed):
             child = ShardNode(node.bucket, listed, ino, name)
         else:
             child = ObjectNode(node.bucket, listed, ino, name)
@@ -146,14 +147,19 @@ class Tree:
         second name of a shard.
         """
         listing = dated.value
-        both = self._shards is Shards.BOTH
+        both = self.shards is Shards.BOTH
         for place, name, listed in listing.after((offset - 1) // 2 if offset else 0):
             if 2 * place > offset:
                 yield self._found(node, ino, name, listed, dated.expires, 2 * place)
             alias = name + SHARD_DIRECTORY_SUFFIX
-            if not (both and isinstance(listed, ObjectInfo) and is_shard(name)):
+            if not (both and isinstance(listed, ObjectInfo) and _can_open(name, listed)):
                 continue
             if alias not in listing and not names.refusal(alias):
                 yield Found(
                     alias, ShardNode(node.bucket, listed, ino, alias), dated.expires, 2 * place + 1
                 )
+
+
+def _can_open(name: bytes, info: ObjectInfo) -> bool:
+    """Say whether an object is shown as a folder: one that is only being written is not yet."""
+    return is_shard(name) and info.version != PENDING_VERSION
