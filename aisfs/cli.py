@@ -11,11 +11,20 @@ import trio
 
 from aisfs import __version__, daemon, logs
 from aisfs.cache_commands import cache, warm_up
-from aisfs.config import CacheSettings, ClusterSettings, Shards, TreeSettings
+from aisfs.config import (
+    WRITABLE_DIR_MODE,
+    WRITABLE_FILE_MODE,
+    CacheSettings,
+    ClusterSettings,
+    Shards,
+    TreeSettings,
+    WriteSettings,
+)
 from aisfs.core.sources import DirectorySource, Source, parse_source
 from aisfs.errors import AisfsError, ConfigError
 from aisfs.exits import Exit, exit_code
 from aisfs.pack_commands import pack, unpack
+from aisfs.recover import recover
 
 if TYPE_CHECKING:
     from aisfs.mount import MountPlan
@@ -137,11 +146,37 @@ def _log_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--memory-limit", metavar="SIZE", help="Bytes under way and kept in memory at most [512MiB]."
 )
+@click.option("--writable", is_flag=True, default=None, help="Permit changes.")
+@click.option(
+    "--staging-dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Where files are until they are uploaded [the user's state directory].",
+)
+@click.option(
+    "--staging-size", metavar="SIZE", help="Bytes there at most [half of what is free on its disk]."
+)
+@click.option(
+    "--rename-dir-limit",
+    type=int,
+    metavar="N",
+    help="Objects of a directory that is renamed, at most [1000].",
+)
+@click.option(
+    "--ignore-attr-changes",
+    is_flag=True,
+    default=None,
+    help="Accept owners, modes and times that cannot be kept.",
+)
 @click.option("--allow-other", is_flag=True, help="Let other users in.")
 @click.option("--uid", type=int, metavar="N", help="Owner of everything; default: who mounts.")
 @click.option("--gid", type=int, metavar="N", help="Group of everything; default: who mounts.")
-@click.option("--file-mode", metavar="OCT", help="Permissions of files [0444].")
-@click.option("--dir-mode", metavar="OCT", help="Permissions of directories [0555].")
+@click.option(
+    "--file-mode", metavar="OCT", help="Permissions of files [0444; with --writable 0644]."
+)
+@click.option(
+    "--dir-mode", metavar="OCT", help="Permissions of directories [0555; with --writable 0755]."
+)
 @click.option("-f", "--foreground", is_flag=True, help="Do not go to the background.")
 @click.option(
     "-o",
@@ -174,12 +209,19 @@ def mount(
     kernel, named = _sort_options(options, settings.keys())
     kernel |= {"allow_other"} if allow_other else set()
     settings = {**named, **{name: value for name, value in settings.items() if value is not None}}
+    writing = WriteSettings.load(_of(WriteSettings, settings))
+    if writing.writable:
+        modes = {"file_mode": WRITABLE_FILE_MODE, "dir_mode": WRITABLE_DIR_MODE}
+        settings = {**modes, **settings}
+    elif "rw" in kernel:
+        raise ConfigError("-o rw: mounts are read-only without --writable")
     plan = mounts.MountPlan(
         source=_absolute(parse_source(source)),
         mountpoint=Path(mountpoint).absolute(),
         cluster=ClusterSettings.load(_of(ClusterSettings, settings)),
         tree=TreeSettings.load(_of(TreeSettings, settings)),
         cache=CacheSettings.load(_of(CacheSettings, settings)),
+        writing=writing,
         options=frozenset(kernel),
     )
     if not plan.cluster.endpoint and not mounts.is_local(plan.source):
@@ -221,7 +263,7 @@ def _absolute(source: Source) -> Source:
 
 
 def _of(
-    kind: type[ClusterSettings] | type[TreeSettings] | type[CacheSettings],
+    kind: type[ClusterSettings] | type[TreeSettings] | type[CacheSettings] | type[WriteSettings],
     settings: Mapping[str, object],
 ) -> dict[str, object]:
     return {name: value for name, value in settings.items() if name in kind.model_fields}
@@ -248,7 +290,7 @@ def _sort_options(
         elif name in settings and value:
             named[name] = value
         elif word == "rw":
-            raise ConfigError("-o rw: mounts are read-only")
+            kernel.add(word)
         elif word and word not in _IGNORED and not word.startswith("x-"):
             raise ConfigError(f"-o {option.strip()}: unknown mount option")
     return kernel, named
@@ -298,3 +340,4 @@ cli.add_command(warm_up)
 cli.add_command(cache)
 cli.add_command(pack)
 cli.add_command(unpack)
+cli.add_command(recover)

@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -13,24 +14,28 @@ from aisfs.ais.client import AISClient
 from aisfs.cache.blocks import BlockCache
 from aisfs.cache.indexes import IndexCache
 from aisfs.cache.metadata import MetadataCache
-from aisfs.config import CacheSettings, ClusterSettings, TreeSettings
+from aisfs.config import CacheSettings, ClusterSettings, TreeSettings, WriteSettings
 from aisfs.core.sources import BucketSource, DirectorySource, Everything, Source
 from aisfs.engine.background import BackgroundThread, background_thread
 from aisfs.engine.fetcher import Fetcher
 from aisfs.engine.indexer import Indexer
 from aisfs.engine.lister import Lister
+from aisfs.engine.overlay import OverlaidLister
 from aisfs.engine.prefetcher import Prefetcher
 from aisfs.engine.reader import Reader
+from aisfs.engine.staging import StagingArea
+from aisfs.engine.writer import Writer
 from aisfs.errors import BucketNotFound, MountError, SourceMissing, Unavailable
 from aisfs.filesystem.attributes import AttrMaker
 from aisfs.filesystem.filesystem import FileSystem
+from aisfs.filesystem.naming import NamingFileSystem
 from aisfs.filesystem.nodes import DirectoryNode, Node, RootNode
 from aisfs.filesystem.shards import ShardFolders
 from aisfs.filesystem.tree import Tree
 from aisfs.filesystem.xattrs import Xattrs
 from aisfs.fuse import mountpoint as mountpoints
 from aisfs.fuse import tuning
-from aisfs.fuse.operations import Operations, PyfuseKernel, serve, terminate
+from aisfs.fuse.operations import Operations, PyfuseKernel, WritableOperations, serve, terminate
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket
 from aisfs.store.local import LocalStore
@@ -58,6 +63,7 @@ class MountPlan:
     cluster: ClusterSettings
     tree: TreeSettings
     cache: CacheSettings
+    writing: WriteSettings
     options: frozenset[str]
     """Mount options for the kernel, as of `mount -o`."""
 
@@ -89,18 +95,23 @@ async def run(plan: MountPlan, on_ready: Callable[[], None]) -> None:
     """
     direct, root = _open_source(plan)
     blocks: BlockCache | None = None
+    staging: StagingArea | None = None
     try:
         try:
             await _check_source(direct, plan.source)
         except Unavailable as error:
             raise Unavailable(f"{plan.cluster.endpoint} does not answer: {error}") from error
         blocks = await trio.to_thread.run_sync(_open_cache, plan)
+        if plan.writing.writable:
+            staging = await trio.to_thread.run_sync(
+                StagingArea, plan.writing.staging_dir, plan.writing.staging_limit()
+            )
         metrics = Metrics()
         store = MeteredStore(RetryingStore(direct, deadline=plan.cluster.io_timeout), metrics)
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             refused: MountError | None = None
             async with background_thread() as background, trio.open_nursery() as services:
-                foundation = Foundation(store, blocks, services, background, metrics)
+                foundation = Foundation(store, blocks, staging, services, background, metrics)
                 operations = _build(plan, foundation, root, on_ready)
                 session = trio.CancelScope()
                 services.start_soon(_stop_on_signal, signals, session)
@@ -117,6 +128,8 @@ async def run(plan: MountPlan, on_ready: Callable[[], None]) -> None:
     finally:
         with trio.CancelScope(shield=True):
             await direct.aclose()
+            if staging is not None:
+                await trio.to_thread.run_sync(staging.close)
             if blocks is not None:
                 await trio.to_thread.run_sync(blocks.close)
     log.info("unmounted %s", plan.mountpoint)
@@ -178,6 +191,7 @@ class Foundation:
 
     store: WritableStore
     blocks: BlockCache | None
+    staging: StagingArea | None
     services: trio.Nursery
     background: BackgroundThread
     metrics: Metrics
@@ -191,9 +205,7 @@ def _build(
     cache = MetadataCache(
         attr_ttl=ttls.attr_ttl, list_ttl=ttls.list_ttl, negative_ttl=ttls.negative_ttl, clock=clock
     )
-    lister = Lister(
-        base.store, cache, base.services, list_ttl=ttls.list_ttl, clock=clock, metrics=base.metrics
-    )
+    lister = _build_lister(plan, base, cache)
     fetcher = Fetcher(
         base.store,
         base.services,
@@ -212,15 +224,8 @@ def _build(
     )
     make = AttrMaker(plan.tree, time.time_ns())
     folders = ShardFolders(_build_indexer(plan, base, fetcher), make)
-    filesystem = FileSystem(
-        root,
-        tree=Tree(lister, plan.tree.shards),
-        folders=folders,
-        reader=Reader(fetcher, prefetcher),
-        lister=lister,
-        make=make,
-        clock=clock,
-    )
+    reader = Reader(fetcher, prefetcher)
+    filesystem = _build_filesystem(plan, base, root, folders, reader, lister, make)
     filesystem.kernel = PyfuseKernel()
 
     async def report() -> None:
@@ -229,13 +234,68 @@ def _build(
         log.info("mounted %s on %s", plan.source, plan.mountpoint)
         on_ready()
 
-    return Operations(
+    kind = Operations
+    if isinstance(filesystem, NamingFileSystem):
+        kind = WritableOperations
+    return kind(
         filesystem,
         Xattrs(filesystem, folders, lister, base.metrics),
         base.metrics,
         negative_timeout=ttls.negative_ttl,
         on_ready=lambda: base.services.start_soon(report),
     )
+
+
+def _build_lister(plan: MountPlan, base: Foundation, cache: MetadataCache) -> Lister:
+    ttls = plan.tree
+    kind: Callable[..., Lister] = Lister
+    if base.staging is not None:
+        change_ttl = max(ttls.attr_ttl, ttls.list_ttl, ttls.negative_ttl)
+        kind = partial(OverlaidLister, change_ttl=change_ttl)
+    return kind(
+        base.store,
+        cache,
+        base.services,
+        list_ttl=ttls.list_ttl,
+        clock=trio.current_time,
+        metrics=base.metrics,
+    )
+
+
+def _build_filesystem(
+    plan: MountPlan,
+    base: Foundation,
+    root: Node,
+    folders: ShardFolders,
+    reader: Reader,
+    lister: Lister,
+    make: AttrMaker,
+) -> FileSystem:
+    tree = Tree(lister, plan.tree.shards)
+    clock = trio.current_time
+    if base.staging is None:
+        return FileSystem(
+            root, tree=tree, folders=folders, reader=reader, lister=lister, make=make, clock=clock
+        )
+    assert isinstance(lister, OverlaidLister), "a mount with staging has one"
+    return NamingFileSystem(
+        root,
+        tree=tree,
+        folders=folders,
+        reader=reader,
+        lister=lister,
+        make=make,
+        clock=clock,
+        writer=Writer(base.store, base.staging, endpoint=origin_of(plan)),
+        settings=plan.writing,
+    )
+
+
+def origin_of(plan: MountPlan) -> str:
+    """Say where objects go: the endpoint, or the directory that is mounted."""
+    if isinstance(plan.source, DirectorySource):
+        return str(plan.source.path.resolve())
+    return plan.cluster.endpoint
 
 
 def _build_indexer(plan: MountPlan, base: Foundation, fetcher: Fetcher) -> Indexer:
@@ -257,7 +317,7 @@ def _build_indexer(plan: MountPlan, base: Foundation, fetcher: Fetcher) -> Index
 def _kernel_options(plan: MountPlan) -> set[str]:
     # noatime: else every read would make the kernel ask for attributes again.
     return {
-        "ro",
+        "rw" if plan.writing.writable else "ro",
         "noatime",
         "default_permissions",
         "subtype=aisfs",

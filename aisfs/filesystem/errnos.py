@@ -6,15 +6,19 @@ import logging
 from aisfs.errors import (
     AccessDenied,
     AisfsError,
+    AlreadyExists,
     BucketNotFound,
     ContentUnreadable,
+    CrossDevice,
     DeadlineExceeded,
     InvalidName,
     IsADirectory,
     NameTooLong,
     NoSuchAttribute,
     NotADirectory,
+    NotEmpty,
     NotFound,
+    NotPermitted,
     OutOfSpace,
     ProtocolError,
     ReadOnly,
@@ -42,6 +46,10 @@ ERRNOS: dict[type[AisfsError], tuple[int, int]] = {
     NotADirectory: (errno.ENOTDIR, logging.DEBUG),
     IsADirectory: (errno.EISDIR, logging.DEBUG),
     NoSuchAttribute: (errno.ENODATA, logging.DEBUG),
+    AlreadyExists: (errno.EEXIST, logging.DEBUG),
+    NotEmpty: (errno.ENOTEMPTY, logging.DEBUG),
+    CrossDevice: (errno.EXDEV, logging.DEBUG),
+    NotPermitted: (errno.EPERM, logging.DEBUG),
 }
 """Error class to (errno, level at which the failed request is logged)."""
 

@@ -1,0 +1,481 @@
+"""Open files of a tree that can be written: staged on the local disk, committed by close and fsync.
+
+What `close` and `fsync` acknowledged is in the store. Until then the store holds what it held
+before; should it come to nothing, the staged bytes are kept for `aisfs recover`. What makes a file or
+changes its size, mode or time is in `filesystem.changing`, what changes names in `filesystem.naming`.
+"""
+
+import logging
+import os
+import stat
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from aisfs.config import WriteSettings
+from aisfs.core import names
+from aisfs.core.names import SHARD_BYTES_SUFFIX, SHARD_DIRECTORY_SUFFIX, is_shard
+from aisfs.core.stamps import mode_of, mtime_of
+from aisfs.engine.overlay import OverlaidLister
+from aisfs.engine.parts import Data
+from aisfs.engine.reader import Reader
+from aisfs.engine.staging import StagedFile
+from aisfs.engine.writer import Writer
+from aisfs.errors import (
+    AisfsError,
+    ReadOnly,
+    Stale,
+)
+from aisfs.filesystem.attributes import Attr, AttrMaker, Entry
+from aisfs.filesystem.filesystem import FileHandle, FileSystem
+from aisfs.filesystem.nodes import DirectoryNode, Node, ObjectNode, ShardNode, identity
+from aisfs.filesystem.shards import ShardFolders
+from aisfs.filesystem.tree import Found, Tree
+from aisfs.filesystem.written import (
+    WrittenFile,
+    WrittenFiles,
+    versioned_identity,
+)
+from aisfs.model import Bucket
+
+log = logging.getLogger(__name__)
+
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
+"""Flags of `open` that ask for a change."""
+
+
+@dataclass(eq=False, slots=True)
+class OpenFile:
+    """An open object of a writable mount; its content is that of the inode, as POSIX has it."""
+
+    ino: int
+    file: WrittenFile | None
+    """Set when it was opened for writing."""
+
+
+class WritingFileSystem(FileSystem):
+    """One mount's tree, with the files that this mount writes."""
+
+    _lister: OverlaidLister
+
+    def __init__(
+        self,
+        root: Node,
+        *,
+        tree: Tree,
+        folders: ShardFolders,
+        reader: Reader,
+        lister: OverlaidLister,
+        make: AttrMaker,
+        clock: Callable[[], float],
+        writer: Writer,
+        settings: WriteSettings,
+    ) -> None:
+        """Serve the tree below `root`; write with `writer`."""
+        super().__init__(
+            root, tree=tree, folders=folders, reader=reader, lister=lister, make=make, clock=clock
+        )
+        self._writer = writer
+        self._settings = settings
+        self._files = WrittenFiles()
+        self._readers: Counter[int] = Counter()
+        """Open handles by inode that are not for writing."""
+        self._salted: dict[int, bytes] = {}
+        self._directory_attrs: dict[tuple[Bucket, str], tuple[int | None, int | None]] = {}
+        """Mode and time of directories, which have nowhere to be stored."""
+
+    # names to inodes -------------------------------------------------------------------------
+
+    async def lookup(self, parent: int, name: bytes) -> Entry | None:
+        """See `FileSystem`; a new member of a shard is there before its shard has it."""
+        file = await self._new_member(parent, name)
+        if file is None:
+            return await super().lookup(parent, name)
+        entry = Entry(name, self._file_attr(file), 0.0)
+        self.remember(entry, file.node)
+        return entry
+
+    async def _new_member(self, parent: int, name: bytes) -> WrittenFile | None:
+        node = self.node(parent)
+        if not isinstance(node, ShardNode):
+            return None
+        path = await self._folders.path(node, parent, name)
+        return self._files.of_member(node.bucket, node.info.key, path)
+
+    def remember(self, entry: Entry, node: Node) -> None:
+        """See `FileSystem`; a written file keeps the identity it began with."""
+        ino = entry.attr.ino
+        file = self._files.by_ino.get(ino)
+        if file is not None:
+            self.inodes.remember(ino, file.identity, file.node)
+        elif ino in self._salted:
+            self.inodes.remember(ino, self._salted[ino], node)
+        else:
+            super().remember(entry, node)
+
+    def forget(self, ino: int, count: int) -> None:
+        """See `FileSystem`; a written file that nobody knows any more is a version like any other."""
+        super().forget(ino, count)
+        if self.inodes.get(ino) is not None:
+            return
+        self._salted.pop(ino, None)
+        file = self._files.by_ino.get(ino)
+        if file is not None and not file.busy:
+            self._files.drop(file)
+
+    def _entry(self, found: Found) -> Entry:
+        node = found.node
+        if isinstance(node, ObjectNode):
+            timeout = super()._entry(found).entry_timeout
+            file = self._current(node)
+            if file is not None:
+                return Entry(found.name, self._file_attr(file), timeout)
+            attr = self._make.object(self._number(node), node.info)
+            return Entry(found.name, attr, timeout)
+        entry = super()._entry(found)
+        if isinstance(node, DirectoryNode):
+            return replace(entry, attr=self._directory_attr(node, entry.attr))
+        return entry
+
+    def _current(self, node: ObjectNode) -> WrittenFile | None:
+        """Give the written file that the name of a version stands for in this mount."""
+        file = self._files.of_key(node.bucket, node.info.key)
+        if file is None:
+            return None
+        if file.stands_for(node.info):
+            return file
+        self._files.unname(file)  # somebody else wrote another version
+        return None
+
+    def _number(self, node: ObjectNode) -> int:
+        """Number a version; not with a number that has become a written file's."""
+        again = 0
+        while True:
+            spelled = versioned_identity(node, again)
+            number = self.inodes.number(spelled)
+            if number not in self._files.by_ino:
+                if again:
+                    self._salted[number] = spelled
+                return number
+            again += 1
+
+    # attributes ------------------------------------------------------------------------------
+
+    async def getattr(self, ino: int) -> Attr:
+        """Describe an inode."""
+        file = self._files.by_ino.get(ino)
+        if file is not None:
+            if file.lost is not None:
+                raise Stale(f"{file.bucket}/{file.key}: {file.lost}")
+            return self._file_attr(file)
+        node = self.node(ino)
+        if isinstance(node, ObjectNode):
+            return self._make.object(ino, node.info)
+        attr = await super().getattr(ino)
+        return self._directory_attr(node, attr) if isinstance(node, DirectoryNode) else attr
+
+    def _file_attr(self, file: WrittenFile) -> Attr:
+        attr = self._make.file(file.ino, file.size, file.mtime_ns)
+        if file.mode is not None:
+            attr = replace(attr, mode=stat.S_IFREG | file.mode)
+        return attr
+
+    def _directory_attr(self, node: DirectoryNode, attr: Attr) -> Attr:
+        mode, mtime_ns = self._directory_attrs.get((node.bucket, node.prefix), (None, None))
+        return replace(
+            attr,
+            mode=attr.mode if mode is None else stat.S_IFDIR | mode,
+            mtime_ns=attr.mtime_ns if mtime_ns is None else mtime_ns,
+        )
+
+    # opening and closing ---------------------------------------------------------------------
+
+    async def open_file(self, ino: int, flags: int) -> OpenFile | FileHandle:
+        """Open an object, to read or to write, or a member, to read.
+
+        Raises:
+            Stale: it is to be written and is another version by now; the kernel looks it up anew.
+            ReadOnly: a member is to be written.
+        """
+        node = self.node(ino)
+        wanted = flags & WRITING
+        if not isinstance(node, ObjectNode):
+            if wanted and isinstance(node, ShardNode):
+                raise ReadOnly("members of a shard cannot be changed")
+            return await self.open(ino)
+        known = self._files.by_ino.get(ino)
+        if known is not None:
+            self._check_not_lost(known)
+        if not wanted:
+            self._readers[ino] += 1
+            if known is not None:
+                known.handles += 1
+            return OpenFile(ino, None)
+        file = self._file(ino)
+        handle = OpenFile(ino, file)
+        self._begin(handle)
+        try:
+            async with file.lock:
+                if flags & os.O_TRUNC:
+                    await self._truncate(file, 0)
+                elif file.staged is None and not file.unlinked:
+                    await self._check_version(file)
+        except BaseException:
+            await self.release(handle)
+            raise
+        return handle
+
+    def _begin(self, handle: OpenFile) -> None:
+        """Count an open handle for writing."""
+        assert handle.file is not None, "only handles for writing are counted here"
+        handle.file.handles += 1
+        handle.file.writers += 1
+
+    def _file(self, ino: int) -> WrittenFile:
+        """Give the written file of an inode; from now on it is one."""
+        file = self._files.by_ino.get(ino)
+        if file is None:
+            node = self.node(ino)
+            assert isinstance(node, ObjectNode), "only objects are written"
+            info = node.info
+            spelled = self._salted.get(ino) or identity(node)
+            file = WrittenFile(ino, spelled, node, info, mode_of(info), mtime_of(info))
+            file.handles = self._readers[ino]
+            self._files.add(file)
+        return file
+
+    async def _check_version(self, file: WrittenFile) -> None:
+        """Make sure that what is to be changed in part is still what it was looked up as."""
+        assert file.base is not None, "a file without a version is staged"
+        with self.noticing_change(file.node):
+            now = await self._writer.head(file.bucket, file.key)
+            if not now.same_content(file.base):
+                raise Stale(f"{file.bucket}/{file.key} was changed by somebody else")
+
+    async def release(self, handle: OpenFile | FileHandle) -> None:
+        """Close a handle for good. What is still dirty after the last one is uploaded or kept."""
+        if isinstance(handle, FileHandle):
+            return
+        file = handle.file or self._files.by_ino.get(handle.ino)
+        if handle.file is None:
+            self._readers[handle.ino] -= 1
+            if not self._readers[handle.ino]:
+                del self._readers[handle.ino]
+        else:
+            handle.file.writers -= 1
+        if file is None:
+            return
+        file.handles -= 1
+        if not file.handles:
+            await self._settle_unopened(file)
+
+    async def _settle_unopened(self, file: WrittenFile) -> None:
+        """Upload what nobody has closed properly, a mapping for example, and let the disk go."""
+        error = file.torn or file.failed
+        if file.dirty and error is None and not file.unlinked:
+            try:
+                await self.commit(file)
+            except AisfsError as failed:
+                error = failed
+        async with file.lock:
+            if file.handles:
+                return
+            if file.dirty and not file.unlinked and error is not None:
+                if file.torn is not None or (file.member and not file.size):
+                    self._discard(file, error)
+                else:
+                    self._park(file, error)
+            elif file.staged is not None:
+                file.staged.discard()
+                file.staged = None
+                file.dirty = False
+            if self.inodes.get(file.ino) is None:
+                self._files.drop(file)
+
+    def _park(self, file: WrittenFile, error: AisfsError) -> None:
+        """Keep what could not be uploaded for `aisfs recover`; the name shows the store again."""
+        assert file.staged is not None, "what is dirty is staged"
+        log.error(
+            "%s/%s was not uploaded: %s; `aisfs recover` lists it", file.bucket, file.key, error
+        )
+        file.staged.park(str(error))
+        file.staged = None
+        self._lose(file, error)
+
+    def _discard(self, file: WrittenFile, error: AisfsError) -> None:
+        """Let go what is not whole: whoever wrote it was told so by a write that failed."""
+        assert file.staged is not None, "what is dirty is staged"
+        file.staged.discard()
+        file.staged = None
+        self._lose(file, error)
+
+    def _lose(self, file: WrittenFile, error: AisfsError) -> None:
+        """Show what the store has under a name again."""
+        file.dirty = False
+        file.lost = error
+        self._files.unname(file)
+        if file.base is None and not file.member:
+            self._lister.forget(file.bucket, file.key)
+        self._invalidate(file.node.parent, file.node.name)
+
+    # reading and writing ---------------------------------------------------------------------
+
+    async def read_file(self, handle: OpenFile | FileHandle, offset: int, size: int) -> Data:
+        """Read up to `size` bytes; shorter only at the end of the file."""
+        if isinstance(handle, FileHandle):
+            return await self.read(handle, offset, size)
+        file = self._files.by_ino.get(handle.ino)
+        if file is not None:
+            self._check_not_lost(file)
+            if file.staged is not None:
+                return file.staged.read(offset, size)
+            if file.base is None:
+                return b""
+            return await self._read_version(replace(file.node, info=file.base), offset, size)
+        node = self.node(handle.ino)
+        assert isinstance(node, ObjectNode), "other nodes have other handles"
+        return await self._read_version(node, offset, size)
+
+    async def _read_version(self, node: ObjectNode, offset: int, size: int) -> Data:
+        return await self.read(FileHandle(node), offset, size)
+
+    async def write(self, handle: OpenFile, offset: int, data: bytes) -> int:
+        """Write all of `data`.
+
+        Raises:
+            OutOfSpace: the staging directory is full.
+            Stale: somebody else changed the object since it was opened.
+        """
+        file = handle.file
+        if file is None:
+            raise ReadOnly("not open for writing")
+        async with file.lock:
+            self._check_not_lost(file)
+            staged = await self._stage(file)
+            self._touch(file)
+            try:
+                staged.write(offset, data)
+            except AisfsError as error:
+                file.torn = error
+                raise
+            file.torn = None
+        return len(data)
+
+    async def _truncate(self, file: WrittenFile, size: int) -> None:
+        """Cut or extend; called with the lock held."""
+        if size == file.size:
+            return
+        if size or file.staged is not None:
+            staged = await self._stage(file)
+            self._touch(file)
+            staged.truncate(size)
+        else:  # what is cut off need not be loaded
+            file.staged = self._writer.new()
+            try:
+                self._touch(file)
+            except BaseException:
+                file.staged.discard()
+                file.staged = None
+                raise
+        file.torn = None
+
+    async def _stage(self, file: WrittenFile) -> StagedFile:
+        """Have the content on the local disk; called with the lock held."""
+        if file.staged is None:
+            assert file.base is not None, "a file without a version is staged"
+            with self.noticing_change(file.node):
+                file.staged = await self._writer.load(file.bucket, file.base)
+        return file.staged
+
+    def _touch(self, file: WrittenFile) -> None:
+        """Take note of a change that is about to be made."""
+        if file.member and file.base is not None:
+            raise ReadOnly("members of a shard cannot be changed")
+        file.failed = None
+        file.mtime_ns = time.time_ns()
+        if not file.unlinked:
+            self._record(file)
+            file.dirty = True
+
+    def _record(self, file: WrittenFile) -> None:
+        """Say on the disk whose bytes these are, before anybody relies on them."""
+        assert file.staged is not None, "what is dirty is staged"
+        self._writer.record(
+            file.staged, file.bucket, file.key, member=file.member, base=file.base, mode=file.mode
+        )
+
+    # committing ------------------------------------------------------------------------------
+
+    async def flush(self, handle: OpenFile | FileHandle) -> None:
+        """Commit at a close or fsync: after this the store has what was written.
+
+        Raises:
+            AisfsError: it has not, and holds what it held before.
+        """
+        if isinstance(handle, OpenFile) and handle.file is not None:
+            await self.commit(handle.file)
+
+    async def commit(self, file: WrittenFile) -> None:
+        """Upload a file if it is dirty."""
+        async with file.lock:
+            await self._commit_locked(file)
+
+    async def _commit_locked(self, file: WrittenFile) -> None:
+        self._check_not_lost(file)
+        if file.unlinked or not file.dirty:
+            return
+        assert file.staged is not None, "what is dirty is staged"
+        if file.torn is not None:
+            raise file.torn
+        try:
+            if file.member:
+                info = await self._writer.append(file.bucket, file.key, file.member, file.staged)
+            else:
+                info = await self._writer.upload(
+                    file.bucket,
+                    file.key,
+                    file.staged,
+                    base=file.base,
+                    mtime_ns=file.mtime_ns,
+                    mode=file.mode,
+                )
+        except AisfsError as error:
+            file.failed = error
+            raise
+        file.base = info
+        file.dirty = False
+        file.failed = None
+        file.staged.mark_clean()
+        self._lister.settle(file.bucket, file.key, info)
+        self._invalidate_shard(file)
+
+    def _invalidate_shard(self, file: WrittenFile) -> None:
+        """Make the kernel look the other names of a shard up again: it is another version."""
+        if file.member:
+            shard = self.inodes.get(file.node.parent)
+            if isinstance(shard, ShardNode):
+                self._invalidate_names(shard.parent, shard.info.key)
+        else:
+            self._invalidate_aliases(file.node.parent, file.node.name)
+
+    def _invalidate_names(self, parent: int, key: str) -> None:
+        """Make the kernel look up a shard, by whatever name."""
+        name = names.entry_name("", key.rpartition("/")[2])
+        self._invalidate(parent, name)
+        self._invalidate_aliases(parent, name)
+
+    def _invalidate_aliases(self, parent: int, name: bytes) -> None:
+        if is_shard(name):
+            self._invalidate(parent, name + SHARD_DIRECTORY_SUFFIX)
+            self._invalidate(parent, name + SHARD_BYTES_SUFFIX)
+
+    def _invalidate(self, parent: int, name: bytes) -> None:
+        if self.kernel is not None:
+            self.kernel.invalidate_entry(parent, name)
+
+    # checks ----------------------------------------------------------------------------------
+
+    def _check_not_lost(self, file: WrittenFile) -> None:
+        if file.lost is not None:
+            raise Stale(f"{file.bucket}/{file.key}: {file.lost}; open it again")
