@@ -152,13 +152,12 @@ def test_a_duplicate_descriptor_commits_too(folder: Path, stored):
 
 def test_shared_mapping(folder: Path, stored):
     (folder / "f").write_bytes(bytes(10_000))
-    with opened(folder / "f", os.O_RDWR) as file:
-        with mmap.mmap(file, 10_000) as mapping:
-            mapping[5000:5003] = b"map"
-            mapping.flush()
-            os.fsync(file)
-            assert stored("f")[5000:5003] == b"map"
-            mapping[0:3] = b"top"
+    with opened(folder / "f", os.O_RDWR) as file, mmap.mmap(file, 10_000) as mapping:
+        mapping[5000:5003] = b"map"
+        mapping.flush()
+        os.fsync(file)
+        assert stored("f")[5000:5003] == b"map"
+        mapping[0:3] = b"top"
     assert stored("f")[:3] == b"top"
 
 
@@ -320,7 +319,7 @@ def test_rename_a_directory(folder: Path, place: Writable):
     assert (folder / "b" / "deep" / "three").read_bytes() == b"deep/three"
     (folder / "a").mkdir()
     assert os.listdir(folder / "a") == []
-    assert {k for k in place.keys() if k.startswith(folder.name)} == {
+    assert {k for k in place.names() if k.startswith(folder.name)} == {
         f"{folder.name}/b/{name}" for name in ("one", "two", "deep/three")
     }
 
@@ -372,7 +371,7 @@ def test_refused(what: str, place: Writable):
     folder.mkdir()
     (folder / "f").write_bytes(b"x")
     change, code = REFUSED[what]
-    with pytest.raises(OSError) as caught:
+    with pytest.raises(OSError, match=os.strerror(code)) as caught:
         change(folder)
     assert caught.value.errno == code
     assert (folder / "f").read_bytes() == b"x"
@@ -380,7 +379,6 @@ def test_refused(what: str, place: Writable):
 
 def test_names_that_aistore_would_not_take_are_refused_before_anything_is_sent(place: Writable):
     (place.path / "~").mkdir()
-    with pytest.raises(OSError) as caught:
+    with pytest.raises(OSError, match="Invalid argument"):
         (place.path / "~" / "f").touch()
-    assert caught.value.errno == errno.EINVAL
     os.rmdir(place.path / "~")

@@ -4,6 +4,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from aistore.sdk import Client
 
 from tests.support.mounts import Mount, mounted
 from tests.support.servers import RunningServer, running_server
@@ -25,7 +28,34 @@ class Writable:
         file = self.objects / key
         return file.read_bytes() if file.is_file() else None
 
-    def keys(self) -> set[str]:
+    def put(self, key: str, content: bytes) -> None:
+        """Write an object as another client."""
+        if self.server is not None:
+            self._object(key).get_writer().put_content(content)
+            return
+        file = self.objects / key
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_name(f".{file.name}")
+        temporary.write_bytes(content)
+        temporary.replace(file)
+
+    def delete(self, key: str) -> None:
+        """Delete an object as another client; empty directories are nothing to a bucket."""
+        if self.server is not None:
+            self._object(key).delete()
+            return
+        file = self.objects / key
+        file.unlink()
+        for folder in file.parents:
+            if folder == self.objects or any(folder.iterdir()):
+                break
+            folder.rmdir()
+
+    def _object(self, key: str) -> Any:
+        assert self.server is not None
+        return Client(self.server.endpoint).bucket("b").object(key)
+
+    def names(self) -> set[str]:
         return {
             str(file.relative_to(self.objects))
             for file in self.objects.rglob("*")
