@@ -100,13 +100,7 @@ async def _upload(one: Parked, force: bool) -> None:
         Stale: the object is not what it was when it was opened to be changed.
     """
     record = one.record
-    settings = ClusterSettings.load({"endpoint": record.endpoint})
-    direct: WritableStore
-    if record.endpoint.startswith("/"):
-        direct = LocalStore(Path(record.endpoint))
-    else:
-        direct = AISClient(settings)
-    store = RetryingStore(direct, deadline=settings.io_timeout)
+    store = _store(record.endpoint)
     try:
         if not force and not record.member:
             await _check_unchanged(store, record)
@@ -119,6 +113,14 @@ async def _upload(one: Parked, force: bool) -> None:
                 await store.upload(record.bucket, record.key, content, custom=custom)
     finally:
         await store.aclose()
+
+
+def _store(endpoint: str) -> WritableStore:
+    """Open the cluster, or the directory, that a record names."""
+    local = endpoint.startswith("/")
+    settings = ClusterSettings.load({} if local else {"endpoint": endpoint})
+    direct: WritableStore = LocalStore(Path(endpoint)) if local else AISClient(settings)
+    return RetryingStore(direct, deadline=settings.io_timeout)
 
 
 async def _check_unchanged(store: WritableStore, record: StagedRecord) -> None:

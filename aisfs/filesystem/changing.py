@@ -136,14 +136,18 @@ class ChangingFileSystem(WritingFileSystem):
         if not isinstance(node, ObjectNode):
             raise ReadOnly("the directories of buckets cannot be changed")
         file = handle.file if handle is not None and handle.file is not None else self._file(ino)
-        async with file.lock:
-            self._check_not_lost(file)
-            if changes.size is not None:
-                await self._truncate(file, changes.size)
-            if changes.mode is not None or changes.mtime_ns is not None:
-                await self._set_attributes(file, changes)
-        if changes.size is not None and not file.writers:
-            await self._commit_unopened(file)
+        try:
+            async with file.lock:
+                self._check_not_lost(file)
+                if changes.size is not None:
+                    await self._truncate(file, changes.size)
+                if changes.mode is not None or changes.mtime_ns is not None:
+                    await self._set_attributes(file, changes)
+            if changes.size is not None and not file.writers:
+                await self._commit_unopened(file)
+        finally:
+            if not file.handles:
+                await self._settle_unopened(file)
         return self._file_attr(file)
 
     def _check_owner(self, changes: Changes, attr: Attr) -> None:
@@ -195,11 +199,9 @@ class ChangingFileSystem(WritingFileSystem):
             await self.commit(file)
         except AisfsError as error:
             async with file.lock:
-                if file.staged is not None and not file.handles:
+                if file.staged is not None and not file.writers:
                     self._discard(file, error)
             raise
-        if not file.handles:
-            await self._settle_unopened(file)
 
     # checks ----------------------------------------------------------------------------------
 

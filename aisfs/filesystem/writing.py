@@ -103,6 +103,13 @@ class WritingFileSystem(FileSystem):
         path = await self._folders.path(node, parent, name)
         return self._files.of_member(node.bucket, node.info.key, path)
 
+    def node(self, ino: int) -> Node:
+        """See `FileSystem`; a written file is the version it was committed as last."""
+        file = self._files.by_ino.get(ino)
+        if file is None:
+            return super().node(ino)
+        return file.node if file.base is None else replace(file.node, info=file.base)
+
     def remember(self, entry: Entry, node: Node) -> None:
         """See `FileSystem`; a written file keeps the identity it began with."""
         ino = entry.attr.ino
@@ -366,18 +373,22 @@ class WritingFileSystem(FileSystem):
         """Cut or extend; called with the lock held."""
         if size == file.size:
             return
-        if size or file.staged is not None:
-            staged = await self._stage(file)
+        was_dirty = file.dirty
+        created = file.staged is None and size == 0
+        if created:  # what is cut off need not be loaded
+            file.staged = self._writer.new()
+        staged = await self._stage(file)
+        try:
             self._touch(file)
             staged.truncate(size)
-        else:  # what is cut off need not be loaded
-            file.staged = self._writer.new()
-            try:
-                self._touch(file)
-            except BaseException:
-                file.staged.discard()
+        except BaseException:
+            if not was_dirty:
+                file.dirty = False
+                staged.mark_clean()
+            if created:
+                staged.discard()
                 file.staged = None
-                raise
+            raise
         file.torn = None
 
     async def _stage(self, file: WrittenFile) -> StagedFile:
