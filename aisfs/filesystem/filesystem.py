@@ -35,6 +35,13 @@ class Kernel(Protocol):
         """Make the kernel look `name` up again. Must not wait for a request to be answered."""
         ...
 
+    async def invalidated(self, parent: int, name: bytes) -> None:
+        """Make the kernel look `name` up again, and wait until it knows, a second at most.
+
+        Not for requests during which the kernel holds the lock of the directory `parent`.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class DirectoryHandle:

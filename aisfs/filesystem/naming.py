@@ -225,7 +225,8 @@ class NamingFileSystem(ChangingFileSystem):
         if new_prefix.startswith(prefix):
             raise InvalidName(f"{bucket}/{prefix} cannot be moved into itself")
         for file in self._files.below(bucket, prefix):
-            await self.commit(file)
+            async with file.lock:
+                await self._commit_locked(file)
         found = await self._writer.objects_below(bucket, prefix, self._settings.rename_dir_limit)
         moved: dict[str, ObjectInfo] = {}
         try:

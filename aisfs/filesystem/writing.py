@@ -297,6 +297,9 @@ class WritingFileSystem(FileSystem):
                 file.staged.discard()
                 file.staged = None
                 file.dirty = False
+            if file.member and file.lost is None:
+                file.lost = Stale("it is in its shard now")
+                self._files.unname(file)
             if self.inodes.get(file.ino) is None:
                 self._files.drop(file)
 
@@ -428,14 +431,18 @@ class WritingFileSystem(FileSystem):
             await self.commit(handle.file)
 
     async def commit(self, file: WrittenFile) -> None:
-        """Upload a file if it is dirty."""
+        """Upload a file if it is dirty, and let the kernel know what else that changes."""
         async with file.lock:
-            await self._commit_locked(file)
+            committed = await self._commit_locked(file)
+        if committed and self.kernel is not None:  # not with the lock, which a rename may wait for
+            for parent, name in self._other_names(file):
+                await self.kernel.invalidated(parent, name)
 
-    async def _commit_locked(self, file: WrittenFile) -> None:
+    async def _commit_locked(self, file: WrittenFile) -> bool:
+        """Upload a file if it is dirty; says whether it was."""
         self._check_not_lost(file)
         if file.unlinked or not file.dirty:
-            return
+            return False
         assert file.staged is not None, "what is dirty is staged"
         if file.torn is not None:
             raise file.torn
@@ -459,27 +466,27 @@ class WritingFileSystem(FileSystem):
         file.failed = None
         file.staged.mark_clean()
         self._lister.settle(file.bucket, file.key, info)
-        self._invalidate_shard(file)
+        return True
 
-    def _invalidate_shard(self, file: WrittenFile) -> None:
-        """Make the kernel look the other names of a shard up again: it is another version."""
-        if file.member:
-            shard = self.inodes.get(file.node.parent)
-            if isinstance(shard, ShardNode):
-                self._invalidate_names(shard.parent, shard.info.key)
-        else:
-            self._invalidate_aliases(file.node.parent, file.node.name)
+    def _other_names(self, file: WrittenFile) -> list[tuple[int, bytes]]:
+        """Give the names, beside its own, that stand for something else when a file was committed."""
+        if not file.member:
+            return self._aliases(file.node.parent, file.node.name)
+        shard = self.inodes.get(file.node.parent)
+        if not isinstance(shard, ShardNode):
+            return []
+        name = names.entry_name("", file.key.rpartition("/")[2])
+        return [(shard.parent, name), *self._aliases(shard.parent, name)]
 
-    def _invalidate_names(self, parent: int, key: str) -> None:
-        """Make the kernel look up a shard, by whatever name."""
-        name = names.entry_name("", key.rpartition("/")[2])
-        self._invalidate(parent, name)
-        self._invalidate_aliases(parent, name)
+    def _aliases(self, parent: int, name: bytes) -> list[tuple[int, bytes]]:
+        """Give the other names of a shard."""
+        if not is_shard(name):
+            return []
+        return [(parent, name + suffix) for suffix in (SHARD_DIRECTORY_SUFFIX, SHARD_BYTES_SUFFIX)]
 
     def _invalidate_aliases(self, parent: int, name: bytes) -> None:
-        if is_shard(name):
-            self._invalidate(parent, name + SHARD_DIRECTORY_SUFFIX)
-            self._invalidate(parent, name + SHARD_BYTES_SUFFIX)
+        for directory, alias in self._aliases(parent, name):
+            self._invalidate(directory, alias)
 
     def _invalidate(self, parent: int, name: bytes) -> None:
         if self.kernel is not None:

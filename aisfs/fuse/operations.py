@@ -10,9 +10,11 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import pyfuse3
+import trio
 
 from aisfs.core.names import NAME_MAX
 from aisfs.errors import AisfsError, MountError, NotPermitted, ReadOnly
@@ -30,6 +32,9 @@ log = logging.getLogger(__name__)
 BUCKET_BLOCKS = 2**43 // BLOCK_SIZE
 """Blocks that `df` shows, 8 TiB: AIStore has no cheap answer, and tools that compare free space
 with what they want to copy must not refuse."""
+
+INVALIDATE_SECONDS = 1.0
+"""A look-up that is under way in the directory takes milliseconds; longer is a circle of waits."""
 
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
@@ -392,6 +397,20 @@ class PyfuseKernel:
         pyfuse3.invalidate_entry_async(
             pyfuse3.InodeT(parent), pyfuse3.FileNameT(name), ignore_enoent=True
         )
+
+    async def invalidated(self, parent: int, name: bytes) -> None:
+        """See `filesystem.Kernel`.
+
+        The call waits for the directory's lock. Whoever holds it may wait for the file that is
+        being closed or synced here, so after a while the thread is left to itself.
+        """
+
+        def invalidate() -> None:
+            with suppress(OSError):  # the kernel does not know the name
+                pyfuse3.invalidate_entry(pyfuse3.InodeT(parent), pyfuse3.FileNameT(name))
+
+        with trio.move_on_after(INVALIDATE_SECONDS):
+            await trio.to_thread.run_sync(invalidate, abandon_on_cancel=True)
 
 
 async def serve(operations: Operations, mountpoint: str, options: set[str]) -> None:
