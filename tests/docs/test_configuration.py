@@ -10,21 +10,19 @@ import pytest
 from pydantic import ByteSize, SecretStr
 
 from aisfs.cli import _IGNORED, _KERNEL, cli
-from aisfs.config import CacheSettings, ClusterSettings, TreeSettings
+from aisfs.config import CacheSettings, ClusterSettings, TreeSettings, WriteSettings
 from aisfs.errors import ConfigError
 from tests.docs.documents import CONFIGURATION, rows, section
 
-SETTINGS: tuple[type[ClusterSettings], type[TreeSettings], type[CacheSettings]] = (
-    ClusterSettings,
-    TreeSettings,
-    CacheSettings,
-)
+SETTINGS = (ClusterSettings, TreeSettings, CacheSettings, WriteSettings)
 MODES = ("file_mode", "dir_mode")
 COMPUTED = {
     "uid": "who mounts",
     "gid": "who mounts",
     "cache_dir": "the user's cache directory",
     "cache_size": "10GiB or a tenth of the free disk",
+    "staging_dir": "the user's state directory",
+    "staging_size": "half of the free disk",
 }
 """Defaults that depend on the user and the machine."""
 
@@ -118,6 +116,14 @@ def test_defaults_that_depend_on_the_machine(tmp_path: Path, monkeypatch: pytest
     for free, limit in ((50 << 30, 5 << 30), (500 << 30, 10 << 30)):
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
         assert CacheSettings.load({"cache_dir": tmp_path}).disk_limit() == limit
+
+
+def test_staging_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    assert WriteSettings.load({}).staging_dir == tmp_path / ".local/state/aisfs/staging"
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=100))
+    assert WriteSettings.load({"staging_dir": tmp_path / "new"}).staging_limit() == 50
 
 
 def test_sizes_are_read_as_told():

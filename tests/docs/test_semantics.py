@@ -76,7 +76,7 @@ def mount(
 
 
 def test_there_are_examples_of_every_way_to_show_shards():
-    assert OPTIONS == ["", "--shards both", "--shards dir"]
+    assert OPTIONS == ["", "--shards both", "--shards dir", "--writable"]
     assert {example.document for example in EXAMPLES} == {README, SEMANTICS}
 
 
