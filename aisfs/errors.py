@@ -53,6 +53,10 @@ class InvalidName(AisfsError):
     """A name that the store refuses."""
 
 
+class EmptyMember(InvalidName):
+    """AIStore appends no empty member to a shard."""
+
+
 class ContentUnreadable(AisfsError):
     """The bytes that were to be written cannot be read, or are no longer as they were."""
 

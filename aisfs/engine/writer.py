@@ -12,7 +12,7 @@ import trio
 from aisfs.core.journal import StagedRecord, version_text
 from aisfs.core.stamps import stamped
 from aisfs.engine.staging import StagedFile, StagingArea
-from aisfs.errors import CrossDevice, InvalidName, NotFound
+from aisfs.errors import CrossDevice, EmptyMember, NotFound
 from aisfs.model import Bucket, ObjectInfo, Page
 from aisfs.store.content import BytesContent
 from aisfs.store.port import WritableStore
@@ -155,10 +155,10 @@ class Writer:
         """Append a member to a shard; gives the shard as it is then.
 
         Raises:
-            InvalidName: it is empty, which AIStore refuses.
+            EmptyMember: it is empty, which AIStore refuses.
         """
         if not staged.size:
-            raise InvalidName(f"{bucket}/{shard}: AIStore appends no empty member ({member})")
+            raise EmptyMember(f"{bucket}/{shard}: AIStore appends no empty member ({member})")
         lock = self._shards.setdefault((bucket, shard), trio.Lock())
         try:
             async with lock:

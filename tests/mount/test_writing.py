@@ -362,7 +362,7 @@ def exchange(one: Path, two: Path) -> None:
         one,
         two,
     )
-    raise OSError(errno.EINVAL, "as the other process found")
+    raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
 
 @pytest.mark.parametrize("what", sorted(REFUSED))

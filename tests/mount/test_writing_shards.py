@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.mount.writable import Writable, writable
-from tests.support.mounts import succeed
+from tests.support.mounts import eventually, succeed
 
 pytestmark = pytest.mark.mount
 
@@ -16,8 +16,7 @@ pytestmark = pytest.mark.mount
 @pytest.fixture(scope="module", params=["ais", "directory"])
 def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     base = tmp_path_factory.mktemp(f"s-{request.param}")
-    expected = ["appends no empty member"]
-    with writable(base, backend=request.param, expected_log=expected, deadline=600) as place:
+    with writable(base, backend=request.param, deadline=600) as place:
         yield place
 
 
@@ -119,4 +118,4 @@ def test_overwriting_a_shard_changes_its_folder(place: Writable, tmp_path: Path)
         assert os.listdir(place.path / "whole.tar.d") == [name]
         assert (place.path / "whole.tar.d" / name).read_text() == name
     os.unlink(place.path / "whole.tar")
-    assert not (place.path / "whole.tar.d").exists()
+    assert eventually(lambda: not (place.path / "whole.tar.d").exists())
