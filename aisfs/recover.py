@@ -1,15 +1,15 @@
 """`aisfs recover`: what was written and never uploaded, to be listed, uploaded or dropped."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
 import click
 import trio
-from rich.console import Console
-from rich.table import Table
 
 from aisfs import logs
+from aisfs.ais.checksums import checksum_of, is_known
 from aisfs.ais.client import AISClient
 from aisfs.config import ClusterSettings, WriteSettings
 from aisfs.core.journal import StagedRecord, version_text
@@ -17,6 +17,7 @@ from aisfs.core.stamps import stamped
 from aisfs.engine.staging import Parked, adopt_dead_sessions, parked
 from aisfs.errors import AisfsError, ConfigError, NotFound, Stale
 from aisfs.exits import Exit
+from aisfs.model import ObjectInfo
 from aisfs.store.content import FileContent
 from aisfs.store.local import LocalStore
 from aisfs.store.port import WritableStore
@@ -82,15 +83,11 @@ def _chosen(found: Sequence[Parked], names: Sequence[str], *, everything: bool) 
 
 
 def _list(found: Sequence[Parked]) -> None:
-    if not found:
-        return
-    table = Table(box=None)
-    for column in ("id", "bytes", "written", "object", "why"):
-        table.add_column(column, overflow="fold")
+    """Print two lines for each, which no terminal's width changes: what it is, and why."""
     for one in found:
-        when = datetime.fromtimestamp(one.mtime_ns / 1e9).isoformat(" ", "seconds")
-        table.add_row(one.id, str(one.size), when, one.record.name, one.record.reason)
-    Console(soft_wrap=True).print(table)
+        when = datetime.fromtimestamp(one.mtime_ns / 1e9).astimezone().isoformat(" ", "seconds")
+        click.echo(f"{one.id}  {one.size} bytes  {when}  {one.record.name}")
+        click.echo(f"    {one.record.reason or 'the mount was killed before it was uploaded'}")
 
 
 async def _upload(one: Parked, force: bool) -> None:
@@ -102,10 +99,10 @@ async def _upload(one: Parked, force: bool) -> None:
     record = one.record
     store = _store(record.endpoint)
     try:
-        if not force and not record.member:
-            await _check_unchanged(store, record)
         with one.path.open("rb") as file:
             content = FileContent(file.fileno(), one.size, str(one.path))
+            if not force and not record.member:
+                await _check_unchanged(store, record, content)
             if record.member:
                 await store.append_member(record.bucket, record.key, record.member, content)
             else:
@@ -123,10 +120,20 @@ def _store(endpoint: str) -> WritableStore:
     return RetryingStore(direct, deadline=settings.io_timeout)
 
 
-async def _check_unchanged(store: WritableStore, record: StagedRecord) -> None:
-    try:
-        now = version_text(await store.head(record.bucket, record.key))
-    except NotFound:
-        now = ""
-    if now != record.base:
+async def _check_unchanged(
+    store: WritableStore, record: StagedRecord, content: FileContent
+) -> None:
+    """Let only what it was made from, or the very same bytes, be overwritten."""
+    now: ObjectInfo | None = None
+    with suppress(NotFound):
+        now = await store.head(record.bucket, record.key)
+    if version_text(now) != record.base and not (now is not None and await _is(now, content)):
         raise Stale("the object was changed by somebody else since; --force uploads over it")
+
+
+async def _is(info: ObjectInfo, content: FileContent) -> bool:
+    """Say whether an object has these bytes: the mount ended when the store had them already."""
+    kind, _, value = info.checksum.partition(":")
+    if info.size != content.size or not is_known(kind):
+        return False
+    return await trio.to_thread.run_sync(checksum_of, content, kind) == value

@@ -375,6 +375,7 @@ class WritingFileSystem(FileSystem):
     async def _truncate(self, file: WrittenFile, size: int) -> None:
         """Cut or extend; called with the lock held."""
         if size == file.size:
+            file.torn = None
             return
         was_dirty = file.dirty
         created = file.staged is None and size == 0
