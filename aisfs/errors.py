@@ -53,7 +53,7 @@ class InvalidName(AisfsError):
     """A name that the store refuses."""
 
 
-class EmptyMember(InvalidName):
+class EmptyMember(AisfsError):
     """AIStore appends no empty member to a shard."""
 
 
