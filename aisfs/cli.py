@@ -172,10 +172,10 @@ def _log_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--uid", type=int, metavar="N", help="Owner of everything; default: who mounts.")
 @click.option("--gid", type=int, metavar="N", help="Group of everything; default: who mounts.")
 @click.option(
-    "--file-mode", metavar="OCT", help="Permissions of files [0444; with --writable 0644]."
+    "--file-mode", metavar="OCT", help="Permissions of files [0444, or 0644 if writable]."
 )
 @click.option(
-    "--dir-mode", metavar="OCT", help="Permissions of directories [0555; with --writable 0755]."
+    "--dir-mode", metavar="OCT", help="Permissions of directories [0555, or 0755 if writable]."
 )
 @click.option("-f", "--foreground", is_flag=True, help="Do not go to the background.")
 @click.option(
