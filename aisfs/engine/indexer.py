@@ -75,6 +75,10 @@ class Indexer:
             return known
         return await self._scans.fetch((bucket, shard), lambda: self._load(bucket, shard))
 
+    def opened(self, bucket: Bucket, shard: ObjectInfo) -> MembersView | None:
+        """Give the members of this version if they are in memory; asks nobody."""
+        return self._views.get((bucket, shard))
+
     async def _load(self, bucket: Bucket, shard: ObjectInfo) -> MembersView:
         index = None
         indexes = self._indexes

@@ -75,7 +75,8 @@ class ChangingFileSystem(WritingFileSystem):
     ) -> tuple[Entry, OpenFile]:
         """Begin a new member of a shard; it is appended when it is closed."""
         names.check_new_member(os.fsdecode(name))
-        if (await self._find_member(parent, name)) is not None:
+        lacks = self._lacks_member(parent, name)
+        if not lacks and await self._find_member(parent, name) is not None:
             raise ReadOnly("members of a shard cannot be changed")
         path = await self._folders.path(node, parent, name)
         file = self._new_file(pending_node(node.bucket, node.info.key, parent, name), None, path)

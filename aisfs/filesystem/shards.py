@@ -49,6 +49,16 @@ class ShardFolders:
         child = view.directory(low).find(name)
         return self._entry(shard, view, first, child) if child is not None else None
 
+    def opened(self, shard: ShardNode) -> MembersView | None:
+        """Give the members of the shard if they are in memory."""
+        return self._indexer.opened(shard.bucket, shard.info)
+
+    @staticmethod
+    def is_top(ino: int) -> bool:
+        """Say whether a number is that of the folder of a shard itself."""
+        _, is_directory, low = _split(ino)
+        return is_directory and low == 0
+
     async def path(self, shard: ShardNode, ino: int, name: bytes) -> str:
         """Give the path, inside the shard, of a name in the directory with the number `ino`."""
         _, is_directory, low = _split(ino)

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from cachetools import LRUCache
+
 from aisfs.config import WriteSettings
 from aisfs.core import names
 from aisfs.core.names import SHARD_BYTES_SUFFIX, SHARD_DIRECTORY_SUFFIX, is_shard
@@ -33,16 +35,20 @@ from aisfs.filesystem.nodes import DirectoryNode, Node, ObjectNode, ShardNode, i
 from aisfs.filesystem.shards import ShardFolders
 from aisfs.filesystem.tree import Found, Tree
 from aisfs.filesystem.written import (
+    AppendedShard,
     WrittenFile,
     WrittenFiles,
     versioned_identity,
 )
-from aisfs.model import Bucket
+from aisfs.model import Bucket, ObjectInfo
 
 log = logging.getLogger(__name__)
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
 """Flags of `open` that ask for a change."""
+
+APPENDED_MAX = 16
+"""Shards whose appended members are remembered."""
 
 
 @dataclass(eq=False, slots=True)
@@ -82,6 +88,7 @@ class WritingFileSystem(FileSystem):
         self._readers: Counter[int] = Counter()
         """Open handles by inode that are not for writing."""
         self._salted: dict[int, bytes] = {}
+        self._appended: LRUCache[tuple[Bucket, str], AppendedShard] = LRUCache(APPENDED_MAX)
         self._directory_attrs: dict[tuple[Bucket, str], tuple[int | None, int | None]] = {}
         """Mode and time of directories, which have nowhere to be stored."""
 
@@ -89,12 +96,44 @@ class WritingFileSystem(FileSystem):
 
     async def lookup(self, parent: int, name: bytes) -> Entry | None:
         """See `FileSystem`; a new member of a shard is there before its shard has it."""
+        if self._lacks_member(parent, name):
+            return None
         file = await self._new_member(parent, name)
         if file is None:
             return await super().lookup(parent, name)
         entry = Entry(name, self._file_attr(file), 0.0)
         self.remember(entry, file.node)
         return entry
+
+    def _lacks_member(self, parent: int, name: bytes) -> bool:
+        """Say whether a shard just appended to has no such name, as far as its append tells.
+
+        Without this each file that is copied into a shard would cost a scan of all of it.
+        """
+        node = self.node(parent)
+        if not isinstance(node, ShardNode) or not self._folders.is_top(parent):
+            return False
+        appended = self._appended.get((node.bucket, node.info.key))
+        if appended is None or appended.info != node.info or self._folders.opened(node):
+            return False
+        pending = self._files.of_member(node.bucket, node.info.key, os.fsdecode(name))
+        return pending is None and not appended.has(name)
+
+    def _note_append(self, file: WrittenFile, info: ObjectInfo) -> None:
+        """Remember what the new version of a shard has."""
+        shard = self.inodes.get(file.node.parent)
+        key = (file.bucket, file.key)
+        appended = self._appended.pop(key, None)
+        if not isinstance(shard, ShardNode):
+            return
+        if appended is None or appended.info != shard.info:
+            view = self._folders.opened(shard)
+            if view is None:
+                return
+            appended = AppendedShard(info, view, set())
+        appended.info = info
+        appended.names.add(os.fsencode(file.member))
+        self._appended[key] = appended
 
     async def _new_member(self, parent: int, name: bytes) -> WrittenFile | None:
         node = self.node(parent)
@@ -450,6 +489,7 @@ class WritingFileSystem(FileSystem):
         try:
             if file.member:
                 info = await self._writer.append(file.bucket, file.key, file.member, file.staged)
+                self._note_append(file, info)
             else:
                 info = await self._writer.upload(
                     file.bucket,

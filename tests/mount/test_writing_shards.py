@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import tarfile
 from pathlib import Path
 
@@ -70,6 +71,31 @@ def test_a_copy_from_inside_the_folder(place: Writable, tmp_path: Path):
         (tmp_path / name).write_text(name)
     succeed("cp", tmp_path / "one", tmp_path / "two", ".", cwd=place.path / "cwd.tar.d")
     assert sorted(os.listdir(place.path / "cwd.tar.d")) == ["one", "two"]
+
+
+def test_many_members_without_a_scan_for_each(place: Writable, tmp_path: Path):
+    os.mkdir(place.path / "many.tar.d")
+    large = os.urandom(4 << 20)
+    (place.path / "many.tar.d" / "large").write_bytes(large)
+    os.listdir(place.path / "many.tar.d")
+    files = [tmp_path / f"{n:02}" for n in range(20)]
+    for file in files:
+        file.write_text(file.name)
+
+    def fetched() -> float:
+        text = os.getxattr(place.path, "user.aisfs.stats").decode()
+        return float(re.search(r"^aisfs_fetched_bytes_total (\S+)$", text, re.MULTILINE)[1])
+
+    before = fetched()
+    succeed("cp", *files, place.path / "many.tar.d")
+    assert fetched() - before < 2 * len(large)
+    names = ["large", *(file.name for file in files)]
+    assert os.listdir(place.path / "many.tar.d") == names
+    assert members(place, "many.tar") == {
+        "large": large, **{file.name: file.name.encode() for file in files}
+    }  # fmt: skip
+    with pytest.raises(FileExistsError):
+        os.open(place.path / "many.tar.d" / "07", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
 
 
 def test_members_cannot_be_changed(place: Writable):
