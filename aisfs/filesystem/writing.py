@@ -8,7 +8,7 @@ changes its size, mode or time is in `filesystem.changing`, what changes names i
 import logging
 import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from aisfs.core.stamps import mode_of, mtime_of
 from aisfs.engine.parts import Data
@@ -182,20 +182,21 @@ class WritingFileSystem(WrittenNames):
         """Read up to `size` bytes; shorter only at the end of the file."""
         if isinstance(handle, FileHandle):
             return await self.read(handle, offset, size)
-        file = self._files.by_ino.get(handle.ino)
-        if file is not None:
-            self._check_not_lost(file)
-            if file.staged is not None:
-                return file.staged.read(offset, size)
-            if file.base is None:
-                return b""
-            return await self._read_version(replace(file.node, info=file.base), offset, size)
-        node = self.node(handle.ino)
-        assert isinstance(node, ObjectNode), "other nodes have other handles"
-        return await self._read_version(node, offset, size)
-
-    async def _read_version(self, node: ObjectNode, offset: int, size: int) -> Data:
-        return await self.read(FileHandle(node), offset, size)
+        while True:
+            file = self._files.by_ino.get(handle.ino)
+            if file is not None:
+                self._check_not_lost(file)
+                if file.staged is not None:
+                    return file.staged.read(offset, size)
+            node = self.node(handle.ino)
+            assert isinstance(node, ObjectNode), "other nodes have other handles"
+            try:
+                return await self.read(FileHandle(node), offset, size)
+            except Stale:
+                now = self._files.by_ino.get(handle.ino)
+                changed_here = now is not None and (now.staged or now.base is not node.info)
+                if not changed_here:
+                    raise  # by somebody else
 
     async def write(self, handle: OpenFile, offset: int, data: bytes) -> int:
         """Write all of `data`.
