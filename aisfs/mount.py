@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -16,9 +16,8 @@ from aisfs.ais.client import AISClient
 from aisfs.cache.blocks import BlockCache
 from aisfs.cache.indexes import IndexCache
 from aisfs.cache.metadata import MetadataCache
-from aisfs.config import CacheSettings, ClusterSettings, KernelSettings, TreeSettings, View
+from aisfs.config import View
 from aisfs.core.member_index import MemberIndex
-from aisfs.core.patterns import EVERY_KEY, KeyFilter
 from aisfs.core.samples_view import samples_view
 from aisfs.core.sources import BucketSource, DatasetSource, DirectorySource, Everything, Source
 from aisfs.core.view_spec import LabelSource, ViewSpec
@@ -29,9 +28,12 @@ from aisfs.engine.indexer import INDEX_BYTES_MAX, Indexer
 from aisfs.engine.label_table import read_table
 from aisfs.engine.lister import Lister
 from aisfs.engine.merger import Merger
+from aisfs.engine.overlay import OverlaidLister
 from aisfs.engine.prefetcher import Prefetcher
 from aisfs.engine.reader import Reader
 from aisfs.engine.shard_set import find_shards
+from aisfs.engine.staging import StagingArea
+from aisfs.engine.writer import Writer
 from aisfs.errors import AisfsError, BucketNotFound, SourceMissing, Unavailable
 from aisfs.filesystem.attributes import AttrMaker
 from aisfs.filesystem.dataset_tree import DatasetTree
@@ -39,6 +41,7 @@ from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.known import Known
 from aisfs.filesystem.members import Members
 from aisfs.filesystem.merged_tree import MergedTree
+from aisfs.filesystem.naming import NamingFileSystem
 from aisfs.filesystem.nodes import DatasetNode, DirectoryNode, Node, RootNode
 from aisfs.filesystem.shards import ShardFolders
 from aisfs.filesystem.tree import Names, Tree
@@ -47,14 +50,21 @@ from aisfs.fuse import mountpoint as mountpoints
 from aisfs.fuse import tuning
 from aisfs.fuse.headroom import Headroom
 from aisfs.fuse.notifier import Notifier
-from aisfs.fuse.operations import Operations, PyfuseKernel, serve, terminate
+from aisfs.fuse.operations import (
+    Operations,
+    PyfuseKernel,
+    WritableOperations,
+    serve,
+    terminate,
+)
 from aisfs.fuse.pusher import Pusher
 from aisfs.fuse.session import LaneSession, LaneUnavailable
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket
+from aisfs.mount_plan import MountPlan, is_local, origin_of
 from aisfs.store.local import LocalStore
 from aisfs.store.metered import MeteredStore
-from aisfs.store.port import ObjectStore
+from aisfs.store.port import WritableStore
 from aisfs.store.retry import RetryingStore
 
 log = logging.getLogger(__name__)
@@ -73,36 +83,11 @@ GRACE_SECONDS = 5
 """How long requests under way may go on after SIGTERM, before they are cancelled."""
 
 
-@dataclass(frozen=True, slots=True)
-class MountPlan:
-    """Everything a mount needs to know."""
-
-    source: Source
-    mountpoint: Path
-    cluster: ClusterSettings
-    tree: TreeSettings
-    cache: CacheSettings
-    options: frozenset[str]
-    """Mount options for the kernel, as of `mount -o`."""
-    kernel: KernelSettings
-    view: ViewSpec = field(default_factory=ViewSpec)
-    """How a dataset is laid out; other sources are shown as they are."""
-    keys: KeyFilter = EVERY_KEY
-    """What of a bucket, prefix or directory is shown; a dataset has a filter of its own."""
-
-
 @dataclass(slots=True)
 class Stop:
     """How a mount is asked to end: at once while it is being built, then by unmounting."""
 
     ask: Callable[[], None]
-
-
-def is_local(source: Source) -> bool:
-    """Say whether a source needs no cluster."""
-    return isinstance(source, DirectorySource) or (
-        isinstance(source, DatasetSource) and source.local
-    )
 
 
 def check(plan: MountPlan) -> None:
@@ -119,7 +104,7 @@ def check(plan: MountPlan) -> None:
         root = plan.source.common_directory(os.path.realpath)
         if not os.path.isdir(root):
             raise SourceMissing(f"{root}: no such directory")
-    mountpoints.check_fuse(lane=plan.kernel.lane)
+    mountpoints.check_fuse(lane=plan.lane)
     mountpoints.prepare(plan.mountpoint, allow_nonempty="nonempty" in plan.options)
 
 
@@ -132,18 +117,23 @@ async def run(plan: MountPlan, on_ready: Callable[[], None]) -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
     plan, direct, root = _open_source(plan)
     blocks: BlockCache | None = None
+    staging: StagingArea | None = None
     try:
         try:
             await _check_source(direct, plan.source)
         except Unavailable as error:
             raise Unavailable(f"{plan.cluster.endpoint} does not answer: {error}") from error
         blocks = await trio.to_thread.run_sync(_open_cache, plan)
+        if plan.writing.writable:
+            staging = await trio.to_thread.run_sync(
+                StagingArea, plan.writing.staging_dir, plan.writing.staging_limit()
+            )
         metrics = Metrics()
         store = MeteredStore(RetryingStore(direct, deadline=plan.cluster.io_timeout), metrics)
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             refused: AisfsError | None = None
             async with background_thread() as background, trio.open_nursery() as services:
-                foundation = Foundation(store, blocks, services, background, metrics)
+                foundation = Foundation(store, blocks, staging, services, background, metrics)
                 session = trio.CancelScope()
                 stop = Stop(session.cancel)
                 services.start_soon(_stop_on_signal, signals, session, stop)
@@ -162,6 +152,8 @@ async def run(plan: MountPlan, on_ready: Callable[[], None]) -> None:
     finally:
         with trio.CancelScope(shield=True):
             await direct.aclose()
+            if staging is not None:
+                await trio.to_thread.run_sync(staging.close)
             if blocks is not None:
                 await trio.to_thread.run_sync(blocks.close)
     log.info("unmounted %s", plan.mountpoint)
@@ -178,7 +170,7 @@ async def _serve(plan: MountPlan, operations: Operations, lane: LaneSession | No
     await serve(operations, str(plan.mountpoint), options - {"nonempty"})
 
 
-def _open_source(plan: MountPlan) -> tuple[MountPlan, ObjectStore, Node]:
+def _open_source(plan: MountPlan) -> tuple[MountPlan, WritableStore, Node]:
     """Open what holds the source; a dataset's local files get a bucket in the plan."""
     match plan.source:
         case DirectorySource(path):
@@ -220,7 +212,7 @@ async def _sync_cache(blocks: BlockCache) -> None:
         await trio.to_thread.run_sync(blocks.sync)
 
 
-async def _check_source(store: ObjectStore, source: Source) -> None:
+async def _check_source(store: WritableStore, source: Source) -> None:
     """Ask once, without retries: a mount that cannot work should say so at once."""
     match source:
         case BucketSource(bucket, prefix):
@@ -232,7 +224,7 @@ async def _check_source(store: ObjectStore, source: Source) -> None:
             await store.list_buckets()
 
 
-async def _check_bucket(store: ObjectStore, bucket: Bucket, prefix: str) -> None:
+async def _check_bucket(store: WritableStore, bucket: Bucket, prefix: str) -> None:
     try:
         await store.list_page(bucket, prefix, page_size=1)
     except BucketNotFound as error:
@@ -243,8 +235,9 @@ async def _check_bucket(store: ObjectStore, bucket: Bucket, prefix: str) -> None
 class Foundation:
     """What the services of a mount stand on, and what outlives them."""
 
-    store: ObjectStore
+    store: WritableStore
     blocks: BlockCache | None
+    staging: StagingArea | None
     services: trio.Nursery
     background: BackgroundThread
     metrics: Metrics
@@ -258,15 +251,7 @@ async def _build(
     cache = MetadataCache(
         attr_ttl=ttls.attr_ttl, list_ttl=ttls.list_ttl, negative_ttl=ttls.negative_ttl, clock=clock
     )
-    lister = Lister(
-        base.store,
-        cache,
-        base.services,
-        list_ttl=ttls.list_ttl,
-        clock=clock,
-        metrics=base.metrics,
-        wanted=plan.keys.below(root.prefix if isinstance(root, DirectoryNode) else ""),
-    )
+    lister = _build_lister(plan, base, cache, root)
     fetcher = Fetcher(
         base.store,
         base.services,
@@ -285,15 +270,7 @@ async def _build(
     if isinstance(plan.source, DatasetSource):
         tree = await _build_dataset(plan, plan.source, base, lister, indexer)
     reader = Reader(fetcher, prefetcher)
-    filesystem = FileSystem(
-        root,
-        tree=tree,
-        folders=folders,
-        reader=reader,
-        make=make,
-        clock=clock,
-        list_ttl=ttls.list_ttl,
-    )
+    filesystem = _build_filesystem(plan, base, root, tree, lister, folders, reader, make)
     filesystem.kernel = PyfuseKernel()
     plain.watch(filesystem.listing_changed)
     _describe(plan, base, filesystem)
@@ -301,19 +278,22 @@ async def _build(
     async def report() -> None:
         # A task, so that it runs when the kernel has the reply to INIT, which sets the defaults.
         # The lane has asked for more requests in the background already, which needs no root.
-        background = not plan.kernel.lane
+        background = not plan.lane
         await trio.to_thread.run_sync(partial(tuning.tune, plan.mountpoint, background=background))
         log.info("mounted %s on %s", plan.source, plan.mountpoint)
         on_ready()
 
-    operations = Operations(
+    kind = WritableOperations if isinstance(filesystem, NamingFileSystem) else Operations
+    operations = kind(
         filesystem,
         Xattrs(filesystem, folders, base.metrics),
         base.metrics,
         negative_timeout=ttls.negative_ttl,
         on_ready=lambda: base.services.start_soon(report),
     )
-    if not plan.kernel.lane:
+    if not plan.lane:
+        if plan.kernel.lane:
+            log.info("mounting without the lane: the mount is writable")
         return operations, None
     known = Known(filesystem, tree, folders, reader)
     members = Members(filesystem, folders, reader)
@@ -343,6 +323,42 @@ def _build_prefetcher(
         base.services,
         max_shards=plan.cache.prefetch_shards,
         budget=base.blocks.limit // PREFETCH_SHARE if base.blocks is not None else 0,
+    )
+
+
+def _build_filesystem(
+    plan: MountPlan,
+    base: Foundation,
+    root: Node,
+    tree: Names,
+    lister: Lister,
+    folders: ShardFolders,
+    reader: Reader,
+    make: AttrMaker,
+) -> FileSystem:
+    clock = time.monotonic
+    if base.staging is None:
+        return FileSystem(
+            root,
+            tree=tree,
+            folders=folders,
+            reader=reader,
+            make=make,
+            clock=clock,
+            list_ttl=plan.tree.list_ttl,
+        )
+    assert isinstance(lister, OverlaidLister), "a mount with staging has one"
+    assert isinstance(tree, Tree), "a dataset is never writable"
+    return NamingFileSystem(
+        root,
+        tree=tree,
+        folders=folders,
+        reader=reader,
+        lister=lister,
+        make=make,
+        clock=clock,
+        writer=Writer(base.store, base.staging, endpoint=origin_of(plan)),
+        settings=plan.writing,
     )
 
 
@@ -387,6 +403,25 @@ def _describe(plan: MountPlan, base: Foundation, filesystem: FileSystem) -> None
     metrics.before_text.append(update)
 
 
+def _build_lister(plan: MountPlan, base: Foundation, cache: MetadataCache, root: Node) -> Lister:
+    ttls = plan.tree
+    kind: Callable[..., Lister] = Lister
+    if base.staging is not None:
+        change_ttl = max(ttls.attr_ttl, ttls.list_ttl, ttls.negative_ttl)
+        kind = partial(OverlaidLister, change_ttl=change_ttl)
+    else:
+        prefix = root.prefix if isinstance(root, DirectoryNode) else ""
+        kind = partial(Lister, wanted=plan.keys.below(prefix))
+    return kind(
+        base.store,
+        cache,
+        base.services,
+        list_ttl=ttls.list_ttl,
+        clock=time.monotonic,
+        metrics=base.metrics,
+    )
+
+
 def _build_indexer(plan: MountPlan, base: Foundation, fetcher: Fetcher) -> Indexer:
     indexes = None
     if base.blocks is not None:
@@ -409,7 +444,7 @@ def _build_indexer(plan: MountPlan, base: Foundation, fetcher: Fetcher) -> Index
 def _kernel_options(plan: MountPlan) -> set[str]:
     # noatime: else every read would make the kernel ask for attributes again.
     return {
-        "ro",
+        "rw" if plan.writing.writable else "ro",
         "noatime",
         "default_permissions",
         "subtype=aisfs",

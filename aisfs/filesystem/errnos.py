@@ -6,14 +6,20 @@ import logging
 from aisfs.errors import (
     AccessDenied,
     AisfsError,
+    AlreadyExists,
     BucketNotFound,
+    ContentUnreadable,
+    CrossDevice,
     DeadlineExceeded,
+    EmptyMember,
     InvalidName,
     IsADirectory,
     NameTooLong,
     NoSuchAttribute,
     NotADirectory,
+    NotEmpty,
     NotFound,
+    NotPermitted,
     OutOfSpace,
     ProtocolError,
     ReadOnly,
@@ -33,6 +39,8 @@ ERRNOS: dict[type[AisfsError], tuple[int, int]] = {
     OutOfSpace: (errno.ENOSPC, logging.ERROR),
     Unsupported: (errno.EOPNOTSUPP, logging.WARNING),
     InvalidName: (errno.EINVAL, logging.WARNING),
+    EmptyMember: (errno.EINVAL, logging.DEBUG),  # a shell closes what it has not written yet
+    ContentUnreadable: (errno.EIO, logging.ERROR),
     ProtocolError: (errno.EIO, logging.ERROR),
     ShardDamaged: (errno.EIO, logging.ERROR),
     ReadOnly: (errno.EROFS, logging.DEBUG),
@@ -40,6 +48,10 @@ ERRNOS: dict[type[AisfsError], tuple[int, int]] = {
     NotADirectory: (errno.ENOTDIR, logging.DEBUG),
     IsADirectory: (errno.EISDIR, logging.DEBUG),
     NoSuchAttribute: (errno.ENODATA, logging.DEBUG),
+    AlreadyExists: (errno.EEXIST, logging.DEBUG),
+    NotEmpty: (errno.ENOTEMPTY, logging.DEBUG),
+    CrossDevice: (errno.EXDEV, logging.DEBUG),
+    NotPermitted: (errno.EPERM, logging.DEBUG),
 }
 """Error class to (errno, level at which the failed request is logged)."""
 

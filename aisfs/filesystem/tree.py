@@ -12,7 +12,7 @@ from typing import Protocol
 from aisfs.cache.metadata import UNKNOWN, Dated, Unknown
 from aisfs.config import Shards
 from aisfs.core import names
-from aisfs.core.listing import Listed, Listing
+from aisfs.core.listing import PENDING_VERSION, Listed, Listing
 from aisfs.core.member_index import MemberIndex
 from aisfs.core.names import SHARD_BYTES_SUFFIX, SHARD_DIRECTORY_SUFFIX, is_shard
 from aisfs.engine.lister import Lister
@@ -101,7 +101,8 @@ class Tree:
     def __init__(self, lister: Lister, shards: Shards) -> None:
         """Ask `lister`; show shards as `shards` says."""
         self._lister = lister
-        self._shards = shards
+        self.shards = shards
+        """How shards show."""
 
     async def find(self, node: Node, ino: int, name: bytes) -> Found | None:
         """Look a name up in a directory that is not in a shard."""
@@ -226,16 +227,16 @@ class Tree:
 
     def _alias(self, name: bytes) -> bytes | None:
         """Give the shard that `name` may be the other name of."""
-        if self._shards is Shards.DIR:
+        if self.shards is Shards.DIR:
             return names.shard_of_bytes(name)
         return names.shard_of_directory(name)
 
     def _found_alias(
         self, node: DirectoryNode, ino: int, name: bytes, listed: Dated[Listed] | None
     ) -> Found | None:
-        if listed is None or listed.value is None:
+        if listed is None or listed.value is None or listed.value.version == PENDING_VERSION:
             return None
-        kind = ObjectNode if self._shards is Shards.DIR else ShardNode
+        kind = ObjectNode if self.shards is Shards.DIR else ShardNode
         return Found(name, kind(node.bucket, listed.value, ino, name), listed.expires)
 
     def watch(self, changed: Callable[[Bucket, str, list[bytes]], None]) -> None:
@@ -250,7 +251,7 @@ class Tree:
         """Give all names under which the object `name` may be found in its directory."""
         if not is_shard(name):
             return [name]
-        suffix = SHARD_BYTES_SUFFIX if self._shards is Shards.DIR else SHARD_DIRECTORY_SUFFIX
+        suffix = SHARD_BYTES_SUFFIX if self.shards is Shards.DIR else SHARD_DIRECTORY_SUFFIX
         return [name, name + suffix]
 
     def _found(
@@ -265,7 +266,7 @@ class Tree:
         child: Node
         if listed is None:
             child = DirectoryNode(node.bucket, names.child_prefix(node.prefix, name))
-        elif self._shards is Shards.DIR and is_shard(name):
+        elif self.shards is Shards.DIR and _can_open(name, listed):
             child = ShardNode(node.bucket, listed, ino, name)
         else:
             child = ObjectNode(node.bucket, listed, ino, name)
@@ -284,14 +285,19 @@ class Tree:
         second name of a shard.
         """
         listing = dated.value
-        both = self._shards is Shards.BOTH
+        both = self.shards is Shards.BOTH
         for place, name, listed in listing.after((offset - 1) // 2 if offset else 0):
             if 2 * place > offset:
                 yield self._found(node, ino, name, listed, dated.expires, 2 * place)
             alias = name + SHARD_DIRECTORY_SUFFIX
-            if not (both and isinstance(listed, ObjectInfo) and is_shard(name)):
+            if not (both and isinstance(listed, ObjectInfo) and _can_open(name, listed)):
                 continue
             if alias not in listing and not names.refusal(alias):
                 yield Found(
                     alias, ShardNode(node.bucket, listed, ino, alias), dated.expires, 2 * place + 1
                 )
+
+
+def _can_open(name: bytes, info: ObjectInfo) -> bool:
+    """Say whether an object is shown as a folder: one that is only being written is not yet."""
+    return is_shard(name) and info.version != PENDING_VERSION
