@@ -1,11 +1,10 @@
 """The command line: words in, exit codes out, one line for whatever goes wrong."""
 
 import logging
-import os
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import trio
@@ -14,6 +13,8 @@ from pydantic import BaseModel
 from aisfs import __version__, daemon, logs
 from aisfs.cache_commands import cache, warm_up
 from aisfs.config import (
+    WRITABLE_DIR_MODE,
+    WRITABLE_FILE_MODE,
     CacheSettings,
     ClusterSettings,
     KernelSettings,
@@ -22,36 +23,21 @@ from aisfs.config import (
     TreeSettings,
     View,
     ViewSettings,
+    WriteSettings,
 )
-from aisfs.core.patterns import EVERY_KEY, KeyFilter
-from aisfs.core.sources import (
-    BucketSource,
-    DatasetSource,
-    DirectorySource,
-    Source,
-    absolute,
-    parse_list,
-    parse_sources,
-)
+from aisfs.core.patterns import EVERY_KEY
+from aisfs.core.sources import DatasetSource
 from aisfs.core.view_spec import absolute_table, parse_view
 from aisfs.errors import AisfsError, ConfigError
 from aisfs.exits import Exit, exit_code
 from aisfs.inspect_command import inspect
+from aisfs.mount_plan import MountPlan, is_local
+from aisfs.mount_words import check_writable, key_filter, read_lines, read_source, sort_options
+from aisfs.pack_commands import pack, unpack
+from aisfs.recover import recover
 from aisfs.status import status
 
-if TYPE_CHECKING:
-    from aisfs.mount import MountPlan
-
 log = logging.getLogger(__name__)
-
-
-# What fstab and mount(8) add and what says nothing to us; the second set goes to the kernel.
-_IGNORED = frozenset(
-    {"defaults", "ro", "auto", "noauto", "user", "nouser", "users", "_netdev", "nofail", "noatime"}
-)
-_KERNEL = frozenset(
-    {"allow_other", "allow_root", "nonempty", "dev", "nodev", "suid", "nosuid", "exec", "noexec"}
-)
 
 
 def main() -> None:
@@ -180,6 +166,9 @@ def _log_options(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--max-connections", type=int, metavar="N", help="Requests under way at once [32].")
 @click.option(
+    "--part-size", metavar="SIZE", help="Bytes above which an object is uploaded in parts [256MiB]."
+)
+@click.option(
     "--cache-dir",
     type=click.Path(path_type=Path),
     metavar="DIR",
@@ -209,11 +198,37 @@ def _log_options(command: Callable[..., Any]) -> Callable[..., Any]:
     default=None,
     help="Serve the kernel through pyfuse3 alone: slower, with the same results.",
 )
+@click.option("--writable", is_flag=True, default=None, help="Permit changes.")
+@click.option(
+    "--staging-dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Where files are until they are uploaded [the user's state directory].",
+)
+@click.option(
+    "--staging-size", metavar="SIZE", help="Bytes there at most [half of what is free on its disk]."
+)
+@click.option(
+    "--rename-dir-limit",
+    type=int,
+    metavar="N",
+    help="Objects of a directory that is renamed, at most [1000].",
+)
+@click.option(
+    "--ignore-attr-changes",
+    is_flag=True,
+    default=None,
+    help="Accept owners, modes and times that cannot be kept.",
+)
 @click.option("--allow-other", is_flag=True, help="Let other users in.")
 @click.option("--uid", type=int, metavar="N", help="Owner of everything; default: who mounts.")
 @click.option("--gid", type=int, metavar="N", help="Group of everything; default: who mounts.")
-@click.option("--file-mode", metavar="OCT", help="Permissions of files [0444].")
-@click.option("--dir-mode", metavar="OCT", help="Permissions of directories [0555].")
+@click.option(
+    "--file-mode", metavar="OCT", help="Permissions of files [0444, or 0644 if writable]."
+)
+@click.option(
+    "--dir-mode", metavar="OCT", help="Permissions of directories [0555, or 0755 if writable]."
+)
 @click.option("-f", "--foreground", is_flag=True, help="Do not go to the background.")
 @click.option(
     "-o",
@@ -244,26 +259,34 @@ def mount(
     if not where:
         raise click.UsageError("expected [SOURCE…] MNT")
     *sources, mountpoint = where
-    kernel, named = _sort_options(options, settings.keys())
+    kernel, named = sort_options(options, settings.keys())
     kernel |= {"allow_other"} if allow_other else set()
     settings = {**named, **{name: v for name, v in settings.items() if v not in (None, ())}}
     view = ViewSettings.load(_of(ViewSettings, settings))
-    source = _source(sources, view)
+    source = read_source(sources, view)
     if isinstance(source, DatasetSource) and "shards" in settings:
         raise ConfigError("--shards: a dataset shows the members of shards only; see --view")
-    spec = parse_view(view, _lines(view.classes) if view.classes is not None else None)
-    plan = mounts.MountPlan(
+    spec = parse_view(view, read_lines(view.classes) if view.classes is not None else None)
+    writing = WriteSettings.load(_of(WriteSettings, settings))
+    if writing.writable:
+        check_writable(source, view)
+        modes = {"file_mode": WRITABLE_FILE_MODE, "dir_mode": WRITABLE_DIR_MODE}
+        settings = {**modes, **settings}
+    elif "rw" in kernel:
+        raise ConfigError("-o rw: mounts are read-only without --writable")
+    plan = MountPlan(
         source=source,
-        view=absolute_table(spec) if mounts.is_local(source) else spec,
-        keys=EVERY_KEY if isinstance(source, DatasetSource) else _filter(view),
+        view=absolute_table(spec) if is_local(source) else spec,
+        keys=EVERY_KEY if isinstance(source, DatasetSource) else key_filter(view),
         mountpoint=Path(mountpoint).absolute(),
         cluster=ClusterSettings.load(_of(ClusterSettings, settings)),
         tree=TreeSettings.load(_of(TreeSettings, settings)),
         cache=CacheSettings.load(_of(CacheSettings, settings)),
+        writing=writing,
         options=frozenset(kernel),
         kernel=KernelSettings.load(_of(KernelSettings, settings)),
     )
-    if not plan.cluster.endpoint and not mounts.is_local(plan.source):
+    if not plan.cluster.endpoint and not is_local(plan.source):
         return _fail("no endpoint: give --endpoint URL or set AIS_ENDPOINT", Exit.NO_ENDPOINT)
     mounts.check(plan)
     log_file = log_file.absolute() if log_file is not None else None
@@ -279,7 +302,7 @@ def mount(
 
 
 def _serve_mount(
-    plan: "MountPlan", ready: Callable[[], None], failed: Callable[[str, int], None]
+    plan: MountPlan, ready: Callable[[], None], failed: Callable[[str, int], None]
 ) -> None:
     """Run the mount in the background process and report how its start, or its end, went."""
     from aisfs import mount as mounts
@@ -294,78 +317,8 @@ def _serve_mount(
         failed(f"unexpected {type(error).__name__}: {error}", Exit.FAILURE)
 
 
-def _source(words: list[str], view: ViewSettings) -> Source:
-    """Read what is to be mounted.
-
-    Raises:
-        ConfigError: the words or the list file make no sense.
-    """
-    listed = None
-    if view.files_from is not None:
-        if len(words) > 1:
-            raise ConfigError("--files-from: give one SOURCE that its lines lie below, or none")
-        name = view.files_from
-        try:
-            text = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-        except OSError as error:
-            raise ConfigError(f"--files-from {name}: {error.strerror}") from error
-        base = words[0] if words else None
-        listed = parse_list(name, os.fsdecode(text).splitlines(), base, is_directory=os.path.isdir)
-    source = parse_sources(
-        words,
-        is_directory=os.path.isdir,
-        view=view.view is not None,
-        listed=listed,
-        keys=_filter(view),
-    )
-    options = sorted(view.model_fields_set)
-    if isinstance(source, BucketSource | DirectorySource):
-        options = [name for name in options if name not in ("include", "exclude")]
-    if options and not isinstance(source, DatasetSource):
-        raise ConfigError(f"--{options[0].replace('_', '-')} needs --view, or shards as the SOURCE")
-    return absolute(source)
-
-
-def _filter(view: ViewSettings) -> KeyFilter:
-    return KeyFilter(view.include or (), view.exclude or ())
-
-
-def _lines(path: Path) -> list[bytes]:
-    try:
-        return path.read_bytes().splitlines()
-    except OSError as error:
-        raise ConfigError(f"--classes {path}: {error.strerror}") from error
-
-
 def _of(kind: type[BaseModel], settings: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in settings.items() if name in kind.model_fields}
-
-
-def _sort_options(
-    given: tuple[str, ...], settings: Collection[str]
-) -> tuple[set[str], dict[str, object]]:
-    """Sort the words of -o: some are the kernel's, some our own options as fstab has to write them.
-
-    Returns:
-        Words for the kernel, and values by name of our option.
-
-    Raises:
-        ConfigError: the option is unknown, or asks for something this version does not do.
-    """
-    kernel: set[str] = set()
-    named: dict[str, object] = {}
-    for option in ",".join(given).split(","):
-        word, _, value = option.strip().partition("=")
-        name = word.replace("-", "_")
-        if word in _KERNEL:
-            kernel.add(word)
-        elif name in settings and value:
-            named[name] = value
-        elif word == "rw":
-            raise ConfigError("-o rw: mounts are read-only")
-        elif word and word not in _IGNORED and not word.startswith("x-"):
-            raise ConfigError(f"-o {option.strip()}: unknown mount option")
-    return kernel, named
 
 
 @cli.command()
@@ -412,3 +365,6 @@ cli.add_command(status)
 cli.add_command(warm_up)
 cli.add_command(cache)
 cli.add_command(inspect)
+cli.add_command(pack)
+cli.add_command(unpack)
+cli.add_command(recover)

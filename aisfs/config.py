@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 
-from platformdirs import user_cache_dir
+from platformdirs import user_cache_dir, user_state_dir
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -146,6 +146,10 @@ class ClusterSettings(_Settings):
     """Requests under way at once. Enough to hide 20 ms of latency at 1 MiB a request and
     1 GiB/s; more only queues on the targets' disks."""
 
+    part_size: ByteSize = Field(default=ByteSize(256 * MIB), ge=5 * MIB)
+    """Bytes; larger objects are uploaded in parts of this size, in parallel. What a failure costs
+    to send again: two seconds at 1 Gbit/s. The clouds behind AIStore take no part below 5 MiB."""
+
     @field_validator("endpoint")
     @classmethod
     def _check_endpoint(cls, value: str) -> str:
@@ -244,3 +248,32 @@ class CacheSettings(_Settings):
         existing = next(p for p in (self.cache_dir, *self.cache_dir.parents) if p.exists())
         limit = min(10 * GIB, shutil.disk_usage(existing).free // 10)
         return limit if limit >= CACHE_LEAST else 0
+
+
+class WriteSettings(_Settings):
+    """Whether a mount can be written, and how."""
+
+    writable: bool = False
+    staging_dir: AbsolutePath = Field(
+        default_factory=lambda: Path(user_state_dir("aisfs")) / "staging"
+    )
+    """Not below the cache directory: what is here may exist nowhere else."""
+    staging_size: ByteSize | None = None
+    """Bytes of files being written and of those kept for `aisfs recover`; None is half of the disk
+    that is free."""
+    rename_dir_limit: int = Field(default=1000, ge=0)
+    """Objects of a directory that is renamed; some seconds of work. Beyond it `mv` copies."""
+    ignore_attr_changes: bool = False
+    """Accept owners, modes and times that cannot be kept, and forget them."""
+
+    def staging_limit(self) -> int:
+        """Bytes the staging directory may take."""
+        if self.staging_size is not None:
+            return int(self.staging_size)
+        existing = next(p for p in (self.staging_dir, *self.staging_dir.parents) if p.exists())
+        return shutil.disk_usage(existing).free // 2
+
+
+WRITABLE_FILE_MODE = "0644"
+WRITABLE_DIR_MODE = "0755"
+"""Permissions of a writable mount where the user says nothing."""

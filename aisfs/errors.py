@@ -42,7 +42,7 @@ class DeadlineExceeded(AisfsError):
 
 
 class OutOfSpace(AisfsError):
-    """The cluster has no room left."""
+    """The cluster, or the staging directory, has no room left."""
 
 
 class Unsupported(AisfsError):
@@ -51,6 +51,14 @@ class Unsupported(AisfsError):
 
 class InvalidName(AisfsError):
     """A name that the store refuses."""
+
+
+class EmptyMember(AisfsError):
+    """AIStore appends no empty member to a shard."""
+
+
+class ContentUnreadable(AisfsError):
+    """The bytes that were to be written cannot be read, or are no longer as they were."""
 
 
 class ProtocolError(AisfsError):
@@ -86,6 +94,22 @@ class IsADirectory(AisfsError):
 
 class NoSuchAttribute(AisfsError):
     """The extended attribute does not exist."""
+
+
+class AlreadyExists(AisfsError):
+    """The name is taken."""
+
+
+class NotEmpty(AisfsError):
+    """A directory that still has entries."""
+
+
+class CrossDevice(AisfsError):
+    """A rename that only a copy can do: to another bucket, into a shard, of too many objects."""
+
+
+class NotPermitted(AisfsError):
+    """A change that objects cannot hold: links, devices, owners."""
 
 
 # What a command can say ----------------------------------------------------------------------

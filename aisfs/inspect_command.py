@@ -67,7 +67,7 @@ def inspect(
     Exit code 9 when something is damaged.
     """
     from aisfs import inspection  # not needed, and not loaded, for --help
-    from aisfs.mount import SourcePlan, is_local
+    from aisfs.mount_plan import SourcePlan, is_local
 
     logs.configure("error", None, foreground=True)
     place, only = inspection.split_source(_parse(source))

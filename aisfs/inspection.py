@@ -11,6 +11,14 @@ from typing import Protocol
 
 import trio
 
+from aisfs.assembly import (
+    Engine,
+    Foundation,
+    build_engine,
+    check_source,
+    open_cache,
+    open_source,
+)
 from aisfs.core.names import is_shard
 from aisfs.core.shard_summary import LABEL_MAX, Summary, holes, shown
 from aisfs.core.sources import BucketSource, DatasetSource, DirectorySource, Everything, Source
@@ -29,15 +37,7 @@ from aisfs.errors import (
 from aisfs.filesystem.nodes import DirectoryNode, Node
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, ByteRange, ObjectInfo
-from aisfs.mount import (
-    Engine,
-    Foundation,
-    SourcePlan,
-    build_engine,
-    check_source,
-    open_cache,
-    open_source,
-)
+from aisfs.mount_plan import SourcePlan
 from aisfs.store.metered import MeteredStore
 from aisfs.store.retry import RetryingStore
 
@@ -131,7 +131,7 @@ async def inspect(
         report = Report()
         failure: AisfsError | None = None
         async with background_thread() as background, trio.open_nursery() as services:
-            base = Foundation(store, blocks, services, background, metrics)
+            base = Foundation(store, blocks, None, services, background, metrics)
             engine = build_engine(plan, base, root)
             try:
                 shards = await _find(plan.source, engine, base, root, only, report)

@@ -39,6 +39,11 @@ class Metrics:
             "Bytes of objects that came from the store.",
             registry=self._registry,
         )
+        self.bytes_sent = Counter(
+            "aisfs_sent_bytes",
+            "Bytes of objects and members that went to the store.",
+            registry=self._registry,
+        )
         self.names_refused = Counter(
             "aisfs_refused_names",
             "Keys of listings that cannot be shown as names, by reason.",

@@ -4,8 +4,10 @@ Keys are `str`; bytes that are not UTF-8 stand in them as lone surrogates (PEP 3
 `os.fsencode(key)` gives back what the server stores. Nothing here waits or knows a protocol.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 
 
 class Provider(StrEnum):
@@ -50,6 +52,10 @@ class Bucket:
         return f"{self.provider.scheme}://{space}{self.name}"
 
 
+NO_CUSTOM: Mapping[str, str] = MappingProxyType({})
+"""No custom metadata: one mapping for all the objects of a listing that have none."""
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
     """One version of one object, as a listing or a HEAD told it."""
@@ -63,6 +69,8 @@ class ObjectInfo:
     """`<type>:<hex>`, for example `xxhash2:92f0de5a88a3c094`; empty when unknown."""
     mtime_ns: int = 0
     """Modification time, nanoseconds since the epoch; docs/SEMANTICS.md says where it comes from."""
+    custom: Mapping[str, str] = field(default_factory=lambda: NO_CUSTOM, compare=False)
+    """Custom metadata that was written for exactly this content; see `WritableStore`."""
 
     def same_content(self, other: "ObjectInfo") -> bool:
         """Say whether both describe the same bytes, comparing only what both of them know."""
@@ -71,6 +79,18 @@ class ObjectInfo:
             and (not self.version or not other.version or self.version == other.version)
             and (not self.checksum or not other.checksum or self.checksum == other.checksum)
         )
+
+    def same_bytes(self, other: "ObjectInfo") -> bool:
+        """Say whether both have the same bytes as far as known, whatever their versions are.
+
+        Checksums of different types say nothing about each other.
+        """
+        (kind, _, value), (other_kind, _, other_value) = (
+            self.checksum.partition(":"),
+            other.checksum.partition(":"),
+        )
+        comparable = kind == other_kind and kind
+        return self.size == other.size and (not comparable or value == other_value)
 
 
 @dataclass(frozen=True, slots=True)

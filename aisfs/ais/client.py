@@ -8,20 +8,25 @@ Must not know: HTTP beyond a reply's status, requests, errnos.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeVar
 
 import trio
 
 from aisfs.ais import listings, wire
+from aisfs.ais.edits import Edits
 from aisfs.ais.failures import failure, refuses_props
 from aisfs.ais.transport import Line, Transport
+from aisfs.ais.uploads import Upload, Uploads
 from aisfs.ais.worker import run_interruptible
 from aisfs.config import ClusterSettings
+from aisfs.core.names import check_new_key, check_new_member, check_new_shard
 from aisfs.errors import AisfsError, BucketNotFound, Stale, Unavailable
-from aisfs.model import Bucket, ObjectInfo, Page, Provider
-from aisfs.store.port import Sink
+from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo, Page, Provider
+from aisfs.store.custom import encode_custom
+from aisfs.store.port import Content, Progress, Sink
+from aisfs.store.retry import Retrier
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +46,7 @@ class AISClient:
         Raises:
             ConfigError: there is no endpoint, or a file that the settings name is unusable.
         """
-        self._transport = Transport(settings)
+        self.transport = Transport(settings)
         self._limiter = trio.CapacityLimiter(settings.max_connections)
         self._idle: list[Line] = []
         self._busy: set[Line] = set()
@@ -49,18 +54,21 @@ class AISClient:
         self._closed = False
         self._facts: dict[Bucket, wire.BucketFacts] = {}
         self._head_with_props = True
+        retrier = Retrier(deadline=settings.io_timeout)
+        self._uploads = Uploads(self, retrier, int(settings.part_size))
+        self._edits = Edits(self, retrier, self.stream, self._store)
 
     def __repr__(self) -> str:
         return (
-            f"<AISClient {self._transport.endpoint} busy={len(self._busy)} idle={len(self._idle)}>"
+            f"<AISClient {self.transport.endpoint} busy={len(self._busy)} idle={len(self._idle)}>"
         )
 
     async def list_buckets(self, provider: Provider | None = None) -> list[Bucket]:
         """List the buckets this client may see; remote AIStore clusters are not asked."""
         request = wire.list_buckets(provider)
-        return await self._run(
+        return await self.run(
             request.subject,
-            lambda line: listings.parse_buckets(self._transport.fetch(line, request)),
+            lambda line: listings.parse_buckets(self.transport.fetch(line, request)),
         )
 
     async def list_page(
@@ -70,11 +78,11 @@ class AISClient:
         request = wire.list_page(bucket, prefix, token, page_size)
 
         def work(line: Line) -> Page:
-            facts = self._facts_of(line, bucket)
-            reply = self._transport.fetch(line, request)
+            facts = self.facts_of(line, bucket)
+            reply = self.transport.fetch(line, request)
             return listings.parse_page(reply, bucket, prefix, facts, after=token)
 
-        return await self._run(request.subject, work, bucket)
+        return await self.run(request.subject, work, bucket)
 
     async def head(self, bucket: Bucket, key: str) -> ObjectInfo:
         """Describe the current version of one object."""
@@ -82,17 +90,17 @@ class AISClient:
         plain = wire.head_object(bucket, key, with_props=False)
 
         def work(line: Line) -> ObjectInfo:
-            facts = self._facts_of(line, bucket)
-            reply = self._transport.ask(line, request)
+            facts = self.facts_of(line, bucket)
+            reply = self.transport.ask(line, request)
             if refuses_props(reply):
-                log.debug("%s: HEAD without props from now on", self._transport.endpoint)
+                log.debug("%s: HEAD without props from now on", self.transport.endpoint)
                 self._head_with_props = False
-                reply = self._transport.ask(line, plain)
+                reply = self.transport.ask(line, plain)
             if reply.status != 200:
                 raise failure(request, reply)
             return wire.parse_object(reply, bucket, key, facts)
 
-        return await self._run(request.subject, work, bucket)
+        return await self.run(request.subject, work, bucket)
 
     async def read_range(
         self, bucket: Bucket, expected: ObjectInfo, start: int, buffer: memoryview
@@ -104,22 +112,22 @@ class AISClient:
         request = wire.get_range(bucket, expected.key, start, stop)
 
         def work(line: Line) -> None:
-            facts = self._facts_of(line, bucket)
-            with self._transport.open(line, request) as body:
+            facts = self.facts_of(line, bucket)
+            with self.transport.open(line, request) as body:
                 wire.check_content(body.reply, bucket, expected, facts, start, stop)
                 got = body.read_into(buffer)
             if got < len(buffer):
                 raise _cut_short(request.subject, got, len(buffer))
 
-        await self._run(request.subject, work, bucket)
+        await self.run(request.subject, work, bucket)
 
     async def stream(self, bucket: Bucket, expected: ObjectInfo, sink: Sink) -> None:
         """Send the whole object, version `expected`, to `sink` as the bytes arrive."""
         request = wire.get_object(bucket, expected.key)
 
         def work(line: Line) -> None:
-            facts = self._facts_of(line, bucket)
-            with self._transport.open(line, request) as body:
+            facts = self.facts_of(line, bucket)
+            with self.transport.open(line, request) as body:
                 size = expected.size
                 wire.check_content(body.reply, bucket, expected, facts, 0, size)
                 piece = memoryview(bytearray(min(_PIECE, size + 1)))
@@ -132,7 +140,60 @@ class AISClient:
             if done < size:
                 raise _cut_short(request.subject, done, size)
 
-        await self._run(request.subject, work, bucket)
+        await self.run(request.subject, work, bucket)
+
+    async def upload(
+        self,
+        bucket: Bucket,
+        key: str,
+        content: Content,
+        *,
+        custom: Mapping[str, str] = NO_CUSTOM,
+        progress: Progress | None = None,
+    ) -> ObjectInfo:
+        """Write one object whole, or not at all."""
+        check_new_key(bucket, key)
+        encode_custom(custom, "")
+        told = progress or (lambda done: None)
+        info = await self._uploads.upload(Upload(bucket, key, content, custom, told))
+        return await self._edits.with_custom(bucket, info, custom)
+
+    async def remove(self, bucket: Bucket, key: str) -> None:
+        """Delete one object."""
+        await self._edits.remove(bucket, key)
+
+    async def copy(self, bucket: Bucket, key: str, to_bucket: Bucket, new_key: str) -> ObjectInfo:
+        """Copy an object; done by the cluster where it does so reliably."""
+        if (bucket, key) == (to_bucket, new_key):
+            raise ValueError(f"{bucket}/{key}: copied onto itself")
+        check_new_key(to_bucket, new_key)
+        return await self._edits.copy(bucket, key, to_bucket, new_key)
+
+    async def rename(self, bucket: Bucket, key: str, new_key: str) -> ObjectInfo:
+        """Copy, make sure, delete: AIStore's own rename may lose the object."""
+        if key == new_key:
+            raise ValueError(f"{bucket}/{key}: renamed to itself")
+        check_new_key(bucket, new_key)
+        return await self._edits.rename(bucket, key, new_key)
+
+    async def append_member(
+        self, bucket: Bucket, key: str, member: str, content: Content
+    ) -> ObjectInfo:
+        """Add a member to the end of a tar."""
+        check_new_shard(bucket, key)
+        check_new_member(member)
+        return await self._edits.append_member(bucket, key, member, content)
+
+    async def set_custom(
+        self, bucket: Bucket, expected: ObjectInfo, custom: Mapping[str, str]
+    ) -> ObjectInfo:
+        """Replace the custom metadata of the content `expected`."""
+        return await self._edits.set_custom(bucket, expected, custom)
+
+    async def _store(
+        self, bucket: Bucket, key: str, content: Content, custom: Mapping[str, str]
+    ) -> ObjectInfo:
+        return await self.upload(bucket, key, content, custom=custom)
 
     async def aclose(self) -> None:
         """Close all connections, make the calls in progress fail, and wait until they have."""
@@ -147,14 +208,12 @@ class AISClient:
 
     # On the trio thread -----------------------------------------------------------------------
 
-    async def _run(
-        self, subject: str, work: Callable[[Line], T], bucket: Bucket | None = None
-    ) -> T:
+    async def run(self, subject: str, work: Callable[[Line], T], bucket: Bucket | None = None) -> T:
         """Run `work` in a thread, on a line of its own; a cancellation cuts the line."""
         async with self._limiter:
             if self._closed:
                 raise _closed(subject)
-            line = self._idle.pop() if self._idle else Line()
+            line = self._idle.pop() if self._idle else self.transport.line()
             self._busy.add(line)
             try:
                 return await run_interruptible(partial(work, line), line.lifeline.cut)
@@ -180,13 +239,13 @@ class AISClient:
         if self._closed and not self._busy:
             self._all_returned.set()
 
-    def _facts_of(self, line: Line, bucket: Bucket) -> wire.BucketFacts:
+    def facts_of(self, line: Line, bucket: Bucket) -> wire.BucketFacts:
         """Look the bucket's properties up, once; two threads may both do it, to the same end."""
         known = self._facts.get(bucket)
         if known is not None:
             return known
         request = wire.head_bucket(bucket)
-        reply = self._transport.ask(line, request)
+        reply = self.transport.ask(line, request)
         if reply.status == 200:
             facts = wire.parse_bucket_facts(reply)
         else:

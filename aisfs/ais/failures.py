@@ -16,9 +16,12 @@ from aisfs.errors import (
     AisfsError,
     BucketNotFound,
     InvalidName,
+    IsADirectory,
+    NotADirectory,
     NotFound,
     OutOfSpace,
     ProtocolError,
+    ShardDamaged,
     Stale,
     Unavailable,
     Unsupported,
@@ -77,7 +80,7 @@ def failure(request: Request, reply: Reply) -> AisfsError:
     elif reply.status in _BY_DETAILS:
         kind, text = _BY_DETAILS[reply.status](request, details)
     elif reply.status >= 500:
-        kind, text = _server_error(details)
+        kind, text = _server_error(request, details)
     else:
         kind, text = ProtocolError, "an answer that makes no sense; is this an AIStore proxy?"
     said = details.message if len(details.message) <= _MOST_TEXT else details.message[:_MOST_TEXT]
@@ -110,6 +113,12 @@ _Verdict = tuple[type[AisfsError], str]
 def _bad_request(request: Request, details: _Details) -> _Verdict:
     if details.tcode == "errInvalidPath":
         return InvalidName, "the cluster refuses this name"
+    if details.tcode == "ErrMv":
+        if "object in its path" in details.message:
+            return NotADirectory, "a part of the path is an object"
+        return IsADirectory, "other names begin with this one, or the cluster keeps its directory"
+    if request.method == "PUT" and "archpath=" in request.query:
+        return ShardDamaged, "the cluster cannot append to this"
     if details.tcode == "ErrInvalidBackendProvider":
         return Unsupported, "the cluster does not know this provider"
     return ProtocolError, "the cluster does not understand the request"
@@ -129,7 +138,9 @@ def _conflict(request: Request, details: _Details) -> _Verdict:
     return ProtocolError, "the cluster is busy with a conflicting operation"
 
 
-def _server_error(details: _Details) -> _Verdict:
+def _server_error(request: Request, details: _Details) -> _Verdict:
+    if request.method == "PUT" and details.tcode == "ErrBadCksum":
+        return Unavailable, "the bytes did not arrive as they were sent"
     if details.tcode == "ErrLmetaNotFound":
         # The name is a directory, or one whose last object was deleted: no retry helps.
         return NotFound, "not an object"

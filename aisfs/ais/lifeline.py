@@ -23,10 +23,18 @@ from urllib3.exceptions import ConnectTimeoutError, NameResolutionError, NewConn
 class Lifeline:
     """The sockets of some connections, and the means to cut them all."""
 
-    def __init__(self) -> None:
+    def __init__(self, send_timeout: float | None = None) -> None:
+        """Begin without sockets.
+
+        Args:
+            send_timeout: Seconds that a peer may take no byte of what is sent; None waits for
+                ever. urllib3 itself would give a body the time that connecting may take.
+        """
+        self.send_timeout = send_timeout
         self._lock = threading.Lock()
         self._twins: dict[HTTPConnection, socket.socket] = {}
         self._cut = False
+        self._holding = False
         self.http = partial(_HTTP, lifeline=self)
         self.https = partial(_HTTPS, lifeline=self)
 
@@ -53,9 +61,30 @@ class Lifeline:
         """Make every call that waits on one of the sockets return now. Any thread may call it."""
         with self._lock:
             self._cut = True
+            if self._holding:
+                return
             for twin in self._twins.values():
                 with contextlib.suppress(OSError):
                     twin.shutdown(socket.SHUT_RDWR)
+
+    def hold(self) -> None:
+        """Let what is under way come to its end even when `cut` is called, until `release`.
+
+        A change that the server has been sent whole will happen. Who gave up waiting for it and
+        changed the object again could be overtaken by it.
+
+        Raises:
+            ConnectionAbortedError: the lifeline was cut before.
+        """
+        with self._lock:
+            if self._cut:
+                raise ConnectionAbortedError("given up")
+            self._holding = True
+
+    def release(self) -> None:
+        """Let `cut` cut again."""
+        with self._lock:
+            self._holding = False
 
     def prune(self) -> None:
         """Forget closed connections. Only when no request is under way.
@@ -83,6 +112,12 @@ class _Watched(HTTPConnection):
     def __init__(self, *args: Any, lifeline: Lifeline, **kwargs: Any) -> None:  # noqa: ANN401
         super().__init__(*args, **kwargs)
         self._lifeline = lifeline
+
+    def send(self, data: Any) -> None:  # noqa: ANN401 - http.client's own signature
+        """Send a part of a request."""
+        if self.sock is not None:
+            self.sock.settimeout(self._lifeline.send_timeout)
+        super().send(data)
 
     def _new_conn(self) -> socket.socket:
         try:

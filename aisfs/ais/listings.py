@@ -9,7 +9,16 @@ from collections.abc import Sequence
 
 import msgspec
 
-from aisfs.ais.wire import MSGPACK, BucketFacts, Reply, last_modified, mtime_of_version
+from aisfs.ais.checksums import labelled
+from aisfs.ais.wire import (
+    MSGPACK,
+    BucketFacts,
+    Reply,
+    last_modified,
+    mtime_of_version,
+    told_apart,
+    with_custom,
+)
 from aisfs.errors import ProtocolError
 from aisfs.model import Bucket, ObjectInfo, Page, Provider
 
@@ -112,7 +121,7 @@ def parse_page(
     if not after.isascii() and not _is_utf8(after):
         # A server that reads JSON by the book resumes at U+FFFD, before this name, and repeats it.
         entries = [entry for entry in entries if _raw(entry.name) > _raw(after)]
-    checksum = f"{facts.checksum_type}:" if facts.checksum_type else ""
+    kind = facts.checksum_type if facts.keeps_checksums else "none"
     ais = bucket.provider is Provider.AIS
     objects, directories = [], []
     for entry in entries:
@@ -125,8 +134,10 @@ def parse_page(
             continue
         version = entry.version
         mtime = mtime_of_version(facts, version) if ais else last_modified(entry.custom)
-        value = checksum + entry.checksum if checksum and entry.checksum else ""
-        objects.append(ObjectInfo(name, entry.size, version, value, mtime))
+        if entry.custom:
+            version = told_apart(version, entry.custom)
+        info = ObjectInfo(name, entry.size, version, labelled(kind, entry.checksum), mtime)
+        objects.append(with_custom(info, entry.custom) if entry.custom else info)
     return Page(objects, list(dict.fromkeys(directories)), token)
 
 

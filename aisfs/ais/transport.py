@@ -18,8 +18,8 @@ import string
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
-from urllib.parse import quote, urljoin, urlsplit
+from typing import Any, cast
+from urllib.parse import parse_qs, quote, urljoin, urlsplit
 
 import requests
 import urllib3
@@ -37,6 +37,9 @@ from aisfs.errors import AisfsError, ConfigError, ProtocolError, Unavailable
 _MAX_HOPS = 3
 """Redirects in a row: AIStore needs one; a load balancer in front may add another."""
 _REDIRECTS = frozenset({301, 302, 307, 308})
+_TARGET_MARKS = frozenset({"pid", "utm"})
+"""What a proxy adds to the query when it redirects to a target."""
+_NO_PROXY = "is the endpoint a proxy of AIStore?"
 _MAX_HOSTS = 256
 """Hosts one line keeps a connection to; more than any cluster's targets seen in practice."""
 _MOST_DRAINED = 64 * 1024
@@ -46,8 +49,8 @@ _MOST_DRAINED = 64 * 1024
 class Line(HTTPAdapter):
     """Keep-alive connections to the hosts of a cluster, one to each, for one request at a time."""
 
-    def __init__(self) -> None:
-        self.lifeline = Lifeline()
+    def __init__(self, send_timeout: float | None = None) -> None:
+        self.lifeline = Lifeline(send_timeout)
         super().__init__(pool_connections=_MAX_HOSTS, pool_maxsize=1)
 
     def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - requests' own signature
@@ -118,6 +121,60 @@ class Transport:
         response = self._send(line, request)
         return _reply(response, _drain(response, request.subject))
 
+    def line(self) -> Line:
+        """Make a new set of connections."""
+        return Line(self._timeouts[1])
+
+    def upload(
+        self, line: Line, request: wire.Request, size: int, pieces: Iterator[memoryview]
+    ) -> wire.Reply:
+        """Send a request with a body of `size` bytes, once, and get the successful reply.
+
+        The proxy is asked without the body where to send it: it would have to be sent again, and
+        what cannot be sent again would silently become an empty object. Should whoever answers
+        take the empty request for the whole, then its checksum is wrong, and nothing is written.
+
+        Args:
+            line: The connections to use.
+            request: Its headers have the checksum of the body.
+            size: Bytes in the body.
+            pieces: The body; each piece is sent before the next one is asked for. What it raises
+                comes out, and the server throws away what it has.
+
+        Raises:
+            BodyDelivered: the whole body went out, but no answer came back.
+        """
+        if not size:
+            return self.fetch(line, request)
+        if "Ais-Checksum-Value" not in request.headers and "archpath=" not in request.query:
+            # Whoever would serve this must find that the body is missing.
+            headers = {**request.headers, "Content-Length": str(size), "Connection": "close"}
+            asked = replace(request, headers=headers)
+        else:
+            asked = request
+        response = self._send(line, asked, stop_at_target=True)
+        redirect = _reply(response, _drain(response, request.subject))
+        location = redirect.headers.get("location")
+        if redirect.status == 200:
+            raise ProtocolError(f"{request.subject}: taken without its content; {_NO_PROXY}")
+        if redirect.status not in _REDIRECTS or not location:
+            raise failure(request, redirect)
+        origin = self.endpoint + request.target
+        url = _absolute(origin, location)
+        trusted = _may_have_token(self.endpoint, origin, url)
+        authorization = self._credentials.authorization() if trusted else None
+        body = _CountedBody(pieces, size, line.lifeline)
+        try:
+            answer = self._transmit(line, request, url, authorization, body, size)
+            reply = _reply(answer, _drain(answer, request.subject))
+        except Unavailable as error:
+            if body.sent == size:
+                raise BodyDelivered(str(error)) from error
+            raise
+        if reply.status != 200:
+            raise failure(request, reply)
+        return reply
+
     @contextmanager
     def open(self, line: Line, request: wire.Request) -> Iterator[Body]:
         """Give a successful reply whose body is to be read in the block, wholly or not."""
@@ -129,21 +186,27 @@ class Transport:
         finally:
             _settle(response)
 
-    def _send(self, line: Line, request: wire.Request) -> requests.Response:
+    def _send(
+        self, line: Line, request: wire.Request, *, stop_at_target: bool = False
+    ) -> requests.Response:
         """Send a request, once more if its token turned out to be out of date."""
         authorization = self._credentials.authorization()
-        response = self._follow(line, request, authorization)
+        response = self._follow(line, request, authorization, stop_at_target)
         if response.status_code == 401:
             renewed = self._credentials.renew(authorization)
             if renewed:
                 _drain(response, request.subject)
-                return self._follow(line, request, renewed)
+                return self._follow(line, request, renewed, stop_at_target)
         return response
 
     def _follow(
-        self, line: Line, request: wire.Request, authorization: str | None
+        self,
+        line: Line,
+        request: wire.Request,
+        authorization: str | None,
+        stop_at_target: bool,
     ) -> requests.Response:
-        """Send a request and go where it is redirected to.
+        """Send a request and go where it is redirected to, or give the redirect to a target.
 
         The token goes along to whatever host the endpoint itself names: that is the cluster. It
         stays behind when others redirect elsewhere, and when the way leaves https.
@@ -154,9 +217,10 @@ class Transport:
             location = response.headers.get("Location")
             if response.status_code not in _REDIRECTS or not location:
                 return response
+            target = _absolute(url, location)
+            if stop_at_target and parse_qs(urlsplit(target).query).keys() >= _TARGET_MARKS:
+                return response
             _drain(response, request.subject)
-            # http.client gives the header's bytes as Latin-1; a URL has only ASCII.
-            target = urljoin(url, quote(location.encode("latin-1"), safe=string.punctuation))
             if urlsplit(target).scheme not in ("http", "https"):
                 raise ProtocolError(f"{request.subject}: redirected to {target!r}")
             if not _may_have_token(self.endpoint, url, target):
@@ -165,7 +229,13 @@ class Transport:
         raise ProtocolError(f"{request.subject}: redirected in circles, from {origin} to {url}")
 
     def _transmit(
-        self, line: Line, request: wire.Request, url: str, authorization: str | None
+        self,
+        line: Line,
+        request: wire.Request,
+        url: str,
+        authorization: str | None,
+        body: "_CountedBody | None" = None,
+        size: int = 0,
     ) -> requests.Response:
         # Prepared by hand and given to the adapter: a Session would rewrite paths, look for
         # passwords in ~/.netrc that replace the token, and collect cookies. It would also honour
@@ -182,11 +252,22 @@ class Transport:
         prepared.method = request.method
         prepared.url = url
         prepared.headers = CaseInsensitiveDict(headers)
-        if request.body:
+        if body:
+            # An iterable, which requests passes on piece by piece; its type does not say so.
+            prepared.body = cast("bytes", body)
+            prepared.headers["Content-Length"] = str(size)
+        elif request.body:
             prepared.body = request.body
             prepared.headers["Content-Length"] = str(len(request.body))
+        connect, silent = self._timeouts
+        timeouts: Any = (connect, silent + request.patience if silent else None)
         with _network(request.subject):
-            return line.send(prepared, stream=True, timeout=self._timeouts, **self._tls)
+            if request.method not in ("GET", "HEAD") and not body:
+                line.lifeline.hold()
+            try:
+                return line.send(prepared, stream=True, timeout=timeouts, **self._tls)
+            finally:
+                line.lifeline.release()
 
 
 def _tls_options(settings: ClusterSettings) -> dict[str, Any]:
@@ -203,6 +284,32 @@ def _tls_options(settings: ClusterSettings) -> dict[str, Any]:
         urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
         return {"verify": False, "cert": cert}
     return {"verify": str(settings.client_ca) if settings.client_ca else True, "cert": cert}
+
+
+class BodyDelivered(Unavailable):
+    """Nobody knows whether it was done: the whole body went out, but no answer came back."""
+
+
+class _CountedBody:
+    """The pieces of a body, and how many bytes of it were handed out before the piece in hand."""
+
+    def __init__(self, pieces: Iterator[memoryview], size: int, lifeline: Lifeline) -> None:
+        self._pieces = pieces
+        self._size = size
+        self._lifeline = lifeline
+        self.sent = 0
+
+    def __iter__(self) -> Iterator[memoryview]:
+        for piece in self._pieces:
+            if self.sent + len(piece) == self._size:
+                self._lifeline.hold()
+            yield piece
+            self.sent += len(piece)
+
+
+def _absolute(url: str, location: str) -> str:
+    # http.client gives the header's bytes as Latin-1; a URL has only ASCII.
+    return urljoin(url, quote(location.encode("latin-1"), safe=string.punctuation))
 
 
 def _may_have_token(endpoint: str, current: str, target: str) -> bool:

@@ -11,7 +11,7 @@ Must not know: sockets, threads, sessions, tokens, retries.
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -21,13 +21,14 @@ import msgspec
 
 from aisfs.errors import InvalidName, ProtocolError, Stale
 from aisfs.model import Bucket, ObjectInfo, Provider
+from aisfs.store.custom import decode_custom
 
 MSGPACK = "application/msgpack"
 JSON = "application/json"
 
 _NO_RECURSION = "2048"  # a string: the server answers 400 to a number
-_LIST_PROPS = "name,size,version,checksum"
-_HEAD_PROPS = "checksum,version"
+_LIST_PROPS = "name,size,version,checksum,custom"
+_HEAD_PROPS = "checksum,version,custom"
 _NS = 1_000_000_000
 
 
@@ -42,6 +43,26 @@ class Request:
     """What the request is about, in the user's words; the start of every error message."""
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
+    patience: float = 0.0
+    """Seconds that the server may be silent beyond the usual, since it works."""
+
+    def __post_init__(self) -> None:
+        """Refuse what could change more than one object.
+
+        To AIStore a selector without names, a template without braces, and an empty prefix mean
+        every object of the bucket. Nothing in aisfs changes buckets or sends selectors.
+
+        Raises:
+            ValueError: the caller's bug; nothing is sent.
+        """
+        if self.method in ("GET", "HEAD"):
+            return
+        root, _, name = self.path.removeprefix("/v1/").partition("/")
+        key = name.partition("/")[2]
+        if not self.path.startswith("/v1/") or root != "objects" or not key:
+            raise ValueError(f"{self.method} {self.path} could change more than one object")
+        if self.body and "-listrange" in str(json.loads(self.body).get("action")):
+            raise ValueError(f"{self.method} {self.path} has a selector of many objects")
 
     @property
     def target(self) -> str:
@@ -66,6 +87,8 @@ class BucketFacts:
     checksum_type: str = ""
     checksum_of_ranges: bool = False
     """A ranged reply carries the checksum of the range, not that of the object."""
+    keeps_checksums: bool = True
+    """Unless the type is `none`, and then the target does not compare what it is sent either."""
 
 
 # Requests ------------------------------------------------------------------------------------
@@ -75,13 +98,13 @@ def list_buckets(provider: Provider | None) -> Request:
     """Ask for the buckets of one provider, or of all configured ones."""
     query = urlencode({"provider": provider.value}) if provider else ""
     subject = f"buckets of {provider.scheme}://" if provider else "buckets"
-    body = _json({"action": "list", "name": "", "value": None})
+    body = encode_json({"action": "list", "name": "", "value": None})
     return Request("GET", "/v1/buckets", query, subject, {"Content-Type": JSON}, body)
 
 
 def head_bucket(bucket: Bucket) -> Request:
     """Ask for the properties of a bucket."""
-    return Request("HEAD", _bucket_path(bucket), _bucket_query(bucket), str(bucket))
+    return Request("HEAD", _bucket_path(bucket), bucket_query(bucket), str(bucket))
 
 
 def list_page(bucket: Bucket, prefix: str, token: str, page_size: int) -> Request:
@@ -98,19 +121,18 @@ def list_page(bucket: Bucket, prefix: str, token: str, page_size: int) -> Reques
         if not prefix.endswith("/"):
             raise InvalidName(f"{bucket}/{prefix}: a directory prefix ends in '/'")
         _check_key(bucket, prefix)
-    props = _LIST_PROPS if bucket.provider is Provider.AIS else f"{_LIST_PROPS},custom"
     value = {
         "uuid": "",
-        "props": props,
+        "props": _LIST_PROPS,
         "prefix": prefix,
         "continuation_token": token,
         "flags": _NO_RECURSION,
         "pagesize": page_size,
     }
-    body = _json({"action": "list", "name": "", "value": value})
+    body = encode_json({"action": "list", "name": "", "value": value})
     headers = {"Content-Type": JSON, "Accept": MSGPACK}
     subject = f"{bucket}/{prefix}"
-    return Request("GET", _bucket_path(bucket), _bucket_query(bucket), subject, headers, body)
+    return Request("GET", _bucket_path(bucket), bucket_query(bucket), subject, headers, body)
 
 
 def head_object(bucket: Bucket, key: str, *, with_props: bool = True) -> Request:
@@ -118,16 +140,15 @@ def head_object(bucket: Bucket, key: str, *, with_props: bool = True) -> Request
 
     `latest-ver` is never sent: the server drops the connection of such a HEAD on `ais://`.
     """
-    props = _HEAD_PROPS if bucket.provider is Provider.AIS else f"{_HEAD_PROPS},custom"
-    query = _bucket_query(bucket)
+    query = bucket_query(bucket)
     if with_props:
-        query += "&" + urlencode({"props": props})
-    return Request("HEAD", _object_path(bucket, key), query, f"{bucket}/{key}")
+        query += "&" + urlencode({"props": _HEAD_PROPS})
+    return Request("HEAD", object_path(bucket, key), query, f"{bucket}/{key}")
 
 
 def get_object(bucket: Bucket, key: str) -> Request:
     """Ask for a whole object."""
-    return Request("GET", _object_path(bucket, key), _bucket_query(bucket), f"{bucket}/{key}")
+    return Request("GET", object_path(bucket, key), bucket_query(bucket), f"{bucket}/{key}")
 
 
 def get_range(bucket: Bucket, key: str, start: int, stop: int) -> Request:
@@ -140,23 +161,25 @@ def get_range(bucket: Bucket, key: str, start: int, stop: int) -> Request:
     if not 0 <= start < stop:
         raise ValueError(f"the range [{start}, {stop}) is empty")
     headers = {"Range": f"bytes={start}-{stop - 1}"}
-    path = _object_path(bucket, key)
-    return Request("GET", path, _bucket_query(bucket), f"{bucket}/{key}", headers)
+    path = object_path(bucket, key)
+    return Request("GET", path, bucket_query(bucket), f"{bucket}/{key}", headers)
 
 
 def _bucket_path(bucket: Bucket) -> str:
     return "/v1/buckets/" + quote(bucket.name, safe="")
 
 
-def _object_path(bucket: Bucket, key: str) -> str:
+def object_path(bucket: Bucket, key: str) -> str:
+    """Give the path of an object, checked and encoded."""
     return f"/v1/objects/{quote(bucket.name, safe='')}/{quote(_check_key(bucket, key), safe='/')}"
 
 
-def _bucket_query(bucket: Bucket) -> str:
+def bucket_query(bucket: Bucket, more: Mapping[str, str] | None = None) -> str:
+    """Give the query that names a bucket, and whatever else it is to hold."""
     query = {"provider": bucket.provider.value}
     if bucket.namespace:
         query["namespace"] = bucket.namespace
-    return urlencode(query)
+    return urlencode({**query, **(more or {})}, errors="surrogateescape")
 
 
 def _check_key(bucket: Bucket, key: str) -> bytes:
@@ -170,7 +193,8 @@ def _check_key(bucket: Bucket, key: str) -> bytes:
     return raw
 
 
-def _json(value: Mapping[str, Any]) -> bytes:
+def encode_json(value: Mapping[str, Any]) -> bytes:
+    """Write a message to the server."""
     # Names that are not UTF-8 go out as the very bytes the server stores.
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogateescape")
 
@@ -198,20 +222,55 @@ def parse_bucket_facts(reply: Reply) -> BucketFacts:
         props = _decode_props(reply.headers.get("ais-bucket-props", "{}"))
     except (msgspec.MsgspecError, UnicodeError):
         return BucketFacts()
-    kind = "" if props.checksum.type == "none" else props.checksum.type
-    return BucketFacts(max(props.created, 0), kind, props.checksum.enable_read_range)
+    kind, none = props.checksum.type, props.checksum.type == "none"
+    return BucketFacts(
+        max(props.created, 0), "" if none else kind, props.checksum.enable_read_range, not none
+    )
 
 
 def parse_object(reply: Reply, bucket: Bucket, key: str, facts: BucketFacts) -> ObjectInfo:
     """Read the reply to a HEAD of an object, of the old and the new kind."""
     # The old kind leaves the length of an empty object out.
     size = _number(reply.headers.get("content-length", "0"), f"{bucket}/{key}")
-    version = reply.headers.get("ais-version", "")
+    version, custom = reply.headers.get("ais-version", ""), reply.headers.get("ais-custom-md", "")
     if bucket.provider is Provider.AIS:
         mtime = mtime_of_version(facts, version)
     else:
-        mtime = last_modified(reply.headers.get("ais-custom-md", ""))
-    return ObjectInfo(key, size, version, _checksum(reply, facts), mtime)
+        mtime = last_modified(custom)
+    version = told_apart(version, custom) if custom else version
+    info = ObjectInfo(key, size, version, _checksum(reply, facts), mtime)
+    return with_custom(info, custom) if custom else info
+
+
+_APPENDED = re.compile(r"(?:^|[\[\s,;])aisfs-appended[:=]([A-Za-z0-9_-]+)")
+
+
+def told_apart(version: str, text: str) -> str:
+    """Complete a version by the mark of the last append that AIStore itself does not show.
+
+    A shard keeps its version when a member is appended, and its size as well when zeros at its
+    end made room. Then `aisfs.ais.changes.mark_appended` makes the difference.
+
+    Args:
+        version: AIStore's version.
+        text: Custom metadata, of a listing or of headers.
+    """
+    match = _APPENDED.search(text)
+    return f"{version}-{match[1]}" if match else version
+
+
+_CUSTOM = re.compile(r"(?:^|[\[\s,;])aisfs[:=]([A-Za-z0-9_-]+)")
+
+
+def with_custom(info: ObjectInfo, text: str) -> ObjectInfo:
+    """Add what our pair among all custom metadata says, if it was written for this content.
+
+    Args:
+        info: The object.
+        text: `[k:v k:v]` of a listing, or `k=v, k=v` of headers.
+    """
+    match = _CUSTOM.search(text)
+    return replace(info, custom=decode_custom(match[1], info)) if match else info
 
 
 def check_content(
@@ -240,7 +299,10 @@ def check_content(
     if checksum and checksum.partition(":")[2] == expected.checksum.partition(":")[2]:
         # Objects older than a change of the bucket's type keep theirs; listings cannot tell.
         checksum = expected.checksum
-    found = ObjectInfo(expected.key, size, reply.headers.get("ais-version", ""), checksum)
+    version = told_apart(
+        reply.headers.get("ais-version", ""), reply.headers.get("ais-custom-md", "")
+    )
+    found = ObjectInfo(expected.key, size, version, checksum)
     if not expected.same_content(found):
         raise Stale(
             f"{subject}: changed on the server (was {_brief(expected)}, is {_brief(found)})"

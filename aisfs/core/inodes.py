@@ -57,6 +57,8 @@ class InodeTable(Generic[NodeT]):
         self._nodes: dict[int, NodeT] = {ROOT: root}
         self._counts: dict[int, int] = {ROOT: 1}
         self._identities: dict[int, bytes] = {ROOT: b""}
+        self._moved: dict[bytes, int] = {}
+        """Numbers that stand for another identity than the one they were computed from."""
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -67,6 +69,9 @@ class InodeTable(Generic[NodeT]):
         Two identities may hash alike. The one the kernel knows keeps the number, the other is
         hashed again with a salt, so a number with a positive count never changes its meaning.
         """
+        moved = self._moved.get(identity)
+        if moved is not None:
+            return moved
         salt = 0
         while True:
             digest = blake2b(identity, digest_size=8, salt=salt.to_bytes(16, "little")).digest()
@@ -97,8 +102,25 @@ class InodeTable(Generic[NodeT]):
         self._counts[slot] -= count
         if self._counts[slot] > 0:
             return False
-        del self._counts[slot], self._nodes[slot], self._identities[slot]
+        del self._counts[slot], self._nodes[slot]
+        self._moved.pop(self._identities.pop(slot), None)
         return True
+
+    def move(self, number: int, identity: bytes, node: NodeT) -> None:
+        """Let a number the kernel knows stand for something else: it was renamed.
+
+        The old identity gets another number from now on, should it come again.
+        """
+        if number not in self._counts or number == ROOT:
+            return
+        self._moved.pop(self._identities[number], None)
+        self._moved[identity] = number
+        self._identities[number] = identity
+        self._nodes[number] = node
+
+    def known(self) -> list[tuple[int, NodeT]]:
+        """Give every inode the kernel knows; of a shard only its slot."""
+        return list(self._nodes.items())
 
     def lookup_count(self, number: int) -> int:
         """Lookups not yet forgotten, of the inode or of all inodes of its shard."""

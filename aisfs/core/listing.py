@@ -9,10 +9,13 @@ higher ones. So nobody sees a name twice or misses one that was there all the ti
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from aisfs.core.names import Refusal, entry_name, refusal
 from aisfs.model import ObjectInfo, Page
+
+PENDING_VERSION = "pending"
+"""The version of an object that is being written here and that the store does not have yet."""
 
 Listed = ObjectInfo | None
 """What a name stands for: an object, or None for a directory."""
@@ -80,6 +83,15 @@ class Listing:
         if hidden:
             refused[Refusal.HIDDEN_BY_DIRECTORY] += len(hidden)
         return cls(objects | directories, refused, previous)
+
+    def with_changes(
+        self, present: Mapping[bytes, Listed], absent: Collection[bytes], previous: "Listing"
+    ) -> "Listing":
+        """Build the same directory with some names more, changed or gone, ordered after `previous`."""
+        entries = {**self._entries, **present}
+        for name in absent:
+            entries.pop(name, None)
+        return Listing(entries, self.refused, previous)
 
     def __len__(self) -> int:
         return len(self._names)

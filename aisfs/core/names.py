@@ -9,7 +9,8 @@ import os
 import re
 from enum import StrEnum
 
-from aisfs.core.forms import form_of_name, suffix_of
+from aisfs.core.forms import Form, form_of_name, suffix_of
+from aisfs.errors import InvalidName, NameTooLong
 from aisfs.model import Bucket, Provider
 
 NAME_MAX = 255
@@ -45,6 +46,47 @@ def refusal(name: bytes) -> Refusal | None:
     return None
 
 
+def check_new_key(bucket: Bucket, key: str) -> None:
+    """Refuse to write an object whose name a store refuses, or would never list again.
+
+    Raises:
+        InvalidName, NameTooLong: with the reason.
+    """
+    try:
+        parts = os.fsencode(key).split(b"/")
+    except UnicodeEncodeError:
+        raise InvalidName(f"{bucket}: {key!r} is not a name any store could hold") from None
+    for part in parts:
+        why = refusal(part)
+        if why is Refusal.TOO_LONG:
+            raise NameTooLong(f"{bucket}/{key}: a component is {why}")
+        if why:
+            raise InvalidName(f"{bucket}: {key!r} cannot be written: {why}")
+    if parts[0] == b"~" and len(parts) > 1:
+        raise InvalidName(f"{bucket}: {key!r} cannot be written: AIStore refuses a leading ~/")
+
+
+def check_new_shard(bucket: Bucket, key: str) -> None:
+    """Refuse to write a shard that would not be shown as one.
+
+    Raises:
+        ValueError: the key does not end in `.tar`: the caller's bug.
+        InvalidName, NameTooLong: as for any key.
+    """
+    check_new_key(bucket, key)
+    if not is_shard(os.fsencode(key.rpartition("/")[2])):
+        raise ValueError(f"{bucket}/{key} is not the name of a shard")
+
+
+def check_new_member(member: str) -> None:
+    """Refuse a path of a member that tools would not extract to that very path.
+
+    Raises:
+        InvalidName, NameTooLong: with the reason.
+    """
+    check_new_key(Bucket("member"), member)
+
+
 def entry_name(prefix: str, key: str) -> bytes:
     """Cut the directory off a key or off a whole prefix; the result may still be refused."""
     return os.fsencode(key[len(prefix) :].removesuffix("/"))
@@ -63,6 +105,11 @@ def child_prefix(prefix: str, name: bytes) -> str:
 def is_shard(name: bytes) -> bool:
     """Say whether an object of this name is opened up as a shard."""
     return form_of_name(name) is not None
+
+
+def is_plain_tar(name: bytes) -> bool:
+    """Say whether an object of this name is a shard to which members can be appended."""
+    return form_of_name(name) is Form.TAR
 
 
 def shard_stem(name: str) -> str:

@@ -181,8 +181,12 @@ class Lister:
             log.info("%s/%s: %d names not shown: %s", bucket, prefix, count, reason)
         kept = self._cache.keep_listing(directory, listing)
         if last is not None and last.expires == float("-inf"):  # else nobody believes it any more
-            self.on_change(bucket, prefix, listing.changes_since(last.value))
+            self.on_change(bucket, prefix, self._news(directory, listing, last.value))
         return kept
+
+    def _news(self, directory: DirectoryId, listing: Listing, before: Listing) -> list[bytes]:
+        """Name what a new listing says something else about than the kernel was told."""
+        return listing.changes_since(before)
 
     async def _find_singly(self, bucket: Bucket, prefix: str, name: bytes) -> Dated[Listed] | None:
         directory = (bucket, prefix)

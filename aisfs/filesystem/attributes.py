@@ -6,9 +6,11 @@ A directory of a bucket does change, and the kernel keeps what it listed (`aisfs
 """
 
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aisfs.config import TreeSettings
+from aisfs.core.stamps import mode_of, mtime_of
+from aisfs.model import ObjectInfo
 
 BLOCK_SIZE = 128 * 1024
 """st_blksize. Python, cp and tar size their buffers by it; with 4096 a JPEG costs PIL three reads
@@ -76,6 +78,12 @@ class AttrMaker:
     def owner(self) -> tuple[int, int]:
         """User and group of everything."""
         return self._settings.uid, self._settings.gid
+
+    def object(self, ino: int, info: ObjectInfo) -> Attr:
+        """Describe an object."""
+        attr = self.file(ino, info.size, mtime_of(info))
+        mode = mode_of(info)
+        return attr if mode is None else replace(attr, mode=stat.S_IFREG | mode)
 
     def symlink(self, ino: int, target: bytes, mtime_ns: int) -> Attr:
         """Describe a symbolic link."""

@@ -6,15 +6,21 @@ import logging
 from aisfs.errors import (
     AccessDenied,
     AisfsError,
+    AlreadyExists,
     ArchiveTooLarge,
     BucketNotFound,
+    ContentUnreadable,
+    CrossDevice,
     DeadlineExceeded,
+    EmptyMember,
     InvalidName,
     IsADirectory,
     NameTooLong,
     NoSuchAttribute,
     NotADirectory,
+    NotEmpty,
     NotFound,
+    NotPermitted,
     OutOfSpace,
     ProtocolError,
     ReadOnly,
@@ -34,6 +40,8 @@ ERRNOS: dict[type[AisfsError], tuple[int, int]] = {
     OutOfSpace: (errno.ENOSPC, logging.ERROR),
     Unsupported: (errno.EOPNOTSUPP, logging.WARNING),
     InvalidName: (errno.EINVAL, logging.WARNING),
+    EmptyMember: (errno.EINVAL, logging.DEBUG),  # a shell closes what it has not written yet
+    ContentUnreadable: (errno.EIO, logging.ERROR),
     ProtocolError: (errno.EIO, logging.ERROR),
     ShardDamaged: (errno.EIO, logging.ERROR),
     ArchiveTooLarge: (errno.EFBIG, logging.ERROR),
@@ -42,6 +50,10 @@ ERRNOS: dict[type[AisfsError], tuple[int, int]] = {
     NotADirectory: (errno.ENOTDIR, logging.DEBUG),
     IsADirectory: (errno.EISDIR, logging.DEBUG),
     NoSuchAttribute: (errno.ENODATA, logging.DEBUG),
+    AlreadyExists: (errno.EEXIST, logging.DEBUG),
+    NotEmpty: (errno.ENOTEMPTY, logging.DEBUG),
+    CrossDevice: (errno.EXDEV, logging.DEBUG),
+    NotPermitted: (errno.EPERM, logging.DEBUG),
 }
 """Error class to (errno, level at which the failed request is logged)."""
 

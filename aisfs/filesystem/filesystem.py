@@ -138,7 +138,7 @@ class FileSystem:
         """Make the entry of something looked up, and count the lookup."""
         with self._lock:  # else another thread could give the number away in between
             entry = self.entry(found)
-            self.inodes.remember(entry.attr.ino, identity(found.node), found.node)
+            self._remember(entry.attr.ino, found.node, 1)
         return entry
 
     def remember(self, ino: int, node: Node, count: int = 1) -> None:
@@ -147,7 +147,11 @@ class FileSystem:
         Members are counted on their shard, so one of them may stand for many of the same shard.
         """
         with self._lock:
-            self.inodes.remember(ino, self._identity(node), node, count)
+            self._remember(ino, node, count)
+
+    def _remember(self, ino: int, node: Node, count: int) -> None:
+        """Do so with the lock held."""
+        self.inodes.remember(ino, self._identity(node), node, count)
 
     def forget(self, ino: int, count: int) -> None:
         """Take back `count` lookups."""
@@ -170,7 +174,7 @@ class FileSystem:
 
     def object_attr(self, node: ObjectNode, ino: int) -> Attr:
         """Describe an object."""
-        return self._make.file(ino, node.info.size, node.info.mtime_ns)
+        return self._make.object(ino, node.info)
 
     def directory_attr(self, node: Node, ino: int) -> Attr:
         """Describe a directory above the shards."""

@@ -3,6 +3,7 @@
 Their numbers say which shard and which row they are, so nothing is stored per member here.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -61,6 +62,13 @@ class ShardFolders:
         first, _, low = _split(ino)
         child = view.directory(low).find(name)
         return self._entry(shard, view, first, child) if child is not None else None
+
+    async def path(self, shard: ShardNode, ino: int, name: bytes) -> str:
+        """Give the path, inside the shard, of a name in the directory with the number `ino`."""
+        check_directory(shard, ino)
+        _, _, low = _split(ino)
+        folder = (await self.view(shard)).directory(low).path if low else b""
+        return os.fsdecode(folder + b"/" + name if folder else name)
 
     def children_in(
         self, view: MembersView, shard: ShardNode, ino: int

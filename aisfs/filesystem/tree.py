@@ -12,7 +12,7 @@ from typing import Protocol
 from aisfs.cache.metadata import UNKNOWN, Dated, Unknown
 from aisfs.config import Shards
 from aisfs.core import names
-from aisfs.core.listing import Listed, Listing
+from aisfs.core.listing import PENDING_VERSION, Listed, Listing
 from aisfs.core.member_index import MemberIndex
 from aisfs.core.names import SHARD_BYTES_SUFFIX, SHARD_DIRECTORY_SUFFIX, is_shard
 from aisfs.engine.lister import Lister
@@ -118,7 +118,8 @@ class Tree:
         With `is_archive` objects are opened up that do not have the name of a shard, but are one.
         """
         self._lister = lister
-        self._shards = shards
+        self.shards = shards
+        """How shards show."""
         # Where shards are directories there is no name for the directory of anything else.
         self._is_archive = is_archive if shards is not Shards.DIR else None
 
@@ -251,7 +252,7 @@ class Tree:
 
     def _alias(self, name: bytes) -> _Alias | None:
         """Give the object that `name` may be the other name of."""
-        if self._shards is Shards.DIR:
+        if self.shards is Shards.DIR:
             shard = names.shard_of_bytes(name)
         else:
             shard = names.shard_of_directory(name)
@@ -263,9 +264,9 @@ class Tree:
     def _found_alias(
         self, node: DirectoryNode, ino: int, name: bytes, listed: Dated[Listed] | None
     ) -> Found | None:
-        if listed is None or listed.value is None:
+        if listed is None or listed.value is None or listed.value.version == PENDING_VERSION:
             return None
-        kind = ObjectNode if self._shards is Shards.DIR else ShardNode
+        kind = ObjectNode if self.shards is Shards.DIR else ShardNode
         return Found(name, kind(node.bucket, listed.value, ino, name), listed.expires)
 
     def watch(self, changed: Callable[[Bucket, str, list[bytes]], None]) -> None:
@@ -280,7 +281,7 @@ class Tree:
         """Give all names under which the object `name` may be found in its directory."""
         if not is_shard(name) and self._is_archive is None:
             return [name]
-        suffix = SHARD_BYTES_SUFFIX if self._shards is Shards.DIR else SHARD_DIRECTORY_SUFFIX
+        suffix = SHARD_BYTES_SUFFIX if self.shards is Shards.DIR else SHARD_DIRECTORY_SUFFIX
         return [name, name + suffix]
 
     def _found(
@@ -295,7 +296,7 @@ class Tree:
         child: Node
         if listed is None:
             child = DirectoryNode(node.bucket, names.child_prefix(node.prefix, name))
-        elif self._shards is Shards.DIR and is_shard(name):
+        elif self.shards is Shards.DIR and _can_open(name, listed):
             child = ShardNode(node.bucket, listed, ino, name)
         else:
             child = ObjectNode(node.bucket, listed, ino, name)
@@ -314,14 +315,19 @@ class Tree:
         second name of a shard.
         """
         listing = dated.value
-        both = self._shards is Shards.BOTH
+        both = self.shards is Shards.BOTH
         for place, name, listed in listing.after((offset - 1) // 2 if offset else 0):
             if 2 * place > offset:
                 yield self._found(node, ino, name, listed, dated.expires, 2 * place)
             alias = name + SHARD_DIRECTORY_SUFFIX
-            if not (both and isinstance(listed, ObjectInfo) and is_shard(name)):
+            if not (both and isinstance(listed, ObjectInfo) and _can_open(name, listed)):
                 continue
             if alias not in listing and not names.refusal(alias):
                 yield Found(
                     alias, ShardNode(node.bucket, listed, ino, alias), dated.expires, 2 * place + 1
                 )
+
+
+def _can_open(name: bytes, info: ObjectInfo) -> bool:
+    """Say whether an object is shown as a folder: one that is only being written is not yet."""
+    return is_shard(name) and info.version != PENDING_VERSION

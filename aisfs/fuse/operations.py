@@ -9,14 +9,19 @@ import functools
 import os
 import stat
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import pyfuse3
+import trio
 
 from aisfs.core.names import NAME_MAX
-from aisfs.errors import MountError, ReadOnly
+from aisfs.errors import MountError, NotPermitted, ReadOnly
 from aisfs.filesystem.attributes import BLOCK_SIZE, FOREVER, Attr, Entry
+from aisfs.filesystem.changing import Changes
 from aisfs.filesystem.filesystem import DirectoryHandle, FileHandle, FileSystem
+from aisfs.filesystem.naming import NamingFileSystem
+from aisfs.filesystem.writing import OpenFile
 from aisfs.filesystem.xattrs import Xattrs
 from aisfs.fuse.failures import failure
 from aisfs.metrics import Metrics
@@ -25,18 +30,24 @@ BUCKET_BLOCKS = 2**43 // BLOCK_SIZE
 """Blocks that `df` shows, 8 TiB: AIStore has no cheap answer, and tools that compare free space
 with what they want to copy must not refuse."""
 
+INVALIDATE_SECONDS = 1.0
+"""A look-up that is under way in the directory takes milliseconds; longer is a circle of waits."""
+
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
 
 
+SelfT = TypeVar("SelfT", bound="Operations")
+
+
 def _handler(
-    operation: Callable[Concatenate["Operations", P], Coroutine[Any, Any, ResultT]],
-) -> Callable[Concatenate["Operations", P], Coroutine[Any, Any, ResultT]]:
+    operation: Callable[Concatenate[SelfT, P], Coroutine[Any, Any, ResultT]],
+) -> Callable[Concatenate[SelfT, P], Coroutine[Any, Any, ResultT]]:
     """Count a request, and turn every failure into the errno the table says."""
     name = operation.__name__
 
     @functools.wraps(operation)
-    async def answer(self: "Operations", *args: P.args, **kwargs: P.kwargs) -> ResultT:
+    async def answer(self: SelfT, *args: P.args, **kwargs: P.kwargs) -> ResultT:
         self.metrics.operations.labels(name, "pyfuse3").inc()
         try:
             return await operation(self, *args, **kwargs)
@@ -46,7 +57,7 @@ def _handler(
             code = failure(self.metrics, name, error)
         raise pyfuse3.FUSEError(code)
 
-    return cast("Callable[Concatenate[Operations, P], Coroutine[Any, Any, ResultT]]", answer)
+    return cast("Callable[Concatenate[SelfT, P], Coroutine[Any, Any, ResultT]]", answer)
 
 
 class Operations(pyfuse3.Operations):
@@ -72,7 +83,7 @@ class Operations(pyfuse3.Operations):
         self._xattrs = xattrs
         self.negative_timeout = min(negative_timeout, FOREVER)
         self._on_ready = on_ready
-        self._handles: dict[pyfuse3.FileHandleT, DirectoryHandle | FileHandle] = {}
+        self._handles: dict[pyfuse3.FileHandleT, DirectoryHandle | FileHandle | OpenFile] = {}
         self._next_handle = 1
         self.lists_by_inode: Callable[[], bool] = lambda: False
         """Whether directories come without a handle, as their inode: the lane sees to that."""
@@ -190,7 +201,7 @@ class Operations(pyfuse3.Operations):
         """Close a file."""
         self._handles.pop(fh, None)
 
-    def _keep(self, handle: DirectoryHandle | FileHandle) -> pyfuse3.FileHandleT:
+    def _keep(self, handle: DirectoryHandle | FileHandle | OpenFile) -> pyfuse3.FileHandleT:
         number = pyfuse3.FileHandleT(self._next_handle)
         self._next_handle += 1
         self._handles[number] = handle
@@ -223,6 +234,174 @@ class Operations(pyfuse3.Operations):
         return answer
 
 
+class WritableOperations(Operations):
+    """Answers the kernel from a file system that can be written."""
+
+    _filesystem: NamingFileSystem
+
+    # files -----------------------------------------------------------------------------------
+
+    @_handler
+    async def open(
+        self, inode: pyfuse3.InodeT, flags: pyfuse3.FlagT, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.FileInfo:
+        """Open a file; its pages are those of the inode, which every change here goes through."""
+        handle = self._keep(await self._filesystem.open_file(inode, flags))
+        return pyfuse3.FileInfo(fh=handle, keep_cache=True)
+
+    @_handler
+    async def create(
+        self,
+        parent_inode: pyfuse3.InodeT,
+        name: pyfuse3.FileNameT,
+        mode: pyfuse3.ModeT,
+        flags: pyfuse3.FlagT,
+        ctx: pyfuse3.RequestContext,
+    ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
+        """Make a file and open it."""
+        entry, opened = await self._filesystem.create(parent_inode, name, mode, flags)
+        handle = self._keep(opened)
+        return pyfuse3.FileInfo(fh=handle, keep_cache=True), _entry_attributes(entry)
+
+    @_handler
+    async def read(self, fh: pyfuse3.FileHandleT, off: int, size: int) -> bytes:
+        """Read a range."""
+        return cast("bytes", await self._filesystem.read_file(self._opened(fh), off, size))
+
+    @_handler
+    async def write(self, fh: pyfuse3.FileHandleT, off: int, buf: bytes) -> int:
+        """Write a range to the local disk."""
+        handle = self._opened(fh)
+        assert isinstance(handle, OpenFile), "the kernel writes to what it opened for writing"
+        return await self._filesystem.write(handle, off, buf)
+
+    @_handler
+    async def flush(self, fh: pyfuse3.FileHandleT) -> None:
+        """Commit: a file descriptor is closed. Its error is that of `close`."""
+        await self._filesystem.flush(self._opened(fh))
+
+    @_handler
+    async def fsync(self, fh: pyfuse3.FileHandleT, datasync: bool) -> None:
+        """Commit."""
+        await self._filesystem.flush(self._opened(fh))
+
+    @_handler
+    async def fsyncdir(self, fh: pyfuse3.FileHandleT, datasync: bool) -> None:
+        """Do nothing: changes of names are in the store when they return."""
+
+    async def release(self, fh: pyfuse3.FileHandleT) -> None:
+        """Close a file for good; nobody hears of an error any more."""
+        handle = self._handles.pop(fh, None)
+        if isinstance(handle, FileHandle | OpenFile):
+            await self._release(handle)
+
+    @_handler
+    async def _release(self, handle: FileHandle | OpenFile) -> None:
+        await self._filesystem.release(handle)
+
+    def _opened(self, fh: pyfuse3.FileHandleT) -> FileHandle | OpenFile:
+        handle = self._handles[fh]
+        assert isinstance(handle, FileHandle | OpenFile), "the kernel uses a file it opened"
+        return handle
+
+    @_handler
+    async def setattr(
+        self,
+        inode: pyfuse3.InodeT,
+        attr: pyfuse3.EntryAttributes,
+        fields: pyfuse3.SetattrFields,
+        fh: pyfuse3.FileHandleT | None,
+        ctx: pyfuse3.RequestContext,
+    ) -> pyfuse3.EntryAttributes:
+        """Change size, mode, owner or time; the time of the last access is kept nowhere."""
+        changes = Changes(
+            size=attr.st_size if fields.update_size else None,
+            mode=stat.S_IMODE(attr.st_mode) if fields.update_mode else None,
+            mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
+            uid=attr.st_uid if fields.update_uid else None,
+            gid=attr.st_gid if fields.update_gid else None,
+        )
+        handle = self._handles.get(fh) if fh is not None else None
+        opened = handle if isinstance(handle, OpenFile) else None
+        return _attributes(await self._filesystem.setattr(inode, changes, opened))
+
+    # names -----------------------------------------------------------------------------------
+
+    @_handler
+    async def unlink(
+        self, parent_inode: pyfuse3.InodeT, name: pyfuse3.FileNameT, ctx: pyfuse3.RequestContext
+    ) -> None:
+        """Remove a file."""
+        await self._filesystem.unlink(parent_inode, name)
+
+    @_handler
+    async def mkdir(
+        self,
+        parent_inode: pyfuse3.InodeT,
+        name: pyfuse3.FileNameT,
+        mode: pyfuse3.ModeT,
+        ctx: pyfuse3.RequestContext,
+    ) -> pyfuse3.EntryAttributes:
+        """Make a directory."""
+        return _entry_attributes(await self._filesystem.mkdir(parent_inode, name, mode))
+
+    @_handler
+    async def rmdir(
+        self, parent_inode: pyfuse3.InodeT, name: pyfuse3.FileNameT, ctx: pyfuse3.RequestContext
+    ) -> None:
+        """Remove an empty directory."""
+        await self._filesystem.rmdir(parent_inode, name)
+
+    @_handler
+    async def rename(
+        self,
+        parent_inode_old: pyfuse3.InodeT,
+        name_old: pyfuse3.FileNameT,
+        parent_inode_new: pyfuse3.InodeT,
+        name_new: pyfuse3.FileNameT,
+        flags: pyfuse3.FlagT,
+        ctx: pyfuse3.RequestContext,
+    ) -> None:
+        """Rename a file or a directory."""
+        await self._filesystem.rename(parent_inode_old, name_old, parent_inode_new, name_new, flags)
+
+    # what objects cannot be ------------------------------------------------------------------
+
+    @_handler
+    async def symlink(
+        self,
+        parent_inode: pyfuse3.InodeT,
+        name: pyfuse3.FileNameT,
+        target: pyfuse3.FileNameT,
+        ctx: pyfuse3.RequestContext,
+    ) -> pyfuse3.EntryAttributes:
+        """Refuse: EPERM, as link(2) and symlink(2) say of file systems without."""
+        raise NotPermitted("there are no symbolic links in a bucket")
+
+    @_handler
+    async def link(
+        self,
+        inode: pyfuse3.InodeT,
+        new_parent_inode: pyfuse3.InodeT,
+        new_name: pyfuse3.FileNameT,
+        ctx: pyfuse3.RequestContext,
+    ) -> pyfuse3.EntryAttributes:
+        """Refuse."""
+        raise NotPermitted("there are no hard links in a bucket")
+
+    @_handler
+    async def mknod(
+        self,
+        parent_inode: pyfuse3.InodeT,
+        name: pyfuse3.FileNameT,
+        mode: pyfuse3.ModeT,
+        rdev: int,
+        ctx: pyfuse3.RequestContext,
+    ) -> pyfuse3.EntryAttributes:
+        """Refuse."""
+        raise NotPermitted("there are no devices, pipes and sockets in a bucket")
+
+
 class PyfuseKernel:
     """Tells the kernel through pyfuse3, which sends from a thread of its own."""
 
@@ -234,6 +413,20 @@ class PyfuseKernel:
 
     def invalidate_directory(self, ino: int) -> None:
         """Nothing to do: without the lane the kernel keeps no listings."""
+
+    async def invalidated(self, parent: int, name: bytes) -> None:
+        """See `filesystem.writing.WaitingKernel`.
+
+        The call waits for the directory's lock. Whoever holds it may wait for the file that is
+        being closed or synced here, so after a while the thread is left to itself.
+        """
+
+        def invalidate() -> None:
+            with suppress(OSError):  # the kernel does not know the name
+                pyfuse3.invalidate_entry(pyfuse3.InodeT(parent), pyfuse3.FileNameT(name))
+
+        with trio.move_on_after(INVALIDATE_SECONDS):
+            await trio.to_thread.run_sync(invalidate, abandon_on_cancel=True)
 
 
 async def serve(operations: Operations, mountpoint: str, options: set[str]) -> None:

@@ -6,7 +6,7 @@ and is served; any other one is answered with a redirect to this same address, a
 Two paths are ours and not AIStore's, both under `/-/`:
 
     GET /-/requests    counts since the start, as JSON: list_page, list_buckets, head_bucket,
-                       bucket_change, redirect, get, get_bytes, get_member, head, put, put_bytes,
+                       bucket_change, redirect, get, get_bytes, get_member, head, put, part, put_bytes,
                        append, delete, rename, patch, copy, batch, health, cluster, refused
                        (error replies). `get` counts data requests, whole or ranged; `get_bytes` the
                        bytes their replies announced.
@@ -21,6 +21,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from aisfs.server.appends import Appends
+from aisfs.server.batches import Batches
 from aisfs.server.buckets import Buckets, check_provider
 from aisfs.server.cluster import Cluster
 from aisfs.server.counters import Counters
@@ -40,6 +41,7 @@ from aisfs.server.exchange import (
 from aisfs.server.failures import Failure, NotAllowed, no_object, text_of, unsupported
 from aisfs.server.jobs import Jobs
 from aisfs.server.objects import Objects, check_key
+from aisfs.server.parts import Parts
 from aisfs.server.storage import Storage
 
 log = logging.getLogger(__name__)
@@ -80,6 +82,8 @@ class Server:
         node = self._cluster.node_id
         self._objects = Objects(self._storage, node)
         self._appends = Appends(self._storage, self._objects, node)
+        self._parts = Parts(self._storage, self._objects)
+        self._batches = Batches(self._storage, self._cluster.proxy_id)
         jobs = Jobs(self._storage, self._objects, self._cluster)
         self._buckets = Buckets(self._storage, self._cluster, jobs, self.counters)
 
@@ -142,9 +146,12 @@ class Server:
                 return self._object(request, text_of(bucket), key)
             case "buckets":
                 return self._buckets.serve(request, text_of(rest).strip("/"))
-        return self._rest(request, name)
+        return self._rest(request, name, text_of(rest))
 
-    def _rest(self, request: Request, name: str) -> Reply:
+    def _rest(self, request: Request, name: str, rest: str) -> Reply:
+        if name == "ml":
+            self.counters.add("batch" if request.marked else "redirect")
+            return self._batches.serve(request, rest)
         self.counters.add("cluster")
         if name in ("daemon", "cluster") and request.method == "GET":
             return self._cluster.what(request)
@@ -197,7 +204,7 @@ class Server:
                 return self._put(request, name, key)
             case "DELETE":
                 if "uploadId" in request.query:
-                    raise unsupported("multipart upload")
+                    return self._parts.abort(request, bucket, key)
                 count("delete")
                 return self._objects.delete(request, bucket, key)
             case "PATCH":
@@ -208,7 +215,9 @@ class Server:
     def _put(self, request: Request, name: str, key: bytes) -> Reply:
         bucket, query, count = self._storage.bucket(name), request.query, self.counters.add
         if "uploadId" in query:
-            raise unsupported("multipart upload")
+            count("part")
+            count("put_bytes", int(request.environ.get("CONTENT_LENGTH") or 0))
+            return self._parts.put(request, bucket, key)
         if "etl_name" in query:
             raise unsupported("ETL")
         if to := query.get("object_to"):
@@ -226,21 +235,27 @@ class Server:
 
     def _post(self, request: Request, name: str, key: bytes) -> Reply:
         message, bucket = request.action(), self._storage.bucket(name)
+        if message.get("action") == "mpt-complete":
+            return self._parts.complete(request, message.get("value"), bucket, key)
         match message.get("action"):
             case "rename-obj":
                 self.counters.add("rename")
                 return self._objects.rename(bucket, key, str(message.get("name") or ""))
             case "check-lock":
                 return self._objects.lock_state(bucket, key)
-            case "mpt-upload" | "mpt-complete" | "blob-download" | "promote" as action:
+            case "mpt-upload":
+                return self._parts.start(bucket, key)
+            case "blob-download" | "promote" as action:
                 raise unsupported(f"action {action}")
             case action:
                 raise Failure(400, f'invalid action "{action}"')
 
     def _redirect(self, request: Request) -> Reply:
         """Send the client to the target, which is this same listener."""
-        # A client that does not wait for the answer would lose its connection otherwise.
-        request.drain()
+        # A client that does not wait for the answer would lose its connection otherwise. One that
+        # wants it closed may not even mean to send the body here; Go does not read it then either.
+        if request.header("Connection").lower() != "close":
+            request.drain()
         self.counters.add("redirect")
         # The path is written anew, as Go does: `%2B` comes back as a plus sign.
         path = quote(request.raw_path, safe="/$&+,:;=@~")

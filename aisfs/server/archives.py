@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 from aisfs.server.failures import Failure, text_of, unsupported, uri_of
 
@@ -246,8 +246,13 @@ def append_member(
     if form is Format.TAR:
         if source is not None:
             shutil.copyfile(source, target)
-        with tarfile.open(target, "a" if source else "w", format=tarfile.PAX_FORMAT) as tar:
+        mode: Literal["a", "w"] = "a" if source else "w"
+        target.touch()
+        with target.open("r+b") as grown:
+            tar = tarfile.open(fileobj=grown, mode=mode, format=tarfile.PAX_FORMAT)  # noqa: SIM115
             tar.addfile(info, io.BytesIO(content))
+            # Not closed: Go ends a tar with two blocks, and leaves zeros that follow alone.
+            grown.write(bytes(1024))
         return
     with tarfile.open(target, "w:gz", format=tarfile.PAX_FORMAT) as tar:
         if source is not None:

@@ -196,7 +196,7 @@ def error_reply(failure: Failure, request: Request, node_id: str) -> Reply:
     document = {
         **({"tcode": failure.tcode} if failure.tcode else {}),
         "message": failure.message.replace("{node}", node_id).replace("{role}", role),
-        "method": request.method,
+        "method": failure.method or request.method,
         "url_path": request.path,
         "remote_addr": request.remote,
         "caller": "",

@@ -21,6 +21,7 @@ PAGE = 10_000
 """AIStore's page size for its own buckets, used when the request names none."""
 ARCHIVE_CONTENTS, NAME_ONLY, NOT_CACHED, NO_RECURSION, DIFF = 8, 16, 512, 2048, 4096
 CACHED, MEMBER, DIRECTORY, ARCHIVE = 64, 128, 256, 512
+CHUNKED = 8192
 _CONTROL = re.compile(rb"[\x00-\x1f]")
 _UUID = re.compile(r"[A-Za-z0-9_-]{7,64}")
 _KNOWN_ONLY_FROM_RECORDS = frozenset({"version", "checksum", "custom"})
@@ -155,7 +156,7 @@ class Lister:
             props = {"name"}
         bare = props <= {"name", "cached", "status"} and not flags & ARCHIVE_CONTENTS
         records = None
-        if keys and props & _KNOWN_ONLY_FROM_RECORDS:
+        if keys and (props & _KNOWN_ONLY_FROM_RECORDS or bucket.records.has_chunks):
             records = bucket.records.between(keys[0], keys[-1])
         entries: list[Entry | PackedEntry] = []
         for key in keys:
@@ -186,7 +187,7 @@ class Lister:
         props: set[str],
         time_format: str,
     ) -> Entry | PackedEntry:
-        fields: dict[str, Any] = {"flags": CACHED}
+        fields: dict[str, Any] = {"flags": CACHED | (CHUNKED if found.record.chunks else 0)}
         if "size" in props and found.size:
             fields["size"] = found.size if kind is PackedEntry else str(found.size)
         if "version" in props:

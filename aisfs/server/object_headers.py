@@ -22,6 +22,11 @@ def attributes(found: Found) -> Headers:
     return headers
 
 
+def chunk_headers(count: int, largest: int) -> Headers:
+    """Say in what parts an object was uploaded."""
+    return [("Ais-Chunks-Count", str(count)), ("Ais-Chunks-Max-Chunk-Size", str(largest))]
+
+
 def custom_pairs(request: Request) -> dict[str, str]:
     """Read the custom metadata of a PUT; one pair per header line."""
     raw = request.header("Ais-Custom-Md")

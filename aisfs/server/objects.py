@@ -12,7 +12,7 @@ from aisfs.server import archives, failures
 from aisfs.server.checksums import HASHERS
 from aisfs.server.exchange import HeldFile, Reply, Request, base36
 from aisfs.server.failures import Failure, Headers, uri_of
-from aisfs.server.object_headers import attributes, custom_pairs, parse_range
+from aisfs.server.object_headers import attributes, chunk_headers, custom_pairs, parse_range
 from aisfs.server.properties import checksum_type, range_checksums, versioned
 from aisfs.server.records import Record
 from aisfs.server.storage import Bucket, Found, Storage, write_out
@@ -113,14 +113,13 @@ class Objects:
             case "last-modified":
                 return [("Last-Modified", formatdate(found.mtime_ns // 10**9, usegmt=True))]
             case "etag":
-                if record.checksum_type == "md5":
-                    return [("Etag", f'"{record.checksum}"')]
-                mark = record.checksum or record.version
-                return [("Etag", f'"v1-{mark}-{base36(found.mtime_ns)}"')]
+                return [("Etag", _etag(found))]
             case "copies":
                 return [("Ais-Mirror-Copies", "1"), ("Ais-Mirror-Paths", "/")]
             case "location":
                 return [("Ais-Location", f"t[{self._node_id}]:mp[/]")]
+            case "chunked" if record.chunks:
+                return chunk_headers(*record.chunks)
         return []
 
     # GET
@@ -291,6 +290,7 @@ class Objects:
         custom: dict[str, str],
         *,
         fresh: bool = False,
+        chunks: tuple[int, int] | None = None,
     ) -> Found:
         """Make a work file the next version of an object.
 
@@ -305,6 +305,7 @@ class Objects:
                 kind if checksum else "",
                 checksum,
                 {**(known.custom if known else {}), **custom},
+                chunks,
             )
             return self._storage.commit(bucket, key, work, record, old)
 
@@ -351,6 +352,13 @@ class Objects:
         check_key(new_key)
         self._storage.copy(bucket, key, target, new_key)
         return Reply()
+
+
+def _etag(found: Found) -> str:
+    record = found.record
+    if record.checksum_type == "md5":
+        return f'"{record.checksum}"'
+    return f'"v1-{record.checksum or record.version}-{base36(found.mtime_ns)}"'
 
 
 def _check_member_request(path: str, mode: str, asked: str) -> None:

@@ -22,7 +22,7 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS objects (
     key BLOB NOT NULL, size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, version TEXT NOT NULL,
     checksum_type TEXT NOT NULL, checksum TEXT NOT NULL, custom TEXT NOT NULL,
-    PRIMARY KEY (key, size, mtime_ns)) WITHOUT ROWID;
+    chunks TEXT NOT NULL DEFAULT '', PRIMARY KEY (key, size, mtime_ns)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS bucket (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """
 
@@ -35,6 +35,8 @@ class Record:
     checksum_type: str = ""
     checksum: str = ""
     custom: dict[str, str] = field(default_factory=dict)
+    chunks: tuple[int, int] | None = None
+    """Number and largest size of the parts it was uploaded in."""
 
 
 class Records:
@@ -45,6 +47,7 @@ class Records:
         self._lock = threading.Lock()
         self._opened: sqlite3.Connection | None = None
         self._properties: dict[str, Any] | None = None
+        self._has_chunks: bool | None = None
 
     def find(self, key: bytes, size: int, mtime_ns: int) -> Record | None:
         """Give the record of exactly this file, or None when nothing is known of it."""
@@ -52,7 +55,7 @@ class Records:
             if (db := self._reader()) is None:
                 return None
             row = db.execute(
-                "SELECT version, checksum_type, checksum, custom FROM objects"
+                "SELECT version, checksum_type, checksum, custom, chunks FROM objects"
                 " WHERE key = ? AND size = ? AND mtime_ns = ?",
                 (key, size, mtime_ns),
             ).fetchone()
@@ -64,11 +67,22 @@ class Records:
             if (db := self._reader()) is None:
                 return {}
             rows = db.execute(
-                "SELECT key, size, mtime_ns, version, checksum_type, checksum, custom FROM objects"
+                "SELECT key, size, mtime_ns, version, checksum_type, checksum, custom, chunks"
+                " FROM objects"
                 " WHERE key >= ? AND key <= ?",
                 (first, last),
             ).fetchall()
         return {(row[0], row[1], row[2]): _record(row[3:]) for row in rows}
+
+    @property
+    def has_chunks(self) -> bool:
+        """Whether any object of the bucket may have been uploaded in parts."""
+        with self._lock:
+            if self._has_chunks is None:
+                db = self._reader()
+                query = "SELECT 1 FROM objects WHERE chunks != '' LIMIT 1"
+                self._has_chunks = db is not None and db.execute(query).fetchone() is not None
+            return self._has_chunks
 
     def store(
         self,
@@ -85,13 +99,14 @@ class Records:
         custom = json.dumps(record.custom) if record.custom else ""
         old_size, old_mtime = keep or (-1, -1)
         with self._lock, self._writer() as db:
+            self._has_chunks = True if record.chunks else self._has_chunks
             db.execute("BEGIN IMMEDIATE")
             db.execute(
                 "DELETE FROM objects WHERE key = ? AND NOT (size = ? AND mtime_ns = ?)",
                 (key, old_size, old_mtime),
             )
             db.execute(
-                "INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?, ?, ?, ?)",
+                "INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     key,
                     size,
@@ -100,6 +115,7 @@ class Records:
                     record.checksum_type,
                     record.checksum,
                     custom,
+                    json.dumps(record.chunks) if record.chunks else "",
                 ),
             )
 
@@ -175,12 +191,21 @@ class Records:
             # The page cache survives kill -9; only a power cut may lose the last commits.
             db.execute("PRAGMA synchronous = OFF")
             db.executescript(_SCHEMA)
+            columns = {row[1] for row in db.execute("PRAGMA table_info(objects)")}
+            if "chunks" not in columns:  # made before uploads in parts were known
+                db.execute("ALTER TABLE objects ADD COLUMN chunks TEXT NOT NULL DEFAULT ''")
         except sqlite3.DatabaseError:
             db.close()
             raise
         return db
 
 
-def _record(row: tuple[str, str, str, str]) -> Record:
-    version, checksum_type, checksum, custom = row
-    return Record(version, checksum_type, checksum, json.loads(custom) if custom else {})
+def _record(row: tuple[str, str, str, str, str]) -> Record:
+    version, checksum_type, checksum, custom, chunks = row
+    return Record(
+        version,
+        checksum_type,
+        checksum,
+        json.loads(custom) if custom else {},
+        tuple(json.loads(chunks)) if chunks else None,
+    )

@@ -220,6 +220,8 @@ class Storage:
             raise failures.no_bucket(bucket.name)
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
+        except FileNotFoundError:
+            return  # a directory above was just removed, being empty: the caller tries again
         except (FileExistsError, NotADirectoryError) as error:
             message = "destination contains an object in its path"
             raise Failure(400, message, "ErrMv") from error

@@ -15,27 +15,32 @@ import logging
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import trio
 
+from aisfs.core.names import check_new_key, check_new_member, check_new_shard
 from aisfs.errors import (
-    AccessDenied,
-    AisfsError,
     BucketNotFound,
     InvalidName,
-    NameTooLong,
+    IsADirectory,
+    NotADirectory,
     NotFound,
-    ProtocolError,
     Stale,
-    Unavailable,
+    Unsupported,
 )
-from aisfs.model import Bucket, ObjectInfo, Page, Provider
-from aisfs.store.port import Sink
+from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo, Page, Provider
+from aisfs.store import local_writing
+from aisfs.store.content import FileContent
+from aisfs.store.custom import decode_custom, encode_custom, stamp_of
+from aisfs.store.local_errors import error_of, os_errors, writing_errors
+from aisfs.store.port import Content, Progress, Sink
+from aisfs.store.tar_append import append_to_tar
 
 T = TypeVar("T")
 
@@ -84,7 +89,7 @@ class LocalStore:
 
         def work() -> ObjectInfo:
             with self._open(bucket, key) as descriptor:
-                return _info(key, os.fstat(descriptor))
+                return _described(key, descriptor)
 
         return await self._run(work)
 
@@ -100,7 +105,7 @@ class LocalStore:
                 _check_version(descriptor, bucket, expected)
                 done = 0
                 while done < len(buffer):
-                    with _os_errors(f"{bucket}/{expected.key}"):
+                    with os_errors(f"{bucket}/{expected.key}"):
                         got = os.preadv(descriptor, [buffer[done:]], start + done)
                     if not got:
                         break
@@ -118,7 +123,7 @@ class LocalStore:
                 buffer = memoryview(bytearray(min(_PIECE, expected.size or 1)))
                 done = 0
                 while done < expected.size:
-                    with _os_errors(f"{bucket}/{expected.key}"):
+                    with os_errors(f"{bucket}/{expected.key}"):
                         got = os.preadv(descriptor, [buffer[: expected.size - done]], done)
                     if not got:
                         break
@@ -127,6 +132,99 @@ class LocalStore:
                 _check_version(descriptor, bucket, expected)
 
         await self._run(work)
+
+    async def upload(
+        self,
+        bucket: Bucket,
+        key: str,
+        content: Content,
+        *,
+        custom: Mapping[str, str] = NO_CUSTOM,
+        progress: Progress | None = None,
+    ) -> ObjectInfo:
+        """Write one file whole, or not at all."""
+        encode_custom(custom, "")
+
+        def write(descriptor: int) -> None:
+            local_writing.write_content(descriptor, content, progress)
+
+        return await self._run(partial(self._publish, bucket, key, write, custom))
+
+    async def remove(self, bucket: Bucket, key: str) -> None:
+        """Delete one file."""
+
+        def work() -> None:
+            with self._open(bucket, key), os_errors(f"{bucket}/{key}"):
+                local_writing.remove(self._root, self._path(bucket, key))
+
+        await self._run(work)
+
+    async def copy(self, bucket: Bucket, key: str, to_bucket: Bucket, new_key: str) -> ObjectInfo:
+        """Copy a file."""
+        if (bucket, key) == (to_bucket, new_key):
+            raise ValueError(f"{bucket}/{key}: copied onto itself")
+
+        def work() -> ObjectInfo:
+            with self._open(bucket, key) as descriptor:
+                info = _described(key, descriptor)
+                content = FileContent(descriptor, info.size, f"{bucket}/{key}")
+                write = partial(local_writing.write_content, content=content)
+                return self._publish(to_bucket, new_key, write, info.custom)
+
+        return await self._run(work)
+
+    async def rename(self, bucket: Bucket, key: str, new_key: str) -> ObjectInfo:
+        """Give a file another name."""
+        if key == new_key:
+            raise ValueError(f"{bucket}/{key}: renamed to itself")
+
+        def work() -> ObjectInfo:
+            with self._open(bucket, key) as descriptor:
+                new_path = self._new_path(bucket, new_key)
+                with writing_errors(f"{bucket}/{new_key}"):
+                    local_writing.move(self._root, self._path(bucket, key), new_path)
+                return _described(new_key, descriptor)
+
+        return await self._run(work)
+
+    async def append_member(
+        self, bucket: Bucket, key: str, member: str, content: Content
+    ) -> ObjectInfo:
+        """Add a member to the end of a tar, as a new file in place of the old."""
+        check_new_shard(bucket, key)
+        check_new_member(member)
+
+        def write(descriptor: int, old: int | None) -> None:
+            if old is not None:
+                whole = FileContent(old, os.fstat(old).st_size, f"{bucket}/{key}")
+                local_writing.write_content(descriptor, whole)
+            with os.fdopen(descriptor, "r+b", closefd=False) as file:
+                append_to_tar(file, f"{bucket}/{key}", member, content)
+
+        def work() -> ObjectInfo:
+            try:
+                with self._open(bucket, key) as old:
+                    return self._publish(bucket, key, partial(write, old=old), NO_CUSTOM)
+            except BucketNotFound:
+                raise
+            except NotFound:
+                return self._publish(bucket, key, partial(write, old=None), NO_CUSTOM)
+
+        return await self._run(work)
+
+    async def set_custom(
+        self, bucket: Bucket, expected: ObjectInfo, custom: Mapping[str, str]
+    ) -> ObjectInfo:
+        """Replace the custom metadata of the content `expected`, where the disk keeps any."""
+        text = encode_custom(custom, stamp_of(expected))
+
+        def work() -> ObjectInfo:
+            with self._open(bucket, expected.key) as descriptor:
+                if expected.same_content(_info(expected.key, os.fstat(descriptor))):
+                    local_writing.write_attribute(descriptor, f"{bucket}/{expected.key}", text)
+                return _described(expected.key, descriptor)
+
+        return await self._run(work)
 
     async def aclose(self) -> None:
         """Do nothing; files are open only during calls."""
@@ -137,8 +235,51 @@ class LocalStore:
 
     # In worker threads ------------------------------------------------------------------------
 
+    def _publish(
+        self, bucket: Bucket, key: str, write: Callable[[int], None], custom: Mapping[str, str]
+    ) -> ObjectInfo:
+        path, subject = self._new_path(bucket, key), f"{bucket}/{key}"
+        info = ObjectInfo(key, 0)
+
+        def write_all(descriptor: int) -> None:
+            nonlocal info
+            write(descriptor)
+            info = _info(key, os.fstat(descriptor))
+            if custom:
+                text = encode_custom(custom, stamp_of(info))
+                try:
+                    local_writing.write_attribute(descriptor, subject, text)
+                    info = replace(info, custom=dict(custom))
+                except Unsupported as error:
+                    log.debug("%s", error)
+
+        with writing_errors(subject):
+            local_writing.publish(self._root, path, write_all)
+        return info
+
+    def _new_path(self, bucket: Bucket, key: str) -> bytes:
+        """Find where a file of this key is to be written; whatever hides there is not replaced."""
+        check_new_key(bucket, key)
+        path, subject = self._path(bucket, key), f"{bucket}/{key}"
+        with writing_errors(subject):
+            self._check_bucket(bucket)
+            folder = os.path.dirname(path)
+            if os.path.realpath(folder) != folder:
+                raise NotADirectory(f"{subject}: a part of the path is a symbolic link")
+            try:
+                mode = os.lstat(path).st_mode
+            except FileNotFoundError:
+                return path
+            if stat.S_ISLNK(mode) and self._is_within(os.path.realpath(path)):
+                mode = os.stat(path).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectory(f"{subject}: is a directory")
+        if not stat.S_ISREG(mode):
+            raise Unsupported(f"{subject}: something that is no file has this name")
+        return path
+
     def _list(self, bucket: Bucket, prefix: str, token: str, page_size: int) -> Page:
-        with _os_errors(f"{bucket}/{prefix}"):
+        with os_errors(f"{bucket}/{prefix}"):
             self._check_bucket(bucket)
             folder = self._folder(bucket, prefix)
             if folder is None:
@@ -148,6 +289,7 @@ class LocalStore:
                 found = {
                     entry.name + b"/" if entry.is_dir(follow_symlinks=False) else entry.name: entry
                     for entry in entries
+                    if not entry.name.startswith(local_writing.UNFINISHED)
                 }
         start, last = _raw(bucket, prefix), _raw(bucket, token)
         page = Page([], [], "")
@@ -185,13 +327,13 @@ class LocalStore:
             if not entry.is_symlink() or self._is_within(os.path.realpath(entry.path)):
                 result = entry.stat()
                 if stat.S_ISREG(result.st_mode):
-                    return _info(key, result)
+                    return _with_custom(_info(key, result), entry.path)
         except FileNotFoundError:
             if not entry.is_symlink():
                 return None
         except OSError as error:
             if error.errno != errno.ELOOP:
-                raise _error_of(f"{self.bucket}/{key}", error) from error
+                raise error_of(f"{self.bucket}/{key}", error) from error
         with self._lock:
             known = entry.path in self._hidden
             self._hidden.add(entry.path)
@@ -203,7 +345,7 @@ class LocalStore:
     def _open(self, bucket: Bucket, key: str) -> Iterator[int]:
         subject = f"{bucket}/{key}"
         path = self._path(bucket, key)
-        with _os_errors(subject):
+        with os_errors(subject):
             self._check_bucket(bucket)
             # The way there must be free of links, as no listing leads through one; the last step
             # may be one. What it leads to is opened as no link itself, should it be swapped now.
@@ -225,6 +367,8 @@ class LocalStore:
         parts = raw.split(b"/")
         if b"\0" in raw or not raw or not {b".", b".."}.isdisjoint(parts):
             raise InvalidName(f"{bucket}: {key!r} is not a name of an object")
+        if any(part.startswith(local_writing.UNFINISHED) for part in parts):
+            raise InvalidName(f"{bucket}: {key!r}: aisfs itself uses such names")
         if b"" in parts:
             # The system would read `a//b` as `a/b`, a second name for the same file.
             raise NotFound(f"{bucket}/{key}: no such object")
@@ -250,28 +394,15 @@ def _info(key: str, result: os.stat_result) -> ObjectInfo:
     return ObjectInfo(key, result.st_size, version, mtime_ns=result.st_mtime_ns)
 
 
+def _described(key: str, descriptor: int) -> ObjectInfo:
+    return _with_custom(_info(key, os.fstat(descriptor)), descriptor)
+
+
+def _with_custom(info: ObjectInfo, file: int | bytes) -> ObjectInfo:
+    text = local_writing.read_attribute(file)
+    return replace(info, custom=decode_custom(text, info)) if text else info
+
+
 def _check_version(descriptor: int, bucket: Bucket, expected: ObjectInfo) -> None:
     if not expected.same_content(_info(expected.key, os.fstat(descriptor))):
         raise Stale(f"{bucket}/{expected.key}: the file changed")
-
-
-@contextmanager
-def _os_errors(subject: str) -> Iterator[None]:
-    """Turn the system's errors into ours. No sink is called in the block."""
-    try:
-        yield
-    except OSError as error:
-        raise _error_of(subject, error) from error
-
-
-def _error_of(subject: str, error: OSError) -> AisfsError:
-    kind: type[AisfsError] = Unavailable
-    if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
-        kind = NotFound
-    elif error.errno in (errno.EACCES, errno.EPERM):
-        kind = AccessDenied
-    elif error.errno == errno.EIO:
-        kind = ProtocolError  # a broken disk: trying again would only wait
-    elif error.errno == errno.ENAMETOOLONG:
-        kind = NameTooLong
-    return kind(f"{subject}: {error.strerror}")

@@ -5,16 +5,24 @@ bytewise, names may be object and directory at once. What tests need besides: co
 as small as wanted, and a hook that is awaited before each call to delay it or make it fail.
 """
 
+import io
 import zlib
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import TypeVar
 
 import trio
 
+from aisfs.core.names import check_new_key, check_new_member, check_new_shard
 from aisfs.errors import BucketNotFound, NotFound, Stale
-from aisfs.model import Bucket, ObjectInfo, Page, Provider
-from aisfs.store.port import Sink
+from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo, Page, Provider
+from aisfs.store.custom import encode_custom
+from aisfs.store.port import Content, Progress, Sink
+from aisfs.store.tar_append import append_to_tar
+
+T = TypeVar("T")
 
 Hook = Callable[[str, Bucket | None, str], Awaitable[None]]
 """Awaited with the method's name, the bucket and the key or prefix; what it raises, the call raises."""
@@ -59,7 +67,7 @@ class MemoryStore:
             page_size: Most entries of a page, whatever the caller asks for.
             piece_size: Most bytes a sink gets at once.
             hook: See `Hook`; may be replaced at any time.
-            sink_in_thread: Call sinks in a worker thread, as the port says. A MockClock that
+            sink_in_thread: Call sinks, and read contents, in a worker thread, as the port says. A MockClock that
                 jumps takes a wait for a thread for idleness: say False there.
         """
         self.page_size = page_size
@@ -70,6 +78,8 @@ class MemoryStore:
         """Calls by name of the method, failed ones included."""
         self.bytes_read = 0
         """Bytes handed out by `read_range` and `stream`."""
+        self.bytes_written = 0
+        """Bytes taken in by `upload`."""
         self.closed = False
         self._buckets: dict[Bucket, _Contents] = {}
 
@@ -173,9 +183,88 @@ class MemoryStore:
                 sink(piece)
             self.bytes_read += len(piece)
 
+    async def upload(
+        self,
+        bucket: Bucket,
+        key: str,
+        content: Content,
+        *,
+        custom: Mapping[str, str] = NO_CUSTOM,
+        progress: Progress | None = None,
+    ) -> ObjectInfo:
+        """Write one object whole, or not at all."""
+        check_new_key(bucket, key)
+        encode_custom(custom, "")
+        await self._enter("upload", bucket, key)
+        self._contents(bucket)
+        data = await self._in_thread(lambda: _bytes_of(content, self.piece_size, progress))
+        self.bytes_written += len(data)
+        return self._write(bucket, key, data, custom)
+
+    async def remove(self, bucket: Bucket, key: str) -> None:
+        """Delete one object."""
+        await self._enter("remove", bucket, key)
+        self._object(bucket, key)
+        self.delete(bucket, key)
+
+    async def copy(self, bucket: Bucket, key: str, to_bucket: Bucket, new_key: str) -> ObjectInfo:
+        """Copy an object."""
+        if (bucket, key) == (to_bucket, new_key):
+            raise ValueError(f"{bucket}/{key}: copied onto itself")
+        check_new_key(to_bucket, new_key)
+        await self._enter("copy", bucket, key)
+        info, data = self._object(bucket, key)
+        self._contents(to_bucket)
+        return self._write(to_bucket, new_key, data, info.custom)
+
+    async def rename(self, bucket: Bucket, key: str, new_key: str) -> ObjectInfo:
+        """Give an object another name."""
+        if key == new_key:
+            raise ValueError(f"{bucket}/{key}: renamed to itself")
+        check_new_key(bucket, new_key)
+        await self._enter("rename", bucket, key)
+        info, data = self._object(bucket, key)
+        self.delete(bucket, key)
+        return self._write(bucket, new_key, data, info.custom)
+
+    async def append_member(
+        self, bucket: Bucket, key: str, member: str, content: Content
+    ) -> ObjectInfo:
+        """Add a member to the end of a tar."""
+        check_new_shard(bucket, key)
+        check_new_member(member)
+        await self._enter("append_member", bucket, key)
+        old = self._contents(bucket).objects.get(key)
+        file = io.BytesIO(old[1] if old else b"")
+        await self._in_thread(lambda: append_to_tar(file, f"{bucket}/{key}", member, content))
+        return self._write(bucket, key, file.getvalue(), NO_CUSTOM)
+
+    async def set_custom(
+        self, bucket: Bucket, expected: ObjectInfo, custom: Mapping[str, str]
+    ) -> ObjectInfo:
+        """Replace the custom metadata of the content `expected`."""
+        encode_custom(custom, "")
+        await self._enter("set_custom", bucket, expected.key)
+        info, data = self._object(bucket, expected.key)
+        if not expected.same_content(info):
+            return info
+        info = replace(info, custom=dict(custom))
+        self._buckets[bucket].objects[expected.key] = (info, data)
+        return info
+
     async def aclose(self) -> None:
         """Do nothing; there are no connections."""
         self.closed = True
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await trio.to_thread.run_sync(work) if self.sink_in_thread else work()
+
+    def _write(
+        self, bucket: Bucket, key: str, data: bytes, custom: Mapping[str, str]
+    ) -> ObjectInfo:
+        info = replace(self.put(bucket, key, data), custom=dict(custom))
+        self._buckets[bucket].objects[key] = (info, data)
+        return info
 
     async def _enter(self, method: str, bucket: Bucket | None, name: str) -> None:
         self.calls[method] += 1
@@ -200,6 +289,16 @@ class MemoryStore:
         if not expected.same_content(info):
             raise Stale(f"{bucket}/{expected.key}: changed")
         return data
+
+
+def _bytes_of(content: Content, piece_size: int, progress: Progress | None) -> bytes:
+    data = bytearray(content.size)
+    for start in range(0, len(data), piece_size):
+        piece = memoryview(data)[start : start + piece_size]
+        content.read_into(start, piece)
+        if progress:
+            progress(start + len(piece))
+    return bytes(data)
 
 
 def _after(keys: list[bytes], name: bytes) -> int:

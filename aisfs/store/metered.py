@@ -1,19 +1,19 @@
 """A decorator of the port that counts calls, seconds and bytes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import trio
 
 from aisfs.metrics import Metrics
-from aisfs.model import Bucket, ObjectInfo, Page, Provider
-from aisfs.store.port import ObjectStore, Sink
+from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo, Page, Provider
+from aisfs.store.port import Content, Progress, Sink, WritableStore
 
 
 class MeteredStore:
     """Passes every call on and counts it."""
 
-    def __init__(self, inner: ObjectStore, metrics: Metrics) -> None:
+    def __init__(self, inner: WritableStore, metrics: Metrics) -> None:
         """Count the calls of `inner` in `metrics`."""
         self._inner = inner
         self._metrics = metrics
@@ -56,6 +56,52 @@ class MeteredStore:
         with self._timed("stream"):
             await self._inner.stream(bucket, expected, sink)
         self._metrics.bytes_fetched.inc(expected.size)
+
+    async def upload(
+        self,
+        bucket: Bucket,
+        key: str,
+        content: Content,
+        *,
+        custom: Mapping[str, str] = NO_CUSTOM,
+        progress: Progress | None = None,
+    ) -> ObjectInfo:
+        """See `WritableStore`."""
+        with self._timed("upload"):
+            info = await self._inner.upload(bucket, key, content, custom=custom, progress=progress)
+        self._metrics.bytes_sent.inc(content.size)
+        return info
+
+    async def remove(self, bucket: Bucket, key: str) -> None:
+        """See `WritableStore`."""
+        with self._timed("remove"):
+            await self._inner.remove(bucket, key)
+
+    async def copy(self, bucket: Bucket, key: str, to_bucket: Bucket, new_key: str) -> ObjectInfo:
+        """See `WritableStore`."""
+        with self._timed("copy"):
+            return await self._inner.copy(bucket, key, to_bucket, new_key)
+
+    async def rename(self, bucket: Bucket, key: str, new_key: str) -> ObjectInfo:
+        """See `WritableStore`."""
+        with self._timed("rename"):
+            return await self._inner.rename(bucket, key, new_key)
+
+    async def append_member(
+        self, bucket: Bucket, key: str, member: str, content: Content
+    ) -> ObjectInfo:
+        """See `WritableStore`."""
+        with self._timed("append_member"):
+            info = await self._inner.append_member(bucket, key, member, content)
+        self._metrics.bytes_sent.inc(content.size)
+        return info
+
+    async def set_custom(
+        self, bucket: Bucket, expected: ObjectInfo, custom: Mapping[str, str]
+    ) -> ObjectInfo:
+        """See `WritableStore`."""
+        with self._timed("set_custom"):
+            return await self._inner.set_custom(bucket, expected, custom)
 
     async def aclose(self) -> None:
         """See `ObjectStore`."""

@@ -5,10 +5,10 @@ leaves nothing behind: no open request on the server, no thread that still write
 Failures are `aisfs.errors` only; `error.transient` tells whether to try again.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from aisfs.model import Bucket, ObjectInfo, Page, Provider
+from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo, Page, Provider
 
 Sink = Callable[[memoryview], None]
 """Takes the next bytes of a stream, in order. The view is only valid during the call."""
@@ -75,4 +75,138 @@ class ObjectStore(Protocol):
 
     async def aclose(self) -> None:
         """Release connections. Calls in progress fail."""
+        ...
+
+
+class Content(Protocol):
+    """The bytes of an object to be written, readable any number of times and in any order.
+
+    Both methods may be called from several worker threads at once. The bytes must stay the same
+    until the call that was given them has ended; `aisfs.store.content` has the usual kinds.
+    """
+
+    @property
+    def size(self) -> int:
+        """Length in bytes; must not change."""
+        ...
+
+    def read_into(self, start: int, buffer: memoryview) -> None:
+        """Fill `buffer` with the bytes from `start` on; it never reaches beyond `size`.
+
+        Raises:
+            ContentUnreadable: they cannot be had. Any other `AisfsError` comes out likewise.
+        """
+        ...
+
+
+Progress = Callable[[int], None]
+"""Told, in a worker thread, how many bytes of a content were sent so far; a retry begins lower."""
+
+
+class WritableStore(ObjectStore, Protocol):
+    """Buckets of objects, to be read and written.
+
+    What a call reports done is done: the object is in the store, whole, with these bytes. A call
+    that fails leaves the old object, or none; after `Unavailable`, `DeadlineExceeded` and a
+    cancellation it is unknown which of old and new is there, but never a mixture. All calls
+    overwrite what is there; the last one to end wins.
+
+    Names are checked before anything is sent: `InvalidName` or `NameTooLong` for one that a store
+    refuses or would never list (`aisfs.core.names.check_new_key`). Where a store keeps objects
+    as files, `IsADirectory` means that other keys begin with `key/`, and `NotADirectory` that a
+    part of the key's path is an object. `OutOfSpace`, `AccessDenied` and `BucketNotFound` may
+    come from any call.
+
+    Custom metadata belongs to one content: it is gone, in whatever a store says, as soon as
+    anybody writes other bytes. Names are ASCII letters, digits, `-` and `_`, values any text, all
+    of it 1 KiB at most, else ValueError.
+    """
+
+    async def upload(
+        self,
+        bucket: Bucket,
+        key: str,
+        content: Content,
+        *,
+        custom: Mapping[str, str] = NO_CUSTOM,
+        progress: Progress | None = None,
+    ) -> ObjectInfo:
+        """Write one object whole, or not at all, and describe it.
+
+        Args:
+            bucket: The bucket.
+            key: Name of the object.
+            content: Its bytes; large ones are read in several places at once.
+            custom: Its custom metadata; replaces what was there. A store that keeps none
+                writes the object without.
+            progress: See `Progress`.
+
+        Raises:
+            ContentUnreadable: what `content` gave; nothing was changed.
+        """
+        ...
+
+    async def remove(self, bucket: Bucket, key: str) -> None:
+        """Delete one object.
+
+        Raises:
+            NotFound: there is none.
+        """
+        ...
+
+    async def copy(self, bucket: Bucket, key: str, to_bucket: Bucket, new_key: str) -> ObjectInfo:
+        """Copy an object, with its custom metadata, and describe the copy.
+
+        Raises:
+            NotFound: no such object.
+            ValueError: source and destination are the same: the caller's bug.
+        """
+        ...
+
+    async def rename(self, bucket: Bucket, key: str, new_key: str) -> ObjectInfo:
+        """Give an object, with its custom metadata, another name in the same bucket.
+
+        Not atomic everywhere: both names may be there for a while, and after a failure, but
+        never none of them.
+
+        Raises:
+            NotFound: no such object.
+            ValueError: both names are the same: the caller's bug.
+        """
+        ...
+
+    async def append_member(
+        self, bucket: Bucket, key: str, member: str, content: Content
+    ) -> ObjectInfo:
+        """Add a regular file to the end of a tar, which is made when there is none.
+
+        The member has mode 0644 and the time of now. Calls for the same shard must not overlap.
+        Should the shard have a member of that path already, both stay; readers take the last.
+
+        Args:
+            bucket: The bucket.
+            key: Name of the shard; ends in `.tar`, else ValueError.
+            member: Path in the shard; checked like a key.
+            content: Its bytes.
+
+        Returns:
+            The shard as it is now.
+
+        Raises:
+            ShardDamaged: the object is not a tar.
+            Unsupported: the store cannot append this, for example an empty member.
+        """
+        ...
+
+    async def set_custom(
+        self, bucket: Bucket, expected: ObjectInfo, custom: Mapping[str, str]
+    ) -> ObjectInfo:
+        """Replace the custom metadata of the content `expected` and describe the object.
+
+        When the object has other bytes by now, the call may succeed without any effect.
+
+        Raises:
+            NotFound: no such object.
+            Unsupported: the store or the bucket keeps none.
+        """
         ...

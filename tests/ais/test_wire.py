@@ -37,7 +37,7 @@ def test_list_page_request():
         "ais://pets/train/",
         {"Content-Type": "application/json", "Accept": "application/msgpack"},
         b'{"action": "list", "name": "", "value": {"uuid": "", "props": '
-        b'"name,size,version,checksum", "prefix": "train/", "continuation_token": "train/a", '
+        b'"name,size,version,checksum,custom", "prefix": "train/", "continuation_token": "train/a", '
         b'"flags": "2048", "pagesize": 100}}',
     )
 
@@ -74,7 +74,7 @@ def test_head_request_with_namespace():
     bucket = Bucket("b", Provider.AIS, "@rem1#ns")
     request = wire.head_object(bucket, "k")
     assert request.target == (
-        "/v1/objects/b/k?provider=ais&namespace=%40rem1%23ns&props=checksum%2Cversion"
+        "/v1/objects/b/k?provider=ais&namespace=%40rem1%23ns&props=checksum%2Cversion%2Ccustom"
     )
     assert "latest" not in request.target
     assert wire.head_bucket(bucket).target == "/v1/buckets/b?provider=ais&namespace=%40rem1%23ns"
@@ -272,14 +272,18 @@ BUCKET_PROPS = (
 )
 
 
+def test_bucket_without_checksums():
+    text = '{"checksum":{"type":"none"}}'
+    facts = wire.parse_bucket_facts(Reply(200, {"ais-bucket-props": text}))
+    assert facts == BucketFacts(keeps_checksums=False)
+
+
 def test_bucket_facts():
     reply = Reply(200, {"ais-bucket-props": BUCKET_PROPS})
     assert wire.parse_bucket_facts(reply) == BucketFacts(1795224024593828335, "xxhash2", True)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{}", "<html>", '{"created":"x"}', '{"checksum":{"type":"none"}}']
-)
+@pytest.mark.parametrize("text", ["", "{}", "<html>", '{"created":"x"}', '{"checksum":{"type":7}}'])
 def test_bucket_facts_unknown(text):
     assert wire.parse_bucket_facts(Reply(200, {"ais-bucket-props": text})) == BucketFacts()
     assert wire.parse_bucket_facts(Reply(200, {})) == BucketFacts()

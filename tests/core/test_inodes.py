@@ -100,5 +100,19 @@ def test_root_is_never_forgotten():
     assert table.get(ROOT) == "root"
 
 
+def test_what_was_moved_is_forgotten_under_both_names():
+    table = InodeTable("root")
+    number = table.number(b"old")
+    table.remember(number, b"old", "node", 2)
+    table.move(number, b"new", "moved")
+    assert table.number(b"new") == number
+    assert table.number(b"old") != number
+    assert not table.forget(number, 1)
+    assert table.forget(number, 1)
+    assert table.get(number) is None
+    assert table.number(b"old") == number
+    assert table.number(b"new") != number
+
+
 def test_forgetting_the_unknown_is_harmless():
     InodeTable("root").forget(4711, 1)

@@ -9,20 +9,31 @@ import click
 import pytest
 from pydantic import ByteSize, SecretStr
 
-from aisfs.cli import _IGNORED, _KERNEL, cli
-from aisfs.config import CacheSettings, ClusterSettings, TreeSettings, ViewSettings
+from aisfs.cli import cli
+from aisfs.config import (
+    CacheSettings,
+    ClusterSettings,
+    TreeSettings,
+    ViewSettings,
+    WriteSettings,
+)
 from aisfs.errors import ConfigError
+from aisfs.mount_words import _IGNORED, _KERNEL
 from tests.docs.documents import CONFIGURATION, rows, section
 
-SETTINGS = (ClusterSettings, TreeSettings, CacheSettings, ViewSettings)
+SETTINGS = (ClusterSettings, TreeSettings, CacheSettings, ViewSettings, WriteSettings)
 MODES = ("file_mode", "dir_mode")
 COMPUTED = {
     "uid": "who mounts",
     "gid": "who mounts",
     "cache_dir": "the user's cache directory",
     "cache_size": "10GiB or a tenth of the free disk",
+    "staging_dir": "the user's state directory",
+    "staging_size": "half of the free disk",
 }
 """Defaults that depend on the user and the machine."""
+OWN = {"pack": ("key_rule",)}
+"""Options of a command that a setting of mounts has the name of."""
 
 
 def leaves(group: click.Group, before: str = "") -> dict[str, click.Command]:
@@ -79,7 +90,7 @@ def test_defaults_of_options(command: str):
     table = documented(command)
     for name, option in options(command).items():
         said = table[name][1].strip("`")
-        if option.name in fields():
+        if option.name in fields() and option.name not in OWN.get(command, ()):
             assert option.default in (None, click.core.UNSET), f"{name}: config has the default"
             assert said == default_in_words(option.name), name
         elif option.is_flag:
@@ -114,6 +125,14 @@ def test_defaults_that_depend_on_the_machine(tmp_path: Path, monkeypatch: pytest
     for free, limit in ((50 << 30, 5 << 30), (500 << 30, 10 << 30)):
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
         assert CacheSettings.load({"cache_dir": tmp_path}).disk_limit() == limit
+
+
+def test_staging_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    assert WriteSettings.load({}).staging_dir == tmp_path / ".local/state/aisfs/staging"
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=100))
+    assert WriteSettings.load({"staging_dir": tmp_path / "new"}).staging_limit() == 50
 
 
 def test_sizes_are_read_as_told():

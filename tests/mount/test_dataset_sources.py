@@ -155,6 +155,14 @@ def test_relative_local_shards(folder: Path, mountpoint: Path):
         (["--files-from", "/nowhere"], Exit.USAGE, "--files-from /nowhere: No such file"),
         (["--view", "class", "--label", "re:(", "ais://pets"], Exit.USAGE, "--label re:("),
         (["--view", "class", "--image", "", "ais://pets"], Exit.USAGE, "--image ''"),
+        (["--writable", "ais://pets/*.tar"], Exit.USAGE, "--writable: a dataset cannot"),
+        (
+            ["--writable", "--view", "flat", "ais://pets"],
+            Exit.USAGE,
+            "--writable: a dataset cannot",
+        ),
+        (["--writable", "--include", "*.tar", "ais://pets"], Exit.USAGE, "--writable: not with"),
+        (["--writable", "--exclude", "*.tar", "ais://pets"], Exit.USAGE, "--writable: not with"),
     ],
 )
 def test_what_makes_no_dataset_is_one_clear_line(

@@ -1,9 +1,11 @@
 """The embedded server as a process: what AIStore's users and a careful operator rely on."""
 
+import io
 import os
 import socket
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +20,17 @@ from aistore.sdk.archive_config import ArchiveConfig
 from aisfs.errors import ConfigError
 from aisfs.server.run import serve
 from tests.support.servers import REPOSITORY, RunningServer, running_server
+
+
+def tar_of(members: list[tuple[str, bytes]]) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for name, data in members:
+            header = tarfile.TarInfo(name)
+            header.size = len(data)
+            tar.addfile(header, io.BytesIO(data))
+    return file.getvalue()
+
 
 CONFORMANCE = REPOSITORY.parent / "shared" / "ais-conformance" / "check.py"
 
@@ -57,9 +70,11 @@ def list_page(http: requests.Session, server: RunningServer, bucket: str, **valu
 
 
 @pytest.mark.skipif(not CONFORMANCE.exists(), reason=f"{CONFORMANCE} is not there")
-def test_conformance_core(server: RunningServer) -> None:
+@pytest.mark.parametrize("areas", ["core", "multipart", "get-batch"])
+def test_conformance(server: RunningServer, areas: str) -> None:
+    chosen = ["--level", "core"] if areas == "core" else ["--only", areas]
     check = subprocess.run(
-        [sys.executable, str(CONFORMANCE), server.endpoint, "--level", "core"],
+        [sys.executable, str(CONFORMANCE), server.endpoint, *chosen],
         capture_output=True,
         text=True,
         timeout=100,
@@ -94,6 +109,49 @@ def test_the_real_sdk(server: RunningServer, tmp_path: Path) -> None:
     assert [entry.name for entry in bucket.list_all_objects()] == ["dir/data.bin"]
     bucket.delete()
     assert client.cluster().list_buckets() == []
+
+
+def test_upload_in_parts_with_the_real_sdk(server: RunningServer) -> None:
+    bucket = Client(server.endpoint).bucket("sdk").create()
+    pieces = [os.urandom(200_000), os.urandom(100_000), b"end"]
+    thing = bucket.object("dir/large")
+    upload = thing.multipart_upload().create()
+    for number in (3, 1, 2):
+        upload.add_part(number).put_content(pieces[number - 1])
+    assert [entry.name for entry in bucket.list_all_objects()] == []
+    upload.complete()
+    assert thing.get_reader().read_all() == b"".join(pieces)
+    given_up = bucket.object("never").multipart_upload().create()
+    given_up.add_part(1).put_content(b"x")
+    given_up.abort()
+    assert [entry.name for entry in bucket.list_all_objects()] == ["dir/large"]
+    assert list((server.root / ".aisfs-server" / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_batches_with_the_real_sdk(server: RunningServer, streaming: bool) -> None:
+    client = Client(server.endpoint)
+    bucket = client.bucket("sdk").create()
+    contents = {f"dir/{n}": os.urandom(n * 1000) for n in range(10)}
+    for name, data in contents.items():
+        bucket.object(name).get_writer().put_content(data)
+    bucket.object("s.tar").get_writer().put_content(tar_of([("a/b", b"member")]))
+    batch = client.batch(list(contents), bucket=bucket, streaming_get=streaming)
+    batch.add(bucket.object("s.tar"), archpath="a/b")
+    got = [data for _, data in batch.get()]
+    assert got == [*contents.values(), b"member"]
+    assert server.requests()["batch"] == 1
+
+
+def test_batch_with_too_many_missing_ends_early(
+    server: RunningServer, http: requests.Session
+) -> None:
+    Client(server.endpoint).bucket("b").create()
+    message = {"in": [{"objname": f"no-{n}"} for n in range(9)], "coer": True, "strm": False}
+    url = f"{server.endpoint}/v1/ml/moss/b"
+    assert http.get(url, json=message).status_code == 404
+    with pytest.raises(requests.exceptions.ChunkedEncodingError):
+        http.get(url, json={**message, "strm": True})
 
 
 def test_metadata_survives_a_restart(root: Path, http: requests.Session) -> None:

@@ -15,9 +15,15 @@ Actions:
 
     status    answer `status` (default 503) with `body`, any JSON value; absent means an empty body
     reset     drop the connection before the reply
+    kill      kill the whole server, as a power cut would
     truncate  announce the whole length, send `fraction` of it (default 0.5), drop the connection
     stall     wait `seconds` before the body, or after `fraction` of it when that is given
     drip      send `piece` bytes (default 1024) every `seconds` (default 0.05)
+
+The first three have a `stage`, for requests with a body: `headers` (nothing of the body was read;
+the default of reset and kill), `mid` (half of it was), `body` (all of it was, and nothing done; the
+default of status), `done` (the request was served, only its reply is lost). An answer before the
+end of the body closes the connection, as a server does that does not want the rest.
 
 `times` is how often the rule strikes; -1 means always. The first rule that matches is applied.
 """
@@ -60,15 +66,14 @@ class FaultInjector:
         sock = environ["gunicorn.socket"]
         match rule["action"]:
             case "status":
-                _drain(environ)
-                body = json.dumps(rule["body"]).encode() if "body" in rule else b""
-                headers = [("Content-Length", str(len(body)))]
-                headers += [("Content-Type", "application/json")] if body else []
-                start_response(f"{rule.get('status', 503)} Injected", headers)
-                return [body]
+                return self._status(rule, environ, start_response)
             case "reset":
+                self._reach(rule.get("stage", "headers"), environ)
                 _reset(sock)
                 raise ConnectionResetError(104, "injected")
+            case "kill":
+                self._reach(rule.get("stage", "headers"), environ)
+                os.killpg(0, signal.SIGKILL)
             case "truncate":
                 return self._truncate(rule, environ, start_response, sock)
             case "stall":
@@ -76,6 +81,26 @@ class FaultInjector:
             case "drip":
                 return self._drip(rule, environ, start_response)
         raise ValueError(f"no such action: {rule}")
+
+    def _status(
+        self, rule: dict[str, Any], environ: Environ, start_response: StartResponse
+    ) -> Iterable[bytes]:
+        stage = rule.get("stage", "body")
+        self._reach(stage, environ)
+        body = json.dumps(rule["body"]).encode() if "body" in rule else b""
+        headers = [("Content-Length", str(len(body)))]
+        headers += [("Content-Type", "application/json")] if body else []
+        headers += [("Connection", "close")] if stage in ("headers", "mid") else []
+        start_response(f"{rule.get('status', 503)} Injected", headers)
+        return [body]
+
+    def _reach(self, stage: str, environ: Environ) -> None:
+        if stage == "mid":
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0) // 2)
+        elif stage == "body":
+            _drain(environ)
+        elif stage == "done":
+            self._whole(environ, lambda *_: None)
 
     def _control(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         data = environ["wsgi.input"].read()

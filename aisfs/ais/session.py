@@ -1,0 +1,28 @@
+"""What the parts of the client share: connections, what is known of buckets, one HEAD."""
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from aisfs.ais.transport import Line, Transport
+from aisfs.ais.wire import BucketFacts
+from aisfs.model import Bucket, ObjectInfo
+
+T = TypeVar("T")
+
+
+class Session(Protocol):
+    """A client, as those see it who do a part of its work."""
+
+    transport: Transport
+
+    async def run(self, subject: str, work: Callable[[Line], T], bucket: Bucket | None = None) -> T:
+        """Run `work` in a thread, on a line of its own; a cancellation cuts the line."""
+        ...
+
+    def facts_of(self, line: Line, bucket: Bucket) -> BucketFacts:
+        """Look the bucket's properties up, once. In the thread."""
+        ...
+
+    async def head(self, bucket: Bucket, key: str) -> ObjectInfo:
+        """Describe the current version of one object."""
+        ...

@@ -1,0 +1,231 @@
+"""What mounting and inspecting stand on: the store of a source, its cache, the services that read it."""
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar, assert_never
+
+import trio
+
+from aisfs.ais.client import AISClient
+from aisfs.cache.blocks import BlockCache
+from aisfs.cache.indexes import IndexCache
+from aisfs.cache.metadata import MetadataCache
+from aisfs.config import View
+from aisfs.core.member_index import MemberIndex
+from aisfs.core.samples_view import samples_view
+from aisfs.core.sources import BucketSource, DatasetSource, DirectorySource, Everything, Source
+from aisfs.core.view_spec import ViewSpec
+from aisfs.core.views import MembersView, without_folders
+from aisfs.engine.background import BackgroundThread
+from aisfs.engine.fetcher import Fetcher
+from aisfs.engine.indexer import INDEX_BYTES_MAX, Indexer
+from aisfs.engine.lister import Lister
+from aisfs.engine.overlay import OverlaidLister
+from aisfs.engine.prefetcher import Prefetcher
+from aisfs.engine.reader import Reader
+from aisfs.engine.staging import StagingArea
+from aisfs.engine.unpacker import Unpacker
+from aisfs.errors import BucketNotFound, ConfigError
+from aisfs.filesystem.nodes import DatasetNode, DirectoryNode, Node, RootNode
+from aisfs.metrics import Metrics
+from aisfs.model import Bucket
+from aisfs.mount_plan import SourcePlan, is_local, origin_of
+from aisfs.store.local import LocalStore
+from aisfs.store.port import WritableStore
+
+log = logging.getLogger(__name__)
+
+PREFETCH_SHARE = 4
+"""A quarter of the cache at most is filled with shards that nobody has asked for yet."""
+INDEX_SHARE = 16
+INDEX_DISK_LIMIT = 2**30
+"""Indexes take a sixteenth of the disk cache, and never more than this: some 200 million members."""
+CLOCK = time.monotonic
+"""What listings expire by; unlike trio's own clock it may be asked from any thread."""
+
+PlanT = TypeVar("PlanT", bound=SourcePlan)
+
+
+def open_source(plan: PlanT) -> tuple[PlanT, WritableStore, Node]:
+    """Open the store of a source, and give the node that is its root.
+
+    A dataset's local files get a bucket in the plan.
+    """
+    match plan.source:
+        case DirectorySource(path):
+            local = LocalStore(path.resolve())
+            return plan, local, DirectoryNode(local.bucket, "")
+        case BucketSource(bucket, prefix):
+            return plan, AISClient(plan.cluster), DirectoryNode(bucket, prefix)
+        case Everything():
+            return plan, AISClient(plan.cluster), RootNode()
+        case DatasetSource() if plan.source.local:
+            root = plan.source.common_directory(os.path.realpath)
+            local = LocalStore(Path(root))
+            found = plan.source.below(root, local.bucket, os.path.realpath)
+            return replace(plan, source=found), local, DatasetNode()
+        case DatasetSource():
+            return plan, AISClient(plan.cluster), DatasetNode()
+        case _:
+            assert_never(plan.source)
+
+
+def open_cache(plan: SourcePlan) -> BlockCache | None:
+    """Open the disk cache, if it may have any size.
+
+    Of a local directory, which is on disk already, it has only indexes and what was decompressed;
+    most such mounts never need it, so they go without if it cannot be had.
+    """
+    if plan.cache.cache_size == 0:
+        return None
+    limit = plan.cache.disk_limit()
+    if not limit:
+        log.warning("no disk cache: %s has hardly any room left", plan.cache.cache_dir)
+        return None
+    try:
+        return BlockCache.open(plan.cache.cache_dir, limit - _index_limit(limit))
+    except ConfigError as error:
+        if not is_local(plan.source):
+            raise
+        log.warning("no disk cache: %s", error)
+        return None
+
+
+def _index_limit(cache_size: int) -> int:
+    """Give the share of the disk cache that indexes may take."""
+    return min(cache_size // INDEX_SHARE, INDEX_DISK_LIMIT)
+
+
+async def _sync_cache(blocks: BlockCache) -> None:
+    """Keep the books of several daemons on one cache directory together."""
+    while True:
+        await trio.sleep(1)
+        await trio.to_thread.run_sync(blocks.sync)
+
+
+async def check_source(store: WritableStore, source: Source) -> None:
+    """Ask once, without retries: a mount that cannot work should say so at once.
+
+    Raises:
+        AisfsError: it cannot be reached, or does not exist.
+    """
+    match source:
+        case BucketSource(bucket, prefix):
+            await _check_bucket(store, bucket, prefix)
+        case DatasetSource():
+            for bucket in source.buckets:
+                await _check_bucket(store, bucket, "")
+        case Everything():
+            await store.list_buckets()
+
+
+async def _check_bucket(store: WritableStore, bucket: Bucket, prefix: str) -> None:
+    try:
+        await store.list_page(bucket, prefix, page_size=1)
+    except BucketNotFound as error:
+        raise BucketNotFound(f"bucket {bucket} does not exist; `ais ls` shows what does") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Foundation:
+    """What the services of a mount stand on, and what outlives them."""
+
+    store: WritableStore
+    blocks: BlockCache | None
+    staging: StagingArea | None
+    services: trio.Nursery
+    background: BackgroundThread
+    metrics: Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The services that read a source."""
+
+    lister: Lister
+    fetcher: Fetcher
+    indexer: Indexer
+    reader: Reader
+
+
+def build_engine(plan: SourcePlan, base: Foundation, root: Node) -> Engine:
+    """Put the services together that read a source."""
+    ttls = plan.tree
+    cache = MetadataCache(
+        attr_ttl=ttls.attr_ttl, list_ttl=ttls.list_ttl, negative_ttl=ttls.negative_ttl, clock=CLOCK
+    )
+    lister = _build_lister(plan, base, cache, root)
+    fetcher = Fetcher(
+        base.store,
+        base.services,
+        base.background,
+        cache=None if is_local(plan.source) else base.blocks,
+        origin=origin_of(plan),
+        memory_limit=plan.cache.memory_limit,
+        read_ahead_max=plan.cache.read_ahead_max,
+    )
+    prefetcher = Prefetcher(
+        fetcher,
+        lister,
+        base.services,
+        max_shards=plan.cache.prefetch_shards,
+        budget=base.blocks.limit // PREFETCH_SHARE if base.blocks is not None else 0,
+    )
+    unpacker = Unpacker(fetcher, base.services, cache=base.blocks)
+    indexer = _build_indexer(plan, base, fetcher, unpacker)
+    return Engine(lister, fetcher, indexer, Reader(fetcher, prefetcher, unpacker))
+
+
+def _lay_out(view: ViewSpec) -> Callable[[MemberIndex], MembersView]:
+    """Choose what a folder of a shard shows."""
+    if view.view is View.SAMPLES:
+        return partial(samples_view, spec=view)
+    return without_folders if view.merged else MembersView
+
+
+def _build_lister(plan: SourcePlan, base: Foundation, cache: MetadataCache, root: Node) -> Lister:
+    ttls = plan.tree
+    kind: Callable[..., Lister] = Lister
+    if base.staging is not None:
+        change_ttl = max(ttls.attr_ttl, ttls.list_ttl, ttls.negative_ttl)
+        kind = partial(OverlaidLister, change_ttl=change_ttl)
+    else:
+        prefix = root.prefix if isinstance(root, DirectoryNode) else ""
+        kind = partial(Lister, wanted=plan.keys.below(prefix))
+    return kind(
+        base.store,
+        cache,
+        base.services,
+        list_ttl=ttls.list_ttl,
+        clock=CLOCK,
+        metrics=base.metrics,
+    )
+
+
+def _build_indexer(
+    plan: SourcePlan, base: Foundation, fetcher: Fetcher, unpacker: Unpacker
+) -> Indexer:
+    indexes = None
+    if base.blocks is not None:
+        scope = f"{origin_of(plan)} ignore_zeros={plan.tree.ignore_zeros}"
+        scope += " magic" if plan.tree.magic else ""
+        limit = base.blocks.limit // (INDEX_SHARE - 1)
+        indexes = IndexCache(plan.cache.cache_dir, min(limit, INDEX_DISK_LIMIT), scope=scope)
+        base.services.start_soon(_sync_cache, base.blocks)
+    return Indexer(
+        fetcher,
+        base.services,
+        unpacker,
+        indexes=indexes,
+        shard_indexes=base.store if plan.tree.shard_index else None,
+        ignore_zeros=plan.tree.ignore_zeros,
+        lay_out=_lay_out(plan.view),
+        # Common directories hold the indexes of all their shards anyway.
+        memory_limit=float("inf") if plan.view.merged else INDEX_BYTES_MAX,
+        magic=plan.tree.magic,
+    )

@@ -1,0 +1,81 @@
+"""The record beside a staged file: whose bytes these are, should nobody be left to say.
+
+A record exists exactly while the staged bytes are not in the store. It is JSON, so that a user can
+read it too; bytes of a key that are not UTF-8 stand in it as escaped lone surrogates.
+"""
+
+import json
+from dataclasses import dataclass
+
+from aisfs.model import Bucket, ObjectInfo, Provider
+
+LAYOUT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StagedRecord:
+    """What a staged file is to become."""
+
+    endpoint: str
+    """The cluster, or the directory, it belongs to."""
+    bucket: Bucket
+    key: str
+    member: str = ""
+    """Name of a new member of the shard `key`; empty for an object."""
+    base: str = ""
+    """The version that was changed, as `version_text` spells it; empty for a new object."""
+    mode: int | None = None
+    reason: str = ""
+    """Why it is not in the store, when that is known."""
+
+    @property
+    def name(self) -> str:
+        """How users know it."""
+        return f"{self.bucket}/{self.key}" + (f".d/{self.member}" if self.member else "")
+
+    def encode(self) -> bytes:
+        """Give the record as JSON."""
+        bucket = self.bucket
+        fields = {
+            "layout": LAYOUT,
+            "endpoint": self.endpoint,
+            "provider": bucket.provider.value,
+            "bucket": bucket.name,
+            "namespace": bucket.namespace,
+            "key": self.key,
+            "member": self.member,
+            "base": self.base,
+            "mode": self.mode,
+            "reason": self.reason,
+        }
+        return json.dumps(fields, indent=1).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> "StagedRecord":
+        """Undo `encode`.
+
+        Raises:
+            ValueError: this is no record of this layout.
+        """
+        try:
+            fields = json.loads(data)
+            if fields["layout"] != LAYOUT:
+                raise ValueError(f"a record of layout {fields['layout']}, not {LAYOUT}")
+            return cls(
+                endpoint=str(fields["endpoint"]),
+                bucket=Bucket(
+                    str(fields["bucket"]), Provider(fields["provider"]), str(fields["namespace"])
+                ),
+                key=str(fields["key"]),
+                member=str(fields["member"]),
+                base=str(fields["base"]),
+                mode=None if fields["mode"] is None else int(fields["mode"]),
+                reason=str(fields["reason"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a record of a staged file: {error}") from error
+
+
+def version_text(info: ObjectInfo | None) -> str:
+    """Spell a version for a record."""
+    return "" if info is None else f"{info.version} {info.checksum} {info.size}"

@@ -1,0 +1,237 @@
+"""Which files go into which shard, and where in it: the plan of `aisfs pack`, down to each byte.
+
+A shard is a tar whose bytes follow from names and contents alone: no times, no owners, mode 0644.
+So the same files give the same shard on any machine, and a shard that is there can be recognised.
+"""
+
+import os
+import random
+import re
+import tarfile
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from aisfs.errors import ConfigError, InvalidName
+
+END = bytes(1024)
+"""What ends a tar; no padding to records of 10 KiB, which is for tapes."""
+_BLOCK = 512
+
+_WDS = re.compile(rb"((?:.*/)?[^./][^/.]*)\.[^/]*", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A member to be: a file of the tree, or one made up."""
+
+    name: bytes
+    """Path below the tree, and in the shard."""
+    size: int
+    content: bytes | None = None
+    """The bytes of one that is made up; None for a file of the tree."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Files that share a key; they stay together, in the order of their names."""
+
+    key: bytes
+    files: tuple[File, ...]
+
+
+def key_wds(name: bytes) -> bytes:
+    """Give the path up to the first dot of the last component, as webdataset does."""
+    match = _WDS.fullmatch(name)
+    return match[1] if match else name
+
+
+def key_last_dot(name: bytes) -> bytes:
+    """Give the path without its last extension."""
+    return os.path.splitext(name)[0]
+
+
+def key_basename(name: bytes) -> bytes:
+    """Give the last component up to its first dot; directories do not count."""
+    return key_wds(name.rpartition(b"/")[2])
+
+
+KEY_RULES: dict[str, Callable[[bytes], bytes]] = {
+    "wds": key_wds,
+    "last-dot": key_last_dot,
+    "basename": key_basename,
+}
+
+
+def samples_of(files: Sequence[File], rule: Callable[[bytes], bytes]) -> list[Sample]:
+    """Group files by key; samples and the files of each are in the order of their bytes."""
+    ordered = sorted(files, key=lambda file: (rule(file.name), file.name))
+    grouped = groupby(ordered, key=lambda file: rule(file.name))
+    return [Sample(key, tuple(members)) for key, members in grouped]
+
+
+def with_classes(samples: Sequence[Sample], extension: bytes) -> list[Sample]:
+    """Add a member `key.extension` with the number of the class that the first directory is.
+
+    Classes are numbered from 0 in the order of their names, as torchvision's ImageFolder does.
+
+    Raises:
+        ConfigError: a file is in no class, or its sample has such a member already.
+    """
+    classes = sorted({sample.files[0].name.split(b"/", 1)[0] for sample in samples})
+    numbers = {name: number for number, name in enumerate(classes)}
+    labelled = []
+    for sample in samples:
+        directories = {file.name.rpartition(b"/")[0].split(b"/", 1)[0] for file in sample.files}
+        first = sample.files[0].name
+        if directories == {b""} or len(directories) > 1:
+            raise ConfigError(f"{os.fsdecode(first)}: not in the directory of one class")
+        name = sample.key + b"." + extension
+        if any(file.name == name for file in sample.files):
+            raise ConfigError(f"{os.fsdecode(name)}: exists, and --class-to would write it too")
+        text = str(numbers[first.split(b"/", 1)[0]]).encode()
+        files = sorted((*sample.files, File(name, len(text), text)), key=lambda file: file.name)
+        labelled.append(Sample(sample.key, tuple(files)))
+    return labelled
+
+
+def shuffled(samples: Sequence[Sample], seed: int) -> list[Sample]:
+    """Give the samples in an order that the seed alone decides."""
+    order = list(samples)
+    random.Random(seed).shuffle(order)
+    return order
+
+
+@dataclass(slots=True)
+class Layout:
+    """Where each file of a shard lies."""
+
+    samples: int = 0
+    files: list[File] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    """Where the headers of each file begin."""
+    size: int = len(END)
+    """Bytes of the whole shard."""
+
+    def add(self, sample: Sample) -> None:
+        """Append a sample."""
+        self.samples += 1
+        for file in sample.files:
+            self.files.append(file)
+            self.starts.append(self.size - len(END))
+            self.size += stored_size(file)
+
+    def pieces(self, start: int, stop: int) -> Iterator[tuple[File | None, int, int]]:
+        """Say what the bytes `[start, stop)` are made of.
+
+        Yields:
+            A file and a range of what is stored of it (headers, content, padding), or None and
+            a range of the end.
+        """
+        end = self.size - len(END)
+        row = bisect_right(self.starts, start) - 1
+        while start < min(stop, end):
+            base = self.starts[row]
+            until = min(stop, self.starts[row + 1] if row + 1 < len(self.starts) else end)
+            yield self.files[row], start - base, until - base
+            start, row = until, row + 1
+        if start < stop:
+            yield None, start - end, stop - end
+
+
+def header_of(file: File) -> bytes:
+    """Give the headers of a member: one block, or three and more for a long or odd name."""
+    info = tarfile.TarInfo(os.fsdecode(file.name))
+    info.size, info.mode = file.size, 0o644
+    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+
+
+def stored_size(file: File) -> int:
+    """Give the bytes a file takes in a shard."""
+    return len(header_of(file)) + file.size + -file.size % _BLOCK
+
+
+def shards_of(samples: Sequence[Sample], max_count: int, max_size: int) -> list[Layout]:
+    """Fill shards one after the other.
+
+    Args:
+        samples: In their order.
+        max_count: Samples of one shard.
+        max_size: Bytes of one shard; a single sample may be larger.
+    """
+    shards: list[Layout] = []
+    for sample in samples:
+        size = sum(stored_size(file) for file in sample.files)
+        full = shards and (shards[-1].samples == max_count or shards[-1].size + size > max_size)
+        if full or not shards:
+            shards.append(Layout())
+        shards[-1].add(sample)
+    return shards
+
+
+_RANGE = re.compile(r"\{(\d+)\.\.(\d*)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardNames:
+    """Names such as `train-{000000..}.tar` or `train-{00..18}.tar`, or a single one."""
+
+    before: str
+    after: str
+    first: int
+    last: int | None
+    """None when there is no end."""
+    width: int
+    """Digits at least; 0 for a single name without any."""
+
+    @classmethod
+    def parse(cls, text: str) -> "ShardNames":
+        """Read a name with one range in braces, or without.
+
+        Raises:
+            ConfigError: there is something else in braces, or the name is not that of a shard.
+        """
+        if not text.endswith(".tar"):
+            raise ConfigError(f"{text}: the name of a shard ends in .tar")
+        found = list(_RANGE.finditer(text))
+        rest = _RANGE.sub("", text)
+        if len(found) > 1 or "{" in rest or "}" in rest:
+            raise ConfigError(f"{text}: write one range, as in train-{{000000..}}.tar")
+        if not found:
+            return cls(text, "", 0, 0, 0)
+        match = found[0]
+        last = int(match[2]) if match[2] else None
+        if last is not None and last < int(match[1]):
+            raise ConfigError(f"{text}: the range is empty")
+        return cls(text[: match.start()], text[match.end() :], int(match[1]), last, len(match[1]))
+
+    def name(self, index: int) -> str:
+        """Give the name of the shard `index`, counted from 0.
+
+        Raises:
+            InvalidName: there are not so many.
+        """
+        number = self.first + index
+        if self.last is not None and number > self.last:
+            count = self.last - self.first + 1
+            raise InvalidName(f"{self}: only {count} names, and more shards; write {{N..}}")
+        return f"{self.before}{number:0{self.width}d}{self.after}" if self.width else self.before
+
+    def index(self, name: str) -> int | None:
+        """Undo `name`; None for a name that is not among these."""
+        if not self.width:
+            return 0 if name == self.before else None
+        middle = name[len(self.before) : len(name) - len(self.after)]
+        if not middle.isascii() or not middle.isdecimal():
+            return None
+        index = int(middle) - self.first
+        if index < 0 or (self.last is not None and int(middle) > self.last):
+            return None
+        return index if self.name(index) == name else None
+
+    def __str__(self) -> str:
+        if not self.width:
+            return self.before
+        last = "" if self.last is None else f"{self.last:0{self.width}d}"
+        return f"{self.before}{{{self.first:0{self.width}d}..{last}}}{self.after}"

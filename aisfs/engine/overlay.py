@@ -1,0 +1,276 @@
+"""A lister that knows at once what this mount changes, whatever was listed before.
+
+A change is pending while the store does not have it: a file being written, a directory that is
+still empty. Once the store has it, it is settled: it wins over listings that were asked for before
+it, and goes when a later one has come or its time to live is over.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+
+import trio
+
+from aisfs.cache.metadata import Dated, DirectoryId, MetadataCache
+from aisfs.core.listing import Listed, Listing
+from aisfs.core.names import entry_name
+from aisfs.engine.lister import Lister
+from aisfs.metrics import Metrics
+from aisfs.model import Bucket, ObjectInfo
+from aisfs.store.port import ObjectStore
+
+SWEEP_EVERY = 1024
+"""Changes after which those whose time is over are looked for."""
+
+
+class _Absent(Enum):
+    ABSENT = "absent"
+
+
+ABSENT = _Absent.ABSENT
+"""The name is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    listed: Listed | _Absent
+    number: int
+    expires: float | None
+    """None while it is pending."""
+
+
+@dataclass(slots=True)
+class _Directory:
+    changes: dict[bytes, _Change] = field(default_factory=dict)
+    last: int = 0
+    """Number of the last change."""
+    merged: tuple[Listing, int, Listing] | None = None
+    """A listing, the number of the last change then, and both together."""
+
+    def take(self, name: bytes, number: int) -> None:
+        """Take a change back."""
+        if self.changes.pop(name, None) is not None:
+            self.last = number
+
+
+class OverlaidLister(Lister):
+    """Lists what the store has, with this mount's own changes."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        cache: MetadataCache,
+        nursery: trio.Nursery,
+        *,
+        list_ttl: float,
+        change_ttl: float,
+        clock: Callable[[], float],
+        metrics: Metrics,
+    ) -> None:
+        """See `Lister`; `change_ttl` is the longest of all times to live, seconds."""
+        super().__init__(store, cache, nursery, list_ttl=list_ttl, clock=clock, metrics=metrics)
+        self._change_ttl = change_ttl
+        self._directories: dict[DirectoryId, _Directory] = {}
+        self._number = 0
+
+    # what the mount tells it -----------------------------------------------------------------
+
+    def set_pending(self, bucket: Bucket, key: str, listed: Listed) -> None:
+        """Show an object the store does not have yet, or (None, key ends in `/`) a directory."""
+        self._set(bucket, key, listed, None)
+
+    def settle(self, bucket: Bucket, key: str, info: ObjectInfo, *, below: str = "") -> None:
+        """Show an object that the store has now, and the directories above it.
+
+        Directories at and below `below` are shown even if nobody has heard of them here.
+        """
+        expires = self._clock() + self._change_ttl
+        self._set(bucket, key, info, expires)
+        for prefix in _directories_above(key):
+            change = self._known_change(bucket, prefix)
+            unlisted = change is not None and (change.expires is None or change.listed is ABSENT)
+            if unlisted or (below and prefix.startswith(below)):
+                self._set(bucket, prefix, None, expires)
+
+    def remove(self, bucket: Bucket, key: str, *, hold: bool = True, below: str = "") -> None:
+        """Show an object, or a directory (its key ends in `/`), no more.
+
+        Args:
+            bucket: The bucket.
+            key: What is gone.
+            hold: Keep the directories it was in, which may be empty now.
+            below: Directories at and below this one, in which it was, are gone too.
+        """
+        expires = self._clock() + self._change_ttl
+        self._set(bucket, key, ABSENT, expires)
+        for prefix in _directories_above(key):
+            if hold:
+                self._set(bucket, prefix, None, None)
+            elif below and prefix.startswith(below):
+                self._set(bucket, prefix, ABSENT, expires)
+
+    def forget(self, bucket: Bucket, key: str) -> None:
+        """Take a pending change back."""
+        directory, name = _place(bucket, key)
+        known = self._directories.get(directory)
+        if known is not None:
+            self._number += 1
+            known.take(name, self._number)
+
+    def pending_directories(self, bucket: Bucket, prefix: str) -> list[str]:
+        """Give the directories at and below `prefix` that this mount holds."""
+        return [
+            place + name.decode(errors="surrogateescape") + "/"
+            for (at, place), known in self._directories.items()
+            for name, change in known.changes.items()
+            if at == bucket
+            and change.listed is None
+            and change.expires is None
+            and f"{place}{name.decode(errors='surrogateescape')}/".startswith(prefix)
+        ]
+
+    # what it answers -------------------------------------------------------------------------
+
+    async def directory(self, bucket: Bucket, prefix: str) -> Dated[Listing]:
+        """See `Lister`."""
+        dated = await super().directory(bucket, prefix)
+        return self._overlaid((bucket, prefix), dated)
+
+    async def fresh(self, bucket: Bucket, prefix: str) -> Listing:
+        """List a directory now, whatever is believed about it."""
+        dated = await self._list(bucket, prefix)
+        return self._overlaid((bucket, prefix), dated).value
+
+    async def find(self, bucket: Bucket, prefix: str, name: bytes) -> Dated[Listed] | None:
+        """See `Lister`."""
+        directory = (bucket, prefix)
+        if (change := self._change(directory, name)) is not None:
+            return self._dated(change)
+        found = await super().find(bucket, prefix, name)
+        # It may have been changed while the store was asked.
+        change = self._change(directory, name)
+        return found if change is None else self._dated(change)
+
+    def drop(self, bucket: Bucket, prefix: str, name: bytes) -> None:
+        """See `Lister`."""
+        super().drop(bucket, prefix, name)
+        known = self._directories.get((bucket, prefix))
+        if known is not None and name in known.changes and known.changes[name].expires is not None:
+            self._number += 1
+            known.take(name, self._number)
+
+    # within ----------------------------------------------------------------------------------
+
+    def _news(self, directory: DirectoryId, listing: Listing, before: Listing) -> list[bytes]:
+        """See `Lister`; what this mount shows already is no news."""
+        news = super()._news(directory, listing, before)
+        return [name for name in news if not self._is_shown(directory, listing, name)]
+
+    def _is_shown(self, directory: DirectoryId, listing: Listing, name: bytes) -> bool:
+        change = self._change(directory, name)
+        if change is None or change.expires is None:
+            return change is not None
+        if name not in listing:
+            return change.listed is ABSENT
+        return change.listed == listing[name]
+
+    def _set(
+        self, bucket: Bucket, key: str, listed: Listed | _Absent, expires: float | None
+    ) -> None:
+        directory, name = _place(bucket, key)
+        self._number += 1
+        known = self._directories.setdefault(directory, _Directory())
+        known.changes[name] = _Change(listed, self._number, expires)
+        known.last = self._number
+        if self._number % SWEEP_EVERY == 0:
+            self._sweep()
+
+    def _known_change(self, bucket: Bucket, key: str) -> _Change | None:
+        directory, name = _place(bucket, key)
+        known = self._directories.get(directory)
+        return known.changes.get(name) if known else None
+
+    def _change(self, directory: DirectoryId, name: bytes) -> _Change | None:
+        known = self._directories.get(directory)
+        change = known.changes.get(name) if known else None
+        if change is None or change.expires is None or self._clock() < change.expires:
+            return change
+        return None
+
+    def _dated(self, change: _Change) -> Dated[Listed] | None:
+        if isinstance(change.listed, _Absent):
+            return None
+        expires = change.expires
+        return Dated(change.listed, self._clock() + self.list_ttl if expires is None else expires)
+
+    def _overlaid(self, directory: DirectoryId, dated: Dated[Listing]) -> Dated[Listing]:
+        known = self._directories.get(directory)
+        if known is None or not known.changes:
+            return dated
+        merged = known.merged
+        if merged is None or merged[0] is not dated.value or merged[1] != known.last:
+            now = self._clock()
+            valid = {
+                name: change.listed
+                for name, change in known.changes.items()
+                if change.expires is None or now < change.expires
+            }
+            present = {n: listed for n, listed in valid.items() if not isinstance(listed, _Absent)}
+            absent = valid.keys() - present.keys()
+            previous = dated.value if merged is None else merged[2]
+            both = dated.value.with_changes(present, absent, previous)
+            known.merged = merged = (dated.value, known.last, both)
+        return Dated(merged[2], dated.expires)
+
+    async def _list(self, bucket: Bucket, prefix: str) -> Dated[Listing]:
+        asked = self._number
+        dated = await super()._list(bucket, prefix)
+        self._listed((bucket, prefix), asked)
+        return dated
+
+    async def _list_one_page(self, directory: DirectoryId) -> Dated[Listing] | None:
+        asked = self._number
+        dated = await super()._list_one_page(directory)
+        if dated is not None:
+            self._listed(directory, asked)
+        return dated
+
+    def _listed(self, directory: DirectoryId, asked: int) -> None:
+        """Drop the settled changes that a listing asked for after them has seen."""
+        known = self._directories.get(directory)
+        if known is None:
+            return
+        known.changes = {
+            name: change
+            for name, change in known.changes.items()
+            if change.expires is None or change.number > asked
+        }
+        if not known.changes:
+            del self._directories[directory]
+
+    def _sweep(self) -> None:
+        """Drop what is over; not while a listing that may be older is under way."""
+        if len(self._listings) or len(self._first_pages):
+            return
+        now = self._clock()
+        for directory, known in list(self._directories.items()):
+            known.changes = {
+                name: change
+                for name, change in known.changes.items()
+                if change.expires is None or now < change.expires
+            }
+            if not known.changes:
+                del self._directories[directory]
+
+
+def _directories_above(key: str) -> list[str]:
+    """Give the prefixes of the directories a key lies in, the nearest first."""
+    parts = key.removesuffix("/").split("/")[:-1]
+    return ["/".join(parts[:n]) + "/" for n in range(len(parts), 0, -1)]
+
+
+def _place(bucket: Bucket, key: str) -> tuple[DirectoryId, bytes]:
+    """Split a key, or the prefix of a directory, into directory and name."""
+    parent, _, _ = key.removesuffix("/").rpartition("/")
+    prefix = f"{parent}/" if parent else ""
+    return (bucket, prefix), entry_name(prefix, key)

@@ -1,0 +1,332 @@
+"""Files being written, on the local disk until the store has them.
+
+    STAGING/parked/            what could not be uploaded; `aisfs recover` lists it
+    STAGING/<session>/lock     locked by the daemon for as long as it lives
+    STAGING/<session>/N.data   the bytes, sparse
+    STAGING/<session>/N.json   the record (`core.journal`), there exactly while N.data is dirty
+
+A daemon that is killed leaves its session behind. Whoever comes next moves what is dirty to
+`parked` and removes the rest. All of it is synchronous: the files are in the page cache, and what
+survives is what survives the end of a process.
+"""
+
+import errno
+import fcntl
+import logging
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from aisfs.core.journal import StagedRecord
+from aisfs.errors import ConfigError, OutOfSpace, Unavailable
+from aisfs.store.content import FileContent
+
+log = logging.getLogger(__name__)
+
+PARKED = "parked"
+_DATA = ".data"
+_RECORD = ".json"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class StagedFile:
+    """The local bytes of one file being written."""
+
+    def __init__(self, area: "StagingArea", path: Path) -> None:
+        """Create the file, empty."""
+        self._area = area
+        self._path = path
+        self._record: StagedRecord | None = None
+        with _as_ours(path):
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self.size = 0
+        """Bytes."""
+
+    @property
+    def path(self) -> Path:
+        """Where the bytes are."""
+        return self._path
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Read up to `size` bytes; shorter only at the end."""
+        with _as_ours(self._path):
+            return os.pread(self._fd, max(min(size, self.size - offset), 0), offset)
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        """Write all of `data`.
+
+        Raises:
+            OutOfSpace: beyond the limit of the staging directory, or its disk is full. The size is
+                as before; bytes within it may have been written.
+        """
+        end = max(offset + len(data), self.size)
+        with self._room_until(end):
+            self.fill(offset, data)
+        self.size = end
+
+    def fill(self, offset: int, data: bytes | memoryview) -> None:
+        """Write within the size, or within what was taken for it; from any thread."""
+        view = memoryview(data)
+        with _as_ours(self._path):
+            while view:
+                done = os.pwrite(self._fd, view, offset)
+                offset += done
+                view = view[done:]
+
+    def content(self) -> FileContent:
+        """Give the bytes as they are to be uploaded."""
+        return FileContent(self._fd, self.size, str(self._path))
+
+    def truncate(self, size: int) -> None:
+        """Cut or extend with zeros."""
+        with self._room_until(size), _as_ours(self._path):
+            os.ftruncate(self._fd, size)
+        self._area.give_back(self.size - size)
+        self.size = size
+
+    @contextmanager
+    def _room_until(self, size: int) -> Iterator[None]:
+        """Take room to grow to `size`; an error gives it back and leaves the size as it was."""
+        growth = max(size - self.size, 0)
+        self._area.take(growth)
+        try:
+            yield
+        except BaseException:
+            with suppress(OSError):
+                os.ftruncate(self._fd, self.size)
+            self._area.give_back(growth)
+            raise
+
+    def mark_dirty(self, record: StagedRecord) -> None:
+        """Record whose bytes these are, before the first change is acknowledged."""
+        if record == self._record:
+            return
+        target = self._path.with_suffix(_RECORD)
+        _write_record(target, record)
+        self._record = record
+
+    def mark_clean(self) -> None:
+        """Forget the record: the store has these bytes."""
+        if self._record is not None:
+            self._path.with_suffix(_RECORD).unlink(missing_ok=True)
+            self._record = None
+
+    def set_mtime(self, mtime_ns: int) -> None:
+        """Keep the modification time with the bytes, where a recovery finds it."""
+        with _as_ours(self._path):
+            os.utime(self._fd, ns=(mtime_ns, mtime_ns))
+
+    def discard(self) -> None:
+        """Remove it, wanted or not."""
+        self.mark_clean()
+        self._path.unlink(missing_ok=True)
+        os.close(self._fd)
+        self._area.give_back(self.size)
+        self._area.open.discard(self)
+
+    def park(self, reason: str) -> None:
+        """Keep it for `aisfs recover`, since it could not be uploaded."""
+        record = self._record
+        assert record is not None, "only what is dirty is parked"
+        self.mark_dirty(replace(record, reason=reason))
+        _park(self._area.directory, self._path)
+        os.close(self._fd)
+        self._area.give_back(self.size)
+        self._area.open.discard(self)
+        self._area.count_parked()
+
+
+class StagingArea:
+    """The staging directory of one daemon, within its limit."""
+
+    def __init__(self, directory: Path, limit: int) -> None:
+        """Start a session, and park what dead sessions left dirty.
+
+        Args:
+            directory: Shared by the daemons of one user.
+            limit: Bytes of files being written and of parked ones together.
+
+        Raises:
+            ConfigError: the directory cannot be used.
+        """
+        self.directory = directory
+        self.limit = limit
+        self.open: set[StagedFile] = set()
+        self._serial = 0
+        self._used = 0
+        self._parked = 0
+        self._session = directory / uuid.uuid4().hex[:12]
+        try:
+            (directory / PARKED).mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._session.mkdir(mode=0o700)
+            self._lock = os.open(self._session / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            adopt_dead_sessions(directory)
+        except OSError as error:
+            raise ConfigError(f"staging directory {directory}: {error.strerror}") from error
+        self.count_parked()
+
+    @property
+    def used(self) -> int:
+        """Bytes of the files being written and of the parked ones."""
+        return self._used + self._parked
+
+    def create(self) -> StagedFile:
+        """Give an empty file."""
+        self._serial += 1
+        staged = StagedFile(self, self._session / f"{self._serial}{_DATA}")
+        self.open.add(staged)
+        return staged
+
+    def take(self, size: int) -> None:
+        """Count `size` more bytes.
+
+        Raises:
+            OutOfSpace: they would exceed the limit.
+        """
+        if self.used + size > self.limit:
+            self.count_parked()  # `aisfs recover` may have made room
+        if self.used + size > self.limit:
+            raise OutOfSpace(
+                f"staging directory {self.directory}: {self.used} of {self.limit} bytes are in use, "
+                f"{self._parked} of them by files that `aisfs recover` lists; see --staging-size"
+            )
+        self._used += size
+
+    def give_back(self, size: int) -> None:
+        """Count `size` bytes less; nothing when it is negative."""
+        self._used -= max(size, 0)
+
+    def count_parked(self) -> None:
+        """Count what is parked."""
+        self._parked = sum(found.size for found in parked(self.directory))
+
+    def close(self) -> None:
+        """End the session; what is still dirty is parked, anything else removed."""
+        for staged in list(self.open):
+            if staged.path.with_suffix(_RECORD).exists():
+                staged.park("the mount ended before it was uploaded")
+            else:
+                staged.discard()
+        (self._session / "lock").unlink(missing_ok=True)
+        with suppress(OSError):
+            self._session.rmdir()
+        os.close(self._lock)
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """A file that was never uploaded."""
+
+    record: StagedRecord
+    path: Path
+    """Its bytes."""
+    size: int
+    mtime_ns: int
+
+    @property
+    def id(self) -> str:
+        """A short name for the command line."""
+        return self.path.stem
+
+    def drop(self) -> None:
+        """Remove it for good."""
+        self.path.with_suffix(_RECORD).unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
+
+
+def parked(directory: Path) -> list[Parked]:
+    """List what was never uploaded, the oldest first. What cannot be read is logged and kept."""
+    found = []
+    for path in sorted((directory / PARKED).glob(f"*{_RECORD}")):
+        data = path.with_suffix(_DATA)
+        try:
+            status = data.stat()
+            record = StagedRecord.decode(path.read_bytes())
+        except FileNotFoundError:
+            continue  # dropped meanwhile
+        except (OSError, ValueError) as error:
+            log.warning("%s: %s", path, error)
+            continue
+        found.append(Parked(record, data, status.st_size, status.st_mtime_ns))
+    return sorted(found, key=lambda one: one.mtime_ns)
+
+
+def adopt_dead_sessions(directory: Path) -> None:
+    """Park what daemons that were killed left dirty, and remove the rest of what they left."""
+    for session in directory.iterdir() if directory.is_dir() else ():
+        if session.name == PARKED or not session.is_dir():
+            continue
+        with _locked_if_dead(session / "lock") as dead:
+            if not dead:
+                continue
+            for record in session.glob(f"*{_RECORD}"):
+                data = record.with_suffix(_DATA)
+                if not data.exists():
+                    continue
+                _park(directory, data)
+                log.warning(
+                    "%s was not uploaded before its mount was killed; `aisfs recover` lists it",
+                    _name_of(directory / PARKED / _parked_name(data)),
+                )
+            for rest in session.iterdir():
+                rest.unlink(missing_ok=True)
+            session.rmdir()
+
+
+@contextmanager
+def _locked_if_dead(lock: Path) -> Iterator[bool]:
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:  # it is only just beginning, or ending
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield lock.exists()
+    finally:
+        os.close(descriptor)
+
+
+def _park(directory: Path, data: Path) -> None:
+    """Move a dirty file; the record counts, so it moves when its bytes are there."""
+    target = directory / PARKED / _parked_name(data)
+    with suppress(FileExistsError):  # a crash came between the two
+        os.link(data, target)
+    data.with_suffix(_RECORD).rename(target.with_suffix(_RECORD))
+    data.unlink()
+
+
+def _parked_name(data: Path) -> str:
+    return f"{data.parent.name}-{data.name}"
+
+
+def _name_of(data: Path) -> str:
+    with suppress(OSError, ValueError):
+        return StagedRecord.decode(data.with_suffix(_RECORD).read_bytes()).name
+    return data.name
+
+
+def _write_record(target: Path, record: StagedRecord) -> None:
+    """Write it whole or not at all."""
+    temporary = target.with_suffix(".tmp")
+    with _as_ours(target):
+        temporary.write_bytes(record.encode())
+        temporary.rename(target)
+
+
+@contextmanager
+def _as_ours(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise OutOfSpace(f"staging file {path}: {error.strerror}") from error
+        raise Unavailable(f"staging file {path}: {error.strerror}") from error

@@ -1,0 +1,339 @@
+"""Open files of a tree that can be written: staged on the local disk, committed by close and fsync.
+
+What `close` and `fsync` acknowledged is in the store. Until then the store holds what it held
+before; should it come to nothing, the staged bytes are kept for `aisfs recover`. What makes a file or
+changes its size, mode or time is in `filesystem.changing`, what changes names in `filesystem.naming`.
+"""
+
+import logging
+import os
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+from aisfs.core.stamps import mode_of, mtime_of
+from aisfs.engine.parts import Data
+from aisfs.engine.staging import StagedFile
+from aisfs.errors import (
+    AisfsError,
+    ReadOnly,
+    Stale,
+)
+from aisfs.filesystem.filesystem import FileHandle, Kernel
+from aisfs.filesystem.nodes import ObjectNode, ShardNode, identity
+from aisfs.filesystem.written import (
+    WrittenFile,
+)
+from aisfs.filesystem.written_names import WrittenNames
+
+log = logging.getLogger(__name__)
+
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
+"""Flags of `open` that ask for a change."""
+
+
+@dataclass(eq=False, slots=True)
+class OpenFile:
+    """An open object of a writable mount; its content is that of the inode, as POSIX has it."""
+
+    ino: int
+    file: WrittenFile | None
+    """Set when it was opened for writing."""
+
+
+class WaitingKernel(Kernel, Protocol):
+    """What a file system that can be written may tell the kernel."""
+
+    async def invalidated(self, parent: int, name: bytes) -> None:
+        """Make the kernel look `name` up again, and wait until it knows, a second at most.
+
+        Not for requests during which the kernel holds the lock of the directory `parent`.
+        """
+        ...
+
+
+class WritingFileSystem(WrittenNames):
+    """Opens, reads, writes and commits files."""
+
+    kernel: WaitingKernel | None
+
+    # opening and closing ---------------------------------------------------------------------
+
+    async def open_file(self, ino: int, flags: int) -> OpenFile | FileHandle:
+        """Open an object, to read or to write, or a member, to read.
+
+        Raises:
+            Stale: it is to be written and is another version by now; the kernel looks it up anew.
+            ReadOnly: a member is to be written.
+        """
+        node = self.node(ino)
+        wanted = flags & WRITING
+        if not isinstance(node, ObjectNode):
+            if wanted and isinstance(node, ShardNode):
+                raise ReadOnly("members of a shard cannot be changed")
+            return await self.open(ino)
+        known = self._files.by_ino.get(ino)
+        if known is not None:
+            self._check_not_lost(known)
+        if not wanted:
+            self._readers[ino] += 1
+            if known is not None:
+                known.handles += 1
+            return OpenFile(ino, None)
+        file = self._file(ino)
+        handle = OpenFile(ino, file)
+        self._begin(handle)
+        try:
+            async with file.lock:
+                if flags & os.O_TRUNC:
+                    await self._truncate(file, 0)
+                elif file.staged is None and not file.unlinked:
+                    await self._check_version(file)
+        except BaseException:
+            await self.release(handle)
+            raise
+        return handle
+
+    def _begin(self, handle: OpenFile) -> None:
+        """Count an open handle for writing."""
+        assert handle.file is not None, "only handles for writing are counted here"
+        handle.file.handles += 1
+        handle.file.writers += 1
+
+    def _file(self, ino: int) -> WrittenFile:
+        """Give the written file of an inode; from now on it is one."""
+        file = self._files.by_ino.get(ino)
+        if file is None:
+            node = self.node(ino)
+            assert isinstance(node, ObjectNode), "only objects are written"
+            info = node.info
+            spelled = self._salted.get(ino) or identity(node)
+            file = WrittenFile(ino, spelled, node, info, mode_of(info), mtime_of(info))
+            file.handles = self._readers[ino]
+            self._files.add(file)
+        return file
+
+    async def _check_version(self, file: WrittenFile) -> None:
+        """Make sure that what is to be changed in part is still what it was looked up as."""
+        assert file.base is not None, "a file without a version is staged"
+        with self.noticing_change(file.node):
+            now = await self._writer.head(file.bucket, file.key)
+            if not now.same_content(file.base):
+                raise Stale(f"{file.bucket}/{file.key} was changed by somebody else")
+
+    async def release(self, handle: OpenFile | FileHandle) -> None:
+        """Close a handle for good. What is still dirty after the last one is uploaded or kept."""
+        if isinstance(handle, FileHandle):
+            return
+        file = handle.file or self._files.by_ino.get(handle.ino)
+        if handle.file is None:
+            self._readers[handle.ino] -= 1
+            if not self._readers[handle.ino]:
+                del self._readers[handle.ino]
+        else:
+            handle.file.writers -= 1
+        if file is None:
+            return
+        file.handles -= 1
+        if not file.handles:
+            await self._settle_unopened(file)
+
+    async def _settle_unopened(self, file: WrittenFile) -> None:
+        """Upload what nobody has closed properly, a mapping for example, and let the disk go."""
+        error = file.torn or file.failed
+        if file.dirty and error is None and not file.unlinked:
+            try:
+                await self.commit(file)
+            except AisfsError as failed:
+                error = failed
+        async with file.lock:
+            if file.handles:
+                return
+            if file.dirty and not file.unlinked and error is not None:
+                if file.torn is not None or (file.member and not file.size):
+                    self._discard(file, error)
+                else:
+                    self._park(file, error)
+            elif file.staged is not None:
+                file.staged.discard()
+                file.staged = None
+                file.dirty = False
+            if file.member and file.lost is None:
+                file.lost = Stale("it is in its shard now")
+                self._files.unname(file)
+            if self.inodes.get(file.ino) is None:
+                self._files.drop(file)
+
+    def _park(self, file: WrittenFile, error: AisfsError) -> None:
+        """Keep what could not be uploaded for `aisfs recover`; the name shows the store again."""
+        assert file.staged is not None, "what is dirty is staged"
+        log.error(
+            "%s/%s was not uploaded: %s; `aisfs recover` lists it", file.bucket, file.key, error
+        )
+        file.staged.park(str(error))
+        file.staged = None
+        self._lose(file, error)
+
+    def _discard(self, file: WrittenFile, error: AisfsError) -> None:
+        """Let go what is not whole: whoever wrote it was told so by a write that failed."""
+        assert file.staged is not None, "what is dirty is staged"
+        file.staged.discard()
+        file.staged = None
+        self._lose(file, error)
+
+    def _lose(self, file: WrittenFile, error: AisfsError) -> None:
+        """Show what the store has under a name again."""
+        file.dirty = False
+        file.lost = error
+        self._files.unname(file)
+        if file.base is None and not file.member:
+            self._lister.forget(file.bucket, file.key)
+        self._invalidate(file.node.parent, file.node.name)
+
+    # reading and writing ---------------------------------------------------------------------
+
+    async def read_file(self, handle: OpenFile | FileHandle, offset: int, size: int) -> Data:
+        """Read up to `size` bytes; shorter only at the end of the file."""
+        if isinstance(handle, FileHandle):
+            return await self.read(handle, offset, size)
+        while True:
+            file = self._files.by_ino.get(handle.ino)
+            if file is not None:
+                self._check_not_lost(file)
+                if file.staged is not None:
+                    return file.staged.read(offset, size)
+            node = self.node(handle.ino)
+            assert isinstance(node, ObjectNode), "other nodes have other handles"
+            try:
+                return await self.read(FileHandle(node), offset, size)
+            except Stale:
+                now = self._files.by_ino.get(handle.ino)
+                changed_here = now is not None and (now.staged or now.base is not node.info)
+                if not changed_here:
+                    raise  # by somebody else
+
+    async def write(self, handle: OpenFile, offset: int, data: bytes) -> int:
+        """Write all of `data`.
+
+        Raises:
+            OutOfSpace: the staging directory is full.
+            Stale: somebody else changed the object since it was opened.
+        """
+        file = handle.file
+        if file is None:
+            raise ReadOnly("not open for writing")
+        async with file.lock:
+            self._check_not_lost(file)
+            staged = await self._stage(file)
+            self._touch(file)
+            try:
+                staged.write(offset, data)
+            except AisfsError as error:
+                file.torn = error
+                raise
+            file.torn = None
+        return len(data)
+
+    async def _truncate(self, file: WrittenFile, size: int) -> None:
+        """Cut or extend; called with the lock held."""
+        if size == file.size:
+            file.torn = None
+            return
+        was_dirty = file.dirty
+        created = file.staged is None and size == 0
+        if created:  # what is cut off need not be loaded
+            file.staged = self._writer.new()
+        staged = await self._stage(file)
+        try:
+            self._touch(file)
+            staged.truncate(size)
+        except BaseException:
+            if not was_dirty:
+                file.dirty = False
+                staged.mark_clean()
+            if created:
+                staged.discard()
+                file.staged = None
+            raise
+        file.torn = None
+
+    async def _stage(self, file: WrittenFile) -> StagedFile:
+        """Have the content on the local disk; called with the lock held."""
+        if file.staged is None:
+            assert file.base is not None, "a file without a version is staged"
+            with self.noticing_change(file.node):
+                file.staged = await self._writer.load(file.bucket, file.base)
+        return file.staged
+
+    def _touch(self, file: WrittenFile) -> None:
+        """Take note of a change that is about to be made."""
+        if file.member and file.base is not None:
+            raise ReadOnly("members of a shard cannot be changed")
+        file.failed = None
+        file.mtime_ns = time.time_ns()
+        if not file.unlinked:
+            self._record(file)
+            file.dirty = True
+
+    def _record(self, file: WrittenFile) -> None:
+        """Say on the disk whose bytes these are, before anybody relies on them."""
+        assert file.staged is not None, "what is dirty is staged"
+        self._writer.record(
+            file.staged, file.bucket, file.key, member=file.member, base=file.base, mode=file.mode
+        )
+
+    # committing ------------------------------------------------------------------------------
+
+    async def flush(self, handle: OpenFile | FileHandle) -> None:
+        """Commit at a close or fsync: after this the store has what was written.
+
+        Raises:
+            AisfsError: it has not, and holds what it held before.
+        """
+        if isinstance(handle, OpenFile) and handle.file is not None:
+            await self.commit(handle.file)
+
+    async def commit(self, file: WrittenFile) -> None:
+        """Upload a file if it is dirty, and let the kernel know what else that changes."""
+        async with file.lock:
+            committed = await self._commit_locked(file)
+        if committed and self.kernel is not None:  # not with the lock, which a rename may wait for
+            for parent, name in self._other_names(file):
+                await self.kernel.invalidated(parent, name)
+
+    async def _commit_locked(self, file: WrittenFile) -> bool:
+        """Upload a file if it is dirty; says whether it was."""
+        self._check_not_lost(file)
+        if file.unlinked or not file.dirty:
+            return False
+        assert file.staged is not None, "what is dirty is staged"
+        if file.torn is not None:
+            raise file.torn
+        try:
+            if file.member:
+                info = await self._writer.append(file.bucket, file.key, file.member, file.staged)
+                self._note_append(file, info)
+            else:
+                info = await self._writer.upload(
+                    file.bucket,
+                    file.key,
+                    file.staged,
+                    base=file.base,
+                    mtime_ns=file.mtime_ns,
+                    mode=file.mode,
+                )
+        except AisfsError as error:
+            file.failed = error
+            raise
+        file.base = info
+        file.dirty = False
+        file.failed = None
+        file.staged.mark_clean()
+        self._lister.settle(file.bucket, file.key, info)
+        return True
+
+    # checks ----------------------------------------------------------------------------------
+
+    def _check_not_lost(self, file: WrittenFile) -> None:
+        if file.lost is not None:
+            raise Stale(f"{file.bucket}/{file.key}: {file.lost}; open it again")

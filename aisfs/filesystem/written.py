@@ -1,0 +1,162 @@
+"""Files that this mount writes: what they are beside the version of an object they began as.
+
+An inode number stands for one version (invariant I2), but a program goes on using the inode it
+writes to. So a written file keeps its number from the first change to the last lookup, whatever
+versions it becomes meanwhile; anybody else's new version of the object gets a number of its own.
+"""
+
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+import trio
+
+from aisfs.core.listing import PENDING_VERSION
+from aisfs.core.views import MembersView
+from aisfs.engine.staging import StagedFile
+from aisfs.errors import AisfsError
+from aisfs.filesystem.nodes import ObjectNode, identity
+from aisfs.model import Bucket, ObjectInfo
+
+_serial = count(1)
+
+
+@dataclass(eq=False, slots=True)
+class WrittenFile:
+    """A file of this mount that is, or was, open for writing."""
+
+    ino: int
+    identity: bytes
+    """What `ino` was computed from."""
+    node: ObjectNode
+    """Where it is now. Its `info` is only the first one."""
+    base: ObjectInfo | None
+    """The version in the store that `staged` came from or went to; None when there is none yet."""
+    mode: int | None
+    """Permissions; None shows those of the mount."""
+    mtime_ns: int
+    member: str = ""
+    """Its name in the shard `node.info.key`, when it is to be a member."""
+    staged: StagedFile | None = None
+    """The content on the local disk; without it the content is that of `base`."""
+    dirty: bool = False
+    """Whether `staged` differs from `base`."""
+    unlinked: bool = False
+    """It has no name any more; nothing of it is uploaded."""
+    lost: AisfsError | None = None
+    """Why what was written is not to be seen here any more."""
+    failed: AisfsError | None = None
+    """Why the last attempt to upload it failed; None after the next write."""
+    torn: AisfsError | None = None
+    """Why a write failed; None after the next one. Content with a hole in it is not uploaded."""
+    handles: int = 0
+    writers: int = 0
+    lock: trio.Lock = field(default_factory=trio.Lock)
+    """Held while content or name change, and while it is uploaded."""
+
+    @property
+    def bucket(self) -> Bucket:
+        """Its bucket."""
+        return self.node.bucket
+
+    @property
+    def key(self) -> str:
+        """Its key; of a member that of the shard."""
+        return self.node.info.key
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        if self.staged is not None:
+            return self.staged.size
+        return self.base.size if self.base is not None else 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether it is more than the version `base` under a number of its own."""
+        return self.dirty or self.handles > 0
+
+    def stands_for(self, info: ObjectInfo) -> bool:
+        """Say whether this file is what its name shows while the store has `info`."""
+        if self.unlinked or self.lost is not None:
+            return False
+        return self.dirty or (self.base is not None and self.base.same_content(info))
+
+
+@dataclass(eq=False, slots=True)
+class AppendedShard:
+    """A shard that this mount appended to: what is in it, without scanning each of its versions."""
+
+    info: ObjectInfo
+    """The version after the last append."""
+    view: MembersView
+    """The members before the first one."""
+    names: set[bytes]
+    """What was appended since, in the folder of the shard itself."""
+
+    def has(self, name: bytes) -> bool:
+        """Say whether the folder has this name."""
+        return name in self.names or self.view.directory(0).find(name) is not None
+
+
+def pending_node(bucket: Bucket, key: str, parent: int, name: bytes) -> ObjectNode:
+    """Make the node of an object that the store does not have yet, like no other."""
+    info = ObjectInfo(key, 0, PENDING_VERSION, checksum=str(next(_serial)))
+    return ObjectNode(bucket, info, parent, name)
+
+
+class WrittenFiles:
+    """The written files of a mount, by inode number and by key."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self.by_ino: dict[int, WrittenFile] = {}
+        self._by_key: dict[tuple[Bucket, str], WrittenFile] = {}
+        self._members: dict[tuple[Bucket, str, str], WrittenFile] = {}
+
+    def add(self, file: WrittenFile) -> None:
+        """Remember a file under its number and its name."""
+        self.by_ino[file.ino] = file
+        if file.member:
+            self._members[file.bucket, file.key, file.member] = file
+        else:
+            self._by_key[file.bucket, file.key] = file
+
+    def of_key(self, bucket: Bucket, key: str) -> WrittenFile | None:
+        """Give the file that last had this key in this mount."""
+        return self._by_key.get((bucket, key))
+
+    def of_member(self, bucket: Bucket, shard: str, member: str) -> WrittenFile | None:
+        """Give a new member of a shard."""
+        return self._members.get((bucket, shard, member))
+
+    def below(self, bucket: Bucket, prefix: str) -> list[WrittenFile]:
+        """Give the files whose keys start with `prefix`."""
+        return [f for (b, k), f in self._by_key.items() if b == bucket and k.startswith(prefix)]
+
+    def unname(self, file: WrittenFile) -> None:
+        """Forget its name; the number stays."""
+        if file.member:
+            where = (file.bucket, file.key, file.member)
+            if self._members.get(where) is file:
+                del self._members[where]
+        elif self._by_key.get((file.bucket, file.key)) is file:
+            del self._by_key[file.bucket, file.key]
+
+    def rename(self, file: WrittenFile, key: str, parent: int, name: bytes) -> None:
+        """Give it another name."""
+        self.unname(file)
+        info = replace(file.node.info, key=key)
+        file.node = ObjectNode(file.bucket, info, parent, name)
+        if file.base is not None:
+            file.base = replace(file.base, key=key)
+        self.add(file)
+
+    def drop(self, file: WrittenFile) -> None:
+        """Forget it."""
+        self.unname(file)
+        self.by_ino.pop(file.ino, None)
+
+
+def versioned_identity(node: ObjectNode, again: int) -> bytes:
+    """Spell the identity of a version whose own number means something else by now."""
+    return identity(node) + (b"\0%d" % again if again else b"")

@@ -1,0 +1,238 @@
+"""Names, numbers and attributes in a tree that is written: which inode a name stands for.
+
+Above `FileSystem`, which knows versions of objects, and below `filesystem.writing`, which changes them.
+"""
+
+import os
+import stat
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+from cachetools import LRUCache
+
+from aisfs.config import WriteSettings
+from aisfs.core import names
+from aisfs.engine.overlay import OverlaidLister
+from aisfs.engine.reader import Reader
+from aisfs.engine.writer import Writer
+from aisfs.errors import (
+    Stale,
+)
+from aisfs.filesystem.attributes import Attr, AttrMaker, Entry
+from aisfs.filesystem.filesystem import FileSystem
+from aisfs.filesystem.nodes import DirectoryNode, Node, ObjectNode, ShardNode
+from aisfs.filesystem.shards import ShardFolders, is_folder
+from aisfs.filesystem.tree import Found, Tree
+from aisfs.filesystem.written import (
+    AppendedShard,
+    WrittenFile,
+    WrittenFiles,
+    versioned_identity,
+)
+from aisfs.model import Bucket, ObjectInfo
+
+APPENDED_MAX = 16
+"""Shards whose appended members are remembered."""
+
+
+class WrittenNames(FileSystem):
+    """One mount's tree, with the files that this mount writes."""
+
+    tree: Tree
+
+    def __init__(
+        self,
+        root: Node,
+        *,
+        tree: Tree,
+        folders: ShardFolders,
+        reader: Reader,
+        lister: OverlaidLister,
+        make: AttrMaker,
+        clock: Callable[[], float],
+        writer: Writer,
+        settings: WriteSettings,
+    ) -> None:
+        """Serve the tree below `root`; write with `writer`."""
+        super().__init__(
+            root,
+            tree=tree,
+            folders=folders,
+            reader=reader,
+            make=make,
+            clock=clock,
+            list_ttl=lister.list_ttl,
+        )
+        self._lister = lister
+        self._writer = writer
+        self._settings = settings
+        self._files = WrittenFiles()
+        self._readers: Counter[int] = Counter()
+        """Open handles by inode that are not for writing."""
+        self._salted: dict[int, bytes] = {}
+        self._appended: LRUCache[tuple[Bucket, str], AppendedShard] = LRUCache(APPENDED_MAX)
+        self._directory_attrs: dict[tuple[Bucket, str], tuple[int | None, int | None]] = {}
+        """Mode and time of directories, which have nowhere to be stored."""
+
+    # names to inodes -------------------------------------------------------------------------
+
+    async def lookup(self, parent: int, name: bytes) -> Entry | None:
+        """See `FileSystem`; a new member of a shard is there before its shard has it."""
+        if self._lacks_member(parent, name):
+            return None
+        file = await self._new_member(parent, name)
+        if file is None:
+            return await super().lookup(parent, name)
+        entry = Entry(name, self._file_attr(file), 0.0)
+        self.remember(entry.attr.ino, file.node)
+        return entry
+
+    def _lacks_member(self, parent: int, name: bytes) -> bool:
+        """Say whether a shard just appended to has no such name, as far as its append tells.
+
+        Without this each file that is copied into a shard would cost a scan of all of it.
+        """
+        node = self.node(parent)
+        if not isinstance(node, ShardNode) or not is_folder(parent):
+            return False
+        appended = self._appended.get((node.bucket, node.info.key))
+        if appended is None or appended.info != node.info or self._folders.known_view(node):
+            return False
+        pending = self._files.of_member(node.bucket, node.info.key, os.fsdecode(name))
+        return pending is None and not appended.has(name)
+
+    def _note_append(self, file: WrittenFile, info: ObjectInfo) -> None:
+        """Remember what the new version of a shard has."""
+        shard = self.inodes.get(file.node.parent)
+        key = (file.bucket, file.key)
+        appended = self._appended.pop(key, None)
+        if not isinstance(shard, ShardNode):
+            return
+        if appended is None or appended.info != shard.info:
+            view = self._folders.known_view(shard)
+            if view is None:
+                return
+            appended = AppendedShard(info, view, set())
+        appended.info = info
+        appended.names.add(os.fsencode(file.member))
+        self._appended[key] = appended
+
+    async def _new_member(self, parent: int, name: bytes) -> WrittenFile | None:
+        node = self.node(parent)
+        if not isinstance(node, ShardNode):
+            return None
+        path = await self._folders.path(node, parent, name)
+        return self._files.of_member(node.bucket, node.info.key, path)
+
+    def node(self, ino: int) -> Node:
+        """See `FileSystem`; a written file is the version it was committed as last."""
+        file = self._files.by_ino.get(ino)
+        if file is None:
+            return super().node(ino)
+        return file.node if file.base is None else replace(file.node, info=file.base)
+
+    def _remember(self, ino: int, node: Node, count: int) -> None:
+        """See `FileSystem`; a written file keeps the identity it began with."""
+        file = self._files.by_ino.get(ino)
+        if file is not None:
+            self.inodes.remember(ino, file.identity, file.node, count)
+        elif ino in self._salted:
+            self.inodes.remember(ino, self._salted[ino], node, count)
+        else:
+            super()._remember(ino, node, count)
+
+    def forget(self, ino: int, count: int) -> None:
+        """See `FileSystem`; a written file that nobody knows any more is a version like any other."""
+        super().forget(ino, count)
+        if self.inodes.get(ino) is not None:
+            return
+        self._salted.pop(ino, None)
+        file = self._files.by_ino.get(ino)
+        if file is not None and not file.busy:
+            self._files.drop(file)
+
+    def entry(self, found: Found) -> Entry:
+        """See `FileSystem`; the name of a written file stands for that file."""
+        entry = super().entry(found)
+        node = found.node
+        if not isinstance(node, ObjectNode):
+            return entry
+        file = self._current(node)
+        attr = self.object_attr(node, self._number(node)) if file is None else self._file_attr(file)
+        return replace(entry, attr=attr)
+
+    def _current(self, node: ObjectNode) -> WrittenFile | None:
+        """Give the written file that the name of a version stands for in this mount."""
+        file = self._files.of_key(node.bucket, node.info.key)
+        if file is None:
+            return None
+        if file.stands_for(node.info):
+            return file
+        self._files.unname(file)  # somebody else wrote another version
+        return None
+
+    def _number(self, node: ObjectNode) -> int:
+        """Number a version; not with a number that has become a written file's."""
+        again = 0
+        while True:
+            spelled = versioned_identity(node, again)
+            number = self.inodes.number(spelled)
+            if number not in self._files.by_ino:
+                if again:
+                    self._salted[number] = spelled
+                return number
+            again += 1
+
+    # attributes ------------------------------------------------------------------------------
+
+    async def getattr(self, ino: int) -> Attr:
+        """Describe an inode."""
+        file = self._files.by_ino.get(ino)
+        if file is not None:
+            if file.lost is not None:
+                raise Stale(f"{file.bucket}/{file.key}: {file.lost}")
+            return self._file_attr(file)
+        return await super().getattr(ino)
+
+    def _file_attr(self, file: WrittenFile) -> Attr:
+        attr = self._make.file(file.ino, file.size, file.mtime_ns)
+        if file.mode is not None:
+            attr = replace(attr, mode=stat.S_IFREG | file.mode)
+        return attr
+
+    def directory_attr(self, node: Node, ino: int) -> Attr:
+        """See `FileSystem`; what somebody set in this mount is shown."""
+        attr = super().directory_attr(node, ino)
+        if not isinstance(node, DirectoryNode):
+            return attr
+        mode, mtime_ns = self._directory_attrs.get((node.bucket, node.prefix), (None, None))
+        return replace(
+            attr,
+            mode=attr.mode if mode is None else stat.S_IFDIR | mode,
+            mtime_ns=attr.mtime_ns if mtime_ns is None else mtime_ns,
+        )
+
+    # what else a change concerns ------------------------------------------------------------
+
+    def _other_names(self, file: WrittenFile) -> list[tuple[int, bytes]]:
+        """Give the names, beside its own, that stand for something else when a file was committed."""
+        if not file.member:
+            return self._aliases(file.node.parent, file.node.name)
+        shard = self.inodes.get(file.node.parent)
+        if not isinstance(shard, ShardNode):
+            return []
+        name = names.entry_name("", file.key.rpartition("/")[2])
+        return [(shard.parent, name), *self._aliases(shard.parent, name)]
+
+    def _aliases(self, parent: int, name: bytes) -> list[tuple[int, bytes]]:
+        """Give the other names of a shard."""
+        return [(parent, other) for other in self.tree.names_of(name) if other != name]
+
+    def _invalidate_aliases(self, parent: int, name: bytes) -> None:
+        for directory, alias in self._aliases(parent, name):
+            self._invalidate(directory, alias)
+
+    def _invalidate(self, parent: int, name: bytes) -> None:
+        if self.kernel is not None:
+            self.kernel.invalidate_entry(parent, name)

@@ -1,0 +1,212 @@
+"""`aisfs pack`: a tree of files into shards, straight into a bucket or a directory.
+
+Nothing is copied on this machine: a shard is a `Content` that reads the files as its bytes are
+asked for, and is uploaded like any other. A shard that is there with these very bytes is left alone.
+"""
+
+import os
+import stat
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import trio
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from aisfs.ais.checksums import DEFAULT_TYPE, checksum_of, hasher_of, is_known
+from aisfs.core.packing import END, File, Layout, ShardNames, header_of
+from aisfs.errors import AisfsError, ContentUnreadable, NotFound, SourceMissing
+from aisfs.model import Bucket, ObjectInfo
+from aisfs.store.port import WritableStore
+
+
+class ShardContent:
+    """The bytes of a shard, read from the files it is made of."""
+
+    def __init__(self, root: bytes, layout: Layout) -> None:
+        """Read `layout` from the files below `root`."""
+        self._root = root
+        self._layout = layout
+
+    @property
+    def size(self) -> int:
+        """Length in bytes."""
+        return self._layout.size
+
+    def read_into(self, start: int, buffer: memoryview) -> None:
+        """See `Content`."""
+        done = 0
+        for file, first, last in self._layout.pieces(start, start + len(buffer)):
+            view = buffer[done : done + last - first]
+            if file is None:
+                view[:] = END[first:last]
+            else:
+                self._read(file, first, view)
+            done += len(view)
+
+    def _read(self, file: File, first: int, view: memoryview) -> None:
+        """Fill `view` with what is stored of a file, from `first` on."""
+        header = header_of(file)
+        part = header[first : first + len(view)]
+        view[: len(part)] = part
+        view, at = view[len(part) :], max(0, first - len(header))
+        content = view[: max(0, file.size - at)]
+        if file.content is not None:
+            content[:] = file.content[at : at + len(content)]
+        elif content:
+            self._read_file(file, at, content)
+        view[len(content) :] = bytes(len(view) - len(content))
+
+    def _read_file(self, file: File, at: int, view: memoryview) -> None:
+        path = os.path.join(self._root, file.name)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                size = os.fstat(descriptor).st_size
+                done = 0
+                while done < len(view) and (got := os.preadv(descriptor, [view[done:]], at + done)):
+                    done += got
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise ContentUnreadable(f"{os.fsdecode(path)}: {error.strerror}") from error
+        if size != file.size or done < len(view):
+            raise ContentUnreadable(f"{os.fsdecode(path)}: changed while it was packed")
+
+
+def find_files(root: Path) -> tuple[list[File], list[str]]:
+    """Find all files below a directory; symbolic links to files count, those to directories not.
+
+    Returns:
+        The files, and a line for each thing that cannot be packed.
+
+    Raises:
+        SourceMissing: there is no such directory, or a part of it cannot be read.
+    """
+    top, files, odd = os.fsencode(root), [], []
+    if not os.path.isdir(top):
+        raise SourceMissing(f"{root}: no such directory")
+
+    def fail(error: OSError) -> None:
+        raise SourceMissing(f"{os.fsdecode(error.filename)}: {error.strerror}") from error
+
+    for folder, directories, names in os.walk(top, onerror=fail):
+        links = [d for d in directories if os.path.islink(os.path.join(folder, d))]
+        if not directories and not names and folder != top:
+            odd.append(f"{os.fsdecode(folder)}: an empty directory")
+        for name in (*names, *links):
+            path = os.path.join(folder, name)
+            try:
+                status = os.stat(path)
+            except OSError as error:
+                odd.append(f"{os.fsdecode(path)}: {error.strerror}")
+                continue
+            if stat.S_ISREG(status.st_mode):
+                files.append(File(os.path.relpath(path, top), status.st_size))
+            else:
+                odd.append(f"{os.fsdecode(path)}: no file")
+    return files, odd
+
+
+async def each(jobs: int, works: Sequence[Callable[[], Awaitable[None]]]) -> None:
+    """Do all works, `jobs` at a time; the first that fails ends the others.
+
+    Raises:
+        AisfsError: what that one raised.
+    """
+    failed: list[AisfsError] = []
+    left = iter(works)
+
+    async def worker(scope: trio.CancelScope) -> None:
+        for work in left:
+            try:
+                await work()
+            except AisfsError as error:
+                failed.append(error)
+                scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(min(jobs, len(works))):
+            nursery.start_soon(worker, nursery.cancel_scope)
+    if failed:
+        raise failed[0]
+
+
+@dataclass(slots=True)
+class Packed:
+    """What was done."""
+
+    written: int = 0
+    kept: int = 0
+    """Shards that were there already, with these very bytes."""
+    size: int = 0
+    """Bytes of all shards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packer:
+    """Writes the shards of one tree."""
+
+    root: Path
+    store: WritableStore
+    bucket: Bucket
+    names: ShardNames
+
+    async def pack(self, shards: list[Layout], jobs: int, console: Console) -> Packed:
+        """Write all shards, `jobs` at a time.
+
+        Raises:
+            AisfsError: one failed; those that are finished stay, and are recognised next time.
+            InvalidName: there are more shards than names; nothing is written.
+        """
+        keys = [self.names.name(index) for index in range(len(shards))]
+        packed = Packed(size=sum(shard.size for shard in shards))
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(binary_units=True),
+            TransferSpeedColumn(),
+        )
+        with Progress(*columns, console=console) as progress:
+            task = progress.add_task("shards", total=packed.size)
+
+            async def one(key: str, layout: Layout) -> None:
+                sent = 0
+
+                def told(done: int) -> None:
+                    nonlocal sent
+                    progress.advance(task, done - sent)
+                    sent = done
+
+                is_new = await self._write(key, layout, told)
+                told(layout.size)
+                packed.written += is_new
+                packed.kept += not is_new
+
+            pairs = zip(keys, shards, strict=True)
+            await each(jobs, [partial(one, key, layout) for key, layout in pairs])
+        return packed
+
+    async def _write(self, key: str, layout: Layout, told: Callable[[int], None]) -> bool:
+        """Write one shard; False when it is there already."""
+        content = ShardContent(os.fsencode(self.root), layout)
+        try:
+            there = await self.store.head(self.bucket, key)
+        except NotFound:
+            there = None
+        if there and there.size == content.size and await self._is(there, content):
+            return False
+        await self.store.upload(self.bucket, key, content, progress=told)
+        return True
+
+    async def _is(self, there: ObjectInfo, content: ShardContent) -> bool:
+        kind = there.checksum.partition(":")[0]
+        if is_known(kind):
+            return there.checksum == await trio.to_thread.run_sync(checksum_of, content, kind)
+        # Where the store keeps no checksum, its bytes are read.
+        hasher = hasher_of(DEFAULT_TYPE)
+        await self.store.stream(self.bucket, there, hasher.update)
+        wanted = await trio.to_thread.run_sync(partial(checksum_of, content, DEFAULT_TYPE))
+        return wanted == f"{DEFAULT_TYPE}:{hasher.hexdigest()}"

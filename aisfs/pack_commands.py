@@ -1,0 +1,239 @@
+"""`aisfs pack` and `aisfs unpack`: what is typed, and what is said about it."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import trio
+from pydantic import ByteSize, TypeAdapter, ValidationError
+from rich.console import Console
+
+from aisfs import logs
+from aisfs.config import ClusterSettings
+from aisfs.core.packing import (
+    KEY_RULES,
+    Layout,
+    ShardNames,
+    samples_of,
+    shards_of,
+    shuffled,
+    with_classes,
+)
+from aisfs.core.sources import BucketSource, parse_source
+from aisfs.errors import ConfigError, SourceMissing
+from aisfs.exits import Exit
+from aisfs.model import Bucket
+
+if TYPE_CHECKING:
+    from aisfs.store.port import WritableStore
+
+_MOST_LINES = 20
+"""Lines about single files; there may be millions."""
+
+
+def _size(context: click.Context, option: click.Parameter, text: str) -> int:
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError:
+        raise click.BadParameter(f"{text!r} is not a size such as 1GiB") from None
+
+
+def _common_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option("--endpoint", metavar="URL", help="AIStore proxy; default: AIS_ENDPOINT."),
+        click.option(
+            "--jobs",
+            type=click.IntRange(1, 64),
+            default=4,
+            show_default=True,
+            help="Shards under way at once.",
+        ),
+        click.option("--dry-run", is_flag=True, help="Only say what would be done."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.argument("tree", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("shards", metavar="SHARDS")
+@click.option(
+    "--max-count",
+    type=click.IntRange(1),
+    default=100_000,
+    show_default=True,
+    help="Samples in a shard at most.",
+)
+@click.option(
+    "--max-size",
+    metavar="SIZE",
+    default="3GiB",
+    show_default=True,
+    callback=_size,
+    help="Bytes of a shard at most.",
+)
+@click.option("--shuffle", type=int, metavar="SEED", help="Shuffle the samples.")
+@click.option(
+    "--class-to",
+    metavar="EXT",
+    help="DIR has a directory for each class: add a member KEY.EXT with its number.",
+)
+@click.option(
+    "--key-rule",
+    type=click.Choice(list(KEY_RULES)),
+    default="wds",
+    show_default=True,
+    help="Which files are one sample, by their names.",
+)
+@_common_options
+def pack(
+    tree: Path,
+    shards: str,
+    max_count: int,
+    max_size: int,
+    shuffle: int | None,
+    class_to: str | None,
+    key_rule: str,
+    **common: Any,  # noqa: ANN401 - the common options
+) -> int:
+    """Pack the files below DIR into tar shards.
+
+    SHARDS names them, in a bucket or a directory: 'ais://BUCKET/train-{000000..}.tar'. Shards that
+    are there with these very bytes are left as they are: run it again after an error.
+    """
+    from aisfs.pack import Packer, find_files
+
+    logs.configure("warning", None, foreground=True)
+    files, odd = find_files(tree)
+    if not files:
+        raise SourceMissing(f"{tree}: no files")
+    samples = samples_of(files, KEY_RULES[key_rule])
+    if class_to:
+        samples = with_classes(samples, _extension(class_to))
+    if shuffle is not None:
+        samples = shuffled(samples, shuffle)
+    layouts = shards_of(samples, max_count, max_size)
+    place, names = _parse_shards(shards)
+    _say(odd, "left out: ")
+    if common["dry_run"]:
+        return _show(layouts, place, names)
+
+    if isinstance(place, Path):
+        _make(place)
+
+    async def run() -> None:
+        async with _opened(place, common["endpoint"]) as (store, bucket):
+            packer = Packer(tree, store, bucket, names)
+            packed = await packer.pack(layouts, common["jobs"], Console(stderr=True))
+        click.echo(
+            f"{len(samples)} samples: {packed.written} shards written, "
+            f"{packed.kept} were there, {packed.size} bytes"
+        )
+
+    trio.run(run)
+    return Exit.FAILURE if odd else Exit.OK
+
+
+@click.command()
+@click.argument("shards", metavar="SHARDS")
+@click.argument("tree", metavar="DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--class-to", metavar="EXT", help="Leave out the members KEY.EXT that `aisfs pack` added."
+)
+@_common_options
+def unpack(shards: str, tree: Path, class_to: str | None, **common: Any) -> int:  # noqa: ANN401
+    """Write the members of shards as files below DIR.
+
+    SHARDS is as for `aisfs pack`; {N..} takes all there are.
+    """
+    from aisfs.unpack import Unpacker
+
+    logs.configure("warning", None, foreground=True)
+    place, names = _parse_shards(shards)
+    skipped: list[str] = []
+    if isinstance(place, Path) and not place.is_dir():
+        raise SourceMissing(f"{place}: no such directory")
+    if not common["dry_run"]:
+        _make(tree)
+
+    async def run() -> None:
+        async with _opened(place, common["endpoint"]) as (store, bucket):
+            without = _extension(class_to) if class_to else b""
+            unpacker = Unpacker(store, bucket, names, tree, without)
+            found = await unpacker.find()
+            if common["dry_run"]:
+                for info in found:
+                    click.echo(f"{bucket}/{info.key}: {info.size} bytes")
+                return
+            done = await unpacker.unpack(found, common["jobs"], Console(stderr=True))
+        skipped.extend(done.skipped)
+        click.echo(f"{done.files} files of {done.shards} shards")
+
+    trio.run(run)
+    _say(skipped, "left out: ")
+    return Exit.FAILURE if skipped else Exit.OK
+
+
+def _make(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{directory}: {error.strerror}") from error
+
+
+def _extension(text: str) -> bytes:
+    if not text.strip(".") or "/" in text:
+        raise ConfigError(f"--class-to {text}: an extension such as cls")
+    return text.lstrip(".").encode(errors="surrogateescape")
+
+
+def _parse_shards(text: str) -> tuple[Bucket | Path, ShardNames]:
+    """Tell the place, a bucket or a directory, from the names in it."""
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        path = Path(text)
+        return path.parent.absolute(), ShardNames.parse(path.name)
+    name, _, key = rest.partition("/")
+    source = parse_source(f"{scheme}://{name}")
+    if not isinstance(source, BucketSource) or not key:
+        raise ConfigError(f"{text}: write {scheme}://BUCKET/NAME-{{000000..}}.tar")
+    return source.bucket, ShardNames.parse(key)
+
+
+@asynccontextmanager
+async def _opened(
+    place: Bucket | Path, endpoint: str | None
+) -> AsyncIterator[tuple["WritableStore", Bucket]]:
+    # requests alone takes longer to load than --help may.
+    from aisfs.ais.client import AISClient
+    from aisfs.store.local import LocalStore
+    from aisfs.store.retry import RetryingStore
+
+    if isinstance(place, Path):
+        local = LocalStore(place)
+        yield local, local.bucket
+        return
+    settings = ClusterSettings.load({"endpoint": endpoint})
+    store = RetryingStore(AISClient(settings), deadline=settings.io_timeout)
+    try:
+        yield store, place
+    finally:
+        await store.aclose()
+
+
+def _show(layouts: list[Layout], place: Bucket | Path, names: ShardNames) -> int:
+    for index, layout in enumerate(layouts):
+        click.echo(
+            f"{place}/{names.name(index)}: {layout.samples} samples, "
+            f"{len(layout.files)} files, {layout.size} bytes"
+        )
+    return Exit.OK
+
+
+def _say(lines: list[str], before: str) -> None:
+    for line in lines[:_MOST_LINES]:
+        click.echo(f"aisfs: {before}{line}", err=True)
+    if len(lines) > _MOST_LINES:
+        click.echo(f"aisfs: {before}{len(lines) - _MOST_LINES} more", err=True)

@@ -1,0 +1,139 @@
+"""`aisfs recover`: what was written and never uploaded, to be listed, uploaded or dropped."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+
+import click
+import trio
+
+from aisfs import logs
+from aisfs.ais.checksums import checksum_of, is_known
+from aisfs.ais.client import AISClient
+from aisfs.config import ClusterSettings, WriteSettings
+from aisfs.core.journal import StagedRecord, version_text
+from aisfs.core.stamps import stamped
+from aisfs.engine.staging import Parked, adopt_dead_sessions, parked
+from aisfs.errors import AisfsError, ConfigError, NotFound, Stale
+from aisfs.exits import Exit
+from aisfs.model import ObjectInfo
+from aisfs.store.content import FileContent
+from aisfs.store.local import LocalStore
+from aisfs.store.port import WritableStore
+from aisfs.store.retry import RetryingStore
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--upload", "action", flag_value="upload", help="Upload them and forget them.")
+@click.option("--drop", "action", flag_value="drop", help="Remove them for good.")
+@click.option("--all", "everything", is_flag=True, help="All of them.")
+@click.option(
+    "--force", is_flag=True, help="Upload over an object that was changed by somebody else since."
+)
+@click.option("--staging-dir", type=click.Path(path_type=Path), metavar="DIR", help="As for mount.")
+def recover(
+    names: tuple[str, ...],
+    action: str | None,
+    everything: bool,
+    force: bool,
+    staging_dir: Path | None,
+) -> int:
+    """List what was written but never reached the store; upload or drop it.
+
+    NAME is an id or an object as the list shows them. What a running mount is still writing is not
+    shown.
+    """
+    logs.configure("error", None, foreground=True)
+    directory = WriteSettings.load({"staging_dir": staging_dir}).staging_dir
+    if not directory.is_dir():
+        if names:
+            raise ConfigError(f"{names[0]}: nothing of this name; {directory} does not exist")
+        return Exit.OK
+    adopt_dead_sessions(directory)
+    found = parked(directory)
+    if action is None:
+        _list(_chosen(found, names, everything=not names))
+        return Exit.OK
+    if not names and not everything:
+        raise ConfigError(f"--{action}: say which, or --all")
+    failed = 0
+    for one in _chosen(found, names, everything=everything):
+        try:
+            if action == "upload":
+                trio.run(_upload, one, force)
+            one.drop()
+        except AisfsError as error:
+            failed += 1
+            click.echo(f"aisfs: {one.record.name}: {error}", err=True)
+        else:
+            click.echo(f"{one.record.name}: {'uploaded' if action == 'upload' else 'dropped'}")
+    return Exit.FAILURE if failed else Exit.OK
+
+
+def _chosen(found: Sequence[Parked], names: Sequence[str], *, everything: bool) -> list[Parked]:
+    if everything:
+        return list(found)
+    chosen = [one for one in found if one.id in names or one.record.name in names]
+    for name in names:
+        if not any(name in (one.id, one.record.name) for one in chosen):
+            raise ConfigError(f"{name}: nothing of this name; `aisfs recover` lists what there is")
+    return chosen
+
+
+def _list(found: Sequence[Parked]) -> None:
+    """Print two lines for each, which no terminal's width changes: what it is, and why."""
+    for one in found:
+        when = datetime.fromtimestamp(one.mtime_ns / 1e9).astimezone().isoformat(" ", "seconds")
+        click.echo(f"{one.id}  {one.size} bytes  {when}  {one.record.name}")
+        click.echo(f"    {one.record.reason or 'the mount was killed before it was uploaded'}")
+
+
+async def _upload(one: Parked, force: bool) -> None:
+    """Upload one.
+
+    Raises:
+        Stale: the object is not what it was when it was opened to be changed.
+    """
+    record = one.record
+    store = _store(record.endpoint)
+    try:
+        with one.path.open("rb") as file:
+            content = FileContent(file.fileno(), one.size, str(one.path))
+            if not force and not record.member:
+                await _check_unchanged(store, record, content)
+            if record.member:
+                await store.append_member(record.bucket, record.key, record.member, content)
+            else:
+                custom = stamped({}, mtime_ns=one.mtime_ns, mode=record.mode)
+                await store.upload(record.bucket, record.key, content, custom=custom)
+    finally:
+        await store.aclose()
+
+
+def _store(endpoint: str) -> WritableStore:
+    """Open the cluster, or the directory, that a record names."""
+    local = endpoint.startswith("/")
+    settings = ClusterSettings.load({} if local else {"endpoint": endpoint})
+    direct: WritableStore = LocalStore(Path(endpoint)) if local else AISClient(settings)
+    return RetryingStore(direct, deadline=settings.io_timeout)
+
+
+async def _check_unchanged(
+    store: WritableStore, record: StagedRecord, content: FileContent
+) -> None:
+    """Let only what it was made from, or the very same bytes, be overwritten."""
+    now: ObjectInfo | None = None
+    with suppress(NotFound):
+        now = await store.head(record.bucket, record.key)
+    if version_text(now) != record.base and not (now is not None and await _is(now, content)):
+        raise Stale("the object was changed by somebody else since; --force uploads over it")
+
+
+async def _is(info: ObjectInfo, content: FileContent) -> bool:
+    """Say whether an object has these bytes: the mount ended when the store had them already."""
+    kind = info.checksum.partition(":")[0]
+    if info.size != content.size or not is_known(kind):
+        return False
+    return await trio.to_thread.run_sync(checksum_of, content, kind) == info.checksum

@@ -1,0 +1,169 @@
+"""Uploads in parts: AIStore's own multipart protocol.
+
+Parts are files in a directory of work files until they are put together. As all work files they
+are gone after a restart, and the upload with them.
+"""
+
+import os
+import re
+import shutil
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from aisfs.server import failures
+from aisfs.server.checksums import HASHERS
+from aisfs.server.exchange import Reply, Request, text_reply
+from aisfs.server.failures import Failure, uri_of
+from aisfs.server.objects import Objects
+from aisfs.server.storage import Bucket, Storage, hash_file, write_out
+
+CHECKSUM = "crc32c"
+"""What an object made of parts has, unless it replaces one that has another."""
+_MOST_PARTS = 10_000
+_COPY = 64 << 20
+_NUMBER = re.compile(r"[1-9][0-9]{0,4}")
+
+
+class _Part(msgspec.Struct):
+    number: int = msgspec.field(name="part-number")
+
+
+@dataclass
+class _Upload:
+    bucket: str
+    key: bytes
+    folder: Path
+    sizes: dict[int, int] = field(default_factory=dict)
+
+
+class Parts:
+    """The uploads in parts that are under way."""
+
+    def __init__(self, storage: Storage, objects: Objects) -> None:
+        self._storage = storage
+        self._objects = objects
+        self._lock = threading.Lock()
+        self._uploads: dict[str, _Upload] = {}
+
+    def start(self, bucket: Bucket, key: bytes) -> Reply:
+        """Begin an upload and name it."""
+        name = uuid.uuid4().hex[:16]
+        folder = self._storage.work_path(f"parts-{name}")
+        folder.mkdir()
+        with self._lock:
+            self._uploads[name] = _Upload(bucket.name, key, folder)
+        return text_reply(name)
+
+    def put(self, request: Request, bucket: Bucket, key: bytes) -> Reply:
+        """Take one part; sent again it replaces the one before."""
+        text = request.query.get("partNumber", "")
+        if not _NUMBER.fullmatch(text) or int(text) > _MOST_PARTS:
+            raise Failure(400, f'invalid part number "{text}" (expecting 1..{_MOST_PARTS})')
+        upload, number = self._upload(request, bucket, key), int(text)
+        kind, given = request.header("Ais-Checksum-Type"), request.header("Ais-Checksum-Value")
+        if kind and kind not in HASHERS:
+            raise Failure(400, f'invalid checksum type "{kind}"')
+        work = upload.folder / uuid.uuid4().hex
+        try:
+            with _still_there(upload), work.open("xb") as file:
+                hasher = HASHERS[kind or "none"]()
+                size = write_out(request.pieces(), file, [hasher])
+            if given and hasher.hexdigest() != given:
+                raise failures.wrong_checksum(kind, given, hasher.hexdigest())
+            with self._lock, _still_there(upload):
+                os.replace(work, upload.folder / str(number))
+                upload.sizes[number] = size
+        finally:
+            work.unlink(missing_ok=True)
+        return Reply()
+
+    def complete(self, request: Request, listed: object, bucket: Bucket, key: bytes) -> Reply:
+        """Make an object of the parts that are listed: all of them."""
+        upload = self._upload(request, bucket, key)
+        numbers = _numbers(listed)
+        with self._lock:
+            have = dict(upload.sizes)
+            if not set(numbers) <= have.keys() or len(have) > len(numbers):
+                text = f"requested {len(numbers)} parts, have {len(have)}"
+                raise Failure(400, f"partial completion is not allowed: {text}")
+            if self._uploads.pop(request.query["uploadId"], None) is None:
+                raise _unknown(request, bucket, key)
+        work = self._storage.work_path()
+        try:
+            with work.open("xb") as file:
+                for number in numbers:
+                    _append(file.fileno(), upload.folder / str(number))
+            old = bucket.find(key)
+            kind = old.record.checksum_type if old and old.record.checksum_type else CHECKSUM
+            chunks = (len(numbers), max(have.values()))
+            checksum = hash_file(work, kind)
+            self._objects.publish(bucket, key, work, kind, checksum, {}, chunks=chunks)
+        except BaseException:
+            with self._lock:  # it may be tried again, or aborted
+                self._uploads[request.query["uploadId"]] = upload
+            raise
+        finally:
+            work.unlink(missing_ok=True)
+        shutil.rmtree(upload.folder, ignore_errors=True)
+        return Reply()
+
+    def abort(self, request: Request, bucket: Bucket, key: bytes) -> Reply:
+        """Throw the parts away."""
+        request.drain()
+        name = request.query["uploadId"]
+        with self._lock:
+            upload = self._uploads.pop(name, None)
+        if upload is None:
+            what = f"partial chunk-manifest[{uri_of(bucket.name, key)}, id={name}]"
+            text = f"failed to load {what}: open {self._storage.work}: no such file or directory"
+            raise Failure(404, text, "wrapError")
+        shutil.rmtree(upload.folder, ignore_errors=True)
+        return Reply()
+
+    def _upload(self, request: Request, bucket: Bucket, key: bytes) -> _Upload:
+        with self._lock:
+            upload = self._uploads.get(request.query.get("uploadId", ""))
+        if upload is None or (upload.bucket, upload.key) != (bucket.name, key):
+            raise _unknown(request, bucket, key)
+        return upload
+
+
+def _numbers(listed: object) -> list[int]:
+    try:
+        parts = msgspec.convert(listed, list[_Part])
+    except msgspec.ValidationError as error:
+        raise Failure(400, f"invalid list of parts: {error}") from error
+    numbers = sorted(part.number for part in parts)
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise Failure(400, "every part must be listed, and once")
+    return numbers
+
+
+def _unknown(request: Request, bucket: Bucket, key: bytes) -> Failure:
+    request.drain()
+    name = request.query.get("uploadId", "")
+    text = f"o[{bucket.name}/{failures.text_of(key)}(-)]: {name} does not exist"
+    return Failure(404, text, "ErrNotFound")
+
+
+@contextmanager
+def _still_there(upload: _Upload) -> Iterator[None]:
+    """Say that an upload is unknown when it was aborted meanwhile."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        text = f"o[{upload.bucket}/{failures.text_of(upload.key)}(-)]: aborted"
+        raise Failure(404, text, "ErrNotFound") from error
+
+
+def _append(target: int, part: Path) -> None:
+    with part.open("rb") as file:
+        left = os.fstat(file.fileno()).st_size
+        while left:
+            left -= os.sendfile(target, file.fileno(), None, min(left, _COPY))

@@ -1,0 +1,81 @@
+"""Bytes to be written, as `aisfs.store.port.Content`: in memory, in a file, or a part of either."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from aisfs.errors import ContentUnreadable
+from aisfs.store.port import Content, Progress
+
+_PIECE = 512 << 10
+"""Bytes handled at once: within a send timeout also over a slow link."""
+
+
+class BytesContent:
+    """Bytes in memory."""
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        self._view = memoryview(data)
+
+    @property
+    def size(self) -> int:
+        """Length in bytes."""
+        return len(self._view)
+
+    def read_into(self, start: int, buffer: memoryview) -> None:
+        """See `Content`."""
+        buffer[:] = self._view[start : start + len(buffer)]
+
+
+@dataclass(frozen=True, slots=True)
+class FileContent:
+    """The first `size` bytes of an open file, wherever its position is."""
+
+    descriptor: int
+    """Stays the caller's to close, after the call that was given the content."""
+    size: int
+    name: str = "the file"
+    """What messages call it."""
+
+    def read_into(self, start: int, buffer: memoryview) -> None:
+        """See `Content`."""
+        done = 0
+        while done < len(buffer):
+            try:
+                got = os.preadv(self.descriptor, [buffer[done:]], start + done)
+            except OSError as error:
+                raise ContentUnreadable(f"{self.name}: {error.strerror}") from error
+            if not got:
+                raise ContentUnreadable(
+                    f"{self.name}: ends after {start + done} of {self.size} bytes"
+                )
+            done += got
+
+
+@dataclass(frozen=True, slots=True)
+class PartOfContent:
+    """The bytes `[start, start + size)` of another content."""
+
+    whole: Content
+    start: int
+    size: int
+
+    def read_into(self, start: int, buffer: memoryview) -> None:
+        """See `Content`."""
+        self.whole.read_into(self.start + start, buffer)
+
+
+def pieces_of(content: Content, progress: Progress | None = None) -> Iterator[memoryview]:
+    """Give all bytes, in order; each piece is valid until the next one is asked for.
+
+    Args:
+        content: What to read.
+        progress: Told when the next piece is asked for.
+    """
+    buffer = memoryview(bytearray(min(_PIECE, content.size)))
+    for start in range(0, content.size, _PIECE):
+        piece = buffer[: content.size - start]
+        content.read_into(start, piece)
+        yield piece
+        if progress:
+            progress(start + len(piece))

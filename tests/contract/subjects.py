@@ -1,0 +1,134 @@
+"""The stores that the contract suites run against, and a way to write behind their backs."""
+
+import os
+import uuid
+from pathlib import Path
+from urllib.parse import quote
+
+import requests
+
+from aisfs.ais.client import AISClient
+from aisfs.config import ClusterSettings
+from aisfs.model import Bucket, ObjectInfo
+from aisfs.store.local import LocalStore
+from aisfs.store.memory import MemoryStore
+from aisfs.store.port import WritableStore
+from aisfs.store.retry import RetryingStore
+
+CLUSTER = os.environ.get("AIS_ENDPOINT", "")
+ODD_NAMES = [
+    " a b ",
+    "100%",
+    "%41",
+    "a+b",
+    "a?b=c",
+    "a#b",
+    "ü",
+    "日本",
+    "a\nb",
+    "'\"&<>\\|;$`*[]{}",
+    "x" * 255,
+    "...",
+    "-",
+]
+
+
+class Subject:
+    """A store with one bucket, and the way to write to it behind the store's back."""
+
+    store: WritableStore
+    bucket: Bucket
+    name_may_be_file_and_directory = False
+
+    def put(self, key: str, data: bytes) -> None:
+        raise NotImplementedError
+
+    def delete(self, key: str) -> None:
+        raise NotImplementedError
+
+    async def read(self, info: ObjectInfo, start: int, stop: int) -> bytes:
+        buffer = bytearray(stop - start)
+        await self.store.read_range(self.bucket, info, start, memoryview(buffer))
+        return bytes(buffer)
+
+    async def stream(self, info: ObjectInfo) -> bytes:
+        pieces: list[bytes] = []
+        await self.store.stream(self.bucket, info, lambda piece: pieces.append(bytes(piece)))
+        return b"".join(pieces)
+
+    async def list(self, prefix: str, page_size: int = 0) -> tuple[list[ObjectInfo], list[str]]:
+        objects: list[ObjectInfo] = []
+        directories: list[str] = []
+        token = ""
+        for _ in range(1000):
+            page = await self.store.list_page(self.bucket, prefix, token=token, page_size=page_size)
+            assert not page_size or len(page.objects) + len(page.directories) <= page_size
+            objects += page.objects
+            directories += page.directories
+            token = page.next_token
+            if not token:
+                return objects, directories
+        raise AssertionError("the listing has no end")
+
+
+class MemorySubject(Subject):
+    name_may_be_file_and_directory = True
+
+    def __init__(self, *, retrying: bool) -> None:
+        self.memory = MemoryStore(page_size=3)
+        self.bucket = Bucket("b")
+        self.memory.add_bucket(self.bucket)
+        self.store = RetryingStore(self.memory, deadline=60) if retrying else self.memory
+
+    def put(self, key: str, data: bytes) -> None:
+        self.memory.put(self.bucket, key, data)
+
+    def delete(self, key: str) -> None:
+        self.memory.delete(self.bucket, key)
+
+
+class LocalSubject(Subject):
+    def __init__(self, root: Path) -> None:
+        self.root = os.fsencode(root)
+        local = LocalStore(root)
+        self.store, self.bucket = local, local.bucket
+
+    def put(self, key: str, data: bytes) -> None:
+        path = os.path.join(self.root, os.fsencode(key))
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        # As a careful writer does: the new version is a new file.
+        fresh = os.path.join(self.root, b"fresh")
+        with open(fresh, "wb") as file:
+            file.write(data)
+        os.rename(fresh, path)
+
+    def delete(self, key: str) -> None:
+        os.unlink(os.path.join(self.root, os.fsencode(key)))
+
+
+class ClusterSubject(Subject):
+    def __init__(self, endpoint: str) -> None:
+        self.bucket = Bucket(f"contract-{uuid.uuid4().hex[:12]}")
+        self.buckets = f"{endpoint}/v1/buckets/{self.bucket.name}?provider=ais"
+        self.objects = f"{endpoint}/v1/objects/{self.bucket.name}/"
+        settings = ClusterSettings(
+            endpoint=endpoint, skip_verify=False, max_connections=16, part_size=5 << 20
+        )
+        self.store = AISClient(settings)
+
+    def create(self) -> None:
+        action = {"action": "create-bck", "name": "", "value": None}
+        requests.post(self.buckets, json=action, timeout=30).raise_for_status()
+
+    def destroy(self) -> None:
+        action = {"action": "destroy-bck", "name": "", "value": None}
+        requests.delete(self.buckets, json=action, timeout=30).raise_for_status()
+
+    def _url(self, key: str) -> str:
+        return self.objects + quote(os.fsencode(key)) + "?provider=ais"
+
+    def put(self, key: str, data: bytes) -> None:
+        requests.put(self._url(key), data=data, timeout=30).raise_for_status()
+
+    def delete(self, key: str) -> None:
+        requests.delete(self._url(key), timeout=30).raise_for_status()

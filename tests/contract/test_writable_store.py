@@ -1,0 +1,326 @@
+"""What every implementation of the port does alike when it writes."""
+
+import io
+import os
+import random
+import tarfile
+
+import pytest
+import trio
+
+from aisfs.errors import (
+    BucketNotFound,
+    ContentUnreadable,
+    InvalidName,
+    NameTooLong,
+    NotFound,
+    ShardDamaged,
+    Stale,
+    Unavailable,
+)
+from aisfs.model import Bucket
+from aisfs.store.content import BytesContent, FileContent, PartOfContent
+from tests.contract.subjects import ODD_NAMES
+
+BIG = random.Random(5).randbytes((9 << 20) + 17)
+
+
+def open_file(path):
+    return open(path, "rb")
+
+
+async def read(subject, key):
+    info = await subject.store.head(subject.bucket, key)
+    return await subject.stream(info)
+
+
+async def upload(subject, key, data, **kwargs):
+    return await subject.store.upload(subject.bucket, key, BytesContent(data), **kwargs)
+
+
+async def keys(subject, prefix=""):
+    objects, directories = await subject.list(prefix)
+    found = [info.key for info in objects]
+    for directory in directories:
+        found += await keys(subject, directory)
+    return sorted(found)
+
+
+@pytest.mark.parametrize("data", [b"", b"1", b"12345" * 1000, BIG], ids=len)
+async def test_upload(subject, data):
+    info = await upload(subject, "dir/k", data)
+    assert info == await subject.store.head(subject.bucket, "dir/k")
+    assert (info.key, info.size) == ("dir/k", len(data))
+    assert await read(subject, "dir/k") == data
+    assert (await subject.list("dir/"))[0] == [info]
+
+
+async def test_overwriting_is_another_version(subject):
+    for data in (b"first", b"second", b"third", b"third!", b""):
+        old = await upload(subject, "k", b"before")
+        new = await upload(subject, "k", data)
+        assert not old.same_content(new)
+        assert await read(subject, "k") == data
+        with pytest.raises(Stale):
+            await subject.read(old, 0, 1)
+
+
+async def test_the_same_bytes_again(subject):
+    await upload(subject, "k", b"same")
+    info = await upload(subject, "k", b"same")
+    assert info == await subject.store.head(subject.bucket, "k")
+    assert await subject.stream(info) == b"same"
+
+
+async def test_content_of_a_file_and_of_a_part(subject, tmp_path):
+    (tmp_path / "file").write_bytes(BIG)
+    with open_file(tmp_path / "file") as file:
+        whole = FileContent(file.fileno(), len(BIG))
+        await subject.store.upload(subject.bucket, "whole", whole)
+        part = PartOfContent(whole, 1000, 5 << 20)
+        await subject.store.upload(subject.bucket, "part", part)
+    assert await read(subject, "whole") == BIG
+    assert await read(subject, "part") == BIG[1000 : 1000 + (5 << 20)]
+
+
+@pytest.mark.parametrize("size", [10, len(BIG)])
+async def test_content_that_cannot_be_read_changes_nothing(subject, tmp_path, size):
+    (tmp_path / "file").write_bytes(b"x" * (size - 1))
+    await upload(subject, "old", b"old")
+    with open_file(tmp_path / "file") as file:
+        short = FileContent(file.fileno(), size, "staged")
+        for key in ("old", "dir/new"):
+            with pytest.raises(ContentUnreadable, match=f"staged: ends after {size - 1}"):
+                await subject.store.upload(subject.bucket, key, short)
+    assert await read(subject, "old") == b"old"
+    assert await keys(subject) == ["old"]
+    assert await subject.list("") == ([await subject.store.head(subject.bucket, "old")], [])
+
+
+async def test_progress(subject):
+    told: list[int] = []
+    await upload(subject, "k", BIG, progress=told.append)
+    assert told[-1] == len(BIG)
+    assert told == sorted(told)
+    assert len(told) > 2
+
+
+async def test_odd_names(subject):
+    for key in ODD_NAMES:
+        assert (await upload(subject, f"dir/{key}", os.fsencode(key))).key == f"dir/{key}"
+    await upload(subject, "dir/a\udcff\udcfe", b"")
+    objects, _ = await subject.list("dir/")
+    assert {info.key for info in objects} == {
+        *(f"dir/{key}" for key in ODD_NAMES),
+        "dir/a\udcff\udcfe",
+    }
+    for key in ODD_NAMES:
+        assert await read(subject, f"dir/{key}") == os.fsencode(key)
+        renamed = await subject.store.rename(subject.bucket, f"dir/{key}", f"moved/{key}")
+        assert renamed.key == f"moved/{key}"
+        await subject.store.copy(subject.bucket, f"moved/{key}", subject.bucket, f"copy/{key}")
+        assert await read(subject, f"moved/{key}") == os.fsencode(key)
+        assert await read(subject, f"copy/{key}") == os.fsencode(key)
+        await subject.store.remove(subject.bucket, f"moved/{key}")
+    assert await keys(subject, "moved/") == []
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["", "/", "a/", "/a", "a//b", ".", "a/.", "../a", "a/../b", "~/a", "a\0b", "\ud800", "y" * 256],
+)
+async def test_names_that_are_refused(subject, key):
+    await upload(subject, "k", b"")
+    error = NameTooLong if key.startswith("y") else InvalidName
+    with pytest.raises(error):
+        await upload(subject, key, b"x")
+    with pytest.raises(error):
+        await subject.store.rename(subject.bucket, "k", key)
+    with pytest.raises(error):
+        await subject.store.copy(subject.bucket, "k", subject.bucket, key)
+    with pytest.raises(error):
+        await subject.store.append_member(subject.bucket, "s.tar", key, BytesContent(b"x"))
+    assert await keys(subject) == ["k"]
+
+
+async def test_missing_bucket(subject):
+    nowhere = Bucket("there-is-no-such-bucket")
+    info = await upload(subject, "k", b"1")
+    store = subject.store
+    for call in (
+        store.upload(nowhere, "k", BytesContent(b"")),
+        store.remove(nowhere, "k"),
+        store.rename(nowhere, "k", "l"),
+        store.copy(nowhere, "k", subject.bucket, "l"),
+        store.copy(subject.bucket, "k", nowhere, "l"),
+        store.append_member(nowhere, "k.tar", "l", BytesContent(b"1")),
+        store.set_custom(nowhere, info, {}),
+    ):
+        with pytest.raises(BucketNotFound):
+            await call
+    assert await keys(subject) == ["k"]
+
+
+async def test_missing_object(subject):
+    info = await upload(subject, "dir/k", b"12345")
+    await subject.store.remove(subject.bucket, "dir/k")
+    store, bucket = subject.store, subject.bucket
+    for call in (
+        store.remove(bucket, "dir/k"),
+        store.rename(bucket, "dir/k", "l"),
+        store.copy(bucket, "dir/k", bucket, "l"),
+        store.set_custom(bucket, info, {"a": "b"}),
+        store.head(bucket, "dir/k"),
+    ):
+        with pytest.raises(NotFound) as caught:
+            await call
+        assert caught.type is NotFound
+    # Nor is there a directory any more.
+    assert await subject.list("") == ([], [])
+
+
+async def test_rename_and_copy_overwrite(subject):
+    await upload(subject, "a", b"aaa")
+    await upload(subject, "b", b"bb")
+    await upload(subject, "c", b"c")
+    copied = await subject.store.copy(subject.bucket, "a", subject.bucket, "b")
+    assert copied == await subject.store.head(subject.bucket, "b")
+    renamed = await subject.store.rename(subject.bucket, "a", "c")
+    assert renamed == await subject.store.head(subject.bucket, "c")
+    assert await keys(subject) == ["b", "c"]
+    assert await read(subject, "b") == await read(subject, "c") == b"aaa"
+
+
+async def test_the_same_name_twice_is_a_bug_of_the_caller(subject):
+    await upload(subject, "a", b"aaa")
+    with pytest.raises(ValueError, match="itself"):
+        await subject.store.copy(subject.bucket, "a", subject.bucket, "a")
+    with pytest.raises(ValueError, match="itself"):
+        await subject.store.rename(subject.bucket, "a", "a")
+    assert await read(subject, "a") == b"aaa"
+
+
+async def test_custom_metadata_belongs_to_one_content(subject):
+    store, bucket = subject.store, subject.bucket
+    custom = {
+        "mtime": "1700000000.123456789",
+        "text": "a,b=c;d:e %41 ü\n",
+        "raw": "\udcff",
+        "n": "",
+    }
+    info = await upload(subject, "k", b"one", custom=custom)
+    assert info.custom == custom
+    assert (await store.head(bucket, "k")).custom == custom
+    assert (await subject.list(""))[0][0].custom == custom
+    changed = await store.set_custom(bucket, info, {"mode": "0600"})
+    assert changed.same_content(info)
+    assert (await store.head(bucket, "k")).custom == changed.custom == {"mode": "0600"}
+    renamed = await store.rename(bucket, "k", "l")
+    copied = await store.copy(bucket, "l", bucket, "m")
+    assert renamed.custom == copied.custom == {"mode": "0600"}
+    # The same bytes with other metadata, where a store may skip the write.
+    again = await upload(subject, "m", b"one", custom={"mode": "0644"})
+    assert again.custom == (await store.head(bucket, "m")).custom == {"mode": "0644"}
+    # Written by somebody who knows nothing of it.
+    subject.put("m", b"two")
+    assert (await store.head(bucket, "m")).custom == {}
+    assert (await upload(subject, "l", b"three")).custom == {}
+    # Set for a version that is gone.
+    await store.set_custom(bucket, info, {"mode": "0600"}) if await _exists(subject, "k") else None
+    await store.set_custom(bucket, renamed, {"mode": "0600"})
+    assert (await store.head(bucket, "l")).custom == {}
+    assert (await store.set_custom(bucket, copied, {})).custom == {}
+
+
+async def _exists(subject, key):
+    try:
+        await subject.store.head(subject.bucket, key)
+    except NotFound:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("custom", [{"a b": ""}, {"": ""}, {"ü": ""}, {"a": "x" * 1100}])
+async def test_custom_metadata_that_is_refused(subject, custom):
+    info = await upload(subject, "k", b"one")
+    with pytest.raises(ValueError, match="custom metadata"):
+        await subject.store.set_custom(subject.bucket, info, custom)
+    with pytest.raises(ValueError, match="custom metadata"):
+        await upload(subject, "k", b"two", custom=custom)
+    assert await read(subject, "k") == b"one"
+
+
+def members(data):
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        return [(member.name, tar.extractfile(member).read()) for member in tar]
+
+
+async def test_append_members(subject):
+    store, bucket = subject.store, subject.bucket
+    wanted = [("a", b"1"), ("dir/b.jpg", b"x" * 5000), ("dir/" + "n" * 200, b"y" * 512)]
+    last = None
+    for name, data in wanted:
+        info = await store.append_member(bucket, "d/s.tar", name, BytesContent(data))
+        assert info == await store.head(bucket, "d/s.tar")
+        assert last is None or not last.same_content(info)
+        last = info
+    content = await read(subject, "d/s.tar")
+    assert members(content) == wanted
+    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+        assert {member.mode for member in tar} == {0o644}
+
+
+async def test_append_to_a_tar_made_elsewhere(subject):
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        header = tarfile.TarInfo("first")
+        header.size = 700
+        tar.addfile(header, io.BytesIO(b"f" * 700))
+    subject.put("s.tar", file.getvalue())
+    await subject.store.append_member(subject.bucket, "s.tar", "second", BytesContent(b"s"))
+    assert members(await read(subject, "s.tar")) == [("first", b"f" * 700), ("second", b"s")]
+
+
+async def test_append_to_what_is_no_tar(subject):
+    subject.put("s.tar", b"hello" * 300)
+    with pytest.raises(ShardDamaged):
+        await subject.store.append_member(subject.bucket, "s.tar", "m", BytesContent(b"s"))
+    assert await read(subject, "s.tar") == b"hello" * 300
+    with pytest.raises(ValueError, match="shard"):
+        await subject.store.append_member(subject.bucket, "s.txt", "m", BytesContent(b"s"))
+
+
+async def test_cancelled_upload_is_whole_or_nothing(subject):
+    for delay in (0, 0.001, 0.005, 0.02, 0.05):
+        await upload(subject, "k", b"old")
+        with trio.move_on_after(delay):
+            await upload(subject, "k", BIG)
+        assert await read(subject, "k") in (b"old", BIG)
+    assert await keys(subject) == ["k"]
+
+
+async def test_writers_of_one_object_each_write_it_whole(subject):
+    contents = [bytes([n]) * (1 << 20) + b"end" for n in range(8)]
+
+    async def write(data):
+        try:
+            await upload(subject, "k", data)
+        except Unavailable:
+            pytest.fail("writers wait for each other")
+
+    async with trio.open_nursery() as nursery:
+        for data in contents:
+            nursery.start_soon(write, data)
+    assert await read(subject, "k") in contents
+
+
+async def test_many_directories_come_and_go(subject):
+    async def cycle(n):
+        for round_ in range(5):
+            await upload(subject, f"d/{n % 2}/{n}", b"x" * round_)
+            await subject.store.remove(subject.bucket, f"d/{n % 2}/{n}")
+
+    async with trio.open_nursery() as nursery:
+        for n in range(8):
+            nursery.start_soon(cycle, n)
+    assert await subject.list("") == ([], [])

@@ -1,0 +1,164 @@
+"""What was not acknowledged is kept, listed and uploaded only on request; the disk may fill up."""
+
+import errno
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.mount.writable import Writable, writable
+from tests.support.mounts import aisfs, eventually
+
+pytestmark = pytest.mark.mount
+
+KILLED = ["was not uploaded before its mount was killed"]
+
+
+def kill(place: Writable) -> None:
+    """End the daemon as a power cut would, and clear its mount away."""
+    for pid in place.mount.pids:
+        os.kill(pid, signal.SIGKILL)
+    assert eventually(lambda: not place.mount.living())
+    subprocess.run(["fusermount3", "-uz", place.path], check=True, timeout=30)
+
+
+def recover(place: Writable, *words: str) -> tuple[int, str, str]:
+    done = aisfs("recover", "--staging-dir", place.staging, *words)
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Writable:
+    """A mount that was killed with three files dirty and one committed."""
+    (tmp_path / "store" / "b").mkdir(parents=True)
+    (tmp_path / "store" / "b" / "old").write_bytes(b"old content")
+    with writable(tmp_path, backend="directory") as place:
+        (place.path / "done").write_bytes(b"acknowledged")
+        handles = [open(place.path / name, "wb") for name in ("new", "synced")]  # noqa: SIM115
+        handles.append(open(place.path / "old", "r+b"))  # noqa: SIM115
+        for handle in handles:
+            handle.write(b"unsaved")
+            handle.flush()
+        os.fsync(handles[1].fileno())
+        handles[1].write(b" and more")
+        handles[1].flush()
+        kill(place)
+        for handle in handles:
+            with pytest.raises(OSError, match="not connected"):
+                handle.close()
+    return place
+
+
+def test_nothing_is_lost_and_nothing_is_uploaded_by_surprise(killed: Writable):
+    assert killed.stored("done") == b"acknowledged"
+    assert killed.stored("synced") == b"unsaved", "what fsync acknowledged"
+    assert killed.stored("new") is None
+    assert killed.stored("old") == b"old content"
+    code, listed, _ = recover(killed)
+    assert code == 0
+    for name in ("ais://b/new", "ais://b/old", "ais://b/synced"):
+        assert name in listed
+    assert "done" not in listed
+    assert killed.stored("new") is None
+
+
+def test_upload_by_name(killed: Writable):
+    code, said, _ = recover(killed, "--upload", "ais://b/new")
+    assert (code, said) == (0, "ais://b/new: uploaded\n")
+    assert killed.stored("new") == b"unsaved"
+    assert killed.stored("old") == b"old content"
+    assert "ais://b/new" not in recover(killed)[1]
+    code, _, complaint = recover(killed, "--upload", "ais://b/new")
+    assert code == 2
+    assert "nothing of this name" in complaint
+
+
+def test_upload_all(killed: Writable):
+    code, said, _ = recover(killed, "--upload", "--all")
+    assert code == 0
+    assert said.count("uploaded") == 3
+    assert killed.stored("old") == b"unsavedtent"
+    assert killed.stored("synced") == b"unsaved and more"
+    assert recover(killed) == (0, "", "")
+
+
+def test_upload_does_not_overwrite_what_somebody_else_changed(killed: Writable):
+    killed.put("old", b"theirs")
+    code, _, complaint = recover(killed, "--upload", "ais://b/old")
+    assert code == 1
+    assert "changed by somebody else" in complaint
+    assert killed.stored("old") == b"theirs"
+    assert recover(killed, "--upload", "ais://b/old", "--force")[0] == 0
+    assert killed.stored("old") == b"unsavedtent"
+
+
+def test_drop(killed: Writable):
+    assert recover(killed, "--drop")[0] == 2, "it wants to know which"
+    assert recover(killed, "--drop", "--all")[0] == 0
+    assert recover(killed) == (0, "", "")
+    assert killed.stored("new") is None
+
+
+def test_the_next_mount_says_that_there_is_something(killed: Writable, tmp_path: Path):
+    with writable(tmp_path, backend="directory", expected_log=KILLED) as place:
+        assert place.mount.log().count(KILLED[0]) == 3
+        assert sorted(os.listdir(place.path)) == ["done", "old", "synced"]
+        assert (place.path / "old").read_bytes() == b"old content"
+        (place.path / "new").write_bytes(b"another")
+    assert len(place.parked()) == 3
+    assert place.stored("new") == b"another"
+
+
+def test_what_a_running_mount_writes_is_not_listed(tmp_path: Path):
+    with writable(tmp_path, backend="directory") as place:
+        with open(place.path / "f", "wb") as file:
+            file.write(b"x")
+            file.flush()
+            assert recover(place) == (0, "", "")
+        assert eventually(lambda: not list(place.staging.glob("*/*.data"))), (
+            "nothing is left behind"
+        )
+    assert [path.name for path in place.staging.iterdir()] == ["parked"]
+
+
+def test_a_full_staging_directory(tmp_path: Path):
+    failed = ["staging directory"]
+    options = ["--staging-size", "1MiB"]
+    with writable(tmp_path, backend="directory", options=options, expected_log=failed) as place:
+        (place.path / "fits").write_bytes(bytes(1_000_000))
+        (place.path / "old").write_bytes(b"old")
+        with pytest.raises(OSError, match="No space left") as caught:
+            (place.path / "large").write_bytes(bytes(3_000_000))
+        assert caught.value.errno == errno.ENOSPC
+        with pytest.raises(OSError, match="No space left"):
+            (place.path / "old").write_bytes(bytes(3_000_000))
+        with pytest.raises(OSError, match="No space left"):
+            os.truncate(place.path / "fits", 1 << 40)
+        assert eventually(lambda: sorted(os.listdir(place.path)) == ["fits", "old"])
+        assert place.stored("large") is None, "half a file is no file"
+        assert place.stored("old") == (place.path / "old").read_bytes() == b"old"
+        assert place.stored("fits") == (place.path / "fits").read_bytes() == bytes(1_000_000)
+        (place.path / "again").write_bytes(bytes(1_000_000))
+        assert place.stored("again") == bytes(1_000_000)
+    assert place.parked() == []
+
+
+def test_a_write_that_failed_is_not_the_end(tmp_path: Path):
+    options = ["--staging-size", "1MiB"]
+    with (
+        writable(
+            tmp_path, backend="directory", options=options, expected_log=["staging dir"]
+        ) as at,
+        open(at.path / "f", "wb", buffering=0) as file,
+    ):
+        file.write(b"good")
+        file.seek(2 << 20)
+        with pytest.raises(OSError, match="No space left"):
+            file.write(b"far away")
+        with pytest.raises(OSError, match="No space left"):
+            os.fsync(file.fileno())
+        file.truncate(4)
+        os.fsync(file.fileno())
+        assert at.stored("f") == b"good"

@@ -1,0 +1,218 @@
+"""Random changes by the mount and by another client, compared with a dictionary after each step."""
+
+import os
+import posixpath
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from tests.mount.writable import Writable, writable
+
+pytestmark = [pytest.mark.mount, pytest.mark.timeout(1200)]
+
+EXAMPLES = int(os.environ.get("AISFS_MODEL_EXAMPLES", "12"))
+FILES = ["f0", "f1", "f2"]
+DIRECTORIES = ["", "d0", "d1", "d0/d2"]
+
+contents = st.binary(max_size=20) | st.builds(lambda b: b * 5000, st.binary(min_size=1, max_size=3))
+paths = st.builds(posixpath.join, st.sampled_from(DIRECTORIES), st.sampled_from(FILES))
+directories = st.sampled_from(DIRECTORIES[1:])
+
+
+class Machine(RuleBasedStateMachine):
+    """The model: files with their content, and directories this mount holds though empty."""
+
+    place: Writable
+    number = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        Machine.number += 1
+        self.name = f"example{Machine.number}"
+        self.root = self.place.path / self.name
+        self.files: dict[str, bytes] = {"keep": b""}
+        self.held: set[str] = set()
+        self.place.put(f"{self.name}/keep", b"")
+
+    def teardown(self) -> None:
+        for file in list(self.place.objects.glob(f"{self.name}/**/*")):
+            if file.is_file():
+                self.place.delete(str(file.relative_to(self.place.objects)))
+
+    # what the model knows --------------------------------------------------------------------
+
+    def shown(self) -> set[str]:
+        found = {""}
+        for path in [*self.files, *(f"{held}/" for held in self.held)]:
+            while path := posixpath.dirname(path):
+                found.add(path)
+        return found
+
+    def hold(self, path: str) -> None:
+        while path := posixpath.dirname(path):
+            self.held.add(path)
+
+    def store(self, path: str, content: bytes) -> None:
+        self.files[path] = content
+        while path := posixpath.dirname(path):
+            self.held.discard(path)
+
+    def has(self, path: str) -> bool:
+        return path in self.files
+
+    def can_hold(self, path: str) -> bool:
+        return posixpath.dirname(path) in self.shown()
+
+    # what the mount does ---------------------------------------------------------------------
+
+    @rule(path=paths, content=contents)
+    def write(self, path: str, content: bytes) -> None:
+        if not self.can_hold(path):
+            with pytest.raises(FileNotFoundError):
+                (self.root / path).write_bytes(content)
+            return
+        (self.root / path).write_bytes(content)
+        self.store(path, content)
+
+    @rule(path=paths, content=contents)
+    def append(self, path: str, content: bytes) -> None:
+        if self.can_hold(path):
+            with open(self.root / path, "ab") as file:
+                file.write(content)
+            self.store(path, self.files.get(path, b"") + content)
+
+    @rule(path=paths, size=st.integers(0, 6000))
+    def truncate(self, path: str, size: int) -> None:
+        if self.has(path):
+            os.truncate(self.root / path, size)
+            content = self.files[path][:size]
+            self.store(path, content + bytes(size - len(content)))
+
+    @rule(path=paths, offset=st.integers(0, 6000), content=contents)
+    def patch(self, path: str, offset: int, content: bytes) -> None:
+        if not self.has(path):
+            return
+        with open(self.root / path, "r+b") as file:
+            file.seek(offset)
+            file.write(content)
+        if content:
+            old = self.files[path]
+            old += bytes(max(offset - len(old), 0))
+            self.store(path, old[:offset] + content + old[offset + len(content) :])
+
+    @rule(path=paths)
+    def unlink(self, path: str) -> None:
+        if not self.has(path):
+            with pytest.raises(FileNotFoundError):
+                os.unlink(self.root / path)
+            return
+        os.unlink(self.root / path)
+        del self.files[path]
+        self.hold(path)
+
+    @rule(old=paths, new=paths)
+    def rename(self, old: str, new: str) -> None:
+        if not self.has(old) or not self.can_hold(new):
+            with pytest.raises(FileNotFoundError):
+                os.rename(self.root / old, self.root / new)
+            return
+        os.rename(self.root / old, self.root / new)
+        if old != new:
+            content = self.files.pop(old)
+            self.hold(old)
+            self.store(new, content)
+
+    @rule(path=directories)
+    def mkdir(self, path: str) -> None:
+        if path in self.shown():
+            with pytest.raises(FileExistsError):
+                os.mkdir(self.root / path)
+        elif self.can_hold(path):
+            os.mkdir(self.root / path)
+            self.held.add(path)
+
+    @rule(path=directories)
+    def rmdir(self, path: str) -> None:
+        if path not in self.shown():
+            return
+        below = [*self.files, *self.shown()]
+        if any(name.startswith(f"{path}/") for name in below):
+            with pytest.raises(OSError, match="not empty"):
+                os.rmdir(self.root / path)
+            return
+        os.rmdir(self.root / path)
+        self.held.discard(path)
+        self.hold(path)
+
+    @rule(old=st.just("d0"), new=st.just("d1"))
+    def rename_directory(self, old: str, new: str) -> None:
+        known = self.shown()
+        if old not in known or any(n.startswith(f"{new}/") for n in [*self.files, *known]):
+            return
+        os.rename(self.root / old, self.root / new)
+        held = {path for path in self.held if path == old or path.startswith(f"{old}/")}
+        moved = {path: c for path, c in self.files.items() if path.startswith(f"{old}/")}
+        self.held -= held
+        self.held |= {new + path[len(old) :] for path in held}
+        if not moved:
+            self.held.add(new)
+        for path, content in moved.items():
+            del self.files[path]
+            self.store(new + path[len(old) :], content)
+
+    # what another client does ----------------------------------------------------------------
+
+    @rule(path=paths, content=contents)
+    def put_by_another(self, path: str, content: bytes) -> None:
+        self.place.put(f"{self.name}/{path}", content)
+        self.files[path] = content
+
+    @rule(path=paths)
+    def delete_by_another(self, path: str) -> None:
+        if self.has(path):
+            self.place.delete(f"{self.name}/{path}")
+            del self.files[path]
+
+    # what holds after each step --------------------------------------------------------------
+
+    @invariant()
+    def the_mount_shows_it(self) -> None:
+        files, found = {}, set()
+        for folder, _, names in os.walk(self.root):
+            where = os.path.relpath(folder, self.root)
+            where = "" if where == "." else where
+            found.add(where)
+            for name in names:
+                path = posixpath.join(where, name)
+                files[path] = (self.root / path).read_bytes()
+                assert (self.root / path).stat().st_size == len(files[path])
+        assert files == self.files
+        assert found == self.shown()
+
+    @invariant()
+    def the_store_has_it(self) -> None:
+        stored = {
+            str(file.relative_to(self.place.objects / self.name)): file.read_bytes()
+            for file in (self.place.objects / self.name).rglob("*")
+            if file.is_file()
+        }
+        assert stored == self.files
+
+
+@pytest.mark.parametrize("backend", ["ais", "directory"])
+def test_like_a_dictionary(backend: str, tmp_path: Path):
+    ttls = ["--attr-ttl", "0", "--list-ttl", "0", "--negative-ttl", "0"]
+    with writable(tmp_path, backend=backend, options=ttls, deadline=1200) as Machine.place:
+        run_state_machine_as_test(
+            Machine,
+            settings=settings(
+                max_examples=EXAMPLES,
+                stateful_step_count=25,
+                deadline=None,
+                database=None,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )

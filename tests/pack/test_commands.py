@@ -1,0 +1,198 @@
+"""`aisfs pack` and `aisfs unpack` as processes, into a directory and into the embedded server."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.servers import RunningServer, running_server
+
+
+def run(*words, code=0, endpoint=""):
+    environment = {**os.environ, "AIS_ENDPOINT": endpoint}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "aisfs", *map(str, words)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    root = tmp_path / "tree"
+    for label in ("cat", "dog", "eel"):
+        (root / label).mkdir(parents=True)
+        for n in range(7):
+            (root / label / f"{n:03}.jpg").write_bytes(os.urandom(1000 * n))
+            (root / label / f"{n:03}.seg.png").write_bytes(os.urandom(10))
+    odd = root / "cat" / ("ü" * 100)
+    odd.mkdir()
+    (odd / ("long" * 30 + ".x y")).write_bytes(b"odd")
+    return root
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    root = tmp_path_factory.mktemp("packing") / "served"
+    (root / "b").mkdir(parents=True)
+    with running_server(root, faulty=True) as running:
+        yield running
+        assert "Traceback" not in running.log()
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("more", [[], ["--shuffle", "5"], ["--max-size", "20KiB"]], ids=str)
+def test_round_trip(tree, tmp_path, server, more):
+    for place, folder in (
+        ("ais://b/x/s-{00..}.tar", server.root / "b" / "x"),
+        ("out/s-{00..}.tar", tmp_path / "out"),
+    ):
+        shards = place if "://" in place else tmp_path / place
+        said = run("pack", tree, shards, "--max-count", 5, *more, endpoint=server.endpoint)
+        assert said.stdout.startswith("22 samples: ")
+        back = tmp_path / f"back-{folder.name}"
+        run("unpack", shards, back, endpoint=server.endpoint)
+        assert contents(back) == contents(tree)
+    # The same bytes wherever they go, and whenever.
+    assert contents(tmp_path / "out") == contents(server.root / "b" / "x")
+    for shard in (server.root / "b" / "x").iterdir():
+        shard.unlink()
+
+
+def test_classes(tree, tmp_path):
+    shards = tmp_path / "out" / "s-{0..}.tar"
+    (tree / "cat").joinpath("ü" * 100).rename(tree / "fox")
+    run("pack", tree, shards, "--class-to", "cls", "--shuffle", 1, "--max-count", 10)
+    # In a process of its own: webdataset leaves files open.
+    script = (
+        "import json, sys, webdataset\n"
+        "data = webdataset.WebDataset(sys.argv[1:], shardshuffle=False).decode()\n"
+        "print(json.dumps([(sample['__key__'], sample['cls']) for sample in data]))\n"
+    )
+    urls = [str(tmp_path / "out" / f"s-{n}.tar") for n in range(3)]
+    read = subprocess.run([sys.executable, "-c", script, *urls], capture_output=True, check=True)
+    found = json.loads(read.stdout)
+    assert len(found) == 22
+    numbers = {"cat": 0, "dog": 1, "eel": 2, "fox": 3}
+    assert all(numbers[key.split("/")[0]] == label for key, label in found)
+    assert found != sorted(found)
+    run("unpack", shards, tmp_path / "back", "--class-to", "cls")
+    assert contents(tmp_path / "back") == contents(tree)
+
+
+def test_finished_shards_are_recognised(tree, tmp_path, server):
+    place = "ais://b/again-{00..}.tar"
+    first = run("pack", tree, place, "--max-count", 5, endpoint=server.endpoint)
+    assert "5 shards written, 0 were there" in first.stdout
+    second = run("pack", tree, place, "--max-count", 5, endpoint=server.endpoint)
+    assert "0 shards written, 5 were there" in second.stdout
+    (tree / "eel" / "006.jpg").write_bytes(os.urandom(6000))
+    before = server.requests()["put"]
+    third = run("pack", tree, place, "--max-count", 5, endpoint=server.endpoint)
+    assert "1 shards written, 4 were there" in third.stdout
+    assert server.requests()["put"] == before + 1
+
+
+def test_it_goes_on_after_an_error(tree, tmp_path, server):
+    place = "ais://b/broken-{00..}.tar"
+    refuse = {"match": {"path_contains": "broken-03", "method": "PUT", "marked": True}}
+    server.faults([{**refuse, "action": "status", "status": 507, "times": -1}])
+    failed = run(
+        "pack", tree, place, "--max-count", 5, "--jobs", 1, endpoint=server.endpoint, code=1
+    )
+    assert "broken-03.tar: the cluster has no room left" in failed.stderr
+    server.faults([])
+    done = run("pack", tree, place, "--max-count", 5, endpoint=server.endpoint)
+    assert "2 shards written, 3 were there" in done.stdout
+
+
+def test_dry_run_writes_nothing(tree, tmp_path):
+    said = run("pack", tree, tmp_path / "out" / "s-{0..}.tar", "--max-count", 10, "--dry-run")
+    lines = [line.rpartition("/")[2].split(", ")[:2] for line in said.stdout.splitlines()]
+    # Of the 22 samples one has a single file.
+    assert lines == [
+        ["s-0.tar: 10 samples", "19 files"],
+        ["s-1.tar: 10 samples", "20 files"],
+        ["s-2.tar: 2 samples", "4 files"],
+    ]
+    assert not (tmp_path / "out").exists()
+
+
+def test_odd_things_are_named(tree, tmp_path):
+    os.mkfifo(tree / "pipe")
+    (tree / "empty").mkdir()
+    (tree / "dangling").symlink_to("nowhere")
+    (tree / "link").symlink_to("cat/001.jpg")
+    said = run("pack", tree, tmp_path / "s.tar", code=1)
+    assert {line.rpartition("/")[2] for line in said.stderr.splitlines() if "left out" in line} == {
+        "pipe: no file",
+        "empty: an empty directory",
+        "dangling: No such file or directory",
+    }
+    with tarfile.open(tmp_path / "s.tar") as tar:
+        link = tar.getmember("link")
+        assert tar.extractfile(link).read() == (tree / "cat" / "001.jpg").read_bytes()
+
+
+def test_unpack_stays_inside(tmp_path):
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for name in ("../out.txt", "/etc/out.txt", "in.txt"):
+            header = tarfile.TarInfo(name)
+            header.size = 1
+            tar.addfile(header, io.BytesIO(b"x"))
+        link = tarfile.TarInfo("link")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc"
+        tar.addfile(link)
+    (tmp_path / "s.tar").write_bytes(file.getvalue())
+    said = run("unpack", tmp_path / "s.tar", tmp_path / "a" / "b", code=1)
+    assert contents(tmp_path / "a") == {"b/in.txt": b"x", "b/etc/out.txt": b"x"}
+    assert "link" in said.stderr
+    assert "out.txt" in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "reason"),
+    [
+        (["pack", "nowhere", "s.tar"], 5, "no such directory"),
+        (["pack", ".", "s"], 2, "ends in .tar"),
+        (["pack", ".", "s.tar", "--max-size", "much"], 2, "not a size"),
+        (["pack", ".", "ais://b"], 2, "write ais://BUCKET"),
+        (["pack", ".", "nope://b/s.tar"], 2, "unknown provider"),
+        (["unpack", "nowhere/s.tar", "."], 5, "no such directory"),
+        (["unpack", "s-{0..}.tar", "."], 5, "no such shards"),
+    ],
+)
+def test_errors_are_one_line(tmp_path, monkeypatch, words, code, reason):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_bytes(b"x")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    said = run(*words, code=code)
+    assert reason in said.stderr
+    assert len(said.stderr.splitlines()) == 1
+
+
+def test_too_few_names_write_nothing(tree, tmp_path):
+    said = run("pack", tree, tmp_path / "s-{0..1}.tar", "--max-count", 5, code=1)
+    assert "only 2 names" in said.stderr
+    assert not list(tmp_path.glob("*.tar"))
+
+
+def test_damaged_shard(tmp_path):
+    (tmp_path / "s.tar").write_bytes(b"nonsense" * 1000)
+    said = run("unpack", tmp_path / "s.tar", tmp_path / "back", code=1)
+    assert "s.tar" in said.stderr
