@@ -24,11 +24,14 @@ from aisfs.core.samples_view import samples_view
 from aisfs.core.sources import BucketSource, DatasetSource, DirectorySource, Everything, Source
 from aisfs.core.view_spec import LabelSource, ViewSpec
 from aisfs.core.views import MembersView, without_folders
+from aisfs.core.virtual_shard import virtual_shards
+from aisfs.engine.assembler import Assembler
 from aisfs.engine.background import BackgroundThread, background_thread
 from aisfs.engine.fetcher import Fetcher
 from aisfs.engine.indexer import INDEX_BYTES_MAX, Indexer
 from aisfs.engine.label_table import read_table
 from aisfs.engine.lister import Lister
+from aisfs.engine.loose_objects import find_loose_objects, nothing
 from aisfs.engine.merger import Merger
 from aisfs.engine.prefetcher import Prefetcher
 from aisfs.engine.reader import Reader
@@ -44,6 +47,7 @@ from aisfs.filesystem.merged_tree import MergedTree
 from aisfs.filesystem.nodes import DatasetNode, DirectoryNode, Node, RootNode
 from aisfs.filesystem.shards import ShardFolders
 from aisfs.filesystem.tree import Names, Tree
+from aisfs.filesystem.virtual_tree import VirtualTree
 from aisfs.filesystem.xattrs import Xattrs
 from aisfs.fuse import mountpoint as mountpoints
 from aisfs.fuse import tuning
@@ -297,6 +301,7 @@ class Engine:
     fetcher: Fetcher
     indexer: Indexer
     reader: Reader
+    assembler: Assembler
 
 
 def build_engine(plan: SourcePlan, base: Foundation, root: Node) -> Engine:
@@ -332,7 +337,8 @@ def build_engine(plan: SourcePlan, base: Foundation, root: Node) -> Engine:
     )
     unpacker = Unpacker(fetcher, base.services, cache=base.blocks)
     indexer = _build_indexer(plan, base, fetcher, unpacker)
-    return Engine(lister, fetcher, indexer, Reader(fetcher, prefetcher, unpacker))
+    reader = Reader(fetcher, prefetcher, unpacker)
+    return Engine(lister, fetcher, indexer, reader, Assembler(fetcher, plan.cache.read_ahead_max))
 
 
 async def _build(
@@ -351,6 +357,7 @@ async def _build(
         tree=tree,
         folders=folders,
         reader=engine.reader,
+        assembler=engine.assembler,
         make=make,
         clock=CLOCK,
         list_ttl=plan.tree.list_ttl,
@@ -398,8 +405,10 @@ async def _build(
 async def _build_dataset(
     plan: MountPlan, source: DatasetSource, base: Foundation, engine: Engine
 ) -> Names:
-    shards = await find_shards(source, engine.lister, base.store, base.metrics)
     view = plan.view
+    if view.view is View.SHARDS:
+        return await _build_virtual(view, source, base, engine)
+    shards = await find_shards(source, engine.lister, base.store, base.metrics)
     if not view.merged:
         return DatasetTree(shards)
     table = None
@@ -415,6 +424,24 @@ async def _build_dataset(
         table=table,
     )
     return MergedTree(merger, repr(view))
+
+
+async def _build_virtual(
+    view: ViewSpec, source: DatasetSource, base: Foundation, engine: Engine
+) -> Names:
+    found = await find_loose_objects(source, engine.lister)
+    cut = len(found.directory)
+    shards, unused = await trio.to_thread.run_sync(
+        virtual_shards, found.objects, cut, view.split, view.rule, view.require
+    )
+    left_out = found.left_out + unused
+    if not shards:
+        raise SourceMissing(f"{source}: {nothing(left_out)}")
+    base.metrics.dataset_shards.labels("shown").set(len(shards))
+    for reason, number in left_out.items():
+        base.metrics.left_out.labels(reason.replace(" ", "_")).set(number)
+    log.info("%d virtual shards of %d objects of %s", len(shards), sum(map(len, shards)), source)
+    return VirtualTree(found.bucket, shards, left_out)
 
 
 def _lay_out(view: ViewSpec) -> Callable[[MemberIndex], MembersView]:

@@ -82,6 +82,7 @@ def test_there_are_examples_of_every_way_to_show_shards():
         "--shards dir",
         "--view class --image image.jpg --include samples.tar",
         "--view samples --include samples.tar",
+        "--view shards --samples-per-shard 1 --include /train --exclude deep",
     ]
     assert {example.document for example in EXAMPLES} == {README, SEMANTICS}
 
