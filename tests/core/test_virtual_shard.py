@@ -111,7 +111,7 @@ def last(name: str, rule: KeyRule) -> bytes:
 @given(CONTENTS, st.integers(1, 40_000))
 def test_a_size_is_a_limit_unless_one_sample_is_larger(contents: dict[str, bytes], size: int):
     shards, _ = virtual_shards(objects_of(contents), 0, ShardSplit(None, size), KeyRule.LAST_DOT)
-    for shard, following in zip(shards, [*shards[1:], None], strict=True):
+    for shard, following in zip(shards, [*shards, None][1:], strict=True):
         inside = members(whole(shard, contents))
         keys = {name.rpartition(".")[0] or name for name in inside}
         assert shard.size <= size or len(keys) == 1
