@@ -21,6 +21,7 @@ from aisfs.core.samples_view import samples_view
 from aisfs.core.sources import BucketSource, DatasetSource, DirectorySource, Everything, Source
 from aisfs.core.view_spec import ViewSpec
 from aisfs.core.views import MembersView, without_folders
+from aisfs.engine.assembler import Assembler
 from aisfs.engine.background import BackgroundThread
 from aisfs.engine.fetcher import Fetcher
 from aisfs.engine.indexer import INDEX_BYTES_MAX, Indexer
@@ -151,6 +152,7 @@ class Engine:
     fetcher: Fetcher
     indexer: Indexer
     reader: Reader
+    assembler: Assembler
 
 
 def build_engine(plan: SourcePlan, base: Foundation, root: Node) -> Engine:
@@ -178,7 +180,8 @@ def build_engine(plan: SourcePlan, base: Foundation, root: Node) -> Engine:
     )
     unpacker = Unpacker(fetcher, base.services, cache=base.blocks)
     indexer = _build_indexer(plan, base, fetcher, unpacker)
-    return Engine(lister, fetcher, indexer, Reader(fetcher, prefetcher, unpacker))
+    reader = Reader(fetcher, prefetcher, unpacker)
+    return Engine(lister, fetcher, indexer, reader, Assembler(fetcher, plan.cache.read_ahead_max))
 
 
 def _lay_out(view: ViewSpec) -> Callable[[MemberIndex], MembersView]:

@@ -94,7 +94,8 @@ def _log_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--view",
     type=click.Choice([v.value for v in View]),
     help="Show the members of all shards of SOURCE as one dataset: a folder for each shard (members), "
-    "for each sample in it (samples), for each label (class), or all in one place (flat).",
+    "for each sample in it (samples), for each label (class), or all in one place (flat). Or show "
+    "objects that are no shards as tar files (shards).",
 )
 @click.option(
     "--key-rule",
@@ -120,6 +121,15 @@ def _log_options(command: Callable[..., Any]) -> Callable[..., Any]:
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="Names of the classes 0, 1, …, one a line.",
+)
+@click.option(
+    "--samples-per-shard",
+    type=int,
+    metavar="N",
+    help="Samples in each tar of --view shards [1000].",
+)
+@click.option(
+    "--shard-size", metavar="SIZE", help="Bytes of each tar of --view shards at most, like 1GiB."
 )
 @click.option(
     "--files-from", metavar="FILE", help="Read sources from FILE, one a line; - is stdin."
@@ -263,10 +273,10 @@ def mount(
     kernel |= {"allow_other"} if allow_other else set()
     settings = {**named, **{name: v for name, v in settings.items() if v not in (None, ())}}
     view = ViewSettings.load(_of(ViewSettings, settings))
+    spec = parse_view(view, read_lines(view.classes) if view.classes is not None else None)
     source = read_source(sources, view)
     if isinstance(source, DatasetSource) and "shards" in settings:
         raise ConfigError("--shards: a dataset shows the members of shards only; see --view")
-    spec = parse_view(view, read_lines(view.classes) if view.classes is not None else None)
     writing = WriteSettings.load(_of(WriteSettings, settings))
     if writing.writable:
         check_writable(source, view)

@@ -83,6 +83,8 @@ class View(StrEnum):
     """`<label>/<key>.<ext>`, one file for each sample."""
     FLAT = "flat"
     """`<member>`, of all shards."""
+    SHARDS = "shards"
+    """`shard-000000.tar`, made of objects that are no shards."""
 
 
 class KeyRule(StrEnum):
@@ -214,6 +216,10 @@ class ViewSettings(_Settings):
     """A file of class names, one a line, the first for label 0."""
     files_from: str | None = None
     """A file of sources, one a line; `-` is standard input."""
+    samples_per_shard: int | None = Field(default=None, ge=1)
+    """Samples in one virtual shard; without this and `shard_size` it is 1000."""
+    shard_size: ByteSize | None = Field(default=None, ge=1)
+    """Bytes of one virtual shard at most, unless a single sample is larger."""
     include: Patterns | None = None
     exclude: Patterns | None = None
 

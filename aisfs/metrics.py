@@ -60,7 +60,7 @@ class Metrics:
 
         self.left_out = Gauge(
             "aisfs_dataset_left_out",
-            "Samples and members of the dataset that are not shown, by reason.",
+            "Samples, members and objects of the dataset that are not shown, by reason.",
             ["reason"],
             registry=self._registry,
         )

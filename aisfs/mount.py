@@ -23,9 +23,11 @@ from aisfs.assembly import (
 from aisfs.cache.blocks import BlockCache
 from aisfs.config import View
 from aisfs.core.sources import DatasetSource, DirectorySource
-from aisfs.core.view_spec import LabelSource
+from aisfs.core.view_spec import LabelSource, ViewSpec
+from aisfs.core.virtual_shard import virtual_shards
 from aisfs.engine.background import background_thread
 from aisfs.engine.label_table import read_table
+from aisfs.engine.loose_objects import find_loose_objects, nothing
 from aisfs.engine.merger import Merger
 from aisfs.engine.overlay import OverlaidLister
 from aisfs.engine.shard_set import find_shards
@@ -42,6 +44,7 @@ from aisfs.filesystem.naming import NamingFileSystem
 from aisfs.filesystem.nodes import Node
 from aisfs.filesystem.shards import ShardFolders
 from aisfs.filesystem.tree import Names, Tree
+from aisfs.filesystem.virtual_tree import VirtualTree
 from aisfs.filesystem.xattrs import Xattrs
 from aisfs.fuse import mountpoint as mountpoints
 from aisfs.fuse import tuning
@@ -229,6 +232,7 @@ def _build_filesystem(
             tree=tree,
             folders=folders,
             reader=engine.reader,
+            assembler=engine.assembler,
             make=make,
             clock=CLOCK,
             list_ttl=plan.tree.list_ttl,
@@ -240,6 +244,7 @@ def _build_filesystem(
         tree=tree,
         folders=folders,
         reader=engine.reader,
+        assembler=engine.assembler,
         lister=engine.lister,
         make=make,
         clock=CLOCK,
@@ -251,8 +256,10 @@ def _build_filesystem(
 async def _build_dataset(
     plan: MountPlan, source: DatasetSource, base: Foundation, engine: Engine
 ) -> Names:
-    shards = await find_shards(source, engine.lister, base.store, base.metrics)
     view = plan.view
+    if view.view is View.SHARDS:
+        return await _build_virtual(view, source, base, engine)
+    shards = await find_shards(source, engine.lister, base.store, base.metrics)
     if not view.merged:
         return DatasetTree(shards)
     table = None
@@ -268,6 +275,24 @@ async def _build_dataset(
         table=table,
     )
     return MergedTree(merger, repr(view))
+
+
+async def _build_virtual(
+    view: ViewSpec, source: DatasetSource, base: Foundation, engine: Engine
+) -> Names:
+    found = await find_loose_objects(source, engine.lister)
+    cut = len(found.directory)
+    shards, unused = await trio.to_thread.run_sync(
+        virtual_shards, found.objects, cut, view.split, view.rule, view.require
+    )
+    left_out = found.left_out + unused
+    if not shards:
+        raise SourceMissing(f"{source}: {nothing(left_out)}")
+    base.metrics.dataset_shards.labels("shown").set(len(shards))
+    for reason, number in left_out.items():
+        base.metrics.left_out.labels(reason.replace(" ", "_")).set(number)
+    log.info("%d virtual shards of %d objects of %s", len(shards), sum(map(len, shards)), source)
+    return VirtualTree(found.bucket, shards, left_out)
 
 
 def _describe(plan: MountPlan, base: Foundation, filesystem: FileSystem) -> None:

@@ -60,6 +60,16 @@ SPLITS: dict[KeyRule, Callable[[bytes], Split | None]] = {
 """By rule: from a member's name to key and extension; None for a name that the rule skips."""
 
 
+def split_name(name: bytes, split: Callable[[bytes], Split | None]) -> Split | str:
+    """Split a member's name by one of `SPLITS`, or say why it belongs to no sample."""
+    base = name[name.rfind(b"/") + 1 :]
+    if base.startswith(b"."):
+        return HIDDEN
+    if b"__" in name and (_METADATA.match(name) or _METADATA_NAME.match(base)):
+        return METADATA
+    return split(name) or (base if split is _split_basename else name, b"")
+
+
 class Part(NamedTuple):
     """One member of a sample."""
 
@@ -94,14 +104,11 @@ class Samples:
                 # A link says where its target is from where it was; it would lead nowhere now.
                 self.skipped[LINK] += others[row] == MemberKind.SYMLINK
                 continue
-            base = name[name.rfind(b"/") + 1 :]
-            if base.startswith(b"."):
-                self.skipped[HIDDEN] += 1
-            elif b"__" in name and (_METADATA.match(name) or _METADATA_NAME.match(base)):
-                self.skipped[METADATA] += 1
+            found = split_name(name, split)
+            if isinstance(found, str):
+                self.skipped[found] += 1
             else:
-                key, extension = split(name) or (base if split is _split_basename else name, b"")
-                yield Part(row, key, extension)
+                yield Part(row, *found)
 
     def _drop_incomplete(self, require: tuple[Component, ...]) -> None:
         found: dict[bytes, int] = {}

@@ -58,6 +58,19 @@ class LabelRule:
         return Component((b"json",)) if self.source is LabelSource.JSON else None
 
 
+SAMPLES_PER_SHARD = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSplit:
+    """Where a virtual shard ends and the next one begins; one of the two is given."""
+
+    samples: int | None = SAMPLES_PER_SHARD
+    """Samples in each shard but the last."""
+    size: int | None = None
+    """Bytes of a shard at most, unless a single sample is larger."""
+
+
 @dataclass(frozen=True, slots=True)
 class ViewSpec:
     """One way to lay a dataset out."""
@@ -69,6 +82,8 @@ class ViewSpec:
     label: LabelRule = LabelRule(LabelSource.CONTENT, "cls")
     classes: tuple[bytes, ...] | None = None
     """Names of the labels 0, 1, …"""
+    split: ShardSplit = ShardSplit()
+    """Of virtual shards."""
 
     @property
     def merged(self) -> bool:
@@ -77,11 +92,13 @@ class ViewSpec:
 
 
 _MEANS_SOMETHING_IN = {
-    "key_rule": (View.SAMPLES, View.CLASS, View.FLAT),
-    "require": (View.SAMPLES, View.CLASS, View.FLAT),
+    "key_rule": (View.SAMPLES, View.CLASS, View.FLAT, View.SHARDS),
+    "require": (View.SAMPLES, View.CLASS, View.FLAT, View.SHARDS),
     "label": (View.CLASS,),
     "image": (View.CLASS,),
     "classes": (View.CLASS,),
+    "samples_per_shard": (View.SHARDS,),
+    "shard_size": (View.SHARDS,),
 }
 
 
@@ -110,6 +127,7 @@ def parse_view(settings: ViewSettings, class_names: Sequence[bytes] | None = Non
         _component("--image", settings.image),
         _label(settings.label),
         _classes(class_names) if class_names is not None else None,
+        _split(settings),
     )
 
 
@@ -119,6 +137,13 @@ def absolute_table(spec: ViewSpec) -> ViewSpec:
     if label.source is not LabelSource.TABLE or "://" in label.text:
         return spec
     return replace(spec, label=replace(label, text=os.path.abspath(label.text)))
+
+
+def _split(settings: ViewSettings) -> ShardSplit:
+    samples, size = settings.samples_per_shard, settings.shard_size
+    if samples is not None and size is not None:
+        raise ConfigError("--samples-per-shard and --shard-size: give one of them")
+    return ShardSplit(None, size) if size is not None else ShardSplit(samples or SAMPLES_PER_SHARD)
 
 
 def _component(option: str, text: str) -> Component:

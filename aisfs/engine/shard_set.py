@@ -1,15 +1,17 @@
 """The shards of a dataset: found when it is mounted, followed when one of them turns out to have changed."""
 
 import logging
+import os
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
-from aisfs.core.names import child_prefix, entry_name, is_shard
+from aisfs.core.names import entry_name, is_shard
 from aisfs.core.patterns import GlobPattern, KeyFilter
 from aisfs.core.shard_names import folder_names
 from aisfs.core.sources import DatasetSource, ShardPattern, Word
 from aisfs.engine.lister import Lister
+from aisfs.engine.loose_objects import walk
 from aisfs.errors import NotFound, SourceMissing
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, ObjectInfo
@@ -178,20 +180,14 @@ async def _of_pattern(
             yield bucket, listed.value
         return
     glob = GlobPattern(pattern.rest) if pattern.rest else None
-    pending = [pattern.directory]
-    while pending:
-        prefix = pending.pop()
-        listing = (await lister.directory(bucket, prefix)).value
-        below: list[str] = []
-        for _, name, info in sorted(listing.after(0), key=lambda entry: entry[1]):
-            path = child_prefix(prefix, name)[len(pattern.directory) : -1]
-            if info is None:
-                if keys.enters(path) and (glob is None or glob.enters(f"{path}/")):
-                    below.append(child_prefix(prefix, name))
-            elif glob is not None and not glob.matches(path):
-                continue
-            elif is_shard(name):
-                yield bucket, info
-            elif glob is not None:
-                left_out[NO_SHARD] += 1
-        pending += reversed(below)
+
+    def enters(path: str) -> bool:
+        return keys.enters(path) and (glob is None or glob.enters(path))
+
+    async for path, info in walk(lister, bucket, pattern.directory, enters):
+        if glob is not None and not glob.matches(path):
+            continue
+        if is_shard(os.fsencode(path.rpartition("/")[2])):
+            yield bucket, info
+        elif glob is not None:
+            left_out[NO_SHARD] += 1

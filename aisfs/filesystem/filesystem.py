@@ -14,9 +14,11 @@ from aisfs.core.inodes import ROOT, InodeTable, directory_number, split_member
 from aisfs.core.member_index import MemberIndex, MemberKind
 from aisfs.core.names import NAME_MAX
 from aisfs.core.views import MembersView
+from aisfs.engine.assembler import Assembler
 from aisfs.engine.parts import Data
 from aisfs.engine.reader import Reader
 from aisfs.errors import (
+    AisfsError,
     IsADirectory,
     NameTooLong,
     NotADirectory,
@@ -25,8 +27,16 @@ from aisfs.errors import (
 )
 from aisfs.filesystem.attributes import FOREVER, Attr, AttrMaker, Entry
 from aisfs.filesystem.beliefs import Beliefs
-from aisfs.filesystem.nodes import DirectoryNode, Node, ObjectNode, ShardNode, identity
-from aisfs.filesystem.shards import ListedRow, ShardFolders, check_directory
+from aisfs.filesystem.nodes import (
+    DirectoryNode,
+    FileNode,
+    Node,
+    ObjectNode,
+    ShardNode,
+    VirtualShardNode,
+    identity,
+)
+from aisfs.filesystem.shards import ListedRow, ShardFolders, check_directory, is_folder
 from aisfs.filesystem.tree import Children, Found, FoundMember, Names
 from aisfs.model import Bucket, ByteRange
 
@@ -66,9 +76,9 @@ class MemberRows:
 
 @dataclass(frozen=True, slots=True)
 class FileHandle:
-    """An open object or member of one version."""
+    """An open object, member or virtual shard of one version."""
 
-    node: ObjectNode | ShardNode
+    node: FileNode | ShardNode
     index: MemberIndex | None = None
     row: int = 0
     in_order: bool = False
@@ -94,6 +104,7 @@ class FileSystem:
         tree: Names,
         folders: ShardFolders,
         reader: Reader,
+        assembler: Assembler,
         make: AttrMaker,
         clock: Callable[[], float],
         list_ttl: float,
@@ -108,6 +119,7 @@ class FileSystem:
         self.tree = tree
         self._folders = folders
         self._reader = reader
+        self._assembler = assembler
         self._make = make
         self._clock = clock
         self._latest: tuple[Node, bytes] = (root, identity(root))
@@ -127,8 +139,8 @@ class FileSystem:
             if entry is not None:
                 self.remember(entry.attr.ino, node)
             return entry
-        if isinstance(node, ObjectNode):
-            raise NotADirectory(f"{node.info.key} is not a directory")
+        if isinstance(node, FileNode):
+            raise NotADirectory(f"{_name(node)} is not a directory")
         found = await self.tree.find(node, parent, name)
         if found is None:
             return None
@@ -168,12 +180,14 @@ class FileSystem:
             case ShardNode():
                 with self.noticing_change(node):
                     return await self._folders.attr(node, ino)
-            case ObjectNode():
-                return self.object_attr(node, ino)
+            case ObjectNode() | VirtualShardNode():
+                return self.file_attr(node, ino)
         return self.directory_attr(node, ino)
 
-    def object_attr(self, node: ObjectNode, ino: int) -> Attr:
-        """Describe an object."""
+    def file_attr(self, node: FileNode, ino: int) -> Attr:
+        """Describe an object or a virtual shard."""
+        if isinstance(node, VirtualShardNode):
+            return self._make.file(ino, node.shard.size, node.shard.mtime_ns)
         return self._make.object(ino, node.info)
 
     def directory_attr(self, node: Node, ino: int) -> Attr:
@@ -211,8 +225,8 @@ class FileSystem:
                 attr = self._folders.folder(node, directory_number(first, 0))
         else:
             number = self.inodes.number(identity(node))
-            if isinstance(node, ObjectNode):
-                attr = self.object_attr(node, number)
+            if isinstance(node, FileNode):
+                attr = self.file_attr(node, number)
             else:
                 attr = self.directory_attr(node, number)
         return Entry(found.name, attr, min(max(found.expires - self._clock(), 0.0), FOREVER))
@@ -222,8 +236,8 @@ class FileSystem:
     async def opendir(self, ino: int) -> DirectoryHandle:
         """Take a snapshot of a directory: complete, or an error."""
         node = self.node(ino)
-        if isinstance(node, ObjectNode):
-            raise NotADirectory(f"{node.info.key} is not a directory")
+        if isinstance(node, FileNode):
+            raise NotADirectory(f"{_name(node)} is not a directory")
         if isinstance(node, ShardNode):
             check_directory(node, ino)
             with self.noticing_change(node):
@@ -258,8 +272,24 @@ class FileSystem:
         known = self.under_way(ino, offset)
         if known is not None:
             return known
-        handle = await self.opendir(ino)
+        try:
+            handle = await self.opendir(ino)
+        except (Stale, NotFound) as error:
+            handle = await self._opened_anew(ino, error)
         return handle if handle.members is not None else self.begin(ino, handle)
+
+    async def _opened_anew(self, ino: int, error: AisfsError) -> DirectoryHandle:
+        """Open the folder that took the place of one found out of date, since without a handle the
+        kernel does not look it up again but hands the error to the program."""
+        node = self.node(ino)
+        if not isinstance(node, ShardNode) or not is_folder(ino):
+            raise error
+        found = await self.tree.find(self.node(node.parent), node.parent, node.name)
+        if found is None or not isinstance(found.node, ShardNode) or found.node.info == node.info:
+            raise error
+        first = self.inodes.number(self._identity(found.node), shard=True)
+        view = await self._folders.view(found.node)
+        return self.members_handle(view, found.node, directory_number(first, 0))
 
     def under_way(self, ino: int, offset: int) -> DirectoryHandle | None:
         """Give the snapshot to go on with at an offset, if there is one."""
@@ -281,7 +311,7 @@ class FileSystem:
     async def open(self, ino: int) -> FileHandle:
         """Open the version of an object or a member that the inode number stands for."""
         node = self.node(ino)
-        if isinstance(node, ObjectNode):
+        if isinstance(node, FileNode):
             return FileHandle(node)
         if isinstance(node, ShardNode):
             _, is_directory, row = split_member(ino) or (0, True, 0)
@@ -317,6 +347,8 @@ class FileSystem:
         """
         node = handle.node
         wanted = ByteRange(offset, offset + size)
+        if isinstance(node, VirtualShardNode):
+            return await self._assembler.read(node.bucket, node.shard, wanted)
         try:
             if handle.index is None:
                 return await self._reader.read_object(node.bucket, node.info, wanted)
@@ -375,3 +407,7 @@ class FileSystem:
         for name in names:
             self.kernel.invalidate_entry(ino, name)
         self.kernel.invalidate_directory(ino)
+
+
+def _name(node: FileNode) -> str:
+    return node.info.key if isinstance(node, ObjectNode) else "a virtual shard"

@@ -16,7 +16,7 @@ from aisfs.engine.reader import MemberReads, Reader
 from aisfs.errors import AisfsError
 from aisfs.filesystem.attributes import Attr, Entry
 from aisfs.filesystem.filesystem import DirectoryHandle, FileSystem
-from aisfs.filesystem.nodes import ObjectNode, ShardNode
+from aisfs.filesystem.nodes import FileNode, ObjectNode, ShardNode
 from aisfs.filesystem.shards import ShardFolders, check_directory, is_folder
 from aisfs.filesystem.tree import Names
 from aisfs.model import ByteRange
@@ -50,7 +50,7 @@ class Known:
     def entry(self, parent: int, name: bytes) -> Entry | Unknown | None:
         """Look a name up and count the lookup; None when it is missing."""
         node = self._inodes.get(parent)
-        if node is None or isinstance(node, ObjectNode) or len(name) > NAME_MAX:
+        if node is None or isinstance(node, FileNode) or len(name) > NAME_MAX:
             return UNKNOWN
         if isinstance(node, ShardNode):
             return self._member(node, parent, name)
@@ -72,8 +72,8 @@ class Known:
         node = self._inodes.get(ino)
         if node is None:
             return None
-        if isinstance(node, ObjectNode):
-            return self._filesystem.object_attr(node, ino)
+        if isinstance(node, FileNode):
+            return self._filesystem.file_attr(node, ino)
         if not isinstance(node, ShardNode):
             return self._filesystem.directory_attr(node, ino)
         if is_folder(ino):
@@ -87,7 +87,7 @@ class Known:
         if going_on is not None:
             return going_on
         node = self._inodes.get(ino)
-        if node is None or isinstance(node, ObjectNode):
+        if node is None or isinstance(node, FileNode):
             return None
         if isinstance(node, ShardNode):
             view = self._folders.known_view(node)

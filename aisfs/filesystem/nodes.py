@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 
+from aisfs.core.virtual_shard import VirtualShard
 from aisfs.model import Bucket, ObjectInfo, Provider
 
 
@@ -64,6 +65,17 @@ class ShardNode:
     """The directory's name, for example `x.tar.d`."""
 
 
+@dataclass(frozen=True, slots=True)
+class VirtualShardNode:
+    """A tar file that is made of objects, each of one version."""
+
+    bucket: Bucket
+    shard: VirtualShard
+
+
+FileNode = ObjectNode | VirtualShardNode
+"""What is a file by itself, and not in a shard."""
+
 Node = (
     RootNode
     | ProviderNode
@@ -72,6 +84,7 @@ Node = (
     | MergedDirectoryNode
     | ObjectNode
     | ShardNode
+    | VirtualShardNode
 )
 
 
@@ -92,6 +105,8 @@ def identity(node: Node) -> bytes:
             parts = ("provider", provider)
         case DirectoryNode(bucket, prefix):
             parts = ("directory", bucket, prefix)
+        case VirtualShardNode(bucket, shard):
+            parts = ("virtual shard", bucket, shard.digest)
         case _:
             kind = "object" if isinstance(node, ObjectNode) else "shard"
             info = node.info

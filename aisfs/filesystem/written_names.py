@@ -13,6 +13,7 @@ from cachetools import LRUCache
 
 from aisfs.config import WriteSettings
 from aisfs.core import names
+from aisfs.engine.assembler import Assembler
 from aisfs.engine.overlay import OverlaidLister
 from aisfs.engine.reader import Reader
 from aisfs.engine.writer import Writer
@@ -48,6 +49,7 @@ class WrittenNames(FileSystem):
         tree: Tree,
         folders: ShardFolders,
         reader: Reader,
+        assembler: Assembler,
         lister: OverlaidLister,
         make: AttrMaker,
         clock: Callable[[], float],
@@ -60,6 +62,7 @@ class WrittenNames(FileSystem):
             tree=tree,
             folders=folders,
             reader=reader,
+            assembler=assembler,
             make=make,
             clock=clock,
             list_ttl=lister.list_ttl,
@@ -159,7 +162,7 @@ class WrittenNames(FileSystem):
         if not isinstance(node, ObjectNode):
             return entry
         file = self._current(node)
-        attr = self.object_attr(node, self._number(node)) if file is None else self._file_attr(file)
+        attr = self.file_attr(node, self._number(node)) if file is None else self._file_attr(file)
         return replace(entry, attr=attr)
 
     def _current(self, node: ObjectNode) -> WrittenFile | None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aisfs import mount
+from aisfs import assembly
 from aisfs.cache import books, entry, metadata, shelf, upkeep
 from aisfs.core import readahead, samples
 from aisfs.engine import indexer, parts, prefetcher
@@ -14,7 +14,7 @@ TOLD = [
     (f"One GET is {parts.PART_MAX // MIB} MiB at most", True),
     (
         "a sixteenth of `--cache-size`, 1 GiB",
-        (mount.INDEX_SHARE, mount.INDEX_DISK_LIMIT) == (16, 1 << 30),
+        (assembly.INDEX_SHARE, assembly.INDEX_DISK_LIMIT) == (16, 1 << 30),
     ),
     (f"in memory | {indexer.INDEX_BYTES_MAX // MIB} MiB", True),
     (f"{metadata.LISTED_ENTRIES_MAX:,} entries", True),
@@ -27,7 +27,7 @@ TOLD = [
     (f"or {readahead.BACKWARD // MIB} MiB back", True),
     (f"the first dot, {samples.SPAN_MAX // MIB} MiB at most", True),
     ("nine tenths of the disk cache", prefetcher.FITS == 0.9),
-    ("a quarter of the disk cache", mount.PREFETCH_SHARE == 4),
+    ("a quarter of the disk cache", assembly.PREFETCH_SHARE == 4),
     (f"`read_ahead_kb` is raised to {tuning.READ_AHEAD_KB}", True),
     (f"`max_background` to {tuning.MAX_BACKGROUND}", True),
     (f"the scan reads {indexer.HOP // MIB} MiB at each header", True),

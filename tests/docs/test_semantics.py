@@ -83,6 +83,7 @@ def test_there_are_examples_of_every_way_to_show_shards():
         "--view class --image image.jpg --include samples.tar",
         "--view samples --include samples.tar",
         "--writable",
+        "--view shards --samples-per-shard 1 --include /train --exclude deep",
     ]
     assert {example.document for example in EXAMPLES} == {README, SEMANTICS}
 

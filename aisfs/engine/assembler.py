@@ -1,0 +1,85 @@
+"""Reads of virtual shards: the objects of the range, all at once, and those that come next.
+
+Small objects are fetched whole, since the next read wants the rest. AIStore's GetBatch would fetch
+many with one request; until there is a client for it each object is a GET of its own.
+"""
+
+from cachetools import LRUCache
+
+from aisfs.core.ranges import aligned
+from aisfs.core.readahead import ReadAhead
+from aisfs.core.virtual_shard import Content, VirtualShard
+from aisfs.engine.fetcher import Fetcher
+from aisfs.engine.parts import FIRST_PART, Data, Reading
+from aisfs.errors import NotFound, Stale
+from aisfs.model import Bucket, ByteRange
+
+AHEAD_OBJECTS = 256
+"""Objects fetched ahead of a reader at most, about: eight for each connection."""
+BLOCK = 4096
+"""Large objects are fetched in whole pages of the disk cache."""
+SHARDS_MAX = 1000
+"""Virtual shards whose readers are remembered."""
+
+
+class Assembler:
+    """Makes the bytes of virtual shards."""
+
+    def __init__(self, fetcher: Fetcher, read_ahead_max: int) -> None:
+        """Fetch objects through `fetcher`, at most `read_ahead_max` bytes ahead of a reader."""
+        self._fetcher = fetcher
+        self._read_ahead_max = read_ahead_max
+        self._readers: LRUCache[tuple[Bucket, str], ReadAhead] = LRUCache(SHARDS_MAX)
+
+    async def read(self, bucket: Bucket, shard: VirtualShard, wanted: ByteRange) -> Data:
+        """Read a range of a virtual shard, cut at its end; empty behind the end.
+
+        Raises:
+            Stale: an object of the range is no longer the version that was laid out.
+        """
+        wanted = ByteRange(wanted.start, min(wanted.stop, shard.size))
+        if wanted.start >= wanted.stop:
+            return b""
+        found = [
+            piece if isinstance(piece, bytes) else (piece, self._start(bucket, piece))
+            for piece in shard.pieces(wanted)
+        ]
+        stalled = any(not isinstance(each, bytes) and not each[1].ready for each in found)
+        self._fetch_ahead(bucket, shard, wanted, stalled=stalled)
+        return b"".join(
+            [each if isinstance(each, bytes) else await _wait(bucket, *each) for each in found]
+        )
+
+    def _start(self, bucket: Bucket, content: Content) -> Reading:
+        opened = self._fetcher.open(bucket, content.info)
+        return self._fetcher.start(opened, _fetched(content))
+
+    def _fetch_ahead(
+        self, bucket: Bucket, shard: VirtualShard, wanted: ByteRange, *, stalled: bool
+    ) -> None:
+        reader = self._readers.get((bucket, shard.digest))
+        if reader is None:
+            window = min(self._read_ahead_max, AHEAD_OBJECTS * shard.size // len(shard))
+            reader = ReadAhead(shard.size, max_window=window)
+            self._readers[bucket, shard.digest] = reader
+        plan = reader.observe(wanted, stalled=stalled, far=self._fetcher.far)
+        for content in shard.contents(plan.ahead) if plan.ahead is not None else ():
+            self._fetcher.ahead(self._fetcher.open(bucket, content.info), _fetched(content))
+
+
+def _fetched(content: Content) -> ByteRange:
+    """Give what to fetch of an object of which a range is wanted."""
+    size = content.info.size
+    return ByteRange(0, size) if size <= FIRST_PART else aligned(content.range, BLOCK, size)
+
+
+async def _wait(bucket: Bucket, content: Content, reading: Reading) -> Data:
+    try:
+        data = await reading.wait()
+    except (Stale, NotFound) as error:
+        raise Stale(
+            f"{bucket}/{content.info.key} changed since the mount began; mount again to see"
+            " virtual shards with what it is now"
+        ) from error
+    start = content.range.start - reading.wanted.start
+    return memoryview(data)[start : start + len(content.range)]

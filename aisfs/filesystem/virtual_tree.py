@@ -1,0 +1,64 @@
+"""The root of a mount of virtual shards: a list of files that never changes."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from aisfs.cache.metadata import Unknown
+from aisfs.core.virtual_shard import VirtualShard
+from aisfs.filesystem.nodes import Node, ObjectNode, ShardNode, VirtualShardNode
+from aisfs.filesystem.tree import FOREVER, Children, Found
+from aisfs.model import Bucket
+
+DIGITS = 6
+"""Of the number in a shard's name, as in webdataset's examples; more where there are more shards."""
+
+
+class VirtualTree:
+    """Virtual shards in order."""
+
+    def __init__(
+        self, bucket: Bucket, shards: Sequence[VirtualShard], left_out: Mapping[str, int]
+    ) -> None:
+        """Show `shards` of objects of `bucket`."""
+        self._nodes = [VirtualShardNode(bucket, shard) for shard in shards]
+        self._places = {_name(at): at for at in range(len(shards))}
+        self._left_out = left_out
+
+    async def find(self, node: Node, ino: int, name: bytes) -> Found | None:
+        """Look a shard up."""
+        return self._find(name)
+
+    def known(self, node: Node, ino: int, name: bytes) -> Found | Unknown | None:
+        """Look a shard up; nobody ever has to be asked."""
+        return self._find(name)
+
+    def _find(self, name: bytes) -> Found | None:
+        at = self._places.get(name)
+        return Found(name, self._nodes[at], FOREVER) if at is not None else None
+
+    async def children(self, node: Node, ino: int) -> Children:
+        """List the shards."""
+        return self.known_children(node, ino)
+
+    def known_children(self, node: Node, ino: int) -> Children:
+        """List the shards; nobody ever has to be asked."""
+        return Children(self._entries, FOREVER)
+
+    def _entries(self, offset: int) -> Iterator[Found]:
+        for at in range(offset, len(self._nodes)):
+            yield Found(_name(at), self._nodes[at], FOREVER, at + 1)
+
+    def expires(self, node: Node) -> float:
+        """Say until when the list may be believed: as long as the mount lasts."""
+        return FOREVER
+
+    def changed(self, node: ObjectNode | ShardNode) -> list[tuple[int, bytes]]:
+        """Give no names: which versions are shown was settled when the mount began."""
+        return []
+
+    async def report(self, node: Node) -> Mapping[str, int]:
+        """Count what is in no shard."""
+        return {} if isinstance(node, VirtualShardNode) else self._left_out
+
+
+def _name(at: int) -> bytes:
+    return b"shard-%0*d.tar" % (DIGITS, at)
