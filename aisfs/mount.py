@@ -6,8 +6,9 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from pathlib import Path
 
 import trio
 
@@ -182,7 +183,7 @@ async def _build(
         # A task, so that it runs when the kernel has the reply to INIT, which sets the defaults.
         # The lane has asked for more requests in the background already, which needs no root.
         background = not plan.lane
-        await trio.to_thread.run_sync(partial(tuning.tune, plan.mountpoint, background=background))
+        await trio.to_thread.run_sync(_tune, plan.mountpoint, background)
         log.info("mounted %s on %s", plan.source, plan.mountpoint)
         on_ready()
 
@@ -313,6 +314,13 @@ def _describe(plan: MountPlan, base: Foundation, filesystem: FileSystem) -> None
             metrics.cache_misses.set(counts.misses)
 
     metrics.before_text.append(update)
+
+
+def _tune(mountpoint: Path, background: bool) -> None:
+    # Answered only when the kernel has taken the reply to INIT, which another thread may carry.
+    with suppress(OSError):
+        os.statvfs(mountpoint)
+    tuning.tune(mountpoint, background=background)
 
 
 def _kernel_options(plan: MountPlan) -> set[str]:

@@ -10,6 +10,15 @@ import pytest
 from tests.mount.cache_tools import big_directory
 from tests.support.mounts import mounting
 
+ONCE = (
+    "test_cache_",
+    "test_warm",
+    "test_inspect",
+    "test_archive_forms",
+    "test_dataset_",
+    "test_class_",
+)
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _fuse_is_there():
@@ -17,9 +26,14 @@ def _fuse_is_there():
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc):
-    """Run every test that mounts twice: what a user sees must not depend on the lane."""
+    """Run tests that mount twice: what a user sees must not depend on the lane.
+
+    What lies below it, or beside it, is tested once: CI has 15 minutes.
+    """
     if hasattr(metafunc.module, "mounted"):
-        metafunc.parametrize("lane", ["lane", "no-lane"], indirect=True, scope="module")
+        once = metafunc.module.__name__.rpartition(".")[2].startswith(ONCE)
+        modes = ["lane"] if once else ["lane", "no-lane"]
+        metafunc.parametrize("lane", modes, indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -216,6 +216,8 @@ def test_ctrl_c_ends_it_without_a_traceback(tmp_path: Path):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment(),
+        # A test run in the background ignores SIGINT, and what it starts would do so too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     files = cache.rglob
     assert eventually(lambda: sum(f.stat().st_blocks for f in files("*") if f.is_file()) > 16_000)
