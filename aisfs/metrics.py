@@ -3,7 +3,7 @@
 Every metric is declared here with its unit and meaning, so that names stay the same everywhere.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -14,19 +14,17 @@ class Metrics:
     def __init__(self) -> None:
         """Start at zero."""
         self._registry = CollectorRegistry()
-        self.operations = Counter(
+        self.operations = self._counter(
             "aisfs_operations",
             "Requests of the kernel that reached the daemon, by operation and by who answered: the"
             " lane's thread, a task of its own (trio), or pyfuse3.",
             ["operation", "answered_by"],
-            registry=self._registry,
         )
-        self.failures = Counter(
+        self.failures = self._counter(
             "aisfs_failed_operations",
             "Requests of the kernel that failed, by operation and errno; names and attributes that are"
             " missing only as far as they did not stay in the lane.",
             ["operation", "errno"],
-            registry=self._registry,
         )
         self.store_seconds = Histogram(
             "aisfs_store_request_seconds",
@@ -34,42 +32,33 @@ class Metrics:
             ["call"],
             registry=self._registry,
         )
-        self.bytes_fetched = Counter(
+        self.bytes_fetched = self._counter(
             "aisfs_fetched_bytes",
             "Bytes of objects that came from the store.",
-            registry=self._registry,
         )
-        self.bytes_sent = Counter(
+        self.bytes_sent = self._counter(
             "aisfs_sent_bytes",
             "Bytes of objects and members that went to the store.",
-            registry=self._registry,
         )
-        self.names_refused = Counter(
+        self.names_refused = self._counter(
             "aisfs_refused_names",
             "Keys of listings that cannot be shown as names, by reason.",
             ["reason"],
-            registry=self._registry,
         )
-
-        self.dataset_shards = Gauge(
+        self.dataset_shards = self._gauge(
             "aisfs_dataset_shards",
             "Shards of the dataset: shown, or why not.",
             ["state"],
-            registry=self._registry,
         )
-
-        self.left_out = Gauge(
+        self.left_out = self._gauge(
             "aisfs_dataset_left_out",
             "Samples, members and objects of the dataset that are not shown, by reason.",
             ["reason"],
-            registry=self._registry,
         )
-
-        self.mount = Gauge(
+        self.mount = self._gauge(
             "aisfs_mount",
             "1; the labels say what is mounted, from where, and where its cache is.",
             ["source", "endpoint", "cache_dir"],
-            registry=self._registry,
         )
         self.inodes = self._gauge(
             "aisfs_inodes",
@@ -101,11 +90,11 @@ class Metrics:
         self.before_text: list[Callable[[], None]] = []
         """Called before the counters are shown, to bring them up to date."""
 
-    def _gauge(self, name: str, documentation: str) -> Gauge:
-        return Gauge(name, documentation, registry=self._registry)
+    def _gauge(self, name: str, documentation: str, labels: Sequence[str] = ()) -> Gauge:
+        return Gauge(name, documentation, labels, registry=self._registry)
 
-    def _counter(self, name: str, documentation: str) -> Counter:
-        return Counter(name, documentation, registry=self._registry)
+    def _counter(self, name: str, documentation: str, labels: Sequence[str] = ()) -> Counter:
+        return Counter(name, documentation, labels, registry=self._registry)
 
     def text(self) -> bytes:
         """Give all counters in Prometheus' text form."""
