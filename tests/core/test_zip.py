@@ -69,7 +69,8 @@ NAMES = st.text(
 @given(
     st.dictionaries(NAMES, st.binary(max_size=300), max_size=20),
     st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]),
-    st.binary(max_size=50),
+    # zipfile itself takes the record's signature within a comment for the record.
+    st.binary(max_size=50).filter(lambda comment: b"PK\5\6" not in comment),
 )
 @example({"ä": b"1", "a": b""}, zipfile.ZIP_DEFLATED, b"a comment")
 def test_members_are_those_that_zipfile_finds(members, method, comment):

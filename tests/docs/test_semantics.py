@@ -82,8 +82,8 @@ def test_there_are_examples_of_every_way_to_show_shards():
         "--shards dir",
         "--view class --image image.jpg --include samples.tar",
         "--view samples --include samples.tar",
-        "--writable",
         "--view shards --samples-per-shard 1 --include /train --exclude deep",
+        "--writable",
     ]
     assert {example.document for example in EXAMPLES} == {README, SEMANTICS}
 
