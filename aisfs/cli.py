@@ -1,6 +1,7 @@
 """The command line: words in, exit codes out, one line for whatever goes wrong."""
 
 import logging
+import pkgutil
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,7 +12,6 @@ import trio
 from pydantic import BaseModel
 
 from aisfs import __version__, daemon, logs
-from aisfs.cache_commands import cache, warm_up
 from aisfs.config import (
     WRITABLE_DIR_MODE,
     WRITABLE_FILE_MODE,
@@ -30,12 +30,8 @@ from aisfs.core.sources import DatasetSource
 from aisfs.core.view_spec import absolute_table, parse_view
 from aisfs.errors import AisfsError, ConfigError
 from aisfs.exits import Exit, exit_code
-from aisfs.inspect_command import inspect
 from aisfs.mount_plan import MountPlan, is_local
 from aisfs.mount_words import check_writable, key_filter, read_lines, read_source, sort_options
-from aisfs.pack_commands import pack, unpack
-from aisfs.recover import recover
-from aisfs.status import status
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +57,34 @@ def _fail(reason: str, code: int) -> int:
     return code
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class _Commands(click.Group):
+    """Commands of other modules too, which are loaded when they are asked for.
+
+    Most processes are mounts, and half of what it takes to start one is loading modules.
+    """
+
+    elsewhere = {
+        "cache": "aisfs.cache_commands:cache",
+        "inspect": "aisfs.inspect_command:inspect",
+        "pack": "aisfs.pack_commands:pack",
+        "recover": "aisfs.recover:recover",
+        "status": "aisfs.status:status",
+        "unpack": "aisfs.pack_commands:unpack",
+        "warm": "aisfs.cache_commands:warm_up",
+    }
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *self.elsewhere])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.elsewhere:
+            return super().get_command(ctx, cmd_name)
+        command = pkgutil.resolve_name(self.elsewhere[cmd_name])
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="aisfs", message="%(prog)s %(version)s")
 def cli() -> None:
     """Mount AIStore: buckets are directories, tar shards are folders of samples."""
@@ -369,12 +392,3 @@ def serve(directory: Path, host: str, port: int, log_level: str, log_file: Path 
         click.echo(f"http://{f'[{host}]' if ':' in host else host}:{actual}")
 
     run_server(directory, host=host, port=port, ready=ready)
-
-
-cli.add_command(status)
-cli.add_command(warm_up)
-cli.add_command(cache)
-cli.add_command(inspect)
-cli.add_command(pack)
-cli.add_command(unpack)
-cli.add_command(recover)

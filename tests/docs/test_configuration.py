@@ -39,7 +39,9 @@ OWN = {"pack": ("key_rule",)}
 def leaves(group: click.Group, before: str = "") -> dict[str, click.Command]:
     """All commands that do something, by the words that call them."""
     found: dict[str, click.Command] = {}
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
         if isinstance(command, click.Group):
             found |= leaves(command, f"{before}{name} ")
         else:

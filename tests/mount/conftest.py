@@ -17,6 +17,10 @@ ONCE = (
     "test_archive_forms",
     "test_dataset_",
     "test_class_",
+    "test_many_objects",
+    "test_mount_errors",
+    "test_tuning",
+    "test_virtual_shards",
 )
 
 

@@ -40,6 +40,7 @@ for folder in sys.argv[1:]:
 # Handles a signal, and Ctrl-C as Python does.
 WAITING_USER = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where nohup had it ignored
 signal.signal(signal.SIGUSR1, lambda *_: None)
 signal.siginterrupt(signal.SIGUSR1, True)
 print("looking", flush=True)
