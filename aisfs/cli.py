@@ -57,29 +57,30 @@ def _fail(reason: str, code: int) -> int:
     return code
 
 
+_ELSEWHERE = {
+    "cache": "aisfs.cache_commands:cache",
+    "inspect": "aisfs.inspect_command:inspect",
+    "pack": "aisfs.pack_commands:pack",
+    "recover": "aisfs.recover:recover",
+    "status": "aisfs.status:status",
+    "unpack": "aisfs.pack_commands:unpack",
+    "warm": "aisfs.cache_commands:warm_up",
+}
+
+
 class _Commands(click.Group):
     """Commands of other modules too, which are loaded when they are asked for.
 
     Most processes are mounts, and half of what it takes to start one is loading modules.
     """
 
-    elsewhere = {
-        "cache": "aisfs.cache_commands:cache",
-        "inspect": "aisfs.inspect_command:inspect",
-        "pack": "aisfs.pack_commands:pack",
-        "recover": "aisfs.recover:recover",
-        "status": "aisfs.status:status",
-        "unpack": "aisfs.pack_commands:unpack",
-        "warm": "aisfs.cache_commands:warm_up",
-    }
-
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*super().list_commands(ctx), *self.elsewhere])
+        return sorted([*super().list_commands(ctx), *_ELSEWHERE])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.elsewhere:
+        if cmd_name not in _ELSEWHERE:
             return super().get_command(ctx, cmd_name)
-        command = pkgutil.resolve_name(self.elsewhere[cmd_name])
+        command = pkgutil.resolve_name(_ELSEWHERE[cmd_name])
         assert isinstance(command, click.Command)
         return command
 
