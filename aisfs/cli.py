@@ -85,7 +85,10 @@ class _Commands(click.Group):
         return command
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(__version__, prog_name="aisfs", message="%(prog)s %(version)s")
 def cli() -> None:
     """Mount AIStore: buckets are directories, tar shards are folders of samples."""
