@@ -9,6 +9,7 @@ Shards hold samples of a `jpg`, `jpeg` or `image.jpg` and a `cls`, as webdataset
 
 import argparse
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from itertools import islice
@@ -127,7 +128,10 @@ def main() -> None:
         # Shards differ in length: a process that is through waits for the others.
         with Join([model]) if world > 1 else nullcontext():
             seen, loss = train_epoch(model, optimizer, islice(batches, options.steps), device)
-        print(f"epoch {epoch}, process {rank} of {world}: {seen} samples, loss {loss:.2f}")
+        # In one piece, so that lines of several processes do not mix.
+        sys.stdout.write(
+            f"epoch {epoch}, process {rank} of {world}: {seen} samples, loss {loss:.2f}\n"
+        )
     if world > 1:
         distributed.destroy_process_group()
 
