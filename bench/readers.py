@@ -52,13 +52,25 @@ def read_through(dataset: Any, workers: int) -> Tally:  # noqa: ANN401 (any data
 
 
 class Files:
-    """A map-style data set of paths."""
+    """A map-style data set of paths.
+
+    Without a buffer, as whole files need none, and as programs in other languages read them: with
+    one, `open` of Python asks whether the file is a terminal, which FUSE has to ask the daemon.
+    """
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._paths = paths
 
     def __len__(self) -> int:
         return len(self._paths)
+
+    def __getitem__(self, at: int) -> bytes:
+        with open(self._paths[at], "rb", buffering=0) as file:
+            return file.read()
+
+
+class BufferedFiles(Files):
+    """The same with plain `open`, as PIL reads them."""
 
     def __getitem__(self, at: int) -> bytes:
         with open(self._paths[at], "rb") as file:
@@ -111,9 +123,11 @@ def list_files(folders: Iterable[Path]) -> list[str]:
     return sorted(found)
 
 
-def read_files(folders: Sequence[Path], workers: int) -> Tally:
+def read_files(
+    folders: Sequence[Path], workers: int, dataset: Callable[[Sequence[str]], Files] = Files
+) -> Tally:
     """List folders and read all files in them."""
-    return read_through(Files(list_files(folders)), workers)
+    return read_through(dataset(list_files(folders)), workers)
 
 
 def get_objects(endpoint: str, bucket: str, keys: Sequence[str], workers: int) -> Tally:

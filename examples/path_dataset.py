@@ -24,7 +24,8 @@ class PathDataset(Dataset):
 
     def __getitem__(self, at: int) -> tuple[str, bytes]:
         name = self._files[at].name
-        with open(os.path.join(self._root, name), "rb") as file:
+        # Buffered, `open` asks whether the file is a terminal: a message per file on any FUSE mount.
+        with open(os.path.join(self._root, name), "rb", buffering=0) as file:
             return name, file.read()
 
     def get_obj_list(self) -> list[SimpleNamespace]:

@@ -188,6 +188,11 @@ class MemberIndex:
         stop = columns.stored_stops.get(row)
         return ByteRange(start, start + columns.sizes[row] if stop is None else stop)
 
+    def places(self, rows: Sequence[int]) -> list[tuple[int, int]]:
+        """Return (start, size) of plain rows of a tar: quicker than asking one by one."""
+        offsets, sizes = self._columns.offsets, self._columns.sizes
+        return [(offsets[row], sizes[row]) for row in rows]
+
     def stored(self, row: int) -> Stored:
         """Say how a member of a zip is stored."""
         packing = self.packing

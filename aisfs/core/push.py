@@ -200,8 +200,7 @@ class ShardPush:
         """
         hand, stream = self._hand, self._giver
         self._hand = []
-        for row in hand[:stored]:
-            self._stored(row, stream, known=row not in unknown)
+        self._stored(hand[:stored], unknown, stream)
         if stored == len(hand):
             pass
         elif stream is not None:
@@ -213,20 +212,27 @@ class ShardPush:
             self._whole, self._whole_stalled = hand[stored], missing
         return (stream.at, stream.top) if stream is not None and stream.window else None
 
-    def _stored(self, row: int, stream: Stream | None, *, known: bool) -> None:
-        if not known:
+    def _stored(self, rows: list[int], unknown: Collection[int], stream: Stream | None) -> None:
+        for row in unknown:
             self._rows.unknown(row)
+        if unknown:
+            rows = [row for row in rows if row not in unknown]
+        if not rows:
             return
-        size = self.index.size(row)
-        self._counts.pushed += 1
-        self._counts.bytes += size
+        sizes = [size for _, size in self.index.places(rows)]
+        self._counts.pushed += len(rows)
+        self._counts.bytes += sum(sizes)
         if stream is not None:
-            stream.pushed += 1
-            stream.ahead += footprint(size)
-        if self._rows.there(row):  # a READ overtook it
-            self._counts.wasted += 1
-        else:
-            self._rows.pushed(row)
+            stream.pushed += len(rows)
+            stream.ahead += sum(map(footprint, sizes))
+        start, stop = rows[0], rows[-1] + 1
+        if stop - start == len(rows) and self._rows.pushed_run(start, stop):
+            return
+        for row in rows:
+            if self._rows.there(row):  # a READ overtook it
+                self._counts.wasted += 1
+            else:
+                self._rows.pushed(row)
 
     # streams ---------------------------------------------------------------------------------
 
@@ -333,23 +339,29 @@ class ShardPush:
     # choosing --------------------------------------------------------------------------------
 
     def _wanted(self, row: int) -> bool:
+        if not self._rows.absent(row):
+            return False
         index = self.index
-        return self._rows.absent(row) and index.plain(row) and 0 < index.size(row) <= WINDOW_BYTES
+        return index.plain(row) and 0 < index.size(row) <= WINDOW_BYTES
 
     def _walk(self, stream: Stream, room: int) -> list[int]:
         """Choose the next rows of a window."""
         hand: list[int] = []
         taken = 0
-        while stream.pending and len(hand) < HAND_ROWS and taken < HAND_BYTES:
+        wanted, size, end = self._wanted, self.index.size, len(self)
+        marked = not stream.window or stream.marker >= 0
+        while stream.rows_left > 0 and stream.bytes_left > 0 and not stream.stalled:
+            if len(hand) == HAND_ROWS or taken >= HAND_BYTES:
+                break
             row = stream.top + 1
-            if row >= len(self):
+            if row >= end:
                 stream.rows_left = 0
                 break
-            if self._wanted(row):
-                if self._is_marker(stream):
-                    stream.marker = row
+            if wanted(row):
+                if not marked and self._is_marker(stream):
+                    stream.marker, marked = row, True
                 else:
-                    cost = footprint(self.index.size(row))
+                    cost = footprint(size(row))
                     if cost > stream.bytes_left and stream.bytes_left < WINDOW_BYTES:
                         stream.bytes_left = 0
                         break
@@ -366,8 +378,6 @@ class ShardPush:
 
     def _is_marker(self, stream: Stream) -> bool:
         """Say whether to leave this row out, half a window before the end."""
-        if stream.marker >= 0 or not stream.window:
-            return False
         return 2 * stream.rows_left <= stream.window or 2 * stream.bytes_left <= WINDOW_BYTES
 
     def _walk_whole(self, start: int, room: int) -> list[int]:

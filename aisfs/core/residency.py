@@ -70,6 +70,13 @@ class Residency:
         """The row was pushed."""
         self._state[row] = _KNOWN | _PUSHED | self._age
 
+    def pushed_run(self, start: int, stop: int) -> bool:
+        """Take all rows of a range for pushed, unless one of them is there already: says whether."""
+        if max(self._state[start:stop]) >= self._age:
+            return False
+        self._state[start:stop] = bytes((_KNOWN | _PUSHED | self._age,)) * (stop - start)
+        return True
+
     def take_pushed(self, start: int, stop: int) -> int:
         """Count the rows in a range that were pushed and not read; from now on they count as read."""
         rows = self._state[start:stop]

@@ -112,6 +112,7 @@ _INIT_OUT = Struct("=IIIIHHIIHHIIH22x")
 _INVAL_INODE = Struct("=IiQ Qqq")
 _INVAL_ENTRY = Struct("=IiQ QII")
 _STORE = Struct("=IiQ QQII")
+_STORE_SIZE, _STORE_CODE = _STORE.size, int(Notification.STORE)
 
 BODY = HEADER.size
 """Where the body of a request begins."""
@@ -309,8 +310,7 @@ def inval_entry(parent: int, name: bytes) -> bytes:
 
 def store_header(nodeid: int, offset: int, size: int) -> bytes:
     """Begin a notification that goes on with `size` bytes for the page cache of an inode."""
-    whole = _STORE.size + size
-    return _STORE.pack(whole, Notification.STORE, 0, nodeid, offset, size, 0)
+    return _STORE.pack(_STORE_SIZE + size, _STORE_CODE, 0, nodeid, offset, size, 0)
 
 
 # Parts ---------------------------------------------------------------------------------------------

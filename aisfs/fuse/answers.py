@@ -71,6 +71,7 @@ class Answers:
             Opcode.OPENDIR: self.opendir,
             Opcode.FLUSH: self.flush,
             Opcode.GETXATTR: self.getxattr,
+            Opcode.IOCTL: self.ioctl,
             Opcode.INTERRUPT: self.interrupt,
         }
 
@@ -172,6 +173,10 @@ class Answers:
         if abi.xattr_name(message).startswith(PREFIX):
             return FORWARD
         return (abi.error_reply(unique, errno.ENODATA),)
+
+    def ioctl(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
+        """Say that this is no terminal: Python asks so of every file it opens, until 3.14."""
+        return (abi.error_reply(unique, errno.ENOTTY),)
 
     def interrupt(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Perhaps end a request early."""

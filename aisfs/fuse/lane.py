@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 BUFFER = (1 << 20) + 65536
 """Bytes of the largest request: a WRITE of 1 MiB, and its header."""
-SPIN_SECONDS = 30e-6
+SPIN_SECONDS = 100e-6
 """How long the device is polled after an answer, before the thread sleeps: see docs/adr/0012."""
 SOCKET_BYTES = 4 << 20
 """Room for messages to pyfuse3 and back: four of the largest."""

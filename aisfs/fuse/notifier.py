@@ -11,7 +11,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from aisfs.fuse import abi
 
@@ -71,18 +71,37 @@ class Notifier:
         """Put bytes into the page cache of an inode; says whether the kernel knew it."""
         return self.send(abi.store_header(ino, offset, len(data)), data)
 
+    def store_all(self, files: Iterable[tuple[int, Buffer]]) -> list[int]:
+        """Put whole small files into the page cache; gives the inodes that the kernel did not know."""
+        unknown = []
+        fd, header, write = self._fd, abi.store_header, os.writev
+        self.sending_since = time.monotonic()  # of the first: all take less than a millisecond
+        try:
+            for ino, data in files:
+                try:
+                    write(fd, (header(ino, 0, len(data)), data))
+                except OSError as error:
+                    self._refused(error)
+                    unknown.append(ino)
+        finally:
+            self.sending_since = None
+        return unknown
+
     def send(self, *message: Buffer) -> bool:
         """Send one message; says whether the kernel took it."""
         self.sending_since = time.monotonic()
         try:
             os.writev(self._fd, message)
         except OSError as error:
-            if error.errno not in _GONE:
-                log.warning("the kernel refused a notification: %s", error.strerror)
+            self._refused(error)
             return False
         finally:
             self.sending_since = None
         return True
+
+    def _refused(self, error: OSError) -> None:
+        if error.errno not in _GONE:
+            log.warning("the kernel refused a notification: %s", error.strerror)
 
     def _send_alone(self, message: bytes) -> None:
         self.send(message)

@@ -8,7 +8,7 @@ push is a hint: it may be dropped at any point (invariant I6).
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from aisfs.core.inodes import member_number, split_member
@@ -44,6 +44,10 @@ class Sender(Protocol):
 
     def store(self, ino: int, offset: int, data: Data) -> bool:
         """Put bytes into the page cache of an inode; says whether the kernel knew it."""
+        ...
+
+    def store_all(self, files: Iterable[tuple[int, Data]]) -> list[int]:
+        """Put whole files into the page cache; gives the inodes that the kernel did not know."""
         ...
 
 
@@ -238,21 +242,30 @@ class Pusher:
 
     def _store(self, shard: _Shard, hand: list[int]) -> tuple[int, list[int], bool]:
         """Send rows to the kernel; returns how many, those it does not know, and if bytes lack."""
-        index, members = shard.decide.index, shard.members
-        start = index.data_range(hand[0]).start
-        span = ByteRange(start, index.data_range(hand[-1]).stop)
+        places = shard.decide.index.places(hand)
+        first, (last, size) = places[0][0], places[-1]
         # One look for all, where they lie in one piece; rows left out between them are few.
-        whole = self._members.stored(members, span) if 0 < len(span) <= SPAN_MAX else None
-        pages = memoryview(whole) if whole is not None else None
+        span = ByteRange(first, last + size)
+        whole = None
+        if 0 < len(span) <= SPAN_MAX and all(size <= PIECE for _, size in places):
+            whole = self._members.stored(shard.members, span)
+        if whole is None:
+            return self._store_singly(shard, hand, places)
+        pages, base = memoryview(whole), shard.first
+        unknown = self._sender.store_all(
+            (member_number(base, row), pages[start - first : start - first + size])
+            for row, (start, size) in zip(hand, places, strict=True)
+        )
+        return len(hand), [row for _, _, row in map(_split, unknown)], False
+
+    def _store_singly(
+        self, shard: _Shard, hand: list[int], places: list[tuple[int, int]]
+    ) -> tuple[int, list[int], bool]:
         unknown: list[int] = []
-        for at, row in enumerate(hand):
+        for at, (row, (start, size)) in enumerate(zip(hand, places, strict=True)):
             if self._sender.closing:
                 return at, unknown, False
-            stored = index.data_range(row)
-            if pages is not None:
-                data: Data | None = pages[stored.start - start : stored.stop - start]
-            else:
-                data = self._members.stored(members, stored)
+            data = self._members.stored(shard.members, ByteRange(start, start + size))
             if data is None:
                 return at, unknown, True
             if not self._store_member(member_number(shard.first, row), data):
@@ -260,8 +273,7 @@ class Pusher:
         return len(hand), unknown, False
 
     def _store_member(self, ino: int, data: Data) -> bool:
-        if len(data) <= PIECE:
-            return self._sender.store(ino, 0, data)
+        """Store a member in pieces."""
         view = memoryview(data)
         return all(
             self._sender.store(ino, at, view[at : at + PIECE]) for at in range(0, len(view), PIECE)

@@ -29,6 +29,8 @@ WEB = "webdataset over HTTP"
 WEB_MOUNT = "webdataset over the mount"
 FILES = "files of the mount (X.tar.d)"
 EXTRACTED = "the same files extracted, local disk"
+BUFFERED = "files of the mount, plain open() of Python"
+EXTRACTED_BUFFERED = "the same files extracted, plain open() of Python"
 
 
 def small(stage: Stage, progress: Callable[[str], None]) -> list[Row]:
@@ -93,6 +95,13 @@ class _Epochs:
             self._of_mount(WEB_MOUNT, self._web_mount, warm_web, remount=False),
             self._of_mount(FILES, self._files, warm_files, remount=not self.workers),
             self._plain(EXTRACTED, self.shards, self._extracted),
+            *([] if self.workers else self._buffered(warm_files)),
+        ]
+
+    def _buffered(self, warm_up: Callable[[], object]) -> list[Contender]:
+        return [
+            self._of_mount(BUFFERED, self._files_buffered, warm_up, remount=False),
+            self._plain(EXTRACTED_BUFFERED, self.shards, self._extracted_buffered),
         ]
 
     @property
@@ -149,17 +158,26 @@ class _Epochs:
         urls = [object_url(self._url, data.bucket, key) for key in data.keys]
         return readers.webdataset_shards(urls, workers)
 
-    def _extracted(self, data: Samples, workers: int) -> Tally:
+    def _extracted(
+        self, data: Samples, workers: int, dataset: type[readers.Files] = readers.Files
+    ) -> Tally:
         if data.extracted is None:
             raise NotMeasured("nothing was extracted")
-        return readers.read_files([data.extracted], workers)
+        return readers.read_files([data.extracted], workers, dataset)
+
+    def _extracted_buffered(self, data: Samples, workers: int) -> Tally:
+        return self._extracted(data, workers, readers.BufferedFiles)
 
     def _web_mount(self, path: Path) -> Tally:
         paths = [str(path / key) for key in self.shards.keys]
         return readers.webdataset_shards(paths, self.workers)
 
-    def _files(self, path: Path) -> Tally:
-        return readers.read_files([path / f"{key}.d" for key in self.shards.keys], self.workers)
+    def _files(self, path: Path, dataset: type[readers.Files] = readers.Files) -> Tally:
+        folders = [path / f"{key}.d" for key in self.shards.keys]
+        return readers.read_files(folders, self.workers, dataset)
+
+    def _files_buffered(self, path: Path) -> Tally:
+        return self._files(path, readers.BufferedFiles)
 
     def _curl(self) -> dict[str, Reading]:
         data = self.shards

@@ -4,7 +4,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 
@@ -79,6 +79,9 @@ class Sender:
         assert len(data) <= PIECE
         content += data
         return True
+
+    def store_all(self, files: Iterable[tuple[int, memoryview]]) -> list[int]:
+        return [ino for ino, data in files if not self.store(ino, 0, data)]
 
     def run(self) -> None:
         """Do all there is to do."""

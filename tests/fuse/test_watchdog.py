@@ -153,8 +153,10 @@ def test_a_notification_that_hangs(stand: Stand, tmp_path: Path, caplog: pytest.
     assert eventually(lambda: bool(stored))
 
 
-def test_a_notification_that_waits_for_a_slow_request(stand: Stand):
+def test_a_notification_that_waits_for_a_slow_request(stand: Stand, tmp_path: Path):
     """What waits for the cluster may take longer: it ends by itself."""
+    os.stat(tmp_path)
+    assert eventually(lambda: stand.lane.busy_since == [None, None])
     dog, now = stand.watchdog, time.monotonic()
     stand.pending.add(77, Opcode.READ, 0)
     try:
