@@ -37,7 +37,9 @@ log = logging.getLogger(__name__)
 BUFFER = (1 << 20) + 65536
 """Bytes of the largest request: a WRITE of 1 MiB, and its header."""
 SPIN_SECONDS = 100e-6
-"""How long the device is polled after an answer, before the thread sleeps: see docs/adr/0012."""
+"""How long the device is polled after an answer, before the thread sleeps: see docs/adr/0016."""
+NEAR_SECONDS = 2 * SPIN_SECONDS
+"""A request that came so soon after an answer, waking up included, promises another one."""
 SOCKET_BYTES = 4 << 20
 """Room for messages to pyfuse3 and back: four of the largest."""
 MESSAGE_ROOM = 8192
@@ -181,9 +183,10 @@ class Lane:
         handlers = self._handlers
         answered = self.answered
         hot = False
+        replied = 0.0
         while not self._stopping and (length := self._receive(parts, hot=hot)) is not None:
             _, opcode, unique, nodeid, _, _, pid, _, _ = unpack(buffer)
-            self.busy_since[0] = time.monotonic()
+            now = self.busy_since[0] = time.monotonic()
             handler = handlers.get(opcode)
             message = view[:length]
             try:
@@ -202,7 +205,9 @@ class Lane:
                     self._observe(opcode, nodeid, message, reply)
             elif opcode != Opcode.READ:
                 answered[opcode] += 1
-            hot = bool(reply)
+            # Polling takes the processor from those who push, so only where it was worth it before.
+            hot = bool(reply) and now - replied < NEAR_SECONDS
+            replied = time.monotonic()
             self.busy_since[0] = None
 
     def _observe(self, opcode: int, nodeid: int, message: memoryview, reply: Reply) -> None:
@@ -218,15 +223,15 @@ class Lane:
 
         Args:
             parts: Where it goes.
-            hot: Whether the last one was answered at once, so that the next may be near.
+            hot: Whether the next may be near.
         """
-        patience = time.perf_counter() + self._spin if hot and self._spin else 0.0
+        patience = time.monotonic() + self._spin if hot and self._spin else 0.0
         device = self._device
         while True:
             try:
                 return os.readv(device, parts)
             except BlockingIOError:
-                if patience and time.perf_counter() < patience:
+                if patience and time.monotonic() < patience:
                     continue
             except OSError as error:
                 if error.errno in _ENDED:
