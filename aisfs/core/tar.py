@@ -12,7 +12,8 @@ at a time, which understands everything and tells the quick one what to look for
 """
 
 from aisfs.core.forms import Form
-from aisfs.core.member_index import MAX_LEAD, TRUNCATED, MemberIndex, MemberIndexBuilder
+from aisfs.core.index_builder import MemberIndexBuilder
+from aisfs.core.member_index import MAX_LEAD, TRUNCATED, MemberIndex
 from aisfs.core.sparse import SPARSE_KEYS, extension_extends, header_extends
 from aisfs.core.tar_header import BLOCK, ZERO_BLOCK, Header, padded, parse_header, parse_pax, text
 from aisfs.core.tar_member import OLD_SPARSE, Member, describe

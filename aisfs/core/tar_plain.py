@@ -13,7 +13,8 @@ from contextlib import suppress
 from typing import NamedTuple, TypeVar
 from zlib import adler32
 
-from aisfs.core.member_index import EXECUTABLE, TRUNCATED, MemberIndexBuilder
+from aisfs.core.index_builder import MemberIndexBuilder
+from aisfs.core.member_index import EXECUTABLE, TRUNCATED
 from aisfs.core.tar_header import (
     BLOCK,
     MAX_SIZE,

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aisfs.core.member_index import MemberIndexBuilder, MemberKind
+from aisfs.core.index_builder import MemberIndexBuilder
+from aisfs.core.member_index import MemberKind
 from aisfs.core.views import Directory, MembersView
 
 FILE, DIRECTORY = MemberKind.FILE, MemberKind.DIRECTORY
