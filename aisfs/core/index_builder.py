@@ -5,9 +5,10 @@ from itertools import accumulate
 from types import MappingProxyType
 
 from aisfs.core.forms import Form
-from aisfs.core.member_columns import KIND_BITS, MemberColumns
+from aisfs.core.inner_tars import InnerTars
+from aisfs.core.member_columns import KIND_BITS, OPENED, MemberColumns
 from aisfs.core.member_index import MAX_ROWS, SPARSE, TRUNCATED, MemberIndex, MemberKind
-from aisfs.core.member_links import SYMLINK, resolve_links
+from aisfs.core.member_links import SYMLINK
 from aisfs.core.member_names import HiddenName, all_tidy, normalise
 from aisfs.core.zip_packing import Packing
 
@@ -27,6 +28,7 @@ class MemberIndexBuilder:
         """Link rows with the target as stored."""
         self._skipped: dict[str, int] = {}
         self._warnings: list[str] = []
+        self._inner = InnerTars()
 
     def __len__(self) -> int:
         return len(self._columns.ends)
@@ -39,7 +41,7 @@ class MemberIndexBuilder:
     def warn(self, message: str) -> None:
         """Note what is wrong with the shard."""
         if len(self._warnings) < _MAX_WARNINGS:
-            self._warnings.append(message)
+            self._warnings.append(self._inner.where + message)
 
     def skip(self, reason: str) -> None:
         """Count a member that is not shown."""
@@ -63,6 +65,8 @@ class MemberIndexBuilder:
                     self.add(*row)
                 return
             names = plain
+        if self._inner.prefix:  # which leaves room for names that are tidy
+            names = [self._inner.prefix + name for name in names]
         columns = self._columns
         start = len(columns.names)
         columns.names += b"".join(names)
@@ -86,8 +90,8 @@ class MemberIndexBuilder:
         *,
         target: bytes | None = None,
         stored_stop: int | None = None,
-    ) -> None:
-        """Add one member of any kind, or count why it is not shown.
+    ) -> bool:
+        """Add one member of any kind, or count why it is not shown; says whether it is a row.
 
         Args:
             name: as stored.
@@ -106,10 +110,14 @@ class MemberIndexBuilder:
             flags |= kind
         try:
             path = normalise(name)
+            if not path and kind != MemberKind.DIRECTORY:
+                raise HiddenName("bad name")
+            if not path and self._inner.prefix:
+                return False  # the folder is there already
+            path = self._inner.place(path)
         except HiddenName as reason:
-            return self.skip(str(reason))
-        if not path and kind != MemberKind.DIRECTORY:
-            return self.skip("bad name")
+            self.skip(str(reason))
+            return False
         columns = self._columns
         row = len(columns.ends)
         if target is not None:
@@ -123,7 +131,32 @@ class MemberIndexBuilder:
         columns.sizes.append(size)
         columns.mtimes.append(mtime_ns)
         columns.flags.append(flags)  # type: ignore[union-attr]
-        return None
+        return True
+
+    @property
+    def last_opens(self) -> bool:
+        """Whether the last row is a file that is taken for a tar, if its content is one."""
+        columns = self._columns
+        row = len(columns.ends) - 1
+        ordinary = not columns.flags[row] & (KIND_BITS | SPARSE)
+        return ordinary and InnerTars.opens(columns.name(row))
+
+    def open_tar(self) -> None:
+        """Take what comes until `close_tar` for members of the tar that is the last row."""
+        columns = self._columns
+        row = len(columns.ends) - 1
+        columns.flags[row] |= OPENED  # type: ignore[index]
+        columns.names += self._inner.begin(row, columns.name(row))
+        columns.ends.append(len(columns.names))
+        columns.offsets.append(columns.offsets[row])
+        columns.leads.append(0)
+        columns.sizes.append(0)
+        columns.mtimes.append(columns.mtimes[row])
+        columns.flags.append(MemberKind.DIRECTORY | OPENED)  # type: ignore[union-attr]
+
+    def close_tar(self) -> None:
+        """Say that all members of the tar opened last are there."""
+        self._inner.end(len(self))
 
     def contents_of(self, suffix: bytes, first: int, size_max: int) -> Iterator[tuple[int, int]]:
         """Yield offset and size of the files from row `first` on whose names end in `suffix`.
@@ -151,14 +184,13 @@ class MemberIndexBuilder:
         """
         self._object_size = size
         columns = self._columns
-        last = len(columns.ends) - 1
-        if last < 0:
-            return None
-        stop = columns.stored_stops.get(last, columns.offsets[last] + columns.sizes[last])
-        if stop <= size or columns.flags[last] & KIND_BITS != MemberKind.FILE:
-            return None
-        columns.flags[last] |= TRUNCATED  # type: ignore[index]
-        return columns.name(last), stop
+        found = None
+        for row in (*self._inner.rows, *range(len(columns.ends))[-1:]):
+            stop = columns.stored_stops.get(row, columns.offsets[row] + columns.sizes[row])
+            if stop > size and columns.flags[row] & KIND_BITS == MemberKind.FILE:
+                columns.flags[row] |= TRUNCATED  # type: ignore[index]
+                found = columns.name(row), stop
+        return found
 
     def build(self, *, form: Form = Form.TAR, packing: Packing | None = None) -> MemberIndex:
         """Resolve the links and return the index. The builder is spent.
@@ -167,7 +199,7 @@ class MemberIndexBuilder:
             form: what the rows were found in.
             packing: of a zip, for exactly these rows; it has no links.
         """
-        keep = self._resolve_links() if self._links else None
+        keep = self._settle() if self._links or self._inner else None
         return MemberIndex(
             self._columns.packed(keep),
             self._object_size,
@@ -177,19 +209,26 @@ class MemberIndexBuilder:
             packing=packing,
         )
 
-    def _resolve_links(self) -> list[bool] | None:
-        """Settle every link row; returns which rows to keep, None for all."""
+    def _settle(self) -> list[bool] | None:
+        """Settle every opened tar and every link; returns which rows to keep, None for all."""
         columns = self._columns
+        names = columns.all_names()
+        lost = self._inner.settle(names)
+        for row in lost.tars:
+            columns.flags[row] &= ~OPENED  # type: ignore[index]
+        for why, count in lost.why.items():
+            self._skipped[why] = self._skipped.get(why, 0) + count
+        gone = lost.rows
         kinds = bytes(flags & KIND_BITS for flags in columns.flags)
-        links = resolve_links(columns.all_names(), kinds, self._links)
+        said = {row: target for row, target in self._links.items() if row not in gone}
+        links = self._inner.resolve_links(names, kinds, said)
         for row, content in links.contents.items():
             columns.share_content(row, content)
         for row, target in links.targets.items():
             columns.targets[row] = target
             columns.sizes[row] = len(target)
             columns.flags[row] = columns.flags[row] & ~KIND_BITS | SYMLINK  # type: ignore[index]
-        if not links.refused:
-            return None
         for _ in links.refused:
             self.skip("bad link")
-        return [row not in links.refused for row in range(len(kinds))]
+        gone |= links.refused
+        return [row not in gone for row in range(len(kinds))] if gone else None

@@ -5,6 +5,7 @@ A row is one member that can be shown, in the order of the tar. Invariants:
 - a name may repeat (a view decides that the last one wins), nothing else about a row is undecided;
 - a hardlink has the columns of its content, so that reading it needs no second look;
 - a symlink leads to something inside the shard, and following directories never goes round.
+- the members of a tar in the tar that is opened (`inner_tars`) follow it, so data can lie in data.
 What is not a row is counted in `skipped`, what is wrong with the tar is told in `warnings`.
 """
 
@@ -14,7 +15,7 @@ from enum import IntEnum
 from types import MappingProxyType
 
 from aisfs.core.forms import Form
-from aisfs.core.member_columns import KIND_BITS, MemberColumns
+from aisfs.core.member_columns import KIND_BITS, OPENED, MemberColumns
 from aisfs.core.member_links import HARDLINK, SYMLINK
 from aisfs.core.zip_packing import Packing, Stored, expected_length
 from aisfs.errors import ShardDamaged
@@ -30,6 +31,7 @@ SPARSE = 1 << 3
 TRUNCATED = 1 << 4
 
 _BLOCK = 512
+_IS_OPENED_TAR = bytes(flags & (OPENED | KIND_BITS) == OPENED for flags in range(256))
 _FIXED_COST = 1024
 
 
@@ -154,9 +156,20 @@ class MemberIndex:
         """Say whether the content is stored with its holes left out: `core.sparse` reads it."""
         return bool(self._columns.flags[row] & SPARSE)
 
+    def opened(self, row: int) -> bool:
+        """Say whether the row is a tar whose members are rows too, or the folder of these."""
+        return bool(self._columns.flags[row] & OPENED)
+
+    def opened_tars(self, before: int | None = None) -> Iterator[int]:
+        """Yield the tars whose members are rows too, the last one first."""
+        marks = self._columns.flags[:before].translate(_IS_OPENED_TAR)
+        row = len(marks)
+        while (row := marks.rfind(1, 0, row)) >= 0:
+            yield row
+
     def plain(self, row: int) -> bool:
-        """Say whether the row is a file of its own, all there, stored as it is read."""
-        return not self._columns.flags[row] & (KIND_BITS | SPARSE | TRUNCATED)
+        """Say whether the row is a file of its own, all there, its bytes stored and for it alone."""
+        return not self._columns.flags[row] & (KIND_BITS | SPARSE | TRUNCATED | OPENED)
 
     def content_row(self, row: int) -> int:
         """Return the row whose content this is: another one for hardlinks. Same row, same inode."""
@@ -209,12 +222,23 @@ class MemberIndex:
         data = self.data_range(row)
         start = min(data.start + offset, data.stop)
         stop = min(start + length, data.stop)
-        if start < stop and stop > self.object_size:
+        if start < stop and stop > (end := self.end_of(row)):
             raise ShardDamaged(
                 f"member {self.name(row)!r} has data up to byte {data.stop},"
-                f" but the shard ends at byte {self.object_size}"
+                f" but its tar ends at byte {end}"
             )
         return ByteRange(start, stop)
+
+    def end_of(self, row: int) -> int:
+        """Return where the tar ends that the row is a member of."""
+        if not self.truncated(row):
+            return self.object_size
+        start = self._columns.offsets[row]
+        for tar in self.opened_tars(self.content_row(row)):
+            data = self.data_range(tar)
+            if data.start < start <= data.stop:
+                return min(data.stop, self.object_size)
+        return self.object_size
 
     def reordered(self, order: Sequence[int]) -> "MemberIndex":
         """Return an index with the rows of this one, which has no links, in another order."""
