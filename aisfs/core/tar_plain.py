@@ -227,7 +227,9 @@ def _pax_times(times: list[bytes]) -> list[int]:
 def truncation(name: bytes, stop: int, object_size: int) -> str:
     """Say which member the object's end cuts off."""
     shown = name[:_SHOWN_NAME].decode(errors="backslashreplace")
-    return f"truncated: the data of {shown!r} goes to byte {stop}, the tar ends at byte {object_size}"
+    return (
+        f"truncated: the data of {shown!r} goes to byte {stop}, the tar ends at byte {object_size}"
+    )
 
 
 def _checksum(field: bytes) -> int:
