@@ -14,7 +14,7 @@ from aisfs.core.push import PushCounts, ShardPush
 from aisfs.core.samples_view import samples_view
 from aisfs.core.view_spec import ViewSpec
 from aisfs.core.views import MembersView, members_only
-from tests.core.test_inner_tars import INNER, nested, scan
+from tests.core.test_inner_tars import INNER, SOUP, nested, scan
 from tests.core.test_tar import everything
 from tests.support.tars import END, entry
 
@@ -132,6 +132,20 @@ def test_every_member_is_found_under_its_name_and_listed_at_most_once(data, shar
         assert row_at(view, path) == row
         hidden = index.opened(row) if shards is Shards.DIR else b".tar.d/" in path
         assert (path in paths) == (not hidden or shards is Shards.BOTH)
+
+
+@given(SOUP, st.sampled_from(Shards))
+@settings(max_examples=100, deadline=None)
+def test_names_that_meet_are_listed_once_and_can_be_looked_up(data, shards):
+    index = scan(data)
+    view = MembersView(index, shards=shards)
+    for paths in (listed(view), listed(members_only(index))):
+        assert len({path.rstrip(b"/") for path in paths}) == len(paths)
+    for path in listed(view):
+        child = view.resolve(path.rstrip(b"/"))
+        assert child is not None
+        assert (child.directory is not None) == path.endswith(b"/")
+    assert everything(decode(encode(index))) == everything(index)
 
 
 def test_what_is_in_a_tar_in_the_shard_is_known():

@@ -128,6 +128,53 @@ def test_damage_never_raises_and_no_member_is_read_from_behind_its_tar(data, dam
                 ends.append((index.name(row) + b".d", stop))
 
 
+SOUP_NAMES = [
+    b"a",
+    b"t.tar",
+    b"t.tar.d",
+    b"t.tar.d/a",
+    b"t.tar.d/t.tar",
+    b"d/t.tar",
+    b"../a",
+    b"./",
+]
+LEAVES = st.one_of(
+    st.builds(entry, st.sampled_from(SOUP_NAMES), st.sampled_from([b"", b"x" * 600])),
+    st.builds(
+        lambda name, kind, target: entry(name, kind=kind, target=target),
+        st.sampled_from(SOUP_NAMES),
+        st.sampled_from([b"1", b"2", b"5"]),
+        st.sampled_from([b"a", b"t.tar", b"t.tar.d/a", b"../a", b"t.tar.d", b"."]),
+    ),
+)
+SOUP = st.recursive(
+    st.lists(LEAVES, max_size=6).map(b"".join),
+    lambda tars: st.lists(
+        st.one_of(LEAVES, st.builds(entry, st.sampled_from(SOUP_NAMES[1:6]), tars)), max_size=6
+    ).map(b"".join),
+    max_leaves=6,
+)
+
+
+@given(SOUP, st.integers(1, 2000))
+@settings(max_examples=200, deadline=None)
+def test_the_folder_of_an_opened_tar_has_its_members_and_nothing_else(data, piece):
+    index = scan(data)
+    assert everything(scan(data, piece)) == everything(index)
+    names = index.names()
+    folders = {}
+    for row in index.opened_tars():
+        assert names[row + 1] == names[row] + b".d"
+        assert index.opened(row + 1)
+        assert names[row + 1] not in folders
+        folders[names[row + 1]] = index.data_range(row)
+    for row, name in enumerate(names):
+        around = [where for folder, where in folders.items() if name.startswith(folder + b"/")]
+        data_range = index.data_range(index.content_row(row))
+        assert all(w.start < data_range.start <= data_range.stop <= w.stop for w in around)
+        assert (name in folders) == (index.opened(row) and index.kind(row) is MemberKind.DIRECTORY)
+
+
 def test_without_the_option_they_are_files():
     data = entry(b"in.tar", entry(b"a", b"A") + END) + END
     assert scan(data, nesting=0).names() == [b"in.tar"]
