@@ -16,11 +16,11 @@ from aisfs.cache.blocks import BlockCache
 from aisfs.cache.indexes import IndexCache
 from aisfs.cache.metadata import MetadataCache
 from aisfs.config import View
+from aisfs.core.inner_tars import MAX_NESTING
 from aisfs.core.member_index import MemberIndex
 from aisfs.core.samples_view import samples_view
 from aisfs.core.sources import BucketSource, DatasetSource, DirectorySource, Everything, Source
-from aisfs.core.view_spec import ViewSpec
-from aisfs.core.views import MembersView, without_folders
+from aisfs.core.views import MembersView, members_only, without_folders
 from aisfs.engine.assembler import Assembler
 from aisfs.engine.background import BackgroundThread
 from aisfs.engine.fetcher import Fetcher
@@ -184,11 +184,16 @@ def build_engine(plan: SourcePlan, base: Foundation, root: Node) -> Engine:
     return Engine(lister, fetcher, indexer, reader, Assembler(fetcher, plan.cache.read_ahead_max))
 
 
-def _lay_out(view: ViewSpec) -> Callable[[MemberIndex], MembersView]:
+def _lay_out(plan: SourcePlan) -> Callable[[MemberIndex], MembersView]:
     """Choose what a folder of a shard shows."""
+    view = plan.view
     if view.view is View.SAMPLES:
         return partial(samples_view, spec=view)
-    return without_folders if view.merged else MembersView
+    if view.merged:
+        return without_folders
+    if isinstance(plan.source, DatasetSource):
+        return members_only
+    return partial(MembersView, shards=plan.tree.shards)
 
 
 def _build_lister(plan: SourcePlan, base: Foundation, cache: MetadataCache, root: Node) -> Lister:
@@ -216,6 +221,7 @@ def _build_indexer(
     indexes = None
     if base.blocks is not None:
         scope = f"{origin_of(plan)} ignore_zeros={plan.tree.ignore_zeros}"
+        scope += " recursive" if plan.tree.recursive else ""
         scope += " magic" if plan.tree.magic else ""
         limit = base.blocks.limit // (INDEX_SHARE - 1)
         indexes = IndexCache(plan.cache.cache_dir, min(limit, INDEX_DISK_LIMIT), scope=scope)
@@ -227,7 +233,8 @@ def _build_indexer(
         indexes=indexes,
         shard_indexes=base.store if plan.tree.shard_index else None,
         ignore_zeros=plan.tree.ignore_zeros,
-        lay_out=_lay_out(plan.view),
+        nesting=MAX_NESTING if plan.tree.recursive else 0,
+        lay_out=_lay_out(plan),
         # Common directories hold the indexes of all their shards anyway.
         memory_limit=float("inf") if plan.view.merged else INDEX_BYTES_MAX,
         magic=plan.tree.magic,

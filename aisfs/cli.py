@@ -173,6 +173,7 @@ def _log_options(command: Callable[..., Any]) -> Callable[..., Any]:
     default=None,
     help="Read on behind zeros, for tars joined by cat.",
 )
+@click.option("--recursive", is_flag=True, default=None, help="Open tars inside shards, too.")
 @click.option(
     "--magic",
     is_flag=True,

@@ -174,6 +174,9 @@ class TreeSettings(_Settings):
     shards: Shards = Shards.FILE
     ignore_zeros: bool = False
     """Read on behind blocks of zeros, which end a tar: for tars that were joined with cat."""
+    recursive: bool = False
+    """Open tars that are members of shards. Off, as ratarmount: to most readers such a tar is one
+    member of a sample."""
     magic: bool = False
     """Tell the form of an archive by its first bytes instead of its name. Off, since it costs a
     request for each archive."""

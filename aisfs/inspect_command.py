@@ -44,6 +44,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 )
 @click.option("--endpoint", metavar="URL", help="As for mount.")
 @click.option("--ignore-zeros", is_flag=True, default=None, help="As for mount.")
+@click.option("--recursive", is_flag=True, default=None, help="As for mount.")
 @click.option("--magic", is_flag=True, default=None, help="As for mount.")
 @click.option("--cache-dir", type=click.Path(path_type=Path), metavar="DIR", help="As for mount.")
 @click.option("--cache-size", metavar="SIZE", help="As for mount.")
@@ -55,6 +56,7 @@ def inspect(
     labels: int,
     endpoint: str | None,
     ignore_zeros: bool | None,
+    recursive: bool | None,
     magic: bool | None,
     cache_dir: Path | None,
     cache_size: str | None,
@@ -78,7 +80,9 @@ def inspect(
     plan = SourcePlan(
         source=place,
         cluster=cluster,
-        tree=TreeSettings.load({"ignore_zeros": ignore_zeros, "magic": magic}),
+        tree=TreeSettings.load(
+            {"ignore_zeros": ignore_zeros, "recursive": recursive, "magic": magic}
+        ),
         cache=CacheSettings.load({"cache_dir": cache_dir, "cache_size": cache_size}),
     )
     with _Bar(Console(stderr=True)) as bar:

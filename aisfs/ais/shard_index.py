@@ -32,7 +32,8 @@ from operator import itemgetter
 
 from xxhash import xxh64_intdigest
 
-from aisfs.core.member_index import MAX_LEAD, MemberIndex, MemberIndexBuilder
+from aisfs.core.index_builder import MemberIndexBuilder
+from aisfs.core.member_index import MAX_LEAD, MemberIndex
 from aisfs.model import Bucket, ObjectInfo
 
 SYSTEM_BUCKET = Bucket(".sys-shardidx")

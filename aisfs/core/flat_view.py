@@ -15,7 +15,7 @@ def flat_rows(index: MemberIndex, spec: ViewSpec) -> tuple["array[int]", Counter
         return array("I", (part.row for part in samples)), +samples.skipped
     # A link says where its target is from where it was; another shard's file may be there now.
     links = set(index.rows_of(MemberKind.SYMLINK))
-    hidden = links.union(index.rows_of(MemberKind.DIRECTORY))
+    hidden = links.union(index.rows_of(MemberKind.DIRECTORY), index.opened_tars())
     rows = array("I", (row for row in range(len(index)) if row not in hidden))
     return rows, +Counter({LINK: len(links)})
 

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from aisfs.core.index_builder import MemberIndexBuilder
 from aisfs.core.index_codec import DamagedIndex
-from aisfs.core.member_index import MemberIndex, MemberIndexBuilder, MemberKind
+from aisfs.core.member_index import MemberIndex, MemberKind
 from aisfs.core.view_spec import LabelRule, LabelSource
 from aisfs.errors import ConfigError
 

@@ -8,6 +8,8 @@ from aisfs.core.member_links import HARDLINK
 
 KIND_BITS = 0b11
 """Of the flags: which `MemberKind` a row is."""
+OPENED = 1 << 5
+"""Of the flags: a tar whose members are rows too, or their folder, which is the row behind it."""
 _DICT_COST = 150  # bytes of one entry of a dict of small values, measured
 
 
@@ -59,7 +61,8 @@ class MemberColumns:
         """Make a hardlink's row read as its content's row."""
         for column in (self.offsets, self.leads, self.sizes, self.mtimes):
             column[row] = column[content]
-        self.flags[row] = self.flags[content] & ~KIND_BITS | HARDLINK  # type: ignore[index]
+        kept = self.flags[content] & ~(KIND_BITS | OPENED)
+        self.flags[row] = kept | HARDLINK  # type: ignore[index]
         self.contents[row] = content
         if content in self.stored_stops:
             self.stored_stops[row] = self.stored_stops[content]
@@ -93,5 +96,7 @@ class MemberColumns:
             moved = {old: now for now, old in enumerate(compress(range(len(keep)), keep))}
         new.targets = {moved[row]: said for row, said in self.targets.items()}
         new.contents = {moved[row]: moved[content] for row, content in self.contents.items()}
-        new.stored_stops = {moved[row]: stop for row, stop in self.stored_stops.items()}
+        new.stored_stops = {
+            moved[row]: stop for row, stop in self.stored_stops.items() if row in moved
+        }
         return new

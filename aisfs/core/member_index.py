@@ -5,29 +5,24 @@ A row is one member that can be shown, in the order of the tar. Invariants:
 - a name may repeat (a view decides that the last one wins), nothing else about a row is undecided;
 - a hardlink has the columns of its content, so that reading it needs no second look;
 - a symlink leads to something inside the shard, and following directories never goes round.
+- the members of a tar in the tar that is opened (`inner_tars`) follow it, so data can lie in data.
 What is not a row is counted in `skipped`, what is wrong with the tar is told in `warnings`.
-
-`MemberIndexBuilder` takes rows from a scanner in bulk; its `build` resolves the links.
 """
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from enum import IntEnum
-from itertools import accumulate
 from types import MappingProxyType
 
 from aisfs.core.forms import Form
-from aisfs.core.member_columns import KIND_BITS, MemberColumns
-from aisfs.core.member_links import HARDLINK, SYMLINK, resolve_links
-from aisfs.core.member_names import HiddenName, all_tidy, normalise
+from aisfs.core.member_columns import KIND_BITS, OPENED, MemberColumns
+from aisfs.core.member_links import HARDLINK, SYMLINK
 from aisfs.core.zip_packing import Packing, Stored, expected_length
 from aisfs.errors import ShardDamaged
 from aisfs.model import ByteRange
 
 MAX_LEAD = 0xFFFF
 """Most header blocks one member may have before its data: what the column holds (32 MiB)."""
-MAX_NAMES = 2**32 - 2**24
-"""Most bytes of names in one shard: what the column of their ends holds, less one bulk of rows."""
 MAX_ROWS = 2**23
 """Most rows of one shard; inode numbers have room for twice as many, a bulk may go beyond."""
 
@@ -35,8 +30,8 @@ EXECUTABLE = 1 << 2
 SPARSE = 1 << 3
 TRUNCATED = 1 << 4
 
-_MAX_WARNINGS = 20  # hostile input must not fill memory or terminals
 _BLOCK = 512
+_IS_OPENED_TAR = bytes(flags & (OPENED | KIND_BITS) == OPENED for flags in range(256))
 _FIXED_COST = 1024
 
 
@@ -161,9 +156,20 @@ class MemberIndex:
         """Say whether the content is stored with its holes left out: `core.sparse` reads it."""
         return bool(self._columns.flags[row] & SPARSE)
 
+    def opened(self, row: int) -> bool:
+        """Say whether the row is a tar whose members are rows too, or the folder of these."""
+        return bool(self._columns.flags[row] & OPENED)
+
+    def opened_tars(self, before: int | None = None) -> Iterator[int]:
+        """Yield the tars whose members are rows too, the last one first."""
+        marks = self._columns.flags[:before].translate(_IS_OPENED_TAR)
+        row = len(marks)
+        while (row := marks.rfind(1, 0, row)) >= 0:
+            yield row
+
     def plain(self, row: int) -> bool:
-        """Say whether the row is a file of its own, all there, stored as it is read."""
-        return not self._columns.flags[row] & (KIND_BITS | SPARSE | TRUNCATED)
+        """Say whether the row is a file of its own, all there, its bytes stored and for it alone."""
+        return not self._columns.flags[row] & (KIND_BITS | SPARSE | TRUNCATED | OPENED)
 
     def content_row(self, row: int) -> int:
         """Return the row whose content this is: another one for hardlinks. Same row, same inode."""
@@ -221,12 +227,23 @@ class MemberIndex:
         data = self.data_range(row)
         start = min(data.start + offset, data.stop)
         stop = min(start + length, data.stop)
-        if start < stop and stop > self.object_size:
+        if start < stop and stop > (end := self.end_of(row)):
             raise ShardDamaged(
                 f"member {self.name(row)!r} has data up to byte {data.stop},"
-                f" but the shard ends at byte {self.object_size}"
+                f" but its tar ends at byte {end}"
             )
         return ByteRange(start, stop)
+
+    def end_of(self, row: int) -> int:
+        """Return where the tar ends that the row is a member of."""
+        if not self.truncated(row):
+            return self.object_size
+        start = self._columns.offsets[row]
+        for tar in self.opened_tars(self.content_row(row)):
+            data = self.data_range(tar)
+            if data.start < start <= data.stop:
+                return min(data.stop, self.object_size)
+        return self.object_size
 
     def reordered(self, order: Sequence[int]) -> "MemberIndex":
         """Return an index with the rows of this one, which has no links, in another order."""
@@ -248,181 +265,3 @@ class MemberIndex:
         """The memory this takes, roughly: what a cache of indexes weighs it by."""
         packed = self.packing.nbytes if self.packing is not None else 0
         return _FIXED_COST + self._columns.nbytes + sum(map(len, self.warnings)) + packed
-
-
-class MemberIndexBuilder:
-    """Collects rows in the order of the tar, then builds the index once."""
-
-    def __init__(self, object_size: int) -> None:
-        self._object_size = object_size
-        self._columns = MemberColumns()
-        self._links: dict[int, bytes] = {}
-        """Link rows with the target as stored."""
-        self._skipped: dict[str, int] = {}
-        self._warnings: list[str] = []
-
-    def __len__(self) -> int:
-        return len(self._columns.ends)
-
-    @property
-    def full(self) -> bool:
-        """Whether no more rows can be taken."""
-        return len(self._columns.names) > MAX_NAMES or len(self._columns.ends) > MAX_ROWS
-
-    def warn(self, message: str) -> None:
-        """Note what is wrong with the shard."""
-        if len(self._warnings) < _MAX_WARNINGS:
-            self._warnings.append(message)
-
-    def skip(self, reason: str) -> None:
-        """Count a member that is not shown."""
-        self._skipped[reason] = self._skipped.get(reason, 0) + 1
-
-    def extend(
-        self,
-        names: list[bytes],
-        offsets: Sequence[int],
-        leads: Sequence[int],
-        sizes: Sequence[int],
-        mtimes: Sequence[int],
-        flags: bytes | bytearray,
-    ) -> None:
-        """Add regular files as a scanner found them; parallel columns of one length."""
-        if not all_tidy(names):
-            # `tar cf x.tar .` gives every name this start.
-            plain = [name[2:] if name.startswith(b"./") else name for name in names]
-            if not all_tidy(plain):
-                for row in zip(names, offsets, leads, sizes, mtimes, flags, strict=True):
-                    self.add(*row)
-                return
-            names = plain
-        columns = self._columns
-        start = len(columns.names)
-        columns.names += b"".join(names)
-        ends = accumulate(map(len, names), initial=start)
-        next(ends)
-        columns.ends.extend(ends)
-        columns.offsets.extend(offsets)
-        columns.leads.extend(leads)
-        columns.sizes.extend(sizes)
-        columns.mtimes.extend(mtimes)
-        columns.flags += flags
-
-    def add(
-        self,
-        name: bytes,
-        offset: int,
-        lead: int,
-        size: int,
-        mtime_ns: int,
-        flags: int,
-        *,
-        target: bytes | None = None,
-        stored_stop: int | None = None,
-    ) -> None:
-        """Add one member of any kind, or count why it is not shown.
-
-        Args:
-            name: as stored.
-            offset: where the data starts.
-            lead: header blocks before it.
-            size: as users see it.
-            mtime_ns: nanoseconds since the epoch.
-            flags: kind and the flags of this module.
-            target: of a link, as stored.
-            stored_stop: of a sparse member, where its stored form ends.
-        """
-        kind = flags & KIND_BITS
-        # Old tars and old writers know a directory only by its final slash.
-        if kind == MemberKind.FILE and size == 0 and name.endswith(b"/"):
-            kind = MemberKind.DIRECTORY
-            flags |= kind
-        try:
-            path = normalise(name)
-        except HiddenName as reason:
-            return self.skip(str(reason))
-        if not path and kind != MemberKind.DIRECTORY:
-            return self.skip("bad name")
-        columns = self._columns
-        row = len(columns.ends)
-        if target is not None:
-            self._links[row] = target
-        if stored_stop is not None:
-            columns.stored_stops[row] = stored_stop
-        columns.names += path
-        columns.ends.append(len(columns.names))
-        columns.offsets.append(offset)
-        columns.leads.append(lead)
-        columns.sizes.append(size)
-        columns.mtimes.append(mtime_ns)
-        columns.flags.append(flags)  # type: ignore[union-attr]
-        return None
-
-    def contents_of(self, suffix: bytes, first: int, size_max: int) -> Iterator[tuple[int, int]]:
-        """Yield offset and size of the files from row `first` on whose names end in `suffix`.
-
-        Case does not matter. Left out are those that are empty, larger than `size_max`, cut off or
-        sparse.
-        """
-        columns = self._columns
-        start = columns.ends[first - 1] if first else 0
-        for row in range(first, len(columns.ends)):
-            stop = columns.ends[row]
-            if (
-                columns.names[start:stop].lower().endswith(suffix)
-                and not columns.flags[row] & (KIND_BITS | SPARSE | TRUNCATED)
-                and 0 < columns.sizes[row] <= size_max
-            ):
-                yield columns.offsets[row], columns.sizes[row]
-            start = stop
-
-    def cut(self, size: int) -> tuple[bytes, int] | None:
-        """Say that the object ends at `size`, which it was not known to do.
-
-        Returns:
-            The name of the member that was cut off and where its data would end, if one was.
-        """
-        self._object_size = size
-        columns = self._columns
-        last = len(columns.ends) - 1
-        if last < 0:
-            return None
-        stop = columns.stored_stops.get(last, columns.offsets[last] + columns.sizes[last])
-        if stop <= size or columns.flags[last] & KIND_BITS != MemberKind.FILE:
-            return None
-        columns.flags[last] |= TRUNCATED  # type: ignore[index]
-        return columns.name(last), stop
-
-    def build(self, *, form: Form = Form.TAR, packing: Packing | None = None) -> MemberIndex:
-        """Resolve the links and return the index. The builder is spent.
-
-        Args:
-            form: what the rows were found in.
-            packing: of a zip, for exactly these rows; it has no links.
-        """
-        keep = self._resolve_links() if self._links else None
-        return MemberIndex(
-            self._columns.packed(keep),
-            self._object_size,
-            tuple(self._warnings),
-            MappingProxyType(dict(self._skipped)),
-            form=form,
-            packing=packing,
-        )
-
-    def _resolve_links(self) -> list[bool] | None:
-        """Settle every link row; returns which rows to keep, None for all."""
-        columns = self._columns
-        kinds = bytes(flags & KIND_BITS for flags in columns.flags)
-        links = resolve_links(columns.all_names(), kinds, self._links)
-        for row, content in links.contents.items():
-            columns.share_content(row, content)
-        for row, target in links.targets.items():
-            columns.targets[row] = target
-            columns.sizes[row] = len(target)
-            columns.flags[row] = columns.flags[row] & ~KIND_BITS | SYMLINK  # type: ignore[index]
-        if not links.refused:
-            return None
-        for _ in links.refused:
-            self.skip("bad link")
-        return [row not in links.refused for row in range(len(kinds))]

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from aisfs.core.member_index import MemberIndex
 from aisfs.core.names import NAME_MAX
-from aisfs.core.views import MAX_DIRECTORIES
+from aisfs.core.view_tree import MAX_DIRECTORIES
 
 CLASH = "clash"
 DUPLICATE = "duplicate"

@@ -28,6 +28,7 @@ INCOMPLETE = "incomplete sample"
 Split = tuple[bytes, bytes]
 """The key, and the extension without its dot."""
 
+_OPENED = 255
 _WDS = re.compile(rb"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _METADATA = re.compile(rb"__[^/]*__(?:$|/)")
 _METADATA_NAME = re.compile(rb"__[^/.]*__(?:\.|$)")
@@ -99,6 +100,8 @@ class Samples:
         for kind in (MemberKind.DIRECTORY, MemberKind.SYMLINK):
             for row in index.rows_of(kind):
                 others[row] = kind
+        for row in index.opened_tars():  # shown by their members, as shards are
+            others[row] = _OPENED
         for row, name in enumerate(index.names()):
             if others[row]:
                 # A link says where its target is from where it was; it would lead nowhere now.

@@ -7,12 +7,16 @@ Invariants:
 - what comes before damage is kept; what the damage is and where is in the index's `warnings`;
 - a header counts only if its checksum holds.
 
+A tar in the tar is scanned by a scanner of its own, which adds to the same rows. Nothing of it is
+read twice, and what is not wanted of it is not wanted at all.
+
 Runs of similar members are taken by `tar_plain`, which is quick; here is the careful way, one header
 at a time, which understands everything and tells the quick one what to look for.
 """
 
-from aisfs.core.forms import Form
-from aisfs.core.member_index import MAX_LEAD, TRUNCATED, MemberIndex, MemberIndexBuilder
+from aisfs.core.forms import Form, form_of_content
+from aisfs.core.index_builder import MemberIndexBuilder
+from aisfs.core.member_index import MAX_LEAD, TRUNCATED, MemberIndex
 from aisfs.core.sparse import SPARSE_KEYS, extension_extends, header_extends
 from aisfs.core.tar_header import BLOCK, ZERO_BLOCK, Header, padded, parse_header, parse_pax, text
 from aisfs.core.tar_member import OLD_SPARSE, Member, describe
@@ -26,31 +30,44 @@ _PLAIN = (b"0", b"7")
 _META = {b"x": b"pax", b"X": b"pax", b"g": b"global", b"L": b"path", b"K": b"linkpath"}
 _GLOBAL_KEYS = (b"path", b"linkpath", b"mtime")
 _OWN_KEYS = frozenset((*_GLOBAL_KEYS, b"size")) | SPARSE_KEYS
-_NOT_A_TAR = "not a tar: the object does not start with a tar header"
+_NOT_A_TAR = "not a tar: it does not start with a tar header"
 
 
 class TarScanner:
     """Scans one object. Feed it, in order, the bytes from `needed` on; then `finish`."""
 
-    def __init__(self, object_size: int, *, ignore_zeros: bool = False) -> None:
+    def __init__(
+        self,
+        object_size: int,
+        *,
+        ignore_zeros: bool = False,
+        nesting: int = 0,
+        start: int = 0,
+        rows: MemberIndexBuilder | None = None,
+    ) -> None:
         """Start a scan.
 
         Args:
-            object_size: length of the whole object, which tells truncated members.
+            object_size: where the tar ends, which tells truncated members: the length of the whole
+                object, or less for a tar in it.
             ignore_zeros: go on after end marks, for archives that were joined with `cat`.
+            nesting: how many tars deep tars are opened that are members.
+            start: where the tar starts.
+            rows: where members go, if there are others.
         """
         self._object_size = object_size
         self._ignore_zeros = ignore_zeros
-        self._rows = MemberIndexBuilder(object_size)
-        self._offset = 0
+        self._nesting = nesting
+        self._rows = rows if rows is not None else MemberIndexBuilder(object_size)
+        self._offset = start
         """Where the next fed byte belongs."""
-        self._position = 0
+        self._position = start
         """The header to read next."""
         self._want = BLOCK
         """How many bytes from there on are needed at once."""
         self._held = bytearray()
         """Those of them that were fed already."""
-        self._ended = object_size == 0
+        self._ended = object_size == start
         self._end_mark: int | None = None
         """The first zero block, until a header follows."""
         self._seen = 0
@@ -62,7 +79,12 @@ class TarScanner:
         self._overrides: dict[bytes, bytes] = {}
         """What they say of it. The first to speak wins, as in tarfile."""
         self._globals: dict[bytes, bytes] = {}
-        self._plain = PlainRuns(self._rows, object_size)
+        self._plain = PlainRuns(self._rows, object_size, leave=b".tar" if nesting else b"")
+        self._candidate: tuple[int, int] | None = None
+        """Of a member that may be a tar, and whose first block is read next: where it ends, and
+        where the header after it is."""
+        self._inner: TarScanner | None = None
+        """Scans the tar that was opened last, until it needs nothing more."""
 
     def __repr__(self) -> str:
         return (
@@ -74,6 +96,8 @@ class TarScanner:
         """The offset of the next byte wanted; the object's size when nothing is wanted any more."""
         if self._ended:
             return self._object_size
+        if self._inner is not None:
+            return self._inner.needed
         return min(self._position + len(self._held), self._object_size)
 
     @property
@@ -100,20 +124,35 @@ class TarScanner:
         """Take the next bytes of the object."""
         start = self._offset
         self._offset = stop = min(start + len(data), self._object_size)
-        while not self._ended and self.needed < stop:
-            if self._held:
-                skip = self.needed - start
-                self._held += data[skip : min(skip + self._want - len(self._held), stop - start)]
+        if self.needed >= stop:
+            return
+        piece = bytes(data if stop == start + len(data) else data[: stop - start])  # no copy
+        while not self._ended and (needed := self.needed) < stop:
+            fresh = needed - start
+            if self._inner is not None:
+                self._feed_inner(self._inner, piece, start)
+            elif self._held:
+                self._held += piece[fresh : fresh + self._want - len(self._held)]
                 if len(self._held) < self._want:
                     return
-                piece, base = bytes(self._held), self._position
+                held = bytes(self._held)
                 self._held.clear()
+                self._scan(held, self._position)
             else:
-                within = stop == start + len(data)
-                piece, base = bytes(data if within else data[: stop - start]), start  # no copy
-            self._scan(piece, base)
-            if self._position < base + len(piece):
-                self._held += piece[self._position - base :]
+                self._scan(piece, start)
+
+    def _feed_inner(self, inner: "TarScanner", piece: bytes, start: int) -> None:
+        """Let the tar in the tar have its part of a piece."""
+        needed = inner.needed
+        inner.seek(needed)
+        inner.feed(piece[needed - start : inner._object_size - start])
+        if inner.done:
+            self._close_inner(inner)
+
+    def _close_inner(self, inner: "TarScanner") -> None:
+        inner._conclude()
+        self._rows.close_tar()
+        self._inner = None
 
     def end_at(self, size: int, warning: str = "") -> None:
         """Say how long the object turned out to be, if it was given as longer; then `finish`.
@@ -122,7 +161,12 @@ class TarScanner:
             size: All of it, which was fed.
             warning: What is wrong with it there.
         """
-        self._object_size = size
+        scanner: TarScanner | None = self
+        while scanner is not None:
+            scanner._object_size = min(size, scanner._object_size)
+            scanner = scanner._inner
+        if self._inner is not None:
+            self._close_inner(self._inner)
         cut = self._rows.cut(size)
         if warning:
             self._rows.warn(warning)
@@ -133,6 +177,15 @@ class TarScanner:
 
     def finish(self, form: Form = Form.TAR) -> MemberIndex:
         """Return the index of what was found. The scanner is spent."""
+        self._conclude()
+        return self._rows.build(form=form)
+
+    def _conclude(self) -> None:
+        """Say what is wrong with the tar as it is now that no more bytes come."""
+        if self._inner is not None:
+            self._close_inner(self._inner)
+        if self._candidate is not None and self.done:  # what is held is no header
+            self._ended = True
         if not self._ended:
             if not self.done:
                 self._rows.warn(f"the scan stopped at byte {self.needed} of {self._object_size}")
@@ -144,12 +197,11 @@ class TarScanner:
             elif self._unit is not None:
                 self._rows.warn(f"the headers at byte {self._unit} have no member")
             self._ended = True
-        return self._rows.build(form=form)
 
     def _scan(self, data: bytes, base: int) -> None:
-        """Scan `data`, which starts at `base`, as far as it goes."""
+        """Scan `data`, which starts at `base`, as far as it goes; hold what is to be gone on with."""
         position = self._position - base
-        while not self._ended and position + self._want <= len(data):
+        while not self._ended and self._inner is None and position + self._want <= len(data):
             if self._rows.full:
                 self._end(f"too many members: nothing from byte {base + position} on is shown")
                 break
@@ -159,11 +211,18 @@ class TarScanner:
                     break
             position = self._scan_header(data, position, base)
         self._position = base + position
+        if self._inner is None:
+            self._held += data[position:]
 
     @property
     def _undisturbed(self) -> bool:
         """Whether the next header stands for itself alone, as the quick way takes it."""
-        return self._unit is None and self._end_mark is None and not self._globals
+        return (
+            self._unit is None
+            and self._end_mark is None
+            and self._candidate is None
+            and not self._globals
+        )
 
     # The careful way -----------------------------------------------------------------------------
 
@@ -174,6 +233,8 @@ class TarScanner:
         """
         block = data[position : position + BLOCK]
         at = base + position
+        if self._candidate is not None:
+            return self._look_inside(block, at, *self._candidate) - base
         if self._extending is not None:
             return self._take_extension(block, at) - base
         if block == ZERO_BLOCK:
@@ -286,13 +347,14 @@ class TarScanner:
             self._end(f"the member at byte {at} has too many headers")
             return at
         data_stop = data_start + member.stored
+        following = data_start + padded(member.stored)
         flags = member.flags
         if member.hidden:
             self._rows.skip(member.hidden)
         else:
             if data_stop > self._object_size:
                 flags |= TRUNCATED
-            self._rows.add(
+            shown = self._rows.add(
                 member.name,
                 data_start,
                 lead,
@@ -302,9 +364,27 @@ class TarScanner:
                 target=member.target,
                 stored_stop=data_stop if member.sparse else None,
             )
+            if shown and self._nesting and member.stored >= BLOCK and self._rows.last_opens:
+                self._candidate = data_stop, following
         if data_stop > self._object_size:
             self._rows.warn(truncation(member.name, data_stop, self._object_size))
-        return data_start + padded(member.stored)
+        return following if self._candidate is None else data_start
+
+    def _look_inside(self, block: bytes, at: int, stop: int, following: int) -> int:
+        """Open the member that starts at `at` if it is a tar; returns where the next header is."""
+        self._candidate = None
+        tar = form_of_content(block) is Form.TAR or block == ZERO_BLOCK or parse_header(block)
+        if tar:
+            self._rows.open_tar()
+            inner = self._inner = TarScanner(
+                min(stop, self._object_size),
+                ignore_zeros=self._ignore_zeros,
+                nesting=self._nesting - 1,
+                start=at,
+                rows=self._rows,
+            )
+            self._feed_inner(inner, block, at)
+        return following
 
     def _forget_unit(self) -> None:
         self._unit = None

@@ -13,7 +13,8 @@ from contextlib import suppress
 from typing import NamedTuple, TypeVar
 from zlib import adler32
 
-from aisfs.core.member_index import EXECUTABLE, TRUNCATED, MemberIndexBuilder
+from aisfs.core.index_builder import MemberIndexBuilder
+from aisfs.core.member_index import EXECUTABLE, TRUNCATED
 from aisfs.core.tar_header import (
     BLOCK,
     MAX_SIZE,
@@ -72,8 +73,16 @@ class _PaxTemplate(NamedTuple):
 class PlainRuns:
     """Takes runs of plain files; what to look for it learns from headers taken the careful way."""
 
-    def __init__(self, rows: MemberIndexBuilder, object_size: int) -> None:
+    def __init__(self, rows: MemberIndexBuilder, object_size: int, *, leave: bytes = b"") -> None:
+        """Add to `rows`.
+
+        Args:
+            rows: where files go.
+            object_size: where the tar ends.
+            leave: files with this in their headers are left to the careful way.
+        """
         self._rows = rows
+        self._leave = leave
         self._object_size = object_size
         self._tail = _NO_TAIL
         self._tail_sum = 0
@@ -107,7 +116,7 @@ class PlainRuns:
         """
         starts_with = data.startswith
         tail, tail_sum, checksums, steps = self._tail, self._tail_sum, self._checksums, self._steps
-        size_field, checksum_field = _SIZE, _CHECKSUM
+        size_field, checksum_field, leave = _SIZE, _CHECKSUM, self._leave
         heads: list[bytes] = []
         starts, sizes = list[int](), list[int]()
         times: list[bytes | None] = []
@@ -137,7 +146,7 @@ class PlainRuns:
             if adler32(head) & 0xFFFF != checksums[head[checksum_field]] - tail_sum:
                 break
             step, size = steps[head[size_field]]
-            if not step:
+            if not step or (leave and leave in head):
                 break
             heads.append(head)
             starts.append(start)
@@ -218,7 +227,9 @@ def _pax_times(times: list[bytes]) -> list[int]:
 def truncation(name: bytes, stop: int, object_size: int) -> str:
     """Say which member the object's end cuts off."""
     shown = name[:_SHOWN_NAME].decode(errors="backslashreplace")
-    return f"truncated: the data of {shown!r} goes to byte {stop}, the shard ends at byte {object_size}"
+    return (
+        f"truncated: the data of {shown!r} goes to byte {stop}, the tar ends at byte {object_size}"
+    )
 
 
 def _checksum(field: bytes) -> int:

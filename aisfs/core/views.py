@@ -6,6 +6,7 @@ Invariants:
 - every member's parents exist, whether the tar mentions them or not;
 - where a name is both a member and a directory, the directory keeps it and the member becomes
   `name~file`, so that nothing below is lost;
+- an opened tar and its folder are called as shards are; what is not listed of them is found by name;
 - positions are stable and follow the tar: reading a directory in order reads the shard in order.
 
 There is no dict from names to rows, which would cost more than the whole index. A directory is a
@@ -16,21 +17,14 @@ only for directories whose names are not in order anyway.
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, compress, islice
+from itertools import islice
 from operator import lt
 from types import MappingProxyType
 from typing import NamedTuple
 
-from aisfs.core.member_index import MemberIndex, MemberKind
-from aisfs.core.member_names import MAX_COMPONENT, MAX_PATH
-
-_DIRECTORY = 1 << 31
-"""Marks an entry that is a directory's number, not a row. More rows than this do not fit a tar."""
-_NO_ROW = 0xFFFFFFFF
-_SUFFIX = b"~file"
-MAX_DIRECTORIES = 2**20
-"""Directories of one shard before members of further ones are left out: each takes some 300 bytes,
-and a hostile tar names 128 new ones in a single member. ImageNet has a thousand."""
+from aisfs.config import Shards
+from aisfs.core.member_index import MemberIndex
+from aisfs.core.view_tree import DIRECTORY, NO_ROW, MemberTree, path_of
 
 
 class Child(NamedTuple):
@@ -120,7 +114,10 @@ class Directory:
         return self._view.ordered(self.number)
 
     def find(self, name: bytes) -> Child | None:
-        """Return the entry of that name."""
+        """Return the entry of that name, listed or not."""
+        return self._listed(name) or self._view.unlisted(self.number, name)
+
+    def _listed(self, name: bytes) -> Child | None:
         view = self._view
         if len(self) < BISECTED:
             return next((child for child in self if child.name == name), None)
@@ -147,6 +144,7 @@ class MembersView:
         index: MemberIndex,
         paths: Sequence[bytes | None] | None = None,
         left_out: Mapping[str, int] = MappingProxyType({}),
+        shards: Shards = Shards.FILE,
     ) -> None:
         """Lay the members out.
 
@@ -155,15 +153,17 @@ class MembersView:
             paths: Where each member goes, its name unchanged; None for one that is not shown.
                 Without this all members go where the tar has them.
             left_out: Why those are not shown that are not: reason and how many.
+            shards: How tars in the shard show that are opened.
         """
         self.index = index
-        tree = _Tree(index, paths)
+        tree = MemberTree(index, paths, shards)
         self._entries: Sequence[int] = tree.entries
         self._starts = tree.starts
         self._names = tree.names
         self._parents = tree.parents
         self._rows = tree.rows
         self._renamed = tree.renamed
+        self._aside = tree.aside
         self._ascending = tree.ascending
         self._orders: dict[int, array[int] | None] = {0: None} if tree.ascending else {}
         skipped = Counter(index.skipped)
@@ -200,7 +200,7 @@ class MembersView:
 
     def path(self, number: int) -> bytes:
         """Return the path of a directory."""
-        return _path_of(number, self._names, self._parents)
+        return path_of(number, self._names, self._parents)
 
     def parent(self, number: int) -> int:
         """Return the number of the directory that a directory lies in."""
@@ -209,13 +209,32 @@ class MembersView:
     def directory_row(self, number: int) -> int | None:
         """Return the member that describes a directory, if there is one."""
         row = self._rows[number]
-        return None if row == _NO_ROW else row
+        return None if row == NO_ROW else row
+
+    def in_opened_tar(self, number: int) -> bool:
+        """Say whether a directory is the folder of a tar in the shard, or in one."""
+        while number:
+            row = self.directory_row(number)
+            if row is not None and self.index.opened(row):
+                return True
+            number = self.parent(number)
+        return False
+
+    def unlisted(self, number: int, name: bytes) -> Child | None:
+        """Return what is found by name in a directory that does not list it."""
+        code = self._aside.get((number, name))
+        if code is None:
+            return None
+        if code & DIRECTORY:
+            number = code ^ DIRECTORY
+            return Child(name, self.directory_row(number), number)
+        return Child(name, code, None)
 
     def entry(self, at: int) -> Child:
         """Return an entry by its place in the whole view."""
         code = self._entries[at]
-        if code & _DIRECTORY:
-            number = code ^ _DIRECTORY
+        if code & DIRECTORY:
+            number = code ^ DIRECTORY
             return Child(self._names[number], self.directory_row(number), number)
         return Child(self.entry_name(at), code, None)
 
@@ -226,7 +245,7 @@ class MembersView:
         contents, renamed, entries = columns.contents, self._renamed, self._entries
         for at in places:
             code = entries[at]
-            if code & _DIRECTORY or flags[code] & 3 or code in renamed or code in contents:
+            if code & DIRECTORY or flags[code] & 3 or code in renamed or code in contents:
                 yield -1, b""
             else:
                 start, stop = ends[code - 1] if code else 0, ends[code]
@@ -238,13 +257,13 @@ class MembersView:
         entries = self._entries[start:stop]
         if isinstance(entries, range):
             return entries
-        return [code for code in entries if not code & _DIRECTORY]
+        return [code for code in entries if not code & DIRECTORY]
 
     def entry_name(self, at: int) -> bytes:
         """Return the name of an entry by its place in the whole view."""
         code = self._entries[at]
-        if code & _DIRECTORY:
-            return self._names[code ^ _DIRECTORY]
+        if code & DIRECTORY:
+            return self._names[code ^ DIRECTORY]
         if code in self._renamed:
             return self._renamed[code]
         name = self.index.name(code)
@@ -271,131 +290,19 @@ class MembersView:
         entries = 0 if isinstance(self._entries, range) else 4 * len(self._entries)
         orders = 0 if self._ascending else 4 * len(self._entries)
         names = sum(map(len, self._names)) + 41 * len(self._names)  # a bytes object and its slot
-        return 1024 + entries + orders + names + 12 * len(self._names) + 200 * len(self._renamed)
+        rare = 200 * (len(self._renamed) + len(self._aside))
+        return 1024 + entries + orders + names + 12 * len(self._names) + rare
+
+
+def members_only(index: MemberIndex) -> MembersView:
+    """Give a view that shows tars that are opened as shards are in a dataset: by their members."""
+    opened = set(index.opened_tars())
+    if not opened:
+        return MembersView(index)
+    paths = [None if row in opened else name for row, name in enumerate(index.names())]
+    return MembersView(index, paths, shards=Shards.BOTH)
 
 
 def without_folders(index: MemberIndex) -> MembersView:
     """Give a view that shows no member: for shards whose members are shown elsewhere."""
     return MembersView(index, [None] * len(index))
-
-
-class _Tree:
-    """The work of building a view; only its columns are kept."""
-
-    def __init__(self, index: MemberIndex, paths: Sequence[bytes | None] | None) -> None:
-        self.skipped: Counter[str] = Counter()
-        self.renamed: dict[int, bytes] = {}
-        self.ascending = False
-        """Whether there is but one directory and its names are in order."""
-        self.names: list[bytes] = [b""]
-        self.parents = array("I", [0])
-        self.rows = array("I", [_NO_ROW])
-        self._numbers: dict[tuple[int, bytes], int] = {}
-        self._folders: dict[bytes, int] = {b"": 0}
-        self._codes = array("I")
-        self._homes = array("I")
-        self._names: Sequence[bytes | None] = index.names() if paths is None else paths
-        flat = paths is None and index.flat
-        rows = list(range(len(index))) if flat else self._place(index)
-        hidden = self._settle(rows)
-        if flat and not hidden:
-            self.entries: Sequence[int] = range(len(rows))  # nothing needs to be stored
-            self.starts = array("I", [0, len(rows)])
-            return
-        if flat:
-            self._codes = array("I", rows)
-            self._homes = array("I", [0]) * len(rows)
-        self._group(hidden)
-
-    def _place(self, index: MemberIndex) -> list[int]:
-        """Give every member its directory, making directories as they come up; returns members."""
-        names = self._names
-        directories = set(index.rows_of(MemberKind.DIRECTORY))
-        folders, codes, homes = self._folders, self._codes, self._homes
-        rows: list[int] = []
-        for row, name in enumerate(names):
-            if name is None:
-                continue
-            if len(self.names) > MAX_DIRECTORIES:
-                self.skipped["too many directories"] += 1
-                continue
-            if row in directories:
-                self.rows[self._folder(name)] = row
-                continue
-            cut = name.rfind(b"/")
-            folder = name[:cut] if cut > 0 else b""
-            home = folders.get(folder)
-            if home is None:
-                home = self._folder(folder)
-            rows.append(row)
-            codes.append(row)
-            homes.append(home)
-        return rows
-
-    def _folder(self, path: bytes) -> int:
-        """Return the number of a directory, after making it and its parents."""
-        known = self._folders.get(path)
-        if known is not None:
-            return known
-        number = 0
-        for part in path.split(b"/"):
-            parent = number
-            number = self._numbers.get((parent, part), 0)
-            if not number:
-                number = self._numbers[parent, part] = len(self.names)
-                self.names.append(part)
-                self.parents.append(parent)
-                self.rows.append(_NO_ROW)
-                self._codes.append(number | _DIRECTORY)
-                self._homes.append(parent)
-        self._folders[path] = number
-        return number
-
-    def _settle(self, rows: list[int]) -> set[int]:
-        """Return the members that give way to others or to directories; count or rename them."""
-        some = [self._names[row] for row in rows] if len(rows) < len(self._names) else self._names
-        own = [name for name in some if name is not None]
-        # In most flat shards the names ascend, which settles it without a table of all of them.
-        if len(self.names) == 1 and all(map(lt, own, islice(own, 1, None))):
-            self.ascending = True
-            return set()
-        last = dict(zip(own, rows, strict=True))
-        hidden: set[int] = set()
-        if len(last) < len(rows):
-            hidden = {row for name, row in zip(own, rows, strict=True) if last[name] != row}
-            self.skipped["duplicate"] += len(hidden)
-        for number in range(1, len(self.names)):
-            path = _path_of(number, self.names, self.parents)
-            row = last.get(path, -1)
-            if row < 0:
-                continue
-            name = self.names[number] + _SUFFIX
-            taken = path + _SUFFIX in last or (self.parents[number], name) in self._numbers
-            if taken or len(name) > MAX_COMPONENT or len(path) + len(_SUFFIX) > MAX_PATH:
-                hidden.add(row)
-                self.skipped["clash"] += 1
-            else:
-                self.renamed[row] = name
-        return hidden
-
-    def _group(self, hidden: set[int]) -> None:
-        """Put the entries of each directory side by side, in the order they came up."""
-        codes, homes = self._codes, self._homes
-        if hidden:
-            shown = [code not in hidden for code in codes]
-            codes = array("I", compress(codes, shown))
-            homes = array("I", compress(homes, shown))
-        order = sorted(range(len(codes)), key=homes.__getitem__)  # stable
-        self.entries = array("I", map(codes.__getitem__, order))
-        counts = Counter(homes)
-        sizes = map(counts.__getitem__, range(len(self.names)))
-        self.starts = array("I", accumulate(sizes, initial=0))
-
-
-def _path_of(number: int, names: Sequence[bytes], parents: Sequence[int]) -> bytes:
-    """Return the path of a directory, given the columns of a view."""
-    parts = []
-    while number:
-        parts.append(names[number])
-        number = parents[number]
-    return b"/".join(reversed(parts))

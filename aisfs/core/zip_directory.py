@@ -18,7 +18,8 @@ from itertools import islice
 from operator import le
 
 from aisfs.core.forms import Form
-from aisfs.core.member_index import TRUNCATED, MemberIndex, MemberIndexBuilder, MemberKind
+from aisfs.core.index_builder import MemberIndexBuilder
+from aisfs.core.member_index import TRUNCATED, MemberIndex, MemberKind
 from aisfs.core.zip_entry import ZipEntry, parse_entry
 from aisfs.core.zip_packing import DEFLATED, LOCAL_HEADER, STORED, Packing
 from aisfs.model import ByteRange

@@ -19,6 +19,7 @@ from aisfs.cache.entry import CONTENT_MAX, PAGE
 from aisfs.cache.indexes import IndexCache
 from aisfs.cache.single_flight import SingleFlight
 from aisfs.core.forms import HEAD, Form, form_of_content, form_of_name
+from aisfs.core.inner_tars import InnerTars
 from aisfs.core.labels import (
     UNUSABLE,
     LabelColumn,
@@ -67,6 +68,7 @@ class Indexer:
         indexes: IndexCache | None = None,
         shard_indexes: ObjectStore | None = None,
         ignore_zeros: bool = False,
+        nesting: int = 0,
         lay_out: Callable[[MemberIndex], MembersView] = MembersView,
         memory_limit: float = INDEX_BYTES_MAX,
         magic: bool = False,
@@ -81,6 +83,7 @@ class Indexer:
             shard_indexes: Where to look for AIStore's own index of a shard before it is scanned;
                 None to never look. Such an index knows no times and no modes.
             ignore_zeros: Scan behind the zeros that end a tar.
+            nesting: How many tars deep tars are opened that are members.
             lay_out: Puts the members of a shard into directories. Runs in a worker thread.
             memory_limit: Bytes of indexes to keep in memory when they are not in use.
             magic: Tell the form of an archive by its content.
@@ -90,6 +93,7 @@ class Indexer:
         self._shard_indexes = shard_indexes
         self._indexes = indexes
         self._ignore_zeros = ignore_zeros
+        self._nesting = nesting
         self._magic = magic
         self._forms: LRUCache[ShardId, Form | None] = LRUCache(FORMS_MAX)
         self._lock = threading.Lock()
@@ -205,7 +209,10 @@ class Indexer:
         except AisfsError as error:  # whatever it is, the shard can be scanned
             log.debug("%s/%s: no shard index: %s", bucket, shard.key, error)
             return None
-        return await trio.to_thread.run_sync(decode_shard_index, bytes(buffer), shard)
+        index = await trio.to_thread.run_sync(decode_shard_index, bytes(buffer), shard)
+        if index is not None and self._nesting and any(map(InnerTars.opens, index.names())):
+            return None  # it does not say what is in them
+        return index
 
     async def form(self, bucket: Bucket, shard: ObjectInfo) -> Form | None:
         """Tell the form of an archive; None if it is none.
@@ -238,7 +245,7 @@ class Indexer:
     def _scanner(self, shard: ObjectInfo, form: Form) -> TarScanner:
         # How long the content of a compressed one is, is known when it has all been seen.
         size = CONTENT_MAX if form.compressed else shard.size
-        return TarScanner(size, ignore_zeros=self._ignore_zeros)
+        return TarScanner(size, ignore_zeros=self._ignore_zeros, nesting=self._nesting)
 
     async def _scan_zip(self, bucket: Bucket, shard: ObjectInfo) -> MemberIndex:
         """Read the directory of a zip, which is all at its end."""

@@ -352,13 +352,11 @@ class Reader:
         length = max(stop - wanted.start, 0)
         content = bytearray(length)
         segments = await self._sparse_map(bucket, shard, index, row)
-        base = index.span(row).start
+        base, end = index.span(row).start, index.end_of(row)
         for segment in segments_of(segments, wanted.start, length):
             at = base + segment.stored
-            if at + segment.length > index.object_size:
-                raise ShardDamaged(
-                    f"the shard ends at byte {index.object_size}, within this member"
-                )
+            if at + segment.length > end:
+                raise ShardDamaged(f"the tar ends at byte {end}, within this member")
             stored = ByteRange(at, at + segment.length)
             part = await self._read_stored(bucket, shard, index, stored)
             start = segment.offset - wanted.start
@@ -375,7 +373,7 @@ class Reader:
         span = index.span(row)
         size = SPARSE_HEAD
         while True:
-            stop = min(span.start + size, span.stop, index.object_size)
+            stop = min(span.start + size, span.stop, index.end_of(row))
             head = await self._read_stored(bucket, shard, index, ByteRange(span.start, stop))
             segments = sparse_segments(bytes(head), index.size(row))
             if segments is not None:

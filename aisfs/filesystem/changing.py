@@ -77,6 +77,8 @@ class ChangingFileSystem(WritingFileSystem):
         names.check_new_member(os.fsdecode(name))
         if not names.is_plain_tar(os.fsencode(node.info.key)):
             raise ReadOnly(f"{node.bucket}/{node.info.key}: only plain tars take new members")
+        if await self._folders.in_opened_tar(node, parent):
+            raise ReadOnly(f"{node.bucket}/{node.info.key}: a tar in it takes no new members")
         lacks = self._lacks_member(parent, name)
         if not lacks and await self._find_member(parent, name) is not None:
             raise ReadOnly("members of a shard cannot be changed")

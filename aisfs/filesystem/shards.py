@@ -70,6 +70,11 @@ class ShardFolders:
         folder = (await self.view(shard)).directory(low).path if low else b""
         return os.fsdecode(folder + b"/" + name if folder else name)
 
+    async def in_opened_tar(self, shard: ShardNode, ino: int) -> bool:
+        """Say whether the directory with the number `ino` is in a tar in the shard."""
+        _, _, low = _split(ino)
+        return bool(low) and (await self.view(shard)).in_opened_tar(low)
+
     def children_in(
         self, view: MembersView, shard: ShardNode, ino: int
     ) -> Callable[[int], Iterator[tuple[int, Entry]]]:

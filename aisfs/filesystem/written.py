@@ -11,6 +11,7 @@ from itertools import count
 import trio
 
 from aisfs.core.listing import PENDING_VERSION
+from aisfs.core.names import shard_of_bytes, shard_of_directory
 from aisfs.core.views import MembersView
 from aisfs.engine.staging import StagedFile
 from aisfs.errors import AisfsError
@@ -94,8 +95,10 @@ class AppendedShard:
     """What was appended since, in the folder of the shard itself."""
 
     def has(self, name: bytes) -> bool:
-        """Say whether the folder has this name."""
-        return name in self.names or self.view.directory(0).find(name) is not None
+        """Say whether the folder has this name, or may have it."""
+        if {name, shard_of_directory(name), shard_of_bytes(name)} & self.names:
+            return True
+        return self.view.directory(0).find(name) is not None
 
 
 def pending_node(bucket: Bucket, key: str, parent: int, name: bytes) -> ObjectNode:

@@ -12,7 +12,8 @@ import pytest
 
 from aisfs.cache import indexes
 from aisfs.cache.indexes import IndexCache
-from aisfs.core.member_index import MemberIndex, MemberIndexBuilder
+from aisfs.core.index_builder import MemberIndexBuilder
+from aisfs.core.member_index import MemberIndex
 from aisfs.model import Bucket, ObjectInfo, Provider
 
 BUCKET = Bucket("pets")

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aisfs.core import index_codec
+from aisfs.core.index_builder import MemberIndexBuilder
 from aisfs.core.index_codec import DamagedIndex, decode, encode
 from aisfs.core.member_index import (
     EXECUTABLE,
     SPARSE,
     TRUNCATED,
     MemberIndex,
-    MemberIndexBuilder,
     MemberKind,
 )
 from aisfs.core.tar import TarScanner

@@ -5,7 +5,8 @@ import tracemalloc
 
 import pytest
 
-from aisfs.core.member_index import MemberIndex, MemberIndexBuilder, MemberKind
+from aisfs.core.index_builder import MemberIndexBuilder
+from aisfs.core.member_index import MemberIndex, MemberKind
 from aisfs.core.member_names import HiddenName, all_tidy, normalise
 from aisfs.core.tar import TarScanner
 from aisfs.core.views import MembersView

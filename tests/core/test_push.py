@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aisfs.core.member_index import SPARSE, MemberIndexBuilder, MemberKind
+from aisfs.core.index_builder import MemberIndexBuilder
+from aisfs.core.member_index import SPARSE, MemberKind
 from aisfs.core.push import (
     HAND_BYTES,
     HAND_ROWS,

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aisfs.core.member_index import MemberIndexBuilder, MemberKind
+from aisfs.core.index_builder import MemberIndexBuilder
+from aisfs.core.member_index import MemberKind
 from aisfs.core.views import Directory, MembersView
 
 FILE, DIRECTORY = MemberKind.FILE, MemberKind.DIRECTORY
@@ -217,7 +218,7 @@ def test_find_in_a_flat_shard_of_any_order(names):
 
 
 def test_members_in_absurdly_many_directories_are_left_out_and_counted(monkeypatch):
-    monkeypatch.setattr("aisfs.core.views.MAX_DIRECTORIES", 3)
+    monkeypatch.setattr("aisfs.core.view_tree.MAX_DIRECTORIES", 3)
     view = build(*(f"d{n}/file".encode() for n in range(10)), b"plain")
     assert set(tree(view)) == {b"d0", b"d1", b"d2"}
     assert view.skipped == {"too many directories": 8}

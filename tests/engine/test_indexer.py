@@ -17,6 +17,7 @@ from aisfs.errors import Unavailable
 from aisfs.model import Bucket
 from aisfs.store.memory import MemoryStore
 from tests.ais.test_shard_index import as_aistore_does, payload, sealed
+from tests.support.tars import entry
 
 BUCKET = Bucket("b")
 
@@ -122,8 +123,8 @@ async def test_cluster_without_shard_indexes_is_no_error(store):
         assert len((await indexer.open(BUCKET, shard)).index) == 5
 
 
-async def test_shard_index_of_the_cluster_spares_the_scan(store):
-    content = tar_of(5)
+def put_with_index(store, content):
+    """A shard, and AIStore's own index of it."""
     shard = store.put(BUCKET, "x.tar", content)
     kind, _, checksum = shard.checksum.partition(":")
     place, key = shard_index_location(BUCKET, "x.tar")
@@ -132,8 +133,32 @@ async def test_shard_index_of_the_cluster_spares_the_scan(store):
         as_aistore_does(content), shard.size, kind=kind.encode(), checksum=checksum.encode()
     )
     store.put(place, key, sealed(body))
+    return shard
+
+
+async def test_shard_index_of_the_cluster_spares_the_scan(store):
+    shard = put_with_index(store, tar_of(5))
     before = store.bytes_read
     async with indexing(store, shard_indexes=store) as indexer:
         view = await indexer.open(BUCKET, shard)
     assert view.index.names() == [f"{n:04}.jpg".encode() for n in range(5)]
     assert store.bytes_read - before < 1000, "the shard itself was read"
+
+
+async def test_shard_index_does_not_say_what_is_in_a_tar_in_the_shard(store):
+    inner = tar_of(3)
+    content = entry(b"in.tar", inner) + tar_of(2)
+    shard = put_with_index(store, content)
+    async with indexing(store, shard_indexes=store) as indexer:
+        assert len((await indexer.open(BUCKET, shard)).index) == 3
+    async with indexing(store, shard_indexes=store, nesting=8) as indexer:
+        index = (await indexer.open(BUCKET, shard)).index
+    assert index.names()[2:5] == [b"in.tar.d/%04d.jpg" % n for n in range(3)]
+    assert len(index) == 7
+
+
+async def test_large_members_of_tars_in_the_shard_are_not_read_when_nothing_is_kept(store):
+    shard = store.put(BUCKET, "x.tar", entry(b"in.tar", tar_of(5, 8 << 20)) + tar_of(1))
+    async with indexing(store, nesting=8) as indexer:
+        assert len((await indexer.open(BUCKET, shard)).index) == 8
+    assert store.bytes_read < shard.size // 4

@@ -18,6 +18,7 @@ ONCE = (
     "test_dataset_",
     "test_class_",
     "test_many_objects",
+    "test_recursive",
     "test_mount_errors",
     "test_tuning",
     "test_virtual_shards",
