@@ -188,7 +188,7 @@ def _lay_out(view: ViewSpec) -> Callable[[MemberIndex], MembersView]:
     """Choose what a folder of a shard shows."""
     if view.view is View.SAMPLES:
         return partial(samples_view, spec=view)
-    return without_folders if view.merged else MembersView
+    return without_folders if view.merged or view.view is View.SHARDS else MembersView
 
 
 def _build_lister(plan: SourcePlan, base: Foundation, cache: MetadataCache, root: Node) -> Lister:

@@ -159,6 +159,12 @@ def _log_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--shard-size", metavar="SIZE", help="Bytes of each tar of --view shards at most, like 1GiB."
 )
 @click.option(
+    "--shuffle",
+    type=int,
+    metavar="SEED",
+    help="Make --view shards of the samples of the shards of SOURCE, shuffled.",
+)
+@click.option(
     "--files-from", metavar="FILE", help="Read sources from FILE, one a line; - is stdin."
 )
 @click.option(
@@ -304,6 +310,8 @@ def mount(
     source = read_source(sources, view)
     if isinstance(source, DatasetSource) and "shards" in settings:
         raise ConfigError("--shards: a dataset shows the members of shards only; see --view")
+    if spec.shuffle is not None and "shard_index" in settings:
+        raise ConfigError("--shard-index: not with --shuffle, since it knows no headers")
     writing = WriteSettings.load(_of(WriteSettings, settings))
     if writing.writable:
         check_writable(source, view)

@@ -12,7 +12,7 @@ from aisfs.core.virtual_shard import Content, VirtualShard
 from aisfs.engine.fetcher import Fetcher
 from aisfs.engine.parts import FIRST_PART, Data, Reading
 from aisfs.errors import NotFound, Stale
-from aisfs.model import Bucket, ByteRange
+from aisfs.model import ByteRange
 
 AHEAD_OBJECTS = 256
 """Objects fetched ahead of a reader at most, about: eight for each connection."""
@@ -29,9 +29,9 @@ class Assembler:
         """Fetch objects through `fetcher`, at most `read_ahead_max` bytes ahead of a reader."""
         self._fetcher = fetcher
         self._read_ahead_max = read_ahead_max
-        self._readers: LRUCache[tuple[Bucket, str], ReadAhead] = LRUCache(SHARDS_MAX)
+        self._readers: LRUCache[str, ReadAhead] = LRUCache(SHARDS_MAX)
 
-    async def read(self, bucket: Bucket, shard: VirtualShard, wanted: ByteRange) -> Data:
+    async def read(self, shard: VirtualShard, wanted: ByteRange) -> Data:
         """Read a range of a virtual shard, cut at its end; empty behind the end.
 
         Raises:
@@ -41,30 +41,26 @@ class Assembler:
         if wanted.start >= wanted.stop:
             return b""
         found = [
-            piece if isinstance(piece, bytes) else (piece, self._start(bucket, piece))
+            piece if isinstance(piece, bytes) else (piece, self._start(piece))
             for piece in shard.pieces(wanted)
         ]
         stalled = any(not isinstance(each, bytes) and not each[1].ready for each in found)
-        self._fetch_ahead(bucket, shard, wanted, stalled=stalled)
-        return b"".join(
-            [each if isinstance(each, bytes) else await _wait(bucket, *each) for each in found]
-        )
+        self._fetch_ahead(shard, wanted, stalled=stalled)
+        return b"".join([each if isinstance(each, bytes) else await _wait(*each) for each in found])
 
-    def _start(self, bucket: Bucket, content: Content) -> Reading:
-        opened = self._fetcher.open(bucket, content.info)
+    def _start(self, content: Content) -> Reading:
+        opened = self._fetcher.open(content.bucket, content.info)
         return self._fetcher.start(opened, _fetched(content))
 
-    def _fetch_ahead(
-        self, bucket: Bucket, shard: VirtualShard, wanted: ByteRange, *, stalled: bool
-    ) -> None:
-        reader = self._readers.get((bucket, shard.digest))
+    def _fetch_ahead(self, shard: VirtualShard, wanted: ByteRange, *, stalled: bool) -> None:
+        reader = self._readers.get(shard.digest)
         if reader is None:
             window = min(self._read_ahead_max, AHEAD_OBJECTS * shard.size // len(shard))
             reader = ReadAhead(shard.size, max_window=window)
-            self._readers[bucket, shard.digest] = reader
+            self._readers[shard.digest] = reader
         plan = reader.observe(wanted, stalled=stalled, far=self._fetcher.far)
         for content in shard.contents(plan.ahead) if plan.ahead is not None else ():
-            self._fetcher.ahead(self._fetcher.open(bucket, content.info), _fetched(content))
+            self._fetcher.ahead(self._fetcher.open(content.bucket, content.info), _fetched(content))
 
 
 def _fetched(content: Content) -> ByteRange:
@@ -73,12 +69,12 @@ def _fetched(content: Content) -> ByteRange:
     return ByteRange(0, size) if size <= FIRST_PART else aligned(content.range, BLOCK, size)
 
 
-async def _wait(bucket: Bucket, content: Content, reading: Reading) -> Data:
+async def _wait(content: Content, reading: Reading) -> Data:
     try:
         data = await reading.wait()
     except (Stale, NotFound) as error:
         raise Stale(
-            f"{bucket}/{content.info.key} changed since the mount began; mount again to see"
+            f"{content.bucket}/{content.info.key} changed since the mount began; mount again to see"
             " virtual shards with what it is now"
         ) from error
     start = content.range.start - reading.wanted.start

@@ -8,7 +8,7 @@ import trio
 import trio.testing
 
 from aisfs.core.view_spec import ShardSplit
-from aisfs.core.virtual_shard import VirtualShard, virtual_shards
+from aisfs.core.virtual_shard import VirtualShard, loose_shards
 from aisfs.engine.assembler import AHEAD_OBJECTS, Assembler
 from aisfs.engine.background import background_thread
 from aisfs.engine.fetcher import Fetcher
@@ -26,7 +26,7 @@ class Setup:
         self.store, self.assembler, self.shard = store, assembler, shard
 
     async def read(self, start: int, stop: int) -> bytes:
-        return bytes(await self.assembler.read(BUCKET, self.shard, ByteRange(start, stop)))
+        return bytes(await self.assembler.read(self.shard, ByteRange(start, stop)))
 
     @property
     def gets(self) -> int:
@@ -42,7 +42,7 @@ async def assembling(
     objects = [
         store.put(BUCKET, f"{n:05}.bin", bytes([n % 251]) * size) for n, size in enumerate(sizes)
     ]
-    shards, _ = virtual_shards(objects, 0, ShardSplit(samples=len(sizes)))
+    shards, _ = loose_shards(BUCKET, objects, 0, ShardSplit(samples=len(sizes)))
     async with background_thread() as background, trio.open_nursery() as services:
         fetcher = Fetcher(
             store,

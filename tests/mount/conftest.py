@@ -20,7 +20,7 @@ ONCE = (
     "test_many_objects",
     "test_mount_errors",
     "test_tuning",
-    "test_virtual_shards",
+    "test_virtual_",
 )
 
 
