@@ -1,7 +1,7 @@
 """Reads of virtual shards: the objects of the range, all at once, and those that come next.
 
-Small objects are fetched whole, since the next read wants the rest. AIStore's GetBatch would fetch
-many with one request; until there is a client for it each object is a GET of its own.
+Small objects are fetched whole, since the next read wants the rest, and many of them with one
+request where the store does that.
 """
 
 from cachetools import LRUCache
@@ -9,6 +9,7 @@ from cachetools import LRUCache
 from aisfs.core.ranges import aligned
 from aisfs.core.readahead import ReadAhead
 from aisfs.core.virtual_shard import Content, VirtualShard
+from aisfs.engine.batches import Batches, Gathering
 from aisfs.engine.fetcher import Fetcher
 from aisfs.engine.parts import FIRST_PART, Data, Reading
 from aisfs.errors import NotFound, Stale
@@ -25,9 +26,13 @@ SHARDS_MAX = 1000
 class Assembler:
     """Makes the bytes of virtual shards."""
 
-    def __init__(self, fetcher: Fetcher, read_ahead_max: int) -> None:
-        """Fetch objects through `fetcher`, at most `read_ahead_max` bytes ahead of a reader."""
+    def __init__(self, fetcher: Fetcher, batches: Batches, read_ahead_max: int) -> None:
+        """Fetch objects through `fetcher`, at most `read_ahead_max` bytes ahead of a reader.
+
+        What is small is fetched in `batches`.
+        """
         self._fetcher = fetcher
+        self._batches = batches
         self._read_ahead_max = read_ahead_max
         self._readers: LRUCache[str, ReadAhead] = LRUCache(SHARDS_MAX)
 
@@ -40,19 +45,22 @@ class Assembler:
         wanted = ByteRange(wanted.start, min(wanted.stop, shard.size))
         if wanted.start >= wanted.stop:
             return b""
-        found = [
-            piece if isinstance(piece, bytes) else (piece, self._start(piece))
-            for piece in shard.pieces(wanted)
-        ]
-        stalled = any(not isinstance(each, bytes) and not each[1].ready for each in found)
-        self._fetch_ahead(shard, wanted, stalled=stalled)
+        with self._batches.gathering() as together:
+            found = [
+                piece if isinstance(piece, bytes) else (piece, self._start(piece, together))
+                for piece in shard.pieces(wanted)
+            ]
+            stalled = any(not isinstance(each, bytes) and not each[1].ready for each in found)
+            self._fetch_ahead(shard, wanted, together, stalled=stalled)
         return b"".join([each if isinstance(each, bytes) else await _wait(*each) for each in found])
 
-    def _start(self, content: Content) -> Reading:
+    def _start(self, content: Content, together: Gathering | None) -> Reading:
         opened = self._fetcher.open(content.bucket, content.info)
-        return self._fetcher.start(opened, _fetched(content))
+        return self._fetcher.start(opened, _fetched(content), together)
 
-    def _fetch_ahead(self, shard: VirtualShard, wanted: ByteRange, *, stalled: bool) -> None:
+    def _fetch_ahead(
+        self, shard: VirtualShard, wanted: ByteRange, together: Gathering | None, *, stalled: bool
+    ) -> None:
         reader = self._readers.get(shard.digest)
         if reader is None:
             window = min(self._read_ahead_max, AHEAD_OBJECTS * shard.size // len(shard))
@@ -60,7 +68,8 @@ class Assembler:
             self._readers[shard.digest] = reader
         plan = reader.observe(wanted, stalled=stalled, far=self._fetcher.far)
         for content in shard.contents(plan.ahead) if plan.ahead is not None else ():
-            self._fetcher.ahead(self._fetcher.open(content.bucket, content.info), _fetched(content))
+            opened = self._fetcher.open(content.bucket, content.info)
+            self._fetcher.ahead(opened, _fetched(content), together)
 
 
 def _fetched(content: Content) -> ByteRange:
