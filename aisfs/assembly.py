@@ -23,6 +23,7 @@ from aisfs.core.sources import BucketSource, DatasetSource, DirectorySource, Eve
 from aisfs.core.views import MembersView, members_only, without_folders
 from aisfs.engine.assembler import Assembler
 from aisfs.engine.background import BackgroundThread
+from aisfs.engine.batches import Batches
 from aisfs.engine.fetcher import Fetcher
 from aisfs.engine.indexer import INDEX_BYTES_MAX, Indexer
 from aisfs.engine.lister import Lister
@@ -181,7 +182,9 @@ def build_engine(plan: SourcePlan, base: Foundation, root: Node) -> Engine:
     unpacker = Unpacker(fetcher, base.services, cache=base.blocks)
     indexer = _build_indexer(plan, base, fetcher, unpacker)
     reader = Reader(fetcher, prefetcher, unpacker)
-    return Engine(lister, fetcher, indexer, reader, Assembler(fetcher, plan.cache.read_ahead_max))
+    batches = Batches(base.store, base.services)
+    assembler = Assembler(fetcher, batches, plan.cache.read_ahead_max)
+    return Engine(lister, fetcher, indexer, reader, assembler)
 
 
 def _lay_out(plan: SourcePlan) -> Callable[[MemberIndex], MembersView]:
@@ -189,7 +192,7 @@ def _lay_out(plan: SourcePlan) -> Callable[[MemberIndex], MembersView]:
     view = plan.view
     if view.view is View.SAMPLES:
         return partial(samples_view, spec=view)
-    if view.merged:
+    if view.merged or view.view is View.SHARDS:
         return without_folders
     if isinstance(plan.source, DatasetSource):
         return members_only

@@ -159,6 +159,9 @@ def _log_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--shard-size", metavar="SIZE", help="Bytes of each tar of --view shards at most, like 1GiB."
 )
 @click.option(
+    "--shuffle", type=int, metavar="SEED", help="With --view shards: shuffle the samples of shards."
+)
+@click.option(
     "--files-from", metavar="FILE", help="Read sources from FILE, one a line; - is stdin."
 )
 @click.option(
@@ -302,9 +305,7 @@ def mount(
     settings = {**named, **{name: v for name, v in settings.items() if v not in (None, ())}}
     view = ViewSettings.load(_of(ViewSettings, settings))
     spec = parse_view(view, read_lines(view.classes) if view.classes is not None else None)
-    source = read_source(sources, view)
-    if isinstance(source, DatasetSource) and "shards" in settings:
-        raise ConfigError("--shards: a dataset shows the members of shards only; see --view")
+    source = read_source(sources, view, settings)
     writing = WriteSettings.load(_of(WriteSettings, settings))
     if writing.writable:
         check_writable(source, view)

@@ -220,9 +220,12 @@ class ViewSettings(_Settings):
     files_from: str | None = None
     """A file of sources, one a line; `-` is standard input."""
     samples_per_shard: int | None = Field(default=None, ge=1)
-    """Samples in one virtual shard; without this and `shard_size` it is 1000."""
+    """Samples in one virtual shard; without this and `shard_size` it is 1000, or with `shuffle` as
+    many as make as many shards as there are."""
     shard_size: ByteSize | None = Field(default=None, ge=1)
     """Bytes of one virtual shard at most, unless a single sample is larger."""
+    shuffle: int | None = Field(default=None, ge=0)
+    """The seed by which the samples of shards are shuffled into virtual ones."""
     include: Patterns | None = None
     exclude: Patterns | None = None
 

@@ -5,9 +5,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -25,12 +27,13 @@ from aisfs.cache.blocks import BlockCache
 from aisfs.config import View
 from aisfs.core.sources import DatasetSource, DirectorySource
 from aisfs.core.view_spec import LabelSource, ViewSpec
-from aisfs.core.virtual_shard import virtual_shards
+from aisfs.core.virtual_shard import LooseShard, VirtualShard, loose_shards
 from aisfs.engine.background import background_thread
 from aisfs.engine.label_table import read_table
 from aisfs.engine.loose_objects import find_loose_objects, nothing
 from aisfs.engine.merger import Merger
 from aisfs.engine.overlay import OverlaidLister
+from aisfs.engine.reshuffler import reshuffle
 from aisfs.engine.shard_set import find_shards
 from aisfs.engine.staging import StagingArea
 from aisfs.engine.writer import Writer
@@ -281,19 +284,35 @@ async def _build_dataset(
 async def _build_virtual(
     view: ViewSpec, source: DatasetSource, base: Foundation, engine: Engine
 ) -> Names:
-    found = await find_loose_objects(source, engine.lister)
-    cut = len(found.directory)
-    shards, unused = await trio.to_thread.run_sync(
-        virtual_shards, found.objects, cut, view.split, view.rule, view.require
-    )
-    left_out = found.left_out + unused
-    if not shards:
-        raise SourceMissing(f"{source}: {nothing(left_out)}")
+    shards: Sequence[VirtualShard]
+    if view.shuffle is not None:
+        found = await find_shards(source, engine.lister, base.store, base.metrics)
+        shards, left_out = await reshuffle(found, engine.indexer, view)
+    else:
+        shards, left_out = await _of_loose_objects(view, source, engine)
     base.metrics.dataset_shards.labels("shown").set(len(shards))
     for reason, number in left_out.items():
         base.metrics.left_out.labels(reason.replace(" ", "_")).set(number)
-    log.info("%d virtual shards of %d objects of %s", len(shards), sum(map(len, shards)), source)
-    return VirtualTree(found.bucket, shards, left_out)
+    log.info("%d virtual shards of %s", len(shards), source)
+    return VirtualTree(shards, left_out)
+
+
+async def _of_loose_objects(
+    view: ViewSpec, source: DatasetSource, engine: Engine
+) -> tuple[list[LooseShard], Counter[str]]:
+    found = await find_loose_objects(source, engine.lister)
+    make = partial(
+        loose_shards,
+        cut=len(found.directory),
+        split=view.split,
+        rule=view.rule,
+        require=view.require,
+    )
+    shards, unused = await trio.to_thread.run_sync(make, found.bucket, found.objects)
+    left_out = found.left_out + unused
+    if not shards:
+        raise SourceMissing(f"{source}: {nothing(left_out)}")
+    return shards, left_out
 
 
 def _describe(plan: MountPlan, base: Foundation, filesystem: FileSystem) -> None:

@@ -27,8 +27,13 @@ _KERNEL = frozenset(
 )
 
 
-def read_source(words: list[str], view: ViewSettings) -> Source:
+def read_source(words: list[str], view: ViewSettings, given: Collection[str] = ()) -> Source:
     """Read what is to be mounted.
+
+    Args:
+        words: As typed.
+        view: How it is to be shown.
+        given: All settings that were given, by name.
 
     Raises:
         ConfigError: the words or the list file make no sense.
@@ -56,6 +61,7 @@ def read_source(words: list[str], view: ViewSettings) -> Source:
         options = [name for name in options if name not in ("include", "exclude")]
     if options and not isinstance(source, DatasetSource):
         raise ConfigError(f"--{options[0].replace('_', '-')} needs --view, or shards as the SOURCE")
+    _check_tree(source, view, given)
     return absolute(source)
 
 
@@ -74,6 +80,14 @@ def read_lines(path: Path) -> list[bytes]:
         return path.read_bytes().splitlines()
     except OSError as error:
         raise ConfigError(f"--classes {path}: {error.strerror}") from error
+
+
+def _check_tree(source: Source, view: ViewSettings, given: Collection[str]) -> None:
+    """Refuse options of single shards where they mean nothing."""
+    if isinstance(source, DatasetSource) and "shards" in given:
+        raise ConfigError("--shards: a dataset shows the members of shards only; see --view")
+    if view.shuffle is not None and "shard_index" in given:
+        raise ConfigError("--shard-index: not with --shuffle, since it knows no headers")
 
 
 def check_writable(source: Source, view: ViewSettings) -> None:

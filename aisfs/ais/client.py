@@ -8,13 +8,14 @@ Must not know: HTTP beyond a reply's status, requests, errnos.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
 import trio
 
 from aisfs.ais import listings, wire
+from aisfs.ais.batches import Batches
 from aisfs.ais.edits import Edits
 from aisfs.ais.failures import failure, refuses_props
 from aisfs.ais.transport import Line, Transport
@@ -57,6 +58,7 @@ class AISClient:
         retrier = Retrier(deadline=settings.io_timeout)
         self._uploads = Uploads(self, retrier, int(settings.part_size))
         self._edits = Edits(self, retrier, self.stream, self._store)
+        self._batches = Batches(self)
 
     def __repr__(self) -> str:
         return (
@@ -120,6 +122,12 @@ class AISClient:
                 raise _cut_short(request.subject, got, len(buffer))
 
         await self.run(request.subject, work, bucket)
+
+    async def read_many(
+        self, bucket: Bucket, wanted: Sequence[tuple[ObjectInfo, memoryview]]
+    ) -> list[bool]:
+        """Fill buffers with whole objects, with one GetBatch; says which are filled."""
+        return await self._batches.read(bucket, wanted)
 
     async def stream(self, bucket: Bucket, expected: ObjectInfo, sink: Sink) -> None:
         """Send the whole object, version `expected`, to `sink` as the bytes arrive."""

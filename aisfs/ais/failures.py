@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from aisfs.ais.wire import Reply, Request
+from aisfs.ais.wire import BATCHES, Reply, Request
 from aisfs.errors import (
     AccessDenied,
     AisfsError,
@@ -67,6 +67,9 @@ _PLAIN: dict[int, tuple[type[AisfsError], str]] = {
 }
 
 
+_NO_BATCHES: tuple[type[AisfsError], str] = Unsupported, "the cluster has no GetBatch"
+
+
 def failure(request: Request, reply: Reply) -> AisfsError:
     """Say what went wrong.
 
@@ -75,7 +78,9 @@ def failure(request: Request, reply: Reply) -> AisfsError:
         reply: An answer that is not a success; its body may be cut short.
     """
     details = _details(reply)
-    if reply.status in _PLAIN:
+    if _lacks_batches(request, reply, details):
+        kind, text = _NO_BATCHES
+    elif reply.status in _PLAIN:
         kind, text = _PLAIN[reply.status]
     elif reply.status in _BY_DETAILS:
         kind, text = _BY_DETAILS[reply.status](request, details)
@@ -105,6 +110,15 @@ def _details(reply: Reply) -> _Details:
         return _Details()
     printable = "".join(c if c.isprintable() else " " for c in details.message)
     return _Details(details.tcode, printable.strip())
+
+
+def _lacks_batches(request: Request, reply: Reply, details: _Details) -> bool:
+    """Say whether a GetBatch failed only because the server is too old for it, or built without."""
+    return (
+        request.path.startswith(BATCHES)
+        and reply.status in (400, 404, 405, 501)
+        and details.tcode not in _BUCKET_GONE
+    )
 
 
 _Verdict = tuple[type[AisfsError], str]

@@ -25,6 +25,8 @@ from aisfs.store.custom import decode_custom
 
 MSGPACK = "application/msgpack"
 JSON = "application/json"
+BATCHES = "/v1/ml/moss"
+"""Where GetBatch is."""
 
 _NO_RECURSION = "2048"  # a string: the server answers 400 to a number
 _LIST_PROPS = "name,size,version,checksum,custom"
@@ -166,12 +168,17 @@ def get_range(bucket: Bucket, key: str, start: int, stop: int) -> Request:
 
 
 def _bucket_path(bucket: Bucket) -> str:
-    return "/v1/buckets/" + quote(bucket.name, safe="")
+    return "/v1/buckets/" + quoted(bucket)
+
+
+def quoted(bucket: Bucket) -> str:
+    """Encode the name of a bucket for a path."""
+    return quote(bucket.name, safe="")
 
 
 def object_path(bucket: Bucket, key: str) -> str:
     """Give the path of an object, checked and encoded."""
-    return f"/v1/objects/{quote(bucket.name, safe='')}/{quote(_check_key(bucket, key), safe='/')}"
+    return f"/v1/objects/{quoted(bucket)}/{quote(_check_key(bucket, key), safe='/')}"
 
 
 def bucket_query(bucket: Bucket, more: Mapping[str, str] | None = None) -> str:

@@ -63,7 +63,10 @@ SAMPLES_PER_SHARD = 1000
 
 @dataclass(frozen=True, slots=True)
 class ShardSplit:
-    """Where a virtual shard ends and the next one begins; one of the two is given."""
+    """Where a virtual shard ends and the next one begins.
+
+    Without either there are as many as there are shards to shuffle, with the same number of samples.
+    """
 
     samples: int | None = SAMPLES_PER_SHARD
     """Samples in each shard but the last."""
@@ -84,6 +87,9 @@ class ViewSpec:
     """Names of the labels 0, 1, …"""
     split: ShardSplit = ShardSplit()
     """Of virtual shards."""
+    shuffle: int | None = None
+    """The seed of the order of samples in virtual shards made of shards; None makes them of objects
+    that are no shards."""
 
     @property
     def merged(self) -> bool:
@@ -99,6 +105,7 @@ _MEANS_SOMETHING_IN = {
     "classes": (View.CLASS,),
     "samples_per_shard": (View.SHARDS,),
     "shard_size": (View.SHARDS,),
+    "shuffle": (View.SHARDS,),
 }
 
 
@@ -128,6 +135,7 @@ def parse_view(settings: ViewSettings, class_names: Sequence[bytes] | None = Non
         _label(settings.label),
         _classes(class_names) if class_names is not None else None,
         _split(settings),
+        settings.shuffle,
     )
 
 
@@ -143,7 +151,9 @@ def _split(settings: ViewSettings) -> ShardSplit:
     samples, size = settings.samples_per_shard, settings.shard_size
     if samples is not None and size is not None:
         raise ConfigError("--samples-per-shard and --shard-size: give one of them")
-    return ShardSplit(None, size) if size is not None else ShardSplit(samples or SAMPLES_PER_SHARD)
+    if samples is None and size is None and settings.shuffle is None:
+        samples = SAMPLES_PER_SHARD
+    return ShardSplit(samples, size)
 
 
 def _component(option: str, text: str) -> Component:

@@ -25,6 +25,8 @@ from aisfs.cache.reservation import Reservation
 from aisfs.core.ranges import growing_pieces, pieces
 from aisfs.core.readahead import ReadAhead
 from aisfs.engine.background import BackgroundThread
+from aisfs.engine.batches import Gathering
+from aisfs.engine.on_disk import look, store
 from aisfs.engine.opened import OpenObject, Source
 from aisfs.engine.parts import FIRST_PART, PART_MAX, BufferPool, Data, Part, Reading
 from aisfs.errors import AisfsError, Unavailable
@@ -161,11 +163,14 @@ class Fetcher:
                 self._objects.move_to_end(key)
             return found
 
-    def start(self, opened: OpenObject, wanted: ByteRange) -> Reading:
+    def start(
+        self, opened: OpenObject, wanted: ByteRange, together: Gathering | None = None
+    ) -> Reading:
         """Begin to read a range that lies inside the object; starts what is not under way.
 
         Waits for nothing, not even for the disk: what is there but not yet mapped and verified is
-        a part like any other, which a worker thread gets from the disk.
+        a part like any other, which a worker thread gets from the disk. Whole objects, as they are
+        in the store, are fetched `together` with others if that is given.
         """
         overlapping = opened.overlapping(wanted) if opened.parts else []
         if not overlapping:
@@ -176,23 +181,25 @@ class Fetcher:
         position = wanted.start
         for part in overlapping:
             if position < part.range.start:
-                self._fill(opened, ByteRange(position, part.range.start), found)
+                self._fill(opened, ByteRange(position, part.range.start), found, together)
             found.append(part)
             if part in self._kept:
                 self._kept.move_to_end(part)
             position = part.range.stop
         if position < wanted.stop:
-            self._fill(opened, ByteRange(position, wanted.stop), found)
+            self._fill(opened, ByteRange(position, wanted.stop), found, together)
         return Reading(wanted, found)
 
-    def ahead(self, opened: OpenObject, wanted: ByteRange) -> None:
+    def ahead(
+        self, opened: OpenObject, wanted: ByteRange, together: Gathering | None = None
+    ) -> None:
         """Fetch a range nobody waits for yet, as far as memory permits."""
         for piece in pieces(wanted, PART_MAX):
             if not self._room_for(len(piece)):
                 with opened.lock:
                     opened.read_ahead.shrink()
                 return
-            self.start(opened, piece)
+            self.start(opened, piece, together)
 
     async def stream(
         self, opened: OpenObject, wanted: ByteRange | None = None, *, held_up: bool = True
@@ -233,26 +240,38 @@ class Fetcher:
             return None
         return opened.cache.hit(opened.entry, wanted)
 
-    def _fill(self, opened: OpenObject, gap: ByteRange, found: list[Data | Part]) -> None:
+    def _fill(
+        self,
+        opened: OpenObject,
+        gap: ByteRange,
+        found: list[Data | Part],
+        together: Gathering | None,
+    ) -> None:
         """Cover a range that no part covers."""
         for piece in pieces(gap, PART_MAX):
             there = self._hit(opened, piece)
-            found.append(self._begin(opened, piece) if there is None else there)
+            found.append(self._begin(opened, piece, together) if there is None else there)
 
     # parts -----------------------------------------------------------------------------------
 
-    def _begin(self, opened: OpenObject, wanted: ByteRange) -> Part:
+    def _begin(self, opened: OpenObject, wanted: ByteRange, together: Gathering | None) -> Part:
         part = Part(wanted, self._pool)
         opened.add(part)
         self.buffered += len(wanted)
-        self._services.start_soon(self._fetch, opened, part)
+        seat = None
+        if together is not None and len(wanted) == opened.info.size:
+            seat = together.seat(opened.bucket, opened.info)
+        if seat is None:
+            self._services.start_soon(self._fetch, opened, part, opened.source)
+        else:
+            self._services.start_soon(seat.run, partial(self._fetch, opened, part))
         return part
 
-    async def _fetch(self, opened: OpenObject, part: Part) -> None:
-        """Fetch a part and hand it to the cache. Never raises but Cancelled."""
+    async def _fetch(self, opened: OpenObject, part: Part, source: Source) -> None:
+        """Fetch a part from `source` and hand it to the cache. Never raises but Cancelled."""
         kept = False
         try:
-            kept = await self._fetch_and_store(opened, part)
+            kept = await self._fetch_and_store(opened, part, source)
         except AisfsError as error:
             part.error = error
         except Exception as error:
@@ -266,13 +285,13 @@ class Fetcher:
             if not kept:
                 self._drop(opened, part)
 
-    async def _fetch_and_store(self, opened: OpenObject, part: Part) -> bool:
+    async def _fetch_and_store(self, opened: OpenObject, part: Part, source: Source) -> bool:
         """Get the bytes from disk or from the store; say whether they have to stay in memory."""
         missing: list[tuple[ByteRange, Reservation | None]] = [(part.range, None)]
         cache, entry = opened.cache, opened.entry
         if cache is not None and entry is not None:
             keep = not opened.kept_by_source
-            missing = await trio.to_thread.run_sync(_look, cache, entry, part, keep)
+            missing = await trio.to_thread.run_sync(look, cache, entry, part, keep)
         if not missing:
             self._land(part)
             return False
@@ -281,13 +300,13 @@ class Fetcher:
         try:
             for gap, _ in missing:
                 start = gap.start - part.range.start
-                await opened.source(gap.start, room[start : start + len(gap)])
+                await source(gap.start, room[start : start + len(gap)])
             if not opened.kept_by_source:  # making content says nothing about the link
                 self.far = trio.current_time() - since > FAR_SECONDS
             self._land(part)  # readers need not wait for the disk
             if cache is None or entry is None or any(room is None for _, room in missing):
                 return self._keep(opened, part)
-            stored = await self._background.run(partial(_store, cache, entry, part, missing))
+            stored = await self._background.run(partial(store, cache, entry, part, missing))
             return False if stored else self._keep(opened, part)
         finally:
             await self._finish([reservation for _, reservation in missing if reservation])
@@ -342,53 +361,3 @@ class Fetcher:
             if opened.parts:
                 return
             del self._objects[key]
-
-
-def _look(
-    cache: BlockCache, entry: EntryId, part: Part, keep: bool
-) -> list[tuple[ByteRange, Reservation | None]]:
-    """Take what is on disk and, if asked to, reserve room for the rest. Runs in a worker thread.
-
-    Returns:
-        What is missing, each with its reservation; None where it is not to be kept.
-    """
-    whole = cache.read(entry, part.range)
-    if whole is not None:
-        part.content = whole
-        return []
-    room = part.allocate()
-    missing = cache.missing(entry, part.range)
-    position = part.range.start
-    gaps: list[ByteRange] = []
-    for gap in [*missing, ByteRange(part.range.stop, part.range.stop)]:
-        between = ByteRange(position, gap.start)
-        if between:
-            there = cache.read(entry, between)
-            if there is None:  # it turned out to be damaged, or was evicted
-                gap = ByteRange(position, gap.stop)
-            else:
-                start = position - part.range.start
-                room[start : start + len(between)] = there
-        if gap:
-            gaps.append(gap)
-        position = gap.stop
-    return [(gap, cache.reserve(entry, gap) if keep else None) for gap in gaps]
-
-
-def _store(
-    cache: BlockCache,
-    entry: EntryId,
-    part: Part,
-    fetched: list[tuple[ByteRange, Reservation | None]],
-) -> bool:
-    """Write what was fetched to disk; says whether all of it is there. Runs in a worker thread."""
-    stored = True
-    for gap, reservation in fetched:
-        if reservation is None:
-            return False
-        start = gap.start - part.range.start
-        reservation.write(gap.start, part.content[start : start + len(gap)])
-        stored = reservation.publish(gap) and stored
-    if stored and not cache.missing(entry, ByteRange(0, entry.size)):
-        cache.verify_whole(entry)
-    return stored

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from aisfs.core.names import child_prefix, is_shard
 from aisfs.core.sources import DatasetSource
+from aisfs.engine.left_out import told
 from aisfs.engine.lister import Lister
 from aisfs.errors import ConfigError, SourceMissing
 from aisfs.model import Bucket, ObjectInfo
@@ -83,5 +84,8 @@ async def find_loose_objects(source: DatasetSource, lister: Lister) -> LooseObje
 
 def nothing(left_out: Counter[str]) -> str:
     """Say that there is nothing to make shards of, and what there is instead."""
-    reasons = ", ".join(f"{n} {reason}{'s' * (n > 1)}" for reason, n in sorted(left_out.items()))
-    return "no loose objects there to make shards of" + (f": {reasons}" if reasons else "")
+    reasons = told(left_out)
+    shuffled = "; --shuffle SEED makes them of the samples of shards" if left_out[SHARD] else ""
+    return (
+        "no loose objects there to make shards of" + (f": {reasons}" if reasons else "") + shuffled
+    )

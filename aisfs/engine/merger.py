@@ -22,20 +22,17 @@ from aisfs.core.member_index import MemberIndex
 from aisfs.core.merged_view import MergedView, Placed
 from aisfs.core.view_spec import ViewSpec
 from aisfs.engine.indexer import Indexer, ReadContent
+from aisfs.engine.left_out import DAMAGED
+from aisfs.engine.opening import open_each
 from aisfs.engine.shard_set import Shard, ShardSet
-from aisfs.errors import AisfsError, NotFound, Stale
+from aisfs.errors import NotFound, Stale
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, ObjectInfo
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 4
-"""Shards opened at once; each keeps several requests busy."""
-PROGRESS_SECONDS = 10.0
-"""Between lines of the log while shards are opened."""
 TRIES = 8
 """Rounds of opening before a dataset that goes on changing is an error."""
-DAMAGED = "damaged shard"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,37 +141,15 @@ class Merger:
             at: part for at, part in self._parts.items() if current.get(at) == part.shard
         }
         missing = [(at, shard) for at, shard in current.items() if at not in self._parts]
-        if not missing:
-            return
-        errors: list[AisfsError] = []
-        limiter = trio.CapacityLimiter(AT_ONCE)
 
-        async def open_one(at: int, shard: Shard) -> None:
-            async with limiter:
-                if errors:
-                    return
-                try:
-                    self._parts[at] = await self._open(shard)
-                except (Stale, NotFound):
-                    self._shards.changed(shard.bucket, shard.info)
-                except AisfsError as error:
-                    errors.append(error)
+        async def open_one(item: tuple[int, Shard]) -> None:
+            at, shard = item
+            try:
+                self._parts[at] = await self._open(shard)
+            except (Stale, NotFound):
+                self._shards.changed(shard.bucket, shard.info)
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._tell, len(current), nursery.cancel_scope)
-            async with trio.open_nursery() as openers:
-                for at, shard in missing:
-                    openers.start_soon(open_one, at, shard)
-            nursery.cancel_scope.cancel()
-        if errors:
-            raise errors[0]
-        log.info("opened %d shards", len(self._parts))
-
-    async def _tell(self, total: int, scope: trio.CancelScope) -> None:
-        """Log how far it is, until cancelled."""
-        while not scope.cancel_called:
-            await trio.sleep(PROGRESS_SECONDS)
-            log.info("opened %d of %d shards", len(self._parts), total)
+        await open_each(missing, open_one)
 
     async def _open(self, shard: Shard) -> _Part:
         spec, column = self._spec, None

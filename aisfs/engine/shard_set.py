@@ -10,6 +10,7 @@ from aisfs.core.names import entry_name, is_shard
 from aisfs.core.patterns import GlobPattern, KeyFilter
 from aisfs.core.shard_names import folder_names
 from aisfs.core.sources import DatasetSource, ShardPattern, Word
+from aisfs.engine.left_out import told
 from aisfs.engine.lister import Lister
 from aisfs.engine.loose_objects import walk
 from aisfs.errors import NotFound, SourceMissing
@@ -143,7 +144,7 @@ async def find_shards(
 
 
 def _nothing(word: Word, why: Counter[str]) -> str:
-    reasons = ", ".join(f"{count} {reason}{'s' * (count > 1)}" for reason, count in why.items())
+    reasons = told(why)
     return f"{word.text}: no shard (X.tar) there" + (f": {reasons}" if reasons else "")
 
 

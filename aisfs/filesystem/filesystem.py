@@ -348,7 +348,7 @@ class FileSystem:
         node = handle.node
         wanted = ByteRange(offset, offset + size)
         if isinstance(node, VirtualShardNode):
-            return await self._assembler.read(node.bucket, node.shard, wanted)
+            return await self._assembler.read(node.shard, wanted)
         try:
             if handle.index is None:
                 return await self._reader.read_object(node.bucket, node.info, wanted)

@@ -69,7 +69,6 @@ class ShardNode:
 class VirtualShardNode:
     """A tar file that is made of objects, each of one version."""
 
-    bucket: Bucket
     shard: VirtualShard
 
 
@@ -105,8 +104,8 @@ def identity(node: Node) -> bytes:
             parts = ("provider", provider)
         case DirectoryNode(bucket, prefix):
             parts = ("directory", bucket, prefix)
-        case VirtualShardNode(bucket, shard):
-            parts = ("virtual shard", bucket, shard.digest)
+        case VirtualShardNode(shard):
+            parts = ("virtual shard", shard.digest)
         case _:
             kind = "object" if isinstance(node, ObjectNode) else "shard"
             info = node.info

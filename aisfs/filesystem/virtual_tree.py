@@ -6,7 +6,6 @@ from aisfs.cache.metadata import Unknown
 from aisfs.core.virtual_shard import VirtualShard
 from aisfs.filesystem.nodes import Node, ObjectNode, ShardNode, VirtualShardNode
 from aisfs.filesystem.tree import FOREVER, Children, Found
-from aisfs.model import Bucket
 
 DIGITS = 6
 """Of the number in a shard's name, as in webdataset's examples; more where there are more shards."""
@@ -15,11 +14,9 @@ DIGITS = 6
 class VirtualTree:
     """Virtual shards in order."""
 
-    def __init__(
-        self, bucket: Bucket, shards: Sequence[VirtualShard], left_out: Mapping[str, int]
-    ) -> None:
-        """Show `shards` of objects of `bucket`."""
-        self._nodes = [VirtualShardNode(bucket, shard) for shard in shards]
+    def __init__(self, shards: Sequence[VirtualShard], left_out: Mapping[str, int]) -> None:
+        """Show `shards`."""
+        self._nodes = [VirtualShardNode(shard) for shard in shards]
         self._places = {_name(at): at for at in range(len(shards))}
         self._left_out = left_out
 

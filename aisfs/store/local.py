@@ -15,7 +15,7 @@ import logging
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -113,6 +113,12 @@ class LocalStore:
                 _check_version(descriptor, bucket, expected)
 
         await self._run(work)
+
+    async def read_many(
+        self, bucket: Bucket, wanted: Sequence[tuple[ObjectInfo, memoryview]]
+    ) -> list[bool]:
+        """Refuse: files are read one by one."""
+        raise Unsupported(f"{bucket}: files of a directory are read one by one")
 
     async def stream(self, bucket: Bucket, expected: ObjectInfo, sink: Sink) -> None:
         """Send the whole file, version `expected`, to `sink`."""

@@ -9,14 +9,14 @@ import io
 import zlib
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 import trio
 
 from aisfs.core.names import check_new_key, check_new_member, check_new_shard
-from aisfs.errors import BucketNotFound, NotFound, Stale
+from aisfs.errors import BucketNotFound, NotFound, Stale, Unsupported
 from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo, Page, Provider
 from aisfs.store.custom import encode_custom
 from aisfs.store.port import Content, Progress, Sink
@@ -60,6 +60,7 @@ class MemoryStore:
         piece_size: int = 1 << 20,
         hook: Hook | None = None,
         sink_in_thread: bool = True,
+        batches: bool = False,
     ) -> None:
         """Start without buckets.
 
@@ -69,7 +70,9 @@ class MemoryStore:
             hook: See `Hook`; may be replaced at any time.
             sink_in_thread: Call sinks, and read contents, in a worker thread, as the port says. A MockClock that
                 jumps takes a wait for a thread for idleness: say False there.
+            batches: Have requests for many objects.
         """
+        self.batches = batches
         self.page_size = page_size
         self.piece_size = piece_size
         self.hook = hook
@@ -77,7 +80,7 @@ class MemoryStore:
         self.calls: Counter[str] = Counter()
         """Calls by name of the method, failed ones included."""
         self.bytes_read = 0
-        """Bytes handed out by `read_range` and `stream`."""
+        """Bytes handed out by `read_range`, `read_many` and `stream`."""
         self.bytes_written = 0
         """Bytes taken in by `upload`."""
         self.closed = False
@@ -169,6 +172,23 @@ class MemoryStore:
         data = self._version(bucket, expected)
         buffer[:] = data[start : start + len(buffer)]
         self.bytes_read += len(buffer)
+
+    async def read_many(
+        self, bucket: Bucket, wanted: Sequence[tuple[ObjectInfo, memoryview]]
+    ) -> list[bool]:
+        """Fill buffers with those of the objects that are still these versions."""
+        await self._enter("read_many", bucket, "")
+        if not self.batches:
+            raise Unsupported(f"{bucket}: no requests for many objects")
+        filled = []
+        for info, buffer in wanted:
+            try:
+                buffer[:] = self._version(bucket, info)
+                self.bytes_read += len(buffer)
+                filled.append(True)
+            except (Stale, NotFound):
+                filled.append(False)
+        return filled
 
     async def stream(self, bucket: Bucket, expected: ObjectInfo, sink: Sink) -> None:
         """Send the whole object, version `expected`, to `sink`."""

@@ -1,6 +1,6 @@
 """A decorator of the port that counts calls, seconds and bytes."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import trio
@@ -50,6 +50,16 @@ class MeteredStore:
         with self._timed("read_range"):
             await self._inner.read_range(bucket, expected, start, buffer)
         self._metrics.bytes_fetched.inc(len(buffer))
+
+    async def read_many(
+        self, bucket: Bucket, wanted: Sequence[tuple[ObjectInfo, memoryview]]
+    ) -> list[bool]:
+        """See `ObjectStore`."""
+        with self._timed("read_many"):
+            filled = await self._inner.read_many(bucket, wanted)
+        done = sum(info.size for (info, _), one in zip(wanted, filled, strict=True) if one)
+        self._metrics.bytes_fetched.inc(done)
+        return filled
 
     async def stream(self, bucket: Bucket, expected: ObjectInfo, sink: Sink) -> None:
         """See `ObjectStore`."""

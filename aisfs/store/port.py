@@ -5,7 +5,7 @@ leaves nothing behind: no open request on the server, no thread that still write
 Failures are `aisfs.errors` only; `error.transient` tells whether to try again.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo, Page, Provider
@@ -58,6 +58,24 @@ class ObjectStore(Protocol):
         Raises:
             Stale: the object is now another version; nothing of it was delivered as `expected`.
             NotFound: the object is gone.
+        """
+        ...
+
+    async def read_many(
+        self, bucket: Bucket, wanted: Sequence[tuple[ObjectInfo, memoryview]]
+    ) -> list[bool]:
+        """Fill buffers with whole objects, with one request, where the store has such requests.
+
+        Args:
+            bucket: Where all of them are.
+            wanted: Each version with a buffer of its size. None is empty.
+
+        Returns:
+            Which buffers hold exactly the version. The others hold anything: their objects changed,
+            are gone, cannot be had this way, or the answer broke off. `read_range` tells which.
+
+        Raises:
+            Unsupported: the store has no such requests; nor will it later on.
         """
         ...
 

@@ -16,7 +16,7 @@ import itertools
 import logging
 import math
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -166,6 +166,13 @@ class RetryingStore:
         """Fill `buffer` with the bytes from `start` on of exactly the version `expected`."""
         attempt = partial(self._inner.read_range, bucket, expected, start, buffer)
         await self._retrier.run(f"{bucket}/{expected.key}", attempt)
+
+    async def read_many(
+        self, bucket: Bucket, wanted: Sequence[tuple[ObjectInfo, memoryview]]
+    ) -> list[bool]:
+        """Fill buffers with whole objects; tried once, since what is missing can be read singly."""
+        attempt = partial(self._inner.read_many, bucket, wanted)
+        return await self._retrier.run(f"objects of {bucket}", attempt, final=lambda: True)
 
     async def stream(self, bucket: Bucket, expected: ObjectInfo, sink: Sink) -> None:
         """Send the whole object, version `expected`, to `sink`, each byte once."""

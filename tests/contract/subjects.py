@@ -75,7 +75,7 @@ class MemorySubject(Subject):
     name_may_be_file_and_directory = True
 
     def __init__(self, *, retrying: bool) -> None:
-        self.memory = MemoryStore(page_size=3)
+        self.memory = MemoryStore(page_size=3, batches=True)
         self.bucket = Bucket("b")
         self.memory.add_bucket(self.bucket)
         self.store = RetryingStore(self.memory, deadline=60) if retrying else self.memory

@@ -9,7 +9,7 @@ import os
 import pytest
 import trio
 
-from aisfs.errors import BucketNotFound, NotFound, Stale
+from aisfs.errors import BucketNotFound, NotFound, Stale, Unsupported
 from aisfs.model import Bucket, ObjectInfo
 from tests.contract.subjects import ODD_NAMES
 
@@ -243,3 +243,25 @@ async def test_cancelled_calls_leave_nothing_behind(subject):
     assert await subject.read(info, 0, 10) == data[:10]
     with trio.fail_after(10):
         await trio.to_thread.run_sync(subject.put, "k", b"new")
+
+
+# Many at once
+
+
+async def test_many_at_once_are_these_versions_or_not_filled(subject):
+    contents = {f"dir/{n}": b"%d" % n * 100 for n in range(20)} | {"dir/" + "long" * 40: b"x" * 777}
+    for key, data in contents.items():
+        subject.put(key, data)
+    known = [await subject.store.head(subject.bucket, key) for key in contents]
+    subject.put("dir/3", b"y" * 100)
+    subject.delete("dir/4")
+    wanted = [(info, memoryview(bytearray(info.size))) for info in known]
+    try:
+        filled = await subject.store.read_many(subject.bucket, wanted)
+    except Unsupported:
+        return
+    brought = {info.key for (info, _), one in zip(wanted, filled, strict=True) if one}
+    assert brought == contents.keys() - {"dir/3", "dir/4"}
+    for info, buffer in wanted:
+        if info.key in brought:
+            assert buffer == contents[info.key]

@@ -30,6 +30,7 @@ from tests.support.tars import (
     pax,
     records,
     shard,
+    sparse_header,
     with_checksum,
 )
 
@@ -499,12 +500,6 @@ def test_too_many_headers_before_a_member():
 
 
 # Sparse members ------------------------------------------------------------------------------
-
-
-def sparse_header(name, pairs, stored, real, *, extended=False) -> bytes:
-    rest = b"".join(octal(offset, 12) + octal(length, 12) for offset, length in pairs)
-    rest = rest.ljust(96, b"\0") + bytes([extended]) + octal(real, 12)
-    return header(name, size=stored, kind=b"S", magic=GNU, rest=rest.ljust(BLOCK - 386, b"\0"))
 
 
 def holes_and_data(count: int) -> tuple[list[tuple[int, int]], bytes]:

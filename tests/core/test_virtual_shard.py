@@ -11,14 +11,16 @@ from aisfs.config import KeyRule
 from aisfs.core.samples import SPLITS
 from aisfs.core.view_spec import Component, ShardSplit
 from aisfs.core.virtual_shard import (
+    LooseShard,
     VirtualShard,
+    loose_shards,
     member_header,
     member_size,
     tar_size,
-    virtual_shards,
 )
-from aisfs.model import ByteRange, ObjectInfo
+from aisfs.model import Bucket, ByteRange, ObjectInfo
 
+BUCKET = Bucket("b")
 LETTERS = st.sampled_from("ab.é\udcff-_")
 PARTS = st.text(LETTERS, min_size=1, max_size=4) | st.sampled_from(["n" * 99, "n" * 100, "n" * 101])
 KEYS = st.lists(PARTS.filter(lambda part: part not in (".", "..")), min_size=1, max_size=3).map(
@@ -61,7 +63,7 @@ def test_the_bytes_are_those_that_tarfile_writes(contents: dict[str, bytes]):
             info = tarfile.TarInfo(key)
             info.size, info.mode = len(data), 0o444
             tar.addfile(info, io.BytesIO(data))
-    shard = VirtualShard(objects_of(contents), 0)
+    shard = LooseShard(BUCKET, objects_of(contents), 0)
     assert shard.size == len(buffer.getvalue())
     assert whole(shard, contents) == buffer.getvalue()
     assert members(whole(shard, contents)) == contents
@@ -69,7 +71,7 @@ def test_the_bytes_are_those_that_tarfile_writes(contents: dict[str, bytes]):
 
 @given(CONTENTS, st.data())
 def test_any_range_is_that_of_the_whole(contents: dict[str, bytes], data: st.DataObject):
-    shard = VirtualShard(objects_of(contents), 0)
+    shard = LooseShard(BUCKET, objects_of(contents), 0)
     everything = whole(shard, contents)
     start = data.draw(st.integers(0, shard.size - 1))
     stop = data.draw(st.integers(start + 1, shard.size + 1000))
@@ -85,7 +87,7 @@ def test_samples_stay_whole_and_every_object_is_there_once(
 ):
     objects = objects_of(contents)
     split = ShardSplit(samples=count)
-    shards, left_out = virtual_shards(objects, 0, split, rule)
+    shards, left_out = loose_shards(BUCKET, objects, 0, split, rule)
     found = [list(members(whole(shard, contents))) for shard in shards]
     names = [name for shard in found for name in shard]
     assert len(set(names)) == len(names) == len(objects) - sum(left_out.values())
@@ -96,7 +98,7 @@ def test_samples_stay_whole_and_every_object_is_there_once(
     assert sum(map(len, keys)) == len(set().union(*keys))
     assert all(len(some) == count for some in keys[:-1])
     random.shuffle(objects)
-    again, _ = virtual_shards(objects, 0, split, rule)
+    again, _ = loose_shards(BUCKET, objects, 0, split, rule)
     assert [shard.digest for shard in again] == [shard.digest for shard in shards]
 
 
@@ -110,7 +112,9 @@ def last(name: str, rule: KeyRule) -> bytes:
 
 @given(CONTENTS, st.integers(1, 40_000))
 def test_a_size_is_a_limit_unless_one_sample_is_larger(contents: dict[str, bytes], size: int):
-    shards, _ = virtual_shards(objects_of(contents), 0, ShardSplit(None, size), KeyRule.LAST_DOT)
+    shards, _ = loose_shards(
+        BUCKET, objects_of(contents), 0, ShardSplit(None, size), KeyRule.LAST_DOT
+    )
     for shard, following in zip(shards, [*shards, None][1:], strict=True):
         inside = members(whole(shard, contents))
         keys = {name.rpartition(".")[0] or name for name in inside}
@@ -139,12 +143,14 @@ def test_names_are_below_the_source_and_samples_lie_together():
         "p/__meta__.json": b"5", "p/c.jpg": b"6",
     }  # fmt: skip
     require = (Component((b"jpg",)), Component((b"cls",)))
-    shards, left_out = virtual_shards(objects_of(contents), 2, ShardSplit())
+    shards, left_out = loose_shards(BUCKET, objects_of(contents), 2, ShardSplit())
     assert [list(members(whole(shard, contents))) for shard in shards] == [
         ["a.cls", "a.jpg", "a.d/b.jpg", "c.jpg"]
     ]
     assert left_out == {"hidden": 1, "metadata": 1}
-    shards, left_out = virtual_shards(objects_of(contents), 2, ShardSplit(), KeyRule.WDS, require)
+    shards, left_out = loose_shards(
+        BUCKET, objects_of(contents), 2, ShardSplit(), KeyRule.WDS, require
+    )
     assert members(whole(shards[0], contents)) == {"a.cls": b"3", "a.jpg": b"1"}
     assert left_out == {"hidden": 1, "metadata": 1, "incomplete sample": 2}
 
@@ -153,5 +159,5 @@ def test_names_are_below_the_source_and_samples_lie_together():
 def test_another_version_is_another_shard(change: dict[str, object]):
     before = {"key": "a.jpg", "size": 7, "version": "1"}
     one, other = ObjectInfo(**before), ObjectInfo(**(before | change))
-    assert VirtualShard([one], 0).digest != VirtualShard([other], 0).digest
-    assert VirtualShard([one], 0).digest == VirtualShard([one], 0).digest
+    assert LooseShard(BUCKET, [one], 0).digest != LooseShard(BUCKET, [other], 0).digest
+    assert LooseShard(BUCKET, [one], 0).digest == LooseShard(BUCKET, [one], 0).digest

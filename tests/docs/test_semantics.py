@@ -83,6 +83,7 @@ def test_there_are_examples_of_every_way_to_show_shards():
         "--view class --image image.jpg --include samples.tar",
         "--view samples --include samples.tar",
         "--view shards --samples-per-shard 1 --include /train --exclude deep",
+        "--view shards --shuffle 4 --samples-per-shard 1 --include samples.tar",
         "--writable",
     ]
     assert {example.document for example in EXAMPLES} == {README, SEMANTICS}

@@ -8,11 +8,19 @@ import trio
 import trio.testing
 
 from aisfs.core.view_spec import ShardSplit
-from aisfs.core.virtual_shard import VirtualShard, virtual_shards
+from aisfs.core.virtual_shard import VirtualShard, loose_shards
 from aisfs.engine.assembler import AHEAD_OBJECTS, Assembler
 from aisfs.engine.background import background_thread
+from aisfs.engine.batches import LEAST, MOST, SIZE_MAX, Batches
 from aisfs.engine.fetcher import Fetcher
-from aisfs.errors import Stale
+from aisfs.errors import (
+    AccessDenied,
+    AisfsError,
+    ProtocolError,
+    Stale,
+    Unavailable,
+    Unsupported,
+)
 from aisfs.model import Bucket, ByteRange
 from aisfs.store.memory import MemoryStore
 
@@ -26,7 +34,7 @@ class Setup:
         self.store, self.assembler, self.shard = store, assembler, shard
 
     async def read(self, start: int, stop: int) -> bytes:
-        return bytes(await self.assembler.read(BUCKET, self.shard, ByteRange(start, stop)))
+        return bytes(await self.assembler.read(self.shard, ByteRange(start, stop)))
 
     @property
     def gets(self) -> int:
@@ -35,14 +43,14 @@ class Setup:
 
 @asynccontextmanager
 async def assembling(
-    sizes: list[int], *, read_ahead_max: int = 64 * MIB, hook=None
+    sizes: list[int], *, read_ahead_max: int = 64 * MIB, hook=None, batches: bool = False
 ) -> AsyncIterator[Setup]:
-    store = MemoryStore(hook=hook, sink_in_thread=False)
+    store = MemoryStore(hook=hook, sink_in_thread=False, batches=batches)
     store.add_bucket(BUCKET)
     objects = [
         store.put(BUCKET, f"{n:05}.bin", bytes([n % 251]) * size) for n, size in enumerate(sizes)
     ]
-    shards, _ = virtual_shards(objects, 0, ShardSplit(samples=len(sizes)))
+    shards, _ = loose_shards(BUCKET, objects, 0, ShardSplit(samples=len(sizes)))
     async with background_thread() as background, trio.open_nursery() as services:
         fetcher = Fetcher(
             store,
@@ -53,7 +61,7 @@ async def assembling(
             memory_limit=256 * MIB,
             read_ahead_max=read_ahead_max,
         )
-        yield Setup(store, Assembler(fetcher, read_ahead_max), shards[0])
+        yield Setup(store, Assembler(fetcher, Batches(store, services), read_ahead_max), shards[0])
         services.cancel_scope.cancel()
 
 
@@ -109,3 +117,47 @@ async def test_an_object_that_changed_is_named(change: str):
         assert len(await setup.read(0, 2 * 1536)) == 2 * 1536
         start = 3 * 1536 + 512
         assert await setup.read(start, start + 1000) == bytes([3]) * 1000
+
+
+async def test_small_objects_are_fetched_in_batches():
+    sizes = [1000] * 300 + [SIZE_MAX + 1] + [0]
+    async with assembling(sizes, batches=True) as setup:
+        whole = await setup.read(0, setup.shard.size)
+        assert len(whole) == setup.shard.size
+        assert setup.store.bytes_read == sum(sizes)
+        assert setup.gets == 1
+        assert setup.store.calls["read_many"] == -(-300 // MOST)
+
+
+async def test_few_objects_are_fetched_singly():
+    async with assembling([1000] * 100, read_ahead_max=0, batches=True) as setup:
+        await setup.read(0, (LEAST - 1) * 1536)
+        assert (setup.gets, setup.store.calls["read_many"]) == (LEAST - 1, 0)
+
+
+async def test_what_a_batch_did_not_bring_is_fetched_singly():
+    async with assembling([1000] * 20, batches=True) as setup:
+        setup.store.put(BUCKET, "00007.bin", b"x" * 1000)
+        with pytest.raises(Stale, match=r"00007\.bin changed since"):
+            await setup.read(0, setup.shard.size)
+        assert (setup.gets, setup.store.calls["read_many"]) == (1, 1)
+        assert len(await setup.read(8 * 1536, 20 * 1536)) == 12 * 1536
+        assert setup.gets == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "asked"),
+    [(Unsupported("no"), 1), (AccessDenied("no"), 1), (ProtocolError("no"), 1),
+     (Unavailable("not now"), 3)],
+)  # fmt: skip
+async def test_a_store_without_batches_is_asked_once(error: AisfsError, asked: int, caplog):
+    async def hook(method: str, bucket: Bucket, key: str) -> None:
+        if method == "read_many":
+            raise error
+
+    caplog.set_level("INFO")
+    async with assembling([1000] * 60, read_ahead_max=0, hook=hook, batches=True) as setup:
+        for start in range(0, 60 * 1536, 20 * 1536):
+            assert len(await setup.read(start, start + 20 * 1536)) == 20 * 1536
+        assert (setup.gets, setup.store.calls["read_many"]) == (60, asked)
+    assert caplog.text.count("one by one from now on") == (asked == 1)

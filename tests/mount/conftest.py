@@ -21,7 +21,7 @@ ONCE = (
     "test_recursive",
     "test_mount_errors",
     "test_tuning",
-    "test_virtual_shards",
+    "test_virtual_",
 )
 
 

@@ -28,6 +28,7 @@ OBJECTS = {
     for extension, data in (("jpg", payload(50_000 * (n % 4), n)), ("cls", b"%d" % n))
 } | {f"data/{BIG}": payload(3_000_000), f"data/{'long' * 40}.é.txt": b"x"}
 OTHERS = {"data/old.tar": bytes(10240), "data/.hidden": b"", "other.txt": b"elsewhere"}
+SMALL = {f"{n:04}.bin": payload(500 + n, n) for n in range(160)}
 SPLIT = ["--view", "shards", "--samples-per-shard", "10"]
 IN_SHARDS = {key.removeprefix("data/"): data for key, data in OBJECTS.items()}
 
@@ -46,7 +47,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     root = tmp_path_factory.mktemp("virtual").resolve() / "store"
     fill(root / "loose", OBJECTS | OTHERS)
     (root / "changing").mkdir()
-    with running_server(root) as server:
+    (root / "small").mkdir()
+    with running_server(root, faulty=True) as server:
+        for key, data in SMALL.items():  # a batch takes a checksum, which comes with an upload
+            put(server.endpoint, "small", key, data)
         yield server
 
 
@@ -165,6 +169,50 @@ def test_only_what_is_read_is_fetched(server: RunningServer, mountpoint: Path):
             assert file.read(100)
         fetched = server.requests()["get"] - before.get("get", 0)
         assert 1 <= fetched < 6, "the kernel asks for a few pages, in which small objects lie"
+
+
+def small_objects(mount: Mount) -> dict[str, bytes]:
+    found = {}
+    for shard in shards(mount):
+        with tarfile.open(fileobj=io.BytesIO(shard.read_bytes())) as tar:
+            found |= {member.name: tar.extractfile(member).read() for member in tar}
+    return found
+
+
+def test_small_objects_take_far_fewer_requests_than_there_are(
+    server: RunningServer, mountpoint: Path
+):
+    options = ["--view", "shards", "--samples-per-shard", "80"]
+    with mounted("ais://small", mountpoint, endpoint=server.endpoint, options=options) as mount:
+        before = server.requests()
+        assert small_objects(mount) == SMALL
+        after = server.requests()
+    asked = sum(after.get(kind, 0) - before.get(kind, 0) for kind in ("get", "redirect", "batch"))
+    assert asked < len(SMALL) / 8
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ({"action": "truncate"}, 0),
+        ({"action": "status", "status": 503}, 0),
+        ({"action": "status", "status": 501}, 1),
+        ({"action": "status", "status": 404}, 1),
+    ],
+    ids=["cut", "503", "501", "404"],
+)
+def test_a_batch_that_fails_costs_nothing_but_requests(
+    fault: dict[str, object], told: int, server: RunningServer, mountpoint: Path
+):
+    options = [*SPLIT[:2], "--samples-per-shard", "80", "--cache-size", "0"]
+    match = {"path_contains": "/v1/ml", "marked": fault["action"] == "truncate"}
+    with mounted("ais://small", mountpoint, endpoint=server.endpoint, options=options) as mount:
+        server.faults([{"match": match, "times": -1, **fault}])
+        try:
+            assert small_objects(mount) == SMALL
+        finally:
+            server.faults([])
+        assert mount.log().count("one by one from now on") == told
 
 
 def test_an_object_that_changes_while_mounted(server: RunningServer, mountpoint: Path):

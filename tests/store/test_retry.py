@@ -98,6 +98,19 @@ async def test_jitter_keeps_clients_apart(autojump_clock):
     assert len(seen) == 5
 
 
+async def test_a_batch_is_tried_once(autojump_clock):
+    hook = Failing(Unavailable("no"))
+    memory, store = stores(hook)
+    memory.batches = True
+    info = memory.put(B, "k", DATA[:5])
+    wanted = [(info, memoryview(bytearray(5)))]
+    with pytest.raises(Unavailable):
+        await store.read_many(B, wanted)
+    assert memory.calls["read_many"] == 1
+    assert await store.read_many(B, wanted) == [True]
+    assert wanted[0][1] == DATA[:5]
+
+
 # Streams
 
 

@@ -72,6 +72,12 @@ def with_checksum(block: bytes, *, signed: bool = False) -> bytes:
     return block[:148] + b"%06o\0 " % total + block[156:]
 
 
+def sparse_header(name, pairs, stored, real, *, extended=False) -> bytes:
+    rest = b"".join(octal(offset, 12) + octal(length, 12) for offset, length in pairs)
+    rest = rest.ljust(96, b"\0") + bytes([extended]) + octal(real, 12)
+    return header(name, size=stored, kind=b"S", magic=GNU, rest=rest.ljust(BLOCK - 386, b"\0"))
+
+
 def entry(name: bytes, data: bytes = b"", **fields) -> bytes:
     fields.setdefault("size", len(data))
     return header(name, **fields) + pad(data)

@@ -1,0 +1,10 @@
+"""What of a dataset is not shown: reasons and how many, for people to read."""
+
+from collections.abc import Mapping
+
+DAMAGED = "damaged shard"
+
+
+def told(left_out: Mapping[str, int]) -> str:
+    """Spell counts in one line, as `2 excluded shards, 1 shard`."""
+    return ", ".join(f"{n} {reason}{'s' * (n > 1)}" for reason, n in sorted(left_out.items()) if n)
