@@ -1,4 +1,4 @@
-"""What the kernel answers alone, and what the lane is worth: scans of trees, reads in random order."""
+"""What the kernel answers alone, and what the lane is worth: scans, warm reads, random order."""
 
 import os
 import random
@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.data import KILOBYTE, Samples, write_shards
-from bench.engine import Contender, Reading, Row, measure
+from bench.engine import Contender, Reading, Row, epoch, measure
 from bench.groups.measures import mount_epoch, read_file, reading
 from bench.mounts import Mount, mount_options
 from bench.processes import NotMeasured
@@ -22,6 +22,11 @@ RANDOM = "random order, disk cache full, page cache dropped, {} readers"
 LANE = "files of the mount, with the lane"
 PLAIN = "files of the mount, --no-lane"
 READERS = (1, 4)
+WARM = "in order, page cache warm, {} processes"
+PROCESSES = (1, 2)
+EXTRACTED = "the same files extracted, local disk"
+PASSES = 5
+"""Over the warm files in one measurement, so that starting processes does not count."""
 DROPPED = "dropped"
 CLASSES = 10
 TINY = 64
@@ -32,14 +37,18 @@ def run(stage: Stage, progress: Callable[[str], None]) -> list[Row]:
     """Measure both."""
     settings = stage.settings
     progress(f"fastpath: writing {settings.scanned:,} files to scan, {settings.samples:,} to read")
-    with stage.bucket("scan") as many, stage.bucket("random") as bucket:
+    with (
+        stage.bucket("scan") as many,
+        stage.bucket("random") as bucket,
+        stage.folder("extracted") as extracted,
+    ):
         tree = write_shards(
             stage.store, many, samples=settings.scanned, shards=settings.shards, size=TINY,
             extract_to=None, classes=CLASSES,
         )  # fmt: skip
         data = write_shards(
             stage.store, bucket, samples=settings.samples, shards=settings.shards, size=KILOBYTE,
-            extract_to=None,
+            extract_to=extracted,
         )  # fmt: skip
         contenders = [Contender(SCAN, TREE, "files/s", partial(_scans, stage, tree), SCANS)]
         for readers in READERS:
@@ -50,6 +59,15 @@ def run(stage: Stage, progress: Callable[[str], None]) -> list[Row]:
                 contenders.append(
                     Contender(case, name, "samples/s", work, (DROPPED,), baseline=plain)
                 )
+        for processes in PROCESSES:
+            case = WARM.format(processes)
+            on_disk, on_mount = (
+                partial(work, stage, data, processes) for work in (_warm_extracted, _warm_mount)
+            )
+            contenders += [
+                Contender(case, EXTRACTED, "samples/s", on_disk, ("warm",), baseline=True),
+                Contender(case, LANE, "samples/s", on_mount, ("warm",)),
+            ]
         return measure("fastpath", contenders, settings, progress)
 
 
@@ -94,6 +112,39 @@ def _random(
     ):
         counted = stage.measure(lambda: _shuffled(stage, mount, data, readers), mount)
     return {DROPPED: reading(data.samples, counted)}
+
+
+def _warm_mount(stage: Stage, data: Samples, processes: int) -> dict[str, Reading]:
+    with stage.folder("cache") as cache, stage.mounted(data.bucket, cache=cache) as mount:
+
+        def work() -> dict[str, float]:
+            paths = list_files([mount.path / f"{key}.d" for key in data.keys])
+            _read_all(paths)
+            return mount_epoch(_passes(paths, data, processes), stage.endpoint, mount)
+
+        counted = stage.measure(work, mount)
+    return {"warm": reading(PASSES * data.samples, counted)}
+
+
+def _warm_extracted(stage: Stage, data: Samples, processes: int) -> dict[str, Reading]:
+    if data.extracted is None:
+        raise NotMeasured("nothing was extracted")
+    folder = data.extracted
+
+    def work() -> dict[str, float]:
+        paths = list_files([folder])
+        _read_all(paths)
+        return epoch(_passes(paths, data, processes), stage.endpoint)
+
+    return {"warm": reading(PASSES * data.samples, stage.measure(work))}
+
+
+def _passes(paths: Sequence[str], data: Samples, processes: int) -> Callable[[], object]:
+    """Let each process read its part of the files again and again."""
+    share = -(-len(paths) // processes)
+    parts = [paths[at : at + share] * PASSES for at in range(0, len(paths), share)]
+    samples, size = PASSES * data.samples, PASSES * data.size
+    return checked(partial(_read_at_once, parts), samples, size)
 
 
 def _shuffled(stage: Stage, mount: Mount, data: Samples, readers: int) -> dict[str, float]:
