@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.engine import Row, ratio
-from bench.groups import epochs, fastpath, indexing, latency, listing, shard, shuffle
+from bench.groups import epochs, fastpath, indexing, latency, listing, shard, shuffle, writing
 from bench.settings import FULL
 
 Find = Callable[..., Row | None]
@@ -91,6 +91,7 @@ def judge(rows: Sequence[Row]) -> list[Goal]:
         + _second_process(find)
         + _quiet(find)
         + _fast_path(find)
+        + _written(rows)
         + _fetched(rows)
         + _listings(rows)
     )
@@ -150,6 +151,19 @@ def _fast_path(find: Find) -> list[Goal]:
         measured = ratio(ours.values, plain.values) if ours and plain else None
         if measured is not None:
             goals.append(Goal(f"{case}: rate over --no-lane", True, 3, measured))
+    return goals
+
+
+def _written(rows: Sequence[Row]) -> list[Goal]:
+    goals = []
+    found = {(row.case, row.name): row for row in rows if row.group == "writing"}
+    pairs = ((writing.CP, writing.CURL, 0.7), (writing.CP_TREE, writing.SDK, 2.0))
+    for (case, name), row in found.items():
+        for ours, theirs, wanted in pairs:
+            other = found.get((case, theirs))
+            measured = ratio(row.values, other.values) if name == ours and other else None
+            if measured is not None:
+                goals.append(Goal(f"{case}, {ours}: rate over {theirs}", True, wanted, measured))
     return goals
 
 

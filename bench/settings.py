@@ -41,6 +41,8 @@ class Settings:
     far_seconds: float = 6.0
     """What the slowest reader of shuffled samples behind the modelled link may take, about."""
     workers: tuple[int, ...] = (0, 2)
+    written_bytes: int = 1 << 30
+    written_files: int = 10_000
 
 
 FULL = Settings("full")
@@ -64,6 +66,8 @@ QUICK = Settings(
     latencies=(0.02,),
     far_shard_bytes=24 << 20,
     far_seconds=0.5,
+    written_bytes=64 << 20,
+    written_files=500,
 )
 TINY = Settings(
     "tiny",
@@ -87,6 +91,8 @@ TINY = Settings(
     far_shard_bytes=1 << 20,
     far_images=40,
     far_seconds=0.02,
+    written_bytes=2 << 20,
+    written_files=10,
 )
 SIZES = {settings.size: settings for settings in (FULL, QUICK, TINY)}
 

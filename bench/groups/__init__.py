@@ -14,6 +14,7 @@ from bench.groups import (
     peers,
     shard,
     shuffle,
+    writing,
 )
 from bench.stage import Stage
 
@@ -45,6 +46,7 @@ GROUPS = [
     ),
     Group("shuffle", "ImageFolder-like epochs: how much of the data is fetched", shuffle.run),
     Group("fastpath", "Scans and random reads: the kernel and the lane", fastpath.run),
+    Group("writing", "Writing into a bucket", writing.run, ("aistore.sdk", "requests")),
     Group("peers", "Other mounts (rclone, s3fs)", peers.run),
     Group("latency", "Over a modelled link", latency.run, TORCH),
 ]

@@ -9,6 +9,7 @@ from aisfs.cache.metadata import MetadataCache
 from aisfs.config import Shards, TreeSettings
 from aisfs.core.inodes import ROOT, split_member
 from aisfs.engine.assembler import Assembler
+from aisfs.engine.batches import Batches
 from aisfs.engine.fetcher import Fetcher
 from aisfs.engine.indexer import Indexer
 from aisfs.engine.lister import Lister
@@ -69,7 +70,7 @@ def build(
         tree=tree,
         folders=ShardFolders(Indexer(fetcher, nursery, unpacker), make),
         reader=Reader(fetcher, prefetcher, unpacker),
-        assembler=Assembler(fetcher, read_ahead_max=0),
+        assembler=Assembler(fetcher, Batches(store, nursery), read_ahead_max=0),
         make=make,
         clock=clock,
         list_ttl=settings.list_ttl,
