@@ -6,13 +6,18 @@ STRESS_MINUTES = 1 / 3
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let a user run the stress test for longer than the pipeline can."""
+    """Let a user test for longer than the pipeline can."""
     parser.addoption(
         "--stress-minutes",
         type=float,
         default=STRESS_MINUTES,
         metavar="N",
         help="how long tests/mount/test_stress.py reads, in minutes [20 seconds]",
+    )
+    parser.addoption(
+        "--both-ways",
+        action="store_true",
+        help="run all of tests/mount with and without the lane, not only what the lane changes",
     )
 
 

@@ -20,9 +20,13 @@ ONCE = (
     "test_many_objects",
     "test_recursive",
     "test_mount_errors",
+    "test_outages",
+    "test_push",
+    "test_stress",
     "test_tuning",
     "test_virtual_",
 )
+"""What lies below the lane or beside it, tested once: CI has 15 minutes. `--both-ways` for all."""
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -31,12 +35,10 @@ def _fuse_is_there():
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc):
-    """Run tests that mount twice: what a user sees must not depend on the lane.
-
-    What lies below it, or beside it, is tested once: CI has 15 minutes.
-    """
+    """Run tests that mount twice: what a user sees must not depend on the lane."""
     if hasattr(metafunc.module, "mounted"):
         once = metafunc.module.__name__.rpartition(".")[2].startswith(ONCE)
+        once = once and not metafunc.config.getoption("both_ways")
         modes = ["lane"] if once else ["lane", "no-lane"]
         metafunc.parametrize("lane", modes, indirect=True, scope="module")
 
