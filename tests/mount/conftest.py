@@ -20,6 +20,8 @@ ONCE = (
     "test_many_objects",
     "test_mount_errors",
     "test_tuning",
+    "test_recover",
+    "test_writing_lane",
     "test_virtual_shards",
 )
 
@@ -34,7 +36,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc):
 
     What lies below it, or beside it, is tested once: CI has 15 minutes.
     """
-    if hasattr(metafunc.module, "mounted"):
+    if hasattr(metafunc.module, "mounted") or hasattr(metafunc.module, "writable"):
         once = metafunc.module.__name__.rpartition(".")[2].startswith(ONCE)
         modes = ["lane"] if once else ["lane", "no-lane"]
         metafunc.parametrize("lane", modes, indirect=True, scope="module")
