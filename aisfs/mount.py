@@ -42,6 +42,7 @@ from aisfs.filesystem.attributes import AttrMaker
 from aisfs.filesystem.dataset_tree import DatasetTree
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.known import Known
+from aisfs.filesystem.known_written import KnownWritten
 from aisfs.filesystem.members import Members
 from aisfs.filesystem.merged_tree import MergedTree
 from aisfs.filesystem.naming import NamingFileSystem
@@ -100,7 +101,7 @@ def check(plan: MountPlan) -> None:
         root = plan.source.common_directory(os.path.realpath)
         if not os.path.isdir(root):
             raise SourceMissing(f"{root}: no such directory")
-    mountpoints.check_fuse(lane=plan.lane)
+    mountpoints.check_fuse(lane=plan.kernel.lane)
     mountpoints.prepare(plan.mountpoint, allow_nonempty="nonempty" in plan.options)
 
 
@@ -185,7 +186,7 @@ async def _build(
     async def report() -> None:
         # A task, so that it runs when the kernel has the reply to INIT, which sets the defaults.
         # The lane has asked for more requests in the background already, which needs no root.
-        background = not plan.lane
+        background = not plan.kernel.lane
         await trio.to_thread.run_sync(_tune, plan.mountpoint, background)
         log.info("mounted %s on %s", plan.source, plan.mountpoint)
         on_ready()
@@ -198,11 +199,13 @@ async def _build(
         negative_timeout=plan.tree.negative_ttl,
         on_ready=lambda: base.services.start_soon(report),
     )
-    if not plan.lane:
-        if plan.kernel.lane:
-            log.info("mounting without the lane: the mount is writable")
+    if not plan.kernel.lane:
         return operations, None
-    known = Known(filesystem, tree, folders, engine.reader)
+    known: Known
+    if isinstance(filesystem, NamingFileSystem):
+        known = KnownWritten(filesystem, tree, folders, engine.reader)
+    else:
+        known = Known(filesystem, tree, folders, engine.reader)
     members = Members(filesystem, folders, engine.reader)
 
     def observe(notifier: Notifier) -> Pusher:

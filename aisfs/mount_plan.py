@@ -39,11 +39,6 @@ class MountPlan(SourcePlan):
     """Mount options for the kernel, as of `mount -o`."""
     kernel: KernelSettings
 
-    @property
-    def lane(self) -> bool:
-        """Whether the kernel is served with the lane, which knows of nothing that is written."""
-        return self.kernel.lane and not self.writing.writable
-
 
 def is_local(source: Source) -> bool:
     """Say whether a source needs no cluster."""

@@ -71,14 +71,19 @@ class Lister:
         Raises:
             BucketNotFound: the bucket is missing. A prefix without entries is an empty listing.
         """
-        known = self.known_directory(bucket, prefix)
-        if known is not None:
-            return known
+        believed = self._cache.listing((bucket, prefix))
+        if believed is not None:
+            return believed
         return await self._listings.fetch((bucket, prefix), lambda: self._list(bucket, prefix))
 
     def known_directory(self, bucket: Bucket, prefix: str) -> Dated[Listing] | None:
         """Give the listing of a directory if it may be believed. Asks nobody, from any thread."""
         return self._cache.listing((bucket, prefix))
+
+    def believed_until(self, bucket: Bucket, prefix: str) -> float | None:
+        """Say until when a directory need not be listed again; None if it has to be now."""
+        believed = self._cache.listing((bucket, prefix))
+        return believed.expires if believed is not None else None
 
     async def find(self, bucket: Bucket, prefix: str, name: bytes) -> Dated[Listed] | None:
         """Give what `name` stands for in the directory `prefix`, None when it is missing."""

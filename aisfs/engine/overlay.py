@@ -5,13 +5,14 @@ still empty. Once the store has it, it is settled: it wins over listings that we
 it, and goes when a later one has come or its time to live is over.
 """
 
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import trio
 
-from aisfs.cache.metadata import Dated, DirectoryId, MetadataCache
+from aisfs.cache.metadata import Dated, DirectoryId, MetadataCache, Unknown
 from aisfs.core.listing import Listed, Listing
 from aisfs.core.names import entry_name
 from aisfs.engine.lister import Lister
@@ -72,12 +73,26 @@ class OverlaidLister(Lister):
         self._change_ttl = change_ttl
         self._directories: dict[DirectoryId, _Directory] = {}
         self._number = 0
+        self.changing = threading.RLock()
+        """Held by the trio thread while it changes, perhaps in several steps but never waiting, what
+        names stand for in this mount; and by another thread while it asks what they stand for."""
+
+    @property
+    def changes(self) -> int:
+        """Say how many changes there were."""
+        return self._number
 
     # what the mount tells it -----------------------------------------------------------------
 
     def set_pending(self, bucket: Bucket, key: str, listed: Listed) -> None:
-        """Show an object the store does not have yet, or (None, key ends in `/`) a directory."""
-        self._set(bucket, key, listed, None)
+        """Show an object the store does not have yet, or (None, key ends in `/`) a directory.
+
+        The directories a directory is in are there as long as it is, whoever empties them.
+        """
+        with self.changing:
+            self._set(bucket, key, listed, None)
+            for prefix in _directories_above(key) if listed is None else []:
+                self._set(bucket, prefix, None, None)
 
     def settle(self, bucket: Bucket, key: str, info: ObjectInfo, *, below: str = "") -> None:
         """Show an object that the store has now, and the directories above it.
@@ -85,12 +100,16 @@ class OverlaidLister(Lister):
         Directories at and below `below` are shown even if nobody has heard of them here.
         """
         expires = self._clock() + self._change_ttl
-        self._set(bucket, key, info, expires)
-        for prefix in _directories_above(key):
-            change = self._known_change(bucket, prefix)
-            unlisted = change is not None and (change.expires is None or change.listed is ABSENT)
-            if unlisted or (below and prefix.startswith(below)):
-                self._set(bucket, prefix, None, expires)
+        with self.changing:
+            self._set(bucket, key, info, expires)
+            for prefix in _directories_above(key):
+                change = self._known_change(bucket, prefix)
+                held = change is not None and change.expires is None
+                if held and self._holds_directories((bucket, prefix)):
+                    continue
+                unlisted = held or (change is not None and change.listed is ABSENT)
+                if unlisted or (below and prefix.startswith(below)):
+                    self._set(bucket, prefix, None, expires)
 
     def remove(self, bucket: Bucket, key: str, *, hold: bool = True, below: str = "") -> None:
         """Show an object, or a directory (its key ends in `/`), no more.
@@ -102,20 +121,24 @@ class OverlaidLister(Lister):
             below: Directories at and below this one, in which it was, are gone too.
         """
         expires = self._clock() + self._change_ttl
-        self._set(bucket, key, ABSENT, expires)
-        for prefix in _directories_above(key):
-            if hold:
-                self._set(bucket, prefix, None, None)
-            elif below and prefix.startswith(below):
-                self._set(bucket, prefix, ABSENT, expires)
+        with self.changing:
+            self._set(bucket, key, ABSENT, expires)
+            for prefix in _directories_above(key):
+                if hold:
+                    self._set(bucket, prefix, None, None)
+                elif below and prefix.startswith(below):
+                    self._set(bucket, prefix, ABSENT, expires)
+
+    def _holds_directories(self, directory: DirectoryId) -> bool:
+        """Say whether there are directories in it that the store does not have."""
+        known = self._directories.get(directory)
+        return known is not None and any(
+            change.listed is None and change.expires is None for change in known.changes.values()
+        )
 
     def forget(self, bucket: Bucket, key: str) -> None:
         """Take a pending change back."""
-        directory, name = _place(bucket, key)
-        known = self._directories.get(directory)
-        if known is not None:
-            self._number += 1
-            known.take(name, self._number)
+        self._take_back(*_place(bucket, key))
 
     def pending_directories(self, bucket: Bucket, prefix: str) -> list[str]:
         """Give the directories at and below `prefix` that this mount holds."""
@@ -141,23 +164,42 @@ class OverlaidLister(Lister):
         dated = await self._list(bucket, prefix)
         return self._overlaid((bucket, prefix), dated).value
 
+    def known_directory(self, bucket: Bucket, prefix: str) -> Dated[Listing] | None:
+        """See `Lister`; None also where a listing and its changes have to be merged first."""
+        dated = super().known_directory(bucket, prefix)
+        known = self._directories.get((bucket, prefix))
+        if dated is None or known is None or not known.changes:
+            return dated
+        merged = known.merged
+        if merged is None or merged[0] is not dated.value or merged[1] != known.last:
+            return None
+        return Dated(merged[2], dated.expires)
+
+    def known(self, bucket: Bucket, prefix: str, name: bytes) -> Dated[Listed] | Unknown | None:
+        """See `Lister`."""
+        change = self._change((bucket, prefix), name)
+        return super().known(bucket, prefix, name) if change is None else self._dated(change)
+
     async def find(self, bucket: Bucket, prefix: str, name: bytes) -> Dated[Listed] | None:
         """See `Lister`."""
         directory = (bucket, prefix)
         if (change := self._change(directory, name)) is not None:
             return self._dated(change)
+        asked = self._number
         found = await super().find(bucket, prefix, name)
-        # It may have been changed while the store was asked.
+        # It may have been changed while the store was asked, whose answer is kept.
+        self._outlast(directory, asked)
         change = self._change(directory, name)
         return found if change is None else self._dated(change)
 
     def drop(self, bucket: Bucket, prefix: str, name: bytes) -> None:
         """See `Lister`."""
-        super().drop(bucket, prefix, name)
-        known = self._directories.get((bucket, prefix))
-        if known is not None and name in known.changes and known.changes[name].expires is not None:
-            self._number += 1
-            known.take(name, self._number)
+        with self.changing:
+            super().drop(bucket, prefix, name)
+            known = self._directories.get((bucket, prefix))
+            change = known.changes.get(name) if known is not None else None
+            if change is not None and change.expires is not None:
+                self._take_back((bucket, prefix), name)
 
     # within ----------------------------------------------------------------------------------
 
@@ -178,12 +220,20 @@ class OverlaidLister(Lister):
         self, bucket: Bucket, key: str, listed: Listed | _Absent, expires: float | None
     ) -> None:
         directory, name = _place(bucket, key)
-        self._number += 1
-        known = self._directories.setdefault(directory, _Directory())
-        known.changes[name] = _Change(listed, self._number, expires)
-        known.last = self._number
-        if self._number % SWEEP_EVERY == 0:
-            self._sweep()
+        with self.changing:
+            self._number += 1
+            known = self._directories.setdefault(directory, _Directory())
+            known.changes[name] = _Change(listed, self._number, expires)
+            known.last = self._number
+            if self._number % SWEEP_EVERY == 0:
+                self._sweep()
+
+    def _take_back(self, directory: DirectoryId, name: bytes) -> None:
+        with self.changing:
+            known = self._directories.get(directory)
+            if known is not None:
+                self._number += 1
+                known.take(name, self._number)
 
     def _known_change(self, bucket: Bucket, key: str) -> _Change | None:
         directory, name = _place(bucket, key)
@@ -237,28 +287,36 @@ class OverlaidLister(Lister):
 
     def _listed(self, directory: DirectoryId, asked: int) -> None:
         """Drop the settled changes that a listing asked for after them has seen."""
+        with self.changing:
+            self._keep_changes(directory, lambda c: c.expires is None or c.number > asked)
+            self._outlast(directory, asked)
+
+    def _outlast(self, directory: DirectoryId, asked: int) -> None:
+        """Show settled changes for longer than what was asked for before them and kept just now."""
         known = self._directories.get(directory)
-        if known is None:
+        if known is None or known.last <= asked:
             return
-        known.changes = {
-            name: change
-            for name, change in known.changes.items()
-            if change.expires is None or change.number > asked
-        }
-        if not known.changes:
-            del self._directories[directory]
+        until = self._clock() + self._change_ttl
+        with self.changing:
+            for name, change in known.changes.items():
+                if change.number > asked and change.expires is not None:
+                    known.changes[name] = replace(change, expires=until)
 
     def _sweep(self) -> None:
         """Drop what is over; not while a listing that may be older is under way."""
         if len(self._listings) or len(self._first_pages):
             return
         now = self._clock()
-        for directory, known in list(self._directories.items()):
-            known.changes = {
-                name: change
-                for name, change in known.changes.items()
-                if change.expires is None or now < change.expires
-            }
+        for directory in list(self._directories):
+            self._keep_changes(directory, lambda c: c.expires is None or now < c.expires)
+
+    def _keep_changes(self, directory: DirectoryId, wanted: Callable[[_Change], bool]) -> None:
+        """Drop all other changes of a directory."""
+        with self.changing:
+            known = self._directories.get(directory)
+            if known is None:
+                return
+            known.changes = {n: change for n, change in known.changes.items() if wanted(change)}
             if not known.changes:
                 del self._directories[directory]
 

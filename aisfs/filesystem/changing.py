@@ -14,7 +14,7 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.filesystem.attributes import Attr, Entry
-from aisfs.filesystem.filesystem import FileHandle
+from aisfs.filesystem.handles import FileHandle
 from aisfs.filesystem.nodes import DirectoryNode, Node, ObjectNode, ShardNode, identity
 from aisfs.filesystem.tree import Found
 from aisfs.filesystem.writing import OpenFile, WritingFileSystem
@@ -65,10 +65,11 @@ class ChangingFileSystem(WritingFileSystem):
                 self.forget(entry.attr.ino, 1)  # the kernel learns nothing of it
                 raise
         file = self._new_file(pending_node(where.bucket, key, parent, name), mode)
-        self._lister.set_pending(where.bucket, key, file.node.info)
-        found = Found(name, file.node, self._clock() + self._lister.list_ttl)
-        entry = self.entry(found)
-        return entry, self._opened_new(file, entry)
+        with self.changing:
+            self._lister.set_pending(where.bucket, key, file.node.info)
+            found = Found(name, file.node, self._clock() + self._lister.list_ttl)
+            entry = self.entry(found)
+            return entry, self._opened_new(file, entry)
 
     async def _create_member(
         self, node: ShardNode, parent: int, name: bytes

@@ -7,11 +7,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Protocol
 
 from aisfs.core.inodes import ROOT, InodeTable, directory_number, split_member
-from aisfs.core.member_index import MemberIndex, MemberKind
+from aisfs.core.member_index import MemberKind
 from aisfs.core.names import NAME_MAX
 from aisfs.core.views import MembersView
 from aisfs.engine.assembler import Assembler
@@ -27,6 +26,7 @@ from aisfs.errors import (
 )
 from aisfs.filesystem.attributes import FOREVER, Attr, AttrMaker, Entry
 from aisfs.filesystem.beliefs import Beliefs
+from aisfs.filesystem.handles import DirectoryHandle, FileHandle, MemberRows
 from aisfs.filesystem.nodes import (
     DirectoryNode,
     FileNode,
@@ -36,7 +36,7 @@ from aisfs.filesystem.nodes import (
     VirtualShardNode,
     identity,
 )
-from aisfs.filesystem.shards import ListedRow, ShardFolders, check_directory, is_folder
+from aisfs.filesystem.shards import ShardFolders, check_directory, is_folder
 from aisfs.filesystem.tree import Children, Found, FoundMember, Names
 from aisfs.model import Bucket, ByteRange
 
@@ -51,38 +51,6 @@ class Kernel(Protocol):
     def invalidate_directory(self, ino: int) -> None:
         """Make the kernel list a directory again. Must not wait either."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class DirectoryHandle:
-    """An open directory: a snapshot, so that one listing is consistent in itself."""
-
-    entries: Callable[[int], Iterator[tuple[int, Entry, Node]]]
-    """Gives (offset of the next, entry, node) behind an offset, again and again."""
-    members: "MemberRows | None" = None
-    """The same of a directory in a shard, which never changes, for who packs many."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemberRows:
-    """A directory of a shard as rows."""
-
-    node: ShardNode
-    uid: int
-    gid: int
-    rows: Callable[[int], Iterator[ListedRow]]
-    """Gives the rows behind an offset."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileHandle:
-    """An open object, member or virtual shard of one version."""
-
-    node: FileNode | ShardNode
-    index: MemberIndex | None = None
-    row: int = 0
-    in_order: bool = False
-    """Whether members of the shard are being read in the order of the tar."""
 
 
 LISTINGS_UNDER_WAY = 256
@@ -151,6 +119,14 @@ class FileSystem:
         with self._lock:  # else another thread could give the number away in between
             entry = self.entry(found)
             self._remember(entry.attr.ino, found.node, 1)
+        return entry
+
+    def known_counted(self, found: Found) -> Entry | None:
+        """Do so for the lane's thread; None as of `known_entry`."""
+        with self._lock:
+            entry = self.known_entry(found)
+            if entry is not None:
+                self._remember(entry.attr.ino, found.node, 1)
         return entry
 
     def remember(self, ino: int, node: Node, count: int = 1) -> None:
@@ -231,6 +207,10 @@ class FileSystem:
                 attr = self.directory_attr(node, number)
         return Entry(found.name, attr, min(max(found.expires - self._clock(), 0.0), FOREVER))
 
+    def known_entry(self, found: Found) -> Entry | None:
+        """Make an entry in the lane's thread; None where only the trio thread can."""
+        return self.entry(found)
+
     # directories -----------------------------------------------------------------------------
 
     async def opendir(self, ino: int) -> DirectoryHandle:
@@ -249,10 +229,11 @@ class FileSystem:
         """Open a directory of an open shard."""
         members = self._folders.children_in(view, node, ino)
         rows = self._folders.rows_in(view, node, ino)
-        return DirectoryHandle(
-            lambda offset: ((at, entry, node) for at, entry in members(offset)),
-            MemberRows(node, *self._make.owner, rows),
-        )
+
+        def entries(offset: int) -> Iterator[tuple[int, Entry, Node]]:
+            return ((at, entry, node) for at, entry in members(offset))
+
+        return DirectoryHandle(entries, entries, MemberRows(node, *self._make.owner, rows))
 
     def children_handle(self, ino: int, children: Children) -> DirectoryHandle:
         """Open a directory above the shards, whose listing the kernel is going to be given."""
@@ -260,7 +241,11 @@ class FileSystem:
         return DirectoryHandle(
             lambda offset: (
                 (found.offset, self.entry(found), found.node) for found in children.entries(offset)
-            )
+            ),
+            lambda offset: (
+                (found.offset, self.known_entry(found), found.node)
+                for found in children.entries(offset)
+            ),
         )
 
     async def directory(self, ino: int, offset: int) -> DirectoryHandle:

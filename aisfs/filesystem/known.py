@@ -15,7 +15,8 @@ from aisfs.engine.parts import Data
 from aisfs.engine.reader import MemberReads, Reader
 from aisfs.errors import AisfsError
 from aisfs.filesystem.attributes import Attr, Entry
-from aisfs.filesystem.filesystem import DirectoryHandle, FileSystem
+from aisfs.filesystem.filesystem import FileSystem
+from aisfs.filesystem.handles import DirectoryHandle
 from aisfs.filesystem.nodes import FileNode, ObjectNode, ShardNode
 from aisfs.filesystem.shards import ShardFolders, check_directory, is_folder
 from aisfs.filesystem.tree import Names
@@ -55,7 +56,9 @@ class Known:
         if isinstance(node, ShardNode):
             return self._member(node, parent, name)
         found = self._tree.known(node, parent, name)
-        return found if found is None or found is UNKNOWN else self._filesystem.counted(found)
+        if found is None or found is UNKNOWN:
+            return found
+        return self._filesystem.known_counted(found) or UNKNOWN
 
     def _member(self, node: ShardNode, parent: int, name: bytes) -> Entry | Unknown | None:
         view = self._folders.known_view(node)

@@ -1,6 +1,8 @@
 """Names of a tree that can be written: unlink, mkdir, rmdir, rename."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from aisfs.config import Shards
@@ -43,17 +45,36 @@ class NamingFileSystem(ChangingFileSystem):
         found = await self._found(where, parent, name)
         if not isinstance(found.node, ObjectNode):
             raise IsADirectory(f"{name!r} is a directory")
-        node = found.node
+        with self._shut(found.node):
+            await self._remove(found, found.node)
+        self._invalidate_aliases(parent, names.entry_name(where.prefix, found.node.info.key))
+
+    async def _remove(self, found: Found, node: ObjectNode) -> None:
         file = await self._detach(found)
         if file is None:
             await self._writer.remove(node.bucket, node.info.key)
-        else:
-            async with file.lock:
-                if file.base is not None:
-                    await self._writer.remove(node.bucket, node.info.key)
+            self._lister.remove(node.bucket, node.info.key)
+            return
+        async with file.lock:
+            if file.base is not None:
+                await self._writer.remove(node.bucket, node.info.key)
+            with self.changing:
                 self._unname(file)
-        self._lister.remove(node.bucket, node.info.key)
-        self._invalidate_aliases(parent, names.entry_name(where.prefix, node.info.key))
+                self._lister.remove(node.bucket, node.info.key)
+
+    @contextmanager
+    def _shut(self, node: ObjectNode) -> Iterator[None]:
+        """Let nobody begin to read a version unknown to the trio thread, since it is about to go."""
+        if self._current(node) is not None:  # a written file is opened by the trio thread anyway
+            yield
+            return
+        ino = self._number(node)
+        with self.changing:
+            self._going.add(ino)
+        try:
+            yield
+        finally:
+            self._going.discard(ino)
 
     async def _detach(self, found: Found) -> WrittenFile | None:
         """Give the written file of a name that is about to go.
@@ -108,8 +129,9 @@ class NamingFileSystem(ChangingFileSystem):
             self._lister.settle(where.bucket, shard_key, info)
             self._invalidate(parent, shard)
         else:
-            self._lister.set_pending(where.bucket, f"{key}/", None)
-            self._directory_attrs[where.bucket, f"{key}/"] = (mode & 0o777, None)
+            with self.changing:
+                self._lister.set_pending(where.bucket, f"{key}/", None)
+                self._directory_attrs[where.bucket, f"{key}/"] = (mode & 0o777, None)
         found = await self._found(where, parent, name)
         entry = self.entry(found)
         self.remember(entry.attr.ino, found.node)
@@ -135,8 +157,9 @@ class NamingFileSystem(ChangingFileSystem):
         if not isinstance(node, DirectoryNode):
             raise NotADirectory(f"{name!r} is not a directory")
         await self._check_empty(node)
-        self._lister.remove(node.bucket, node.prefix)
-        self._directory_attrs.pop((node.bucket, node.prefix), None)
+        with self.changing:
+            self._lister.remove(node.bucket, node.prefix)
+            self._directory_attrs.pop((node.bucket, node.prefix), None)
 
     async def _check_empty(self, node: DirectoryNode) -> None:
         listing = await self._lister.fresh(node.bucket, node.prefix)
@@ -176,9 +199,13 @@ class NamingFileSystem(ChangingFileSystem):
         if victim is not None and identity(victim.node) == identity(found.node):
             return
         if isinstance(found.node, ObjectNode):
-            if victim is not None and not isinstance(victim.node, ObjectNode):
+            if victim is None:
+                await self._rename_file(found, None, key, new_parent, new_name)
+            elif isinstance(victim.node, ObjectNode):
+                with self._shut(victim.node):
+                    await self._rename_file(found, victim, key, new_parent, new_name)
+            else:
                 raise IsADirectory(f"{target.bucket}/{key} is a directory")
-            await self._rename_file(found, victim, key, new_parent, new_name)
         elif isinstance(found.node, DirectoryNode):
             await self._rename_directory(found.node, victim, f"{key}/")
         else:
@@ -195,17 +222,19 @@ class NamingFileSystem(ChangingFileSystem):
             async with file.lock:
                 await self._commit_locked(file)
                 info = await self._writer.rename(node.bucket, file.key, key)
-                self._files.rename(file, key, parent, name)
-                file.base = info
+                with self.changing:
+                    self._files.rename(file, key, parent, name)
+                    file.base = info
         else:
             info = await self._writer.rename(node.bucket, node.info.key, key)
         if gone is not None:
             async with gone.lock:
                 self._unname(gone)
-        if file is None:
-            self._move_inode(node, ObjectNode(node.bucket, info, parent, name))
-        self._lister.remove(node.bucket, node.info.key)
-        self._lister.settle(node.bucket, key, info)
+        with self.changing:
+            if file is None:
+                self._move_inode(node, ObjectNode(node.bucket, info, parent, name))
+            self._lister.remove(node.bucket, node.info.key)
+            self._lister.settle(node.bucket, key, info)
         self._invalidate_aliases(node.parent, found.name)
         self._invalidate_aliases(parent, name)
 
@@ -240,7 +269,8 @@ class NamingFileSystem(ChangingFileSystem):
         except AisfsError as error:
             await self._rename_back(bucket, prefix, new_prefix, moved, len(found), error)
             raise
-        self._moved_directory(node, new_prefix, moved)
+        with self.changing:
+            self._moved_directory(node, new_prefix, moved)
 
     async def _rename_back(
         self,

@@ -66,8 +66,13 @@ class ShardFolders:
     async def path(self, shard: ShardNode, ino: int, name: bytes) -> str:
         """Give the path, inside the shard, of a name in the directory with the number `ino`."""
         check_directory(shard, ino)
-        _, _, low = _split(ino)
-        folder = (await self.view(shard)).directory(low).path if low else b""
+        if is_folder(ino):
+            return os.fsdecode(name)
+        return self.path_in(await self.view(shard), ino, name)
+
+    def path_in(self, view: MembersView, ino: int, name: bytes) -> str:
+        """Give the path of a name in the directory with the number `ino` of an open shard."""
+        folder = view.directory(_split(ino)[2]).path
         return os.fsdecode(folder + b"/" + name if folder else name)
 
     async def in_opened_tar(self, shard: ShardNode, ino: int) -> bool:

@@ -171,13 +171,13 @@ class Tree:
 
     def expires(self, node: Node) -> float | None:
         """Say until when what is known of a directory may be believed; None if nothing is."""
-        known: Dated[Listing] | Dated[list[Bucket]] | None = None
         match node:
             case RootNode() | ProviderNode():
-                known = self._lister.known_buckets()
+                buckets = self._lister.known_buckets()
+                return buckets.expires if buckets is not None else None
             case DirectoryNode(bucket, prefix):
-                known = self._lister.known_directory(bucket, prefix)
-        return known.expires if known is not None else None
+                return self._lister.believed_until(bucket, prefix)
+        return None
 
     def changed(self, node: ObjectNode | ShardNode) -> list[tuple[int, bytes]]:
         """Believe nothing about an object any more that turned out to be another version.

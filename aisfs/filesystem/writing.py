@@ -19,7 +19,8 @@ from aisfs.errors import (
     ReadOnly,
     Stale,
 )
-from aisfs.filesystem.filesystem import FileHandle, Kernel
+from aisfs.filesystem.filesystem import Kernel
+from aisfs.filesystem.handles import FileHandle
 from aisfs.filesystem.nodes import ObjectNode, ShardNode, identity
 from aisfs.filesystem.written import (
     WrittenFile,
@@ -76,7 +77,8 @@ class WritingFileSystem(WrittenNames):
         if known is not None:
             self._check_not_lost(known)
         if not wanted:
-            self._readers[ino] += 1
+            with self.changing:
+                self._readers[ino] += 1
             if known is not None:
                 known.handles += 1
             return OpenFile(ino, None)
@@ -94,6 +96,31 @@ class WritingFileSystem(WrittenNames):
             raise
         return handle
 
+    def open_known(self, ino: int) -> bool:
+        """Open an object to read, if it is the version it was looked up as; says whether it is.
+
+        For the lane's thread, which holds `changing`.
+        """
+        if self.is_written(ino) or ino in self._going:
+            return False
+        self._readers[ino] += 1
+        return True
+
+    def release_known(self, ino: int) -> bool:
+        """Close such a handle for good, if that takes no more than to count it; else do nothing.
+
+        For the lane's thread, which holds `changing`.
+        """
+        if self.is_written(ino):
+            return False
+        self._close_reader(ino)
+        return True
+
+    def _close_reader(self, ino: int) -> None:
+        self._readers[ino] -= 1
+        if not self._readers[ino]:
+            del self._readers[ino]
+
     def _begin(self, handle: OpenFile) -> None:
         """Count an open handle for writing."""
         assert handle.file is not None, "only handles for writing are counted here"
@@ -109,8 +136,9 @@ class WritingFileSystem(WrittenNames):
             info = node.info
             spelled = self._salted.get(ino) or identity(node)
             file = WrittenFile(ino, spelled, node, info, mode_of(info), mtime_of(info))
-            file.handles = self._readers[ino]
-            self._files.add(file)
+            with self.changing:
+                file.handles = self._readers[ino]
+                self._files.add(file)
         return file
 
     async def _check_version(self, file: WrittenFile) -> None:
@@ -127,9 +155,8 @@ class WritingFileSystem(WrittenNames):
             return
         file = handle.file or self._files.by_ino.get(handle.ino)
         if handle.file is None:
-            self._readers[handle.ino] -= 1
-            if not self._readers[handle.ino]:
-                del self._readers[handle.ino]
+            with self.changing:
+                self._close_reader(handle.ino)
         else:
             handle.file.writers -= 1
         if file is None:
@@ -183,14 +210,21 @@ class WritingFileSystem(WrittenNames):
 
     def _lose(self, file: WrittenFile, error: AisfsError) -> None:
         """Show what the store has under a name again."""
-        file.dirty = False
-        file.lost = error
-        self._files.unname(file)
-        if file.base is None and not file.member:
-            self._lister.forget(file.bucket, file.key)
+        with self.changing:
+            file.dirty = False
+            file.lost = error
+            self._files.unname(file)
+            if file.base is None and not file.member:
+                self._lister.forget(file.bucket, file.key)
         self._invalidate(file.node.parent, file.node.name)
 
     # reading and writing ---------------------------------------------------------------------
+
+    async def read_at(self, ino: int, offset: int, size: int) -> Data:
+        """See `FileSystem`; an object is read as it is in this mount, whoever opened it."""
+        if isinstance(self.node(ino), ObjectNode):
+            return await self.read_file(OpenFile(ino, None), offset, size)
+        return await super().read_at(ino, offset, size)
 
     async def read_file(self, handle: OpenFile | FileHandle, offset: int, size: int) -> Data:
         """Read up to `size` bytes; shorter only at the end of the file."""
@@ -299,6 +333,7 @@ class WritingFileSystem(WrittenNames):
             committed = await self._commit_locked(file)
         if committed and self.kernel is not None:  # not with the lock, which a rename may wait for
             for parent, name in self._other_names(file):
+                self.kernel.invalidate_directory(parent)
                 await self.kernel.invalidated(parent, name)
 
     async def _commit_locked(self, file: WrittenFile) -> bool:
@@ -325,11 +360,12 @@ class WritingFileSystem(WrittenNames):
         except AisfsError as error:
             file.failed = error
             raise
-        file.base = info
-        file.dirty = False
-        file.failed = None
         file.staged.mark_clean()
-        self._lister.settle(file.bucket, file.key, info)
+        with self.changing:
+            file.base = info
+            file.dirty = False
+            file.failed = None
+            self._lister.settle(file.bucket, file.key, info)
         return True
 
     # checks ----------------------------------------------------------------------------------

@@ -6,11 +6,12 @@ Above `FileSystem`, which knows versions of objects, and below `filesystem.writi
 import os
 import stat
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from cachetools import LRUCache
 
+from aisfs.cache.metadata import UNKNOWN
 from aisfs.config import WriteSettings
 from aisfs.core import names
 from aisfs.engine.assembler import Assembler
@@ -22,9 +23,10 @@ from aisfs.errors import (
 )
 from aisfs.filesystem.attributes import Attr, AttrMaker, Entry
 from aisfs.filesystem.filesystem import FileSystem
-from aisfs.filesystem.nodes import DirectoryNode, Node, ObjectNode, ShardNode
+from aisfs.filesystem.handles import DirectoryHandle
+from aisfs.filesystem.nodes import DirectoryNode, Node, ObjectNode, ShardNode, identity
 from aisfs.filesystem.shards import ShardFolders, is_folder
-from aisfs.filesystem.tree import Found, Tree
+from aisfs.filesystem.tree import Children, Found, Tree
 from aisfs.filesystem.written import (
     AppendedShard,
     WrittenFile,
@@ -38,7 +40,11 @@ APPENDED_MAX = 16
 
 
 class WrittenNames(FileSystem):
-    """One mount's tree, with the files that this mount writes."""
+    """One mount's tree, with the files that this mount writes.
+
+    The lane's thread takes `changing` before it asks for anything that can change, and never waits
+    for it. Of a file that was written since the kernel first heard of it, it is told nothing.
+    """
 
     tree: Tree
 
@@ -68,11 +74,16 @@ class WrittenNames(FileSystem):
             list_ttl=lister.list_ttl,
         )
         self._lister = lister
+        self.changing = lister.changing
+        """Held by the trio thread while it changes something here that takes several steps, during
+        which it never waits for anything; and by the lane's thread while it looks."""
         self._writer = writer
         self._settings = settings
         self._files = WrittenFiles()
         self._readers: Counter[int] = Counter()
-        """Open handles by inode that are not for writing."""
+        """Open handles by inode that are not for writing; changed while `changing` is held."""
+        self._going: set[int] = set()
+        """Versions that are being removed: who opens one now has to be known to the trio thread."""
         self._salted: dict[int, bytes] = {}
         self._appended: LRUCache[tuple[Bucket, str], AppendedShard] = LRUCache(APPENDED_MAX)
         self._directory_attrs: dict[tuple[Bucket, str], tuple[int | None, int | None]] = {}
@@ -165,6 +176,24 @@ class WrittenNames(FileSystem):
         attr = self.file_attr(node, self._number(node)) if file is None else self._file_attr(file)
         return replace(entry, attr=attr)
 
+    def known_entry(self, found: Found) -> Entry | None:
+        """See `FileSystem`; the entries of written files are the trio thread's."""
+        node = found.node
+        if isinstance(node, ObjectNode) and (
+            self._files.of_key(node.bucket, node.info.key) is not None
+            or self.is_written(self.inodes.number(identity(node)))
+        ):
+            return None
+        return super().entry(found)
+
+    def is_written(self, ino: int) -> bool:
+        """Say whether a number has become that of a written file. From any thread."""
+        return ino in self._files.by_ino
+
+    def is_new_member(self, shard: ShardNode, path: str) -> bool:
+        """Say whether a member is being written that its shard does not have. From any thread."""
+        return self._files.of_member(shard.bucket, shard.info.key, path) is not None
+
     def _current(self, node: ObjectNode) -> WrittenFile | None:
         """Give the written file that the name of a version stands for in this mount."""
         file = self._files.of_key(node.bucket, node.info.key)
@@ -186,6 +215,46 @@ class WrittenNames(FileSystem):
                     self._salted[number] = spelled
                 return number
             again += 1
+
+    # directories -----------------------------------------------------------------------------
+
+    def children_handle(self, ino: int, children: Children) -> DirectoryHandle:
+        """See `FileSystem`; what this mount changes while a listing is read is left out of it.
+
+        Who reads it gives the kernel entries, and the kernel would believe them.
+        """
+        made = self._lister.changes
+
+        def entries(offset: int) -> Iterator[Found]:
+            for found in children.entries(offset):
+                now: Found | None = found
+                if self._lister.changes != made:
+                    now = self._found_again(ino, found)
+                if now is not None:
+                    yield now
+
+        return super().children_handle(ino, Children(entries, children.expires))
+
+    def _found_again(self, ino: int, found: Found) -> Found | None:
+        """Give what the name of an entry stands for by now."""
+        node = self.inodes.get(ino)
+        if not isinstance(node, DirectoryNode):
+            return found
+        now = self.tree.known(node, ino, found.name)
+        if now is UNKNOWN:
+            return found  # as old as it is believed to be: the kernel asks again
+        return replace(now, offset=found.offset) if now is not None else None
+
+    def keeps_listing(self, ino: int) -> bool:
+        """Say whether the mtime of a directory tells when it has to be listed again.
+
+        It does not where somebody has set it. From any thread.
+        """
+        node = self.inodes.get(ino)
+        if not isinstance(node, DirectoryNode):
+            return True
+        _, mtime_ns = self._directory_attrs.get((node.bucket, node.prefix), (None, None))
+        return mtime_ns is None
 
     # attributes ------------------------------------------------------------------------------
 
@@ -239,3 +308,4 @@ class WrittenNames(FileSystem):
     def _invalidate(self, parent: int, name: bytes) -> None:
         if self.kernel is not None:
             self.kernel.invalidate_entry(parent, name)
+            self.kernel.invalidate_directory(parent)

@@ -83,6 +83,17 @@ class InitFlag(IntFlag):
     """The kernel understands ENOSYS to OPENDIR, and keeps listings then."""
 
 
+class OpenFlag(IntFlag):
+    """What a reply to OPEN or OPENDIR tells the kernel."""
+
+    KEEP_CACHE = 1 << 1
+    """What it has of the content is still right."""
+    CACHE_DIR = 1 << 3
+    """It may keep the listing."""
+    NOFLUSH = 1 << 5
+    """It need not say when a descriptor is closed."""
+
+
 class Notification(IntEnum):
     """What the daemon may tell the kernel unasked."""
 
@@ -102,6 +113,8 @@ _BATCH_FORGET = Struct("=II")
 _FORGET_ONE = Struct("=QQ")
 _INTERRUPT = Struct("=Q")
 _INIT_IN = Struct("=IIII")
+_OPEN_IN = Struct("=II")
+_OPEN_OUT = Struct("=IiQ QII")
 _GETXATTR = Struct("=II")
 _ATTR = "QQQQQQIIIIIIIIII"
 _ATTR_OUT = Struct("=IiQ QII" + _ATTR)
@@ -177,6 +190,18 @@ def init_flags(message: memoryview) -> InitFlag:
     return InitFlag(_INIT_IN.unpack_from(message, BODY)[3])
 
 
+def open_flags(message: memoryview) -> int:
+    """Give the flags, of open(2), of an OPEN."""
+    flags: int = _OPEN_IN.unpack_from(message, BODY)[0]
+    return flags
+
+
+def handle(message: memoryview) -> int:
+    """Give the handle that a FLUSH, FSYNC or RELEASE is about."""
+    number: int = _FORGET.unpack_from(message, BODY)[0]
+    return number
+
+
 def set_handle(message: memoryview, handle: int, max_size: int) -> None:
     """Change the handle of a READDIR or READDIRPLUS in place, and ask for `max_size` at most."""
     _, offset, size, *rest = READ.unpack_from(message, BODY)
@@ -194,6 +219,11 @@ def error_reply(unique: int, code: int) -> bytes:
 def data_header(unique: int, size: int) -> bytes:
     """Begin a reply that goes on with `size` bytes of data."""
     return REPLY.pack(REPLY.size + size, 0, unique)
+
+
+def open_reply(unique: int, handle: int, flags: OpenFlag) -> bytes:
+    """Answer OPEN or OPENDIR with the handle that requests about it shall carry."""
+    return _OPEN_OUT.pack(_OPEN_OUT.size, 0, unique, handle, flags, 0)
 
 
 def attr_reply(unique: int, attr: Attr) -> bytes:

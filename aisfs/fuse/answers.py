@@ -11,7 +11,8 @@ from cachetools import LRUCache
 
 from aisfs.cache.metadata import UNKNOWN
 from aisfs.filesystem.attributes import FOREVER
-from aisfs.filesystem.filesystem import DirectoryHandle, FileSystem, MemberRows
+from aisfs.filesystem.filesystem import FileSystem
+from aisfs.filesystem.handles import DirectoryHandle, MemberRows
 from aisfs.filesystem.known import Known
 from aisfs.filesystem.nodes import Node
 from aisfs.filesystem.xattrs import PREFIX
@@ -36,6 +37,9 @@ class _Page(NamedTuple):
 
 class Answers:
     """The handlers of a read-only mount. All methods run in thread L."""
+
+    without = InitFlag.ATOMIC_O_TRUNC
+    """What the kernel is not to do."""
 
     def __init__(
         self,
@@ -102,14 +106,18 @@ class Answers:
 
     def forget(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Take back lookups of one inode."""
-        self._filesystem.forget(nodeid, abi.forgotten(message))
+        self._forget(nodeid, abi.forgotten(message))
         return SILENCE
 
     def batch_forget(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Take back lookups of many."""
         for ino, count in abi.batch_forgotten(message):
-            self._filesystem.forget(ino, count)
+            self._forget(ino, count)
         return SILENCE
+
+    def _forget(self, ino: int, count: int) -> None:
+        """Take back lookups; from any thread."""
+        self._filesystem.forget(ino, count)
 
     # files ---------------------------------------------------------------------------------------
 
@@ -162,6 +170,8 @@ class Answers:
         if handle is None or node is None:
             return None
         page = _pack(handle, offset, size)
+        if page is None:
+            return None
         if handle.members is not None and len(page.data) < PAGES_BYTES_MAX:
             self._pages[ino, offset, size] = node, page
         return page
@@ -193,17 +203,22 @@ class Answers:
             return
         if opcode == Opcode.READDIRPLUS:
             for ino in abi.listed_nodeids(reply):
-                self._filesystem.forget(ino, 1)
+                self._forget(ino, 1)
         elif ino := abi.entry_nodeid(reply):
-            self._filesystem.forget(ino, 1)
+            self._forget(ino, 1)
 
 
-def _pack(handle: DirectoryHandle, offset: int, size: int) -> _Page:
+def _pack(handle: DirectoryHandle, offset: int, size: int) -> _Page | None:
+    """Pack entries as far as they are known; None when not even the first is."""
     if handle.members is not None:
         return _pack_members(handle.members, offset, size)
     packed: list[bytes] = []
     counted: list[tuple[int, Node, int]] = []
-    for following, entry, node in handle.entries(offset):
+    for following, entry, node in handle.known(offset):
+        if entry is None:
+            if not packed:
+                return None
+            break
         one = abi.direntplus(entry.attr, entry.name, following, entry.entry_timeout)
         size -= len(one)
         if size < 0:

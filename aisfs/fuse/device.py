@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 _COMMFD = "_FUSE_COMMFD"
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOATIME = 1, 2, 4, 1024
 _FLAGS = {"ro": _MS_RDONLY, "noatime": _MS_NOATIME}
-_OURS = ("nonempty", "fsname", "subtype")
+_OURS = ("nonempty", "fsname", "subtype", "rw")
 """Options that mount(2) does not take in its text."""
 
 

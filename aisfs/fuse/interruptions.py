@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from aisfs.fuse import abi
+from aisfs.fuse.abi import Opcode
 from aisfs.fuse.lane import Reply
 from aisfs.fuse.pending import Pending
 
@@ -19,6 +20,21 @@ ENDING = frozenset(
     {signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGKILL, signal.SIGALRM}
 )
 """Signals that end what a program is doing. SIGALRM is how programs give up waiting."""
+ASKING = frozenset(
+    {
+        Opcode.LOOKUP,
+        Opcode.GETATTR,
+        Opcode.READLINK,
+        Opcode.READ,
+        Opcode.STATFS,
+        Opcode.GETXATTR,
+        Opcode.LISTXATTR,
+        Opcode.READDIR,
+        Opcode.READDIRPLUS,
+        Opcode.ACCESS,
+    }
+)
+"""Requests that leave nothing behind. Any other may happen although its caller was told EINTR."""
 _PENDING = ("SigPnd:", "ShdPnd:")
 
 
@@ -35,7 +51,7 @@ class Interruptions:
     def interrupt(self, unique: int) -> None:
         """End a request if its caller is being ended, and else keep an eye on it. From thread L."""
         request = self._pending.get(unique)
-        if request is None:
+        if request is None or request.opcode not in ASKING:
             return
         if request.pid and not _is_ending(request.pid):
             self._spared.add(unique)

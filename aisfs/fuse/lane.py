@@ -87,6 +87,7 @@ class Lane:
         notify: Callable[[bytes], None],
         on_init: Callable[[InitFlag], None],
         list_by_inode: Callable[[], bool],
+        without: InitFlag,
         observer: Observer,
         max_message: int,
         spin: float = SPIN_SECONDS,
@@ -101,7 +102,8 @@ class Lane:
             undo: Takes back what a reply (opcode, message) that the kernel never took has counted.
             notify: Sends what pyfuse3 tells the kernel unasked, from another thread.
             on_init: Told once what the kernel can.
-            list_by_inode: Whether directories are read without being opened.
+            list_by_inode: Whether directories are read by inode, whatever their handle.
+            without: What pyfuse3 asks the kernel to do, and the handlers do not expect.
             observer: Told of what was answered here.
             max_message: Bytes of data that a message to pyfuse3 or back may carry.
             spin: Seconds to poll the device after an answer; 0 never.
@@ -115,6 +117,7 @@ class Lane:
         self._on_init = on_init
         self._on_end: Callable[[], None] = lambda: None
         self._list_by_inode = list_by_inode
+        self._without = without
         self._observer = observer
         self._spin = spin
         self._stopping = False
@@ -164,6 +167,7 @@ class Lane:
         except Exception:
             log.critical("the lane ended on a bug in aisfs, please report it", exc_info=True)
         finally:
+            self._finish_backlog()
             self._on_end()
 
     def _run_replies(self) -> None:
@@ -283,6 +287,14 @@ class Lane:
         self._backlog.append(bytes(message))
         self._send_backlog()
 
+    def _finish_backlog(self) -> None:
+        """Hand on what came before the end: a file that was closed then is still to be stored."""
+        poll = select.poll()
+        poll.register(self._wake_reader, select.POLLIN)
+        poll.register(self._socket, select.POLLOUT)
+        while self._backlog and self._wake_reader not in dict(poll.poll()):
+            self._send_backlog()
+
     def _send_backlog(self) -> None:
         while self._backlog:
             try:
@@ -328,7 +340,7 @@ class Lane:
     def _edit_init(self, message: memoryview) -> bytes:
         """Ask for what pyfuse3 does not know to ask for."""
         reply = abi.init_reply(message)
-        flags = reply.flags & ~InitFlag.ATOMIC_O_TRUNC | InitFlag.PARALLEL_DIROPS
+        flags = reply.flags & ~self._without | InitFlag.PARALLEL_DIROPS
         return abi.with_init(
             message,
             reply._replace(

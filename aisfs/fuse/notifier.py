@@ -2,7 +2,8 @@
 
 Such a message may wait inside the kernel for a request under way: for a READ that has the page
 locked, for a LOOKUP in the same directory. So none of it is ever sent by a thread that answers
-requests, nor by one that such a thread could wait for; and nobody waits for this one.
+requests, nor by one that such a thread could wait for; and nobody waits for this one, except a task
+of trio that waits for a while (`invalidated`).
 """
 
 import errno
@@ -12,6 +13,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+import trio
 
 from aisfs.fuse import abi
 
@@ -19,6 +23,8 @@ log = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 10.0
 """How long the last message may take at the end. Requests are still answered meanwhile."""
+INVALIDATE_SECONDS = 1.0
+"""A look-up that is under way in the directory takes milliseconds; longer is a circle of waits."""
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENOTCONN, errno.EPERM, errno.ENOTEMPTY)
 """The kernel does not know the inode or the name any more, or the mount is going away."""
 
@@ -59,6 +65,23 @@ class Notifier:
     def invalidate_directory(self, ino: int) -> None:
         """Make the kernel ask for attributes and entries of a directory again."""
         self.forward(abi.inval_inode(ino))
+
+    async def invalidated(self, parent: int, name: bytes) -> None:
+        """Make the kernel look `name` up again, and wait until it knows, a second at most.
+
+        Whoever holds the lock of the directory may wait for the request of who waits here.
+        """
+        told = trio.Event()
+        token = trio.lowlevel.current_trio_token()
+
+        def tell() -> None:
+            self.send(abi.inval_entry(parent, name))
+            with suppress(trio.RunFinishedError):
+                token.run_sync_soon(told.set)
+
+        self.put(tell)
+        with trio.move_on_after(0 if self._closing else INVALIDATE_SECONDS):
+            await told.wait()
 
     @property
     def closing(self) -> bool:

@@ -19,19 +19,19 @@ from aisfs.core.names import NAME_MAX
 from aisfs.errors import MountError, NotPermitted, ReadOnly
 from aisfs.filesystem.attributes import BLOCK_SIZE, FOREVER, Attr, Entry
 from aisfs.filesystem.changing import Changes
-from aisfs.filesystem.filesystem import DirectoryHandle, FileHandle, FileSystem
+from aisfs.filesystem.filesystem import FileSystem
+from aisfs.filesystem.handles import DirectoryHandle, FileHandle
 from aisfs.filesystem.naming import NamingFileSystem
 from aisfs.filesystem.writing import OpenFile
 from aisfs.filesystem.xattrs import Xattrs
 from aisfs.fuse.failures import failure
+from aisfs.fuse.lane_handles import object_of
+from aisfs.fuse.notifier import INVALIDATE_SECONDS
 from aisfs.metrics import Metrics
 
 BUCKET_BLOCKS = 2**43 // BLOCK_SIZE
 """Blocks that `df` shows, 8 TiB: AIStore has no cheap answer, and tools that compare free space
 with what they want to copy must not refuse."""
-
-INVALIDATE_SECONDS = 1.0
-"""A look-up that is under way in the directory takes milliseconds; longer is a circle of waits."""
 
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
@@ -292,6 +292,9 @@ class WritableOperations(Operations):
     async def release(self, fh: pyfuse3.FileHandleT) -> None:
         """Close a file for good; nobody hears of an error any more."""
         handle = self._handles.pop(fh, None)
+        ino = object_of(fh)
+        if ino is not None:  # opened by the lane, and written by somebody else since
+            handle = OpenFile(ino, None)
         if isinstance(handle, FileHandle | OpenFile):
             await self._release(handle)
 

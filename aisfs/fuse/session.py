@@ -13,10 +13,12 @@ import trio
 from aisfs.errors import MountError
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.known import Known
+from aisfs.filesystem.known_written import KnownWritten
+from aisfs.filesystem.writing import WritingFileSystem
 from aisfs.fuse.abi import Opcode
 from aisfs.fuse.answers import Answers
 from aisfs.fuse.device import Device, mount_device
-from aisfs.fuse.interruptions import Interruptions
+from aisfs.fuse.interruptions import ASKING, Interruptions
 from aisfs.fuse.lane import SPIN_SECONDS, Lane, grow
 from aisfs.fuse.notifier import Notifier
 from aisfs.fuse.observer import Nobody, Observer
@@ -24,9 +26,14 @@ from aisfs.fuse.operations import Operations, serve_descriptor, terminate
 from aisfs.fuse.pending import Pending
 from aisfs.fuse.reads import WaitingReads
 from aisfs.fuse.watchdog import Watchdog
+from aisfs.fuse.written_answers import WrittenAnswers
 from aisfs.metrics import Metrics
 
 log = logging.getLogger(__name__)
+
+
+LAST_CHANGES_SECONDS = 0.01
+"""How often it is looked, at the end, whether the last change was made."""
 
 
 class LaneUnavailable(MountError):
@@ -115,13 +122,7 @@ class LaneSession:
         notifier = Notifier(device.fd)
         observer = self._observe(notifier)
         reads = WaitingReads(self._filesystem, pending, self._metrics, observer)
-        answers = Answers(
-            self._known,
-            self._filesystem,
-            reads,
-            interruptions,
-            negative_timeout=self._negative_timeout,
-        )
+        answers = self._answers(reads, interruptions)
         lane = Lane(
             device.fd,
             ours,
@@ -131,6 +132,7 @@ class LaneSession:
             notify=notifier.forward,
             on_init=answers.initialise,
             list_by_inode=lambda: answers.lists_by_inode,
+            without=answers.without,
             observer=observer,
             max_message=min(grow(ours), grow(its)),
             spin=self._spin,
@@ -142,14 +144,33 @@ class LaneSession:
         watchdog = Watchdog(device, lane, notifier, pending, interruptions)
         return _Threads(device, lane, notifier, watchdog, reads, pending)
 
+    def _answers(self, reads: WaitingReads, interruptions: Interruptions) -> Answers:
+        known, filesystem, timeout = self._known, self._filesystem, self._negative_timeout
+        if isinstance(known, KnownWritten):
+            assert isinstance(filesystem, WritingFileSystem), "both are of one tree"
+            return WrittenAnswers(known, filesystem, reads, interruptions, negative_timeout=timeout)
+        return Answers(known, filesystem, reads, interruptions, negative_timeout=timeout)
+
     def _start(self, threads: "_Threads", nursery: trio.Nursery) -> None:
         threads.reads.open(nursery, threads.lane.reply)
         threads.notifier.start()
-        threads.lane.start(lambda: self._token.run_sync_soon(self._ended, nursery))
+        end = partial(self._ended, threads.pending, nursery)
+        threads.lane.start(lambda: self._token.run_sync_soon(end))
         threads.watchdog.start()
 
-    def _ended(self, nursery: trio.Nursery) -> None:
-        """The kernel is gone: nobody waits for an answer any more."""
+    def _ended(self, pending: Pending, nursery: trio.Nursery) -> None:
+        """The kernel is gone: nobody waits for an answer any more, but changes are to be made."""
+        if self._serving:
+            nursery.start_soon(self._end, pending, nursery)
+        else:
+            nursery.cancel_scope.cancel()
+
+    async def _end(self, pending: Pending, nursery: trio.Nursery) -> None:
+        def under_way() -> bool:
+            return any(request.opcode not in ASKING for request in pending.all())
+
+        while self._serving and under_way():  # noqa: ASYNC110 - threads take them out
+            await trio.sleep(LAST_CHANGES_SECONDS)
         if self._serving:
             terminate()
         nursery.cancel_scope.cancel()

@@ -3,7 +3,7 @@
 import pytest
 import trio
 
-from aisfs.cache.metadata import MetadataCache
+from aisfs.cache.metadata import UNKNOWN, MetadataCache
 from aisfs.engine.overlay import OverlaidLister
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, ObjectInfo
@@ -129,3 +129,70 @@ async def test_only_what_others_changed_is_news(lister: OverlaidLister, store: M
     lister.drop(B, "d/", b"kept")
     await names(lister)
     assert sorted(told) == [b"both", b"kept"]
+
+
+async def test_a_directory_is_there_as_long_as_one_in_it_is_held(
+    lister: OverlaidLister, store: MemoryStore, clock: Clock
+):
+    lister.set_pending(B, "d/held/", None)
+    lister.settle(B, "d/new", store.put(B, "d/new", b""))
+    for key in ("d/old", "d/new"):
+        store.delete(B, key)  # by somebody else
+    clock.now += 61
+    assert await names(lister, "") == [b"d"]
+    lister.settle(B, "d/held/f", store.put(B, "d/held/f", b""))
+    store.delete(B, "d/held/f")
+    clock.now += 61
+    assert await names(lister, "") == []
+
+
+async def test_what_is_known_without_asking_has_the_changes(
+    lister: OverlaidLister, store: MemoryStore, clock: Clock
+):
+    assert lister.known(B, "d/", b"old") is UNKNOWN
+    assert lister.known_directory(B, "d/") is None
+    await names(lister)
+    before = lister.changes
+    lister.remove(B, "d/old")
+    lister.set_pending(B, "d/new", ObjectInfo("d/new", 0, "pending"))
+    assert lister.changes > before
+    assert lister.known(B, "d/", b"old") is None
+    assert lister.known(B, "d/", b"new").value.version == "pending"
+    assert lister.known_directory(B, "d/") is None, "not without putting them together"
+    assert await names(lister) == [b"new"]
+    listing = lister.known_directory(B, "d/").value
+    assert [name for _, name, _ in listing.after(0)] == [b"new"]
+    lister.forget(B, "d/new")
+    assert lister.known_directory(B, "d/") is None
+    assert lister.known(B, "d/", b"new") is None
+    clock.now += 61
+    assert lister.known(B, "d/", b"old") is UNKNOWN
+    assert lister.believed_until(B, "d/") is None
+
+
+async def test_a_change_outlasts_the_listing_that_was_asked_for_before_it(
+    lister: OverlaidLister, store: MemoryStore, clock: Clock
+):
+    async def change_and_wait(call: str, bucket: Bucket | None, key: str) -> None:
+        if call == "list_page":
+            store.hook = None
+            lister.settle(B, "d/new", ObjectInfo("d/new", 4, "9"))
+            clock.now += 10
+
+    store.hook = change_and_wait
+    await names(lister)
+    clock.now += 55  # the listing is still believed then
+    assert await names(lister) == [b"old", b"new"]
+
+
+async def test_nobody_else_looks_while_something_changes(lister: OverlaidLister):
+    def taken() -> bool:
+        free = lister.changing.acquire(blocking=False)
+        if free:
+            lister.changing.release()
+        return not free
+
+    with lister.changing:
+        lister.set_pending(B, "d/new", ObjectInfo("d/new", 0, "pending"))
+        assert await trio.to_thread.run_sync(taken)
+    assert not await trio.to_thread.run_sync(taken)

@@ -17,7 +17,8 @@ from aisfs.engine.prefetcher import Prefetcher
 from aisfs.engine.reader import Reader
 from aisfs.engine.unpacker import Unpacker
 from aisfs.filesystem.attributes import AttrMaker, Entry
-from aisfs.filesystem.filesystem import DirectoryHandle, FileSystem
+from aisfs.filesystem.filesystem import FileSystem
+from aisfs.filesystem.handles import DirectoryHandle
 from aisfs.filesystem.nodes import DirectoryNode, Node, ProviderNode, RootNode
 from aisfs.filesystem.shards import ShardFolders
 from aisfs.filesystem.tree import Tree

@@ -71,6 +71,18 @@ def test_an_answered_request_cannot_be_interrupted(
     assert not pending.interrupted
 
 
+@pytest.mark.parametrize("opcode", [Opcode.WRITE, Opcode.FLUSH, Opcode.OPEN, Opcode.RENAME])
+def test_a_change_is_not_interrupted(
+    pending: Pending, interrupting: Interruptions, replies: Replies, opcode: Opcode
+):
+    """It may happen all the same, and who opened a file would never close it."""
+    pending.add(5, opcode, 0)
+    interrupting.interrupt(5)
+    interrupting.check()
+    assert not replies.sent
+    assert pending.take(5) is not None
+
+
 def test_a_spared_request_is_looked_at_again(
     pending: Pending,
     interrupting: Interruptions,

@@ -51,7 +51,7 @@ class Stand:
         self.lane = Lane(
             device.fd, ours, handlers, self.pending, undo=lambda *_: None,
             notify=self.notifier.forward, on_init=lambda flags: None, list_by_inode=lambda: False,
-            observer=Nobody(), max_message=1 << 20,
+            without=InitFlag(0), observer=Nobody(), max_message=1 << 20,
         )  # fmt: skip
         self.watchdog = Watchdog(
             device, self.lane, self.notifier, self.pending, Interruptions(self.pending)

@@ -24,7 +24,11 @@ ONCE = (
     "test_push",
     "test_stress",
     "test_tuning",
+    "test_recover",
     "test_virtual_",
+    "test_writing_faults",
+    "test_writing_lane",
+    "test_writing_programs",
 )
 """What lies below the lane or beside it, tested once: CI has 15 minutes. `--both-ways` for all."""
 
@@ -36,7 +40,7 @@ def _fuse_is_there():
 
 def pytest_generate_tests(metafunc: pytest.Metafunc):
     """Run tests that mount twice: what a user sees must not depend on the lane."""
-    if hasattr(metafunc.module, "mounted"):
+    if hasattr(metafunc.module, "mounted") or hasattr(metafunc.module, "writable"):
         once = metafunc.module.__name__.rpartition(".")[2].startswith(ONCE)
         once = once and not metafunc.config.getoption("both_ways")
         modes = ["lane"] if once else ["lane", "no-lane"]

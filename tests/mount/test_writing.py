@@ -17,7 +17,7 @@ pytestmark = pytest.mark.mount
 
 
 @pytest.fixture(scope="module", params=["ais", "directory"])
-def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+def place(request: pytest.FixtureRequest, lane: bool, tmp_path_factory: pytest.TempPathFactory):
     base = tmp_path_factory.mktemp(f"w-{request.param}")
     with writable(
         base,
@@ -48,13 +48,6 @@ def opened(path: Path, flags: int, mode: int = 0o644) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def test_served_without_the_lane(place: Writable):
-    assert "mounting without the lane: the mount is writable" in place.mount.log()
-    stats = os.getxattr(place.path, "user.aisfs.stats").decode()
-    assert 'answered_by="pyfuse3"' in stats
-    assert 'answered_by="lane"' not in stats
 
 
 def test_create(folder: Path, stored):
@@ -256,6 +249,24 @@ def test_unlink_while_open(folder: Path, stored):
         os.fsync(writer)
     assert stored("g") is None
     assert os.listdir(folder) == []
+
+
+def test_what_is_removed_while_a_listing_is_read_does_not_come_back(place: Writable, folder: Path):
+    """A listing brings the kernel what each name stands for, and it believes that."""
+    names = {f"{n:03}".ljust(240, "x") for n in range(300)}
+    for name in names:
+        place.put(f"{folder.name}/{name}", b"x")
+    with os.scandir(folder) as listing:
+        seen = {next(listing).name for _ in range(5)}
+        gone, moved, *_ = sorted(names - seen, reverse=True)
+        os.unlink(folder / gone)
+        os.rename(folder / moved, folder / "moved")
+        seen |= {entry.name for entry in listing}
+    assert seen - {gone, moved, "moved"} == names - {gone, moved}
+    for name in (gone, moved):
+        assert not (folder / name).exists()
+    assert (folder / "moved").read_bytes() == b"x"
+    assert set(os.listdir(folder)) == names - {gone, moved} | {"moved"}
 
 
 def test_a_name_is_free_again_after_unlink(folder: Path, stored):

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.mount
 
 
 @pytest.fixture(scope="module", params=["ais", "directory"])
-def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+def place(request: pytest.FixtureRequest, lane: bool, tmp_path_factory: pytest.TempPathFactory):
     base = tmp_path_factory.mktemp(f"s-{request.param}")
     with writable(base, backend=request.param, deadline=600) as place:
         yield place

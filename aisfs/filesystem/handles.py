@@ -1,0 +1,43 @@
+"""What is open: a directory, a version of an object or a member."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from aisfs.core.member_index import MemberIndex
+from aisfs.filesystem.attributes import Entry
+from aisfs.filesystem.nodes import FileNode, Node, ShardNode
+from aisfs.filesystem.shards import ListedRow
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryHandle:
+    """An open directory: a snapshot, so that one listing is consistent in itself."""
+
+    entries: Callable[[int], Iterator[tuple[int, Entry, Node]]]
+    """Gives (offset of the next, entry, node) behind an offset, again and again."""
+    known: Callable[[int], Iterator[tuple[int, Entry | None, Node]]]
+    """The same for the lane's thread; None for entries that only the trio thread can make."""
+    members: "MemberRows | None" = None
+    """The same of a directory in a shard, which never changes, for who packs many."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRows:
+    """A directory of a shard as rows."""
+
+    node: ShardNode
+    uid: int
+    gid: int
+    rows: Callable[[int], Iterator[ListedRow]]
+    """Gives the rows behind an offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileHandle:
+    """An open object, member or virtual shard of one version."""
+
+    node: FileNode | ShardNode
+    index: MemberIndex | None = None
+    row: int = 0
+    in_order: bool = False
+    """Whether members of the shard are being read in the order of the tar."""

@@ -1,0 +1,137 @@
+"""What thread L answers on a mount that can be written: requests about what is only read.
+
+The kernel opens and closes with a message here, since an open file may be written. Of a file that
+is open to read only, L answers both; the kernel is told to keep its pages and not to say at each
+`close` that there is nothing to write. It is told to keep the listing of a directory, which it drops
+by itself with each change it makes, unless it could not see by the mtime when to ask again.
+"""
+
+from collections import deque
+from contextlib import suppress
+from functools import partial
+
+import trio
+
+from aisfs.core.inodes import split_member
+from aisfs.filesystem.known_written import KnownWritten
+from aisfs.filesystem.writing import WRITING, WritingFileSystem
+from aisfs.fuse import abi
+from aisfs.fuse.abi import InitFlag, Opcode, OpenFlag
+from aisfs.fuse.answers import Answers
+from aisfs.fuse.interruptions import Interruptions
+from aisfs.fuse.lane import FORWARD, Handler, Reply
+from aisfs.fuse.lane_handles import handle_of, is_lanes
+from aisfs.fuse.reads import WaitingReads
+
+CHANGEABLE = (
+    Opcode.LOOKUP,
+    Opcode.GETATTR,
+    Opcode.READDIRPLUS,
+    Opcode.OPEN,
+    Opcode.RELEASE,
+)
+"""Requests whose answers a change may touch."""
+
+
+class WrittenAnswers(Answers):
+    """The handlers of a mount that can be written. All methods run in thread L."""
+
+    _known: KnownWritten
+    without = InitFlag(0)  # O_TRUNC comes with the OPEN, so that no empty object is stored before
+
+    def __init__(
+        self,
+        known: KnownWritten,
+        filesystem: WritingFileSystem,
+        reads: WaitingReads,
+        interruptions: Interruptions,
+        *,
+        negative_timeout: float,
+    ) -> None:
+        """See `Answers`; to be made in the trio thread."""
+        super().__init__(known, filesystem, reads, interruptions, negative_timeout=negative_timeout)
+        self._token = trio.lowlevel.current_trio_token()
+        self._forgotten: deque[tuple[int, int]] = deque()
+        self._told = False
+
+    @property
+    def handlers(self) -> dict[int, Handler]:
+        """See `Answers`."""
+        handlers = super().handlers | {
+            Opcode.RELEASE: self.release,
+            Opcode.FSYNC: self.fsync,
+            Opcode.RELEASEDIR: self.releasedir,
+        }
+        return handlers | {
+            code: partial(self._unless_changing, handlers[code]) for code in CHANGEABLE
+        }
+
+    @property
+    def lists_by_inode(self) -> bool:
+        """See `Answers`; always, since handles of directories say nothing here."""
+        return True
+
+    def _unless_changing(
+        self, handler: Handler, unique: int, nodeid: int, message: memoryview, pid: int
+    ) -> Reply | None:
+        """Answer while nothing changes; the trio thread answers after its change."""
+        changing = self._known.changing
+        if not changing.acquire(blocking=False):
+            return FORWARD
+        try:
+            return handler(unique, nodeid, message, pid)
+        finally:
+            changing.release()
+
+    # files ---------------------------------------------------------------------------------------
+
+    def open(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
+        """Open what is to be read, and has not been written since the kernel knows it."""
+        if abi.open_flags(message) & WRITING or not self._known.open(nodeid):
+            return FORWARD
+        flags = OpenFlag.KEEP_CACHE | OpenFlag.NOFLUSH
+        return (abi.open_reply(unique, handle_of(nodeid), flags),)
+
+    def release(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
+        """Close for good what was opened here."""
+        if not is_lanes(abi.handle(message)) or not self._known.release(nodeid):
+            return FORWARD
+        return (abi.error_reply(unique, 0),)
+
+    def flush(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
+        """Do nothing for what was opened here; a kernel before 5.16 asks all the same."""
+        return (abi.error_reply(unique, 0),) if is_lanes(abi.handle(message)) else FORWARD
+
+    def fsync(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
+        """Do nothing for what was opened here: whoever writes to it has a handle of his own."""
+        return (abi.error_reply(unique, 0),) if is_lanes(abi.handle(message)) else FORWARD
+
+    # directories ---------------------------------------------------------------------------------
+
+    def opendir(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
+        """Open a directory, of which there is nothing to know."""
+        kept = OpenFlag.KEEP_CACHE | OpenFlag.CACHE_DIR
+        flags = kept if self._known.keeps_listing(nodeid) else OpenFlag(0)
+        return (abi.open_reply(unique, 0, flags),)
+
+    def releasedir(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
+        """Close a directory."""
+        return (abi.error_reply(unique, 0),)
+
+    # the rest ------------------------------------------------------------------------------------
+
+    def _forget(self, ino: int, count: int) -> None:
+        """See `Answers`; a written file is let go by the trio thread."""
+        if split_member(ino) is not None:
+            self._filesystem.forget(ino, count)
+            return
+        self._forgotten.append((ino, count))
+        if not self._told:  # else it has not begun to look, and will find this one too
+            self._told = True
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._take_back)
+
+    def _take_back(self) -> None:
+        self._told = False
+        while self._forgotten:
+            self._filesystem.forget(*self._forgotten.popleft())
