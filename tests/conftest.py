@@ -2,7 +2,7 @@
 
 import pytest
 
-STRESS_MINUTES = 1 / 3
+STRESS_MINUTES = 1 / 6
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -12,7 +12,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=float,
         default=STRESS_MINUTES,
         metavar="N",
-        help="how long tests/mount/test_stress.py reads, in minutes [20 seconds]",
+        help="how long tests/mount/test_stress.py reads, in minutes [10 seconds]",
     )
     parser.addoption(
         "--both-ways",

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.mount
 
 RECORDED = 2.5
 """Seconds after which what was read is in the books even if the daemon is killed."""
-EPOCHS = 5
+EPOCHS = 4
 HALF = ("--cache-size", "45MiB", "--memory-limit", "16MiB")
 """For the 80 MiB of `shards`: 40 MiB of data, and 5 MiB for indexes, the ledger and its margin."""
 
