@@ -1,6 +1,12 @@
 """Options of the test run."""
 
 import pytest
+from hypothesis import settings
+
+# What CI says shall be about the change: `--hypothesis-profile=search` looks for new examples.
+settings.register_profile("steady", derandomize=True)
+settings.register_profile("search", derandomize=False)
+settings.load_profile("steady")
 
 STRESS_MINUTES = 1 / 6
 
