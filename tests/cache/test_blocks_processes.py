@@ -113,7 +113,7 @@ def test_killed_process_leaves_nothing_behind(tmp_path):
             assert facts.st_blocks * 512 <= segment.bytes + fragments
         assert du(directory) <= cache.statistics().used
         cache.close()
-        assert count_readable(directory, limit)
+    assert count_readable(directory, limit)
 
 
 def count_readable(directory, limit):
