@@ -18,6 +18,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 COMMAND = (sys.executable, "-m", "aisfs")
 COMMAND_LIMIT = 90.0
 """Seconds until a command counts as hung; not a statement about speed."""
@@ -282,6 +284,20 @@ def _stop(mount: Mount, expected_log: Sequence[str]) -> None:
         for line in mount.log().splitlines()
         if _SUSPICIOUS.search(line) and not any(pattern.search(line) for pattern in expected)
     ]
+
+
+def check_refused(
+    arguments: Sequence[str], mountpoint: Path, *, endpoint: str, code: int, said: str
+) -> None:
+    """Mount what must be refused, with this code and these words among what is said."""
+    with (
+        pytest.raises(MountFailedError) as caught,
+        mounted(arguments, mountpoint, endpoint=endpoint),
+    ):
+        pass
+    assert caught.value.returncode == code
+    assert said in caught.value.stderr
+    assert "Traceback" not in caught.value.stderr
 
 
 def _unmount(mount: Mount) -> None:
