@@ -366,7 +366,9 @@ def _network_failure(subject: str, error: Exception) -> AisfsError:
                 f"{subject}: the cluster's certificate is not trusted ({cause.verify_message}): "
                 "name its CA in AIS_CLIENT_CA"
             )
-        if isinstance(cause, TimeoutError | urllib3.exceptions.TimeoutError):
+        # A connection that is refused counts as timed out to urllib3: its cause says what it was.
+        refused = isinstance(cause, urllib3.exceptions.NewConnectionError)
+        if not refused and isinstance(cause, TimeoutError | urllib3.exceptions.TimeoutError):
             return Unavailable(f"{subject}: no answer in time ({cause})")
         # urllib3 and requests keep the real cause in `reason`, or as an argument.
         inner = [getattr(cause, "reason", None), *reversed(cause.args), cause.__cause__]

@@ -130,6 +130,8 @@ def test_nobody_answers(source: list[str], mountpoint: Path):
     endpoint = f"http://127.0.0.1:{closed_port()}"
     said = refused(UNREACHABLE, *source, "--endpoint", endpoint, "--io-timeout", "3", mountpoint)
     assert endpoint in said
+    assert "Connection refused" in said
+    assert "_HTTP" not in said, "a class of ours means nothing to a user"
     check_nothing_is_left(mountpoint)
 
 
