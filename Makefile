@@ -5,6 +5,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 DATA ?=
 ARGS ?=
+# Images of containers set it; the thousands of processes of the tests would compile every module anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo test check fix bench clean
 
@@ -50,3 +52,4 @@ bench: .venv/bench  ## measure beside peers, 20 minutes (ARGS=--quick: 3 minutes
 
 clean:  ## remove the virtual environment and all caches
 	rm -rf .venv .*_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
