@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.engine import Row, ratio
-from bench.groups import epochs, fastpath, indexing, latency, listing, shard, shuffle, writing
+from bench.groups import (
+    bystanders,
+    epochs,
+    fastpath,
+    indexing,
+    latency,
+    listing,
+    shard,
+    shuffle,
+    writing,
+)
 from bench.settings import FULL
 
 Find = Callable[..., Row | None]
@@ -91,6 +101,7 @@ def judge(rows: Sequence[Row]) -> list[Goal]:
         + _second_process(find)
         + _quiet(find)
         + _fast_path(find)
+        + _waited(find)
         + _written(rows)
         + _fetched(rows)
         + _listings(rows)
@@ -151,6 +162,16 @@ def _fast_path(find: Find) -> list[Goal]:
         measured = ratio(ours.values, plain.values) if ours and plain else None
         if measured is not None:
             goals.append(Goal(f"{case}: rate over --no-lane", True, 3, measured))
+    return goals
+
+
+def _waited(find: Find) -> list[Goal]:
+    goals = []
+    for case in (bystanders.ATTRIBUTE, bystanders.PAGE):
+        row = find("bystanders", case, bystanders.BUSY, bystanders.STATE)
+        if row and row.median is not None:
+            text = f"{case}, beside a scan: ms that 99 of 100 wait at most"
+            goals.append(Goal(text, False, 5, row.median))
     return goals
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from bench.engine import Row
 from bench.groups import (
     batches,
+    bystanders,
     epochs,
     fastpath,
     indexing,
@@ -44,6 +45,7 @@ GROUPS = [
         indexing.run,
         ("aisfs.core.tar", "ratarmountcore.mountsource.formats.tar"),
     ),
+    Group("bystanders", "What other requests wait while a shard is scanned", bystanders.run),
     Group("shuffle", "ImageFolder-like epochs: how much of the data is fetched", shuffle.run),
     Group("fastpath", "Scans and random reads: the kernel and the lane", fastpath.run),
     Group("writing", "Writing into a bucket", writing.run, ("aistore.sdk", "requests")),
