@@ -4,7 +4,7 @@ import mmap
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -18,14 +18,16 @@ from bench.stage import Stage
 
 UNIT = "ms, 99 of 100 requests"
 IDLE = "nothing else goes on"
-BUSY = "a cold shard is listed and read by another process"
+BUSY = "cold shards are listed and read by another process"
 ATTRIBUTE = "an attribute (answered by trio)"
 PAGE = "4 KiB of the disk cache (answered by the lane)"
 STATE = "waited"
 PAUSE = 0.001
 """Seconds between two requests: a bystander is no load of its own."""
-LEAST = 200
+LEAST = 100
 """Requests without which 99 of 100 says nothing."""
+SHARDS = 4
+"""One that is known, the others cold."""
 PAGE_BYTES = 4096
 
 Probe = Callable[[], object]
@@ -34,10 +36,15 @@ Probe = Callable[[], object]
 def run(stage: Stage, progress: Callable[[str], None]) -> list[Row]:
     """Measure both kinds of requests beside an idle and a busy daemon."""
     members = stage.settings.members
-    progress(f"bystanders: writing two shards of {members:,} members")
+    progress(f"bystanders: writing {SHARDS} shards of {members:,} members")
     with stage.bucket("bystanders") as bucket:
         data = write_shards(
-            stage.store, bucket, samples=2 * members, shards=2, size=KILOBYTE, extract_to=None
+            stage.store,
+            bucket,
+            samples=SHARDS * members,
+            shards=SHARDS,
+            size=KILOBYTE,
+            extract_to=None,
         )
         contenders = [
             Contender(
@@ -56,7 +63,7 @@ def _waited(
         stage.folder("cache") as cache,
         stage.mounted(data.bucket, cache=cache, options=["--prefetch-shards", "0"]) as mount,
     ):
-        known, cold = (mount.path / key for key in data.keys)
+        known, *cold = (mount.path / key for key in data.keys)
         stage.cool(data)
         read_file(known, known.stat().st_size)
 
@@ -64,7 +71,7 @@ def _waited(
             with contextmanager(probing)(known) as probe:
                 if not busy:
                     return _ask(probe, until=time.monotonic() + 2)
-                reader = _read_beside(cold.with_name(f"{cold.name}.d"))
+                reader = _read_beside([shard.with_name(f"{shard.name}.d") for shard in cold])
                 return _ask(probe, until=None, reader=reader)
 
         waits = stage.measure(work, mount)
@@ -85,19 +92,24 @@ def _page(known: Path) -> Iterator[Probe]:
             os.close(file)
 
 
-def _read_beside(folder: Path) -> int:
-    """List a folder and read all its files in a process of its own; gives the process."""
+def _read_beside(folders: Sequence[Path]) -> int:
+    """List folder after folder and read all files, in a process of its own; gives the process."""
     process = os.fork()
     if not process:
         code = 1
         try:
-            for path in list_files([folder]):
-                with open(path, "rb", buffering=0) as file:
-                    file.read()
+            for folder in folders:
+                _read_all(list_files([folder]))
             code = 0
         finally:
             os._exit(code)
     return process
+
+
+def _read_all(paths: Sequence[str]) -> None:
+    for path in paths:
+        with open(path, "rb", buffering=0) as file:
+            file.read()
 
 
 def _ask(probe: Probe, *, until: float | None, reader: int = 0) -> list[float]:
@@ -112,7 +124,7 @@ def _ask(probe: Probe, *, until: float | None, reader: int = 0) -> list[float]:
                 return waits
         elif (ended := os.waitpid(reader, os.WNOHANG))[0]:
             if ended[1]:
-                raise NotMeasured("the reader of the cold shard failed")
+                raise NotMeasured("the reader of the cold shards failed")
             return waits
         time.sleep(PAUSE)
 
