@@ -41,6 +41,7 @@ class Settings:
     far_seconds: float = 6.0
     """What the slowest reader of shuffled samples behind the modelled link may take, about."""
     workers: tuple[int, ...] = (0, 2)
+    image_workers: tuple[int, ...] = (0, 2)
     written_bytes: int = 1 << 30
     written_files: int = 10_000
 
@@ -62,7 +63,8 @@ QUICK = Settings(
     shard_bytes=96 << 20,
     members=10_000,
     shuffled_images=500,
-    epochs=3,
+    epochs=2,
+    image_workers=(0,),
     latencies=(0.02,),
     far_shard_bytes=24 << 20,
     far_seconds=0.5,

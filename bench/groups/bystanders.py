@@ -24,6 +24,7 @@ PAGE = "4 KiB of the disk cache (answered by the lane)"
 STATE = "waited"
 PAUSE = 0.001
 """Seconds between two requests: a bystander is no load of its own."""
+IDLE_SECONDS = 0.5
 LEAST = 100
 """Requests without which 99 of 100 says nothing."""
 SHARDS = 4
@@ -70,7 +71,7 @@ def _waited(
         def work() -> list[float]:
             with contextmanager(probing)(known) as probe:
                 if not busy:
-                    return _ask(probe, until=time.monotonic() + 2)
+                    return _ask(probe, until=time.monotonic() + IDLE_SECONDS)
                 reader = _read_beside([shard.with_name(f"{shard.name}.d") for shard in cold])
                 return _ask(probe, until=None, reader=reader)
 

@@ -1,6 +1,6 @@
 """Epochs over samples: the seed benchmark's table, with the mount beside its readers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,17 +36,26 @@ EXTRACTED_BUFFERED = "the same files extracted, plain open() of Python"
 def small(stage: Stage, progress: Callable[[str], None]) -> list[Row]:
     """Measure 1 KB samples."""
     settings = stage.settings
-    return _run(stage, progress, "small", KILOBYTE, settings.samples, settings.loose)
+    return _run(
+        stage, progress, "small", KILOBYTE, settings.samples, settings.loose, settings.workers
+    )
 
 
 def images(stage: Stage, progress: Callable[[str], None]) -> list[Row]:
     """Measure images; nothing decodes them, so that decoding does not hide the readers."""
     settings = stage.settings
-    return _run(stage, progress, "images", IMAGE, settings.images, settings.loose_images)
+    number, loose = settings.images, settings.loose_images
+    return _run(stage, progress, "images", IMAGE, number, loose, settings.image_workers)
 
 
 def _run(
-    stage: Stage, progress: Callable[[str], None], group: str, size: int, packed: int, loose: int
+    stage: Stage,
+    progress: Callable[[str], None],
+    group: str,
+    size: int,
+    packed: int,
+    loose: int,
+    all_workers: Sequence[int],
 ) -> list[Row]:
     progress(f"{group}: writing {packed:,} samples into shards and {loose:,} as objects")
     with (
@@ -65,7 +74,7 @@ def _run(
             extract_to=extracted,
         )
         contenders = []
-        for workers in stage.settings.workers:
+        for workers in all_workers:
             contenders += _Epochs(stage, single, shards, *others, workers).contenders()
         return measure(group, contenders, stage.settings, progress)
 
