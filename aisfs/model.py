@@ -46,8 +46,12 @@ class Bucket:
     provider: Provider = Provider.AIS
     namespace: str = ""
     """AIStore's `@uuid#name` form; empty means the global namespace of this cluster."""
+    path: str = field(default="", compare=False)
+    """Where a directory lies that stands for a bucket; messages then call it by that."""
 
     def __str__(self) -> str:
+        if self.path:
+            return self.path.rstrip("/")
         space = f"{self.namespace}/" if self.namespace else ""
         return f"{self.provider.scheme}://{space}{self.name}"
 

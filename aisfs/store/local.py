@@ -57,8 +57,9 @@ class LocalStore:
 
     def __init__(self, root: Path) -> None:
         """Take the directory as it is now; should it move, it is gone."""
-        self._root = os.fsencode(os.path.realpath(root))
-        self.bucket = Bucket(os.fsdecode(os.path.basename(self._root)) or "root")
+        path = os.path.realpath(root)
+        self._root = os.fsencode(path)
+        self.bucket = Bucket(os.path.basename(path) or "root", path=path)
         self._limiter = trio.CapacityLimiter(_MOST_THREADS)
         self._lock = threading.Lock()
         self._hidden: set[bytes] = set()

@@ -1,4 +1,5 @@
 import os
+import re
 import socket
 
 import pytest
@@ -26,6 +27,12 @@ async def test_the_bucket_is_named_after_the_directory(root):
     assert await store.list_buckets(Provider.AWS) == []
     (root.parent / "link").symlink_to(root)
     assert LocalStore(root.parent / "link").bucket == Bucket("shards")
+
+
+async def test_messages_name_the_file(root):
+    store = LocalStore(root)
+    with pytest.raises(NotFound, match=f"^{re.escape(str(root / 'missing.tar'))}"):
+        await store.head(store.bucket, "missing.tar")
 
 
 async def test_attributes(root):
