@@ -14,6 +14,7 @@ import errno
 import fcntl
 import logging
 import os
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -156,6 +157,8 @@ class StagingArea:
         self.limit = limit
         self.open: set[StagedFile] = set()
         self._serial = 0
+        self._books = threading.Lock()
+        """Held for an instant: the lane's thread writes to staged files too."""
         self._used = 0
         self._parked = 0
         self._session = directory / uuid.uuid4().hex[:12]
@@ -187,18 +190,25 @@ class StagingArea:
         Raises:
             OutOfSpace: they would exceed the limit.
         """
-        if self.used + size > self.limit:
-            self.count_parked()  # `aisfs recover` may have made room
-        if self.used + size > self.limit:
+        if self._fits(size):
+            return
+        self.count_parked()  # `aisfs recover` may have made room
+        if not self._fits(size):
             raise OutOfSpace(
                 f"staging directory {self.directory}: {self.used} of {self.limit} bytes are in use, "
                 f"{self._parked} of them by files that `aisfs recover` lists; see --staging-size"
             )
-        self._used += size
+
+    def _fits(self, size: int) -> bool:
+        with self._books:
+            fits = self.used + size <= self.limit
+            self._used += size if fits else 0
+        return fits
 
     def give_back(self, size: int) -> None:
         """Count `size` bytes less; nothing when it is negative."""
-        self._used -= max(size, 0)
+        with self._books:
+            self._used -= max(size, 0)
 
     def count_parked(self) -> None:
         """Count what is parked."""

@@ -47,6 +47,10 @@ class KnownWritten(Known):
         """See `Known`."""
         return None if self._filesystem.is_written(ino) else super().read(ino, offset, size)
 
+    def write(self, ino: int, offset: int, data: memoryview) -> bool:
+        """Write to a file; says whether that could be done."""
+        return self._filesystem.write_known(ino, offset, data)
+
     def open(self, ino: int) -> bool:
         """Open a file to read; says whether that could be done."""
         node = self._inodes.get(ino)

@@ -8,13 +8,12 @@ versions it becomes meanwhile; anybody else's new version of the object gets a n
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-import trio
-
 from aisfs.core.listing import PENDING_VERSION
 from aisfs.core.names import shard_of_bytes, shard_of_directory
 from aisfs.core.views import MembersView
 from aisfs.engine.staging import StagedFile
 from aisfs.errors import AisfsError
+from aisfs.filesystem.content_lock import ContentLock
 from aisfs.filesystem.nodes import ObjectNode, identity
 from aisfs.model import Bucket, ObjectInfo
 
@@ -51,7 +50,7 @@ class WrittenFile:
     """Why a write failed; None after the next one. Content with a hole in it is not uploaded."""
     handles: int = 0
     writers: int = 0
-    lock: trio.Lock = field(default_factory=trio.Lock)
+    lock: ContentLock = field(default_factory=ContentLock)
     """Held while content or name change, and while it is uploaded."""
 
     @property

@@ -106,6 +106,8 @@ HEADER = Struct("=IIQQIIIHH")
 """fuse_in_header: len opcode unique nodeid uid gid pid total_extlen padding."""
 READ = Struct("=QQIIQII")
 """fuse_read_in: fh offset size read_flags lock_owner flags padding; READDIR and READDIRPLUS too."""
+_WRITE = Struct("=QQIIQII")
+"""fuse_write_in: fh offset size write_flags lock_owner flags padding."""
 REPLY = Struct("=IiQ")
 """fuse_out_header: len error unique."""
 _FORGET = Struct("=Q")
@@ -115,6 +117,7 @@ _INTERRUPT = Struct("=Q")
 _INIT_IN = Struct("=IIII")
 _OPEN_IN = Struct("=II")
 _OPEN_OUT = Struct("=IiQ QII")
+_WRITE_OUT = Struct("=IiQ II")
 _GETXATTR = Struct("=II")
 _ATTR = "QQQQQQIIIIIIIIII"
 _ATTR_OUT = Struct("=IiQ QII" + _ATTR)
@@ -202,6 +205,13 @@ def handle(message: memoryview) -> int:
     return number
 
 
+def written(message: memoryview) -> tuple[int, memoryview]:
+    """Give offset and data of a WRITE; the data is a part of the message."""
+    _, offset, size, *_ = _WRITE.unpack_from(message, BODY)
+    start = BODY + _WRITE.size
+    return offset, message[start : start + size]
+
+
 def set_handle(message: memoryview, handle: int, max_size: int) -> None:
     """Change the handle of a READDIR or READDIRPLUS in place, and ask for `max_size` at most."""
     _, offset, size, *rest = READ.unpack_from(message, BODY)
@@ -224,6 +234,11 @@ def data_header(unique: int, size: int) -> bytes:
 def open_reply(unique: int, handle: int, flags: OpenFlag) -> bytes:
     """Answer OPEN or OPENDIR with the handle that requests about it shall carry."""
     return _OPEN_OUT.pack(_OPEN_OUT.size, 0, unique, handle, flags, 0)
+
+
+def write_reply(unique: int, size: int) -> bytes:
+    """Say how many bytes of a WRITE were written."""
+    return _WRITE_OUT.pack(_WRITE_OUT.size, 0, unique, size, 0)
 
 
 def attr_reply(unique: int, attr: Attr) -> bytes:

@@ -46,6 +46,8 @@ MESSAGE_ROOM = 8192
 """Bytes of a message that are not data, and what the kernel adds for its books."""
 LIST_BYTES_MAX = 65536
 """Largest reply to READDIRPLUS asked of pyfuse3; the kernel asks again for the rest."""
+PATIENT = Opcode.WRITE
+"""Waits for the local disk, which may take its time: no reason to end the mount."""
 OBSERVED = (Opcode.READ, Opcode.READDIRPLUS)
 COUNTING = (Opcode.LOOKUP, Opcode.READDIRPLUS)
 """Requests whose successful replies count lookups."""
@@ -190,7 +192,8 @@ class Lane:
         replied = 0.0
         while not self._stopping and (length := self._receive(parts, hot=hot)) is not None:
             _, opcode, unique, nodeid, _, _, pid, _, _ = unpack(buffer)
-            now = self.busy_since[0] = time.monotonic()
+            now = time.monotonic()
+            self.busy_since[0] = None if opcode == PATIENT else now
             handler = handlers.get(opcode)
             message = view[:length]
             try:

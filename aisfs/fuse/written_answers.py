@@ -58,6 +58,7 @@ class WrittenAnswers(Answers):
     def handlers(self) -> dict[int, Handler]:
         """See `Answers`."""
         handlers = super().handlers | {
+            Opcode.WRITE: self.write,
             Opcode.RELEASE: self.release,
             Opcode.FSYNC: self.fsync,
             Opcode.RELEASEDIR: self.releasedir,
@@ -91,6 +92,13 @@ class WrittenAnswers(Answers):
             return FORWARD
         flags = OpenFlag.KEEP_CACHE | OpenFlag.NOFLUSH
         return (abi.open_reply(unique, handle_of(nodeid), flags),)
+
+    def write(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
+        """Write to what is staged, from where the kernel put the data."""
+        offset, data = abi.written(message)
+        if not self._known.write(nodeid, offset, data):
+            return FORWARD
+        return (abi.write_reply(unique, len(data)),)
 
     def release(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Close for good what was opened here."""

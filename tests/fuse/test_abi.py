@@ -1,7 +1,7 @@
 """The kernel's messages byte for byte, so that a slip in a layout fails here and not in a mount.
 
-Requests were read from /dev/fuse of Linux 6.18 (ABI 7.45). Replies and notifications were compared
-with the structs of linux/fuse.h by hand.
+Requests were read from /dev/fuse of Linux 6.18 (ABI 7.45). WRITE, replies and notifications were
+compared with the structs of linux/fuse.h by hand.
 """
 
 import stat
@@ -39,6 +39,10 @@ READ = message(
     "500000000f00000018000000000000000200000000000000000000000000000083410000000000000000"
     "0000000000000000000000000000001000000000000000000000000000000080000000000000"
 )
+WRITE = message(
+    "540000001000000018000000000000000200000000000000000000000000000083410000000000000300"
+    "000000000000070000000500000004000000000000000000000000000000000000000000000064617461"
+)
 READDIRPLUS = message(
     "500000002c0000000e000000000000000100000000000000000000000000000082410000000000000000"
     "0000000000000000000000000000000002000000000000000000000000000088010000000000"
@@ -68,6 +72,7 @@ BATCH_FORGET = message(
         (INIT, Opcode.INIT, 2, 0, 0),
         (LOOKUP, Opcode.LOOKUP, 0x1C, 1, 0x4184),
         (READ, Opcode.READ, 0x18, 2, 0x4183),
+        (WRITE, Opcode.WRITE, 0x18, 2, 0x4183),
         (READDIRPLUS, Opcode.READDIRPLUS, 0xE, 1, 0x4182),
         (GETXATTR, Opcode.GETXATTR, 6, 1, 0x4182),
         (FORGET, Opcode.FORGET, 0x22, 2, 0),
@@ -92,6 +97,12 @@ def test_what_the_kernel_can():
     flags = abi.init_flags(INIT)
     for flag in InitFlag:
         assert flag in flags
+
+
+def test_a_write_and_its_answer():
+    offset, data = abi.written(WRITE)
+    assert (offset, bytes(data)) == (5 << 32 | 7, b"data")
+    assert abi.write_reply(9, 4) == struct.pack("=IiQII", 24, 0, 9, 4, 0)
 
 
 def test_a_directory_is_read_by_its_inode():

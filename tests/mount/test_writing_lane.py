@@ -109,6 +109,25 @@ def test_a_reader_sees_what_somebody_else_writes(place: Writable, folder: Path):
     assert place.stored(f"{folder.name}/one") == b"ONE"
 
 
+def test_what_is_staged_is_written_by_the_lane(place: Writable, folder: Path):
+    pieces = [bytes([n]) * 65_536 for n in range(8)]
+    with counting(place.mount) as asked, open(folder / "new", "wb", buffering=0) as new:
+        for piece in pieces:
+            new.write(piece)
+        assert os.fstat(new.fileno()).st_size == 8 * 65_536
+        assert place.stored(f"{folder.name}/new") is None
+    assert place.stored(f"{folder.name}/new") == b"".join(pieces)
+    assert (asked["lane", "write"], asked["pyfuse3", "write"]) == (len(pieces), 0)
+    with counting(place.mount) as asked, open(folder / "one", "r+b", buffering=0) as old:
+        old.write(b"ONE")  # what is there is fetched before
+        old.write(b" AS")
+        os.fsync(old)
+        assert place.stored(f"{folder.name}/one") == b"ONE AS it was"
+        os.pwrite(old.fileno(), b"WAS", 10)
+    assert place.stored(f"{folder.name}/one") == b"ONE AS it WAS"
+    assert (asked["lane", "write"], asked["pyfuse3", "write"]) == (2, 1)
+
+
 @pytest.mark.parametrize("change", ["unlink", "replace", "truncate"])
 def test_a_reader_keeps_a_file_that_loses_its_name(place: Writable, folder: Path, change: str):
     # Read nothing before, so that what comes after is nowhere but where the change has put it.

@@ -1,0 +1,61 @@
+"""The lock of a written file: tasks of trio queue for it, the lane's thread takes it or does not."""
+
+import threading
+from types import TracebackType
+
+import trio
+
+
+class ContentLock:
+    """Held by one task at a time, for as long as it likes; or by another thread, for moments."""
+
+    def __init__(self) -> None:
+        """Start unheld; to be made in the trio thread."""
+        self._tasks = trio.Lock()
+        self._token = trio.lowlevel.current_trio_token()
+        self._guard = threading.Lock()
+        """Held for an instant, by whoever looks at the thread's part or changes it."""
+        self._in_thread = False
+        self._left: trio.Event | None = None
+        """Set for the task that waits until the thread is done."""
+
+    async def __aenter__(self) -> None:
+        """Wait for the tasks that came before, then for the thread, which comes in no more."""
+        await self._tasks.acquire()
+        try:
+            await self._thread_left()
+        except BaseException:
+            self._tasks.release()
+            raise
+
+    async def _thread_left(self) -> None:
+        with self._guard:
+            if not self._in_thread:
+                return
+            self._left = left = trio.Event()
+        await left.wait()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Let the next one in."""
+        self._tasks.release()
+
+    def take_in_thread(self) -> bool:
+        """Take it, unless a task has it or is about to; says whether. From one thread only."""
+        with self._guard:
+            if self._tasks.locked():
+                return False
+            self._in_thread = True
+            return True
+
+    def leave_in_thread(self) -> None:
+        """Give it back."""
+        with self._guard:
+            self._in_thread = False
+            left, self._left = self._left, None
+        if left is not None:
+            self._token.run_sync_soon(left.set)
