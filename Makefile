@@ -30,7 +30,7 @@ demo: .venv/torch  ## mount an embedded server's shards, look around, train, unm
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --group programs
 	@touch $@
 
-test: .venv/programs  ## all tests, on real mounts (AIS_ENDPOINT=URL: the store tests on that cluster too)
+test: .venv/programs  ## all tests, on real mounts (AIS_ENDPOINT=URL: store and writing tests on that cluster too)
 	@$(BIN)/pytest --numprocesses 6 --dist loadfile --no-loadscope-reorder
 
 check: .venv/ready  ## lint, format, types, layers

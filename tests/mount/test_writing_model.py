@@ -181,9 +181,10 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def the_store_has_it(self) -> None:
+        objects = self.place.objects(f"{self.name}/")
         stored = {
-            str(file.relative_to(self.place.objects / self.name)): file.read_bytes()
-            for file in (self.place.objects / self.name).rglob("*")
+            str(file.relative_to(objects)): file.read_bytes()
+            for file in objects.rglob("*")
             if file.is_file()
         }
         assert stored == self.files

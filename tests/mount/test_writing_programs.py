@@ -112,7 +112,7 @@ def test_sqlite(folder: Path, place: Writable):
         "    assert base.execute('pragma integrity_check').fetchone() == ('ok',)\n",
         folder / "base.db",
     )
-    with sqlite3.connect(place.objects / folder.name / "base.db") as base:
+    with sqlite3.connect(place.objects(f"{folder.name}/") / "base.db") as base:
         assert base.execute("pragma integrity_check").fetchone() == ("ok",)
         assert base.execute("select sum(length(b)) from t").fetchone() == (62250,)
 

@@ -22,7 +22,7 @@ def place(request: pytest.FixtureRequest, lane: bool, tmp_path_factory: pytest.T
 
 
 def members(place: Writable, key: str) -> dict[str, bytes]:
-    with tarfile.open(place.objects / key) as tar:
+    with tarfile.open(place.objects() / key) as tar:
         return {member.name: tar.extractfile(member).read() for member in tar if member.isfile()}
 
 

@@ -1,5 +1,11 @@
-"""A writable mount over a store whose objects are plain files, so that tests see what it holds."""
+"""A writable mount over a store whose objects are plain files, so that tests see what it holds.
 
+With AIS_ENDPOINT set the embedded server's place is taken by a fresh bucket of that cluster, whose
+objects are brought into files when a test looks at them.
+"""
+
+import shutil
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -7,9 +13,61 @@ from pathlib import Path
 from typing import Any
 
 from aistore.sdk import Client
+from aistore.sdk.errors import ErrObjNotFound
 
+from tests.contract.subjects import CLUSTER
 from tests.support.mounts import Mount, mounted
 from tests.support.servers import RunningServer, running_server
+
+
+@dataclass(frozen=True)
+class ClusterBucket:
+    """A bucket of the cluster of AIS_ENDPOINT."""
+
+    endpoint: str
+    name: str
+
+    def fill(self, folder: Path) -> None:
+        """Put all files below `folder` into it."""
+        for file in folder.rglob("*"):
+            if file.is_file():
+                key = str(file.relative_to(folder))
+                self._bucket.object(key).get_writer().put_content(file.read_bytes())
+
+    def get(self, key: str) -> bytes | None:
+        """Give an object."""
+        try:
+            content: bytes = self._bucket.object(key).get_reader().read_all()
+        except ErrObjNotFound:
+            return None
+        return content
+
+    def fetch(self, folder: Path, prefix: str) -> None:
+        """Make the files below `folder` the objects it has below `prefix` now."""
+        shutil.rmtree(folder)
+        folder.mkdir()
+        for found in self._bucket.list_all_objects(prefix=prefix):
+            content = self.get(found.name)
+            if content is not None:
+                file = folder / found.name
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(content)
+
+    @property
+    def _bucket(self) -> Any:
+        return Client(self.endpoint).bucket(self.name)
+
+
+@contextmanager
+def cluster_bucket() -> Iterator[ClusterBucket]:
+    """Make a bucket, and remove it with all that is in it."""
+    made = ClusterBucket(CLUSTER, f"aisfs-test-{uuid.uuid4().hex[:12]}")
+    bucket = Client(made.endpoint).bucket(made.name)
+    bucket.create()
+    try:
+        yield made
+    finally:
+        bucket.delete()
 
 
 @dataclass
@@ -18,14 +76,22 @@ class Writable:
 
     mount: Mount
     path: Path
-    objects: Path
-    """The objects of the bucket as files."""
+    files: Path
+    """The objects of the bucket as files; of a cluster as they were when last looked at."""
     staging: Path
-    server: RunningServer | None
+    server: RunningServer | ClusterBucket | None
+
+    def objects(self, prefix: str = "") -> Path:
+        """The objects below a prefix as files, as they are now."""
+        if isinstance(self.server, ClusterBucket):
+            self.server.fetch(self.files, prefix)
+        return self.files / prefix
 
     def stored(self, key: str) -> bytes | None:
         """What the store holds, whatever the mount shows."""
-        file = self.objects / key
+        if isinstance(self.server, ClusterBucket):
+            return self.server.get(key)
+        file = self.files / key
         return file.read_bytes() if file.is_file() else None
 
     def put(self, key: str, content: bytes) -> None:
@@ -33,7 +99,7 @@ class Writable:
         if self.server is not None:
             self._object(key).get_writer().put_content(content)
             return
-        file = self.objects / key
+        file = self.files / key
         file.parent.mkdir(parents=True, exist_ok=True)
         temporary = file.with_name(f".{file.name}")
         temporary.write_bytes(content)
@@ -44,21 +110,23 @@ class Writable:
         if self.server is not None:
             self._object(key).delete()
             return
-        file = self.objects / key
+        file = self.files / key
         file.unlink()
         for folder in file.parents:
-            if folder == self.objects or any(folder.iterdir()):
+            if folder == self.files or any(folder.iterdir()):
                 break
             folder.rmdir()
 
     def _object(self, key: str) -> Any:
         assert self.server is not None
-        return Client(self.server.endpoint).bucket("b").object(key)
+        bucket = self.server.name if isinstance(self.server, ClusterBucket) else "b"
+        return Client(self.server.endpoint).bucket(bucket).object(key)
 
     def names(self) -> set[str]:
+        objects = self.objects()
         return {
-            str(file.relative_to(self.objects))
-            for file in self.objects.rglob("*")
+            str(file.relative_to(objects))
+            for file in objects.rglob("*")
             if file.is_file() and not file.name.startswith(".")
         }
 
@@ -75,7 +143,7 @@ def writable(
     expected_log: Sequence[str] = (),
     faulty: bool = False,
     deadline: float = 200.0,
-    server: RunningServer | None = None,
+    server: RunningServer | ClusterBucket | None = None,
     name: str = "mnt",
 ) -> Iterator[Writable]:
     """Mount the bucket `b` of a server, or a directory, below `base`; whatever is there stays."""
@@ -84,11 +152,15 @@ def writable(
     for folder in (place, objects):
         folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        if backend == "ais" and server is None:
+        if backend == "ais" and server is None and CLUSTER and not faulty:
+            server = stack.enter_context(cluster_bucket())
+            server.fill(objects)
+        elif backend == "ais" and server is None:
             server = stack.enter_context(running_server(base / "store", faulty=faulty))
+        bucket = server.name if isinstance(server, ClusterBucket) else "b"
         mount = stack.enter_context(
             mounted(
-                "ais://b" if server is not None else str(objects),
+                f"ais://{bucket}" if server is not None else str(objects),
                 place,
                 endpoint=server.endpoint if server is not None else None,
                 options=["--writable", "--staging-dir", str(staging), *options],
