@@ -23,6 +23,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from aisfs.config import Shards
+from aisfs.core.member_columns import KIND_BITS
 from aisfs.core.member_index import MemberIndex
 from aisfs.core.view_tree import DIRECTORY, NO_ROW, MemberTree, path_of
 
@@ -37,6 +38,7 @@ class Child(NamedTuple):
     """The directory's number, None for everything else."""
 
 
+_PLAIN = bytes(flags for flags in range(256) if not flags & KIND_BITS)
 BISECTED = 8
 """Entries from which on a directory gets a permutation by name; a sample has fewer."""
 
@@ -100,13 +102,14 @@ class Directory:
     def __iter__(self) -> Iterator[Child]:
         return self.children()
 
-    def plain_files(self, start: int = 0) -> Iterator[tuple[int, bytes]]:
-        """Yield (row, name) of the entries from a position on, the row -1 for all but plain files.
+    def plain_files(self, start: int, most: int) -> tuple[Sequence[int], list[bytes]]:
+        """Return rows and names of the entries from a position on, up to the first that is no
+        plain file, and no more than `most`.
 
-        For listings: a tenth of the time of `children`.
+        For listings: a twentieth of the time of `children`.
         """
-        view = self._view
-        return view.plain_files(range(self._start + start, self._stop))
+        first = self._start + start
+        return self._view.plain_files(range(first, min(first + most, self._stop)))
 
     @property
     def searchable(self) -> bool:
@@ -238,19 +241,29 @@ class MembersView:
             return Child(self._names[number], self.directory_row(number), number)
         return Child(self.entry_name(at), code, None)
 
-    def plain_files(self, places: range) -> Iterator[tuple[int, bytes]]:
-        """Yield (row, name) of entries of one directory, the row -1 for all but plain files."""
+    def plain_files(self, places: range) -> tuple[Sequence[int], list[bytes]]:
+        """Return rows and names of entries of one directory, up to the first that is no plain file."""
         columns = self.index.columns
         names, ends, flags = columns.names, columns.ends, columns.flags
-        contents, renamed, entries = columns.contents, self._renamed, self._entries
-        for at in places:
-            code = entries[at]
-            if code & DIRECTORY or flags[code] & 3 or code in renamed or code in contents:
-                yield -1, b""
-            else:
-                start, stop = ends[code - 1] if code else 0, ends[code]
-                slash = names.rfind(b"/", start, stop)
-                yield code, bytes(names[slash + 1 if slash >= 0 else start : stop])
+        contents, renamed = columns.contents, self._renamed
+        codes = self._entries[places.start : places.stop]
+        if (
+            isinstance(codes, range)
+            and not (renamed or contents)
+            and not flags[codes.start : codes.stop].translate(None, _PLAIN)
+        ):
+            stops = ends[codes.start : codes.stop]
+            starts = [ends[codes.start - 1] if codes.start else 0, *stops]
+            return codes, [bytes(names[a:b]) for a, b in zip(starts, stops, strict=False)]
+        rows: list[int] = []
+        found: list[bytes] = []
+        for code in codes:
+            if code & DIRECTORY or flags[code] & KIND_BITS or code in renamed or code in contents:
+                break
+            name = names[ends[code - 1] if code else 0 : ends[code]]
+            rows.append(code)
+            found.append(bytes(name[name.rfind(b"/") + 1 :]))
+        return rows, found
 
     def rows(self, start: int, stop: int) -> Sequence[int]:
         """Return the members among entries given by their places in the whole view."""

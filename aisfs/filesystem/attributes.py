@@ -6,7 +6,9 @@ A directory of a bucket does change, and the kernel keeps what it listed (`aisfs
 """
 
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from aisfs.config import TreeSettings
 from aisfs.core.stamps import mode_of, mtime_of
@@ -42,6 +44,17 @@ class Entry:
     attr: Attr
     entry_timeout: float
     """Seconds the kernel may keep the name."""
+
+
+class FileRun(NamedTuple):
+    """Plain files side by side in a listing, as columns: a million are listed at a time, and objects
+    for each would cost more than all the rest."""
+
+    inos: Sequence[int]
+    sizes: Sequence[int]
+    mtimes_ns: Sequence[int]
+    modes: Sequence[int]
+    names: Sequence[bytes]
 
 
 class AttrMaker:

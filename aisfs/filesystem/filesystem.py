@@ -228,12 +228,12 @@ class FileSystem:
     def members_handle(self, view: MembersView, node: ShardNode, ino: int) -> DirectoryHandle:
         """Open a directory of an open shard."""
         members = self._folders.children_in(view, node, ino)
-        rows = self._folders.rows_in(view, node, ino)
+        listed = self._folders.listed_in(view, node, ino)
 
         def entries(offset: int) -> Iterator[tuple[int, Entry, Node]]:
             return ((at, entry, node) for at, entry in members(offset))
 
-        return DirectoryHandle(entries, entries, MemberRows(node, *self._make.owner, rows))
+        return DirectoryHandle(entries, entries, MemberRows(node, *self._make.owner, listed))
 
     def children_handle(self, ino: int, children: Children) -> DirectoryHandle:
         """Open a directory above the shards, whose listing the kernel is going to be given."""

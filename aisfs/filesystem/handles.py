@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from aisfs.core.member_index import MemberIndex
 from aisfs.filesystem.attributes import Entry
 from aisfs.filesystem.nodes import FileNode, Node, ShardNode
-from aisfs.filesystem.shards import ListedRow
+from aisfs.filesystem.shards import Listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +23,13 @@ class DirectoryHandle:
 
 @dataclass(frozen=True, slots=True)
 class MemberRows:
-    """A directory of a shard as rows."""
+    """A directory of a shard as columns."""
 
     node: ShardNode
     uid: int
     gid: int
-    rows: Callable[[int], Iterator[ListedRow]]
-    """Gives the rows behind an offset."""
+    listed: Callable[[int, int], Listed]
+    """Gives what is listed from an offset on, and how many files at most."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ Their numbers say which shard and which row they are, so nothing is stored per m
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from aisfs.core.inodes import directory_number, member_number, split_member
@@ -12,12 +12,11 @@ from aisfs.core.member_index import EXECUTABLE, MemberIndex, MemberKind
 from aisfs.core.views import Child, Directory, MembersView
 from aisfs.engine.indexer import Indexer
 from aisfs.errors import NotADirectory
-from aisfs.filesystem.attributes import FOREVER, Attr, AttrMaker, Entry
+from aisfs.filesystem.attributes import FOREVER, Attr, AttrMaker, Entry, FileRun
 from aisfs.filesystem.nodes import ShardNode
 
-ListedRow = tuple[int, int, int, int, int, bytes, Entry | None]
-"""(offset of the next, inode, size, mtime in ns, mode, name, None) of a plain file: a million are
-listed at a time, and objects for each would cost more than all the rest. All else has its entry."""
+Listed = FileRun | Entry | None
+"""What is listed next: plain files, or something else, or nothing more."""
 
 
 class ShardFolders:
@@ -87,26 +86,42 @@ class ShardFolders:
         first, _, low = _split(ino)
         return partial(self._entries, shard, view, first, view.directory(low))
 
-    def rows_in(
+    def listed_in(
         self, view: MembersView, shard: ShardNode, ino: int
-    ) -> Callable[[int], Iterator[ListedRow]]:
-        """List the directory with the number `ino` of an open shard, as rows; see `ListedRow`."""
+    ) -> Callable[[int, int], Listed]:
+        """List the directory with the number `ino` of an open shard, from an offset on and with so
+        many files at most."""
         first, _, low = _split(ino)
-        return partial(self._rows, shard, view, first, view.directory(low))
+        return partial(self._listed, shard, view, first, view.directory(low))
 
-    def _rows(
-        self, shard: ShardNode, view: MembersView, first: int, directory: Directory, offset: int
-    ) -> Iterator[ListedRow]:
+    def _listed(
+        self,
+        shard: ShardNode,
+        view: MembersView,
+        first: int,
+        directory: Directory,
+        offset: int,
+        most: int,
+    ) -> Listed:
+        if offset >= len(directory):
+            return None
+        rows, names = directory.plain_files(offset, most)
+        if not names:
+            return self._entry(shard, view, first, directory.child(offset))
         columns = view.index.columns
-        sizes, mtimes, flags = columns.sizes, columns.mtimes, columns.flags
+        inos: Sequence[int] = [first | row for row in rows]
+        if isinstance(rows, range):
+            some = slice(rows.start, rows.stop)
+            sizes: Sequence[int] = columns.sizes[some]
+            mtimes: Sequence[int] = columns.mtimes[some]
+            flags: Sequence[int] = columns.flags[some]
+        else:
+            sizes = [columns.sizes[row] for row in rows]
+            mtimes = [columns.mtimes[row] for row in rows]
+            flags = [columns.flags[row] for row in rows]
         plain, executable = self._make.file_mode(), self._make.file_mode(executable=True)
-        for following, (row, name) in enumerate(directory.plain_files(offset), start=offset + 1):
-            if row < 0:
-                entry = self._entry(shard, view, first, directory.child(following - 1))
-                yield following, 0, 0, 0, 0, b"", entry
-            else:
-                mode = executable if flags[row] & EXECUTABLE else plain
-                yield following, first | row, sizes[row], mtimes[row], mode, name, None
+        modes = [executable if each & EXECUTABLE else plain for each in flags]
+        return FileRun(inos, sizes, mtimes, modes, names)
 
     def _entries(
         self, shard: ShardNode, view: MembersView, first: int, directory: Directory, offset: int

@@ -1,12 +1,13 @@
 """The kernel's side of /dev/fuse as bytes: requests taken apart, replies and notifications packed.
 
-The only module that knows the layouts; source: linux/include/uapi/linux/fuse.h, ABI 7.45, in the
-byte order of the machine. Nothing here reads or writes a descriptor.
+The only module that knows the layouts, with `aisfs.fuse.entries`; source:
+linux/include/uapi/linux/fuse.h, ABI 7.45, in the byte order of the machine. Nothing here reads or
+writes a descriptor.
 """
 
 import errno
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import IntEnum, IntFlag
 from struct import Struct
 from typing import NamedTuple
@@ -123,19 +124,21 @@ _ATTR = "QQQQQQIIIIIIIIII"
 _ATTR_OUT = Struct("=IiQ QII" + _ATTR)
 _ENTRY_OUT = Struct("=IiQ QQQQII" + _ATTR)
 _MISSING = Struct("=IiQ QQQQII88x")
-_DIRENTPLUS = Struct("=QQQQII" + _ATTR + "QQII")
+DIRENTPLUS = Struct("=QQQQII" + _ATTR + "QQII")
+"""fuse_direntplus, without the name that follows."""
 _INIT_OUT = Struct("=IIIIHHIIHHIIH22x")
 _INVAL_INODE = Struct("=IiQ Qqq")
 _INVAL_ENTRY = Struct("=IiQ QII")
 _STORE = Struct("=IiQ QQII")
-_STORE_SIZE, _STORE_CODE = _STORE.size, int(Notification.STORE)
+STORE_HEADER = _STORE.size
+"""Bytes of a notification before those to store."""
+_STORE_CODE = int(Notification.STORE)
 
 BODY = HEADER.size
 """Where the body of a request begins."""
 DIRENT_ALIGNMENT = 8
 GIGA = 1_000_000_000
-_WORD = (1 << 64) - 1
-_REGULAR = stat.S_IFREG >> 12
+WORD = (1 << 64) - 1
 
 
 class InitReply(NamedTuple):
@@ -243,7 +246,7 @@ def write_reply(unique: int, size: int) -> bytes:
 
 def attr_reply(unique: int, attr: Attr) -> bytes:
     """Answer GETATTR."""
-    valid, valid_ns = _timeout(attr.timeout)
+    valid, valid_ns = timeout_words(attr.timeout)
     return _ATTR_OUT.pack(_ATTR_OUT.size, 0, unique, valid, valid_ns, 0, *_attr(attr))
 
 
@@ -256,48 +259,17 @@ def missing_reply(unique: int, timeout: float) -> bytes:
     """Answer LOOKUP: nothing is there, which the kernel may keep for `timeout` seconds."""
     if not timeout:
         return error_reply(unique, errno.ENOENT)
-    valid, valid_ns = _timeout(timeout)
+    valid, valid_ns = timeout_words(timeout)
     return _MISSING.pack(_MISSING.size, 0, unique, 0, 0, valid, 0, valid_ns, 0)
 
 
 def direntplus(attr: Attr, name: bytes, offset: int, entry_timeout: float) -> bytes:
     """Pack one entry of READDIRPLUS; `offset` is where the one behind it is."""
     length = len(name)
-    fixed = _DIRENTPLUS.pack(
+    fixed = DIRENTPLUS.pack(
         *_entry(attr, entry_timeout), *_attr(attr), attr.ino, offset, length, attr.mode >> 12
     )
     return fixed + name + bytes(-length % DIRENT_ALIGNMENT)
-
-
-class FilePacker:
-    """Packs entries of READDIRPLUS for regular files of one owner, ten times as fast."""
-
-    def __init__(self, uid: int, gid: int, timeout: float) -> None:
-        """The kernel may keep names and attributes for `timeout` seconds."""
-        self._valid, self._valid_ns = _timeout(timeout)
-        self._uid, self._gid = uid, gid
-
-    def direntplus(
-        self, ino: int, size: int, mtime_ns: int, mode: int, name: bytes, offset: int
-    ) -> bytes:
-        """Pack one entry; `offset` is where the one behind it is."""
-        valid, valid_ns = self._valid, self._valid_ns
-        length = len(name)
-        seconds, ns = divmod(mtime_ns, GIGA)
-        seconds &= _WORD
-        return b"%b%b%b" % (
-            _DIRENTPLUS.pack(
-                ino, 0, valid, valid, valid_ns, valid_ns,
-                ino, size, (size + 511) >> 9, seconds, seconds, seconds, ns, ns, ns,
-                mode, 1, self._uid, self._gid, 0, BLOCK_SIZE, 0,
-                ino, offset, length, _REGULAR,
-            ),
-            name,
-            _PADDING[-length % DIRENT_ALIGNMENT],
-        )  # fmt: skip
-
-
-_PADDING = [bytes(length) for length in range(DIRENT_ALIGNMENT)]
 
 
 def reply_header(message: memoryview) -> tuple[int, int]:
@@ -320,10 +292,10 @@ def listed_nodeids(message: memoryview) -> Iterator[int]:
         length = _NAME_LENGTH.unpack_from(message, at)[0]
         if nodeid:
             yield nodeid
-        at += _DIRENTPLUS.size + length + -length % DIRENT_ALIGNMENT
+        at += DIRENTPLUS.size + length + -length % DIRENT_ALIGNMENT
 
 
-_NAME_LENGTH = Struct(f"={_DIRENTPLUS.size - 8}xI")
+_NAME_LENGTH = Struct(f"={DIRENTPLUS.size - 8}xI")
 """The length of the name in an entry of READDIRPLUS."""
 
 
@@ -355,26 +327,42 @@ def inval_entry(parent: int, name: bytes) -> bytes:
 
 def store_header(nodeid: int, offset: int, size: int) -> bytes:
     """Begin a notification that goes on with `size` bytes for the page cache of an inode."""
-    return _STORE.pack(_STORE_SIZE + size, _STORE_CODE, 0, nodeid, offset, size, 0)
+    return _STORE.pack(STORE_HEADER + size, _STORE_CODE, 0, nodeid, offset, size, 0)
+
+
+def store_messages(room: bytearray, files: Iterable[tuple[int, int, int]]) -> Iterator[memoryview]:
+    """Make notifications of whole files whose bytes lie in `room`, each in one piece there.
+
+    Args:
+        room: The `STORE_HEADER` bytes in front of each file are overwritten when its message is
+            asked for; what lies there must not be wanted by then.
+        files: Inode, where in `room` its bytes start, and how many there are.
+    """
+    whole, pack = memoryview(room), _STORE.pack_into
+    for nodeid, start, size in files:
+        at = start - STORE_HEADER
+        pack(room, at, STORE_HEADER + size, _STORE_CODE, 0, nodeid, 0, size, 0)
+        yield whole[at : start + size]
 
 
 # Parts ---------------------------------------------------------------------------------------------
 
 
-def _timeout(seconds: float) -> tuple[int, int]:
+def timeout_words(seconds: float) -> tuple[int, int]:
+    """Give whole seconds and nanoseconds."""
     whole = int(seconds)
     return whole, int((seconds - whole) * GIGA)
 
 
 def _entry(attr: Attr, entry_timeout: float) -> tuple[int, ...]:
-    valid, valid_ns = _timeout(entry_timeout)
-    attr_valid, attr_valid_ns = _timeout(attr.timeout)
+    valid, valid_ns = timeout_words(entry_timeout)
+    attr_valid, attr_valid_ns = timeout_words(attr.timeout)
     return attr.ino, 0, valid, attr_valid, valid_ns, attr_valid_ns
 
 
 def _attr(attr: Attr) -> tuple[int, ...]:
     seconds, ns = divmod(attr.mtime_ns, GIGA)
-    seconds &= _WORD
+    seconds &= WORD
     # 1 link for directories too, which tells `find` that the count says nothing of subdirectories.
     blocks = 0 if stat.S_ISDIR(attr.mode) else (attr.size + 511) >> 9
     return (

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from cachetools import LRUCache
 
 from aisfs.cache.metadata import UNKNOWN
-from aisfs.filesystem.attributes import FOREVER
+from aisfs.filesystem.attributes import FOREVER, Entry
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.handles import DirectoryHandle, MemberRows
 from aisfs.filesystem.known import Known
@@ -18,6 +18,7 @@ from aisfs.filesystem.nodes import Node
 from aisfs.filesystem.xattrs import PREFIX
 from aisfs.fuse import abi
 from aisfs.fuse.abi import InitFlag, Opcode
+from aisfs.fuse.entries import FilePacker
 from aisfs.fuse.interruptions import Interruptions
 from aisfs.fuse.lane import FORWARD, LIST_BYTES_MAX, SILENCE, Handler, Reply
 from aisfs.fuse.reads import WaitingReads
@@ -229,19 +230,26 @@ def _pack(handle: DirectoryHandle, offset: int, size: int) -> _Page | None:
 
 
 def _pack_members(members: MemberRows, offset: int, size: int) -> _Page:
-    packer = abi.FilePacker(members.uid, members.gid, FOREVER)
-    packed: list[bytes] = []
-    some = 0
-    for following, ino, length, mtime_ns, mode, name, entry in members.rows(offset):
-        if entry is None:
-            some = ino
-            one = packer.direntplus(ino, length, mtime_ns, mode, name, following)
+    packer = FilePacker(members.uid, members.gid, FOREVER)
+    packed: list[bytes | bytearray] = []
+    some, start = 0, offset
+    while (listed := members.listed(offset, size // abi.DIRENTPLUS.size)) is not None:
+        if isinstance(listed, Entry):
+            some = listed.attr.ino
+            entries: bytes | bytearray = abi.direntplus(
+                listed.attr, listed.name, offset + 1, listed.entry_timeout
+            )
+            count = int(len(entries) <= size)
         else:
-            some = entry.attr.ino
-            one = abi.direntplus(entry.attr, entry.name, following, entry.entry_timeout)
-        size -= len(one)
-        if size < 0:
+            some = listed.inos[0]
+            entries, count = packer.pack(listed, offset, size)
+        if not count:
             break
-        packed.append(one)
+        packed.append(entries)
+        size -= len(entries)
+        offset += count
     # Members are counted on their shard, so one of them stands for all.
-    return _Page(b"".join(packed), [(some, members.node, len(packed))] if packed else [])
+    counted: list[tuple[int, Node, int]] = []
+    if packed:
+        counted.append((some, members.node, offset - start))
+    return _Page(b"".join(packed), counted)

@@ -94,21 +94,21 @@ class Notifier:
         """Put bytes into the page cache of an inode; says whether the kernel knew it."""
         return self.send(abi.store_header(ino, offset, len(data)), data)
 
-    def store_all(self, files: Iterable[tuple[int, Buffer]]) -> list[int]:
-        """Put whole small files into the page cache; gives the inodes that the kernel did not know."""
-        unknown = []
-        fd, header, write = self._fd, abi.store_header, os.writev
+    def send_all(self, messages: Iterable[Buffer]) -> list[int]:
+        """Send small messages, one after the other; gives the places of those refused."""
+        refused = []
+        fd, write = self._fd, os.write
         self.sending_since = time.monotonic()  # of the first: all take less than a millisecond
         try:
-            for ino, data in files:
+            for place, message in enumerate(messages):
                 try:
-                    write(fd, (header(ino, 0, len(data)), data))
+                    write(fd, message)
                 except OSError as error:
                     self._refused(error)
-                    unknown.append(ino)
+                    refused.append(place)
         finally:
             self.sending_since = None
-        return unknown
+        return refused
 
     def send(self, *message: Buffer) -> bool:
         """Send one message; says whether the kernel took it."""

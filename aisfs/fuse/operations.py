@@ -10,6 +10,7 @@ import os
 import stat
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 import pyfuse3
@@ -32,6 +33,10 @@ from aisfs.metrics import Metrics
 BUCKET_BLOCKS = 2**43 // BLOCK_SIZE
 """Blocks that `df` shows, 8 TiB: AIStore has no cheap answer, and tools that compare free space
 with what they want to copy must not refuse."""
+
+FIRST_ENTRIES = 16
+"""Of the first listing of a shard's folder with the lane, which gives the rest: it takes a tenth of
+the time for each, and from now on it can."""
 
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
@@ -161,7 +166,10 @@ class Operations(pyfuse3.Operations):
     ) -> bool:
         """Give entries until the buffer is full; says whether there was any."""
         some = False
-        for offset, entry, node in handle.entries(start_id):
+        entries = handle.entries(start_id)
+        if handle.members is not None and not start_id and self.lists_by_inode():
+            entries = islice(entries, FIRST_ENTRIES)
+        for offset, entry, node in entries:
             attributes = _entry_attributes(entry)
             if not pyfuse3.readdir_reply(token, pyfuse3.FileNameT(entry.name), attributes, offset):
                 return True

@@ -173,12 +173,13 @@ def model(names: list[bytes]) -> dict[bytes, int | None]:
 
 
 def walk(view: MembersView, directory: Directory):
-    for child, (row, name) in zip(directory, directory.plain_files(), strict=True):
-        if row < 0:
-            assert child.directory is not None or child.name.endswith(b"~file")
-        else:
-            assert (child.name, child.row, child.directory) == (name, row, None)
     for position, child in enumerate(directory):
+        rows, names = directory.plain_files(position, 3)
+        assert len(rows) == len(names) <= 3
+        for at, (row, name) in enumerate(zip(rows, names, strict=True), start=position):
+            assert directory.child(at) == (name, row, None)
+        if not rows:
+            assert child.directory is not None or child.name.endswith(b"~file")
         assert directory.child(position) == child
         assert directory.find(child.name) == child
         path = directory.path + b"/" + child.name if directory.path else child.name

@@ -9,9 +9,10 @@ import struct
 
 import pytest
 
-from aisfs.filesystem.attributes import Attr
+from aisfs.filesystem.attributes import Attr, FileRun
 from aisfs.fuse import abi
 from aisfs.fuse.abi import InitFlag, Opcode
+from aisfs.fuse.entries import FilePacker
 
 FILE = Attr(1 << 63 | 5, stat.S_IFREG | 0o444, 1025, 1_700_000_000_123_456_789, 1000, 100)
 DIRECTORY = Attr(1, stat.S_IFDIR | 0o555, 131072, -1, 0, 0, 1.5)
@@ -163,13 +164,31 @@ def test_entries_of_a_directory():
     assert list(abi.listed_nodeids(memoryview(reply))) == [FILE.ino, FILE.ino]
 
 
-def test_files_are_packed_alike_in_both_ways():
-    for mode, mtime_ns, size in [(0o444, 0, 0), (0o555, -5, 512), (0o400, 1 << 60, 1 << 40)]:
-        attr = Attr(7, stat.S_IFREG | mode, size, mtime_ns, 1000, 100, 60.25)
-        quickly = abi.FilePacker(1000, 100, 60.25)
-        assert quickly.direntplus(7, size, mtime_ns, attr.mode, b"a.jpg", 9) == abi.direntplus(
-            attr, b"a.jpg", 9, 60.25
-        )
+FILES = [
+    (0o444, 0, 0, b"a.jpg"), (0o555, -5, 512, b"b.jpg"), (0o400, 1 << 60, 1 << 40, b"long.name.jpg"),
+    (0o444, 10**18 + 1, 1, b"8 bytes."), (0o444, 10**18 + 2, 513, b"x" * 255), (0o555, 3, 9, b"c"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [0, 159, 160, 319, 320, 488, 10_000])
+def test_files_are_packed_alike_in_both_ways(size: int):
+    files = FileRun(
+        range(1 << 63, (1 << 63) + len(FILES)),
+        [length for _, _, length, _ in FILES],
+        [mtime_ns for _, mtime_ns, _, _ in FILES],
+        [stat.S_IFREG | mode for mode, _, _, _ in FILES],
+        [name for _, _, _, name in FILES],
+    )
+    fitting, room = [], size
+    for place, (mode, mtime_ns, length, name) in enumerate(FILES):
+        attr = Attr(1 << 63 | place, stat.S_IFREG | mode, length, mtime_ns, 1000, 100, 60.25)
+        one = abi.direntplus(attr, name, 7 + place + 1, 60.25)
+        room -= len(one)
+        if room < 0:
+            break
+        fitting.append(one)
+    packed, count = FilePacker(1000, 100, 60.25).pack(files, 7, size)
+    assert (bytes(packed), count) == (b"".join(fitting), len(fitting))
 
 
 @pytest.mark.parametrize("length", range(1, 17))
@@ -197,6 +216,12 @@ def test_notifications():
     assert abi.store_header(2, 4096, 1000).hex() == (
         "1004000004000000000000000000000002000000000000000010000000000000e803000000000000"
     )
+    room = bytearray(b"." * 40 + b"first" + b"." * 50 + b"second")
+    stored = map(bytes, abi.store_messages(room, [(1 << 63, 40, 5), (3, 95, 6)]))
+    assert list(stored) == [
+        abi.store_header(1 << 63, 0, 5) + b"first",
+        abi.store_header(3, 0, 6) + b"second",
+    ]
     assert abi.inval_entry(1, b"x.tar").hex() == (
         "2600000003000000000000000000000001000000000000000500000000000000782e74617200"
     )

@@ -2,6 +2,7 @@
 
 import queue
 import random
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -20,6 +21,7 @@ from tests.support.tars import END, entry
 FIRST = 1 << 63
 SECOND = FIRST | 1 << 25
 GIB = 1 << 30
+STORE = struct.Struct("=IiQ QQII")
 
 
 class Shard:
@@ -80,8 +82,12 @@ class Sender:
         content += data
         return True
 
-    def store_all(self, files: Iterable[tuple[int, memoryview]]) -> list[int]:
-        return [ino for ino, data in files if not self.store(ino, 0, data)]
+    def send_all(self, messages: Iterable[memoryview]) -> list[int]:
+        for message in messages:
+            length, code, unique, ino, offset, size, _ = STORE.unpack_from(message)
+            assert (length, code, unique, size) == (len(message), 4, 0, len(message) - STORE.size)
+            self.store(ino, offset, message[STORE.size :])
+        return []
 
     def run(self) -> None:
         """Do all there is to do."""
