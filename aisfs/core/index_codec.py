@@ -23,7 +23,9 @@ The CRC tells damage, not malice: an index is as trustworthy as the place where 
 import struct
 import zlib
 from array import array
+from contextlib import suppress
 from itertools import accumulate, pairwise
+from math import gcd
 from typing import Annotated, Literal
 
 import msgspec
@@ -115,7 +117,7 @@ def encode(index: MemberIndex) -> bytes:
         written.append(numbers)
         parts.append(planes)
     widths = _write_names(bytes(columns.names), lengths, parts)
-    unit: Literal[1, 512] = 1 if any(offset % _BLOCK for offset in columns.offsets) else 512
+    unit: Literal[1, 512] = 1 if gcd(*columns.offsets) % _BLOCK else 512
     description = msgspec.msgpack.encode(
         _Description(
             index.object_size,
@@ -125,7 +127,7 @@ def encode(index: MemberIndex) -> bytes:
             widths,
             written,
             unit,
-            _jumps(columns.offsets, _steps(columns.sizes, columns.leads, unit), unit),
+            _jumps(columns.offsets, columns.sizes, columns.leads, unit),
             columns.targets,
             columns.contents,
             columns.stored_stops,
@@ -245,8 +247,10 @@ def _matrix_pays(joined: bytes, lengths: "array[int]") -> bool:
 
 def _matrix(joined: bytes, lengths: "array[int]", width: int) -> bytes:
     """Return the names of a block column by column."""
-    names = (joined[start:stop] for start, stop in pairwise(accumulate(lengths, initial=0)))
-    padded = b"".join([name.ljust(width, b"\0") for name in names])
+    padded = joined
+    if min(lengths) < width:
+        names = (joined[start:stop] for start, stop in pairwise(accumulate(lengths, initial=0)))
+        padded = b"".join([name.ljust(width, b"\0") for name in names])
     return b"".join([padded[column::width] for column in range(width)])
 
 
@@ -308,11 +312,16 @@ def _steps(sizes: "array[int]", leads: "array[int]", unit: int) -> "array[int]":
     return array_of("q", (together >> unit.bit_length() - 1).to_bytes(8 * rows, "little"))
 
 
-def _jumps(offsets: "array[int]", steps: "array[int]", unit: int) -> dict[int, int]:
+def _jumps(
+    offsets: "array[int]", sizes: "array[int]", leads: "array[int]", unit: int
+) -> dict[int, int]:
     """Return by row the steps that are other than expected."""
+    with suppress(OverflowError):  # whatever the columns say
+        if offsets == _offsets(sizes, leads, {}, unit):
+            return {}
     found = differences_of([0, *offsets])
     return {
         row: step // unit
-        for row, (step, expected) in enumerate(zip(found, steps, strict=True))
+        for row, (step, expected) in enumerate(zip(found, _steps(sizes, leads, unit), strict=True))
         if step != expected * unit
     }

@@ -84,8 +84,11 @@ def _scaled(values: Sequence[int], *, ascending: bool) -> tuple[int, int, "array
     base = low
     if ascending or (low > 0 and low < high and _bytes_of(high) == _bytes_of(high - low)):
         base = 0  # saves nothing, costs an addition
-    scale = gcd(*[value - base for value in values]) or 1
-    return base, scale, array("Q", [(value - base) // scale for value in values])
+    elif low == high:  # as most columns are
+        return base, 1, array("Q", bytes(8 * len(values)))
+    lanes = [value - base for value in values] if base else values
+    scale = gcd(*lanes) or 1
+    return base, scale, array("Q", lanes if scale == 1 else [lane // scale for lane in lanes])
 
 
 def _bytes_of(value: int) -> int:

@@ -52,6 +52,8 @@ INDEX_BYTES_MAX = 512 * 2**20
 """Memory for indexes not in use; six million members at 80 bytes each."""
 FORMS_MAX = 100_000
 """Objects of which is remembered whether their content is an archive."""
+PUT_SECONDS = 1.0
+"""How long after a scan its index is kept on disk: coding it takes as long as listing the shard."""
 HOP = 1 << 20
 """Bytes read at a header when data is skipped: a few hundred small members, or one large one's."""
 
@@ -89,6 +91,7 @@ class Indexer:
             magic: Tell the form of an archive by its content.
         """
         self._fetcher = fetcher
+        self._services = services
         self._unpacker = unpacker
         self._shard_indexes = shard_indexes
         self._indexes = indexes
@@ -136,8 +139,18 @@ class Indexer:
         if index is None:
             index = await self._scan(bucket, shard, form or Form.TAR)
             if indexes is not None:
-                await trio.to_thread.run_sync(indexes.put, bucket, shard, index)
+                self._services.start_soon(self._put, indexes, bucket, shard, index)
         return await self._keep(bucket, shard, index)
+
+    async def _put(
+        self, indexes: IndexCache, bucket: Bucket, shard: ObjectInfo, index: MemberIndex
+    ) -> None:
+        """Keep an index on disk, when those who waited for it have listed it; or the mount ends."""
+        try:
+            await trio.sleep(PUT_SECONDS)
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(indexes.put, bucket, shard, index)
 
     async def _keep(self, bucket: Bucket, shard: ObjectInfo, index: MemberIndex) -> MembersView:
         view = await trio.to_thread.run_sync(self._lay_out, index)
