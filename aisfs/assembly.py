@@ -181,6 +181,7 @@ def build_engine(plan: SourcePlan, base: Foundation, root: Node) -> Engine:
     )
     unpacker = Unpacker(fetcher, base.services, cache=base.blocks)
     indexer = _build_indexer(plan, base, fetcher, unpacker)
+    prefetcher.open_folder = indexer.open
     reader = Reader(fetcher, prefetcher, unpacker)
     batches = Batches(base.store, base.services)
     assembler = Assembler(fetcher, batches, plan.cache.read_ahead_max)

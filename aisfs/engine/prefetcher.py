@@ -1,12 +1,14 @@
 """Whole shards into the cache before they are asked for.
 
-Two reasons: shards of a directory are read in the order of their names, so the next ones are
-fetched; or all shards of a directory fit the cache, so the first touch of one is reason enough to
-have it all. Without a disk cache there is nowhere to put a shard, and nothing is prefetched.
+Three reasons: shards of a directory are read in the order of their names, so the next ones are
+fetched; or their folders are listed in that order, so the next one is opened; or all shards of a
+directory fit the cache, so the first touch of one is reason enough to have it all. Without a disk cache there is nowhere to put a shard, and nothing is prefetched.
 """
 
 import logging
 import os
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import trio
@@ -40,6 +42,8 @@ class _Directory:
     shards: list[bytes]
     total: int
     queue: ShardQueue
+    folder: bytes = b""
+    """The shard whose folder was listed last."""
 
 
 class Prefetcher:
@@ -66,6 +70,8 @@ class Prefetcher:
             100 * DIRECTORIES_MAX, AGAIN_SECONDS, trio.current_time
         )
         self._limiter = trio.CapacityLimiter(AT_ONCE)
+        self.open_folder: Callable[[Bucket, ObjectInfo], Awaitable[object]] = _open_nothing
+        """Finds the members of a shard, for `folder_listed`."""
 
     def in_order(self, bucket: Bucket, info: ObjectInfo) -> None:
         """A shard is being read in order: perhaps the next ones are wanted soon."""
@@ -95,6 +101,30 @@ class Prefetcher:
         if directory is not None and directory.total <= FITS * cache.limit:
             self._fetch(bucket, info)
 
+    def folder_listed(self, bucket: Bucket, info: ObjectInfo) -> None:
+        """The folder of a shard is being listed: the second of two neighbours brings the next one."""
+        if self._fetcher.cache is None or not self._max_shards:
+            return
+        directory, name = self._directory(bucket, info)
+        if directory is None or name == directory.folder:
+            return
+        before, directory.folder = directory.folder, name
+        shards = directory.shards
+        place = bisect_left(shards, name)
+        if place == 0 or shards[place - 1] != before:
+            return
+        for following in shards[place + 1 : place + 2]:
+            listed = directory.listing[following]
+            if listed is not None and listed.size <= self._budget:
+                self._services.start_soon(self._open, bucket, listed)
+
+    async def _open(self, bucket: Bucket, info: ObjectInfo) -> None:
+        """Have the members of a shard found; what goes wrong is left for a reader to find."""
+        try:
+            await self.open_folder(bucket, info)
+        except AisfsError as error:
+            log.info("opening %s/%s early: %s", bucket, info.key, error)
+
     def _directory(self, bucket: Bucket, info: ObjectInfo) -> tuple[_Directory | None, bytes]:
         """Give the directory of a shard as it was last listed; none if it never was."""
         prefix, slash, base = info.key.rpartition("/")
@@ -107,8 +137,9 @@ class Prefetcher:
         if known is None or known.listing is not listing:
             shards = sorted(n for _, n, listed in listing.after(0) if listed and is_shard(n))
             queue = known.queue if known else ShardQueue(self._max_shards, self._budget)
+            folder = known.folder if known else b""
             total = sum(_object_size(listing, n) for n in shards)
-            known = self._directories[key] = _Directory(listing, shards, total, queue)
+            known = self._directories[key] = _Directory(listing, shards, total, queue, folder)
         return known, name
 
     def _fetch(self, bucket: Bucket, info: ObjectInfo) -> None:
@@ -128,6 +159,10 @@ class Prefetcher:
             log.info("prefetch of %s/%s: %s", bucket, info.key, error)
         finally:
             self._under_way.discard((bucket, info))
+
+
+async def _open_nothing(bucket: Bucket, info: ObjectInfo) -> None:
+    """Stand for an indexer until there is one."""
 
 
 def _object_size(listing: Listing, name: bytes) -> int:

@@ -153,6 +153,10 @@ class Reader:
         elif not reads.opened.kept_by_source:  # else the object itself is needed no more
             self._prefetcher.touched(bucket, reads.shard)
 
+    def folder_listed(self, bucket: Bucket, shard: ObjectInfo) -> None:
+        """Take note that the folder of a shard is being listed. Waits for nothing, from any thread."""
+        self._later(lambda: self._prefetcher.folder_listed(bucket, shard))
+
     # without waiting, from any thread -----------------------------------------------------------
 
     def known_object(self, bucket: Bucket, info: ObjectInfo, wanted: ByteRange) -> Data | None:

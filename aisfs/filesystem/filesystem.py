@@ -222,6 +222,7 @@ class FileSystem:
             check_directory(node, ino)
             with self.noticing_change(node):
                 view = await self._folders.view(node)
+            self._reader.folder_listed(node.bucket, node.info)
             return self.members_handle(view, node, ino)
         return self.children_handle(ino, await self.tree.children(node, ino))
 

@@ -97,6 +97,8 @@ class Known:
             if view is None:
                 return None
             check_directory(node, ino)
+            if not offset:
+                self._reader.folder_listed(node.bucket, node.info)
             return self._filesystem.members_handle(view, node, ino)
         children = self._tree.known_children(node, ino)
         if children is None:
