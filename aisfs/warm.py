@@ -4,6 +4,7 @@ It reads through the mount as any program would; what fills the cache is the dae
 """
 
 import os
+import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -13,8 +14,8 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
-    MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TextColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
@@ -58,65 +59,83 @@ class Summary:
     """Bytes read."""
     failures: list[str] = field(default_factory=list)
 
+    def count(self, item: Item, error: BaseException | None) -> None:
+        """Take note of how reading an item ended."""
+        if error is not None:
+            name = os.fsdecode(item.content or item.folder or b"")
+            self.failures.append(f"{name}: {getattr(error, 'strerror', None) or error}")
+            return
+        self.shards += item.folder is not None
+        self.objects += item.folder is None
+        self.size += item.size
+
 
 def find_items(paths: Iterable[Path], *, index_only: bool) -> list[Item]:
-    """Find the shards and objects below `paths`.
+    """Find the shards and objects below `paths`, each once.
 
     Raises:
-        SourceMissing: a path does not exist, or is not in a mount of aisfs.
+        SourceMissing: a path does not exist or cannot be listed, or is not in a mount of aisfs.
     """
-    items = []
+    items: dict[Item, None] = {}
     for path in paths:
-        if not path.exists():
-            raise SourceMissing(f"{path}: no such file or directory")
-        if not _is_in_mount(path.resolve()):
-            raise SourceMissing(f"{path} is not in a mount of aisfs")
-        name = os.fsencode(path)
-        if index_only and _is_folder_of_shard(name):
-            items.append(Item(None, name, 0))
-            continue
-        is_one = not path.is_dir() or (_is_folder_of_shard(name) and is_shard(name))
         try:
-            found = [name] if is_one else _walk(name, index_only=index_only)
-            items += [item for each in found if (item := _item(each, index_only)) is not None]
+            items |= dict.fromkeys(_items_below(path, index_only=index_only))
         except OSError as error:
             raise SourceMissing(f"{os.fsdecode(error.filename)}: {error.strerror}") from error
-    return items
+    return list(items)
+
+
+def _items_below(path: Path, *, index_only: bool) -> Iterator[Item]:
+    path.stat()
+    if not _is_in_mount(path.resolve()):
+        raise SourceMissing(f"{path} is not in a mount of aisfs")
+    name = os.fsencode(path)
+    if index_only and _is_folder_of_shard(name):
+        yield Item(None, name, 0)
+        return
+    is_one = not path.is_dir() or (_is_folder_of_shard(name) and is_shard(name))
+    for each in [name] if is_one else _walk(name, index_only=index_only):
+        item = _item(each, index_only)
+        if item is not None:
+            yield item
 
 
 def warm(items: list[Item], *, jobs: int, console: Console) -> Summary:
-    """Read all items, `jobs` at a time, and show how far it is."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
+    """Read all items, `jobs` at a time, and show how far it is. Ctrl-C ends it within a piece."""
     summary = Summary()
     total = sum(item.size for item in items)
-    with Progress(*columns, console=console) as progress, ThreadPoolExecutor(jobs) as pool:
-        count = progress.add_task("items", total=len(items))
-        volume = progress.add_task("bytes", total=total)
+    noun = "files" if any(item.folder is None for item in items) else "shards"
+    stopped = threading.Event()
+    with Progress(*_columns(total), console=console) as progress:
+
+        def done(count: int) -> str:
+            return f"{count}/{len(items)} {noun}"
 
         def read(item: Item) -> None:
             for length in _read(item):
-                progress.advance(volume, length)
+                progress.advance(task, length)
+                if stopped.is_set():
+                    return
 
-        under_way: dict[Future[None], Item] = {pool.submit(read, item): item for item in items}
-        for future in as_completed(under_way):
-            item = under_way[future]
-            progress.advance(count)
-            error = future.exception()
-            if error is None:
-                summary.shards += item.folder is not None
-                summary.objects += item.folder is None
-                summary.size += item.size
-            else:
-                name = os.fsdecode(item.content or item.folder or b"")
-                summary.failures.append(f"{name}: {getattr(error, 'strerror', None) or error}")
+        task = progress.add_task("", total=total or len(items), done=done(0))
+        with ThreadPoolExecutor(jobs) as pool:
+            try:
+                under_way: dict[Future[None], Item] = {pool.submit(read, i): i for i in items}
+                for count, future in enumerate(as_completed(under_way), 1):
+                    progress.update(task, done=done(count), advance=0 if total else 1)
+                    summary.count(under_way[future], future.exception())
+            finally:
+                stopped.set()
+                pool.shutdown(cancel_futures=True)
     return summary
+
+
+def _columns(total: int) -> list[ProgressColumn]:
+    """Choose what to show of `total` bytes; of none when only members are wanted."""
+    columns: list[ProgressColumn] = [BarColumn(), TextColumn("{task.fields[done]}")]
+    if total:
+        columns += [DownloadColumn(), TransferSpeedColumn()]
+    return [*columns, TimeRemainingColumn()]
 
 
 def _is_in_mount(path: Path) -> bool:
@@ -186,6 +205,8 @@ def _read(item: Item) -> Iterator[int]:
     if item.content is not None:
         descriptor = os.open(item.content, os.O_RDONLY)
         try:
+            # What the kernel has the daemon would not be asked for, and may have thrown away.
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             while piece := os.read(descriptor, PIECE):
                 yield len(piece)
             # The daemon's cache is what was to be filled; the kernel's has better uses.

@@ -159,13 +159,15 @@ class Meter:
         assert (taken["get"], taken["get_member"], taken["get_bytes"]) == (0, 0, 0), taken
 
 
-def watch(server: RunningServer, names: Sequence[str]) -> Callable[[], dict[str, int]]:
-    """Have a faulty server count the GETs of each name; gives what looks at the counts."""
+def watch(
+    server: RunningServer, names: Sequence[str], seconds: float = 0
+) -> Callable[[], dict[str, int]]:
+    """Have a faulty server count the GETs of each name, and delay them; gives what looks at the counts."""
     server.faults(
         [
             {
                 "match": {"method": "GET", "path_contains": name, "marked": True},
-                "action": "stall", "seconds": 0, "times": -1,
+                "action": "stall", "seconds": seconds, "times": -1,
             }
             for name in names
         ]

@@ -2,15 +2,27 @@
 
 import os
 import re
+import signal
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.mount.cache_data import Dataset, dealt, make_objects, make_shards, shuffled
-from tests.mount.cache_tools import MIB, Meter, big_directory, disk_usage, list_folders, read
+from tests.mount.cache_tools import (
+    MIB,
+    SETTLED,
+    Meter,
+    big_directory,
+    disk_usage,
+    list_folders,
+    read,
+    watch,
+)
 from tests.mount.test_mount_errors import MISSING, USAGE, one_line
-from tests.support.mounts import Mount, aisfs, mounted
+from tests.support.mounts import COMMAND, Mount, aisfs, environment, eventually, mounted
 from tests.support.servers import RunningServer, running_server
 
 pytestmark = pytest.mark.mount
@@ -173,6 +185,57 @@ def test_warming_twice_reads_from_the_cache(mount: Mount, server: RunningServer)
     meter = Meter(server)
     assert aisfs("warm", mount.path / "train").returncode == 0
     meter.nothing()
+
+
+def test_what_the_kernel_has_is_asked_for_again_when_the_cache_was_cleared(
+    mount: Mount, shards: Dataset, server: RunningServer, tmp_path: Path
+):
+    list_folders(mount.path / "train", shards)
+    for name in shards.files:
+        (mount.path / "train" / name).read_bytes()
+    assert aisfs("cache", "clear", "--cache-dir", tmp_path / "cache").returncode == 0
+    time.sleep(SETTLED)  # the daemon notices within a second
+    meter = Meter(server)
+    assert aisfs("warm", mount.path / "train").returncode == 0
+    assert meter.take()["get_bytes"] == shards.size
+
+
+def test_what_is_named_twice_is_read_once(mount: Mount, shards: Dataset):
+    done = aisfs("warm", mount.path / "train", mount.path / "train" / "shard-0003.tar")
+    assert done.returncode == 0, done.stderr
+    assert summary(done.stdout) == (8, 0, shards.size)
+
+
+def test_ctrl_c_ends_it(mount: Mount, shards: Dataset, server: RunningServer):
+    """What was not begun by then is not read."""
+    counts = watch(server, list(shards.files), seconds=0.3)
+    try:
+        with subprocess.Popen(
+            [*COMMAND, "warm", "--jobs", "1", mount.path / "train"], env=environment(),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        ) as process:  # fmt: skip
+            assert eventually(lambda: counts()["shard-0000.tar"] > 0, 20)
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=20)
+        assert (process.returncode, out) == (130, b""), err
+        plain(err)
+        assert counts()["shard-0007.tar"] == 0, counts()
+    finally:
+        server.faults([])
+
+
+def test_a_cluster_that_does_not_answer(server: RunningServer, mountpoint: Path, tmp_path: Path):
+    options = ("--cache-dir", str(tmp_path / "cache"), "--io-timeout", "1")
+    with mounted(
+        "ais://b", mountpoint, endpoint=server.endpoint, options=options, expected_log=[FAILING]
+    ) as mount:
+        server.faults([{"match": {}, "action": "status", "status": 500, "times": -1}])
+        try:
+            done = aisfs("warm", mount.path / "train" / "shard-0000.tar")
+        finally:
+            server.faults([])
+    assert (done.returncode, done.stdout) == (MISSING, b"")
+    assert str(mount.path / "train") in one_line(done.stderr)
 
 
 def test_a_shard_that_cannot_be_read(
