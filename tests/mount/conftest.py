@@ -21,6 +21,7 @@ ONCE = (
     "test_many_objects",
     "test_mount_errors",
     "test_names",
+    "test_other_user",
     "test_outages",
     "test_push",
     "test_recover",
