@@ -79,6 +79,7 @@ async def test_kept_index_is_not_scanned_again(store, tmp_path):
     kept = IndexCache(tmp_path, 1 << 20)
     async with indexing(store, indexes=kept) as indexer:
         first = (await indexer.open(BUCKET, shard)).index
+        assert kept.get(BUCKET, shard) is None, "who opens a shard does not wait for that"
     before = store.calls.total()
     async with indexing(store, indexes=IndexCache(tmp_path, 1 << 20)) as indexer:
         second = (await indexer.open(BUCKET, shard)).index
