@@ -172,6 +172,7 @@ def build_engine(plan: SourcePlan, base: Foundation, root: Node) -> Engine:
         memory_limit=plan.cache.memory_limit,
         read_ahead_max=plan.cache.read_ahead_max,
     )
+    base.services.start_soon(fetcher.tidy)
     prefetcher = Prefetcher(
         fetcher,
         lister,

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import trio
 
+from aisfs.allocator import map_large_blocks
 from aisfs.assembly import (
     CLOCK,
     Engine,
@@ -112,6 +113,7 @@ async def run(plan: MountPlan, on_ready: Callable[[], None]) -> None:
         AisfsError: the cluster, the bucket or the kernel refused; nothing is left mounted.
     """
     sys.setswitchinterval(SWITCH_SECONDS)
+    map_large_blocks()
     plan, direct, root = open_source(plan)
     blocks: BlockCache | None = None
     staging: StagingArea | None = None

@@ -188,13 +188,18 @@ class MergedView:
 
     def _group(self, homes: "array[int]") -> None:
         """Put the files of each directory side by side, in the order they came."""
-        order = sorted(range(len(homes)), key=homes.__getitem__)  # stable
-        self._shards = array("I", map(self._shards.__getitem__, order))
-        self._rows = array("I", map(self._rows.__getitem__, order))
         counts = Counter(homes)
         self._starts = array("I", [0])
         for number in range(len(self._names)):
             self._starts.append(self._starts[-1] + counts[number])
+        following = self._starts[:]
+        shards, rows = self._shards[:], self._rows[:]
+        # By counting: a sorted list of places would be the most memory that building takes.
+        for shard, row, home in zip(self._shards, self._rows, homes, strict=True):
+            at = following[home]
+            shards[at], rows[at] = shard, row
+            following[home] = at + 1
+        self._shards, self._rows = shards, rows
 
     def _settle(self, shard_names: list[bytes]) -> None:
         """Give every file a name of its own, or leave it out, and sort."""

@@ -19,6 +19,7 @@ from functools import partial
 
 import trio
 
+from aisfs.allocator import give_memory_back
 from aisfs.cache.blocks import BlockCache
 from aisfs.cache.entry import SEGMENT, EntryId, entry_id
 from aisfs.cache.reservation import Reservation
@@ -39,6 +40,8 @@ STREAM_BYTES = 32 << 20
 """Bytes under way when a whole object begins to be streamed: what 1 Gbit/s carries in 250 ms."""
 FAR_SECONDS = 0.02
 """A part that took longer came over a link with latency, or a slow one: more may be under way."""
+SPARE_SECONDS = 2.0
+"""How long a buffer is kept that nobody needs: longer than the pause between two batches."""
 OBJECTS_MAX = 10_000
 """Objects whose read-ahead is remembered."""
 
@@ -232,6 +235,13 @@ class Fetcher:
         while under_way:
             reading = under_way.popleft()
             yield reading.wanted.start, await reading.wait()
+
+    async def tidy(self) -> None:
+        """Give memory back after much was fetched. Never ends."""
+        while True:
+            await trio.sleep(SPARE_SECONDS)
+            if self._pool.let_go():
+                await trio.to_thread.run_sync(give_memory_back)
 
     # pieces ----------------------------------------------------------------------------------
 

@@ -33,12 +33,19 @@ class BufferPool:
     def __init__(self) -> None:
         """Start with none."""
         self._free: list[mmap.mmap] = []
+        self._spare = 0
+        """How many of these, the first ones, nobody needed since `let_go` was called last."""
 
     def take(self, length: int) -> mmap.mmap | bytearray:
         """Give a buffer of at least `length` bytes; what is in it is undefined."""
         if length <= PART_MAX // 8:
             return bytearray(length)
-        return self._free.pop() if self._free else _new_buffer()
+        try:
+            buffer = self._free.pop()
+        except IndexError:
+            return _new_buffer()
+        self._spare = min(self._spare, len(self._free))
+        return buffer
 
     def give_back(self, buffer: mmap.mmap | bytearray) -> None:
         """Take a buffer back that nobody fills or reads any more; one with views of it is left."""
@@ -49,6 +56,13 @@ class BufferPool:
         except BufferError:
             return
         self._free.append(buffer)
+
+    def let_go(self) -> bool:
+        """Give those back to the system that were not needed since the last call, if there are any."""
+        spare = self._spare
+        del self._free[:spare]
+        self._spare = len(self._free)
+        return spare > 0
 
 
 class Part:
