@@ -73,8 +73,13 @@ def read_counters(mountpoint: Path) -> Counters:
 
 def summary(counters: Counters) -> dict[str, object]:
     """Give what `aisfs status` shows, as plain values."""
+    dataset = {
+        "dataset_shards": counters.by("aisfs_dataset_shards", "state"),
+        "left_out": counters.by("aisfs_dataset_left_out", "reason"),
+    }
     return {
         "mount": counters.labels("aisfs_mount") | {"inodes": counters.value("aisfs_inodes")},
+        **(dataset if any(dataset.values()) else {}),
         "cache": {
             "limit_bytes": counters.value("aisfs_cache_limit_bytes"),
             "used_bytes": counters.value("aisfs_cache_used_bytes"),

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -189,6 +190,10 @@ def test_samples_without_image_or_label_are_left_out_and_counted(
         ]  # fmt: skip
         stats = os.getxattr(m.path, "user.aisfs.stats")
         assert b'aisfs_dataset_left_out{reason="no_image"} 1.0' in stats
+        said = json.loads(aisfs("status", m.path, "--json").stdout)
+        assert said["left_out"] == {"bad_label": 1, "hidden": 2, "no_image": 1, "no_label": 1}
+        table = aisfs("status", m.path).stdout.decode()
+        assert re.search(r"left out +bad label +1\s+hidden +2\s", table), table
     with mounted("ais://odd/left2.tar", mountpoint, endpoint=server.endpoint, options=VIEW) as m:
         assert tree(m.path) == ["cat/b.jpg"]
 

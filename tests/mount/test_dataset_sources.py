@@ -1,5 +1,6 @@
 """Which shards a dataset mount finds: braces, globs, lists, filters; on a server and in a directory."""
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,6 +94,8 @@ def test_holes_are_skipped_and_counted(server: RunningServer, mountpoint: Path):
         assert b'aisfs_dataset_shards{state="missing"} 7.0' in os.getxattr(
             mount.path, "user.aisfs.stats"
         )
+        said = json.loads(aisfs("status", mount.path, "--json").stdout)
+        assert said["dataset_shards"] == {"missing": 7, "shown": 3}
 
 
 def test_what_is_excluded_or_no_shard_is_counted(server: RunningServer, mountpoint: Path):
