@@ -26,15 +26,19 @@ async def read_table(store: ObjectStore, source: DatasetSource, place: str) -> d
     elif source.local:
         data = await trio.to_thread.run_sync(_read_file, place)
     else:
-        data = await _read_object(store, source.buckets[0], place)
+        data = await _read_object(store, *_locate(f"{source.buckets[0]}/{place}"))
     return await trio.to_thread.run_sync(parse_table, place, data)
 
 
 def _locate(url: str) -> tuple[Bucket, str]:
-    directory, _, name = url.rpartition("/")
-    place = parse_source(directory)
+    try:
+        place = parse_source(url)
+    except ConfigError as error:
+        raise ConfigError(f"--label csv: {error}") from error
     assert isinstance(place, BucketSource), "what has a scheme is a bucket"
-    return place.bucket, place.prefix + name
+    if not place.prefix:
+        raise ConfigError(f"--label csv: {url} names a bucket, not an object of it")
+    return place.bucket, place.prefix.removesuffix("/")
 
 
 async def _read_object(store: ObjectStore, bucket: Bucket, key: str) -> bytes:

@@ -296,6 +296,23 @@ def test_a_table_that_is_not_there(server: RunningServer, mountpoint: Path):
     assert b"ais://pets/none.csv does not exist" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("place", "word"),
+    [
+        ("ais://pets", "ais://pets names a bucket, not an object of it"),
+        ("http://host/labels.csv", "unknown provider 'http'"),
+        ("./labels.csv", "ais://pets/./labels.csv: a prefix has no empty part, `.` or `..`"),
+    ],
+)
+def test_a_table_that_cannot_be(server: RunningServer, mountpoint: Path, place: str, word: str):
+    done = aisfs(
+        "mount", SOURCE, mountpoint, "--endpoint", server.endpoint, *VIEW, "--label", f"csv:{place}"
+    )
+    assert done.returncode == Exit.USAGE
+    assert done.stderr.decode().startswith("aisfs: --label csv: ")
+    assert word in done.stderr.decode()
+
+
 def test_one_pass_is_enough(tmp_path: Path, mountpoint: Path):
     """Labels come from the scan: the data is fetched once, a remount fetches nothing."""
     root = tmp_path.resolve() / "store"
