@@ -240,10 +240,10 @@ def test_ten_thousand_entries_in_no_time():
     ]
     body = msgspec.msgpack.encode({"Entries": entries, "ContinuationToken": "x"})
     reply = Reply(200, {"content-type": "application/msgpack"}, body)
-    started = time.perf_counter()
+    started = time.process_time()
     page = listings.parse_page(reply, PETS, "train/", FACTS)
     assert len(page.objects) == 10_000
-    assert time.perf_counter() - started < 1  # ~25 ms; the bound only catches the absurd
+    assert time.process_time() - started < 1  # ~25 ms; the bound only catches the absurd
 
 
 def test_buckets():
