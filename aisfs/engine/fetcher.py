@@ -69,7 +69,7 @@ class Fetcher:
             cache: None keeps nothing on disk.
             origin: The cluster, for versions that only it tells apart.
             memory_limit: Bytes of all parts together. What a reader waits for is fetched even
-                beyond it; reading ahead stops there.
+                beyond it, unless as much waits for the disk; reading ahead stops there.
             read_ahead_max: Largest window ahead of one sequential reader, bytes.
         """
         self._store = store
@@ -88,11 +88,13 @@ class Fetcher:
         """Set, and made anew, whenever a part is dropped or may be."""
         self.on_landed: Callable[[], None] = lambda: None
         """Told whenever bytes came that were not there before."""
-        self._pool = BufferPool()
+        self._pool = BufferPool(memory_limit)
         self.far = False
         """Whether the latest part to land took `FAR_SECONDS`."""
         self.buffered = 0
         """Bytes of all parts, under way or kept."""
+        self._unwritten = 0
+        """Of those the bytes that landed and are on their way to disk."""
 
     def open(self, bucket: Bucket, info: ObjectInfo) -> OpenObject:
         """Give what is known about a version of an object. From any thread."""
@@ -306,8 +308,9 @@ class Fetcher:
             self._land(part)
             return False
         room = part.content or part.allocate()
-        since = trio.current_time()
         try:
+            await self._wait_for_disk()
+            since = trio.current_time()
             for gap, _ in missing:
                 start = gap.start - part.range.start
                 await source(gap.start, room[start : start + len(gap)])
@@ -316,7 +319,12 @@ class Fetcher:
             self._land(part)  # readers need not wait for the disk
             if cache is None or entry is None or any(room is None for _, room in missing):
                 return self._keep(opened, part)
-            stored = await self._background.run(partial(store, cache, entry, part, missing))
+            self._unwritten += len(part.range)
+            try:
+                stored = await self._background.run(partial(store, cache, entry, part, missing))
+            finally:
+                self._unwritten -= len(part.range)
+                self._tell()
             return False if stored else self._keep(opened, part)
         finally:
             await self._finish([reservation for _, reservation in missing if reservation])
@@ -352,6 +360,14 @@ class Fetcher:
     def _tell(self) -> None:
         self._changed.set()
         self._changed = trio.Event()
+
+    async def _wait_for_disk(self) -> None:
+        """Wait while memory is full of what the disk has yet to take.
+
+        Where it is slower than the link, readers would otherwise fill memory with all they read.
+        """
+        while self._unwritten > self._memory_limit:
+            await self._changed.wait()
 
     async def _wait_for_room(self, length: int) -> None:
         """Wait until nobody's bytes have to be held for `length` more: the disk may be slow."""

@@ -14,7 +14,7 @@ the first byte of a part waits 8 ms for it."""
 FIRST_PART = 1 << 20
 """Bytes of the first GET of a whole object; each next one doubles, up to `PART_MAX`."""
 BUFFERS_MAX = 16
-"""Free buffers kept: 128 MiB, what one fast reader has under way."""
+"""Free buffers kept at most: 128 MiB, what one fast reader has under way."""
 
 Data = bytes | bytearray | memoryview
 
@@ -30,11 +30,12 @@ def _new_buffer() -> mmap.mmap:
 class BufferPool:
     """Buffers of `PART_MAX` bytes that are used again: fresh memory costs more than the copy into it."""
 
-    def __init__(self) -> None:
-        """Start with none."""
+    def __init__(self, limit: int) -> None:
+        """Start with none; keep at most `limit` bytes of them."""
         self._free: list[mmap.mmap] = []
         self._spare = 0
         """How many of these, the first ones, nobody needed since `let_go` was called last."""
+        self._most = min(BUFFERS_MAX, limit // PART_MAX)
 
     def take(self, length: int) -> mmap.mmap | bytearray:
         """Give a buffer of at least `length` bytes; what is in it is undefined."""
@@ -49,7 +50,7 @@ class BufferPool:
 
     def give_back(self, buffer: mmap.mmap | bytearray) -> None:
         """Take a buffer back that nobody fills or reads any more; one with views of it is left."""
-        if isinstance(buffer, bytearray) or len(self._free) >= BUFFERS_MAX:
+        if isinstance(buffer, bytearray) or len(self._free) >= self._most:
             return
         try:
             buffer.resize(PART_MAX)  # to the size it has; refused while a view exists

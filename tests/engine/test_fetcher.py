@@ -1,5 +1,6 @@
 """Shared fetching: each byte once, failures and cancellations, and the bounds of memory."""
 
+import threading
 from contextlib import asynccontextmanager
 
 import pytest
@@ -25,6 +26,9 @@ class FakeCache:
 
     def __init__(self, *, admits=True):
         self.admits = admits
+        self.writes = threading.Event()
+        """Cleared, it takes what is written, but for the time being does not write it."""
+        self.writes.set()
         self.data = {}
         self.valid = {}
 
@@ -50,6 +54,7 @@ class FakeReservation:
         self.cache, self.entry = cache, entry
 
     def write(self, offset, data):
+        self.cache.writes.wait(20)
         whole = self.cache.data.setdefault(self.entry, bytearray())
         whole.extend(bytes(max(0, offset + len(data) - len(whole))))
         whole[offset : offset + len(data)] = data
@@ -201,6 +206,25 @@ async def test_what_is_on_disk_takes_no_memory():
             while setup.fetcher.buffered:  # noqa: ASYNC110 - nobody tells when it is on disk
                 await trio.sleep(0.01)
         assert await setup.read(0, 16 * MIB) == setup.content
+        assert setup.store.bytes_read == 16 * MIB
+
+
+async def test_readers_wait_for_a_disk_slower_than_the_link_and_then_everything_is_kept():
+    cache = FakeCache()
+    cache.writes.clear()
+    async with fetching(16 * MIB, cache=cache, memory_limit=4 * MIB) as setup:
+        done = 0
+        with trio.move_on_after(1):
+            while done < 16 * MIB:
+                await setup.read(done, done + MIB)
+                done += MIB
+        cache.writes.set()
+        assert done <= 5 * MIB, "what waits for the disk is held in memory"
+        with trio.fail_after(20):
+            assert await setup.read(0, 16 * MIB) == setup.content
+            while setup.fetcher.buffered:  # noqa: ASYNC110 - nobody tells when it is on disk
+                await trio.sleep(0.01)
+            assert await setup.read(0, 16 * MIB) == setup.content
         assert setup.store.bytes_read == 16 * MIB
 
 
