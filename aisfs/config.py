@@ -32,6 +32,8 @@ MIB = 1 << 20
 GIB = 1 << 30
 CACHE_LEAST = 5 * MIB
 """Smallest disk cache; the ledger and its margin take half of it."""
+CACHE_MOST = 1 << 62
+"""Largest that the ledger can count."""
 
 _TRUE = frozenset({"1", "t", "true", "y", "yes", "on"})
 
@@ -251,6 +253,8 @@ class CacheSettings(_Settings):
     def _check_cache_size(cls, value: ByteSize | None) -> ByteSize | None:
         if value is not None and 0 < value < CACHE_LEAST:
             raise ValueError(f"a disk cache takes {CACHE_LEAST // MIB} MiB at least; 0 is none")
+        if value is not None and value > CACHE_MOST:
+            raise ValueError("no disk is that large")
         return value
 
     def disk_limit(self) -> int:

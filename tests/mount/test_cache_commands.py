@@ -130,7 +130,7 @@ def test_a_directory_that_is_no_cache_is_left_alone(command: str, tmp_path: Path
     assert (tmp_path / "pictures" / "a.jpg").read_bytes() == b"x"
 
 
-@pytest.mark.parametrize("size", ["-1", "much", "1KiB", "4MiB", "10 apples"])
+@pytest.mark.parametrize("size", ["-1", "much", "1KiB", "4MiB", "10 apples", "9EiB"])
 def test_sizes_that_are_none(size: str, tmp_path: Path, mountpoint: Path, server: RunningServer):
     options = ("--cache-dir", str(tmp_path / "cache"), f"--cache-size={size}")
     with (
