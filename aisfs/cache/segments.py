@@ -128,6 +128,11 @@ class SegmentFile:
             os.close(descriptor)
             raise
 
+    @property
+    def whole(self) -> bool:
+        """Whether it is as long as it was when it was mapped."""
+        return os.fstat(self.descriptor).st_size == len(self.view)
+
     def read(self, start: int, stop: int) -> bytes:
         """Read bytes of the object: a failing disk answers with an error, a view with SIGBUS.
 
@@ -163,6 +168,9 @@ class OpenFiles:
 
     def __init__(self) -> None:
         self._files: OrderedDict[Segment, SegmentFile] = OrderedDict()
+
+    def __iter__(self) -> Iterator[tuple["Segment", SegmentFile]]:
+        return iter(self._files.items())
 
     def put(self, segment: "Segment", file: SegmentFile) -> None:
         """Keep a file."""

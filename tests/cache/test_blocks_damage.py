@@ -78,6 +78,24 @@ def test_damaged_file_is_a_miss(tmp_path, filled, caplog, damage):
     cache.close()
 
 
+def test_file_cut_while_it_is_mapped_is_dropped_by_the_next_sync(tmp_path, filled, caplog):
+    """Else all reads of it fail until the next mount; those of a view of it would end this process."""
+    one, two = filled
+    cache = BlockCache.open(tmp_path, LIMIT)
+    assert get(cache, one)
+    assert get(cache, two)
+    os.truncate(data_files(tmp_path)[0], HEADER + 10)
+    cache.sync()
+    assert cache.missing(one, ByteRange(0, one.size)) == [ByteRange(0, one.size)]
+    assert cache.hit(one, ByteRange(0, 1)) is None
+    assert caplog.text.count("is damaged") == 1
+    assert get(cache, two)
+    assert fill(cache, one)
+    assert get(cache, one)
+    check_books(cache)
+    cache.close()
+
+
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_check_finds_the_damage(tmp_path, filled, damage):
     DAMAGES[damage](data_files(tmp_path)[1])
