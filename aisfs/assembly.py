@@ -12,7 +12,8 @@ from typing import TypeVar, assert_never
 import trio
 
 from aisfs.ais.client import AISClient
-from aisfs.cache.blocks import BlockCache
+from aisfs.cache.blocks import LEAST, BlockCache
+from aisfs.cache.directory import CacheDirectory
 from aisfs.cache.indexes import IndexCache
 from aisfs.cache.metadata import MetadataCache
 from aisfs.config import View
@@ -81,18 +82,19 @@ def open_cache(plan: SourcePlan) -> BlockCache | None:
     """Open the disk cache, if it may have any size.
 
     Of a local directory, which is on disk already, it has only indexes and what was decompressed;
-    most such mounts never need it, so they go without if it cannot be had.
+    most such mounts never need it, so they go without if it cannot be had. So does every mount while
+    the disk is full.
     """
     if plan.cache.cache_size == 0:
         return None
-    limit = plan.cache.disk_limit()
+    limit = plan.cache.disk_limit(CacheDirectory(plan.cache.cache_dir).taken())
     if not limit:
         log.warning("no disk cache: %s has hardly any room left", plan.cache.cache_dir)
         return None
     try:
         return BlockCache.open(plan.cache.cache_dir, limit - _index_limit(limit))
     except ConfigError as error:
-        if not is_local(plan.source):
+        if not is_local(plan.source) and plan.cache.free_disk() >= LEAST:
             raise
         log.warning("no disk cache: %s", error)
         return None

@@ -11,11 +11,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 from rich.table import Table
 
 from aisfs import logs
-from aisfs.cache.blocks import BlockCache, CheckReport, Statistics
-from aisfs.cache.directory import LAYOUT
+from aisfs.cache.blocks import LEAST, BlockCache, CheckReport, Statistics
+from aisfs.cache.directory import LAYOUT, CacheDirectory
 from aisfs.cache.indexes import IndexCache
 from aisfs.config import CacheSettings
-from aisfs.errors import SourceMissing
+from aisfs.errors import ConfigError, SourceMissing
 from aisfs.exits import Exit
 from aisfs.warm import find_items, warm
 
@@ -112,6 +112,14 @@ def verify(cache_dir: Path | None) -> int:
 @_cache_dir_option
 def clear(cache_dir: Path | None) -> None:
     """Remove everything from the cache."""
-    with closing(_open_cache(cache_dir)) as blocks:
+    settings = CacheSettings.load({"cache_dir": cache_dir})
+    try:
+        blocks = _open_cache(cache_dir)
+    except ConfigError:
+        if settings.free_disk() >= LEAST:
+            raise
+        CacheDirectory(settings.cache_dir).empty()  # the ledger needs room to be opened
+        blocks = _open_cache(cache_dir)
+    with closing(blocks):
         blocks.clear()
-    IndexCache(CacheSettings.load({"cache_dir": cache_dir}).cache_dir, 0).clear()
+    IndexCache(settings.cache_dir, 0).clear()

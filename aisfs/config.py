@@ -257,13 +257,20 @@ class CacheSettings(_Settings):
             raise ValueError("no disk is that large")
         return value
 
-    def disk_limit(self) -> int:
-        """Bytes the cache may take on disk; 0 when it was left to us and there is hardly room."""
+    def disk_limit(self, kept: int = 0) -> int:
+        """Bytes the cache may take on disk; 0 when it was left to us and there is hardly room.
+
+        What it has `kept` there already counts as free, or it would shrink from mount to mount.
+        """
         if self.cache_size is not None:
             return int(self.cache_size)
-        existing = next(p for p in (self.cache_dir, *self.cache_dir.parents) if p.exists())
-        limit = min(10 * GIB, shutil.disk_usage(existing).free // 10)
+        limit = min(10 * GIB, (self.free_disk() + kept) // 10)
         return limit if limit >= CACHE_LEAST else 0
+
+    def free_disk(self) -> int:
+        """Bytes that are free where the cache is."""
+        existing = next(p for p in (self.cache_dir, *self.cache_dir.parents) if p.exists())
+        return shutil.disk_usage(existing).free
 
 
 class WriteSettings(_Settings):

@@ -119,6 +119,27 @@ class CacheDirectory:
 
     # Segments ----------------------------------------------------------------------------------
 
+    def taken(self) -> int:
+        """Bytes on disk of all segments' files; 0 if there is no cache. Reads none of them."""
+        total = 0
+        with contextlib.suppress(OSError), os.scandir(self._data) as files:
+            for file in files:
+                with contextlib.suppress(FileNotFoundError):
+                    total += file.stat(follow_symlinks=False).st_blocks * 512
+        return total
+
+    def empty(self) -> None:
+        """Remove all segments' files when the ledger cannot be told; without them it is a miss.
+
+        Raises:
+            ConfigError: the directory cannot be used; the message names it.
+        """
+        try:
+            for name in os.listdir(self._data):
+                (self._data / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise self._unusable(error) from None
+
     def path(self, segment: int) -> Path:
         """Give the path of the file of a segment, for people."""
         return self._data / _name(segment)

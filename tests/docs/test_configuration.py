@@ -127,6 +127,11 @@ def test_defaults_that_depend_on_the_machine(tmp_path: Path, monkeypatch: pytest
     for free, limit in ((50 << 30, 5 << 30), (500 << 30, 10 << 30)):
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
         assert CacheSettings.load({"cache_dir": tmp_path}).disk_limit() == limit
+        kept = free // 11
+        monkeypatch.setattr(
+            shutil, "disk_usage", lambda _, left=free - kept: SimpleNamespace(free=left)
+        )
+        assert CacheSettings.load({"cache_dir": tmp_path}).disk_limit(kept) == limit
 
 
 def test_staging_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

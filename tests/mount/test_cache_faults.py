@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import random
+import re
 import shutil
 import subprocess
 import threading
@@ -31,7 +32,7 @@ from tests.mount.cache_tools import (
 )
 from tests.mount.content import fill, payload, put
 from tests.mount.test_mount_errors import USAGE, one_line
-from tests.support.mounts import MountFailedError, eventually, is_mountpoint, mounted
+from tests.support.mounts import MountFailedError, aisfs, eventually, is_mountpoint, mounted
 from tests.support.servers import RunningServer, running_server
 
 pytestmark = pytest.mark.mount
@@ -151,6 +152,48 @@ def test_a_full_disk_is_bypassed(
         log = mount.log()
         assert 1 <= len(lines(log, "bypassed")) <= 3, log
         assert disk_usage(disk) > 4 * MIB
+
+
+def test_a_disk_that_is_full_before_the_mount(
+    shards: Dataset, server: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    """It is mounted without a cache; and the cache, which may be what fills the disk, can be cleared."""
+    with tmpfs(tmp_path / "tiny", "size=30m") as disk:
+        settings = ("--cache-dir", str(disk / "cache"), "--cache-size", "20MiB")
+        with mounted(
+            "ais://shards", mountpoint, endpoint=server.endpoint, options=settings
+        ) as mount:
+            read(mount.path, shards.files)
+        subprocess.run(["cp", "/dev/zero", disk / "other"], check=False, capture_output=True)
+        assert shutil.disk_usage(disk).free == 0
+        with mounted(
+            "ais://shards", mountpoint, endpoint=server.endpoint, options=settings,
+            expected_log=["no disk cache"],
+        ) as mount:  # fmt: skip
+            read(mount.path, shards.files, shuffled(shards.members, 0))
+        done = aisfs("cache", "clear", "--cache-dir", disk / "cache")
+        assert done.returncode == 0, done.stderr
+        assert disk_usage(disk / "cache") < 2 * MIB
+
+
+def test_what_is_cached_does_not_count_against_the_default_limit(
+    shards: Dataset, server: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    limits = []
+    with tmpfs(tmp_path / "disk", "size=200m") as disk:
+        cache = disk / "cache"
+        for _ in range(2):
+            with mounted(
+                "ais://shards", mountpoint, endpoint=server.endpoint,
+                options=("--cache-dir", str(cache)),
+            ) as mount:  # fmt: skip
+                read(mount.path, shards.files)
+                said = aisfs("cache", "status", "--cache-dir", cache).stdout.decode()
+            found = re.search(r"limit\s+([\d.]+) MiB", said)
+            assert found, said
+            limits.append(float(found[1]))
+        assert disk_usage(cache) > 10 * MIB
+    assert limits[1] == pytest.approx(limits[0], rel=0.03)
 
 
 @pytest.mark.parametrize("inodes", [4, 20])
