@@ -213,6 +213,8 @@ def test_ctrl_c_ends_it(mount: Mount, shards: Dataset, server: RunningServer):
         with subprocess.Popen(
             [*COMMAND, "warm", "--jobs", "1", mount.path / "train"], env=environment(),
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            # A test run in the background ignores SIGINT, and what it starts would do so too.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         ) as process:  # fmt: skip
             assert eventually(lambda: counts()["shard-0000.tar"] > 0, 20)
             process.send_signal(signal.SIGINT)
