@@ -19,6 +19,7 @@ ONCE = (
     "test_inspect",
     "test_local_source",
     "test_many_objects",
+    "test_memory",
     "test_mount_errors",
     "test_names",
     "test_other_user",
