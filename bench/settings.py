@@ -64,12 +64,13 @@ QUICK = Settings(
     members=10_000,
     shuffled_images=500,
     epochs=2,
+    workers=(0,),
     image_workers=(0,),
     latencies=(0.02,),
     far_shard_bytes=24 << 20,
     far_seconds=0.5,
     written_bytes=64 << 20,
-    written_files=500,
+    written_files=200,
 )
 TINY = Settings(
     "tiny",
