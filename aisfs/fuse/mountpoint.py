@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 from aisfs.errors import FuseUnavailable, MountError
+from aisfs.fuse.tuning import device_minor
 
 FUSERMOUNT = "fusermount3"
 MNT_FORCE, MNT_DETACH, _UMOUNT_NOFOLLOW = 1, 2, 8
@@ -78,6 +79,8 @@ def unmount(mountpoint: Path, *, lazy: bool = False) -> None:
     except subprocess.TimeoutExpired:
         raise MountError(f"{mountpoint}: fusermount3 does not end; try --lazy") from None
     if done.returncode:
+        if device_minor(Path(os.path.realpath(mountpoint))) is None:
+            raise MountError(f"{mountpoint}: nothing is mounted there")
         reason = done.stderr.strip().removeprefix("fusermount3: ").replace("\n", "; ")
         hint = "" if lazy or "busy" not in reason else "; --lazy detaches it all the same"
         raise MountError(f"{reason or 'fusermount3 failed'}{hint}")

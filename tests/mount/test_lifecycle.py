@@ -88,6 +88,7 @@ def test_umount_of_what_is_not_mounted(mountpoint: Path):
         assert done.returncode == 7
         assert done.stderr.startswith(b"aisfs: ")
         assert done.stderr.count(b"\n") == 1
+        assert b"nothing is mounted" in done.stderr
 
 
 def test_umount_while_a_file_is_open(server: RunningServer, mountpoint: Path):
