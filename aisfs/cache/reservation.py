@@ -7,9 +7,11 @@ from typing import Self
 
 from aisfs.cache.books import Books
 from aisfs.cache.entry import SEGMENT
-from aisfs.cache.segments import Segment, SegmentFile, sums_of, write
+from aisfs.cache.segments import Segment, SegmentFile, sums_of, sums_of_bytes, write
 from aisfs.core.ranges import RangeSet
 from aisfs.model import ByteRange
+
+Data = bytes | bytearray | memoryview
 
 
 @dataclass(slots=True)
@@ -62,7 +64,7 @@ class Reservation:
     def _writable(self) -> bool:
         return self._open and not self._failed
 
-    def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+    def write(self, offset: int, data: Data) -> None:
         """Write bytes that start at `offset` of the object; readers see them once published.
 
         Raises:
@@ -94,12 +96,17 @@ class Reservation:
             rest = rest[len(piece) :]
             offset = piece.stop
 
-    def publish(self, published: ByteRange) -> bool:
+    def publish(self, published: ByteRange, data: Data | None = None) -> bool:
         """Let readers have a range that is written as a whole; False if the disk failed.
 
+        Args:
+            published: The range.
+            data: Its bytes, where they are at hand: they need not be read back for their checksums.
+
         Raises:
-            ValueError: it is not.
+            ValueError: it is not written.
         """
+        view = None if data is None else memoryview(data)
         with self._shelf.lock:
             if not self._failed and not self._written.covers(published):
                 raise ValueError(f"{published} is not written: {self!r}")
@@ -110,7 +117,10 @@ class Reservation:
             if first >= last or part.file is None:
                 continue
             piece = ByteRange(first, last)
-            sums = sums_of(part.file, piece)
+            if view is None:
+                sums = sums_of(part.file, piece)
+            else:
+                sums = sums_of_bytes(piece, view[first - published.start : last - published.start])
             with self._shelf.lock:
                 if sums is None or part.segment.gone:
                     self._failed = True

@@ -346,6 +346,16 @@ def sums_of(file: SegmentFile, piece: ByteRange) -> bytes | None:
     return sums.tobytes()
 
 
+def sums_of_bytes(piece: ByteRange, data: memoryview) -> bytes:
+    """Compute the checksums of a piece from its bytes."""
+    base = piece.start
+    sums = (
+        xxhash.xxh3_64_intdigest(data[step.start - base : step.stop - base])
+        for step in cut(piece, STEP)
+    )
+    return array("Q", sums).tobytes()
+
+
 def _steps(piece: ByteRange) -> tuple[list[int], list[int]]:
     starts = list(range(piece.start, piece.stop, STEP))
     return starts, [*starts[1:], piece.stop]

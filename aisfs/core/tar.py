@@ -26,6 +26,9 @@ MAX_META = 1 << 20
 """Most bytes of one pax header or long name; Go's tar has the same bound."""
 _END_LOOK = 1 << 16
 """How far past the end mark to look for further headers: six times tar's usual record of 10 KiB."""
+_LEAST_LOOK, _MOST_LOOK = 4 << 10, 1 << 16
+"""Bytes looked at in one go: of large members little more than their headers, of small ones as much
+as the C library keeps at hand. Larger blocks are new memory each time, at half a second a gigabyte."""
 _PLAIN = (b"0", b"7")
 _META = {b"x": b"pax", b"X": b"pax", b"g": b"global", b"L": b"path", b"K": b"linkpath"}
 _GLOBAL_KEYS = (b"path", b"linkpath", b"mtime")
@@ -124,22 +127,26 @@ class TarScanner:
         """Take the next bytes of the object."""
         start = self._offset
         self._offset = stop = min(start + len(data), self._object_size)
-        if self.needed >= stop:
-            return
-        piece = bytes(data if stop == start + len(data) else data[: stop - start])  # no copy
+        view, most = memoryview(data), _LEAST_LOOK
         while not self._ended and (needed := self.needed) < stop:
-            fresh = needed - start
-            if self._inner is not None:
-                self._feed_inner(self._inner, piece, start)
-            elif self._held:
-                self._held += piece[fresh : fresh + self._want - len(self._held)]
-                if len(self._held) < self._want:
-                    return
+            end = min(needed + most, stop)
+            self._feed_piece(bytes(view[needed - start : end - start]), needed)
+            dense = self.needed - end < most
+            most = min(4 * most, _MOST_LOOK) if dense else _LEAST_LOOK
+
+    def _feed_piece(self, piece: bytes, start: int) -> None:
+        """Take a piece that starts with the first byte wanted."""
+        if self._inner is not None:
+            self._feed_inner(self._inner, piece, start)
+        elif self._held:
+            missing = self._want - len(self._held)
+            self._held += piece[:missing]
+            if len(piece) >= missing:
                 held = bytes(self._held)
                 self._held.clear()
                 self._scan(held, self._position)
-            else:
-                self._scan(piece, start)
+        else:
+            self._scan(piece, start)
 
     def _feed_inner(self, inner: "TarScanner", piece: bytes, start: int) -> None:
         """Let the tar in the tar have its part of a piece."""

@@ -50,8 +50,9 @@ def store(
         if reservation is None:
             return False
         start = gap.start - part.range.start
-        reservation.write(gap.start, part.content[start : start + len(gap)])
-        stored = reservation.publish(gap) and stored
+        content = part.content[start : start + len(gap)]
+        reservation.write(gap.start, content)
+        stored = reservation.publish(gap, content) and stored
     if stored and not cache.missing(entry, ByteRange(0, entry.size)):
         cache.verify_whole(entry)
     return stored

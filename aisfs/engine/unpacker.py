@@ -350,8 +350,9 @@ class Unpacker:
             if reservation is None:
                 return False
             with reservation:
-                reservation.write(gap.start, data[gap.start - there.start : gap.stop - there.start])
-                if not reservation.publish(gap):
+                made = data[gap.start - there.start : gap.stop - there.start]
+                reservation.write(gap.start, made)
+                if not reservation.publish(gap, made):
                     return False
         return True
 

@@ -59,7 +59,7 @@ class FakeReservation:
         whole.extend(bytes(max(0, offset + len(data) - len(whole))))
         whole[offset : offset + len(data)] = data
 
-    def publish(self, published):
+    def publish(self, published, data):
         self.cache.valid.setdefault(self.entry, RangeSet()).add(published)
         return True
 
