@@ -6,7 +6,7 @@
 
 100,000 members have to load in a blink, so no step of decoding looks at single rows except where
 `accumulate` does: columns are taken apart and put together again by slices with a step, and
-arithmetic on a whole column is arithmetic on one big integer that has a value in every lane.
+arithmetic on a column is arithmetic on big integers that have a value in every lane.
 - Numbers: `core.number_columns`, as values or as differences, whichever deflates better.
 - Names: a block of rows becomes a matrix, short names padded with NULs, written column by column:
   of `sample_000123.image.jpg` two columns change often, the others hardly ever.
@@ -24,8 +24,7 @@ import struct
 import zlib
 from array import array
 from contextlib import suppress
-from itertools import accumulate, pairwise
-from math import gcd
+from itertools import accumulate, chain, pairwise
 from typing import Annotated, Literal
 
 import msgspec
@@ -37,12 +36,17 @@ from aisfs.core.number_columns import (
     SAMPLE,
     Numbers,
     Planes,
+    array_in_turns,
     array_of,
     deflated_size,
     differences_of,
+    divisor_of,
     little_endian,
     ones_of,
     read_numbers,
+    scaled_up,
+    sums_of,
+    turns,
     write_numbers,
 )
 from aisfs.core.zip_packing import Packing
@@ -106,9 +110,9 @@ def encode(index: MemberIndex) -> bytes:
         ValueError: it is too large to be worth storing.
     """
     columns = index.columns
-    if len(index) > _MAX_ROWS or max(columns.offsets, default=0) >= 2**63:
+    if len(index) > _MAX_ROWS or max(map(max, turns(columns.offsets)), default=0) >= 2**63:
         raise ValueError(f"an index of {len(index)} members cannot be stored")
-    lengths = array("I", map(int.__sub__, columns.ends, [0, *columns.ends]))
+    lengths = array_in_turns("I", differences_of(columns.ends, 0))
     written: list[Numbers] = []
     parts: list[bytes] = []
     flags = array("B", columns.flags)
@@ -117,7 +121,7 @@ def encode(index: MemberIndex) -> bytes:
         written.append(numbers)
         parts.append(planes)
     widths = _write_names(bytes(columns.names), lengths, parts)
-    unit: Literal[1, 512] = 1 if gcd(*columns.offsets) % _BLOCK else 512
+    unit: Literal[1, 512] = 1 if divisor_of(columns.offsets) % _BLOCK else 512
     description = msgspec.msgpack.encode(
         _Description(
             index.object_size,
@@ -188,7 +192,9 @@ def _read(description: _Description, parts: Planes) -> MemberIndex:
         read_numbers(numbers, rows, typecode, parts)
         for numbers, typecode in zip(description.columns, "IQHqB", strict=True)
     )
-    ends = array("I", accumulate(lengths))
+    ends = array("I")
+    for some in sums_of("I", lengths):
+        ends += some
     names = _read_names(description.name_widths, ends, parts)
     contents = description.contents
     mentioned = (description.jumps, description.targets, description.stored_stops, contents)
@@ -288,28 +294,29 @@ def _offsets(
     steps = _steps(sizes, leads, unit)
     for row, step in jumps.items():
         steps[row] = step
-    offsets = array("Q", accumulate(steps))
-    if unit == 1:
-        return offsets
-    together = int.from_bytes(little_endian(offsets), "little") * unit  # sums are quick while small
-    return array_of("Q", together.to_bytes(8 * len(offsets), "little"))
+    return scaled_up("Q", sums_of("Q", steps), unit)
 
 
 def _steps(sizes: "array[int]", leads: "array[int]", unit: int) -> "array[int]":
     """Return how far each row's data lies after that of the row before, if nothing is between.
 
-    All rows are padded to whole blocks at once: each has its own 64 bits of one integer.
+    Many rows are padded to whole blocks at once: each has its own 64 bits of one integer.
     """
-    rows = len(sizes)
-    ones = ones_of(rows, 8)
-    padded = int.from_bytes(little_endian(sizes), "little") + ones * (_BLOCK - 1)
-    padded &= ones * (2**64 - _BLOCK)
-    wide = bytearray(8 * rows)
-    narrow = little_endian(leads)
-    wide[0::8], wide[1::8] = narrow[0::2], narrow[1::2]
-    together = (padded << 64) + int.from_bytes(wide, "little") * _BLOCK
-    together &= (1 << 64 * rows) - 1
-    return array_of("q", (together >> unit.bit_length() - 1).to_bytes(8 * rows, "little"))
+    done = bytearray()
+    before = 0
+    for some, some_leads in zip(turns(sizes), turns(leads), strict=True):
+        rows = len(some)
+        ones = ones_of(rows, 8)
+        padded = int.from_bytes(little_endian(some), "little") + ones * (_BLOCK - 1)
+        padded &= ones * (2**64 - _BLOCK)
+        wide = bytearray(8 * rows)
+        narrow = little_endian(some_leads)
+        wide[0::8], wide[1::8] = narrow[0::2], narrow[1::2]
+        together = (padded << 64) + before + int.from_bytes(wide, "little") * _BLOCK
+        together &= (1 << 64 * rows) - 1
+        before = padded >> 64 * (rows - 1) & 2**64 - 1
+        done += (together >> unit.bit_length() - 1).to_bytes(8 * rows, "little")
+    return array_of("q", done)
 
 
 def _jumps(
@@ -319,7 +326,7 @@ def _jumps(
     with suppress(OverflowError):  # whatever the columns say
         if offsets == _offsets(sizes, leads, {}, unit):
             return {}
-    found = differences_of([0, *offsets])
+    found = chain.from_iterable(differences_of(offsets, 0))
     return {
         row: step // unit
         for row, (step, expected) in enumerate(zip(found, _steps(sizes, leads, unit), strict=True))

@@ -25,8 +25,6 @@ from aisfs.core.tar_header import (
     text,
 )
 
-_WINDOW = 1 << 20
-"""Bytes after which the hot loop hands over its rows, so that a huge piece needs no huge lists."""
 _MEMO = 1 << 14
 """Entries after which a memo starts afresh; more distinct values than checksums can take."""
 _TEMPLATES = 64
@@ -110,7 +108,7 @@ class PlainRuns:
         """Take files while they look like the last one; returns where that stops.
 
         Args:
-            data: bytes of the object.
+            data: bytes of the object, so few that lists of what is in them are short.
             position: where in `data` a header is due.
             base: where in the object `data` starts.
         """
@@ -122,7 +120,7 @@ class PlainRuns:
         times: list[bytes | None] = []
         template: _PaxTemplate | None = None
         opening, time_start, time_stop = _NO_PAX
-        last = min(len(data) - BLOCK, position + _WINDOW)
+        last = len(data) - BLOCK
         last_pax = len(data) - 3 * BLOCK
         while position <= last:
             if template is not None and starts_with(opening, position) and position <= last_pax:

@@ -6,13 +6,14 @@ Where the invariants of `views` about names come from.
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from itertools import accumulate, compress, islice
+from itertools import accumulate, compress
 from operator import lt
 
 from aisfs.config import Shards
 from aisfs.core.member_index import MemberIndex, MemberKind
 from aisfs.core.member_names import MAX_COMPONENT, MAX_PATH
 from aisfs.core.names import SHARD_BYTES_SUFFIX, SHARD_DIRECTORY_SUFFIX
+from aisfs.core.number_columns import TURN, turns
 
 DIRECTORY = 1 << 31
 """Marks an entry that is a directory's number, not a row. More rows than this do not fit a tar."""
@@ -111,10 +112,12 @@ class MemberTree:
         some = [self._names[row] for row in rows] if len(rows) < len(self._names) else self._names
         own = [name for name in some if name is not None]
         # In most flat shards the names ascend, which settles it without a table of all of them.
-        if len(self.names) == 1 and all(map(lt, own, islice(own, 1, None))):
+        if len(self.names) == 1 and _ascend(own):
             self.ascending = True
             return set()
-        last = dict(zip(own, rows, strict=True))
+        last: dict[bytes, int] = {}
+        for some, its_rows in zip(turns(own), turns(rows), strict=True):
+            last.update(zip(some, its_rows, strict=True))
         hidden: set[int] = set()
         if len(last) < len(rows):
             hidden = {row for name, row in zip(own, rows, strict=True) if last[name] != row}
@@ -157,11 +160,25 @@ class MemberTree:
             shown = [code not in hidden for code in codes]
             codes = array("I", compress(codes, shown))
             homes = array("I", compress(homes, shown))
-        order = sorted(range(len(codes)), key=homes.__getitem__)  # stable
-        self.entries = array("I", map(codes.__getitem__, order))
-        counts = Counter(homes)
+        counts = Counter[int]()
+        for some in turns(homes):
+            counts.update(some)
         sizes = map(counts.__getitem__, range(len(self.names)))
         self.starts = array("I", accumulate(sizes, initial=0))
+        places = self.starts.tolist()
+        entries = array("I", bytes(codes.itemsize * len(codes)))
+        for code, home in zip(codes, homes, strict=True):
+            entries[places[home]] = code
+            places[home] += 1
+        self.entries = entries
+
+
+def _ascend(names: Sequence[bytes]) -> bool:
+    """Say whether the names are in order and none is there twice."""
+    return all(
+        all(map(lt, names[start : start + TURN], names[start + 1 : start + TURN + 1]))
+        for start in range(0, len(names), TURN)
+    )
 
 
 def path_of(number: int, names: Sequence[bytes], parents: Sequence[int]) -> bytes:
