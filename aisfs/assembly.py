@@ -27,6 +27,7 @@ from aisfs.engine.background import BackgroundThread
 from aisfs.engine.batches import Batches
 from aisfs.engine.fetcher import Fetcher
 from aisfs.engine.indexer import INDEX_BYTES_MAX, Indexer
+from aisfs.engine.keeping import Keeping
 from aisfs.engine.lister import Lister
 from aisfs.engine.overlay import OverlaidLister
 from aisfs.engine.prefetcher import Prefetcher
@@ -156,6 +157,7 @@ class Engine:
     indexer: Indexer
     reader: Reader
     assembler: Assembler
+    keeping: Keeping
 
 
 def build_engine(plan: SourcePlan, base: Foundation, root: Node) -> Engine:
@@ -188,7 +190,8 @@ def build_engine(plan: SourcePlan, base: Foundation, root: Node) -> Engine:
     reader = Reader(fetcher, prefetcher, unpacker)
     batches = Batches(base.store, base.services)
     assembler = Assembler(fetcher, batches, plan.cache.read_ahead_max)
-    return Engine(lister, fetcher, indexer, reader, assembler)
+    keeping = Keeping(fetcher, indexer, base.background, local=is_local(plan.source))
+    return Engine(lister, fetcher, indexer, reader, assembler, keeping)
 
 
 def _lay_out(plan: SourcePlan) -> Callable[[MemberIndex], MembersView]:

@@ -17,7 +17,7 @@ from aisfs.cache.indexes import IndexCache
 from aisfs.config import CacheSettings
 from aisfs.errors import ConfigError, SourceMissing
 from aisfs.exits import Exit
-from aisfs.warm import find_items, warm
+from aisfs.warm import Summary, find_items, warm
 
 _MIB = 1 << 20
 
@@ -63,9 +63,21 @@ def warm_up(paths: tuple[Path, ...], index_only: bool, jobs: int) -> int:
     items = find_items(paths, index_only=index_only)
     summary = warm(items, jobs=jobs, console=Console(stderr=True))
     click.echo(f"{summary.shards} shards, {summary.objects} objects, {summary.size} bytes read")
+    if not summary.complete:
+        click.echo(f"aisfs: {_shortfall(summary)}", err=True)
     for failure in summary.failures:
         click.echo(f"aisfs: {failure}", err=True)
     return Exit.FAILURE if summary.failures else Exit.OK
+
+
+def _shortfall(summary: Summary) -> str:
+    """Say how much of what was read is kept."""
+    said = []
+    if summary.kept < summary.size:
+        said.append(f"{summary.kept} of {summary.size} bytes")
+    if summary.indexes < summary.shards:
+        said.append(f"{summary.indexes} of {summary.shards} indexes")
+    return f"the disk cache keeps only {' and '.join(said)}; see --cache-size of the mount"
 
 
 @click.group()

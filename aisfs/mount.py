@@ -196,7 +196,7 @@ async def _build(
     kind = WritableOperations if isinstance(filesystem, NamingFileSystem) else Operations
     operations = kind(
         filesystem,
-        Xattrs(filesystem, folders, base.metrics),
+        Xattrs(filesystem, folders, base.metrics, engine.keeping),
         base.metrics,
         negative_timeout=plan.tree.negative_ttl,
         on_ready=lambda: base.services.start_soon(report),

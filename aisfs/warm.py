@@ -34,6 +34,8 @@ PIECE = 1 << 20
 """Bytes read at once; the largest request the kernel makes of it."""
 SHARD_ATTRIBUTE = "user.aisfs.shard"
 """Folders of shards have it, directories of a bucket do not."""
+KEPT_ATTRIBUTE = "user.aisfs.kept"
+"""How much is on disk; asked of a folder of a shard, it puts the index there."""
 FILE_SYSTEM = "fuse.aisfs"
 
 
@@ -57,17 +59,34 @@ class Summary:
     objects: int = 0
     size: int = 0
     """Bytes read."""
+    indexes: int = 0
+    """Indexes of shards that are on disk."""
+    kept: int = 0
+    """Bytes of those read that are on disk at the end."""
     failures: list[str] = field(default_factory=list)
 
-    def count(self, item: Item, error: BaseException | None) -> None:
-        """Take note of how reading an item ended."""
+    @property
+    def complete(self) -> bool:
+        """Whether all that was read is kept."""
+        return self.kept == self.size and self.indexes == self.shards
+
+    def count(self, item: Item, error: BaseException | None) -> bool:
+        """Take note of how reading an item ended; says whether it was read."""
         if error is not None:
             name = os.fsdecode(item.content or item.folder or b"")
             self.failures.append(f"{name}: {getattr(error, 'strerror', None) or error}")
-            return
+            return False
         self.shards += item.folder is not None
         self.objects += item.folder is None
         self.size += item.size
+        return True
+
+    def look(self, item: Item) -> None:
+        """Take note of how much of an item that was read is kept."""
+        if item.folder is not None:
+            self.indexes += _kept(item.folder, 1)
+        if item.content is not None:
+            self.kept += _kept(item.content, item.size)
 
 
 def find_items(paths: Iterable[Path], *, index_only: bool) -> list[Item]:
@@ -121,13 +140,25 @@ def warm(items: list[Item], *, jobs: int, console: Console) -> Summary:
         with ThreadPoolExecutor(jobs) as pool:
             try:
                 under_way: dict[Future[None], Item] = {pool.submit(read, i): i for i in items}
+                there: list[Item] = []
                 for count, future in enumerate(as_completed(under_way), 1):
                     progress.update(task, done=done(count), advance=0 if total else 1)
-                    summary.count(under_way[future], future.exception())
+                    if summary.count(under_way[future], future.exception()):
+                        there.append(under_way[future])
+                for item in there:  # only now: the last ones may have displaced the first
+                    summary.look(item)
             finally:
                 stopped.set()
                 pool.shutdown(cancel_futures=True)
     return summary
+
+
+def _kept(path: bytes, otherwise: int) -> int:
+    """Ask how much of something is on disk; of what cannot be told nothing is said to be missing."""
+    try:
+        return int(os.getxattr(path, KEPT_ATTRIBUTE))
+    except OSError:
+        return otherwise
 
 
 def _columns(total: int) -> list[ProgressColumn]:

@@ -94,6 +94,12 @@ class IndexCache:
         """Keep the index of this version of the object, unless there is no way to."""
         self._put(bucket, info, _INDEX, lambda: encode(index))
 
+    def has(self, bucket: Bucket, info: ObjectInfo) -> bool:
+        """Say whether an index of this version of the object is kept, without reading it."""
+        if not self._worth_keeping(info):
+            return False
+        return self._path(self._identity(bucket, info, _INDEX)).is_file()
+
     def get_labels(
         self, bucket: Bucket, info: ObjectInfo, index: MemberIndex, rule: str
     ) -> LabelColumn | None:

@@ -128,6 +128,21 @@ class Indexer:
         with self._lock:
             self._views.pop((bucket, shard), None)
 
+    async def keep(self, bucket: Bucket, shard: ObjectInfo) -> bool:
+        """Have the index of this version on disk, also if somebody cleared the cache since it was
+        read; say whether it is there now.
+
+        Raises:
+            Stale: the shard changed meanwhile.
+        """
+        indexes = self._indexes
+        if indexes is None:
+            return False
+        index = (await self.open(bucket, shard)).index
+        if not await trio.to_thread.run_sync(indexes.has, bucket, shard):
+            await trio.to_thread.run_sync(indexes.put, bucket, shard, index)
+        return await trio.to_thread.run_sync(indexes.has, bucket, shard)
+
     async def _load(self, bucket: Bucket, shard: ObjectInfo) -> MembersView:
         index = None
         indexes = self._indexes

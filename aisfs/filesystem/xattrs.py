@@ -5,11 +5,13 @@ from collections.abc import Mapping
 from aisfs.core.forms import Form
 from aisfs.core.inodes import ROOT, split_member
 from aisfs.core.views import MembersView
+from aisfs.engine.keeping import Keeping
 from aisfs.errors import NoSuchAttribute
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.nodes import ObjectNode, ShardNode
 from aisfs.filesystem.shards import ShardFolders
 from aisfs.metrics import Metrics
+from aisfs.model import ByteRange
 
 PREFIX = b"user.ais"
 """How the names of all begin."""
@@ -20,13 +22,18 @@ OFFSET = b"user.aisfs.offset"
 WARNINGS = b"user.aisfs.warnings"
 SKIPPED = b"user.aisfs.skipped"
 STATS = b"user.aisfs.stats"
+KEPT = b"user.aisfs.kept"
+"""Not listed: who copies all attributes shall not wait for the disk."""
 
 
 class Xattrs:
     """Reads the extended attributes of an inode."""
 
-    def __init__(self, filesystem: FileSystem, folders: ShardFolders, metrics: Metrics) -> None:
+    def __init__(
+        self, filesystem: FileSystem, folders: ShardFolders, metrics: Metrics, keeping: Keeping
+    ) -> None:
         """Serve what the collaborators know."""
+        self._keeping = keeping
         self._filesystem = filesystem
         self._folders = folders
         self._metrics = metrics
@@ -41,6 +48,8 @@ class Xattrs:
             raise NoSuchAttribute(f"no attribute {name!r}")
         if ino == ROOT and name == STATS:
             return self._metrics.text()
+        if name == KEPT:
+            return b"%d" % await self._kept(ino)
         if name == SHARD:  # known without opening the shard
             node = self._filesystem.node(ino)
             if isinstance(node, ShardNode):
@@ -54,6 +63,23 @@ class Xattrs:
         """Name the attributes an inode has."""
         found = list(await self._all(ino))
         return [*found, STATS] if ino == ROOT else found
+
+    async def _kept(self, ino: int) -> int:
+        """Count what is on disk: bytes of an object or member, the index of a folder."""
+        node = self._filesystem.node(ino)
+        if isinstance(node, ObjectNode):
+            whole = ByteRange(0, node.info.size)
+            return await self._keeping.kept(node.bucket, node.info, whole)
+        if isinstance(node, ShardNode):
+            _, is_directory, low = split_member(ino) or (0, True, 0)
+            with self._filesystem.noticing_change(node):
+                if is_directory and low == 0:
+                    return await self._keeping.keep_index(node.bucket, node.info)
+                index = (await self._folders.view(node)).index
+            if not is_directory and index.form is Form.TAR and index.plain(low):
+                place = index.data_range(low)
+                return await self._keeping.kept(node.bucket, node.info, place)
+        raise NoSuchAttribute(f"nobody knows how much of inode {ino} is kept")
 
     async def _all(self, ino: int) -> Mapping[bytes, bytes]:
         node = self._filesystem.node(ino)

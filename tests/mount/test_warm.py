@@ -85,6 +85,7 @@ def test_after_warming_everything_an_epoch_asks_for_no_data(
     plain(done.stderr)
     total = shards.size + objects.size
     assert summary(done.stdout) == (8, 3, total)
+    assert b"keeps only" not in done.stderr, done.stderr
     assert meter.take()["get_bytes"] == total
     list_folders(mount.path / "train", shards)
     read(mount.path / "train", *dealt(shuffled(shards.members, 0), 2), shards.files)
@@ -198,6 +199,45 @@ def test_what_the_kernel_has_is_asked_for_again_when_the_cache_was_cleared(
     meter = Meter(server)
     assert aisfs("warm", mount.path / "train").returncode == 0
     assert meter.take()["get_bytes"] == shards.size
+
+
+@pytest.mark.parametrize("words", [[], ["--index-only"]])
+def test_indexes_in_memory_are_written_again_when_the_cache_was_cleared(
+    words: list[str], shards: Dataset, server: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    options = ("--cache-dir", str(tmp_path / "cache"))
+    with mounted("ais://b", mountpoint, endpoint=server.endpoint, options=options) as mount:
+        list_folders(mount.path / "train", shards)
+        time.sleep(SETTLED)  # an index is written some time after the scan
+        assert aisfs("cache", "clear", "--cache-dir", tmp_path / "cache").returncode == 0
+        time.sleep(SETTLED)
+        done = aisfs("warm", *words, mount.path / "train")
+        assert (done.returncode, b"keeps only" in done.stderr) == (0, False), done.stderr
+    meter = Meter(server)
+    with mounted("ais://b", mountpoint, endpoint=server.endpoint, options=options) as mount:
+        list_folders(mount.path / "train", shards)
+        meter.nothing()
+
+
+@pytest.mark.parametrize("size", ["8MiB", "0"])
+def test_what_does_not_fit_the_cache_is_told(
+    size: str, shards: Dataset, server: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    options = ("--cache-dir", str(tmp_path / "cache"), "--cache-size", size)
+    with mounted("ais://b", mountpoint, endpoint=server.endpoint, options=options) as mount:
+        done = aisfs("warm", mount.path / "train")
+    assert done.returncode == 0, done.stderr
+    assert summary(done.stdout) == (8, 0, shards.size)
+    said = re.search(
+        r"^aisfs: the disk cache keeps only (\d+) of (\d+) bytes", plain(done.stderr), re.M
+    )
+    assert said, done.stderr
+    assert int(said[2]) == shards.size
+    if size == "0":
+        assert int(said[1]) == 0
+        assert "and 0 of 8 indexes" in said.string
+    else:
+        assert 0 < int(said[1]) <= 8 * MIB
 
 
 def test_what_is_named_twice_is_read_once(mount: Mount, shards: Dataset):
