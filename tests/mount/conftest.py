@@ -14,6 +14,7 @@ ONCE = (
     "test_archive_forms",
     "test_cache_",
     "test_class_",
+    "test_connections",
     "test_dataset_",
     "test_faults",
     "test_inspect",

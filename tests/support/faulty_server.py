@@ -4,7 +4,8 @@ Prints `ready <port>` once it accepts connections. The rules travel over the sam
 
     POST /-/faults     a JSON list of rules, added to those there are
     DELETE /-/faults   no more faults
-    GET /-/faults      the rules, each with the number of times it has struck (`struck`)
+    GET /-/faults      the rules, each with the number of times it has struck (`struck`), and, of
+                       those that stall, how many requests it held at once, at most (`held_most`)
 
 A rule is `{"match": {...}, "action": "...", "times": 1, ...}`. All that `match` names must hold:
 
@@ -107,7 +108,8 @@ class FaultInjector:
         with self._lock:
             if environ["REQUEST_METHOD"] == "POST":
                 self._rules += [
-                    {"times": 1, "match": {}, "struck": 0, **r} for r in json.loads(data)
+                    {"times": 1, "match": {}, "struck": 0, "held": 0, "held_most": 0, **r}
+                    for r in json.loads(data)
                 ]
             elif environ["REQUEST_METHOD"] == "DELETE":
                 self._rules.clear()
@@ -139,7 +141,12 @@ class FaultInjector:
         at = int(len(body) * rule.get("fraction", 0))
         if at:
             yield body[:at]
+        with self._lock:  # whoever asked has no answer before it is let go
+            rule["held"] += 1
+            rule["held_most"] = max(rule["held_most"], rule["held"])
         time.sleep(rule["seconds"])
+        with self._lock:
+            rule["held"] -= 1
         yield body[at:]
 
     def _drip(
