@@ -2,12 +2,18 @@
 
 Keys are `str`; bytes that are not UTF-8 stand in them as lone surrogates (PEP 383), so that
 `os.fsencode(key)` gives back what the server stores. Nothing here waits or knows a protocol.
+
+There may be millions of objects, so they are msgspec's structs: made in a tenth of the time that a
+frozen dataclass takes, and not looked through by Python's collector of cycles, of which they have
+none.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
+
+import msgspec
 
 
 class Provider(StrEnum):
@@ -60,8 +66,7 @@ NO_CUSTOM: Mapping[str, str] = MappingProxyType({})
 """No custom metadata: one mapping for all the objects of a listing that have none."""
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectInfo:
+class ObjectInfo(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One version of one object, as a listing or a HEAD told it."""
 
     key: str
@@ -73,8 +78,25 @@ class ObjectInfo:
     """`<type>:<hex>`, for example `xxhash2:92f0de5a88a3c094`; empty when unknown."""
     mtime_ns: int = 0
     """Modification time, nanoseconds since the epoch; docs/SEMANTICS.md says where it comes from."""
-    custom: Mapping[str, str] = field(default_factory=lambda: NO_CUSTOM, compare=False)
-    """Custom metadata that was written for exactly this content; see `WritableStore`."""
+    custom: Mapping[str, str] = NO_CUSTOM
+    """Custom metadata that was written for exactly this content; see `WritableStore`. Two that
+    differ in nothing else are equal."""
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, ObjectInfo):
+            return NotImplemented
+        return (
+            self.key == other.key
+            and self.size == other.size
+            and self.version == other.version
+            and self.checksum == other.checksum
+            and self.mtime_ns == other.mtime_ns
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.key, self.size, self.version, self.checksum, self.mtime_ns))
 
     def same_content(self, other: "ObjectInfo") -> bool:
         """Say whether both describe the same bytes, comparing only what both of them know."""

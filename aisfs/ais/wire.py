@@ -11,13 +11,14 @@ Must not know: sockets, threads, sessions, tokens, retries.
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import msgspec
+from msgspec import structs
 
 from aisfs.errors import InvalidName, ProtocolError, Stale
 from aisfs.model import Bucket, ObjectInfo, Provider
@@ -277,7 +278,7 @@ def with_custom(info: ObjectInfo, text: str) -> ObjectInfo:
         text: `[k:v k:v]` of a listing, or `k=v, k=v` of headers.
     """
     match = _CUSTOM.search(text)
-    return replace(info, custom=decode_custom(match[1], info)) if match else info
+    return structs.replace(info, custom=decode_custom(match[1], info)) if match else info
 
 
 def check_content(

@@ -21,6 +21,7 @@ from functools import partial
 
 import trio
 from cachetools import LRUCache, TTLCache
+from msgspec import structs
 
 from aisfs.cache.blocks import BlockCache
 from aisfs.cache.entry import CONTENT_MAX, EntryId, content_id
@@ -225,7 +226,7 @@ class Unpacker:
         assert self._cache is not None, "there is no content without a cache"
         return self._fetcher.open_content(
             bucket,
-            replace(info, size=size),
+            structs.replace(info, size=size),
             partial(self._read, content),
             (self._cache, replace(content.entry, size=size)),
         )

@@ -3,7 +3,8 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+
+from msgspec import structs
 
 from aisfs.config import Shards
 from aisfs.core import names
@@ -338,7 +339,7 @@ class NamingFileSystem(ChangingFileSystem):
                 case ObjectNode(b, info) if b == bucket and info.key in moved:
                     if ino in self._files.by_ino:
                         continue
-                    new = replace(known, info=moved[info.key])
+                    new = structs.replace(known, info=moved[info.key])
                 case _:
                     continue
             with self._lock:

@@ -1,7 +1,10 @@
 """What an inode can be, apart from members, which are rows of their shard's index."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+import msgspec
 
 from aisfs.core.virtual_shard import VirtualShard
 from aisfs.model import Bucket, ObjectInfo, Provider
@@ -43,9 +46,8 @@ class MergedDirectoryNode:
     """How often shards had changed when it was built: the kernel may keep what it lists."""
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectNode:
-    """One version of an object, as a file."""
+class ObjectNode(msgspec.Struct, frozen=True, gc=False):
+    """One version of an object, as a file. A struct, as `ObjectInfo` is."""
 
     bucket: Bucket
     info: ObjectInfo
@@ -106,8 +108,19 @@ def identity(node: Node) -> bytes:
             parts = ("directory", bucket, prefix)
         case VirtualShardNode(shard):
             parts = ("virtual shard", shard.digest)
-        case _:
-            kind = "object" if isinstance(node, ObjectNode) else "shard"
-            info = node.info
-            parts = (kind, node.bucket, info.key, info.version, info.checksum, info.size)
+        case ObjectNode(bucket, info):
+            return object_identities(bucket, [info])[0]
+        case ShardNode(bucket, info):
+            parts = ("shard", bucket, info.key, info.version, info.checksum, info.size)
     return "\0".join(map(str, parts)).encode(errors="surrogateescape")
+
+
+def object_identities(bucket: Bucket, objects: Iterable[ObjectInfo]) -> list[bytes]:
+    """Spell the identities of objects of a bucket."""
+    start = f"object\0{bucket}\0"
+    return [
+        f"{start}{each.key}\0{each.version}\0{each.checksum}\0{each.size}".encode(
+            errors="surrogateescape"
+        )
+        for each in objects
+    ]

@@ -5,8 +5,10 @@ writes to. So a written file keeps its number from the first change to the last 
 versions it becomes meanwhile; anybody else's new version of the object gets a number of its own.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
+
+from msgspec import structs
 
 from aisfs.core.listing import PENDING_VERSION
 from aisfs.core.names import shard_of_bytes, shard_of_directory
@@ -115,6 +117,9 @@ class WrittenFiles:
         self._by_key: dict[tuple[Bucket, str], WrittenFile] = {}
         self._members: dict[tuple[Bucket, str, str], WrittenFile] = {}
 
+    def __len__(self) -> int:
+        return len(self.by_ino) + len(self._by_key)
+
     def add(self, file: WrittenFile) -> None:
         """Remember a file under its number and its name."""
         self.by_ino[file.ino] = file
@@ -147,10 +152,10 @@ class WrittenFiles:
     def rename(self, file: WrittenFile, key: str, parent: int, name: bytes) -> None:
         """Give it another name."""
         self.unname(file)
-        info = replace(file.node.info, key=key)
+        info = structs.replace(file.node.info, key=key)
         file.node = ObjectNode(file.bucket, info, parent, name)
         if file.base is not None:
-            file.base = replace(file.base, key=key)
+            file.base = structs.replace(file.base, key=key)
         self.add(file)
 
     def drop(self, file: WrittenFile) -> None:

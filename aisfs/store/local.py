@@ -17,12 +17,12 @@ import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import trio
+from msgspec import structs
 
 from aisfs.core.names import check_new_key, check_new_member, check_new_shard
 from aisfs.errors import (
@@ -256,7 +256,7 @@ class LocalStore:
                 text = encode_custom(custom, stamp_of(info))
                 try:
                     local_writing.write_attribute(descriptor, subject, text)
-                    info = replace(info, custom=dict(custom))
+                    info = structs.replace(info, custom=dict(custom))
                 except Unsupported as error:
                     log.debug("%s", error)
 
@@ -407,7 +407,7 @@ def _described(key: str, descriptor: int) -> ObjectInfo:
 
 def _with_custom(info: ObjectInfo, file: int | bytes) -> ObjectInfo:
     text = local_writing.read_attribute(file)
-    return replace(info, custom=decode_custom(text, info)) if text else info
+    return structs.replace(info, custom=decode_custom(text, info)) if text else info
 
 
 def _check_version(descriptor: int, bucket: Bucket, expected: ObjectInfo) -> None:

@@ -10,10 +10,10 @@ import zlib
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 import trio
+from msgspec import structs
 
 from aisfs.core.names import check_new_key, check_new_member, check_new_shard
 from aisfs.errors import BucketNotFound, NotFound, Stale, Unsupported
@@ -268,7 +268,7 @@ class MemoryStore:
         info, data = self._object(bucket, expected.key)
         if not expected.same_content(info):
             return info
-        info = replace(info, custom=dict(custom))
+        info = structs.replace(info, custom=dict(custom))
         self._buckets[bucket].objects[expected.key] = (info, data)
         return info
 
@@ -282,7 +282,7 @@ class MemoryStore:
     def _write(
         self, bucket: Bucket, key: str, data: bytes, custom: Mapping[str, str]
     ) -> ObjectInfo:
-        info = replace(self.put(bucket, key, data), custom=dict(custom))
+        info = structs.replace(self.put(bucket, key, data), custom=dict(custom))
         self._buckets[bucket].objects[key] = (info, data)
         return info
 
