@@ -60,6 +60,13 @@ def labelled(kind: str, value: str) -> str:
     return f"{kind}:{value}" if kind else ""
 
 
+def label_of_usual(kind: str) -> tuple[str, int]:
+    """Give what `labelled` puts before the checksums of a bucket, and the length of those for which
+    that holds; -1 when it holds for none."""
+    length = {name: length for length, name in _TYPE_OF_LENGTH.items()}.get(_same_length(kind), -1)
+    return f"{kind}:", length
+
+
 def _same_length(kind: str) -> str:
     return "xxhash2" if kind == "xxhash" else kind
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from aisfs.ais.checksums import labelled
+from aisfs.ais.checksums import label_of_usual, labelled
 from aisfs.ais.wire import (
     MSGPACK,
     BucketFacts,
@@ -122,7 +122,10 @@ def parse_page(
         # A server that reads JSON by the book resumes at U+FFFD, before this name, and repeats it.
         entries = [entry for entry in entries if _raw(entry.name) > _raw(after)]
     kind = facts.checksum_type if facts.keeps_checksums else "none"
+    label, usual = label_of_usual(kind)
     ais = bucket.provider is Provider.AIS
+    versions: dict[str, tuple[str, int]] = {}
+    """Those of this page, one text for all that are alike, and the times they stand for."""
     objects, directories = [], []
     for entry in entries:
         name = entry.name
@@ -132,11 +135,18 @@ def parse_page(
             if name != prefix:
                 directories.append(name if name.endswith("/") else name + "/")
             continue
-        version = entry.version
-        mtime = mtime_of_version(facts, version) if ais else last_modified(entry.custom)
+        version, checksum = entry.version, entry.checksum
+        if ais:
+            known = versions.get(version)
+            if known is None:
+                known = versions[version] = (version, mtime_of_version(facts, version))
+            version, mtime = known
+        else:
+            mtime = last_modified(entry.custom)
         if entry.custom:
             version = told_apart(version, entry.custom)
-        info = ObjectInfo(name, entry.size, version, labelled(kind, entry.checksum), mtime)
+        checksum = label + checksum if len(checksum) == usual else labelled(kind, checksum)
+        info = ObjectInfo(name, entry.size, version, checksum, mtime)
         objects.append(with_custom(info, entry.custom) if entry.custom else info)
     return Page(objects, list(dict.fromkeys(directories)), token)
 

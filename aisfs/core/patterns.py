@@ -84,13 +84,13 @@ class KeyFilter:
             return False
         return not any(_matches(self._excluded, way) for way in ways)
 
-    def below(self, prefix: str) -> Callable[[str], bool]:
+    def below(self, prefix: str) -> Callable[[str], bool] | None:
         """Give what says of keys, and of prefixes that end in a slash, whether they are shown.
 
-        Patterns then speak of what follows `prefix`.
+        Patterns then speak of what follows `prefix`. None when there are none: all is shown.
         """
         if not self:
-            return lambda _: True
+            return None
         cut = len(prefix)
         return lambda key: self.enters(key[cut:]) if key.endswith("/") else self.wants(key[cut:])
 

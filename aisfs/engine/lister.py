@@ -9,15 +9,17 @@ listing all of it was the cheaper thing to do.
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from typing import TypeVar
 
 import trio
 from cachetools import TTLCache
 
 from aisfs.cache.metadata import UNKNOWN, Dated, DirectoryId, MetadataCache, Unknown
 from aisfs.cache.single_flight import SingleFlight
-from aisfs.core.listing import Listed, Listing
+from aisfs.core.listing import Listed, Listing, ListingBuilder, Wanted
 from aisfs.core.names import child_key, child_prefix, refusal
-from aisfs.errors import AccessDenied, InvalidName, NotFound
+from aisfs.errors import AccessDenied, AisfsError, InvalidName, NotFound
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, Page
 from aisfs.store.port import ObjectStore
@@ -28,6 +30,10 @@ SINGLE_LOOKUPS = 32
 """Names of a large directory asked for singly before all of it is listed. A page of 10,000 entries
 costs the cluster about as much as some tens of HEADs."""
 LARGE_DIRECTORIES_MAX = 10_000
+AT_ONCE_MAX = 500
+"""Entries dealt with in less time than it takes to have a thread do it."""
+
+ResultT = TypeVar("ResultT")
 
 
 class Lister:
@@ -42,12 +48,9 @@ class Lister:
         list_ttl: float,
         clock: Callable[[], float],
         metrics: Metrics,
-        wanted: Callable[[str], bool] = lambda _: True,
+        wanted: Wanted | None = None,
     ) -> None:
-        """List through `store`; shared requests run in `nursery`.
-
-        `wanted` says of a key, or of a prefix with its slash, whether it is to be shown.
-        """
+        """List through `store` what is `wanted`; shared requests run in `nursery`."""
         self._wanted = wanted
         self._store = store
         self._cache = cache
@@ -159,39 +162,54 @@ class Lister:
         return await self._first_pages.fetch(directory, lambda: self._list_one_page(directory))
 
     async def _list(self, bucket: Bucket, prefix: str) -> Dated[Listing]:
-        pages: list[Page] = []
-        token = ""
-        while True:
-            page = await self._store.list_page(bucket, prefix, token=token)
-            pages.append(page)
-            if not page.next_token:
-                return self._keep(bucket, prefix, pages)
-            token = page.next_token
+        builder = ListingBuilder(prefix, self._wanted)
+        page = await self._store.list_page(bucket, prefix)
+        while page.next_token:
+            page = await self._page_behind((bucket, prefix), page, builder)
+        return await self._keep((bucket, prefix), page, builder)
 
     async def _list_one_page(self, directory: DirectoryId) -> Dated[Listing] | None:
         page = await self._store.list_page(*directory)
         if not page.next_token:
-            return self._keep(*directory, [page])
+            return await self._keep(directory, page, ListingBuilder(directory[1], self._wanted))
         self._single_lookups[directory] = 1
         return None
 
-    def _keep(self, bucket: Bucket, prefix: str, pages: list[Page]) -> Dated[Listing]:
-        directory = (bucket, prefix)
-        last = self._cache.last_listing(directory)
-        listing = Listing.of_pages(
-            prefix, pages, last.value if last is not None else None, wanted=self._wanted
-        )
+    async def _page_behind(
+        self, directory: DirectoryId, page: Page, builder: ListingBuilder
+    ) -> Page:
+        """Ask for the page behind `page`, which is taken into the listing meanwhile."""
+        failure: AisfsError
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_work, _size(page), partial(builder.add, page))
+            try:
+                return await self._store.list_page(*directory, token=page.next_token)
+            except AisfsError as error:  # out of the nursery it would come in a group
+                failure = error
+        raise failure
+
+    async def _keep(
+        self, directory: DirectoryId, page: Page, builder: ListingBuilder
+    ) -> Dated[Listing]:
+        """Take the last page and believe the listing from now on. Does not wait after that."""
+        await _work(_size(page), partial(builder.add, page))
+        while True:
+            last = self._cache.last_listing(directory)
+            finish = partial(_finish, builder, last)
+            listing, changed = await _work(len(builder), finish)
+            if self._cache.last_listing(directory) == last:
+                break  # else offsets could be given out twice, or news be lost
         for reason, count in listing.refused.items():
             self._metrics.names_refused.labels(reason.value).inc(count)
-            log.info("%s/%s: %d names not shown: %s", bucket, prefix, count, reason)
+            log.info("%s/%s: %d names not shown: %s", *directory, count, reason)
         kept = self._cache.keep_listing(directory, listing)
-        if last is not None and last.expires == float("-inf"):  # else nobody believes it any more
-            self.on_change(bucket, prefix, self._news(directory, listing, last.value))
+        if changed:
+            self.on_change(*directory, self._news(directory, listing, changed))
         return kept
 
-    def _news(self, directory: DirectoryId, listing: Listing, before: Listing) -> list[bytes]:
+    def _news(self, directory: DirectoryId, listing: Listing, changed: list[bytes]) -> list[bytes]:
         """Name what a new listing says something else about than the kernel was told."""
-        return listing.changes_since(before)
+        return changed
 
     async def _find_singly(self, bucket: Bucket, prefix: str, name: bytes) -> Dated[Listed] | None:
         directory = (bucket, prefix)
@@ -200,9 +218,9 @@ class Lister:
             self._single_lookups[directory] = asked + 1
         try:
             below, key = child_prefix(prefix, name), child_key(prefix, name)
-            if self._wanted(below) and await self._is_directory(bucket, below):
+            if self._shows(below) and await self._is_directory(bucket, below):
                 return self._cache.keep_found((*directory, name), None)
-            if not self._wanted(key):
+            if not self._shows(key):
                 self._cache.keep_missing((*directory, name))
                 return None
             info = await self._store.head(bucket, key)
@@ -210,6 +228,9 @@ class Lister:
             self._cache.keep_missing((*directory, name))
             return None
         return self._cache.keep_found((*directory, name), info)
+
+    def _shows(self, key: str) -> bool:
+        return self._wanted is None or self._wanted(key)
 
     async def _is_directory(self, bucket: Bucket, prefix: str) -> bool:
         """Say whether anything lies below `prefix`; a page may be empty and not the last."""
@@ -221,6 +242,25 @@ class Lister:
             if not page.next_token:
                 return False
             token = page.next_token
+
+
+async def _work(entries: int, work: Callable[[], ResultT]) -> ResultT:
+    """Do what takes its time for each of so many entries, and hold up nobody."""
+    return await trio.to_thread.run_sync(work) if entries > AT_ONCE_MAX else work()
+
+
+def _size(page: Page) -> int:
+    return len(page.objects) + len(page.directories)
+
+
+def _finish(builder: ListingBuilder, last: Dated[Listing] | None) -> tuple[Listing, list[bytes]]:
+    """Make the listing that follows the `last` one, and say what differs from what is believed."""
+    if last is None:
+        return builder.finish(), []
+    listing = builder.finish(last.value)
+    if last.expires != float("-inf"):  # its time was over: nobody believes it any more
+        return listing, []
+    return listing, listing.changes_since(last.value)
 
 
 def _in_listing(listed: Dated[Listing], name: bytes) -> Dated[Listed] | None:

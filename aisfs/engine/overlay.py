@@ -203,9 +203,9 @@ class OverlaidLister(Lister):
 
     # within ----------------------------------------------------------------------------------
 
-    def _news(self, directory: DirectoryId, listing: Listing, before: Listing) -> list[bytes]:
+    def _news(self, directory: DirectoryId, listing: Listing, changed: list[bytes]) -> list[bytes]:
         """See `Lister`; what this mount shows already is no news."""
-        news = super()._news(directory, listing, before)
+        news = super()._news(directory, listing, changed)
         return [name for name in news if not self._is_shown(directory, listing, name)]
 
     def _is_shown(self, directory: DirectoryId, listing: Listing, name: bytes) -> bool:

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aisfs.core.listing import Listing
+from aisfs.core.listing import ListingBuilder
 from aisfs.core.names import Refusal
 from aisfs.model import ObjectInfo, Page
 
@@ -14,25 +14,32 @@ def page(*keys, directories=()):
     return Page([ObjectInfo(key, len(key)) for key in keys], list(directories), "")
 
 
+def listing_of(prefix, pages, previous=None, wanted=None):
+    builder = ListingBuilder(prefix, wanted)
+    for each in pages:
+        builder.add(each)
+    return builder.finish(previous)
+
+
 def names(listing, offset=0):
     return [name for _, name, _ in listing.after(offset)]
 
 
 def test_objects_and_directories_of_all_pages():
-    listing = Listing.of_pages("a/", [page("a/x", directories=["a/d/"]), page("a/y")])
+    listing = listing_of("a/", [page("a/x", directories=["a/d/"]), page("a/y")])
     assert set(names(listing)) == {b"x", b"y", b"d"}
     assert listing[b"x"] == ObjectInfo("a/x", 3)
     assert listing[b"d"] is None
 
 
 def test_directory_hides_the_object_of_its_name_and_counts_it():
-    listing = Listing.of_pages("", [page("p", directories=["p/"])])
+    listing = listing_of("", [page("p", directories=["p/"])])
     assert listing[b"p"] is None
     assert listing.refused == {Refusal.HIDDEN_BY_DIRECTORY: 1}
 
 
 def test_names_that_cannot_be_are_counted():
-    listing = Listing.of_pages("", [page("ok", "a" * 256, "..", "x/", directories=["/", "./"])])
+    listing = listing_of("", [page("ok", "a" * 256, "..", "x/", directories=["/", "./"])])
     assert names(listing) == [b"ok"]
     assert listing.refused == {
         Refusal.TOO_LONG: 1,
@@ -42,9 +49,32 @@ def test_names_that_cannot_be_are_counted():
 
 
 def test_marker_object_of_the_directory_itself_is_no_entry():
-    listing = Listing.of_pages("a/", [page("a/", "a/x")])
+    listing = listing_of("a/", [page("a/", "a/x")])
     assert names(listing) == [b"x"]
     assert not listing.refused
+
+
+PARTS = st.sampled_from(
+    ["", ".", "..", "a", "b", "c/", "/", "x\0y", "\udcff", "é", "n" * 255, "n" * 256]
+)
+
+
+@given(st.lists(st.lists(PARTS.map("d/".__add__)), min_size=1), st.sampled_from(["", "d/"]))
+def test_names_taken_all_at_once_are_those_taken_one_by_one(pages, prefix):
+    at_once = listing_of(prefix, [page(*keys) for keys in pages])
+    one_by_one = listing_of(prefix, [page(*keys) for keys in pages], wanted=lambda _: True)
+    assert list(at_once.after(0)) == list(one_by_one.after(0))
+    assert at_once.refused == one_by_one.refused
+
+
+def test_objects_are_given_up_to_a_directory_or_a_name_that_is_not_wanted():
+    listing = listing_of("", [page("a", "b", "c", directories=["d/"])])
+    places, found, objects = listing.objects_after(1, 10)
+    assert (list(places), found) == ([2, 3], [b"b", b"c"])
+    assert objects == [listing[b"b"], listing[b"c"]]
+    assert listing.objects_after(1, 1)[1] == [b"b"]
+    assert listing.objects_after(0, 10, lambda name: name != b"b")[1] == [b"a"]
+    assert listing.objects_after(3, 10)[1] == []
 
 
 @given(st.lists(st.sets(st.sampled_from("abcdefgh")), min_size=1, max_size=6), st.data())
@@ -54,7 +84,7 @@ def test_reader_sees_each_lasting_name_once_however_the_directory_changes(genera
     offset = 0
     seen = Counter()
     for keys in generations:
-        previous = Listing.of_pages("", [page(*sorted(keys))], previous)
+        previous = listing_of("", [page(*sorted(keys))], previous)
         for taken, (place, name, _) in enumerate(list(previous.after(offset))):
             if taken >= data.draw(st.integers(0, 4)):
                 break
@@ -68,6 +98,6 @@ def test_reader_sees_each_lasting_name_once_however_the_directory_changes(genera
 
 
 def test_unchanged_directory_shares_its_names_with_the_listing_before():
-    first = Listing.of_pages("", [page("a", "b")])
-    second = Listing.of_pages("", [page("a", "b")], first)
+    first = listing_of("", [page("a", "b")])
+    second = listing_of("", [page("a", "b")], first)
     assert [place for place, _, _ in second.after(0)] == [place for place, _, _ in first.after(0)]

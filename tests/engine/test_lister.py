@@ -1,5 +1,7 @@
 """What a look-up and a listing cost, and when they are believed."""
 
+import threading
+
 import pytest
 import trio
 import trio.testing
@@ -21,12 +23,18 @@ def store():
     return store
 
 
-def make(store, nursery, *, attr_ttl=60.0, list_ttl=60.0, negative_ttl=5.0):
+def make(store, nursery, *, attr_ttl=60.0, list_ttl=60.0, negative_ttl=5.0, wanted=None):
     cache = MetadataCache(
         attr_ttl=attr_ttl, list_ttl=list_ttl, negative_ttl=negative_ttl, clock=trio.current_time
     )
     return Lister(
-        store, cache, nursery, list_ttl=list_ttl, clock=trio.current_time, metrics=Metrics()
+        store,
+        cache,
+        nursery,
+        list_ttl=list_ttl,
+        clock=trio.current_time,
+        metrics=Metrics(),
+        wanted=wanted,
     )
 
 
@@ -48,6 +56,26 @@ async def test_listing_of_many_pages_is_complete(store, nursery):
     listing = (await make(store, nursery).directory(BUCKET, "")).value
     assert len(listing) == 95
     assert store.calls["list_page"] == 10
+
+
+@pytest.mark.parametrize("page_size", [10, 1000])
+async def test_large_pages_do_not_hold_up_other_requests(nursery, page_size):
+    store = MemoryStore(page_size=page_size)
+    store.add_bucket(BUCKET)
+    for n in range(3 * page_size - 1):
+        store.put(BUCKET, f"{n:04}", b"")
+    threads = set()
+
+    def wanted(key):
+        threads.add(threading.current_thread())
+        return True
+
+    listing = (await make(store, nursery, wanted=wanted).directory(BUCKET, "")).value
+    assert [name for _, name, _ in listing.after(0)] == [
+        b"%04d" % n for n in range(3 * page_size - 1)
+    ]
+    assert (threading.main_thread() in threads) == (page_size == 10)
+    assert store.calls["list_page"] == 3
 
 
 async def test_failure_on_a_later_page_is_an_error_not_a_short_listing(store, nursery):
