@@ -10,9 +10,12 @@ same in every process and after every remount, and a new version of an object is
 
 The table keeps what the kernel knows: `lookup count = lookups + readdirplus entries - forgets`
 (invariant I4). Members and directories of one shard share one slot, keyed by the shard's part of
-the number, since a shard of a million members must not cost a million slots.
+the number, since a shard of a million members must not cost a million slots. A directory of a million
+objects does, so a slot is no more than its node: the identity is spelled again when it is asked for,
+and a count of one, which nearly all have, is not written down.
 """
 
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from typing import Generic, TypeVar
 
@@ -49,16 +52,29 @@ def slot_of(number: int) -> int:
     return number >> _SLOT_BITS << _SLOT_BITS if number & _SHARD else number
 
 
+def numbers_of(identities: Iterable[bytes]) -> list[int]:
+    """Compute the numbers that identities have unless something else has them."""
+    return [
+        int.from_bytes(blake2b(identity, digest_size=8).digest(), "little") & ~_SHARD
+        for identity in identities
+    ]
+
+
 class InodeTable(Generic[NodeT]):
     """What the kernel's numbers stand for while the kernel knows them."""
 
-    def __init__(self, root: NodeT) -> None:
-        """Start with the root, which is never forgotten."""
+    def __init__(self, root: NodeT, spell: Callable[[NodeT], bytes]) -> None:
+        """Start with the root, which is never forgotten; `spell` gives the identity of a node."""
+        self._spell = spell
         self._nodes: dict[int, NodeT] = {ROOT: root}
-        self._counts: dict[int, int] = {ROOT: 1}
-        self._identities: dict[int, bytes] = {ROOT: b""}
+        self._counts: dict[int, int] = {}
+        """Counts other than one."""
+        self._identities: dict[int, bytes] = {}
+        """Identities that may be other than the node's."""
         self._moved: dict[bytes, int] = {}
         """Numbers that stand for another identity than the one they were computed from."""
+        self._deserted: dict[int, int] = {}
+        """How many of those were to have such a number, by the number."""
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -77,9 +93,27 @@ class InodeTable(Generic[NodeT]):
             digest = blake2b(identity, digest_size=8, salt=salt.to_bytes(16, "little")).digest()
             value = int.from_bytes(digest, "little")
             number = (value >> _SLOT_BITS << _SLOT_BITS) | _SHARD if shard else value & ~_SHARD
-            if number > ROOT and self._identities.get(number, identity) == identity:
+            if number > ROOT and self._identity(number) in (None, identity):
                 return number
             salt += 1
+
+    def _identity(self, number: int) -> bytes | None:
+        """Give the identity of what a number stands for, if it stands for anything."""
+        node = self._nodes.get(number)
+        if node is None:
+            return None
+        known = self._identities.get(number)
+        return self._spell(node) if known is None else known
+
+    def free(self, numbers: Sequence[int], identities: Sequence[bytes]) -> int:
+        """Say of how many, from the first on, `number(identity)` is the one `numbers_of` gave."""
+        nodes, deserted = self._nodes, self._deserted
+        if nodes.keys().isdisjoint(numbers) and not deserted:
+            return len(numbers)
+        for at, number in enumerate(numbers):
+            if number in deserted or self._identity(number) not in (None, identities[at]):
+                return at
+        return len(numbers)
 
     def remember(self, number: int, identity: bytes, node: NodeT, count: int = 1) -> None:
         """Count lookups of `number`, which came from `number(identity)`.
@@ -87,23 +121,39 @@ class InodeTable(Generic[NodeT]):
         The numbers of members are counted on their shard.
         """
         slot = slot_of(number)
-        if slot in self._counts:
-            self._counts[slot] += count
+        if slot in self._nodes:
+            self._counts[slot] = self._counts.get(slot, 1) + count
             return
-        self._counts[slot] = count
+        if count != 1:
+            self._counts[slot] = count
         self._nodes[slot] = node
         self._identities[slot] = identity
+
+    def remember_all(self, numbers: Sequence[int], nodes: Sequence[NodeT]) -> None:
+        """Count one lookup of each of some `numbers`, which are `free` for what `nodes` spell."""
+        if self._nodes.keys().isdisjoint(numbers):
+            self._nodes.update(zip(numbers, nodes, strict=True))
+            return
+        for number, node in zip(numbers, nodes, strict=True):
+            if number in self._nodes:
+                self._counts[number] = self._counts.get(number, 1) + 1
+            else:
+                self._nodes[number] = node
 
     def forget(self, number: int, count: int) -> bool:
         """Take back `count` lookups; at zero the node is let go, and True returned. Never raises."""
         slot = slot_of(number)
-        if slot == ROOT or slot not in self._counts:
+        if slot == ROOT or slot not in self._nodes:
             return False
-        self._counts[slot] -= count
-        if self._counts[slot] > 0:
+        left = self._counts.pop(slot, 1) - count
+        if left > 0:
+            if left != 1:
+                self._counts[slot] = left
             return False
-        del self._counts[slot], self._nodes[slot]
-        self._moved.pop(self._identities.pop(slot), None)
+        del self._nodes[slot]
+        identity = self._identities.pop(slot, None)
+        if identity is not None:
+            self._settle(identity)
         return True
 
     def move(self, number: int, identity: bytes, node: NodeT) -> None:
@@ -111,12 +161,25 @@ class InodeTable(Generic[NodeT]):
 
         The old identity gets another number from now on, should it come again.
         """
-        if number not in self._counts or number == ROOT:
+        before = self._identity(number)
+        if before is None or number == ROOT:
             return
-        self._moved.pop(self._identities[number], None)
+        self._settle(before)
+        self._settle(identity)
         self._moved[identity] = number
+        natural = numbers_of([identity])[0]
+        self._deserted[natural] = self._deserted.get(natural, 0) + 1
         self._identities[number] = identity
         self._nodes[number] = node
+
+    def _settle(self, identity: bytes) -> None:
+        """Let an identity have the number computed from it, when it comes again."""
+        if self._moved.pop(identity, None) is None:
+            return
+        natural = numbers_of([identity])[0]
+        self._deserted[natural] -= 1
+        if not self._deserted[natural]:
+            del self._deserted[natural]
 
     def known(self) -> list[tuple[int, NodeT]]:
         """Give every inode the kernel knows; of a shard only its slot."""
@@ -124,7 +187,8 @@ class InodeTable(Generic[NodeT]):
 
     def lookup_count(self, number: int) -> int:
         """Lookups not yet forgotten, of the inode or of all inodes of its shard."""
-        return self._counts.get(slot_of(number), 0)
+        slot = slot_of(number)
+        return self._counts.get(slot, 1) if slot in self._nodes else 0
 
     def get(self, number: int) -> NodeT | None:
         """Give the node of an inode, or of its shard."""

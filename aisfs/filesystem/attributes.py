@@ -98,6 +98,15 @@ class AttrMaker:
         mode = mode_of(info)
         return attr if mode is None else replace(attr, mode=stat.S_IFREG | mode)
 
+    def objects(self, objects: Sequence[ObjectInfo]) -> tuple[list[int], list[int], list[int]]:
+        """Give sizes, times in nanoseconds and modes of objects, as `object` shows them."""
+        sizes = [info.size for info in objects]
+        plain = self.file_mode()
+        if not any(info.custom for info in objects):
+            return sizes, [info.mtime_ns for info in objects], [plain] * len(objects)
+        modes = [plain if mode is None else stat.S_IFREG | mode for mode in map(mode_of, objects)]
+        return sizes, [mtime_of(info) for info in objects], modes
+
     def symlink(self, ino: int, target: bytes, mtime_ns: int) -> Attr:
         """Describe a symbolic link."""
         settings = self._settings

@@ -5,8 +5,9 @@ Every method takes and gives inode numbers, names as bytes and `aisfs.errors`. f
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Protocol
 
 from aisfs.core.inodes import ROOT, InodeTable, directory_number, split_member
@@ -36,8 +37,9 @@ from aisfs.filesystem.nodes import (
     VirtualShardNode,
     identity,
 )
+from aisfs.filesystem.object_runs import ObjectRuns
 from aisfs.filesystem.shards import ShardFolders, check_directory, is_folder
-from aisfs.filesystem.tree import Children, Found, FoundMember, Names
+from aisfs.filesystem.tree import Children, Found, FoundMember, Names, Objects
 from aisfs.model import Bucket, ByteRange
 
 
@@ -78,7 +80,7 @@ class FileSystem:
         list_ttl: float,
     ) -> None:
         """Serve the tree below `root`; a listing may be believed for `list_ttl` seconds."""
-        self.inodes: InodeTable[Node] = InodeTable(root)
+        self.inodes: InodeTable[Node] = InodeTable(root, identity)
         self._root = root
         self._lock = threading.Lock()
         self._beliefs = Beliefs(clock, list_ttl)
@@ -89,6 +91,7 @@ class FileSystem:
         self._reader = reader
         self._assembler = assembler
         self._make = make
+        self._runs = ObjectRuns(make, clock, self._free)
         self._clock = clock
         self._latest: tuple[Node, bytes] = (root, identity(root))
         self.kernel: Kernel | None = None
@@ -136,6 +139,11 @@ class FileSystem:
         """
         with self._lock:
             self._remember(ino, node, count)
+
+    def remember_objects(self, inos: Sequence[int], nodes: Sequence[ObjectNode]) -> None:
+        """Count one lookup of each object of an `ObjectRun`, or of the first of them."""
+        with self._lock:
+            self.inodes.remember_all(inos, nodes)
 
     def _remember(self, ino: int, node: Node, count: int) -> None:
         """Do so with the lock held."""
@@ -247,7 +255,13 @@ class FileSystem:
                 (found.offset, self.known_entry(found), found.node)
                 for found in children.entries(offset)
             ),
+            objects=partial(self._runs.behind, ino, children),
         )
+
+    def _free(self, objects: Objects, inos: Sequence[int], identities: Sequence[bytes]) -> int:
+        """Say how many objects, from the first on, have the numbers computed for them."""
+        with self._lock:
+            return self.inodes.free(inos, identities)
 
     async def directory(self, ino: int, offset: int) -> DirectoryHandle:
         """Take the snapshot that a listing without a handle began with, or a new one.

@@ -1,11 +1,11 @@
 """What is open: a directory, a version of an object or a member."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from aisfs.core.member_index import MemberIndex
-from aisfs.filesystem.attributes import Entry
-from aisfs.filesystem.nodes import FileNode, Node, ShardNode
+from aisfs.filesystem.attributes import Entry, FileRun
+from aisfs.filesystem.nodes import FileNode, Node, ObjectNode, ShardNode
 from aisfs.filesystem.shards import Listed
 
 
@@ -19,6 +19,23 @@ class DirectoryHandle:
     """The same for the lane's thread; None for entries that only the trio thread can make."""
     members: "MemberRows | None" = None
     """The same of a directory in a shard, which never changes, for who packs many."""
+    objects: "Callable[[int, int], ObjectRun | None]" = lambda *_: None
+    """The same of objects above the shards, for the lane's thread: those behind an offset, so many
+    at most; None when the next entry has to be taken from `known`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectRun:
+    """Objects side by side in a directory as columns."""
+
+    files: FileRun
+    nodes: Sequence[ObjectNode]
+    offsets: Sequence[int]
+    """Where whoever has got so far goes on, for each of them."""
+    owner: tuple[int, int]
+    """User and group."""
+    timeout: float
+    """Seconds the kernel may keep the names."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ Knows the rules of naming (what `x.tar.d` means, who wins a clash); knows no loo
 """
 
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from aisfs.cache.metadata import UNKNOWN, Dated, Unknown
 from aisfs.config import Shards
@@ -57,6 +57,15 @@ class FoundMember(Found):
     row: int
 
 
+class Objects(NamedTuple):
+    """Objects side by side in a listing, as columns: files, and nothing else."""
+
+    bucket: Bucket
+    offsets: Sequence[int]
+    names: Sequence[bytes]
+    infos: Sequence[ObjectInfo]
+
+
 @dataclass(frozen=True, slots=True)
 class Children:
     """One listing of a directory."""
@@ -65,6 +74,9 @@ class Children:
     """Gives the entries behind an offset, again and again."""
     expires: float
     """Until when the listing may be believed."""
+    objects: Callable[[int, int], Objects | None] = lambda *_: None
+    """Gives those behind an offset, so many at most, as far as they are objects that show as plain
+    files; None when not even the first is."""
 
 
 class Names(Protocol):
@@ -304,7 +316,8 @@ class Tree:
 
     def _in_listing(self, node: DirectoryNode, ino: int, listing: Dated[Listing]) -> Children:
         entries = partial(self._entries, node, ino, listing)
-        return Children(entries, listing.expires)
+        objects = partial(self._objects, node.bucket, listing.value)
+        return Children(entries, listing.expires, objects)
 
     def _entries(
         self, node: DirectoryNode, ino: int, dated: Dated[Listing], offset: int
@@ -326,6 +339,23 @@ class Tree:
                 yield Found(
                     alias, ShardNode(node.bucket, listed, ino, alias), dated.expires, 2 * place + 1
                 )
+
+    def _objects(self, bucket: Bucket, listing: Listing, offset: int, most: int) -> Objects | None:
+        """Give objects behind `offset` as columns."""
+        last, is_second = divmod(offset, 2)
+        wanted = None if self.shards is Shards.FILE else _is_no_shard
+        if self.shards is Shards.BOTH and not is_second:
+            last -= 1  # to see whether the last one given is a shard, whose second name comes next
+        places, found, infos = listing.objects_after(max(last, 0), most, wanted)
+        if places and 2 * places[0] <= offset:
+            places, found, infos = places[1:], found[1:], infos[1:]
+        if not found:
+            return None
+        return Objects(bucket, [2 * place for place in places], found, infos)
+
+
+def _is_no_shard(name: bytes) -> bool:
+    return not is_shard(name)
 
 
 def _can_open(name: bytes, info: ObjectInfo) -> bool:

@@ -6,10 +6,11 @@ Above `FileSystem`, which knows versions of objects, and below `filesystem.writi
 import os
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from cachetools import LRUCache
+from msgspec import structs
 
 from aisfs.cache.metadata import UNKNOWN
 from aisfs.config import WriteSettings
@@ -26,7 +27,7 @@ from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.handles import DirectoryHandle
 from aisfs.filesystem.nodes import DirectoryNode, Node, ObjectNode, ShardNode, identity
 from aisfs.filesystem.shards import ShardFolders, is_folder
-from aisfs.filesystem.tree import Children, Found, Tree
+from aisfs.filesystem.tree import Children, Found, Objects, Tree
 from aisfs.filesystem.written import (
     AppendedShard,
     WrittenFile,
@@ -144,7 +145,7 @@ class WrittenNames(FileSystem):
         file = self._files.by_ino.get(ino)
         if file is None:
             return super().node(ino)
-        return file.node if file.base is None else replace(file.node, info=file.base)
+        return file.node if file.base is None else structs.replace(file.node, info=file.base)
 
     def _remember(self, ino: int, node: Node, count: int) -> None:
         """See `FileSystem`; a written file keeps the identity it began with."""
@@ -233,7 +234,22 @@ class WrittenNames(FileSystem):
                 if now is not None:
                     yield now
 
-        return super().children_handle(ino, Children(entries, children.expires))
+        def objects(offset: int, most: int) -> Objects | None:
+            return children.objects(offset, most) if self._lister.changes == made else None
+
+        return super().children_handle(ino, Children(entries, children.expires, objects))
+
+    def _free(self, objects: Objects, inos: Sequence[int], identities: Sequence[bytes]) -> int:
+        """See `FileSystem`; those of written files are the trio thread's."""
+        count = super()._free(objects, inos, identities)
+        if not self._files and not self._salted:
+            return count
+        for at, (ino, info) in enumerate(zip(inos, objects.infos, strict=True)):
+            if at == count or ino in self._salted or self.is_written(ino):
+                return at
+            if self._files.of_key(objects.bucket, info.key) is not None:
+                return at
+        return count
 
     def _found_again(self, ino: int, found: Found) -> Found | None:
         """Give what the name of an entry stands for by now."""

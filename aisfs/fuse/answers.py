@@ -5,35 +5,17 @@ without a word, and keeps listings. A handle is then no more than the inode.
 """
 
 import errno
-from typing import NamedTuple
-
-from cachetools import LRUCache
 
 from aisfs.cache.metadata import UNKNOWN
-from aisfs.filesystem.attributes import FOREVER, Entry
 from aisfs.filesystem.filesystem import FileSystem
-from aisfs.filesystem.handles import DirectoryHandle, MemberRows
 from aisfs.filesystem.known import Known
-from aisfs.filesystem.nodes import Node
 from aisfs.filesystem.xattrs import PREFIX
 from aisfs.fuse import abi
 from aisfs.fuse.abi import InitFlag, Opcode
-from aisfs.fuse.entries import FilePacker
 from aisfs.fuse.interruptions import Interruptions
 from aisfs.fuse.lane import FORWARD, LIST_BYTES_MAX, SILENCE, Handler, Reply
+from aisfs.fuse.pages import ListingPages
 from aisfs.fuse.reads import WaitingReads
-
-PAGES_BYTES_MAX = 32 << 20
-"""Packed pages of listings that never change: 200,000 entries. The kernel keeps them too, so they
-only serve readers whose kernel has let go of them."""
-
-
-class _Page(NamedTuple):
-    """Packed entries of a directory."""
-
-    data: bytes
-    counted: list[tuple[int, Node, int]]
-    """Lookups to count, and on which inodes."""
 
 
 class Answers:
@@ -41,6 +23,8 @@ class Answers:
 
     without = InitFlag.ATOMIC_O_TRUNC
     """What the kernel is not to do."""
+    packs_ahead = True
+    """Whether a page of a listing stays good until it is asked for."""
 
     def __init__(
         self,
@@ -58,9 +42,7 @@ class Answers:
         self._interruptions = interruptions
         self._negative_timeout = negative_timeout
         self._flags = InitFlag(0)
-        self._pages: LRUCache[tuple[int, int, int], tuple[Node, _Page]] = LRUCache(
-            PAGES_BYTES_MAX, getsizeof=lambda kept: len(kept[1].data)
-        )
+        self._pages = ListingPages(known, filesystem, ahead=self.packs_ahead)
 
     @property
     def handlers(self) -> dict[int, Handler]:
@@ -153,29 +135,16 @@ class Answers:
         if not self.lists_by_inode:
             return FORWARD
         _, offset, size, *_ = abi.READ.unpack_from(message, abi.BODY)
-        page = self._page(nodeid, offset, min(size, LIST_BYTES_MAX))
+        page = self._pages.give(nodeid, offset, min(size, LIST_BYTES_MAX))
         if page is None:
             return FORWARD
-        for ino, its_node, count in page.counted:
-            self._filesystem.remember(ino, its_node, count)
         if not page.data:
             self._filesystem.end(nodeid)
         return (abi.data_header(unique, len(page.data)), page.data)
 
-    def _page(self, ino: int, offset: int, size: int) -> _Page | None:
-        node = self._filesystem.inodes.get(ino)
-        kept = self._pages.get((ino, offset, size))
-        if kept is not None and kept[0] is node:
-            return kept[1]
-        handle = self._known.directory(ino, offset)
-        if handle is None or node is None:
-            return None
-        page = _pack(handle, offset, size)
-        if page is None:
-            return None
-        if handle.members is not None and len(page.data) < PAGES_BYTES_MAX:
-            self._pages[ino, offset, size] = node, page
-        return page
+    def prepare(self) -> None:
+        """Do what is worth doing before the next request."""
+        self._pages.prepare()
 
     # the rest ------------------------------------------------------------------------------------
 
@@ -207,49 +176,3 @@ class Answers:
                 self._forget(ino, 1)
         elif ino := abi.entry_nodeid(reply):
             self._forget(ino, 1)
-
-
-def _pack(handle: DirectoryHandle, offset: int, size: int) -> _Page | None:
-    """Pack entries as far as they are known; None when not even the first is."""
-    if handle.members is not None:
-        return _pack_members(handle.members, offset, size)
-    packed: list[bytes] = []
-    counted: list[tuple[int, Node, int]] = []
-    for following, entry, node in handle.known(offset):
-        if entry is None:
-            if not packed:
-                return None
-            break
-        one = abi.direntplus(entry.attr, entry.name, following, entry.entry_timeout)
-        size -= len(one)
-        if size < 0:
-            break
-        packed.append(one)
-        counted.append((entry.attr.ino, node, 1))
-    return _Page(b"".join(packed), counted)
-
-
-def _pack_members(members: MemberRows, offset: int, size: int) -> _Page:
-    packer = FilePacker(members.uid, members.gid, FOREVER)
-    packed: list[bytes | bytearray] = []
-    some, start = 0, offset
-    while (listed := members.listed(offset, size // abi.DIRENTPLUS.size)) is not None:
-        if isinstance(listed, Entry):
-            some = listed.attr.ino
-            entries: bytes | bytearray = abi.direntplus(
-                listed.attr, listed.name, offset + 1, listed.entry_timeout
-            )
-            count = int(len(entries) <= size)
-        else:
-            some = listed.inos[0]
-            entries, count = packer.pack(listed, offset, size)
-        if not count:
-            break
-        packed.append(entries)
-        size -= len(entries)
-        offset += count
-    # Members are counted on their shard, so one of them stands for all.
-    counted: list[tuple[int, Node, int]] = []
-    if packed:
-        counted.append((some, members.node, offset - start))
-    return _Page(b"".join(packed), counted)

@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
-from aisfs.filesystem.attributes import BLOCK_SIZE, FileRun
+from aisfs.filesystem.attributes import BLOCK_SIZE, FOREVER, FileRun
 from aisfs.fuse.abi import DIRENTPLUS, GIGA, WORD, timeout_words
 
 # Where in an entry what differs between files is: in words of 64 bits, ...
@@ -26,19 +26,28 @@ _Column = tuple["array[int]", tuple[int, ...]]
 class FilePacker:
     """Packs entries for regular files of one owner."""
 
-    def __init__(self, uid: int, gid: int, timeout: float) -> None:
-        """The kernel may keep names and attributes for `timeout` seconds."""
+    def __init__(self, uid: int, gid: int, entry_timeout: float) -> None:
+        """The kernel may keep names for `entry_timeout` seconds, and attributes for ever."""
         self._uid, self._gid = uid, gid
-        valid, valid_ns = timeout_words(timeout)
-        self._timeouts = valid, valid, valid_ns, valid_ns
+        valid, valid_ns = timeout_words(entry_timeout)
+        attr_valid, attr_valid_ns = timeout_words(FOREVER)
+        self._timeouts = valid, attr_valid, valid_ns, attr_valid_ns
 
-    def pack(self, files: FileRun, offset: int, size: int) -> tuple[bytes | bytearray, int]:
-        """Pack files that are listed from `offset` on, as many as fit; also says how many do."""
+    def pack(
+        self, files: FileRun, offsets: Sequence[int], size: int
+    ) -> tuple[bytes | bytearray, int]:
+        """Pack files, as many as fit; also says how many do.
+
+        Args:
+            files: What is listed.
+            offsets: Where whoever has got so far goes on, for each of them.
+            size: Room in bytes.
+        """
         lengths = [DIRENTPLUS.size + (length + 7 & ~7) for length in map(len, files.names)]
         count = bisect_right(list(accumulate(lengths)), size)
         if not count:
             return b"", 0
-        following = range(offset + 1, offset + 1 + count)
+        following = offsets[:count]
         alike = set(lengths[:count])
         if len(alike) == 1:
             return self._matrix(FileRun._make(column[:count] for column in files), following), count

@@ -86,6 +86,7 @@ class Lane:
         pending: Pending,
         *,
         undo: Callable[[int, memoryview], None],
+        prepare: Callable[[], None],
         notify: Callable[[bytes], None],
         on_init: Callable[[InitFlag], None],
         list_by_inode: Callable[[], bool],
@@ -102,6 +103,7 @@ class Lane:
             handlers: Who answers, by opcode; called in thread L.
             pending: Requests that somebody else answers.
             undo: Takes back what a reply (opcode, message) that the kernel never took has counted.
+            prepare: Does what may be done ahead, after a part of a listing was sent.
             notify: Sends what pyfuse3 tells the kernel unasked, from another thread.
             on_init: Told once what the kernel can.
             list_by_inode: Whether directories are read by inode, whatever their handle.
@@ -115,6 +117,7 @@ class Lane:
         self._handlers = handlers
         self._pending = pending
         self._undo = undo
+        self._prepare = prepare
         self._notify = notify
         self._on_init = on_init
         self._on_end: Callable[[], None] = lambda: None
@@ -210,6 +213,8 @@ class Lane:
                 answered[opcode] += 1
                 if opcode in OBSERVED:
                     self._observe(opcode, nodeid, message, reply)
+                if opcode == Opcode.READDIRPLUS:
+                    self._prepare_next()
             elif opcode != Opcode.READ:
                 answered[opcode] += 1
             # Polling takes the processor from those who push, so only where it was worth it before.
@@ -224,6 +229,14 @@ class Lane:
             self._observer.was_read(nodeid, offset, size)
         elif not size:
             self._observer.was_listed(nodeid)
+
+    def _prepare_next(self) -> None:
+        try:
+            self._prepare()
+        except AisfsError:  # the request will run into it too
+            return
+        except Exception:
+            log.exception("a listing: this is a bug in aisfs, please report it")
 
     def _receive(self, parts: list[bytearray], *, hot: bool) -> int | None:
         """Wait for a request; gives its length, None at the end.

@@ -35,7 +35,7 @@ BUCKET_BLOCKS = 2**43 // BLOCK_SIZE
 with what they want to copy must not refuse."""
 
 FIRST_ENTRIES = 16
-"""Of the first listing of a shard's folder with the lane, which gives the rest: it takes a tenth of
+"""Of a directory listed for the first time with the lane, which gives the rest: it takes a tenth of
 the time for each, and from now on it can."""
 
 P = ParamSpec("P")
@@ -167,7 +167,7 @@ class Operations(pyfuse3.Operations):
         """Give entries until the buffer is full; says whether there was any."""
         some = False
         entries = handle.entries(start_id)
-        if handle.members is not None and not start_id and self.lists_by_inode():
+        if not start_id and self.lists_by_inode():
             entries = islice(entries, FIRST_ENTRIES)
         for offset, entry, node in entries:
             attributes = _entry_attributes(entry)

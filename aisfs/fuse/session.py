@@ -129,6 +129,7 @@ class LaneSession:
             answers.handlers,
             pending,
             undo=answers.undo,
+            prepare=answers.prepare,
             notify=notifier.forward,
             on_init=answers.initialise,
             list_by_inode=lambda: answers.lists_by_inode,

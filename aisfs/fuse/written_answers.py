@@ -38,6 +38,7 @@ class WrittenAnswers(Answers):
 
     _known: KnownWritten
     without = InitFlag(0)  # O_TRUNC comes with the OPEN, so that no empty object is stored before
+    packs_ahead = False
 
     def __init__(
         self,

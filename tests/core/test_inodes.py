@@ -11,6 +11,7 @@ from aisfs.core.inodes import (
     InodeTable,
     directory_number,
     member_number,
+    numbers_of,
     split_member,
 )
 
@@ -23,7 +24,7 @@ class LookupCounts(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.table = InodeTable("root")
+        self.table = InodeTable(b"root", bytes)
         self.model = Counter()
 
     @rule(identity=st.sampled_from(IDENTITIES))
@@ -31,6 +32,14 @@ class LookupCounts(RuleBasedStateMachine):
         number = self.table.number(identity)
         self.table.remember(number, identity, identity)
         self.model[number] += 1
+
+    @rule(identities=st.lists(st.sampled_from(IDENTITIES), unique=True))
+    def list_all(self, identities):
+        numbers = numbers_of(identities)
+        assert numbers == [self.table.number(identity) for identity in identities]
+        assert self.table.free(numbers, identities) == len(numbers)
+        self.table.remember_all(numbers, identities)
+        self.model.update(numbers)
 
     @rule(identity=st.sampled_from(SHARDS), row=st.integers(0, 2**24 - 1))
     def look_up_member(self, identity, row):
@@ -70,7 +79,7 @@ TestLookupCounts = LookupCounts.TestCase
 
 @given(st.binary(max_size=20), st.integers(0, 2**24 - 1), st.booleans())
 def test_number_of_a_member_can_be_taken_apart(identity, low, is_directory):
-    first = InodeTable(None).number(identity, shard=True)
+    first = InodeTable(b"root", bytes).number(identity, shard=True)
     number = (directory_number if is_directory else member_number)(first, low)
     assert split_member(number) == (first, is_directory, low)
     assert 0 < number < 2**64
@@ -78,33 +87,33 @@ def test_number_of_a_member_can_be_taken_apart(identity, low, is_directory):
 
 @given(st.binary(max_size=20))
 def test_other_numbers_are_not_members(identity):
-    number = InodeTable(None).number(identity)
+    number = InodeTable(b"root", bytes).number(identity)
     assert ROOT < number < 2**63
     assert split_member(number) is None
 
 
 def test_numbers_are_the_same_in_every_table():
-    assert InodeTable(None).number(b"x") == InodeTable(None).number(b"x")
+    assert InodeTable(b"root", bytes).number(b"x") == InodeTable(b"root", bytes).number(b"x")
 
 
 def test_known_inode_keeps_its_number_when_another_identity_hashes_alike():
-    table = InodeTable("root")
+    table = InodeTable(b"root", bytes)
     number = table.number(b"first")
-    table.remember(number, b"another identity on the same number", "node")
+    table.remember(number, b"another identity on the same number", b"node")
     assert table.number(b"first") != number
 
 
 def test_root_is_never_forgotten():
-    table = InodeTable("root")
+    table = InodeTable(b"root", bytes)
     table.forget(ROOT, 100)
-    assert table.get(ROOT) == "root"
+    assert table.get(ROOT) == b"root"
 
 
 def test_what_was_moved_is_forgotten_under_both_names():
-    table = InodeTable("root")
+    table = InodeTable(b"root", bytes)
     number = table.number(b"old")
-    table.remember(number, b"old", "node", 2)
-    table.move(number, b"new", "moved")
+    table.remember(number, b"old", b"old", 2)
+    table.move(number, b"new", b"new")
     assert table.number(b"new") == number
     assert table.number(b"old") != number
     assert not table.forget(number, 1)
@@ -114,5 +123,28 @@ def test_what_was_moved_is_forgotten_under_both_names():
     assert table.number(b"new") != number
 
 
+def test_numbers_of_many_are_free_up_to_one_that_stands_for_something_else():
+    table = InodeTable(b"root", bytes)
+    identities = [b"a", b"b", b"c"]
+    numbers = numbers_of(identities)
+    assert table.free(numbers, identities) == 3
+    table.remember(numbers[1], b"another identity", b"node")
+    assert table.free(numbers, identities) == 1
+    assert table.free(numbers[2:], identities[2:]) == 1
+
+
+def test_numbers_of_many_are_free_up_to_one_that_was_moved():
+    table = InodeTable(b"root", bytes)
+    number = table.number(b"old")
+    table.remember_all([number], [b"old"])
+    table.move(number, b"b", b"b")
+    identities = [b"a", b"b", b"old"]
+    numbers = numbers_of(identities)
+    assert table.free(numbers, identities) == 1, "b has the number of old"
+    assert table.free(numbers[2:], identities[2:]) == 0, "the number of old is that of b"
+    assert table.forget(number, 1)
+    assert table.free(numbers, identities) == 3
+
+
 def test_forgetting_the_unknown_is_harmless():
-    InodeTable("root").forget(4711, 1)
+    InodeTable(b"root", bytes).forget(4711, 1)

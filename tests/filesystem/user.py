@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import islice
 
 import trio
 
@@ -16,7 +17,7 @@ from aisfs.engine.lister import Lister
 from aisfs.engine.prefetcher import Prefetcher
 from aisfs.engine.reader import Reader
 from aisfs.engine.unpacker import Unpacker
-from aisfs.filesystem.attributes import AttrMaker, Entry
+from aisfs.filesystem.attributes import FOREVER, AttrMaker, Entry
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.handles import DirectoryHandle
 from aisfs.filesystem.nodes import DirectoryNode, Node, ProviderNode, RootNode
@@ -182,6 +183,7 @@ class User:
         found: list[Entry] = []
         while True:
             before = len(found)
+            self._check_objects(handle, offset, step)
             for at, entry, node in handle.entries(offset):
                 if len(found) - before == step:  # the reply is full: this entry does not go along
                     break
@@ -192,6 +194,25 @@ class User:
                 offset = at
             if len(found) == before:
                 return found
+
+    def _check_objects(self, handle: DirectoryHandle, offset: int, most: int) -> None:
+        """What the lane packs by columns is what is given one by one."""
+        run = handle.objects(offset, most)
+        if run is None:
+            return
+        columns = zip(run.offsets, run.nodes, *run.files, strict=True)
+        singly = islice(handle.entries(offset), most)
+        for number, (column, (at, entry, node)) in enumerate(zip(columns, singly, strict=False), 1):
+            attr = entry.attr
+            assert column == (
+                at, node, attr.ino, attr.size, attr.mtime_ns, attr.mode, entry.name,
+            )  # fmt: skip
+            assert run.owner == (attr.uid, attr.gid)
+            assert 0 <= run.timeout - entry.entry_timeout < 60, "the clock goes on"
+            assert attr.timeout == FOREVER
+            if number == len(run.nodes):
+                return
+        raise AssertionError("there are more objects than entries")
 
     async def read(self, ino: int, size: int, step: int = 1 << 20) -> bytes:
         """Open and read from the beginning to behind the end."""

@@ -181,13 +181,14 @@ def test_files_are_packed_alike_in_both_ways(size: int):
     )
     fitting, room = [], size
     for place, (mode, mtime_ns, length, name) in enumerate(FILES):
-        attr = Attr(1 << 63 | place, stat.S_IFREG | mode, length, mtime_ns, 1000, 100, 60.25)
+        attr = Attr(1 << 63 | place, stat.S_IFREG | mode, length, mtime_ns, 1000, 100)
         one = abi.direntplus(attr, name, 7 + place + 1, 60.25)
         room -= len(one)
         if room < 0:
             break
         fitting.append(one)
-    packed, count = FilePacker(1000, 100, 60.25).pack(files, 7, size)
+    following = range(8, 8 + len(FILES))
+    packed, count = FilePacker(1000, 100, 60.25).pack(files, following, size)
     assert (bytes(packed), count) == (b"".join(fitting), len(fitting))
 
 

@@ -49,7 +49,7 @@ class Stand:
         handlers = {Opcode.LOOKUP: self.lookup, Opcode.GETATTR: self.getattr, Opcode.OPEN: self.open,
                     Opcode.READ: self.read, Opcode.OPENDIR: self.open}  # fmt: skip
         self.lane = Lane(
-            device.fd, ours, handlers, self.pending, undo=lambda *_: None,
+            device.fd, ours, handlers, self.pending, undo=lambda *_: None, prepare=lambda: None,
             notify=self.notifier.forward, on_init=lambda flags: None, list_by_inode=lambda: False,
             without=InitFlag(0), observer=Nobody(), max_message=1 << 20,
         )  # fmt: skip

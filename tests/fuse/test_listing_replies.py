@@ -1,0 +1,117 @@
+"""Replies to READDIRPLUS that the lane packs: the same entries, however large the kernel's buffer is."""
+
+import struct
+from collections.abc import Iterator
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aisfs.config import Shards
+from aisfs.core.inodes import ROOT
+from aisfs.filesystem.filesystem import FileSystem
+from aisfs.filesystem.known import Known
+from aisfs.fuse import abi
+from aisfs.fuse.abi import InitFlag
+from aisfs.fuse.answers import Answers
+from aisfs.fuse.pages import AHEAD_SECONDS
+from tests.filesystem.user import BUCKET, build, new_store
+
+KEYS = ["a", "b" * 255, "c.tar", "c.tar.d", "d/e", "f.tar", "g.tgz/h", "i.zip", "j", "k.tar", "l"]
+"""Objects and directories whose other names and neighbours get in the way of each other."""
+LEAST = 408
+"""Bytes of the longest entry: a smaller buffer ends the listing there."""
+
+
+def answers_of(filesystem: FileSystem) -> Answers:
+    known = Known(filesystem, filesystem.tree, filesystem._folders, filesystem._reader)
+    answers = Answers(known, filesystem, None, None, negative_timeout=1.0)
+    answers.initialise(InitFlag.NO_OPENDIR_SUPPORT)
+    return answers
+
+
+def replies(answers: Answers, size: int) -> Iterator[memoryview]:
+    """Read the root as the kernel does, until a reply is empty."""
+    offset = 0
+    while True:
+        message = bytearray(abi.BODY + abi.READ.size)
+        abi.READ.pack_into(message, abi.BODY, 0, offset, size, 0, 0, 0, 0)
+        reply = answers.readdirplus(7, ROOT, memoryview(message), 0)
+        assert reply is not None, "the directory is known"
+        whole = memoryview(b"".join(reply))
+        assert len(whole) - abi.REPLY.size <= size
+        if len(whole) == abi.REPLY.size:
+            return
+        answers.prepare()
+        yield whole
+        *_, (offset, _, _) = entries(whole)
+
+
+def entries(reply: memoryview) -> Iterator[tuple[int, bytes, bytes]]:
+    """Give where to go on, the name and the whole entry of each entry of a reply."""
+    at = abi.REPLY.size
+    while at < len(reply):
+        fixed = at + abi.DIRENTPLUS.size
+        offset, length = struct.unpack_from("=QI", reply, fixed - 16)
+        end = fixed + (length + 7 & ~7)
+        yield offset, bytes(reply[fixed : fixed + length]), bytes(reply[at:end])
+        at = end
+
+
+def timeout(entry: bytes) -> float:
+    """How long the kernel may keep a name."""
+    seconds, _, nanoseconds = struct.unpack_from("=QQI", entry, 16)
+    return seconds + nanoseconds / 1e9
+
+
+def without_timeout(entry: bytes) -> bytes:
+    return entry[:16] + bytes(8) + entry[24:32] + bytes(4) + entry[36:]
+
+
+@given(
+    st.sets(st.sampled_from(KEYS), min_size=1),
+    st.sampled_from(list(Shards)),
+    st.sampled_from([LEAST, 500, 700, 1500, 65536]),
+)
+def test_entries_are_the_same_in_replies_of_any_size(keys: set[str], shards: Shards, size: int):
+    async def main() -> None:
+        store = new_store()
+        for key in keys:
+            store.put(BUCKET, key, key.encode())
+        async with trio.open_nursery() as nursery:
+            filesystem = build(store, nursery, shards=shards)
+            handle = await filesystem.directory(ROOT, 0)
+            expected = {
+                entry.name: abi.direntplus(entry.attr, entry.name, offset, entry.entry_timeout)
+                for offset, entry, _ in handle.entries(0)
+            }
+            answers = answers_of(filesystem)
+            listed = [found for reply in replies(answers, size) for found in entries(reply)]
+            assert len(listed) == len(expected), "no name comes twice"
+            for _, name, whole in listed:
+                assert without_timeout(whole) == without_timeout(expected[name])
+                late = timeout(expected[name]) - timeout(whole)
+                assert 0 <= late <= AHEAD_SECONDS + 1e-6, "nothing is believed for too long"
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_every_entry_is_counted_each_time(nursery: trio.Nursery, times: int):
+    store = new_store()
+    for number in range(100):
+        store.put(BUCKET, f"{number:03}.jpg", b"x")
+    filesystem = build(store, nursery)
+    await filesystem.directory(ROOT, 0)
+    answers = answers_of(filesystem)
+    for _ in range(times):
+        taken = list(replies(answers, 4096))
+    inos = [ino for reply in taken for ino in abi.listed_nodeids(reply)]
+    assert len(set(inos)) == 100
+    assert {filesystem.inodes.lookup_count(ino) for ino in inos} == {times}
+    for reply in taken:  # the kernel did not take them after all
+        answers.undo(abi.Opcode.READDIRPLUS, reply)
+    assert len(filesystem.inodes) == (1 if times == 1 else 101)
