@@ -84,7 +84,9 @@ def _fetch_pages(endpoint: str, bucket: str) -> None:
         uuid: str = msgspec.field(name="UUID", default="")
 
     decoder = msgspec.msgpack.Decoder(Page)
-    value = {"props": "name,size", "flags": "32", "uuid": "", "continuation_token": ""}
+    # What the mount asks for, since each property is the server's work too.
+    props = "name,size,version,checksum,custom"
+    value = {"props": props, "flags": "32", "uuid": "", "continuation_token": ""}
     with requests.Session() as session:
         while True:
             reply = session.get(
