@@ -37,10 +37,11 @@ ONCE = (
     "test_warm",
     "test_ways_to_read",
     "test_writing_faults",
-    "test_writing_lane",
     "test_writing_programs",
 )
 """What lies below the lane or beside it, tested once: CI has 15 minutes. `--both-ways` for all."""
+OF_THE_LANE = "test_writing_lane"
+"""What asserts who answered."""
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -51,9 +52,9 @@ def _fuse_is_there():
 def pytest_generate_tests(metafunc: pytest.Metafunc):
     """Run tests that mount twice: what a user sees must not depend on the lane."""
     if hasattr(metafunc.module, "mounted") or hasattr(metafunc.module, "writable"):
-        once = metafunc.module.__name__.rpartition(".")[2].startswith(ONCE)
-        once = once and not metafunc.config.getoption("both_ways")
-        modes = ["lane"] if once else ["lane", "no-lane"]
+        name = metafunc.module.__name__.rpartition(".")[2]
+        once = name.startswith(ONCE) and not metafunc.config.getoption("both_ways")
+        modes = ["lane"] if once or name == OF_THE_LANE else ["lane", "no-lane"]
         metafunc.parametrize("lane", modes, indirect=True, scope="module")
 
 
