@@ -1,5 +1,14 @@
-"""`python -m aisfs` is `aisfs`."""
+"""`aisfs` and `python -m aisfs`."""
 
-from aisfs.cli import main
+from aisfs.loading import loading
 
-main()
+
+def main() -> None:
+    """Load the command line and run it; ends the process."""
+    with loading():
+        from aisfs.cli import main as run
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -30,6 +30,7 @@ from aisfs.core.sources import DatasetSource
 from aisfs.core.view_spec import absolute_table, parse_view
 from aisfs.errors import AisfsError, ConfigError
 from aisfs.exits import Exit, exit_code
+from aisfs.loading import loading
 from aisfs.mount_plan import MountPlan, is_local
 from aisfs.mount_words import check_writable, key_filter, read_lines, read_source, sort_options
 
@@ -295,7 +296,8 @@ def mount(
     'ais://pets/samples-{00..18}.tar' or 'shards/*.tar', or --view make a dataset of the shards.
     The command returns when the mount is ready.
     """
-    from aisfs import mount as mounts  # not needed, and not loaded, for --help
+    with loading():  # it is not needed for --help
+        from aisfs import mount as mounts
 
     if not where:
         raise click.UsageError("expected [SOURCE…] MNT")
