@@ -1,7 +1,8 @@
 """Uploads in parts: AIStore's own multipart protocol.
 
-Parts are files in a directory of work files until they are put together. As all work files they
-are gone after a restart, and the upload with them.
+Parts are written to where they will lie in the object, if that can be told when they come: all but
+the last have the same size as a rule. Any other part, and one that is sent again, is a file of its own
+until they are put together. As all work files they are gone after a restart, and the upload with them.
 """
 
 import os
@@ -13,11 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
 from aisfs.server import failures
-from aisfs.server.checksums import HASHERS
+from aisfs.server.checksums import HASHERS, Hasher
 from aisfs.server.exchange import Reply, Request, text_reply
 from aisfs.server.failures import Failure, uri_of
 from aisfs.server.objects import Objects
@@ -40,6 +42,38 @@ class _Upload:
     key: bytes
     folder: Path
     sizes: dict[int, int] = field(default_factory=dict)
+    step: int = 0
+    """Bytes of the part that came first; part N is expected at N - 1 times as many."""
+    begun: set[int] = field(default_factory=set)
+    """Parts that were written to their place, or tried to; they are not written there again."""
+    placed: set[int] = field(default_factory=set)
+    """Parts that are in their place, whole."""
+
+    @property
+    def whole(self) -> Path:
+        """The file with parts in their places."""
+        return self.folder / "whole"
+
+    def part(self, number: int) -> Path:
+        """Give the file of a part that has one of its own."""
+        return self.folder / str(number)
+
+    def place(self, number: int, length: int) -> int | None:
+        """Say where a part may be written to at once; None when it needs a file of its own."""
+        self.step = self.step or length
+        if not length or length > self.step or number in self.begun or number in self.sizes:
+            return None
+        self.begun.add(number)
+        return (number - 1) * self.step
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A part, and where it goes."""
+
+    number: int
+    start: int
+    size: int
 
 
 class Parts:
@@ -69,16 +103,26 @@ class Parts:
         kind, given = request.header("Ais-Checksum-Type"), request.header("Ais-Checksum-Value")
         if kind and kind not in HASHERS:
             raise Failure(400, f'invalid checksum type "{kind}"')
+        with self._lock:
+            place = upload.place(number, int(request.environ.get("CONTENT_LENGTH") or 0))
+        hasher = HASHERS[kind or "none"]()
+        if place is not None:
+            with _still_there(upload), _open_at(upload.whole, place) as file:
+                size = write_out(request.pieces(), file, [hasher])
+            _compare(kind, given, hasher)
+            with self._lock:
+                upload.sizes[number] = size
+                upload.placed.add(number)
+            return Reply()
         work = upload.folder / uuid.uuid4().hex
         try:
             with _still_there(upload), work.open("xb") as file:
-                hasher = HASHERS[kind or "none"]()
                 size = write_out(request.pieces(), file, [hasher])
-            if given and hasher.hexdigest() != given:
-                raise failures.wrong_checksum(kind, given, hasher.hexdigest())
+            _compare(kind, given, hasher)
             with self._lock, _still_there(upload):
-                os.replace(work, upload.folder / str(number))
+                os.replace(work, upload.part(number))
                 upload.sizes[number] = size
+                upload.placed.discard(number)
         finally:
             work.unlink(missing_ok=True)
         return Reply()
@@ -94,11 +138,8 @@ class Parts:
                 raise Failure(400, f"partial completion is not allowed: {text}")
             if self._uploads.pop(request.query["uploadId"], None) is None:
                 raise _unknown(request, bucket, key)
-        work = self._storage.work_path()
         try:
-            with work.open("xb") as file:
-                for number in numbers:
-                    _append(file.fileno(), upload.folder / str(number))
+            work = self._put_together(upload, numbers)
             old = bucket.find(key)
             kind = old.record.checksum_type if old and old.record.checksum_type else CHECKSUM
             chunks = (len(numbers), max(have.values()))
@@ -108,10 +149,26 @@ class Parts:
             with self._lock:  # it may be tried again, or aborted
                 self._uploads[request.query["uploadId"]] = upload
             raise
-        finally:
-            work.unlink(missing_ok=True)
         shutil.rmtree(upload.folder, ignore_errors=True)
         return Reply()
+
+    @staticmethod
+    def _put_together(upload: _Upload, numbers: list[int]) -> Path:
+        """Make one file of the parts: the one that most are in, unless they turned out misplaced."""
+        pieces, end = [], 0
+        for number in numbers:
+            pieces.append(_Piece(number, end, upload.sizes[number]))
+            end += upload.sizes[number]
+        right = all(p.start == (p.number - 1) * upload.step for p in pieces if _placed(upload, p))
+        target = upload.whole if right else upload.folder / "moved"
+        with _open_at(target, 0) as file:
+            for piece in pieces:
+                if not _placed(upload, piece):
+                    _copy(upload.part(piece.number), 0, file.fileno(), piece)
+                elif not right:
+                    _copy(upload.whole, (piece.number - 1) * upload.step, file.fileno(), piece)
+            file.truncate(end)
+        return target
 
     def abort(self, request: Request, bucket: Bucket, key: bytes) -> Reply:
         """Throw the parts away."""
@@ -162,8 +219,26 @@ def _still_there(upload: _Upload) -> Iterator[None]:
         raise Failure(404, text, "ErrNotFound") from error
 
 
-def _append(target: int, part: Path) -> None:
-    with part.open("rb") as file:
-        left = os.fstat(file.fileno()).st_size
+def _placed(upload: _Upload, piece: _Piece) -> bool:
+    return piece.number in upload.placed
+
+
+def _open_at(path: Path, offset: int) -> BinaryIO:
+    """Open a file to write at an offset; it need not be there."""
+    file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644), "wb")
+    file.seek(offset)
+    return file
+
+
+def _compare(kind: str, given: str, hasher: Hasher) -> None:
+    if given and hasher.hexdigest() != given:
+        raise failures.wrong_checksum(kind, given, hasher.hexdigest())
+
+
+def _copy(source: Path, at: int, target: int, piece: _Piece) -> None:
+    """Copy a piece to its place."""
+    os.lseek(target, piece.start, os.SEEK_SET)
+    with source.open("rb") as file:
+        left = piece.size
         while left:
-            left -= os.sendfile(target, file.fileno(), None, min(left, _COPY))
+            left -= os.sendfile(target, file.fileno(), at + piece.size - left, min(left, _COPY))

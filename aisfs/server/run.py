@@ -24,6 +24,7 @@ from aisfs.errors import ConfigError
 from aisfs.server.app import make_app
 from aisfs.server.exchange import REPEATED, WsgiApp
 from aisfs.server.storage import hold_directory
+from aisfs.server.worker import StayingWorker
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +150,7 @@ class _Gunicorn(BaseApplication):  # type: ignore[misc]
         settings: dict[str, Any] = {
             "backlog": BACKLOG,
             "workers": 1,
-            "worker_class": "gthread",
+            "worker_class": StayingWorker,
             "threads": self._threads,
             "worker_connections": 1000 + self._threads,
             "keepalive": KEEP_ALIVE_SECONDS,

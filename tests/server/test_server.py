@@ -9,6 +9,7 @@ import tarfile
 import threading
 import time
 from collections.abc import Iterator
+from itertools import permutations
 from pathlib import Path
 
 import msgspec
@@ -126,6 +127,21 @@ def test_upload_in_parts_with_the_real_sdk(server: RunningServer) -> None:
     given_up.abort()
     assert [entry.name for entry in bucket.list_all_objects()] == ["dir/large"]
     assert list((server.root / ".aisfs-server" / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("sizes", [(500, 500, 20), (300, 500, 20), (500, 300, 500), (1, 1, 1)])
+def test_parts_in_any_order_of_any_size(server: RunningServer, sizes: tuple[int, ...]) -> None:
+    bucket = Client(server.endpoint).bucket("sdk").create()
+    pieces = [os.urandom(size) for size in sizes]
+    for order in permutations(range(3)):
+        thing = bucket.object("x")
+        upload = thing.multipart_upload().create()
+        for number in order:
+            upload.add_part(number + 1).put_content(pieces[number])
+        upload.add_part(order[0] + 1).put_content(pieces[order[0]])
+        upload.parts.pop()  # it was sent once more, and is one part all the same
+        upload.complete()
+        assert thing.get_reader().read_all() == b"".join(pieces)
 
 
 @pytest.mark.parametrize("streaming", [True, False])
