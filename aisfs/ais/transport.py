@@ -13,13 +13,14 @@ Everything here blocks; must not know trio.
 """
 
 import http.client
+import re
 import ssl
 import string
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, cast
-from urllib.parse import parse_qs, quote, urljoin, urlsplit
+from typing import Any
+from urllib.parse import quote, urljoin, urlsplit
 
 import requests
 import urllib3
@@ -29,6 +30,7 @@ from requests.structures import CaseInsensitiveDict
 from aisfs import __version__
 from aisfs.ais import wire
 from aisfs.ais.auth import Credentials
+from aisfs.ais.exchange import receive_reply, request_head, send_request
 from aisfs.ais.failures import failure
 from aisfs.ais.lifeline import Lifeline
 from aisfs.config import ClusterSettings
@@ -37,8 +39,9 @@ from aisfs.errors import AisfsError, ConfigError, ProtocolError, Unavailable
 _MAX_HOPS = 3
 """Redirects in a row: AIStore needs one; a load balancer in front may add another."""
 _REDIRECTS = frozenset({301, 302, 307, 308})
-_TARGET_MARKS = frozenset({"pid", "utm"})
+_TARGET_MARKS = (re.compile(r"[?&]pid="), re.compile(r"[?&]utm="))
 """What a proxy adds to the query when it redirects to a target."""
+_AGENT = f"aisfs/{__version__}"
 _NO_PROXY = "is the endpoint a proxy of AIStore?"
 _MAX_HOSTS = 256
 """Hosts one line keeps a connection to; more than any cluster's targets seen in practice."""
@@ -51,6 +54,7 @@ class Line(HTTPAdapter):
 
     def __init__(self, send_timeout: float | None = None) -> None:
         self.lifeline = Lifeline(send_timeout)
+        self._pools: dict[str, Any] = {}
         super().__init__(pool_connections=_MAX_HOSTS, pool_maxsize=1)
 
     def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - requests' own signature
@@ -59,8 +63,39 @@ class Line(HTTPAdapter):
         pool.ConnectionCls = getattr(self.lifeline, pool.scheme)
         return pool
 
+    @contextmanager
+    def connection(self, url: str, tls: dict[str, Any], timeout: float | None) -> Iterator[Any]:
+        """Lend the connection to the host of `url`, connected; it is closed when the block fails."""
+        pool = self._pool(url, tls)
+        connection = pool._get_conn()
+        try:
+            if connection.sock is None:
+                connection.timeout = timeout
+                connection.connect()
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
+        finally:
+            pool._put_conn(connection)
+
+    def _pool(self, url: str, tls: dict[str, Any]) -> Any:  # noqa: ANN401 - urllib3's pool
+        """Give the pool of a host; which one that is costs requests as much as sending to it."""
+        parts = urlsplit(url)
+        origin = f"{parts.scheme}://{parts.netloc}"
+        if (pool := self._pools.get(origin)) is None:
+            while len(self._pools) >= _MAX_HOSTS:
+                del self._pools[next(iter(self._pools))]
+            prepared = requests.PreparedRequest()
+            prepared.url = url
+            pool = self.get_connection_with_tls_context(prepared, tls["verify"], cert=tls["cert"])
+            self.cert_verify(pool, url, tls["verify"], tls["cert"])  # type: ignore[no-untyped-call]
+            self._pools[origin] = pool
+        return pool
+
     def close(self) -> None:
         """Close all connections. Only when no request is under way."""
+        self._pools.clear()
         super().close()
         self.lifeline.close()
 
@@ -152,21 +187,12 @@ class Transport:
             asked = replace(request, headers=headers)
         else:
             asked = request
-        response = self._send(line, asked, stop_at_target=True)
-        redirect = _reply(response, _drain(response, request.subject))
-        location = redirect.headers.get("location")
-        if redirect.status == 200:
-            raise ProtocolError(f"{request.subject}: taken without its content; {_NO_PROXY}")
-        if redirect.status not in _REDIRECTS or not location:
-            raise failure(request, redirect)
-        origin = self.endpoint + request.target
-        url = _absolute(origin, location)
-        trusted = _may_have_token(self.endpoint, origin, url)
+        url = self._target_of(line, asked)
+        trusted = _may_have_token(self.endpoint, self.endpoint + request.target, url)
         authorization = self._credentials.authorization() if trusted else None
         body = _CountedBody(pieces, size, line.lifeline)
         try:
-            answer = self._transmit(line, request, url, authorization, body, size)
-            reply = _reply(answer, _drain(answer, request.subject))
+            reply = self._exchange(line, request, url, authorization, body)
         except Unavailable as error:
             if body.sent == size:
                 raise BodyDelivered(str(error)) from error
@@ -174,6 +200,39 @@ class Transport:
         if reply.status != 200:
             raise failure(request, reply)
         return reply
+
+    def _target_of(self, line: Line, request: wire.Request) -> str:
+        """Ask the proxy where to send a body, without it; once more if the token is out of date."""
+        authorization = self._credentials.authorization()
+        url, reply = self._ask_for_target(line, request, authorization)
+        if reply.status == 401 and (renewed := self._credentials.renew(authorization)):
+            url, reply = self._ask_for_target(line, request, renewed)
+        if reply.status == 200:
+            raise ProtocolError(f"{request.subject}: taken without its content; {_NO_PROXY}")
+        if reply.status not in _REDIRECTS:
+            raise failure(request, reply)
+        return url
+
+    def _ask_for_target(
+        self, line: Line, request: wire.Request, authorization: str | None
+    ) -> tuple[str, wire.Reply]:
+        """Follow redirects up to the one to a target, and give that and the reply that named it."""
+        origin = url = self.endpoint + request.target
+        for _ in range(_MAX_HOPS + 1):
+            reply = self._exchange(line, request, url, authorization)
+            location = reply.headers.get("location")
+            if reply.status not in _REDIRECTS:
+                return url, reply
+            if not location:
+                raise failure(request, reply)
+            target = _absolute(url, location)
+            if all(mark.search(target) for mark in _TARGET_MARKS):
+                return target, reply
+            _check_scheme(request, target)
+            if not _may_have_token(self.endpoint, url, target):
+                authorization = None
+            url = target
+        raise _circles(request, origin, url)
 
     @contextmanager
     def open(self, line: Line, request: wire.Request) -> Iterator[Body]:
@@ -186,27 +245,21 @@ class Transport:
         finally:
             _settle(response)
 
-    def _send(
-        self, line: Line, request: wire.Request, *, stop_at_target: bool = False
-    ) -> requests.Response:
+    def _send(self, line: Line, request: wire.Request) -> requests.Response:
         """Send a request, once more if its token turned out to be out of date."""
         authorization = self._credentials.authorization()
-        response = self._follow(line, request, authorization, stop_at_target)
+        response = self._follow(line, request, authorization)
         if response.status_code == 401:
             renewed = self._credentials.renew(authorization)
             if renewed:
                 _drain(response, request.subject)
-                return self._follow(line, request, renewed, stop_at_target)
+                return self._follow(line, request, renewed)
         return response
 
     def _follow(
-        self,
-        line: Line,
-        request: wire.Request,
-        authorization: str | None,
-        stop_at_target: bool,
+        self, line: Line, request: wire.Request, authorization: str | None
     ) -> requests.Response:
-        """Send a request and go where it is redirected to, or give the redirect to a target.
+        """Send a request and go where it is redirected to.
 
         The token goes along to whatever host the endpoint itself names: that is the cluster. It
         stays behind when others redirect elsewhere, and when the way leaves https.
@@ -218,51 +271,73 @@ class Transport:
             if response.status_code not in _REDIRECTS or not location:
                 return response
             target = _absolute(url, location)
-            if stop_at_target and parse_qs(urlsplit(target).query).keys() >= _TARGET_MARKS:
-                return response
             _drain(response, request.subject)
-            if urlsplit(target).scheme not in ("http", "https"):
-                raise ProtocolError(f"{request.subject}: redirected to {target!r}")
+            _check_scheme(request, target)
             if not _may_have_token(self.endpoint, url, target):
                 authorization = None
             url = target
-        raise ProtocolError(f"{request.subject}: redirected in circles, from {origin} to {url}")
+        raise _circles(request, origin, url)
 
-    def _transmit(
+    def _exchange(
         self,
         line: Line,
         request: wire.Request,
         url: str,
         authorization: str | None,
         body: "_CountedBody | None" = None,
-        size: int = 0,
+    ) -> wire.Reply:
+        """Send a request with a body, or without; its reply has no long body."""
+        parts = urlsplit(url)
+        target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
+        headers = self._headers(request, authorization)
+        if body:
+            headers["Content-Length"] = str(body.size)
+        elif "Content-Length" not in headers:
+            headers["Content-Length"] = "0"
+        host = parts.netloc.rpartition("@")[2]
+        head = request_head(request.method, target, host, headers)
+        connect, silent = self._timeouts
+        with _network(request.subject):
+            if not body:
+                line.lifeline.hold()
+            try:
+                with line.connection(url, self._tls, connect) as connection:
+                    sock = connection.sock
+                    sock.settimeout(line.lifeline.send_timeout)
+                    whole = send_request(sock, head, body or ())
+                    sock.settimeout(silent + request.patience if silent else None)
+                    reply, kept = receive_reply(sock)
+                    if not (kept and whole):
+                        connection.close()
+                    return reply
+            finally:
+                line.lifeline.release()
+
+    @staticmethod
+    def _headers(request: wire.Request, authorization: str | None) -> dict[str, str]:
+        headers = {**request.headers, "User-Agent": _AGENT, "Accept-Encoding": "identity"}
+        if authorization:
+            headers["Authorization"] = authorization
+        return headers
+
+    def _transmit(
+        self, line: Line, request: wire.Request, url: str, authorization: str | None
     ) -> requests.Response:
         # Prepared by hand and given to the adapter: a Session would rewrite paths, look for
         # passwords in ~/.netrc that replace the token, and collect cookies. It would also honour
         # HTTP_PROXY; a cluster redirects to the addresses of its targets, which proxies for the
         # web do not reach, so that is a loss to nobody.
-        headers = {
-            **request.headers,
-            "User-Agent": f"aisfs/{__version__}",
-            "Accept-Encoding": "identity",
-        }
-        if authorization:
-            headers["Authorization"] = authorization
         prepared = requests.PreparedRequest()
         prepared.method = request.method
         prepared.url = url
-        prepared.headers = CaseInsensitiveDict(headers)
-        if body:
-            # An iterable, which requests passes on piece by piece; its type does not say so.
-            prepared.body = cast("bytes", body)
-            prepared.headers["Content-Length"] = str(size)
-        elif request.body:
+        prepared.headers = CaseInsensitiveDict(self._headers(request, authorization))
+        if request.body:
             prepared.body = request.body
             prepared.headers["Content-Length"] = str(len(request.body))
         connect, silent = self._timeouts
         timeouts: Any = (connect, silent + request.patience if silent else None)
         with _network(request.subject):
-            if request.method not in ("GET", "HEAD") and not body:
+            if request.method not in ("GET", "HEAD"):
                 line.lifeline.hold()
             try:
                 return line.send(prepared, stream=True, timeout=timeouts, **self._tls)
@@ -295,24 +370,36 @@ class _CountedBody:
 
     def __init__(self, pieces: Iterator[memoryview], size: int, lifeline: Lifeline) -> None:
         self._pieces = pieces
-        self._size = size
+        self.size = size
         self._lifeline = lifeline
         self.sent = 0
 
     def __iter__(self) -> Iterator[memoryview]:
         for piece in self._pieces:
-            if self.sent + len(piece) == self._size:
+            if self.sent + len(piece) == self.size:
                 self._lifeline.hold()
             yield piece
             self.sent += len(piece)
 
 
+def _check_scheme(request: wire.Request, url: str) -> None:
+    if not url.startswith(("http://", "https://")):
+        raise ProtocolError(f"{request.subject}: redirected to {url!r}")
+
+
+def _circles(request: wire.Request, origin: str, url: str) -> ProtocolError:
+    return ProtocolError(f"{request.subject}: redirected in circles, from {origin} to {url}")
+
+
 def _absolute(url: str, location: str) -> str:
     # http.client gives the header's bytes as Latin-1; a URL has only ASCII.
-    return urljoin(url, quote(location.encode("latin-1"), safe=string.punctuation))
+    place = quote(location.encode("latin-1"), safe=string.punctuation)
+    return place if place.startswith(("http://", "https://")) else urljoin(url, place)
 
 
 def _may_have_token(endpoint: str, current: str, target: str) -> bool:
+    if current.startswith(f"{endpoint}/") and target.startswith(f"{endpoint}/"):
+        return True
     old, new = urlsplit(current), urlsplit(target)
     if old.scheme == "https" and new.scheme == "http":
         return False

@@ -17,6 +17,7 @@ import trio
 
 from aisfs.ais import changes
 from aisfs.ais.checksums import DEFAULT_TYPE, checksum_of, is_known
+from aisfs.ais.exchange import SMALL
 from aisfs.ais.session import Session
 from aisfs.ais.transport import BodyDelivered, Line
 from aisfs.ais.wire import BucketFacts, Reply, Request
@@ -29,7 +30,7 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo, Provider
-from aisfs.store.content import PartOfContent, pieces_of
+from aisfs.store.content import PartOfContent, in_memory, pieces_of
 from aisfs.store.custom import encode_custom, stamp_of
 from aisfs.store.port import Content, Progress
 from aisfs.store.retry import Movement, Retrier
@@ -88,7 +89,8 @@ class Uploads:
     async def _whole(self, upload: Upload) -> ObjectInfo:
         def work(line: Line) -> tuple[ObjectInfo | None, str]:
             facts = self._session.facts_of(line, upload.bucket)
-            checksum, custom = _checksum(upload.content, facts, line), ""
+            content = in_memory(upload.content) if upload.content.size <= SMALL else upload.content
+            checksum, custom = _checksum(content, facts, line), ""
             if upload.custom and checksum:
                 meant = ObjectInfo(upload.key, upload.content.size, checksum=checksum)
                 custom = encode_custom(upload.custom, stamp_of(meant))
@@ -96,7 +98,7 @@ class Uploads:
                 upload.bucket, upload.key, checksum=checksum, custom=custom
             )
             try:
-                reply = self._send(line, request, upload.content, upload.progress)
+                reply = self._send(line, request, content, upload.progress)
             except BodyDelivered as error:
                 log.info("%s: asking whether it was written: %s", upload, error)
                 # On another line: this one's connection is of no more use.

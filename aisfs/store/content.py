@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from aisfs.errors import ContentUnreadable
 from aisfs.store.port import Content, Progress
 
-_PIECE = 512 << 10
+PIECE = 512 << 10
 """Bytes handled at once: within a send timeout also over a slow link."""
 
 
@@ -15,16 +15,16 @@ class BytesContent:
     """Bytes in memory."""
 
     def __init__(self, data: bytes | memoryview) -> None:
-        self._view = memoryview(data)
+        self.view = memoryview(data)
 
     @property
     def size(self) -> int:
         """Length in bytes."""
-        return len(self._view)
+        return len(self.view)
 
     def read_into(self, start: int, buffer: memoryview) -> None:
         """See `Content`."""
-        buffer[:] = self._view[start : start + len(buffer)]
+        buffer[:] = self.view[start : start + len(buffer)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,13 @@ class PartOfContent:
         self.whole.read_into(self.start + start, buffer)
 
 
+def in_memory(content: Content) -> Content:
+    """Read a small content, which would be read twice otherwise: for its checksum, and to be sent."""
+    buffer = memoryview(bytearray(content.size))
+    content.read_into(0, buffer)
+    return BytesContent(buffer)
+
+
 def pieces_of(content: Content, progress: Progress | None = None) -> Iterator[memoryview]:
     """Give all bytes, in order; each piece is valid until the next one is asked for.
 
@@ -72,8 +79,14 @@ def pieces_of(content: Content, progress: Progress | None = None) -> Iterator[me
         content: What to read.
         progress: Told when the next piece is asked for.
     """
-    buffer = memoryview(bytearray(min(_PIECE, content.size)))
-    for start in range(0, content.size, _PIECE):
+    if isinstance(content, BytesContent) and content.size <= PIECE:
+        if content.size:
+            yield content.view
+            if progress:
+                progress(content.size)
+        return
+    buffer = memoryview(bytearray(min(PIECE, content.size)))
+    for start in range(0, content.size, PIECE):
         piece = buffer[: content.size - start]
         content.read_into(start, piece)
         yield piece

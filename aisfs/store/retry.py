@@ -24,6 +24,7 @@ import trio
 
 from aisfs.errors import AisfsError, BucketNotFound, DeadlineExceeded, NotFound
 from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo, Page, Provider
+from aisfs.store.content import PIECE
 from aisfs.store.port import Content, Progress, Sink, WritableStore
 
 log = logging.getLogger(__name__)
@@ -213,7 +214,8 @@ class RetryingStore:
         movement = Movement(content.size / _BYTES_A_SECOND)
 
         def told(done: int) -> None:
-            token.run_sync_soon(movement.told, done)
+            if content.size > PIECE:  # else nothing moves before it is done
+                token.run_sync_soon(movement.told, done)
             if progress:
                 progress(done)
 
