@@ -3,7 +3,10 @@
     STAGING/parked/            what could not be uploaded; `aisfs recover` lists it
     STAGING/<session>/lock     locked by the daemon for as long as it lives
     STAGING/<session>/N.data   the bytes, sparse
-    STAGING/<session>/N.json   the record (`core.journal`), there exactly while N.data is dirty
+    STAGING/<session>/N.json   the record (`core.journal`); empty, or not there, unless N.data is dirty
+
+Making and removing files is what a small staged file would cost most, so a few empty ones wait for the
+next to be written. A record that is not whole belongs to a change that nobody was told of.
 
 A daemon that is killed leaves its session behind. Whoever comes next moves what is dirty to
 `parked` and removes the rest. All of it is synchronous: the files are in the page cache, and what
@@ -30,19 +33,21 @@ log = logging.getLogger(__name__)
 PARKED = "parked"
 _DATA = ".data"
 _RECORD = ".json"
+_SPARE_MOST = 16
+"""Empty files kept for the next; more are rarely open at once."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class StagedFile:
     """The local bytes of one file being written."""
 
-    def __init__(self, area: "StagingArea", path: Path) -> None:
-        """Create the file, empty."""
+    def __init__(self, area: "StagingArea", slot: "_Slot") -> None:
+        """Begin with an empty file."""
         self._area = area
-        self._path = path
+        self._slot = slot
+        self._path = slot.path
+        self._fd = slot.data
         self._record: StagedRecord | None = None
-        with _as_ours(path):
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self.size = 0
         """Bytes."""
 
@@ -105,15 +110,23 @@ class StagedFile:
         """Record whose bytes these are, before the first change is acknowledged."""
         if record == self._record:
             return
-        target = self._path.with_suffix(_RECORD)
-        _write_record(target, record)
+        with _as_ours(self._path):
+            if self._record is None:
+                self._slot.write_record(record)
+            else:
+                self._slot.replace_record(record)
         self._record = record
 
     def mark_clean(self) -> None:
         """Forget the record: the store has these bytes."""
         if self._record is not None:
-            self._path.with_suffix(_RECORD).unlink(missing_ok=True)
+            self._slot.clear_record()
             self._record = None
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether its bytes are wanted."""
+        return self._record is not None
 
     def set_mtime(self, mtime_ns: int) -> None:
         """Keep the modification time with the bytes, where a recovery finds it."""
@@ -123,8 +136,7 @@ class StagedFile:
     def discard(self) -> None:
         """Remove it, wanted or not."""
         self.mark_clean()
-        self._path.unlink(missing_ok=True)
-        os.close(self._fd)
+        self._area.take_back(self._slot)
         self._area.give_back(self.size)
         self._area.open.discard(self)
 
@@ -134,10 +146,74 @@ class StagedFile:
         assert record is not None, "only what is dirty is parked"
         self.mark_dirty(replace(record, reason=reason))
         _park(self._area.directory, self._path)
-        os.close(self._fd)
+        self._slot.close()
         self._area.give_back(self.size)
         self._area.open.discard(self)
         self._area.count_parked()
+
+
+class _Slot:
+    """A file for bytes, and one for the record beside it; empty when nobody has it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._record_path = str(path.with_suffix(_RECORD))
+        with _as_ours(path):
+            self.data = _make(str(path))
+            try:
+                self._record = _make(self._record_path)
+            except BaseException:
+                os.close(self.data)
+                path.unlink()
+                raise
+
+    def write_record(self, record: StagedRecord) -> None:
+        """Write the first record; an error leaves none."""
+        encoded = record.encode()
+        done = 0
+        try:
+            done = os.pwrite(self._record, encoded, 0)
+        finally:
+            if done < len(encoded):
+                os.ftruncate(self._record, 0)
+        if done < len(encoded):
+            raise OSError(errno.ENOSPC, "not all of a record was written")
+
+    def replace_record(self, record: StagedRecord) -> None:
+        """Write another record, whole or not at all."""
+        temporary = f"{self._record_path}.tmp"
+        new = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        old, self._record = self._record, new
+        try:
+            self.write_record(record)
+            os.rename(temporary, self._record_path)
+        except BaseException:
+            self._record, old = old, new
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+        finally:
+            os.close(old)
+
+    def clear_record(self) -> None:
+        """Say that the bytes are not wanted any more."""
+        os.ftruncate(self._record, 0)
+
+    def empty(self) -> None:
+        """Let the disk go; the record is cleared already."""
+        os.ftruncate(self.data, 0)
+
+    def remove(self) -> None:
+        """Remove both files."""
+        with suppress(FileNotFoundError):
+            os.unlink(self._record_path)
+        self.path.unlink(missing_ok=True)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the files."""
+        os.close(self.data)
+        os.close(self._record)
 
 
 class StagingArea:
@@ -156,6 +232,7 @@ class StagingArea:
         self.directory = directory
         self.limit = limit
         self.open: set[StagedFile] = set()
+        self._spare: list[_Slot] = []
         self._serial = 0
         self._books = threading.Lock()
         """Held for an instant: the lane's thread writes to staged files too."""
@@ -179,10 +256,23 @@ class StagingArea:
 
     def create(self) -> StagedFile:
         """Give an empty file."""
-        self._serial += 1
-        staged = StagedFile(self, self._session / f"{self._serial}{_DATA}")
+        if self._spare:
+            slot = self._spare.pop()
+            os.utime(slot.data)  # a recovery takes this for when the file was made
+        else:
+            self._serial += 1
+            slot = _Slot(self._session / f"{self._serial}{_DATA}")
+        staged = StagedFile(self, slot)
         self.open.add(staged)
         return staged
+
+    def take_back(self, slot: _Slot) -> None:
+        """Keep the files of what is not wanted any more for the next, or remove them."""
+        if len(self._spare) < _SPARE_MOST:
+            slot.empty()
+            self._spare.append(slot)
+        else:
+            slot.remove()
 
     def take(self, size: int) -> None:
         """Count `size` more bytes.
@@ -217,10 +307,12 @@ class StagingArea:
     def close(self) -> None:
         """End the session; what is still dirty is parked, anything else removed."""
         for staged in list(self.open):
-            if staged.path.with_suffix(_RECORD).exists():
+            if staged.is_dirty:
                 staged.park("the mount ended before it was uploaded")
             else:
                 staged.discard()
+        for slot in self._spare:
+            slot.remove()
         (self._session / "lock").unlink(missing_ok=True)
         with suppress(OSError):
             self._session.rmdir()
@@ -275,7 +367,7 @@ def adopt_dead_sessions(directory: Path) -> None:
                 continue
             for record in session.glob(f"*{_RECORD}"):
                 data = record.with_suffix(_DATA)
-                if not data.exists():
+                if not data.exists() or not record.stat().st_size:
                     continue
                 _park(directory, data)
                 log.warning(
@@ -324,12 +416,8 @@ def _name_of(data: Path) -> str:
     return data.name
 
 
-def _write_record(target: Path, record: StagedRecord) -> None:
-    """Write it whole or not at all."""
-    temporary = target.with_suffix(".tmp")
-    with _as_ours(target):
-        temporary.write_bytes(record.encode())
-        temporary.rename(target)
+def _make(path: str) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """The staging directory: its limit, what survives, who may touch it."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,30 @@ def test_a_clean_file_leaves_nothing(tmp_path: Path):
     assert sorted(p.name for p in area.directory.rglob("*")) == ["parked"]
 
 
+def test_files_are_used_again(area: StagingArea):
+    for text in (b"first", b"2nd"):
+        staged = area.create()
+        staged.mark_dirty(RECORD)
+        staged.write(0, text)
+        assert (staged.size, staged.path.read_bytes()) == (len(text), text)
+        staged.discard()
+        assert staged.path.stat().st_size == 0
+        assert staged.path.with_suffix(".json").stat().st_size == 0
+    assert len(list(area.directory.rglob("*.data"))) == 1
+
+
+def test_the_record_can_change(area: StagingArea):
+    staged = area.create()
+    staged.mark_dirty(RECORD)
+    staged.mark_dirty(replace(RECORD, mode=0o600))
+    record = staged.path.with_suffix(".json")
+    assert StagedRecord.decode(record.read_bytes()).mode == 0o600
+    staged.mark_clean()
+    assert record.read_bytes() == b""
+    staged.mark_dirty(RECORD)
+    assert StagedRecord.decode(record.read_bytes()) == RECORD
+
+
 def test_the_end_of_a_mount_parks_what_is_dirty(tmp_path: Path):
     area = StagingArea(tmp_path, 1000)
     dirty, clean = area.create(), area.create()
@@ -92,6 +117,8 @@ def test_a_dead_session_is_adopted(tmp_path: Path, crashed_after_link: bool):
     (session / "1.json").write_bytes(RECORD.encode())
     (session / "2.data").write_bytes(b"clean")
     (session / "3.json").write_bytes(RECORD.encode())
+    (session / "4.data").write_bytes(b"clean, and its record cleared")
+    (session / "4.json").write_bytes(b"")
     (session / "4.tmp").write_bytes(b"{")
     if crashed_after_link:
         os.link(session / "1.data", tmp_path / "parked" / "dead-1.data")

@@ -117,9 +117,7 @@ def test_what_a_running_mount_writes_is_not_listed(tmp_path: Path):
             file.write(b"x")
             file.flush()
             assert recover(place) == (0, "", "")
-        assert eventually(lambda: not list(place.staging.glob("*/*.data"))), (
-            "nothing is left behind"
-        )
+        assert eventually(lambda: not place.staged()), "nothing is left behind"
     assert [path.name for path in place.staging.iterdir()] == ["parked"]
 
 

@@ -130,6 +130,10 @@ class Writable:
             if file.is_file() and not file.name.startswith(".")
         }
 
+    def staged(self) -> list[Path]:
+        """Give the files with staged bytes."""
+        return [path for path in self.staging.rglob("*.data") if path.stat().st_size]
+
     def parked(self) -> list[Path]:
         return sorted((self.staging / "parked").glob("*.json"))
 
