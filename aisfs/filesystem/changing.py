@@ -64,6 +64,21 @@ class ChangingFileSystem(WritingFileSystem):
             except BaseException:
                 self.forget(entry.attr.ino, 1)  # the kernel learns nothing of it
                 raise
+        return self._make_file(where, key, parent, name, mode)
+
+    def create_known(self, parent: int, name: bytes, mode: int) -> tuple[Entry, OpenFile] | None:
+        """Make a file and open it, if its directory is known to lack it; None if that is to be asked."""
+        where = self.inodes.get(parent)
+        if not isinstance(where, DirectoryNode):
+            return None
+        key = self._new_key(where, name)
+        if self.tree.known(where, parent, name) is not None:
+            return None
+        return self._make_file(where, key, parent, name, mode)
+
+    def _make_file(
+        self, where: DirectoryNode, key: str, parent: int, name: bytes, mode: int
+    ) -> tuple[Entry, OpenFile]:
         file = self._new_file(pending_node(where.bucket, key, parent, name), mode)
         with self.changing:
             self._lister.set_pending(where.bucket, key, file.node.info)

@@ -165,6 +165,27 @@ class WritingFileSystem(WrittenNames):
         if not file.handles:
             await self._settle_unopened(file)
 
+    def release_stored(self, handle: OpenFile | FileHandle) -> bool:
+        """Close for good a handle of a file that is in the store; says whether it was one.
+
+        As `release`, where that need not wait.
+        """
+        if not isinstance(handle, OpenFile):
+            return False
+        file = handle.file or self._files.by_ino.get(handle.ino)
+        if file is not None and (file.dirty or not file.lock.is_free):
+            return False
+        if handle.file is None:
+            with self.changing:
+                self._close_reader(handle.ino)
+        else:
+            handle.file.writers -= 1
+        if file is not None:
+            file.handles -= 1
+            if not file.handles:
+                self._let_go(file)
+        return True
+
     async def _settle_unopened(self, file: WrittenFile) -> None:
         """Upload what nobody has closed properly, a mapping for example, and let the disk go."""
         error = file.torn or file.failed
@@ -176,20 +197,26 @@ class WritingFileSystem(WrittenNames):
         async with file.lock:
             if file.handles:
                 return
-            if file.dirty and not file.unlinked and error is not None:
+            if file.dirty and not file.unlinked:
+                if error is None:
+                    return  # truncated meanwhile, by somebody who will settle it as well
                 if file.torn is not None or (file.member and not file.size):
                     self._discard(file, error)
                 else:
                     self._park(file, error)
-            elif file.staged is not None:
-                file.staged.discard()
-                file.staged = None
-                file.dirty = False
-            if file.member and file.lost is None:
-                file.lost = Stale("it is in its shard now")
-                self._files.unname(file)
-            if self.inodes.get(file.ino) is None:
-                self._files.drop(file)
+            self._let_go(file)
+
+    def _let_go(self, file: WrittenFile) -> None:
+        """Free what a file without handles has here; called with the lock held, or free."""
+        if file.staged is not None:
+            file.staged.discard()
+            file.staged = None
+            file.dirty = False
+        if file.member and file.lost is None:
+            file.lost = Stale("it is in its shard now")
+            self._files.unname(file)
+        if self.inodes.get(file.ino) is None:
+            self._files.drop(file)
 
     def _park(self, file: WrittenFile, error: AisfsError) -> None:
         """Keep what could not be uploaded for `aisfs recover`; the name shows the store again."""

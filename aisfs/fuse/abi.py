@@ -82,6 +82,9 @@ class InitFlag(IntFlag):
     PARALLEL_DIROPS = 1 << 18
     NO_OPENDIR_SUPPORT = 1 << 24
     """The kernel understands ENOSYS to OPENDIR, and keeps listings then."""
+    HANDLE_KILLPRIV_V2 = 1 << 28
+    """Changes take setuid and setgid away here. The kernel need not ask before each write whether a
+    file has capabilities, but once."""
 
 
 class OpenFlag(IntFlag):
@@ -117,12 +120,16 @@ _FORGET_ONE = Struct("=QQ")
 _INTERRUPT = Struct("=Q")
 _INIT_IN = Struct("=IIII")
 _OPEN_IN = Struct("=II")
+_CREATE_IN = Struct("=IIII")
+"""fuse_create_in: flags mode umask open_flags; the name follows."""
 _OPEN_OUT = Struct("=IiQ QII")
 _WRITE_OUT = Struct("=IiQ II")
 _GETXATTR = Struct("=II")
 _ATTR = "QQQQQQIIIIIIIIII"
 _ATTR_OUT = Struct("=IiQ QII" + _ATTR)
 _ENTRY_OUT = Struct("=IiQ QQQQII" + _ATTR)
+_CREATE_OUT = Struct("=IiQ QQQQII" + _ATTR + "QII")
+"""What LOOKUP and OPEN are answered with, one after the other."""
 _MISSING = Struct("=IiQ QQQQII88x")
 DIRENTPLUS = Struct("=QQQQII" + _ATTR + "QQII")
 """fuse_direntplus, without the name that follows."""
@@ -202,6 +209,12 @@ def open_flags(message: memoryview) -> int:
     return flags
 
 
+def created(message: memoryview) -> tuple[bytes, int, int]:
+    """Give name, mode and flags, of open(2), of a CREATE; the mask is in the mode already."""
+    flags, mode, _, _ = _CREATE_IN.unpack_from(message, BODY)
+    return bytes(message[BODY + _CREATE_IN.size :]).partition(b"\0")[0], mode, flags
+
+
 def handle(message: memoryview) -> int:
     """Give the handle that a FLUSH, FSYNC or RELEASE is about."""
     number: int = _FORGET.unpack_from(message, BODY)[0]
@@ -237,6 +250,15 @@ def data_header(unique: int, size: int) -> bytes:
 def open_reply(unique: int, handle: int, flags: OpenFlag) -> bytes:
     """Answer OPEN or OPENDIR with the handle that requests about it shall carry."""
     return _OPEN_OUT.pack(_OPEN_OUT.size, 0, unique, handle, flags, 0)
+
+
+def create_reply(
+    unique: int, attr: Attr, entry_timeout: float, handle: int, flags: OpenFlag
+) -> bytes:
+    """Answer CREATE with what was made, and the handle of it."""
+    return _CREATE_OUT.pack(
+        _CREATE_OUT.size, 0, unique, *_entry(attr, entry_timeout), *_attr(attr), handle, flags, 0
+    )
 
 
 def write_reply(unique: int, size: int) -> bytes:

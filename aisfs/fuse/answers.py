@@ -25,6 +25,8 @@ class Answers:
     """What the kernel is not to do."""
     packs_ahead = True
     """Whether a page of a listing stays good until it is asked for."""
+    wanted = InitFlag.PARALLEL_DIROPS
+    """What it is to do if it can."""
 
     def __init__(
         self,
@@ -65,6 +67,9 @@ class Answers:
     def initialise(self, flags: InitFlag) -> None:
         """Take note of what the kernel can."""
         self._flags = flags
+
+    def before_sleep(self) -> None:
+        """There is nothing to do for now."""
 
     @property
     def lists_by_inode(self) -> bool:

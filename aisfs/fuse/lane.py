@@ -1,7 +1,8 @@
 """The lane: two threads between /dev/fuse and pyfuse3, which answer what needs no waiting.
 
     /dev/fuse ──▸ L ──▸ answered at once (`aisfs.fuse.answers`)
-                  ├───▸ READs that must wait: tasks of trio, which answer to the device (`reads`)
+                  ├───▸ READs that must wait, and what makes, commits and closes files that are
+                  │     written: the trio thread, which answers to the device (`reads`, `changes`)
                   └───▸ everything else: a socket pair ──▸ pyfuse3 ──▸ R ──▸ /dev/fuse
 
 A request costs one or two wake-ups, each dearer than all the code here; through trio and pyfuse3 it
@@ -49,6 +50,8 @@ LIST_BYTES_MAX = 65536
 PATIENT = Opcode.WRITE
 """Waits for the local disk, which may take its time: no reason to end the mount."""
 OBSERVED = (Opcode.READ, Opcode.READDIRPLUS)
+SILENT = (Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT)
+"""Requests that have no reply."""
 COUNTING = (Opcode.LOOKUP, Opcode.READDIRPLUS)
 """Requests whose successful replies count lookups."""
 _ENDED = (errno.ENODEV, errno.ECONNABORTED)
@@ -89,8 +92,10 @@ class Lane:
         prepare: Callable[[], None],
         notify: Callable[[bytes], None],
         on_init: Callable[[InitFlag], None],
+        before_sleep: Callable[[], None],
         list_by_inode: Callable[[], bool],
         without: InitFlag,
+        wanted: InitFlag,
         observer: Observer,
         max_message: int,
         spin: float = SPIN_SECONDS,
@@ -106,8 +111,10 @@ class Lane:
             prepare: Does what may be done ahead, after a part of a listing was sent.
             notify: Sends what pyfuse3 tells the kernel unasked, from another thread.
             on_init: Told once what the kernel can.
+            before_sleep: Called in thread L when there is nothing to do.
             list_by_inode: Whether directories are read by inode, whatever their handle.
             without: What pyfuse3 asks the kernel to do, and the handlers do not expect.
+            wanted: What it does not know to ask for, and the handlers do expect, if offered.
             observer: Told of what was answered here.
             max_message: Bytes of data that a message to pyfuse3 or back may carry.
             spin: Seconds to poll the device after an answer; 0 never.
@@ -121,8 +128,11 @@ class Lane:
         self._notify = notify
         self._on_init = on_init
         self._on_end: Callable[[], None] = lambda: None
+        self._before_sleep = before_sleep
         self._list_by_inode = list_by_inode
         self._without = without
+        self._wanted = wanted
+        self._offered = InitFlag(0)
         self._observer = observer
         self._spin = spin
         self._stopping = False
@@ -172,6 +182,7 @@ class Lane:
         except Exception:
             log.critical("the lane ended on a bug in aisfs, please report it", exc_info=True)
         finally:
+            self._before_sleep()
             self._finish_backlog()
             self._on_end()
 
@@ -215,10 +226,11 @@ class Lane:
                     self._observe(opcode, nodeid, message, reply)
                 if opcode == Opcode.READDIRPLUS:
                     self._prepare_next()
-            elif opcode != Opcode.READ:
+            elif opcode in SILENT:
                 answered[opcode] += 1
-            # Polling takes the processor from those who push, so only where it was worth it before.
-            hot = bool(reply) and now - replied < NEAR_SECONDS
+            # Polling takes the processor from those who push, so only where it was worth it before;
+            # who has closed a file he wrote is about to make the next.
+            hot = now - replied < NEAR_SECONDS if reply else opcode == Opcode.RELEASE
             replied = time.monotonic()
             self.busy_since[0] = None
 
@@ -265,6 +277,7 @@ class Lane:
 
     def _sleep(self) -> bool:
         """Wait until there is something to do; False when it is to end."""
+        self._before_sleep()
         poll = select.poll()
         poll.register(self._device, select.POLLIN)
         poll.register(self._wake_reader, select.POLLIN)
@@ -292,7 +305,8 @@ class Lane:
         self, opcode: int, unique: int, nodeid: int, message: memoryview, pid: int
     ) -> None:
         if opcode == Opcode.INIT:
-            self._on_init(abi.init_flags(message))
+            self._offered = abi.init_flags(message)
+            self._on_init(self._offered)
         elif opcode in (Opcode.READDIR, Opcode.READDIRPLUS) and self._list_by_inode():
             abi.set_handle(message, nodeid, LIST_BYTES_MAX)
         self._pending.add(unique, opcode, pid)
@@ -356,7 +370,7 @@ class Lane:
     def _edit_init(self, message: memoryview) -> bytes:
         """Ask for what pyfuse3 does not know to ask for."""
         reply = abi.init_reply(message)
-        flags = reply.flags & ~self._without | InitFlag.PARALLEL_DIROPS
+        flags = reply.flags & ~self._without | self._wanted & self._offered
         return abi.with_init(
             message,
             reply._replace(

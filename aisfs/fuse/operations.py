@@ -26,6 +26,7 @@ from aisfs.filesystem.naming import NamingFileSystem
 from aisfs.filesystem.writing import OpenFile
 from aisfs.filesystem.xattrs import Xattrs
 from aisfs.fuse.failures import failure
+from aisfs.fuse.handle_table import HandleTable, Opened
 from aisfs.fuse.lane_handles import object_of
 from aisfs.fuse.notifier import INVALIDATE_SECONDS
 from aisfs.metrics import Metrics
@@ -54,6 +55,7 @@ def _handler(
     @functools.wraps(operation)
     async def answer(self: SelfT, *args: P.args, **kwargs: P.kwargs) -> ResultT:
         self.metrics.operations.labels(name, "pyfuse3").inc()
+        self.before_each()
         try:
             return await operation(self, *args, **kwargs)
         except pyfuse3.FUSEError:
@@ -88,8 +90,9 @@ class Operations(pyfuse3.Operations):
         self._xattrs = xattrs
         self.negative_timeout = min(negative_timeout, FOREVER)
         self._on_ready = on_ready
-        self._handles: dict[pyfuse3.FileHandleT, DirectoryHandle | FileHandle | OpenFile] = {}
-        self._next_handle = 1
+        self.handles = HandleTable()
+        self.before_each: Callable[[], None] = lambda: None
+        """Does what the kernel asked before, and somebody else than pyfuse3 has to do."""
         self.lists_by_inode: Callable[[], bool] = lambda: False
         """Whether directories come without a handle, as their inode: the lane sees to that."""
 
@@ -150,7 +153,7 @@ class Operations(pyfuse3.Operations):
         if self.lists_by_inode():
             await self._readdir_by_inode(pyfuse3.InodeT(fh), start_id, token)
             return
-        handle = self._handles[fh]
+        handle = self.handles[fh]
         assert isinstance(handle, DirectoryHandle), "the kernel reads a directory it opened"
         self._give_entries(handle, start_id, token)
 
@@ -179,7 +182,7 @@ class Operations(pyfuse3.Operations):
 
     async def releasedir(self, fh: pyfuse3.FileHandleT) -> None:
         """Close a directory."""
-        self._handles.pop(fh, None)
+        self.handles.drop(fh)
 
     # files -----------------------------------------------------------------------------------
 
@@ -196,7 +199,7 @@ class Operations(pyfuse3.Operations):
     @_handler
     async def read(self, fh: pyfuse3.FileHandleT, off: int, size: int) -> bytes:
         """Read a range."""
-        handle = self._handles[fh]
+        handle = self.handles[fh]
         assert isinstance(handle, FileHandle), "the kernel reads a file it opened"
         # pyfuse3 sends any contiguous buffer; copying it into bytes first would cost a pass.
         return cast("bytes", await self._filesystem.read(handle, off, size))
@@ -207,13 +210,10 @@ class Operations(pyfuse3.Operations):
 
     async def release(self, fh: pyfuse3.FileHandleT) -> None:
         """Close a file."""
-        self._handles.pop(fh, None)
+        self.handles.drop(fh)
 
-    def _keep(self, handle: DirectoryHandle | FileHandle | OpenFile) -> pyfuse3.FileHandleT:
-        number = pyfuse3.FileHandleT(self._next_handle)
-        self._next_handle += 1
-        self._handles[number] = handle
-        return number
+    def _keep(self, opened: Opened) -> pyfuse3.FileHandleT:
+        return pyfuse3.FileHandleT(self.handles.keep(opened))
 
     # the rest --------------------------------------------------------------------------------
 
@@ -274,24 +274,24 @@ class WritableOperations(Operations):
     @_handler
     async def read(self, fh: pyfuse3.FileHandleT, off: int, size: int) -> bytes:
         """Read a range."""
-        return cast("bytes", await self._filesystem.read_file(self._opened(fh), off, size))
+        return cast("bytes", await self._filesystem.read_file(self.handles.file(fh), off, size))
 
     @_handler
     async def write(self, fh: pyfuse3.FileHandleT, off: int, buf: bytes) -> int:
         """Write a range to the local disk."""
-        handle = self._opened(fh)
+        handle = self.handles.file(fh)
         assert isinstance(handle, OpenFile), "the kernel writes to what it opened for writing"
         return await self._filesystem.write(handle, off, buf)
 
     @_handler
     async def flush(self, fh: pyfuse3.FileHandleT) -> None:
         """Commit: a file descriptor is closed. Its error is that of `close`."""
-        await self._filesystem.flush(self._opened(fh))
+        await self._filesystem.flush(self.handles.file(fh))
 
     @_handler
     async def fsync(self, fh: pyfuse3.FileHandleT, datasync: bool) -> None:
         """Commit."""
-        await self._filesystem.flush(self._opened(fh))
+        await self._filesystem.flush(self.handles.file(fh))
 
     @_handler
     async def fsyncdir(self, fh: pyfuse3.FileHandleT, datasync: bool) -> None:
@@ -299,7 +299,7 @@ class WritableOperations(Operations):
 
     async def release(self, fh: pyfuse3.FileHandleT) -> None:
         """Close a file for good; nobody hears of an error any more."""
-        handle = self._handles.pop(fh, None)
+        handle = self.handles.drop(fh)
         ino = object_of(fh)
         if ino is not None:  # opened by the lane, and written by somebody else since
             handle = OpenFile(ino, None)
@@ -309,11 +309,6 @@ class WritableOperations(Operations):
     @_handler
     async def _release(self, handle: FileHandle | OpenFile) -> None:
         await self._filesystem.release(handle)
-
-    def _opened(self, fh: pyfuse3.FileHandleT) -> FileHandle | OpenFile:
-        handle = self._handles[fh]
-        assert isinstance(handle, FileHandle | OpenFile), "the kernel uses a file it opened"
-        return handle
 
     @_handler
     async def setattr(
@@ -332,7 +327,7 @@ class WritableOperations(Operations):
             uid=attr.st_uid if fields.update_uid else None,
             gid=attr.st_gid if fields.update_gid else None,
         )
-        handle = self._handles.get(fh) if fh is not None else None
+        handle = self.handles.get(fh) if fh is not None else None
         opened = handle if isinstance(handle, OpenFile) else None
         return _attributes(await self._filesystem.setattr(inode, changes, opened))
 

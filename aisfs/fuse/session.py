@@ -14,9 +14,11 @@ from aisfs.errors import MountError
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.known import Known
 from aisfs.filesystem.known_written import KnownWritten
+from aisfs.filesystem.naming import NamingFileSystem
 from aisfs.filesystem.writing import WritingFileSystem
 from aisfs.fuse.abi import Opcode
 from aisfs.fuse.answers import Answers
+from aisfs.fuse.changes import Changes
 from aisfs.fuse.device import Device, mount_device
 from aisfs.fuse.interruptions import ASKING, Interruptions
 from aisfs.fuse.lane import SPIN_SECONDS, Lane, grow
@@ -109,6 +111,8 @@ class LaneSession:
                 finally:
                     self._serving = False
                     threads.reads.close()
+                    if threads.changes is not None:
+                        threads.changes.close()
         finally:
             its.close()
             with trio.CancelScope(shield=True):
@@ -122,7 +126,8 @@ class LaneSession:
         notifier = Notifier(device.fd)
         observer = self._observe(notifier)
         reads = WaitingReads(self._filesystem, pending, self._metrics, observer)
-        answers = self._answers(reads, interruptions)
+        changes = self._changes(pending)
+        answers = self._answers(reads, interruptions, changes)
         lane = Lane(
             device.fd,
             ours,
@@ -132,8 +137,10 @@ class LaneSession:
             prepare=answers.prepare,
             notify=notifier.forward,
             on_init=answers.initialise,
+            before_sleep=answers.before_sleep,
             list_by_inode=lambda: answers.lists_by_inode,
             without=answers.without,
+            wanted=answers.wanted,
             observer=observer,
             max_message=min(grow(ours), grow(its)),
             spin=self._spin,
@@ -143,17 +150,30 @@ class LaneSession:
         self._filesystem.kernel = notifier
         self._metrics.before_text.append(partial(_count, lane.answered, Counter(), self._metrics))
         watchdog = Watchdog(device, lane, notifier, pending, interruptions)
-        return _Threads(device, lane, notifier, watchdog, reads, pending)
+        return _Threads(device, lane, notifier, watchdog, reads, changes, pending)
 
-    def _answers(self, reads: WaitingReads, interruptions: Interruptions) -> Answers:
+    def _changes(self, pending: Pending) -> Changes | None:
+        if not isinstance(self._filesystem, NamingFileSystem):
+            return None
+        changes = Changes(self._filesystem, self._operations.handles, pending, self._metrics)
+        self._operations.before_each = changes.take
+        return changes
+
+    def _answers(
+        self, reads: WaitingReads, interruptions: Interruptions, changes: Changes | None
+    ) -> Answers:
         known, filesystem, timeout = self._known, self._filesystem, self._negative_timeout
-        if isinstance(known, KnownWritten):
+        if isinstance(known, KnownWritten) and changes is not None:
             assert isinstance(filesystem, WritingFileSystem), "both are of one tree"
-            return WrittenAnswers(known, filesystem, reads, interruptions, negative_timeout=timeout)
+            return WrittenAnswers(
+                known, filesystem, reads, interruptions, changes, negative_timeout=timeout
+            )
         return Answers(known, filesystem, reads, interruptions, negative_timeout=timeout)
 
     def _start(self, threads: "_Threads", nursery: trio.Nursery) -> None:
         threads.reads.open(nursery, threads.lane.reply)
+        if threads.changes is not None:
+            threads.changes.open(nursery, threads.lane.reply)
         threads.notifier.start()
         end = partial(self._ended, threads.pending, nursery)
         threads.lane.start(lambda: self._token.run_sync_soon(end))
@@ -186,6 +206,8 @@ class _Threads:
     notifier: Notifier
     watchdog: Watchdog
     reads: WaitingReads
+    changes: Changes | None
+    """On a mount that can be written."""
     pending: Pending
 
     def take_down(self) -> None:

@@ -18,8 +18,9 @@ from aisfs.filesystem.writing import WRITING, WritingFileSystem
 from aisfs.fuse import abi
 from aisfs.fuse.abi import InitFlag, Opcode, OpenFlag
 from aisfs.fuse.answers import Answers
+from aisfs.fuse.changes import Changes, Created
 from aisfs.fuse.interruptions import Interruptions
-from aisfs.fuse.lane import FORWARD, Handler, Reply
+from aisfs.fuse.lane import FORWARD, SILENCE, Handler, Reply
 from aisfs.fuse.lane_handles import handle_of, is_lanes
 from aisfs.fuse.reads import WaitingReads
 
@@ -39,6 +40,8 @@ class WrittenAnswers(Answers):
     _known: KnownWritten
     without = InitFlag(0)  # O_TRUNC comes with the OPEN, so that no empty object is stored before
     packs_ahead = False
+    # No file here has setuid or setgid, since only permissions are kept: there is nothing to take.
+    wanted = InitFlag.PARALLEL_DIROPS | InitFlag.HANDLE_KILLPRIV_V2
 
     def __init__(
         self,
@@ -46,11 +49,13 @@ class WrittenAnswers(Answers):
         filesystem: WritingFileSystem,
         reads: WaitingReads,
         interruptions: Interruptions,
+        changes: Changes,
         *,
         negative_timeout: float,
     ) -> None:
-        """See `Answers`; to be made in the trio thread."""
+        """See `Answers`; hand to `changes` what is theirs. To be made in the trio thread."""
         super().__init__(known, filesystem, reads, interruptions, negative_timeout=negative_timeout)
+        self._changes = changes
         self._token = trio.lowlevel.current_trio_token()
         self._forgotten: deque[tuple[int, int]] = deque()
         self._told = False
@@ -59,6 +64,7 @@ class WrittenAnswers(Answers):
     def handlers(self) -> dict[int, Handler]:
         """See `Answers`."""
         handlers = super().handlers | {
+            Opcode.CREATE: self.create,
             Opcode.WRITE: self.write,
             Opcode.RELEASE: self.release,
             Opcode.FSYNC: self.fsync,
@@ -101,19 +107,38 @@ class WrittenAnswers(Answers):
             return FORWARD
         return (abi.write_reply(unique, len(data)),)
 
+    def create(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
+        """Have a file made and opened."""
+        name, mode, flags = abi.created(message)
+        self._changes.hand_over(unique, Opcode.CREATE, Created(nodeid, name, mode, flags), pid)
+        return SILENCE
+
     def release(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
-        """Close for good what was opened here."""
-        if not is_lanes(abi.handle(message)) or not self._known.release(nodeid):
-            return FORWARD
-        return (abi.error_reply(unique, 0),)
+        """Close for good what was opened here; have the rest closed."""
+        handle = abi.handle(message)
+        if not is_lanes(handle):
+            self._changes.hand_over(unique, Opcode.RELEASE, handle, pid)
+            return SILENCE
+        return (abi.error_reply(unique, 0),) if self._known.release(nodeid) else FORWARD
 
     def flush(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Do nothing for what was opened here; a kernel before 5.16 asks all the same."""
-        return (abi.error_reply(unique, 0),) if is_lanes(abi.handle(message)) else FORWARD
+        return self._commit(unique, Opcode.FLUSH, message, pid)
 
     def fsync(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Do nothing for what was opened here: whoever writes to it has a handle of his own."""
-        return (abi.error_reply(unique, 0),) if is_lanes(abi.handle(message)) else FORWARD
+        return self._commit(unique, Opcode.FSYNC, message, pid)
+
+    def _commit(self, unique: int, opcode: Opcode, message: memoryview, pid: int) -> Reply | None:
+        handle = abi.handle(message)
+        if is_lanes(handle):
+            return (abi.error_reply(unique, 0),)
+        self._changes.hand_over(unique, opcode, handle, pid)
+        return SILENCE
+
+    def before_sleep(self) -> None:
+        """See `Answers`."""
+        self._changes.tell()
 
     # directories ---------------------------------------------------------------------------------
 

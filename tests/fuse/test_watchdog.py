@@ -50,8 +50,9 @@ class Stand:
                     Opcode.READ: self.read, Opcode.OPENDIR: self.open}  # fmt: skip
         self.lane = Lane(
             device.fd, ours, handlers, self.pending, undo=lambda *_: None, prepare=lambda: None,
-            notify=self.notifier.forward, on_init=lambda flags: None, list_by_inode=lambda: False,
-            without=InitFlag(0), observer=Nobody(), max_message=1 << 20,
+            notify=self.notifier.forward, on_init=lambda flags: None, before_sleep=lambda: None,
+            list_by_inode=lambda: False, without=InitFlag(0), wanted=InitFlag.PARALLEL_DIROPS,
+            observer=Nobody(), max_message=1 << 20,
         )  # fmt: skip
         self.watchdog = Watchdog(
             device, self.lane, self.notifier, self.pending, Interruptions(self.pending)

@@ -106,6 +106,13 @@ def test_truncate(folder: Path, stored):
     assert stored("f") == (folder / "f").read_bytes() == b""
 
 
+def test_what_was_just_closed_is_truncated_in_the_store(folder: Path, stored):
+    for size in range(50, 0, -1):
+        (folder / "f").write_bytes(b"x" * 100)
+        os.truncate(folder / "f", size)
+        assert stored("f") == b"x" * size
+
+
 def test_ftruncate_is_committed_by_close(folder: Path, stored):
     (folder / "f").write_bytes(b"0123456789")
     with opened(folder / "f", os.O_RDWR) as file:

@@ -1,0 +1,163 @@
+"""CREATE, FLUSH, FSYNC and RELEASE of files that are written, answered to the device by the trio thread.
+
+They do not pass pyfuse3, which would cost two wake-ups more (docs/adr/0019). What need not wait is done
+when the thread takes it; the rest gets a task.
+"""
+
+import errno
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import trio
+
+from aisfs.filesystem.attributes import Entry
+from aisfs.filesystem.handles import FileHandle
+from aisfs.filesystem.naming import NamingFileSystem
+from aisfs.filesystem.writing import OpenFile
+from aisfs.fuse import abi
+from aisfs.fuse.abi import Opcode, OpenFlag
+from aisfs.fuse.failures import failure
+from aisfs.fuse.handle_table import HandleTable
+from aisfs.fuse.lane import Reply
+from aisfs.fuse.pending import Pending
+from aisfs.metrics import Metrics
+
+TAKEN = (Opcode.CREATE, Opcode.FLUSH, Opcode.FSYNC, Opcode.RELEASE)
+
+
+class Created(NamedTuple):
+    """What a CREATE asks for."""
+
+    parent: int
+    name: bytes
+    mode: int
+    flags: int
+
+
+class _Asked(NamedTuple):
+    unique: int
+    opcode: Opcode
+    what: Created | int
+    """Of a CREATE what to make; of the others the handle."""
+
+
+class Changes:
+    """Takes requests from thread L; at most as many at once as the kernel sends."""
+
+    def __init__(
+        self,
+        filesystem: NamingFileSystem,
+        handles: HandleTable,
+        pending: Pending,
+        metrics: Metrics,
+    ) -> None:
+        """Ask `filesystem`; what is open is in `handles`, as for pyfuse3."""
+        self._filesystem = filesystem
+        self._handles = handles
+        self._pending = pending
+        self._metrics = metrics
+        self._counts = {
+            opcode: metrics.operations.labels(opcode.name.lower(), "trio") for opcode in TAKEN
+        }
+        self._token = trio.lowlevel.current_trio_token()
+        self._inbox: deque[_Asked] = deque()
+        self._woken = False
+        self._nursery: trio.Nursery | None = None
+        self._reply: Callable[[int, Reply], None] = lambda *_: None
+
+    def open(self, nursery: trio.Nursery, reply: Callable[[int, Reply], None]) -> None:
+        """Begin to take requests; their tasks run in `nursery` and answer with `reply`."""
+        self._nursery = nursery
+        self._reply = reply
+
+    def close(self) -> None:
+        """Take no more; those under way go on."""
+        self._nursery = None
+
+    # thread L ------------------------------------------------------------------------------------
+
+    def hand_over(self, unique: int, opcode: Opcode, what: Created | int, pid: int) -> None:
+        """Have a request answered. Nobody waits for a RELEASE: it is told with the next request."""
+        self._pending.add(unique, opcode, pid)
+        self._inbox.append(_Asked(unique, opcode, what))
+        if opcode != Opcode.RELEASE:
+            self.tell()
+
+    def tell(self) -> None:
+        """Have done what was handed over."""
+        if self._inbox and not self._woken:  # else it has not begun to look, and will find it too
+            self._woken = True
+            try:
+                self._token.run_sync_soon(self.take)
+            except trio.RunFinishedError:
+                self._woken = False
+                while self._inbox:
+                    self._answer(self._inbox.popleft(), errno.EIO)
+
+    # the trio thread -----------------------------------------------------------------------------
+
+    def take(self) -> None:
+        """Do what was handed over so far. Whatever pyfuse3 has to do came after it."""
+        self._woken = False
+        while self._inbox:
+            asked = self._inbox.popleft()
+            self._counts[asked.opcode].inc()
+            if self._nursery is None:  # the mount is going away
+                self._answer(asked, errno.EIO)
+            elif not self._done_at_once(asked):
+                self._nursery.start_soon(self._serve, asked)
+
+    def _done_at_once(self, asked: _Asked) -> bool:
+        """Do what need not wait; says whether that was all."""
+        try:
+            if isinstance(asked.what, Created):
+                parent, name, mode, _ = asked.what
+                made = self._filesystem.create_known(parent, name, mode)
+                if made is not None:
+                    self._answer_created(asked, *made)
+                return made is not None
+            if asked.opcode == Opcode.RELEASE:
+                handle = self._handles.file(asked.what)
+                if not self._filesystem.release_stored(handle):
+                    return False
+                self._handles.drop(asked.what)
+                self._answer(asked, 0)
+                return True
+        except Exception as error:  # noqa: BLE001 - logged there
+            self._answer(asked, self._failure(asked, error))
+            return True
+        return False
+
+    async def _serve(self, asked: _Asked) -> None:
+        """Do and answer, whatever happens."""
+        code = errno.EIO
+        try:
+            if isinstance(asked.what, Created):
+                self._answer_created(asked, *await self._filesystem.create(*asked.what))
+            elif asked.opcode == Opcode.RELEASE:
+                handle = self._handles.file(asked.what)
+                self._handles.drop(asked.what)
+                await self._filesystem.release(handle)
+            else:
+                await self._filesystem.flush(self._handles.file(asked.what))
+            code = 0
+        except Exception as error:  # noqa: BLE001 - logged there
+            code = self._failure(asked, error)
+        finally:
+            self._answer(asked, code)
+
+    def _failure(self, asked: _Asked, error: Exception) -> int:
+        return failure(self._metrics, asked.opcode.name.lower(), error)
+
+    def _answer_created(self, asked: _Asked, entry: Entry, opened: OpenFile | FileHandle) -> None:
+        handle = self._handles.keep(opened)
+        reply = abi.create_reply(
+            asked.unique, entry.attr, entry.entry_timeout, handle, OpenFlag.KEEP_CACHE
+        )
+        if self._pending.take(asked.unique) is not None:
+            self._reply(asked.opcode, (reply,))
+
+    def _answer(self, asked: _Asked, code: int) -> None:
+        if self._pending.take(asked.unique) is not None:
+            self._reply(asked.opcode, (abi.error_reply(asked.unique, code),))

@@ -1,0 +1,40 @@
+"""What is open by a handle that was given out in the trio thread; see `lane_handles` for the others."""
+
+from aisfs.filesystem.handles import DirectoryHandle, FileHandle
+from aisfs.filesystem.writing import OpenFile
+
+Opened = DirectoryHandle | FileHandle | OpenFile
+
+
+class HandleTable:
+    """Handles by their numbers. For the trio thread."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._opened: dict[int, Opened] = {}
+        self._next = 1
+
+    def keep(self, opened: Opened) -> int:
+        """Give something open a number."""
+        number = self._next
+        self._next += 1
+        self._opened[number] = opened
+        return number
+
+    def get(self, number: int) -> Opened | None:
+        """Give what has a number."""
+        return self._opened.get(number)
+
+    def __getitem__(self, number: int) -> Opened:
+        """Give what has a number, which was not closed."""
+        return self._opened[number]
+
+    def file(self, number: int) -> FileHandle | OpenFile:
+        """Give the open file that has a number."""
+        opened = self._opened[number]
+        assert isinstance(opened, FileHandle | OpenFile), "the kernel uses a file it opened"
+        return opened
+
+    def drop(self, number: int) -> Opened | None:
+        """Forget a number; gives what had it."""
+        return self._opened.pop(number, None)
