@@ -1,184 +1,83 @@
-"""One request and its reply over a connected socket, with no more work than that takes.
+"""One request and its reply over a connection, with no more work than http.client makes of it.
 
-What requests, urllib3 and http.client do for each request costs more than sending and storing a small
-file. Connecting, TLS and what is said about both stays theirs (`aisfs.ais.transport`).
+What requests and urllib3 add to each request costs more than sending and storing a small file.
+Connecting, TLS and what is said about both stays theirs (`aisfs.ais.transport`).
 
 Must not know: pools, redirects, tokens, what requests mean.
 """
 
-import http.client
 import socket
 import string
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from http.client import HTTPConnection, HTTPResponse, IncompleteRead
 from urllib.parse import quote
 
 from aisfs.ais.wire import Reply
 
 SMALL = 64 << 10
-"""Bytes of a body that go out in one piece with the head; copying them costs less than a packet."""
-_MOST_HEAD = 256 << 10
-"""Bytes of a reply's head; servers send some hundred, and custom metadata of a few thousand."""
+"""Bytes of a body that are worth a copy in memory, so that they are read once."""
 _MOST_BODY = 64 << 10
 """Bytes of a reply's body that are read; for more of them the connection is given up."""
-_RECEIVED = 64 << 10
-_END = b"\r\n\r\n"
 _IN_TARGET = "".join(set(string.punctuation) - set('"<>\\^`{|}'))
 
 
-def request_head(method: str, target: str, host: str, headers: Mapping[str, str]) -> bytes:
-    """Give all of a request before its body.
+def exchange(
+    connection: HTTPConnection,
+    method: str,
+    target: str,
+    headers: Mapping[str, str],
+    pieces: Iterable[memoryview] = (),
+    *,
+    timeout: float | None,
+) -> Reply:
+    """Send a request over a connected connection and receive its reply, without all of a long body.
+
+    A server that refuses the rest of a body and closes has answered: its reply is read all the same.
+    The connection is closed when it is not fit for another request.
+
+    Args:
+        connection: What to use.
+        method: Of the request.
+        target: Path and query.
+        headers: All but Host.
+        pieces: The body, as long as its header says.
+        timeout: Seconds without a byte of the reply; None waits for ever.
 
     Raises:
-        ValueError: a header would become two.
+        HTTPException, OSError: there is no reply, or it is none.
     """
-    lines = [f"{method} {quote(target, safe=_IN_TARGET)} HTTP/1.1", f"Host: {host}"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-    head = "\r\n".join(lines).encode("latin-1")
-    if head.count(b"\n") != len(lines) - 1 or head.count(b"\r") != len(lines) - 1:
-        raise ValueError(f"{method} {target}: a line break in a header")
-    return head + _END
-
-
-def send_request(sock: socket.socket, head: bytes, pieces: Iterable[memoryview]) -> bool:
-    """Send a request; says whether all of it went out, or the server has closed before that.
-
-    One that refuses the rest of a body has answered, so the reply is to be read all the same.
-    """
+    sock = connection.sock
+    # Head and small body in one packet; the server would be woken up for each of them.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
+    connection.putrequest(method, quote(target, safe=_IN_TARGET), skip_accept_encoding=True)
+    for name, value in headers.items():
+        connection.putheader(name, value)
+    whole = False
     with suppress(BrokenPipeError, ConnectionResetError):
+        connection.endheaders()
         for piece in pieces:
-            if head and len(piece) <= SMALL:
-                sock.sendall(head + piece)
-            else:
-                if head:
-                    sock.sendall(head)
-                sock.sendall(piece)
-            head = b""
-        if head:
-            sock.sendall(head)
-        return True
-    return False
-
-
-def receive_reply(sock: socket.socket) -> tuple[Reply, bool]:
-    """Receive a reply; says too whether the connection is fit for another request.
-
-    Raises:
-        HTTPException: this is no reply, or not all of it.
-    """
-    incoming = _Incoming(sock)
-    while True:
-        version, status, headers = _parsed(incoming.head())
-        if status >= 200 or status == 101:
-            break
-    if status in (204, 304):
-        body, whole = b"", True
-    elif "transfer-encoding" in headers:
-        body, whole = incoming.chunks()
-    elif "content-length" in headers:
-        body, whole = incoming.body(_length(headers["content-length"]))
-    else:
-        body, whole = incoming.rest(), False
-    kept = version >= 1 and "close" not in headers.get("connection", "").lower()
-    return Reply(status, headers, body), kept and whole and incoming.empty
-
-
-class _Incoming:
-    """What comes in, taken apart."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._buffer = b""
-
-    @property
-    def empty(self) -> bool:
-        """Whether all that came was taken."""
-        return not self._buffer
-
-    def head(self) -> bytes:
-        """Take everything up to an empty line."""
-        while (end := self._buffer.find(_END)) < 0:
-            if len(self._buffer) > _MOST_HEAD:
-                raise http.client.LineTooLong("head")
-            if not self._more():
-                if self._buffer:
-                    raise http.client.IncompleteRead(self._buffer)
-                raise http.client.RemoteDisconnected("closed without a reply")
-        return self._take(end + len(_END))[:end]
-
-    def body(self, length: int) -> tuple[bytes, bool]:
-        """Take so many bytes, or the first of them; says whether it is all."""
-        wanted = min(length, _MOST_BODY)
-        return self._exactly(wanted), wanted == length
-
-    def chunks(self) -> tuple[bytes, bool]:
-        """Take the chunks, or the first of them; says whether it is all."""
-        body = b""
-        while len(body) <= _MOST_BODY:
-            size = _chunk_size(self._line())
-            if size <= 0:
-                while self._line():
-                    pass  # a trailer
-                return body, True
-            if size > _MOST_BODY:
-                return body, False
-            body += self._exactly(size)
-            self._line()
-        return body, False
-
-    def rest(self) -> bytes:
-        """Take what comes until the connection is closed, but not all of a long body."""
-        while len(self._buffer) < _MOST_BODY and self._more():
-            pass
-        return self._take(len(self._buffer))
-
-    def _line(self) -> bytes:
-        while (end := self._buffer.find(b"\r\n")) < 0:
-            if len(self._buffer) > _MOST_HEAD or not self._more():
-                raise http.client.IncompleteRead(self._buffer)
-        return self._take(end + 2)[:end]
-
-    def _exactly(self, size: int) -> bytes:
-        while len(self._buffer) < size:
-            if not self._more():
-                raise http.client.IncompleteRead(self._buffer, size - len(self._buffer))
-        return self._take(size)
-
-    def _take(self, size: int) -> bytes:
-        taken, self._buffer = self._buffer[:size], self._buffer[size:]
-        return taken
-
-    def _more(self) -> bool:
-        got = self._sock.recv(_RECEIVED)
-        self._buffer += got
-        return bool(got)
-
-
-def _parsed(head: bytes) -> tuple[int, int, dict[str, str]]:
-    """Give the minor version, the status, and the headers by names in lower case."""
-    first, *lines = head.decode("latin-1").split("\r\n")
-    version, _, rest = first.partition(" ")
-    if not version.startswith("HTTP/1.") or not rest[:3].isdecimal():
-        raise http.client.BadStatusLine(first[:100])
-    headers: dict[str, str] = {}
-    for line in lines:
-        name, colon, value = line.partition(":")
-        if not colon:
-            raise http.client.BadStatusLine(line[:100])
-        name, value = name.lower(), value.strip()
-        headers[name] = f"{headers[name]}, {value}" if name in headers else value
-    return int(version[7:] == "1"), int(rest[:3]), headers
-
-
-def _chunk_size(line: bytes) -> int:
-    text = line.partition(b";")[0].strip()
+            connection.send(piece)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
+        whole = True
+    sock.settimeout(timeout)
+    response = HTTPConnection.getresponse(connection)  # urllib3's would be wrapped once more
     try:
-        return int(text, 16)
-    except ValueError:
-        raise http.client.BadStatusLine(f"size of a chunk: {text[:100]!r}") from None
+        body = response.read(_MOST_BODY)
+        if response.length and len(body) < _MOST_BODY:
+            raise IncompleteRead(body, response.length)
+        whole = whole and response.isclosed()  # which it is when it was read to its end
+    finally:
+        response.close()
+    if not whole:
+        connection.close()
+    return Reply(response.status, _joined(response), body)
 
 
-def _length(text: str) -> int:
-    if not text.isdecimal():
-        raise http.client.BadStatusLine(f"Content-Length: {text[:100]}")
-    return int(text)
+def _joined(response: HTTPResponse) -> dict[str, str]:
+    """Give the headers by names in lower case; what comes twice is one list."""
+    headers: dict[str, str] = {}
+    for name, value in response.getheaders():
+        name = name.lower()
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    return headers

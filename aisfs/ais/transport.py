@@ -30,7 +30,7 @@ from requests.structures import CaseInsensitiveDict
 from aisfs import __version__
 from aisfs.ais import wire
 from aisfs.ais.auth import Credentials
-from aisfs.ais.exchange import receive_reply, request_head, send_request
+from aisfs.ais.exchange import exchange
 from aisfs.ais.failures import failure
 from aisfs.ais.lifeline import Lifeline
 from aisfs.config import ClusterSettings
@@ -294,22 +294,20 @@ class Transport:
             headers["Content-Length"] = str(body.size)
         elif "Content-Length" not in headers:
             headers["Content-Length"] = "0"
-        host = parts.netloc.rpartition("@")[2]
-        head = request_head(request.method, target, host, headers)
         connect, silent = self._timeouts
         with _network(request.subject):
             if not body:
                 line.lifeline.hold()
             try:
                 with line.connection(url, self._tls, connect) as connection:
-                    sock = connection.sock
-                    sock.settimeout(line.lifeline.send_timeout)
-                    whole = send_request(sock, head, body or ())
-                    sock.settimeout(silent + request.patience if silent else None)
-                    reply, kept = receive_reply(sock)
-                    if not (kept and whole):
-                        connection.close()
-                    return reply
+                    return exchange(
+                        connection,
+                        request.method,
+                        target,
+                        headers,
+                        body or (),
+                        timeout=silent + request.patience if silent else None,
+                    )
             finally:
                 line.lifeline.release()
 
