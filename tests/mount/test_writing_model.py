@@ -14,7 +14,7 @@ from tests.mount.writable import Writable, writable
 
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(1200)]
 
-EXAMPLES = int(os.environ.get("AISFS_MODEL_EXAMPLES", "12"))
+EXAMPLES = int(os.environ.get("AISFS_MODEL_EXAMPLES", "9"))
 FILES = ["f0", "f1", "f2"]
 DIRECTORIES = ["", "d0", "d1", "d0/d2"]
 

@@ -21,7 +21,7 @@ FILES = st.dictionaries(NAMES, st.binary(max_size=1200), min_size=1, max_size=12
 
 
 @settings(deadline=None, max_examples=50)
-@given(FILES, st.integers(1, 4), st.integers(1, 9000), st.integers(1, 1500))
+@given(FILES, st.integers(1, 4), st.integers(1, 9000), st.integers(7, 1500))
 def test_shards_are_tars_of_the_files(contents, max_count, max_size, step):
     files = [File(name, len(data), data) for name, data in contents.items()]
     samples = samples_of(files, packing.key_wds)
