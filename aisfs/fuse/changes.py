@@ -5,7 +5,6 @@ when the thread takes it; the rest gets a task.
 """
 
 import errno
-from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -19,6 +18,7 @@ from aisfs.fuse import abi
 from aisfs.fuse.abi import Opcode, OpenFlag
 from aisfs.fuse.failures import failure
 from aisfs.fuse.handle_table import HandleTable
+from aisfs.fuse.inbox import Inbox
 from aisfs.fuse.lane import Reply
 from aisfs.fuse.pending import Pending
 from aisfs.metrics import Metrics
@@ -60,53 +60,44 @@ class Changes:
         self._counts = {
             opcode: metrics.operations.labels(opcode.name.lower(), "trio") for opcode in TAKEN
         }
-        self._token = trio.lowlevel.current_trio_token()
-        self._inbox: deque[_Asked] = deque()
-        self._woken = False
-        self._nursery: trio.Nursery | None = None
+        self._inbox: Inbox[_Asked] = Inbox(self._begin, self._refuse)
         self._reply: Callable[[int, Reply], None] = lambda *_: None
 
     def open(self, nursery: trio.Nursery, reply: Callable[[int, Reply], None]) -> None:
         """Begin to take requests; their tasks run in `nursery` and answer with `reply`."""
-        self._nursery = nursery
         self._reply = reply
+        self._inbox.open(nursery)
 
     def close(self) -> None:
         """Take no more; those under way go on."""
-        self._nursery = None
+        self._inbox.close()
 
     # thread L ------------------------------------------------------------------------------------
 
     def hand_over(self, unique: int, opcode: Opcode, what: Created | int, pid: int) -> None:
         """Have a request answered. Nobody waits for a RELEASE: it is told with the next request."""
         self._pending.add(unique, opcode, pid)
-        self._inbox.append(_Asked(unique, opcode, what))
+        self._inbox.put(_Asked(unique, opcode, what))
         if opcode != Opcode.RELEASE:
             self.tell()
 
     def tell(self) -> None:
         """Have done what was handed over."""
-        if self._inbox and not self._woken:  # else it has not begun to look, and will find it too
-            self._woken = True
-            try:
-                self._token.run_sync_soon(self.take)
-            except trio.RunFinishedError:
-                self._woken = False
-                while self._inbox:
-                    self._answer(self._inbox.popleft(), errno.EIO)
+        self._inbox.tell()
 
     # the trio thread -----------------------------------------------------------------------------
 
     def take(self) -> None:
         """Do what was handed over so far. Whatever pyfuse3 has to do came after it."""
-        self._woken = False
-        while self._inbox:
-            asked = self._inbox.popleft()
-            self._counts[asked.opcode].inc()
-            if self._nursery is None:  # the mount is going away
-                self._answer(asked, errno.EIO)
-            elif not self._done_at_once(asked):
-                self._nursery.start_soon(self._serve, asked)
+        self._inbox.take()
+
+    def _begin(self, nursery: trio.Nursery, asked: _Asked) -> None:
+        self._counts[asked.opcode].inc()
+        if not self._done_at_once(asked):
+            nursery.start_soon(self._serve, asked)
+
+    def _refuse(self, asked: _Asked) -> None:
+        self._answer(asked, errno.EIO)
 
     def _done_at_once(self, asked: _Asked) -> bool:
         """Do what need not wait; says whether that was all."""

@@ -5,7 +5,6 @@ that has no room for large ones, and each would cost two wake-ups more (docs/adr
 """
 
 import errno
-from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ from aisfs.filesystem.filesystem import FileSystem
 from aisfs.fuse import abi
 from aisfs.fuse.abi import Opcode
 from aisfs.fuse.failures import failure
+from aisfs.fuse.inbox import Inbox
 from aisfs.fuse.lane import Reply
 from aisfs.fuse.observer import Observer
 from aisfs.fuse.pending import Pending
@@ -42,19 +42,17 @@ class WaitingReads:
         self._metrics = metrics
         self._observer = observer
         self._token = trio.lowlevel.current_trio_token()
-        self._inbox: deque[_Read] = deque()
-        self._woken = False
-        self._nursery: trio.Nursery | None = None
+        self._inbox: Inbox[_Read] = Inbox(self._begin, self._refuse)
         self._reply: Callable[[int, Reply], None] = lambda *_: None
 
     def open(self, nursery: trio.Nursery, reply: Callable[[int, Reply], None]) -> None:
         """Begin to take READs; their tasks run in `nursery` and answer with `reply`."""
-        self._nursery = nursery
         self._reply = reply
+        self._inbox.open(nursery)
 
     def close(self) -> None:
         """Take no more; those under way go on."""
-        self._nursery = None
+        self._inbox.close()
 
     def hand_over(self, unique: int, ino: int, offset: int, size: int, pid: int) -> None:
         """Have a READ answered. From thread L."""
@@ -62,23 +60,14 @@ class WaitingReads:
         self._pending.add(
             unique, Opcode.READ, pid, cancel=lambda: self._token.run_sync_soon(scope.cancel)
         )
-        self._inbox.append(_Read(unique, ino, offset, size, scope))
-        if not self._woken:  # else it has not begun to look, and will find this one too
-            self._woken = True
-            try:
-                self._token.run_sync_soon(self._take)
-            except trio.RunFinishedError:
-                self._woken = False
-                self._answer_with(unique, abi.error_reply(unique, errno.EIO))
+        self._inbox.put(_Read(unique, ino, offset, size, scope))
+        self._inbox.tell()
 
-    def _take(self) -> None:
-        self._woken = False
-        while self._inbox:
-            read = self._inbox.popleft()
-            if self._nursery is None:  # the mount is going away
-                self._answer_with(read.unique, abi.error_reply(read.unique, errno.EIO))
-            else:
-                self._nursery.start_soon(self._serve, read)
+    def _begin(self, nursery: trio.Nursery, read: _Read) -> None:
+        nursery.start_soon(self._serve, read)
+
+    def _refuse(self, read: _Read) -> None:
+        self._answer_with(read.unique, abi.error_reply(read.unique, errno.EIO))
 
     async def _serve(self, read: _Read) -> None:
         """Read and answer, whatever happens."""
