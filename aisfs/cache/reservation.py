@@ -11,8 +11,6 @@ from aisfs.cache.segments import Segment, SegmentFile, sums_of, sums_of_bytes, w
 from aisfs.core.ranges import RangeSet
 from aisfs.model import ByteRange
 
-Data = bytes | bytearray | memoryview
-
 
 @dataclass(slots=True)
 class Part:
@@ -64,7 +62,7 @@ class Reservation:
     def _writable(self) -> bool:
         return self._open and not self._failed
 
-    def write(self, offset: int, data: Data) -> None:
+    def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
         """Write bytes that start at `offset` of the object; readers see them once published.
 
         Raises:
@@ -96,7 +94,7 @@ class Reservation:
             rest = rest[len(piece) :]
             offset = piece.stop
 
-    def publish(self, published: ByteRange, data: Data | None = None) -> bool:
+    def publish(self, published: ByteRange, data: memoryview | None = None) -> bool:
         """Let readers have a range that is written as a whole; False if the disk failed.
 
         Args:
@@ -106,7 +104,6 @@ class Reservation:
         Raises:
             ValueError: it is not written.
         """
-        view = None if data is None else memoryview(data)
         with self._shelf.lock:
             if not self._failed and not self._written.covers(published):
                 raise ValueError(f"{published} is not written: {self!r}")
@@ -117,10 +114,10 @@ class Reservation:
             if first >= last or part.file is None:
                 continue
             piece = ByteRange(first, last)
-            if view is None:
+            if data is None:
                 sums = sums_of(part.file, piece)
             else:
-                sums = sums_of_bytes(piece, view[first - published.start : last - published.start])
+                sums = sums_of_bytes(piece, data[first - published.start : last - published.start])
             with self._shelf.lock:
                 if sums is None or part.segment.gone:
                     self._failed = True
