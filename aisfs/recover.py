@@ -14,7 +14,7 @@ from aisfs.ais.client import AISClient
 from aisfs.config import ClusterSettings, WriteSettings
 from aisfs.core.journal import StagedRecord, version_text
 from aisfs.core.stamps import stamped
-from aisfs.engine.staging import Parked, adopt_dead_sessions, parked
+from aisfs.engine.parked import Parked, adopt_dead_sessions, parked
 from aisfs.errors import AisfsError, ConfigError, NotFound, Stale
 from aisfs.exits import Exit
 from aisfs.model import ObjectInfo

@@ -8,31 +8,25 @@
 Making and removing files is what a small staged file would cost most, so a few empty ones wait for the
 next to be written. A record that is not whole belongs to a change that nobody was told of.
 
-A daemon that is killed leaves its session behind. Whoever comes next moves what is dirty to
-`parked` and removes the rest. All of it is synchronous: the files are in the page cache, and what
-survives is what survives the end of a process.
+What a daemon that was killed leaves behind is for `engine.parked`. All of it is synchronous: the files
+are in the page cache, and what survives is what survives the end of a process.
 """
 
 import errno
 import fcntl
-import logging
 import os
 import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from aisfs.core.journal import StagedRecord
+from aisfs.engine.parked import DATA, PARKED, RECORD, adopt_dead_sessions, park, parked
 from aisfs.errors import ConfigError, OutOfSpace, Unavailable
 from aisfs.store.content import FileContent
 
-log = logging.getLogger(__name__)
-
-PARKED = "parked"
-_DATA = ".data"
-_RECORD = ".json"
 _SPARE_MOST = 16
 """Empty files kept for the next; more are rarely open at once."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -145,7 +139,7 @@ class StagedFile:
         record = self._record
         assert record is not None, "only what is dirty is parked"
         self.mark_dirty(replace(record, reason=reason))
-        _park(self._area.directory, self._path)
+        park(self._area.directory, self._path)
         self._slot.close()
         self._area.give_back(self.size)
         self._area.open.discard(self)
@@ -157,7 +151,7 @@ class _Slot:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._record_path = str(path.with_suffix(_RECORD))
+        self._record_path = str(path.with_suffix(RECORD))
         with _as_ours(path):
             self.data = _make(str(path))
             try:
@@ -261,7 +255,7 @@ class StagingArea:
             os.utime(slot.data)  # a recovery takes this for when the file was made
         else:
             self._serial += 1
-            slot = _Slot(self._session / f"{self._serial}{_DATA}")
+            slot = _Slot(self._session / f"{self._serial}{DATA}")
         staged = StagedFile(self, slot)
         self.open.add(staged)
         return staged
@@ -317,103 +311,6 @@ class StagingArea:
         with suppress(OSError):
             self._session.rmdir()
         os.close(self._lock)
-
-
-@dataclass(frozen=True, slots=True)
-class Parked:
-    """A file that was never uploaded."""
-
-    record: StagedRecord
-    path: Path
-    """Its bytes."""
-    size: int
-    mtime_ns: int
-
-    @property
-    def id(self) -> str:
-        """A short name for the command line."""
-        return self.path.stem
-
-    def drop(self) -> None:
-        """Remove it for good."""
-        self.path.with_suffix(_RECORD).unlink(missing_ok=True)
-        self.path.unlink(missing_ok=True)
-
-
-def parked(directory: Path) -> list[Parked]:
-    """List what was never uploaded, the oldest first. What cannot be read is logged and kept."""
-    found = []
-    for path in sorted((directory / PARKED).glob(f"*{_RECORD}")):
-        data = path.with_suffix(_DATA)
-        try:
-            status = data.stat()
-            record = StagedRecord.decode(path.read_bytes())
-        except FileNotFoundError:
-            continue  # dropped meanwhile
-        except (OSError, ValueError) as error:
-            log.warning("%s: %s", path, error)
-            continue
-        found.append(Parked(record, data, status.st_size, status.st_mtime_ns))
-    return sorted(found, key=lambda one: one.mtime_ns)
-
-
-def adopt_dead_sessions(directory: Path) -> None:
-    """Park what daemons that were killed left dirty, and remove the rest of what they left."""
-    for session in directory.iterdir() if directory.is_dir() else ():
-        if session.name == PARKED or not session.is_dir():
-            continue
-        with _locked_if_dead(session / "lock") as dead:
-            if not dead:
-                continue
-            for record in session.glob(f"*{_RECORD}"):
-                data = record.with_suffix(_DATA)
-                if not data.exists() or not record.stat().st_size:
-                    continue
-                _park(directory, data)
-                log.warning(
-                    "%s was not uploaded before its mount was killed; `aisfs recover` lists it",
-                    _name_of(directory / PARKED / _parked_name(data)),
-                )
-            for rest in session.iterdir():
-                rest.unlink(missing_ok=True)
-            session.rmdir()
-
-
-@contextmanager
-def _locked_if_dead(lock: Path) -> Iterator[bool]:
-    try:
-        descriptor = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:  # it is only just beginning, or ending
-        yield False
-        return
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield lock.exists()
-    finally:
-        os.close(descriptor)
-
-
-def _park(directory: Path, data: Path) -> None:
-    """Move a dirty file; the record counts, so it moves when its bytes are there."""
-    target = directory / PARKED / _parked_name(data)
-    with suppress(FileExistsError):  # a crash came between the two
-        os.link(data, target)
-    data.with_suffix(_RECORD).rename(target.with_suffix(_RECORD))
-    data.unlink()
-
-
-def _parked_name(data: Path) -> str:
-    return f"{data.parent.name}-{data.name}"
-
-
-def _name_of(data: Path) -> str:
-    with suppress(OSError, ValueError):
-        return StagedRecord.decode(data.with_suffix(_RECORD).read_bytes()).name
-    return data.name
 
 
 def _make(path: str) -> int:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from aisfs.core.journal import StagedRecord
-from aisfs.engine.staging import StagingArea, adopt_dead_sessions, parked
+from aisfs.engine.parked import adopt_dead_sessions, parked
+from aisfs.engine.staging import StagingArea
 from aisfs.errors import ConfigError, OutOfSpace
 from aisfs.model import Bucket
 
