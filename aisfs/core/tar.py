@@ -17,9 +17,9 @@ at a time, which understands everything and tells the quick one what to look for
 from aisfs.core.forms import Form, form_of_content
 from aisfs.core.index_builder import MemberIndexBuilder
 from aisfs.core.member_index import MAX_LEAD, TRUNCATED, MemberIndex
-from aisfs.core.sparse import SPARSE_KEYS, extension_extends, header_extends
+from aisfs.core.sparse import extension_extends, header_extends
 from aisfs.core.tar_header import BLOCK, ZERO_BLOCK, Header, padded, parse_header, parse_pax, text
-from aisfs.core.tar_member import OLD_SPARSE, Member, describe
+from aisfs.core.tar_member import OLD_SPARSE, OWN_KEYS, Member, describe, set_common
 from aisfs.core.tar_plain import PlainRuns, truncation
 
 MAX_META = 1 << 20
@@ -31,8 +31,6 @@ _LEAST_LOOK, _MOST_LOOK = 4 << 10, 1 << 16
 as the C library keeps at hand. Larger blocks are new memory each time, at half a second a gigabyte."""
 _PLAIN = (b"0", b"7")
 _META = {b"x": b"pax", b"X": b"pax", b"g": b"global", b"L": b"path", b"K": b"linkpath"}
-_GLOBAL_KEYS = (b"path", b"linkpath", b"mtime")
-_OWN_KEYS = frozenset((*_GLOBAL_KEYS, b"size")) | SPARSE_KEYS
 _NOT_A_TAR = "not a tar: it does not start with a tar header"
 
 
@@ -307,22 +305,15 @@ class TarScanner:
         if not records.intact:
             self._rows.warn(f"the pax header at byte {at} has a malformed record")
         if role == b"global":
-            self._set_globals(records.pairs)
+            set_common(self._globals, records.pairs)
+            if not self._overrides:
+                self._unit = None
         else:
-            own = {key: value for key, value in records.pairs if value and key in _OWN_KEYS}
+            own = {key: value for key, value in records.pairs if value and key in OWN_KEYS}
             self._overrides = own | self._overrides
             if len(records.pairs) == 1 and records.intact:
                 self._plain.learn_pax(data[position : position + BLOCK], payload)
         return following
-
-    def _set_globals(self, pairs: list[tuple[bytes, bytes]]) -> None:
-        for key, value in pairs:
-            if key in _GLOBAL_KEYS:
-                self._globals.pop(key, None)
-                if value:
-                    self._globals[key] = value
-        if not self._overrides:
-            self._unit = None
 
     def _take_member(self, header: Header, block: bytes, at: int) -> int:
         """Take the header of a member; returns where the next header is."""

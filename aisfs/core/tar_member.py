@@ -1,16 +1,20 @@
 """What a header and the pax records before it say of one member, put together.
 
-A pure function: the scanner knows where the bytes are, this knows which of them has the last word.
+The scanner knows where the bytes are; this knows which records count and which has the last word.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from aisfs.core.member_index import EXECUTABLE, SPARSE, MemberKind
-from aisfs.core.sparse import old_logical_size, pax_logical_size
+from aisfs.core.sparse import SPARSE_KEYS, old_logical_size, pax_logical_size
 from aisfs.core.tar_header import MAX_SIZE, Header, decimal, pax_time_ns
 
 OLD_SPARSE = b"S"
+_COMMON_KEYS = (b"path", b"linkpath", b"mtime")
+"""Records of global pax headers that count."""
+OWN_KEYS = frozenset((*_COMMON_KEYS, b"size")) | SPARSE_KEYS
+"""Records of a member's own pax headers that count."""
 
 _KINDS = {
     b"0": MemberKind.FILE,
@@ -47,6 +51,15 @@ class Member(NamedTuple):
     def sparse(self) -> bool:
         """Whether the data is stored with its holes left out."""
         return bool(self.flags & SPARSE)
+
+
+def set_common(common: dict[bytes, bytes], pairs: Iterable[tuple[bytes, bytes]]) -> None:
+    """Take the records of one more global pax header; an empty value takes a record back."""
+    for key, value in pairs:
+        if key in _COMMON_KEYS:
+            common.pop(key, None)
+            if value:
+                common[key] = value
 
 
 def describe(
