@@ -11,9 +11,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 from rich.table import Table
 
 from aisfs import logs
-from aisfs.cache.blocks import LEAST, BlockCache, CheckReport, Statistics
+from aisfs.cache.blocks import LEAST, BlockCache, Statistics
 from aisfs.cache.directory import LAYOUT, CacheDirectory
 from aisfs.cache.indexes import IndexCache
+from aisfs.cache.verifying import CheckReport
 from aisfs.config import CacheSettings
 from aisfs.errors import ConfigError, SourceMissing
 from aisfs.exits import Exit

@@ -17,15 +17,11 @@ belongs on a worker thread; all of it may be called from any thread. A forked ch
 """
 
 import contextlib
-import hashlib
 import logging
 import sqlite3
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
-
-import xxhash
+from typing import Self
 
 from aisfs.cache.books import Books
 from aisfs.cache.directory import CacheDirectory, boot_id
@@ -33,9 +29,10 @@ from aisfs.cache.entry import SEGMENT, Damaged, EntryId
 from aisfs.cache.filling import Filler
 from aisfs.cache.ledger import Ledger
 from aisfs.cache.reservation import Reservation
-from aisfs.cache.segments import Segment, sums_of
+from aisfs.cache.segments import Segment
 from aisfs.cache.shelf import Health, Shelf
 from aisfs.cache.upkeep import Upkeep
+from aisfs.cache.verifying import CheckReport, Progress, can_verify, verify_all, verify_whole
 from aisfs.errors import ConfigError
 from aisfs.model import ByteRange
 
@@ -43,25 +40,6 @@ logger = logging.getLogger(__name__)
 
 LEAST = 4 * 1024 * 1024
 """Smallest limit: the ledger and the margin take half of it."""
-_CHUNK = 1024 * 1024
-_HASHERS: dict[str, Callable[[], "_Hasher"]] = {
-    "xxhash": xxhash.xxh64,
-    "xxhash2": xxhash.xxh64,
-    "md5": lambda: hashlib.md5(usedforsecurity=False),
-    "sha256": hashlib.sha256,
-    "sha512": hashlib.sha512,
-}
-"""AIStore's checksums, but for crc32c, which in Python would be slower than the network."""
-
-
-class _Hasher(Protocol):
-    def update(self, data: bytes, /) -> None: ...
-
-    def hexdigest(self) -> str: ...
-
-
-Progress = Callable[[int, int], None]
-"""Told how many bytes are done, and of how many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +67,6 @@ class Counts:
     """Bytes of contents, its own and those of others it has heard of."""
     hits: int
     misses: int
-
-
-@dataclass(frozen=True, slots=True)
-class CheckReport:
-    """What `check` found."""
-
-    segments: int
-    bytes: int
-    """Verified bytes of objects."""
-    damaged: int
-    """Segments that were dropped."""
 
 
 class BlockCache:
@@ -299,27 +266,9 @@ class BlockCache:
         Returns:
             False if they differ; True also if the entry is not complete, or the checksum unknown.
         """
-        kind, _, expected = entry.checksum.partition(":")
-        whole = ByteRange(0, entry.size)
-        if kind not in _HASHERS or self.missing(entry, whole):
+        if not can_verify(entry) or self.missing(entry, ByteRange(0, entry.size)):
             return True
-        hasher = _HASHERS[kind]()
-        segments = [self._shelf.segments.get(entry.key(number)) for number in entry.numbers(whole)]
-        try:
-            for segment in filter(None, segments):
-                file = self._books.open(segment)
-                stop = min(segment.start + SEGMENT, entry.size)
-                for start in range(segment.start, stop, _CHUNK):
-                    hasher.update(file.read(start, min(start + _CHUNK, stop)))
-            if hasher.hexdigest() == expected.lower():
-                return True
-            logger.warning("%s is not kept: its checksum is not %s", entry.name, entry.checksum)
-            self._books.remove([segment for segment in segments if segment is not None])
-        except Damaged:
-            return True
-        except (OSError, sqlite3.Error) as error:
-            self._health.trouble(error)
-        return False
+        return verify_whole(self._books, entry)
 
     def drop(self, entry: EntryId) -> None:
         """Remove all that is here of an entry."""
@@ -373,27 +322,7 @@ class BlockCache:
     def check(self, progress: Progress | None = None) -> CheckReport:
         """Read everything and drop what is damaged."""
         self.sync()
-        with self._shelf.lock:
-            segments = list(self._shelf.segments.values())
-        total = sum(segment.bytes for segment in segments)
-        done = verified = damaged = 0
-        for segment in segments:
-            if self._health.broken:
-                break
-            try:
-                file = self._books.open(segment)
-                for start, stop, sums in self._books.ledger.pieces(segment.id):
-                    if sums_of(file, ByteRange(start, stop)) != sums:
-                        raise self._books.drop(segment, f"bytes {start} to {stop} have changed")
-                    verified += stop - start
-            except Damaged:
-                damaged += 1
-            except (OSError, sqlite3.Error) as error:
-                self._health.trouble(error)
-            done += segment.bytes
-            if progress is not None:
-                progress(done, total)
-        return CheckReport(len(segments), verified, damaged)
+        return verify_all(self._books, progress)
 
     def clear(self) -> None:
         """Remove everything, also what is pinned or being written, here or elsewhere."""

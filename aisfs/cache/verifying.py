@@ -1,0 +1,110 @@
+"""Contents read once more from end to end, and compared with what they should be.
+
+Whatever differs is removed. It takes as long as the disk, so it belongs on a worker thread.
+"""
+
+import hashlib
+import logging
+import sqlite3
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import xxhash
+
+from aisfs.cache.books import Books
+from aisfs.cache.entry import SEGMENT, Damaged, EntryId
+from aisfs.cache.segments import sums_of
+from aisfs.model import ByteRange
+
+logger = logging.getLogger(__name__)
+
+_CHUNK = 1024 * 1024
+
+
+class _Hasher(Protocol):
+    def update(self, data: bytes, /) -> None: ...
+
+    def hexdigest(self) -> str: ...
+
+
+_HASHERS: dict[str, Callable[[], _Hasher]] = {
+    "xxhash": xxhash.xxh64,
+    "xxhash2": xxhash.xxh64,
+    "md5": lambda: hashlib.md5(usedforsecurity=False),
+    "sha256": hashlib.sha256,
+    "sha512": hashlib.sha512,
+}
+"""AIStore's checksums, but for crc32c, which in Python would be slower than the network."""
+
+Progress = Callable[[int, int], None]
+"""Told how many bytes are done, and of how many."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """What `verify_all` found."""
+
+    segments: int
+    bytes: int
+    """Verified bytes of objects."""
+    damaged: int
+    """Segments that were dropped."""
+
+
+def can_verify(entry: EntryId) -> bool:
+    """Say whether AIStore told a checksum that can be computed here."""
+    return entry.checksum.partition(":")[0] in _HASHERS
+
+
+def verify_whole(books: Books, entry: EntryId) -> bool:
+    """Compare a complete entry with the checksum AIStore told; drop it if they differ.
+
+    Returns:
+        False if they differ, or if the disk fails; True also if it turns out to be damaged, and is
+        not complete any more.
+    """
+    kind, _, expected = entry.checksum.partition(":")
+    hasher = _HASHERS[kind]()
+    numbers = entry.numbers(ByteRange(0, entry.size))
+    segments = [books.shelf.segments.get(entry.key(number)) for number in numbers]
+    try:
+        for segment in filter(None, segments):
+            file = books.open(segment)
+            stop = min(segment.start + SEGMENT, entry.size)
+            for start in range(segment.start, stop, _CHUNK):
+                hasher.update(file.read(start, min(start + _CHUNK, stop)))
+        if hasher.hexdigest() == expected.lower():
+            return True
+        logger.warning("%s is not kept: its checksum is not %s", entry.name, entry.checksum)
+        books.remove([segment for segment in segments if segment is not None])
+    except Damaged:
+        return True
+    except (OSError, sqlite3.Error) as error:
+        books.health.trouble(error)
+    return False
+
+
+def verify_all(books: Books, progress: Progress | None = None) -> CheckReport:
+    """Read everything and drop what is damaged."""
+    with books.shelf.lock:
+        segments = list(books.shelf.segments.values())
+    total = sum(segment.bytes for segment in segments)
+    done = verified = damaged = 0
+    for segment in segments:
+        if books.health.broken:
+            break
+        try:
+            file = books.open(segment)
+            for start, stop, sums in books.ledger.pieces(segment.id):
+                if sums_of(file, ByteRange(start, stop)) != sums:
+                    raise books.drop(segment, f"bytes {start} to {stop} have changed")
+                verified += stop - start
+        except Damaged:
+            damaged += 1
+        except (OSError, sqlite3.Error) as error:
+            books.health.trouble(error)
+        done += segment.bytes
+        if progress is not None:
+            progress(done, total)
+    return CheckReport(len(segments), verified, damaged)
