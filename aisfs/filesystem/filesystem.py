@@ -4,11 +4,9 @@ Every method takes and gives inode numbers, names as bytes and `aisfs.errors`. f
 """
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Protocol
 
 from aisfs.core.inodes import ROOT, InodeTable, directory_number, split_member
 from aisfs.core.member_index import MemberKind
@@ -28,6 +26,7 @@ from aisfs.errors import (
 from aisfs.filesystem.attributes import FOREVER, Attr, AttrMaker, Entry
 from aisfs.filesystem.beliefs import Beliefs
 from aisfs.filesystem.handles import DirectoryHandle, FileHandle, MemberRows
+from aisfs.filesystem.kernel import Kernel
 from aisfs.filesystem.nodes import (
     DirectoryNode,
     FileNode,
@@ -39,24 +38,9 @@ from aisfs.filesystem.nodes import (
 )
 from aisfs.filesystem.object_runs import ObjectRuns
 from aisfs.filesystem.shards import ShardFolders, check_directory, is_folder
+from aisfs.filesystem.snapshots import Snapshots
 from aisfs.filesystem.tree import Children, Found, FoundMember, Names, Objects
 from aisfs.model import Bucket, ByteRange
-
-
-class Kernel(Protocol):
-    """What the file system may tell the kernel."""
-
-    def invalidate_entry(self, parent: int, name: bytes) -> None:
-        """Make the kernel look `name` up again. Must not wait for a request to be answered."""
-        ...
-
-    def invalidate_directory(self, ino: int) -> None:
-        """Make the kernel list a directory again. Must not wait either."""
-        ...
-
-
-LISTINGS_UNDER_WAY = 256
-"""Directories being read at once without a handle; one more makes one of them be listed again."""
 
 
 class FileSystem:
@@ -84,7 +68,7 @@ class FileSystem:
         self._root = root
         self._lock = threading.Lock()
         self._beliefs = Beliefs(clock, list_ttl)
-        self._under_way: OrderedDict[int, DirectoryHandle] = OrderedDict()
+        self.snapshots = Snapshots()
         self._started = clock()
         self.tree = tree
         self._folders = folders
@@ -155,7 +139,7 @@ class FileSystem:
             gone = self.inodes.forget(ino, count)
         if gone:
             self._beliefs.forgotten(ino)
-            self._under_way.pop(ino, None)
+            self.snapshots.end(ino)
 
     async def getattr(self, ino: int) -> Attr:
         """Describe an inode."""
@@ -264,19 +248,15 @@ class FileSystem:
             return self.inodes.free(inos, identities)
 
     async def directory(self, ino: int, offset: int) -> DirectoryHandle:
-        """Take the snapshot that a listing without a handle began with, or a new one.
-
-        Without a handle there is nothing that says which reader goes on at `offset`. All get the
-        snapshot of the last one that began, since offsets hold good from one listing to the next.
-        """
-        known = self.under_way(ino, offset)
+        """Take the snapshot that a listing without a handle began with, or a new one."""
+        known = self.snapshots.under_way(ino, offset)
         if known is not None:
             return known
         try:
             handle = await self.opendir(ino)
         except (Stale, NotFound) as error:
             handle = await self._opened_anew(ino, error)
-        return handle if handle.members is not None else self.begin(ino, handle)
+        return handle if handle.members is not None else self.snapshots.begin(ino, handle)
 
     async def _opened_anew(self, ino: int, error: AisfsError) -> DirectoryHandle:
         """Open the folder that took the place of one found out of date, since without a handle the
@@ -290,21 +270,6 @@ class FileSystem:
         first = self.inodes.number(self._identity(found.node), shard=True)
         view = await self._folders.view(found.node)
         return self.members_handle(view, found.node, directory_number(first, 0))
-
-    def under_way(self, ino: int, offset: int) -> DirectoryHandle | None:
-        """Give the snapshot to go on with at an offset, if there is one."""
-        return self._under_way.get(ino) if offset else None
-
-    def begin(self, ino: int, handle: DirectoryHandle) -> DirectoryHandle:
-        """Keep a snapshot for those who go on reading it."""
-        self._under_way[ino] = handle
-        while len(self._under_way) > LISTINGS_UNDER_WAY:
-            self._under_way.popitem(last=False)
-        return handle
-
-    def end(self, ino: int) -> None:
-        """Let go of a snapshot, since somebody came to its end."""
-        self._under_way.pop(ino, None)
 
     # files -----------------------------------------------------------------------------------
 

@@ -43,6 +43,7 @@ class Known:
         """Answer for `filesystem`, which stands on the same collaborators."""
         self._filesystem = filesystem
         self._inodes = filesystem.inodes
+        self._snapshots = filesystem.snapshots
         self._tree = tree
         self._folders = folders
         self._reader = reader
@@ -86,7 +87,7 @@ class Known:
 
     def directory(self, ino: int, offset: int) -> DirectoryHandle | None:
         """Give a snapshot of a directory to read on from `offset`."""
-        going_on = self._filesystem.under_way(ino, offset)
+        going_on = self._snapshots.under_way(ino, offset)
         if going_on is not None:
             return going_on
         node = self._inodes.get(ino)
@@ -104,7 +105,7 @@ class Known:
         if children is None:
             return None
         handle = self._filesystem.children_handle(ino, children)
-        return self._filesystem.begin(ino, handle)
+        return self._snapshots.begin(ino, handle)
 
     def read(self, ino: int, offset: int, size: int) -> Data | None:
         """Read a range, cut at the end of the file. The bytes stay what they are while held."""

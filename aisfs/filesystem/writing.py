@@ -9,7 +9,6 @@ import logging
 import os
 import time
 from dataclasses import dataclass
-from typing import Protocol
 
 from aisfs.core.stamps import mode_of, mtime_of
 from aisfs.engine.parts import Data
@@ -19,8 +18,8 @@ from aisfs.errors import (
     ReadOnly,
     Stale,
 )
-from aisfs.filesystem.filesystem import Kernel
 from aisfs.filesystem.handles import FileHandle
+from aisfs.filesystem.kernel import WaitingKernel
 from aisfs.filesystem.nodes import ObjectNode, ShardNode, identity
 from aisfs.filesystem.written import (
     WrittenFile,
@@ -40,17 +39,6 @@ class OpenFile:
     ino: int
     file: WrittenFile | None
     """Set when it was opened for writing."""
-
-
-class WaitingKernel(Kernel, Protocol):
-    """What a file system that can be written may tell the kernel."""
-
-    async def invalidated(self, parent: int, name: bytes) -> None:
-        """Make the kernel look `name` up again, and wait until it knows, a second at most.
-
-        Not for requests during which the kernel holds the lock of the directory `parent`.
-        """
-        ...
 
 
 class WritingFileSystem(WrittenNames):

@@ -40,6 +40,7 @@ class Answers:
         """Answer from `known`; hand READs that must wait to `reads`."""
         self._known = known
         self._filesystem = filesystem
+        self._snapshots = filesystem.snapshots
         self._reads = reads
         self._interruptions = interruptions
         self._negative_timeout = negative_timeout
@@ -144,7 +145,7 @@ class Answers:
         if page is None:
             return FORWARD
         if not page.data:
-            self._filesystem.end(nodeid)
+            self._snapshots.end(nodeid)
         return (abi.data_header(unique, len(page.data)), page.data)
 
     def prepare(self) -> None:

@@ -162,7 +162,7 @@ class Operations(pyfuse3.Operations):
     ) -> None:
         handle = await self._filesystem.directory(ino, start_id)
         if not self._give_entries(handle, start_id, token):
-            self._filesystem.end(ino)
+            self._filesystem.snapshots.end(ino)
 
     def _give_entries(
         self, handle: DirectoryHandle, start_id: int, token: pyfuse3.ReaddirToken
@@ -412,7 +412,7 @@ class PyfuseKernel:
     """Tells the kernel through pyfuse3, which sends from a thread of its own."""
 
     def invalidate_entry(self, parent: int, name: bytes) -> None:
-        """See `filesystem.Kernel`."""
+        """See `filesystem.kernel.Kernel`."""
         pyfuse3.invalidate_entry_async(
             pyfuse3.InodeT(parent), pyfuse3.FileNameT(name), ignore_enoent=True
         )
@@ -421,7 +421,7 @@ class PyfuseKernel:
         """Nothing to do: without the lane the kernel keeps no listings."""
 
     async def invalidated(self, parent: int, name: bytes) -> None:
-        """See `filesystem.writing.WaitingKernel`.
+        """See `filesystem.kernel.WaitingKernel`.
 
         The call waits for the directory's lock. Whoever holds it may wait for the file that is
         being closed or synced here, so after a while the thread is left to itself.

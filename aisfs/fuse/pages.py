@@ -60,6 +60,7 @@ class ListingPages:
         """Pack what is `known`; `ahead` where nothing changes but by what the store says."""
         self._known = known
         self._filesystem = filesystem
+        self._snapshots = filesystem.snapshots
         self._packs_ahead = ahead
         self._kept: LRUCache[tuple[int, int, int], tuple[Node, Page]] = LRUCache(
             KEPT_BYTES_MAX, getsizeof=lambda kept: len(kept[1].data)
@@ -89,7 +90,7 @@ class ListingPages:
         if isinstance(self._filesystem.inodes.get(ino), ShardNode):
             self._page(ino, offset, size)
             return
-        handle = self._filesystem.under_way(ino, offset)
+        handle = self._snapshots.under_way(ino, offset)
         page = _pack_objects(handle, offset, size) if handle is not None else None
         if handle is not None and page is not None:
             self._ahead[wanted] = _Ahead(page, handle, time.monotonic() + AHEAD_SECONDS)
@@ -98,7 +99,7 @@ class ListingPages:
         ahead = self._ahead.pop((ino, offset, size), None)
         if ahead is None or time.monotonic() > ahead.until:
             return None
-        return ahead.page if self._filesystem.under_way(ino, offset) is ahead.handle else None
+        return ahead.page if self._snapshots.under_way(ino, offset) is ahead.handle else None
 
     def _page(self, ino: int, offset: int, size: int) -> Page | None:
         node = self._filesystem.inodes.get(ino)

@@ -6,6 +6,7 @@ import stat
 import pytest
 
 from aisfs.filesystem.attributes import Attr
+from aisfs.filesystem.snapshots import Snapshots
 from aisfs.fuse import abi, interruptions
 from aisfs.fuse.abi import Opcode
 from aisfs.fuse.answers import Answers
@@ -102,6 +103,7 @@ def test_a_spared_request_is_looked_at_again(
 
 class Forgetful:
     def __init__(self) -> None:
+        self.snapshots = Snapshots()
         self.forgotten: list[tuple[int, int]] = []
 
     def forget(self, ino: int, count: int) -> None:

@@ -1,0 +1,26 @@
+"""What a file system may tell the kernel unasked."""
+
+from typing import Protocol
+
+
+class Kernel(Protocol):
+    """What any file system may tell it."""
+
+    def invalidate_entry(self, parent: int, name: bytes) -> None:
+        """Make the kernel look `name` up again. Must not wait for a request to be answered."""
+        ...
+
+    def invalidate_directory(self, ino: int) -> None:
+        """Make the kernel list a directory again. Must not wait either."""
+        ...
+
+
+class WaitingKernel(Kernel, Protocol):
+    """What a file system that can be written may tell it."""
+
+    async def invalidated(self, parent: int, name: bytes) -> None:
+        """Make the kernel look `name` up again, and wait until it knows, a second at most.
+
+        Not for requests during which the kernel holds the lock of the directory `parent`.
+        """
+        ...
