@@ -1,11 +1,9 @@
 """Open files of a tree that can be written: staged on the local disk, committed by close and fsync.
 
-What `close` and `fsync` acknowledged is in the store. Until then the store holds what it held
-before; should it come to nothing, the staged bytes are kept for `aisfs recover`. What makes a file or
-changes its size, mode or time is in `filesystem.changing`, what changes names in `filesystem.naming`.
+How that is done is in `filesystem.committing`. What makes a file or changes its size, mode or time is
+in `filesystem.changing`, what changes names in `filesystem.naming`.
 """
 
-import logging
 import os
 import time
 from dataclasses import dataclass
@@ -13,20 +11,11 @@ from dataclasses import dataclass
 from aisfs.core.stamps import mode_of, mtime_of
 from aisfs.engine.parts import Data
 from aisfs.engine.staging import StagedFile
-from aisfs.errors import (
-    AisfsError,
-    ReadOnly,
-    Stale,
-)
+from aisfs.errors import AisfsError, ReadOnly, Stale
+from aisfs.filesystem.committing import CommittingFileSystem
 from aisfs.filesystem.handles import FileHandle
-from aisfs.filesystem.kernel import WaitingKernel
 from aisfs.filesystem.nodes import ObjectNode, ShardNode, identity
-from aisfs.filesystem.written import (
-    WrittenFile,
-)
-from aisfs.filesystem.written_names import WrittenNames
-
-log = logging.getLogger(__name__)
+from aisfs.filesystem.written import WrittenFile
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
 """Flags of `open` that ask for a change."""
@@ -41,10 +30,8 @@ class OpenFile:
     """Set when it was opened for writing."""
 
 
-class WritingFileSystem(WrittenNames):
-    """Opens, reads, writes and commits files."""
-
-    kernel: WaitingKernel | None
+class WritingFileSystem(CommittingFileSystem):
+    """Opens, reads, writes and closes files."""
 
     # opening and closing ---------------------------------------------------------------------
 
@@ -137,6 +124,15 @@ class WritingFileSystem(WrittenNames):
             if not now.same_content(file.base):
                 raise Stale(f"{file.bucket}/{file.key} was changed by somebody else")
 
+    async def flush(self, handle: OpenFile | FileHandle) -> None:
+        """Commit at a close or fsync: after this the store has what was written.
+
+        Raises:
+            AisfsError: it has not, and holds what it held before.
+        """
+        if isinstance(handle, OpenFile) and handle.file is not None:
+            await self.commit(handle.file)
+
     async def release(self, handle: OpenFile | FileHandle) -> None:
         """Close a handle for good. What is still dirty after the last one is uploaded or kept."""
         if isinstance(handle, FileHandle):
@@ -173,65 +169,6 @@ class WritingFileSystem(WrittenNames):
             if not file.handles:
                 self._let_go(file)
         return True
-
-    async def _settle_unopened(self, file: WrittenFile) -> None:
-        """Upload what nobody has closed properly, a mapping for example, and let the disk go."""
-        error = file.torn or file.failed
-        if file.dirty and error is None and not file.unlinked:
-            try:
-                await self.commit(file)
-            except AisfsError as failed:
-                error = failed
-        async with file.lock:
-            if file.handles:
-                return
-            if file.dirty and not file.unlinked:
-                if error is None:
-                    return  # truncated meanwhile, by somebody who will settle it as well
-                if file.torn is not None or (file.member and not file.size):
-                    self._discard(file, error)
-                else:
-                    self._park(file, error)
-            self._let_go(file)
-
-    def _let_go(self, file: WrittenFile) -> None:
-        """Free what a file without handles has here; called with the lock held, or free."""
-        if file.staged is not None:
-            file.staged.discard()
-            file.staged = None
-            file.dirty = False
-        if file.member and file.lost is None:
-            file.lost = Stale("it is in its shard now")
-            self._files.unname(file)
-        if self.inodes.get(file.ino) is None:
-            self._files.drop(file)
-
-    def _park(self, file: WrittenFile, error: AisfsError) -> None:
-        """Keep what could not be uploaded for `aisfs recover`; the name shows the store again."""
-        assert file.staged is not None, "what is dirty is staged"
-        log.error(
-            "%s/%s was not uploaded: %s; `aisfs recover` lists it", file.bucket, file.key, error
-        )
-        file.staged.park(str(error))
-        file.staged = None
-        self._lose(file, error)
-
-    def _discard(self, file: WrittenFile, error: AisfsError) -> None:
-        """Let go what is not whole: whoever wrote it was told so by a write that failed."""
-        assert file.staged is not None, "what is dirty is staged"
-        file.staged.discard()
-        file.staged = None
-        self._lose(file, error)
-
-    def _lose(self, file: WrittenFile, error: AisfsError) -> None:
-        """Show what the store has under a name again."""
-        with self.changing:
-            file.dirty = False
-            file.lost = error
-            self._files.unname(file)
-            if file.base is None and not file.member:
-                self._lister.forget(file.bucket, file.key)
-        self._invalidate(file.node.parent, file.node.name)
 
     # reading and writing ---------------------------------------------------------------------
 
@@ -351,61 +288,3 @@ class WritingFileSystem(WrittenNames):
         self._writer.record(
             file.staged, file.bucket, file.key, member=file.member, base=file.base, mode=file.mode
         )
-
-    # committing ------------------------------------------------------------------------------
-
-    async def flush(self, handle: OpenFile | FileHandle) -> None:
-        """Commit at a close or fsync: after this the store has what was written.
-
-        Raises:
-            AisfsError: it has not, and holds what it held before.
-        """
-        if isinstance(handle, OpenFile) and handle.file is not None:
-            await self.commit(handle.file)
-
-    async def commit(self, file: WrittenFile) -> None:
-        """Upload a file if it is dirty, and let the kernel know what else that changes."""
-        async with file.lock:
-            committed = await self._commit_locked(file)
-        if committed and self.kernel is not None:  # not with the lock, which a rename may wait for
-            for parent, name in self._other_names(file):
-                self.kernel.invalidate_directory(parent)
-                await self.kernel.invalidated(parent, name)
-
-    async def _commit_locked(self, file: WrittenFile) -> bool:
-        """Upload a file if it is dirty; says whether it was."""
-        self._check_not_lost(file)
-        if file.unlinked or not file.dirty:
-            return False
-        assert file.staged is not None, "what is dirty is staged"
-        if file.torn is not None:
-            raise file.torn
-        try:
-            if file.member:
-                info = await self._writer.append(file.bucket, file.key, file.member, file.staged)
-                self._note_append(file, info)
-            else:
-                info = await self._writer.upload(
-                    file.bucket,
-                    file.key,
-                    file.staged,
-                    base=file.base,
-                    mtime_ns=file.mtime_ns,
-                    mode=file.mode,
-                )
-        except AisfsError as error:
-            file.failed = error
-            raise
-        file.staged.mark_clean()
-        with self.changing:
-            file.base = info
-            file.dirty = False
-            file.failed = None
-            self._lister.settle(file.bucket, file.key, info)
-        return True
-
-    # checks ----------------------------------------------------------------------------------
-
-    def _check_not_lost(self, file: WrittenFile) -> None:
-        if file.lost is not None:
-            raise Stale(f"{file.bucket}/{file.key}: {file.lost}; open it again")
