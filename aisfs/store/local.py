@@ -15,8 +15,7 @@ import logging
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -24,12 +23,10 @@ from typing import TypeVar
 import trio
 from msgspec import structs
 
-from aisfs.core.names import check_new_key, check_new_member, check_new_shard
+from aisfs.core.names import check_new_member, check_new_shard
 from aisfs.errors import (
     BucketNotFound,
     InvalidName,
-    IsADirectory,
-    NotADirectory,
     NotFound,
     Stale,
     Unsupported,
@@ -39,6 +36,7 @@ from aisfs.store import local_writing
 from aisfs.store.content import FileContent
 from aisfs.store.custom import decode_custom, encode_custom, stamp_of
 from aisfs.store.local_errors import error_of, os_errors, writing_errors
+from aisfs.store.local_paths import KeyPaths, raw_key
 from aisfs.store.port import Content, Progress, Sink
 from aisfs.store.tar_append import append_to_tar
 
@@ -58,8 +56,8 @@ class LocalStore:
     def __init__(self, root: Path) -> None:
         """Take the directory as it is now; should it move, it is gone."""
         path = os.path.realpath(root)
-        self._root = os.fsencode(path)
         self.bucket = Bucket(os.path.basename(path) or "root", path=path)
+        self._paths = KeyPaths(os.fsencode(path), self.bucket)
         self._limiter = trio.CapacityLimiter(_MOST_THREADS)
         self._lock = threading.Lock()
         self._hidden: set[bytes] = set()
@@ -89,7 +87,7 @@ class LocalStore:
         """Describe the file as it is now."""
 
         def work() -> ObjectInfo:
-            with self._open(bucket, key) as descriptor:
+            with self._paths.open(bucket, key) as descriptor:
                 return _described(key, descriptor)
 
         return await self._run(work)
@@ -102,7 +100,7 @@ class LocalStore:
             raise ValueError(f"{len(buffer)} bytes from {start} on of {expected.size}")
 
         def work() -> None:
-            with self._open(bucket, expected.key) as descriptor:
+            with self._paths.open(bucket, expected.key) as descriptor:
                 _check_version(descriptor, bucket, expected)
                 done = 0
                 while done < len(buffer):
@@ -125,7 +123,7 @@ class LocalStore:
         """Send the whole file, version `expected`, to `sink`."""
 
         def work() -> None:
-            with self._open(bucket, expected.key) as descriptor:
+            with self._paths.open(bucket, expected.key) as descriptor:
                 _check_version(descriptor, bucket, expected)
                 buffer = memoryview(bytearray(min(_PIECE, expected.size or 1)))
                 done = 0
@@ -161,8 +159,8 @@ class LocalStore:
         """Delete one file."""
 
         def work() -> None:
-            with self._open(bucket, key), os_errors(f"{bucket}/{key}"):
-                local_writing.remove(self._root, self._path(bucket, key))
+            with self._paths.open(bucket, key), os_errors(f"{bucket}/{key}"):
+                local_writing.remove(self._paths.root, self._paths.path(bucket, key))
 
         await self._run(work)
 
@@ -172,7 +170,7 @@ class LocalStore:
             raise ValueError(f"{bucket}/{key}: copied onto itself")
 
         def work() -> ObjectInfo:
-            with self._open(bucket, key) as descriptor:
+            with self._paths.open(bucket, key) as descriptor:
                 info = _described(key, descriptor)
                 content = FileContent(descriptor, info.size, f"{bucket}/{key}")
                 write = partial(local_writing.write_content, content=content)
@@ -186,10 +184,10 @@ class LocalStore:
             raise ValueError(f"{bucket}/{key}: renamed to itself")
 
         def work() -> ObjectInfo:
-            with self._open(bucket, key) as descriptor:
-                new_path = self._new_path(bucket, new_key)
+            with self._paths.open(bucket, key) as descriptor:
+                new_path = self._paths.new_path(bucket, new_key)
                 with writing_errors(f"{bucket}/{new_key}"):
-                    local_writing.move(self._root, self._path(bucket, key), new_path)
+                    local_writing.move(self._paths.root, self._paths.path(bucket, key), new_path)
                 return _described(new_key, descriptor)
 
         return await self._run(work)
@@ -210,7 +208,7 @@ class LocalStore:
 
         def work() -> ObjectInfo:
             try:
-                with self._open(bucket, key) as old:
+                with self._paths.open(bucket, key) as old:
                     return self._publish(bucket, key, partial(write, old=old), NO_CUSTOM)
             except BucketNotFound:
                 raise
@@ -226,7 +224,7 @@ class LocalStore:
         text = encode_custom(custom, stamp_of(expected))
 
         def work() -> ObjectInfo:
-            with self._open(bucket, expected.key) as descriptor:
+            with self._paths.open(bucket, expected.key) as descriptor:
                 if expected.same_content(_info(expected.key, os.fstat(descriptor))):
                     local_writing.write_attribute(descriptor, f"{bucket}/{expected.key}", text)
                 return _described(expected.key, descriptor)
@@ -245,7 +243,7 @@ class LocalStore:
     def _publish(
         self, bucket: Bucket, key: str, write: Callable[[int], None], custom: Mapping[str, str]
     ) -> ObjectInfo:
-        path, subject = self._new_path(bucket, key), f"{bucket}/{key}"
+        path, subject = self._paths.new_path(bucket, key), f"{bucket}/{key}"
         info = ObjectInfo(key, 0)
 
         def write_all(descriptor: int) -> None:
@@ -261,34 +259,13 @@ class LocalStore:
                     log.debug("%s", error)
 
         with writing_errors(subject):
-            local_writing.publish(self._root, path, write_all)
+            local_writing.publish(self._paths.root, path, write_all)
         return info
-
-    def _new_path(self, bucket: Bucket, key: str) -> bytes:
-        """Find where a file of this key is to be written; whatever hides there is not replaced."""
-        check_new_key(bucket, key)
-        path, subject = self._path(bucket, key), f"{bucket}/{key}"
-        with writing_errors(subject):
-            self._check_bucket(bucket)
-            folder = os.path.dirname(path)
-            if os.path.realpath(folder) != folder:
-                raise NotADirectory(f"{subject}: a part of the path is a symbolic link")
-            try:
-                mode = os.lstat(path).st_mode
-            except FileNotFoundError:
-                return path
-            if stat.S_ISLNK(mode) and self._is_within(os.path.realpath(path)):
-                mode = os.stat(path).st_mode
-        if stat.S_ISDIR(mode):
-            raise IsADirectory(f"{subject}: is a directory")
-        if not stat.S_ISREG(mode):
-            raise Unsupported(f"{subject}: something that is no file has this name")
-        return path
 
     def _list(self, bucket: Bucket, prefix: str, token: str, page_size: int) -> Page:
         with os_errors(f"{bucket}/{prefix}"):
-            self._check_bucket(bucket)
-            folder = self._folder(bucket, prefix)
+            self._paths.check_bucket(bucket)
+            folder = self._paths.folder(bucket, prefix)
             if folder is None:
                 return Page([], [], "")
             with os.scandir(folder) as entries:
@@ -298,7 +275,7 @@ class LocalStore:
                     for entry in entries
                     if not entry.name.startswith(local_writing.UNFINISHED)
                 }
-        start, last = _raw(bucket, prefix), _raw(bucket, token)
+        start, last = raw_key(bucket, prefix), raw_key(bucket, token)
         page = Page([], [], "")
         shown = b""
         for name in sorted(name for name in found if start + name > last):
@@ -314,24 +291,11 @@ class LocalStore:
             shown = start + name
         return page
 
-    def _folder(self, bucket: Bucket, prefix: str) -> bytes | None:
-        """Find the directory that a prefix means; None when there is none to be shown."""
-        if not prefix:
-            return self._root
-        try:
-            path = self._path(bucket, prefix[:-1]) if prefix != "/" else None
-            # A directory that may not be entered is an error, not an empty one.
-            if path and os.path.realpath(path) == path and stat.S_ISDIR(os.stat(path).st_mode):
-                return path
-        except (NotFound, FileNotFoundError, NotADirectoryError):
-            pass
-        return None
-
     def _entry_info(self, entry: "os.DirEntry[bytes]", key: str) -> ObjectInfo | None:
         """Describe a file; None when it is none, or vanished since the scan."""
         try:
             # What a link out of the root leads to is not even looked at.
-            if not entry.is_symlink() or self._is_within(os.path.realpath(entry.path)):
+            if not entry.is_symlink() or self._paths.is_within(os.path.realpath(entry.path)):
                 result = entry.stat()
                 if stat.S_ISREG(result.st_mode):
                     return _with_custom(_info(key, result), entry.path)
@@ -347,53 +311,6 @@ class LocalStore:
         if not known:
             log.info("%s/%s: not shown: no file, or a link out of the directory", self.bucket, key)
         return None
-
-    @contextmanager
-    def _open(self, bucket: Bucket, key: str) -> Iterator[int]:
-        subject = f"{bucket}/{key}"
-        path = self._path(bucket, key)
-        with os_errors(subject):
-            self._check_bucket(bucket)
-            # The way there must be free of links, as no listing leads through one; the last step
-            # may be one. What it leads to is opened as no link itself, should it be swapped now.
-            folder, real = os.path.dirname(path), os.path.realpath(path)
-            if os.path.realpath(folder) != folder or not self._is_within(real):
-                raise NotFound(f"{subject}: no such object")
-            # A pipe in its place must not make the call wait for a writer.
-            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-            descriptor = os.open(real, flags)
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise NotFound(f"{subject}: not a file")
-            yield descriptor
-        finally:
-            os.close(descriptor)
-
-    def _path(self, bucket: Bucket, key: str) -> bytes:
-        raw = _raw(bucket, key)
-        parts = raw.split(b"/")
-        if b"\0" in raw or not raw or not {b".", b".."}.isdisjoint(parts):
-            raise InvalidName(f"{bucket}: {key!r} is not a name of an object")
-        if any(part.startswith(local_writing.UNFINISHED) for part in parts):
-            raise InvalidName(f"{bucket}: {key!r}: aisfs itself uses such names")
-        if b"" in parts:
-            # The system would read `a//b` as `a/b`, a second name for the same file.
-            raise NotFound(f"{bucket}/{key}: no such object")
-        return os.path.join(self._root, raw)
-
-    def _is_within(self, path: bytes) -> bool:
-        return path.startswith(self._root.rstrip(b"/") + b"/")
-
-    def _check_bucket(self, bucket: Bucket) -> None:
-        if bucket != self.bucket or not os.path.isdir(self._root):
-            raise BucketNotFound(f"{bucket}: no such directory")
-
-
-def _raw(bucket: Bucket, key: str) -> bytes:
-    try:
-        return os.fsencode(key)
-    except UnicodeEncodeError:
-        raise InvalidName(f"{bucket}: {key!r} is not a name any store could hold") from None
 
 
 def _info(key: str, result: os.stat_result) -> ObjectInfo:

@@ -1,0 +1,129 @@
+"""Which file of a directory a key means, so that nothing leads out of the directory.
+
+A key is a path below the root, spelled in the one way that the system does not shorten. No symbolic
+link is followed on the way; the last step may be one, if it leads to a file below the root.
+
+Everything here blocks. Must not know trio.
+"""
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from aisfs.core.names import check_new_key
+from aisfs.errors import (
+    BucketNotFound,
+    InvalidName,
+    IsADirectory,
+    NotADirectory,
+    NotFound,
+    Unsupported,
+)
+from aisfs.model import Bucket
+from aisfs.store.local_errors import os_errors, writing_errors
+from aisfs.store.local_writing import UNFINISHED
+
+
+class KeyPaths:
+    """Paths of the files of one bucket."""
+
+    def __init__(self, root: bytes, bucket: Bucket) -> None:
+        """Find files of `bucket` below `root`, an absolute path without links."""
+        self.root = root
+        self._bucket = bucket
+
+    def path(self, bucket: Bucket, key: str) -> bytes:
+        """Spell the path of a key, whether there is a file or not.
+
+        Raises:
+            InvalidName: no file can have this key.
+            NotFound: none has it here, though the path may lead to one.
+        """
+        raw = raw_key(bucket, key)
+        parts = raw.split(b"/")
+        if b"\0" in raw or not raw or not {b".", b".."}.isdisjoint(parts):
+            raise InvalidName(f"{bucket}: {key!r} is not a name of an object")
+        if any(part.startswith(UNFINISHED) for part in parts):
+            raise InvalidName(f"{bucket}: {key!r}: aisfs itself uses such names")
+        if b"" in parts:
+            # The system would read `a//b` as `a/b`, a second name for the same file.
+            raise NotFound(f"{bucket}/{key}: no such object")
+        return os.path.join(self.root, raw)
+
+    def new_path(self, bucket: Bucket, key: str) -> bytes:
+        """Find where a file of this key is to be written; whatever hides there is not replaced."""
+        check_new_key(bucket, key)
+        path, subject = self.path(bucket, key), f"{bucket}/{key}"
+        with writing_errors(subject):
+            self.check_bucket(bucket)
+            folder = os.path.dirname(path)
+            if os.path.realpath(folder) != folder:
+                raise NotADirectory(f"{subject}: a part of the path is a symbolic link")
+            try:
+                mode = os.lstat(path).st_mode
+            except FileNotFoundError:
+                return path
+            if stat.S_ISLNK(mode) and self.is_within(os.path.realpath(path)):
+                mode = os.stat(path).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectory(f"{subject}: is a directory")
+        if not stat.S_ISREG(mode):
+            raise Unsupported(f"{subject}: something that is no file has this name")
+        return path
+
+    def folder(self, bucket: Bucket, prefix: str) -> bytes | None:
+        """Find the directory that a prefix means; None when there is none to be shown."""
+        if not prefix:
+            return self.root
+        try:
+            path = self.path(bucket, prefix[:-1]) if prefix != "/" else None
+            # A directory that may not be entered is an error, not an empty one.
+            if path and os.path.realpath(path) == path and stat.S_ISDIR(os.stat(path).st_mode):
+                return path
+        except (NotFound, FileNotFoundError, NotADirectoryError):
+            pass
+        return None
+
+    @contextmanager
+    def open(self, bucket: Bucket, key: str) -> Iterator[int]:
+        """Lend a descriptor of the file of a key, to read from.
+
+        Raises:
+            NotFound: there is none, or it is no regular file below the root.
+        """
+        subject = f"{bucket}/{key}"
+        path = self.path(bucket, key)
+        with os_errors(subject):
+            self.check_bucket(bucket)
+            # The way there must be free of links, as no listing leads through one; the last step
+            # may be one. What it leads to is opened as no link itself, should it be swapped now.
+            folder, real = os.path.dirname(path), os.path.realpath(path)
+            if os.path.realpath(folder) != folder or not self.is_within(real):
+                raise NotFound(f"{subject}: no such object")
+            # A pipe in its place must not make the call wait for a writer.
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            descriptor = os.open(real, flags)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise NotFound(f"{subject}: not a file")
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def is_within(self, path: bytes) -> bool:
+        """Say whether a path without links lies below the root."""
+        return path.startswith(self.root.rstrip(b"/") + b"/")
+
+    def check_bucket(self, bucket: Bucket) -> None:
+        """Make sure that the root, if it is what is meant, is still there."""
+        if bucket != self._bucket or not os.path.isdir(self.root):
+            raise BucketNotFound(f"{bucket}: no such directory")
+
+
+def raw_key(bucket: Bucket, key: str) -> bytes:
+    """Give a key as the bytes that names of files are."""
+    try:
+        return os.fsencode(key)
+    except UnicodeEncodeError:
+        raise InvalidName(f"{bucket}: {key!r} is not a name any store could hold") from None
