@@ -2,6 +2,8 @@
 
 from enum import IntEnum
 
+import click
+
 from aisfs.errors import (
     AccessDenied,
     AisfsError,
@@ -54,3 +56,10 @@ EXITS: list[tuple[type[AisfsError], Exit]] = [
 def exit_code(error: AisfsError) -> Exit:
     """Find the exit code of an error."""
     return next((code for cls, code in EXITS if isinstance(error, cls)), Exit.FAILURE)
+
+
+def fail(reason: str, code: int) -> int:
+    """Say in one line why the command failed; gives the code."""
+    line = " ".join(reason.split())
+    click.echo(f"aisfs: {line}", err=True)
+    return code

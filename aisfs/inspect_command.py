@@ -17,7 +17,7 @@ from aisfs import logs
 from aisfs.config import CacheSettings, ClusterSettings, TreeSettings
 from aisfs.core.shard_summary import Sizes, shown
 from aisfs.core.sources import DatasetSource, Source, parse_source, parse_sources
-from aisfs.exits import Exit, exit_code
+from aisfs.exits import Exit, exit_code, fail
 
 if TYPE_CHECKING:
     from aisfs.inspection import Report
@@ -75,8 +75,7 @@ def inspect(
     place, only = inspection.split_source(_parse(source))
     cluster = ClusterSettings.load({"endpoint": endpoint, "io_timeout": io_timeout})
     if not is_local(place) and not cluster.endpoint:
-        click.echo("aisfs: no endpoint: give --endpoint URL or set AIS_ENDPOINT", err=True)
-        return Exit.NO_ENDPOINT
+        return fail("no endpoint: give --endpoint URL or set AIS_ENDPOINT", Exit.NO_ENDPOINT)
     plan = SourcePlan(
         source=place,
         cluster=cluster,

@@ -3,11 +3,26 @@
 import logging
 import logging.handlers
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import click
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 SYSLOG_FORMAT = "aisfs[%(process)d]: %(levelname)s %(message)s"
 SYSLOG_SOCKET = Path("/dev/log")
+
+
+def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that `configure` takes."""
+    levels = click.Choice(["debug", "info", "warning", "error"], case_sensitive=False)
+    command = click.option(
+        "--log-file", type=click.Path(dir_okay=False, path_type=Path), help="Log to this file."
+    )(command)
+    return click.option(
+        "--log-level", type=levels, default="info", show_default=True, help="Least level to log."
+    )(command)
 
 
 def configure(level: str, file: Path | None, *, foreground: bool) -> None:

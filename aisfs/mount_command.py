@@ -1,0 +1,300 @@
+"""`aisfs mount`: its options, what they say together, and the process that serves the mount."""
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+import click
+import trio
+from pydantic import BaseModel
+
+from aisfs import daemon, logs
+from aisfs.config import (
+    WRITABLE_DIR_MODE,
+    WRITABLE_FILE_MODE,
+    CacheSettings,
+    ClusterSettings,
+    KernelSettings,
+    KeyRule,
+    Shards,
+    TreeSettings,
+    View,
+    ViewSettings,
+    WriteSettings,
+)
+from aisfs.core.patterns import EVERY_KEY
+from aisfs.core.sources import DatasetSource
+from aisfs.core.view_spec import absolute_table, parse_view
+from aisfs.errors import AisfsError, ConfigError
+from aisfs.exits import Exit, exit_code, fail
+from aisfs.loading import loading
+from aisfs.mount_plan import MountPlan, is_local
+from aisfs.mount_words import check_writable, key_filter, read_lines, read_source, sort_options
+
+log = logging.getLogger(__name__)
+
+
+@click.command(
+    options_metavar="[OPTIONS]",
+    epilog="Environment: AIS_ENDPOINT, AIS_AUTHN_TOKEN, AIS_AUTHN_TOKEN_FILE, AIS_CLIENT_CA, AIS_CRT, "
+    "AIS_CRT_KEY, AIS_SKIP_VERIFY_CRT, AIS_CONNECT_TIMEOUT, AIS_READ_TIMEOUT, as for the ais CLI.",
+)
+@click.argument("where", nargs=-1, metavar="[SOURCE…] MNT")
+@click.option("--endpoint", metavar="URL", help="AIStore proxy; default: AIS_ENDPOINT.")
+@click.option(
+    "--shards",
+    type=click.Choice([s.value for s in Shards]),
+    help="How X.tar shows: file (default; its members are in X.tar.d/, found by name), dir (X.tar "
+    "is a directory, its bytes are X.tar.raw), or both (X.tar and X.tar.d are listed).",
+)
+@click.option(
+    "--view",
+    type=click.Choice([v.value for v in View]),
+    help="Show the members of all shards of SOURCE as one dataset: a folder for each shard (members), "
+    "for each sample in it (samples), for each label (class), or all in one place (flat). Or show "
+    "objects that are no shards as tar files (shards).",
+)
+@click.option(
+    "--key-rule",
+    type=click.Choice([r.value for r in KeyRule]),
+    help="The key of a sample: the path to its first dot (wds, default), to its last dot, or the "
+    "last component to its first dot (basename).",
+)
+@click.option(
+    "--require", metavar="EXT[,EXT]", help="Leave out samples that lack one of these parts."
+)
+@click.option(
+    "--label",
+    metavar="FROM",
+    help="Where labels come from: cls [default], txt, json:PATH, dir, re:REGEX, csv:OBJECT.",
+)
+@click.option(
+    "--image",
+    metavar="EXT[;EXT]",
+    help="The part that a class shows of each sample: the first it has [jpg;jpeg;png].",
+)
+@click.option(
+    "--classes",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Names of the classes 0, 1, …, one a line.",
+)
+@click.option(
+    "--samples-per-shard",
+    type=int,
+    metavar="N",
+    help="Samples in each tar of --view shards [1000].",
+)
+@click.option(
+    "--shard-size", metavar="SIZE", help="Bytes of each tar of --view shards at most, like 1GiB."
+)
+@click.option(
+    "--shuffle", type=int, metavar="SEED", help="With --view shards: shuffle the samples of shards."
+)
+@click.option(
+    "--files-from", metavar="FILE", help="Read sources from FILE, one a line; - is stdin."
+)
+@click.option(
+    "--include", multiple=True, metavar="GLOB", help="Show only keys that match; repeatable."
+)
+@click.option(
+    "--exclude", multiple=True, metavar="GLOB", help="Leave out keys that match; repeatable."
+)
+@click.option(
+    "--ignore-zeros",
+    is_flag=True,
+    default=None,
+    help="Read on behind zeros, for tars joined by cat.",
+)
+@click.option("--recursive", is_flag=True, default=None, help="Open tars inside shards, too.")
+@click.option(
+    "--magic",
+    is_flag=True,
+    default=None,
+    help="Tell the form of an archive by its content, not its name; X.d/ opens any X that is one.",
+)
+@click.option(
+    "--shard-index",
+    is_flag=True,
+    default=None,
+    help="Take AIStore's own index of a shard, where it has one, instead of reading the shard.",
+)
+@click.option(
+    "--attr-ttl", type=float, metavar="S", help="Seconds a name found singly is believed [60]."
+)
+@click.option("--list-ttl", type=float, metavar="S", help="Seconds a listing is believed [60].")
+@click.option(
+    "--negative-ttl",
+    type=float,
+    metavar="S",
+    help="Seconds a name missed singly stays missing [5].",
+)
+@click.option(
+    "--io-timeout",
+    type=float,
+    metavar="S",
+    help="Seconds until a request that keeps failing is an error [60].",
+)
+@click.option("--max-connections", type=int, metavar="N", help="Requests under way at once [32].")
+@click.option(
+    "--part-size", metavar="SIZE", help="Bytes above which an object is uploaded in parts [256MiB]."
+)
+@click.option(
+    "--cache-dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Where to keep what was read [the user's cache directory].",
+)
+@click.option(
+    "--cache-size",
+    metavar="SIZE",
+    help="Bytes to keep there at most, like 50GiB; 0: none [10GiB or a tenth of the free disk].",
+)
+@click.option(
+    "--read-ahead-max", metavar="SIZE", help="Bytes ahead of a sequential reader at most [64MiB]."
+)
+@click.option(
+    "--prefetch-shards",
+    type=int,
+    metavar="N",
+    help="Shards fetched ahead of readers in name order [2].",
+)
+@click.option(
+    "--memory-limit", metavar="SIZE", help="Bytes under way and kept in memory at most [512MiB]."
+)
+@click.option(
+    "--no-lane",
+    "lane",
+    flag_value=False,
+    default=None,
+    help="Serve the kernel through pyfuse3 alone: slower, with the same results.",
+)
+@click.option("--writable", is_flag=True, default=None, help="Permit changes.")
+@click.option(
+    "--staging-dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Where files are until they are uploaded [the user's state directory].",
+)
+@click.option(
+    "--staging-size", metavar="SIZE", help="Bytes there at most [half of what is free on its disk]."
+)
+@click.option(
+    "--rename-dir-limit",
+    type=int,
+    metavar="N",
+    help="Objects of a directory that is renamed, at most [1000].",
+)
+@click.option(
+    "--ignore-attr-changes",
+    is_flag=True,
+    default=None,
+    help="Accept owners, modes and times that cannot be kept.",
+)
+@click.option("--allow-other", is_flag=True, help="Let other users in.")
+@click.option("--uid", type=int, metavar="N", help="Owner of everything; default: who mounts.")
+@click.option("--gid", type=int, metavar="N", help="Group of everything; default: who mounts.")
+@click.option(
+    "--file-mode", metavar="OCT", help="Permissions of files [0444, or 0644 if writable]."
+)
+@click.option(
+    "--dir-mode", metavar="OCT", help="Permissions of directories [0555, or 0755 if writable]."
+)
+@click.option("-f", "--foreground", is_flag=True, help="Do not go to the background.")
+@click.option(
+    "-o",
+    "options",
+    multiple=True,
+    metavar="OPT[,OPT]",
+    help="Options as of mount(8), and those above as name=value.",
+)
+@logs.log_options
+def mount(
+    where: tuple[str, ...],
+    options: tuple[str, ...],
+    foreground: bool,
+    log_level: str,
+    log_file: Path | None,
+    allow_other: bool,
+    **settings: object,
+) -> int:
+    """Mount SOURCE on the directory MNT.
+
+    SOURCE is ais://BUCKET, ais://BUCKET/PREFIX/ or a local directory; without it, every bucket the
+    cluster shows appears at MNT/PROVIDER/BUCKET. Several sources, shards as in
+    'ais://pets/samples-{00..18}.tar' or 'shards/*.tar', or --view make a dataset of the shards.
+    The command returns when the mount is ready.
+    """
+    with loading():  # it is not needed for --help
+        from aisfs import mount as mounts
+
+    if not where:
+        raise click.UsageError("expected [SOURCE…] MNT")
+    kernel, named = sort_options(options, settings.keys())
+    kernel |= {"allow_other"} if allow_other else set()
+    given = {**named, **{name: v for name, v in settings.items() if v not in (None, ())}}
+    plan = _plan(where, kernel, given)
+    if not plan.cluster.endpoint and not is_local(plan.source):
+        return fail("no endpoint: give --endpoint URL or set AIS_ENDPOINT", Exit.NO_ENDPOINT)
+    mounts.check(plan)
+    log_file = log_file.absolute() if log_file is not None else None
+    try:
+        logs.configure(log_level, log_file, foreground=foreground)
+    except OSError as error:
+        raise ConfigError(f"--log-file {log_file}: {error.strerror}") from error
+    if foreground:
+        trio.run(mounts.run, plan, lambda: None)
+        return Exit.OK
+    code, reason = daemon.detach(lambda ready, failed: _serve(plan, ready, failed))
+    return fail(reason or "the daemon ended at once; see its log", code or 1) if code else Exit.OK
+
+
+def _plan(
+    where: Sequence[str], kernel: Collection[str], settings: Mapping[str, object]
+) -> MountPlan:
+    """Make of words and options what is to be mounted.
+
+    Raises:
+        ConfigError: they contradict each other, or one of them makes no sense.
+    """
+    *sources, mountpoint = where
+    view = ViewSettings.load(_of(ViewSettings, settings))
+    spec = parse_view(view, read_lines(view.classes) if view.classes is not None else None)
+    source = read_source(sources, view, settings)
+    writing = WriteSettings.load(_of(WriteSettings, settings))
+    if writing.writable:
+        check_writable(source, view)
+        modes = {"file_mode": WRITABLE_FILE_MODE, "dir_mode": WRITABLE_DIR_MODE}
+        settings = {**modes, **settings}
+    elif "rw" in kernel:
+        raise ConfigError("-o rw: mounts are read-only without --writable")
+    return MountPlan(
+        source=source,
+        view=absolute_table(spec) if is_local(source) else spec,
+        keys=EVERY_KEY if isinstance(source, DatasetSource) else key_filter(view),
+        mountpoint=Path(mountpoint).absolute(),
+        cluster=ClusterSettings.load(_of(ClusterSettings, settings)),
+        tree=TreeSettings.load(_of(TreeSettings, settings)),
+        cache=CacheSettings.load(_of(CacheSettings, settings)),
+        writing=writing,
+        options=frozenset(kernel),
+        kernel=KernelSettings.load(_of(KernelSettings, settings)),
+    )
+
+
+def _of(kind: type[BaseModel], settings: Mapping[str, object]) -> dict[str, object]:
+    return {name: value for name, value in settings.items() if name in kind.model_fields}
+
+
+def _serve(plan: MountPlan, ready: Callable[[], None], failed: Callable[[str, int], None]) -> None:
+    """Run the mount in the background process and report how its start, or its end, went."""
+    from aisfs import mount as mounts
+
+    try:
+        trio.run(mounts.run, plan, ready)
+    except AisfsError as error:
+        log.error("%s", error)  # the parent prints it too, unless the mount was ready before
+        failed(str(error), exit_code(error))
+    except Exception as error:
+        log.exception("the mount ended on a bug in aisfs, please report it")
+        failed(f"unexpected {type(error).__name__}: {error}", Exit.FAILURE)
