@@ -13,14 +13,12 @@ Everything here blocks; must not know trio.
 """
 
 import http.client
-import re
 import ssl
-import string
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
-from urllib.parse import quote, urljoin, urlsplit
+from urllib.parse import urlsplit
 
 import requests
 import urllib3
@@ -30,17 +28,14 @@ from requests.structures import CaseInsensitiveDict
 from aisfs import __version__
 from aisfs.ais import wire
 from aisfs.ais.auth import Credentials
+from aisfs.ais.counted_body import BodyDelivered, CountedBody
 from aisfs.ais.exchange import exchange
 from aisfs.ais.failures import failure
 from aisfs.ais.lifeline import Lifeline
+from aisfs.ais.redirects import REDIRECTS, Way, absolute, is_target, may_have_token
 from aisfs.config import ClusterSettings
 from aisfs.errors import AisfsError, ConfigError, ProtocolError, Unavailable
 
-_MAX_HOPS = 3
-"""Redirects in a row: AIStore needs one; a load balancer in front may add another."""
-_REDIRECTS = frozenset({301, 302, 307, 308})
-_TARGET_MARKS = (re.compile(r"[?&]pid="), re.compile(r"[?&]utm="))
-"""What a proxy adds to the query when it redirects to a target."""
 _AGENT = f"aisfs/{__version__}"
 _NO_PROXY = "is the endpoint a proxy of AIStore?"
 _MAX_HOSTS = 256
@@ -188,9 +183,9 @@ class Transport:
         else:
             asked = request
         url = self._target_of(line, asked)
-        trusted = _may_have_token(self.endpoint, self.endpoint + request.target, url)
+        trusted = may_have_token(self.endpoint, self.endpoint + request.target, url)
         authorization = self._credentials.authorization() if trusted else None
-        body = _CountedBody(pieces, size, line.lifeline)
+        body = CountedBody(pieces, size, line.lifeline)
         try:
             reply = self._exchange(line, request, url, authorization, body)
         except Unavailable as error:
@@ -209,7 +204,7 @@ class Transport:
             url, reply = self._ask_for_target(line, request, renewed)
         if reply.status == 200:
             raise ProtocolError(f"{request.subject}: taken without its content; {_NO_PROXY}")
-        if reply.status not in _REDIRECTS:
+        if reply.status not in REDIRECTS:
             raise failure(request, reply)
         return url
 
@@ -217,22 +212,18 @@ class Transport:
         self, line: Line, request: wire.Request, authorization: str | None
     ) -> tuple[str, wire.Reply]:
         """Follow redirects up to the one to a target, and give that and the reply that named it."""
-        origin = url = self.endpoint + request.target
-        for _ in range(_MAX_HOPS + 1):
-            reply = self._exchange(line, request, url, authorization)
+        way = Way(self.endpoint, request, authorization)
+        while True:
+            reply = self._exchange(line, request, way.url, way.authorization)
             location = reply.headers.get("location")
-            if reply.status not in _REDIRECTS:
-                return url, reply
+            if reply.status not in REDIRECTS:
+                return way.url, reply
             if not location:
                 raise failure(request, reply)
-            target = _absolute(url, location)
-            if all(mark.search(target) for mark in _TARGET_MARKS):
+            target = absolute(way.url, location)
+            if is_target(target):
                 return target, reply
-            _check_scheme(request, target)
-            if not _may_have_token(self.endpoint, url, target):
-                authorization = None
-            url = target
-        raise _circles(request, origin, url)
+            way.go(target)
 
     @contextmanager
     def open(self, line: Line, request: wire.Request) -> Iterator[Body]:
@@ -259,24 +250,15 @@ class Transport:
     def _follow(
         self, line: Line, request: wire.Request, authorization: str | None
     ) -> requests.Response:
-        """Send a request and go where it is redirected to.
-
-        The token goes along to whatever host the endpoint itself names: that is the cluster. It
-        stays behind when others redirect elsewhere, and when the way leaves https.
-        """
-        origin = url = self.endpoint + request.target
-        for _ in range(_MAX_HOPS + 1):
-            response = self._transmit(line, request, url, authorization)
+        """Send a request and go where it is redirected to."""
+        way = Way(self.endpoint, request, authorization)
+        while True:
+            response = self._transmit(line, request, way.url, way.authorization)
             location = response.headers.get("Location")
-            if response.status_code not in _REDIRECTS or not location:
+            if response.status_code not in REDIRECTS or not location:
                 return response
-            target = _absolute(url, location)
             _drain(response, request.subject)
-            _check_scheme(request, target)
-            if not _may_have_token(self.endpoint, url, target):
-                authorization = None
-            url = target
-        raise _circles(request, origin, url)
+            way.go(absolute(way.url, location))
 
     def _exchange(
         self,
@@ -284,7 +266,7 @@ class Transport:
         request: wire.Request,
         url: str,
         authorization: str | None,
-        body: "_CountedBody | None" = None,
+        body: CountedBody | None = None,
     ) -> wire.Reply:
         """Send a request with a body, or without; its reply has no long body."""
         parts = urlsplit(url)
@@ -357,52 +339,6 @@ def _tls_options(settings: ClusterSettings) -> dict[str, Any]:
         urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
         return {"verify": False, "cert": cert}
     return {"verify": str(settings.client_ca) if settings.client_ca else True, "cert": cert}
-
-
-class BodyDelivered(Unavailable):
-    """Nobody knows whether it was done: the whole body went out, but no answer came back."""
-
-
-class _CountedBody:
-    """The pieces of a body, and how many bytes of it were handed out before the piece in hand."""
-
-    def __init__(self, pieces: Iterator[memoryview], size: int, lifeline: Lifeline) -> None:
-        self._pieces = pieces
-        self.size = size
-        self._lifeline = lifeline
-        self.sent = 0
-
-    def __iter__(self) -> Iterator[memoryview]:
-        for piece in self._pieces:
-            if self.sent + len(piece) == self.size:
-                self._lifeline.hold()
-            yield piece
-            self.sent += len(piece)
-
-
-def _check_scheme(request: wire.Request, url: str) -> None:
-    if not url.startswith(("http://", "https://")):
-        raise ProtocolError(f"{request.subject}: redirected to {url!r}")
-
-
-def _circles(request: wire.Request, origin: str, url: str) -> ProtocolError:
-    return ProtocolError(f"{request.subject}: redirected in circles, from {origin} to {url}")
-
-
-def _absolute(url: str, location: str) -> str:
-    # http.client gives the header's bytes as Latin-1; a URL has only ASCII.
-    place = quote(location.encode("latin-1"), safe=string.punctuation)
-    return place if place.startswith(("http://", "https://")) else urljoin(url, place)
-
-
-def _may_have_token(endpoint: str, current: str, target: str) -> bool:
-    if current.startswith(f"{endpoint}/") and target.startswith(f"{endpoint}/"):
-        return True
-    old, new = urlsplit(current), urlsplit(target)
-    if old.scheme == "https" and new.scheme == "http":
-        return False
-    cluster = {urlsplit(endpoint).netloc, old.netloc}
-    return old.netloc == urlsplit(endpoint).netloc or new.netloc in cluster
 
 
 def _reply(response: requests.Response, body: bytes = b"") -> wire.Reply:

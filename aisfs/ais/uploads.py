@@ -17,9 +17,10 @@ import trio
 
 from aisfs.ais import changes
 from aisfs.ais.checksums import DEFAULT_TYPE, checksum_of, is_known
+from aisfs.ais.counted_body import BodyDelivered
 from aisfs.ais.exchange import SMALL
 from aisfs.ais.session import Session
-from aisfs.ais.transport import BodyDelivered, Line
+from aisfs.ais.transport import Line
 from aisfs.ais.wire import BucketFacts, Reply, Request
 from aisfs.errors import (
     AisfsError,

@@ -12,6 +12,7 @@ import trio
 from pydantic import SecretStr
 
 from aisfs.ais.client import AISClient
+from aisfs.ais.redirects import may_have_token
 from aisfs.config import ClusterSettings
 from aisfs.errors import (
     AccessDenied,
@@ -237,12 +238,10 @@ async def test_token_stays_with_the_cluster():
 
 
 def test_token_never_leaves_https():
-    from aisfs.ais.transport import _may_have_token
-
     proxy, target = "https://p:1/v1", "http://t:2/v1"
-    assert not _may_have_token("https://p:1", proxy, target)
-    assert _may_have_token("https://p:1", proxy, "https://t:2/v1")
-    assert _may_have_token("http://p:1", "http://p:1/v1", "http://t:2/v1")
+    assert not may_have_token("https://p:1", proxy, target)
+    assert may_have_token("https://p:1", proxy, "https://t:2/v1")
+    assert may_have_token("http://p:1", "http://p:1/v1", "http://t:2/v1")
 
 
 async def test_redirect_in_circles():

@@ -1,0 +1,75 @@
+"""Where a request may be redirected to, and whether the token goes along.
+
+Must not know: connections, what requests mean.
+"""
+
+import re
+import string
+from urllib.parse import quote, urljoin, urlsplit
+
+from aisfs.ais.wire import Request
+from aisfs.errors import ProtocolError
+
+REDIRECTS = frozenset({301, 302, 307, 308})
+_MAX_HOPS = 3
+"""Redirects in a row: AIStore needs one; a load balancer in front may add another."""
+_TARGET_MARKS = (re.compile(r"[?&]pid="), re.compile(r"[?&]utm="))
+"""What a proxy adds to the query when it redirects to a target."""
+
+
+class Way:
+    """The way of one request, from the endpoint on.
+
+    The token goes along to whatever host the endpoint itself names: that is the cluster. It stays
+    behind when others redirect elsewhere, and when the way leaves https.
+    """
+
+    def __init__(self, endpoint: str, request: Request, authorization: str | None) -> None:
+        """Begin at the endpoint."""
+        self.url = self._origin = endpoint + request.target
+        """Where to send the request now."""
+        self.authorization = authorization
+        """What to say there."""
+        self._endpoint = endpoint
+        self._subject = request.subject
+        self._hops = 0
+
+    def go(self, target: str) -> None:
+        """Go where the request is redirected to.
+
+        Raises:
+            ProtocolError: that is nowhere, or in circles.
+        """
+        if not target.startswith(("http://", "https://")):
+            raise ProtocolError(f"{self._subject}: redirected to {target!r}")
+        if not may_have_token(self._endpoint, self.url, target):
+            self.authorization = None
+        self.url = target
+        self._hops += 1
+        if self._hops > _MAX_HOPS:
+            raise ProtocolError(
+                f"{self._subject}: redirected in circles, from {self._origin} to {target}"
+            )
+
+
+def absolute(url: str, location: str) -> str:
+    """Spell out where the `Location` of a reply from `url` is."""
+    # http.client gives the header's bytes as Latin-1; a URL has only ASCII.
+    place = quote(location.encode("latin-1"), safe=string.punctuation)
+    return place if place.startswith(("http://", "https://")) else urljoin(url, place)
+
+
+def is_target(url: str) -> bool:
+    """Say whether a redirect of a proxy leads to the target that is to do the work."""
+    return all(mark.search(url) for mark in _TARGET_MARKS)
+
+
+def may_have_token(endpoint: str, current: str, target: str) -> bool:
+    """Say whether what was sent to `current` with the token may be sent so to `target`."""
+    if current.startswith(f"{endpoint}/") and target.startswith(f"{endpoint}/"):
+        return True
+    old, new = urlsplit(current), urlsplit(target)
+    if old.scheme == "https" and new.scheme == "http":
+        return False
+    cluster = {urlsplit(endpoint).netloc, old.netloc}
+    return old.netloc == urlsplit(endpoint).netloc or new.netloc in cluster
