@@ -56,13 +56,9 @@ from aisfs.fuse import mountpoint as mountpoints
 from aisfs.fuse import tuning
 from aisfs.fuse.headroom import Headroom
 from aisfs.fuse.notifier import Notifier
-from aisfs.fuse.operations import (
-    Operations,
-    PyfuseKernel,
-    WritableOperations,
-    serve,
-    terminate,
-)
+from aisfs.fuse.operations.reading import Operations
+from aisfs.fuse.operations.serving import PyfuseKernel, serve, terminate
+from aisfs.fuse.operations.writing import WritableOperations
 from aisfs.fuse.pusher import Pusher
 from aisfs.fuse.session import LaneSession, LaneUnavailable
 from aisfs.metrics import Metrics

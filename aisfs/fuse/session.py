@@ -24,7 +24,8 @@ from aisfs.fuse.interruptions import ASKING, Interruptions
 from aisfs.fuse.lane import SPIN_SECONDS, Lane, grow
 from aisfs.fuse.notifier import Notifier
 from aisfs.fuse.observer import Nobody, Observer
-from aisfs.fuse.operations import Operations, serve_descriptor, terminate
+from aisfs.fuse.operations.reading import Operations
+from aisfs.fuse.operations.serving import serve_descriptor, terminate
 from aisfs.fuse.pending import Pending
 from aisfs.fuse.reads import WaitingReads
 from aisfs.fuse.watchdog import Watchdog

@@ -1,0 +1,202 @@
+"""What the kernel can ask of any mount."""
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import cast
+
+import pyfuse3
+
+from aisfs.core.names import NAME_MAX
+from aisfs.errors import ReadOnly
+from aisfs.filesystem.attributes import BLOCK_SIZE, FOREVER
+from aisfs.filesystem.filesystem import FileSystem
+from aisfs.filesystem.handles import DirectoryHandle, FileHandle
+from aisfs.filesystem.xattrs import Xattrs
+from aisfs.fuse.handle_table import HandleTable, Opened
+from aisfs.fuse.operations.replies import attributes, entry_attributes, handler
+from aisfs.metrics import Metrics
+
+BUCKET_BLOCKS = 2**43 // BLOCK_SIZE
+"""Blocks that `df` shows, 8 TiB: AIStore has no cheap answer, and tools that compare free space
+with what they want to copy must not refuse."""
+
+FIRST_ENTRIES = 16
+"""Of a directory listed for the first time with the lane, which gives the rest: it takes a tenth of
+the time for each, and from now on it can."""
+
+
+class Operations(pyfuse3.Operations):
+    """Answers the kernel from a `FileSystem`."""
+
+    supports_dot_lookup = False
+    enable_writeback_cache = False
+    enable_acl = False
+
+    def __init__(
+        self,
+        filesystem: FileSystem,
+        xattrs: Xattrs,
+        metrics: Metrics,
+        *,
+        negative_timeout: float,
+        on_ready: Callable[[], None],
+    ) -> None:
+        """Serve `filesystem`; `on_ready` is called when the kernel has mounted it."""
+        super().__init__()
+        self.metrics = metrics
+        self._filesystem = filesystem
+        self._xattrs = xattrs
+        self.negative_timeout = min(negative_timeout, FOREVER)
+        self._on_ready = on_ready
+        self.handles = HandleTable()
+        self.before_each: Callable[[], None] = lambda: None
+        """Does what the kernel asked before, and somebody else than pyfuse3 has to do."""
+        self.lists_by_inode: Callable[[], bool] = lambda: False
+        """Whether directories come without a handle, as their inode: the lane sees to that."""
+
+    def init(self) -> None:
+        """The kernel's first request came: the mount works."""
+        self._on_ready()
+
+    # names -----------------------------------------------------------------------------------
+
+    @handler
+    async def lookup(
+        self, parent_inode: pyfuse3.InodeT, name: pyfuse3.FileNameT, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        """Look up a name; a missing one is an answer too, which the kernel may keep."""
+        entry = await self._filesystem.lookup(parent_inode, name)
+        if entry is not None:
+            return entry_attributes(entry)
+        if not self.negative_timeout:
+            raise pyfuse3.FUSEError(errno.ENOENT)
+        missing = pyfuse3.EntryAttributes()
+        missing.st_ino = pyfuse3.InodeT(0)
+        missing.entry_timeout = self.negative_timeout
+        return missing
+
+    async def forget(self, inode_list: Sequence[tuple[pyfuse3.InodeT, int]]) -> None:
+        """Take back lookups. Must not fail."""
+        for ino, count in inode_list:
+            self._filesystem.forget(ino, count)
+
+    @handler
+    async def getattr(
+        self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.EntryAttributes:
+        """Describe an inode."""
+        return attributes(await self._filesystem.getattr(inode))
+
+    @handler
+    async def readlink(
+        self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.FileNameT:
+        """Give the target of a symbolic link."""
+        return pyfuse3.FileNameT(await self._filesystem.readlink(inode))
+
+    # directories -----------------------------------------------------------------------------
+
+    @handler
+    async def opendir(
+        self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.FileHandleT:
+        """Open a directory: list it."""
+        return self._keep(await self._filesystem.opendir(inode))
+
+    @handler
+    async def readdir(
+        self, fh: pyfuse3.FileHandleT, start_id: int, token: pyfuse3.ReaddirToken
+    ) -> None:
+        """Give entries until the kernel's buffer is full."""
+        if self.lists_by_inode():
+            await self._readdir_by_inode(pyfuse3.InodeT(fh), start_id, token)
+            return
+        handle = self.handles[fh]
+        assert isinstance(handle, DirectoryHandle), "the kernel reads a directory it opened"
+        self._give_entries(handle, start_id, token)
+
+    async def _readdir_by_inode(
+        self, ino: pyfuse3.InodeT, start_id: int, token: pyfuse3.ReaddirToken
+    ) -> None:
+        handle = await self._filesystem.directory(ino, start_id)
+        if not self._give_entries(handle, start_id, token):
+            self._filesystem.snapshots.end(ino)
+
+    def _give_entries(
+        self, handle: DirectoryHandle, start_id: int, token: pyfuse3.ReaddirToken
+    ) -> bool:
+        """Give entries until the buffer is full; says whether there was any."""
+        some = False
+        entries = handle.entries(start_id)
+        if not start_id and self.lists_by_inode():
+            entries = islice(entries, FIRST_ENTRIES)
+        for offset, entry, node in entries:
+            packed = entry_attributes(entry)
+            if not pyfuse3.readdir_reply(token, pyfuse3.FileNameT(entry.name), packed, offset):
+                return True
+            self._filesystem.remember(entry.attr.ino, node)
+            some = True
+        return some
+
+    async def releasedir(self, fh: pyfuse3.FileHandleT) -> None:
+        """Close a directory."""
+        self.handles.drop(fh)
+
+    # files -----------------------------------------------------------------------------------
+
+    @handler
+    async def open(
+        self, inode: pyfuse3.InodeT, flags: pyfuse3.FlagT, ctx: pyfuse3.RequestContext
+    ) -> pyfuse3.FileInfo:
+        """Open a file to read; the number stands for one version, so the page cache may stay."""
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND):
+            raise ReadOnly("the mount is read-only")
+        handle = self._keep(await self._filesystem.open(inode))
+        return pyfuse3.FileInfo(fh=handle, keep_cache=True)
+
+    @handler
+    async def read(self, fh: pyfuse3.FileHandleT, off: int, size: int) -> bytes:
+        """Read a range."""
+        handle = self.handles[fh]
+        assert isinstance(handle, FileHandle), "the kernel reads a file it opened"
+        # pyfuse3 sends any contiguous buffer; copying it into bytes first would cost a pass.
+        return cast("bytes", await self._filesystem.read(handle, off, size))
+
+    async def flush(self, fh: pyfuse3.FileHandleT) -> None:
+        """Nothing to write: ENOSYS, and the kernel asks no more at every close."""
+        raise pyfuse3.FUSEError(errno.ENOSYS)
+
+    async def release(self, fh: pyfuse3.FileHandleT) -> None:
+        """Close a file."""
+        self.handles.drop(fh)
+
+    def _keep(self, opened: Opened) -> pyfuse3.FileHandleT:
+        return pyfuse3.FileHandleT(self.handles.keep(opened))
+
+    # the rest --------------------------------------------------------------------------------
+
+    @handler
+    async def getxattr(
+        self, inode: pyfuse3.InodeT, name: pyfuse3.XAttrNameT, ctx: pyfuse3.RequestContext
+    ) -> bytes:
+        """Give an extended attribute."""
+        return await self._xattrs.get(inode, name)
+
+    @handler
+    async def listxattr(
+        self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext
+    ) -> Sequence[pyfuse3.XAttrNameT]:
+        """Name the extended attributes."""
+        return [pyfuse3.XAttrNameT(name) for name in await self._xattrs.names(inode)]
+
+    @handler
+    async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
+        """Show a large file system with all room free: there is no cheap true answer."""
+        answer = pyfuse3.StatvfsData()
+        answer.f_bsize = answer.f_frsize = BLOCK_SIZE
+        answer.f_blocks = answer.f_bfree = answer.f_bavail = BUCKET_BLOCKS
+        answer.f_files = answer.f_ffree = answer.f_favail = 2**31
+        answer.f_namemax = NAME_MAX
+        return answer

@@ -1,0 +1,70 @@
+"""How handlers answer: failures as errno, attributes as pyfuse3 packs them."""
+
+import functools
+import stat
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
+
+import pyfuse3
+
+from aisfs.filesystem.attributes import BLOCK_SIZE, FOREVER, Attr, Entry
+from aisfs.fuse.failures import failure
+from aisfs.metrics import Metrics
+
+
+class _Answering(Protocol):
+    """Whose handlers they are."""
+
+    metrics: Metrics
+    before_each: Callable[[], None]
+
+
+P = ParamSpec("P")
+ResultT = TypeVar("ResultT")
+SelfT = TypeVar("SelfT", bound=_Answering)
+
+
+def handler(
+    operation: Callable[Concatenate[SelfT, P], Coroutine[Any, Any, ResultT]],
+) -> Callable[Concatenate[SelfT, P], Coroutine[Any, Any, ResultT]]:
+    """Count a request, and turn every failure into the errno the table says."""
+    name = operation.__name__
+
+    @functools.wraps(operation)
+    async def answer(self: SelfT, *args: P.args, **kwargs: P.kwargs) -> ResultT:
+        self.metrics.operations.labels(name, "pyfuse3").inc()
+        self.before_each()
+        try:
+            return await operation(self, *args, **kwargs)
+        except pyfuse3.FUSEError:
+            raise
+        except Exception as error:  # noqa: BLE001 - logged there
+            code = failure(self.metrics, name, error)
+        raise pyfuse3.FUSEError(code)
+
+    return cast("Callable[Concatenate[SelfT, P], Coroutine[Any, Any, ResultT]]", answer)
+
+
+def entry_attributes(entry: Entry) -> pyfuse3.EntryAttributes:
+    """Pack what is said of a name."""
+    found = attributes(entry.attr)
+    found.entry_timeout = entry.entry_timeout
+    return found
+
+
+def attributes(attr: Attr) -> pyfuse3.EntryAttributes:
+    """Pack what is said of an inode."""
+    found = pyfuse3.EntryAttributes()
+    found.st_ino = pyfuse3.InodeT(attr.ino)
+    found.st_mode = pyfuse3.ModeT(attr.mode)
+    # 1 for directories too, which tells `find` that the count says nothing about subdirectories.
+    found.st_nlink = 1
+    found.st_uid = attr.uid
+    found.st_gid = attr.gid
+    found.st_size = attr.size
+    found.st_blksize = BLOCK_SIZE
+    found.st_blocks = 0 if stat.S_ISDIR(attr.mode) else -(-attr.size // 512)
+    found.st_atime_ns = found.st_mtime_ns = found.st_ctime_ns = attr.mtime_ns
+    found.attr_timeout = attr.timeout
+    found.entry_timeout = FOREVER
+    return found

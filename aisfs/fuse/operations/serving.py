@@ -1,0 +1,85 @@
+"""pyfuse3 itself: its loop, from the mounting to the unmounting, and what it tells the kernel."""
+
+import os
+from contextlib import suppress
+
+import pyfuse3
+import trio
+
+from aisfs.errors import MountError
+from aisfs.fuse.notifier import INVALIDATE_SECONDS
+from aisfs.fuse.operations.reading import Operations
+
+
+class PyfuseKernel:
+    """Tells the kernel through pyfuse3, which sends from a thread of its own."""
+
+    def invalidate_entry(self, parent: int, name: bytes) -> None:
+        """See `filesystem.kernel.Kernel`."""
+        pyfuse3.invalidate_entry_async(
+            pyfuse3.InodeT(parent), pyfuse3.FileNameT(name), ignore_enoent=True
+        )
+
+    def invalidate_directory(self, ino: int) -> None:
+        """Nothing to do: without the lane the kernel keeps no listings."""
+
+    async def invalidated(self, parent: int, name: bytes) -> None:
+        """See `filesystem.kernel.WaitingKernel`.
+
+        The call waits for the directory's lock. Whoever holds it may wait for the file that is
+        being closed or synced here, so after a while the thread is left to itself.
+        """
+
+        def invalidate() -> None:
+            with suppress(OSError):  # the kernel does not know the name
+                pyfuse3.invalidate_entry(pyfuse3.InodeT(parent), pyfuse3.FileNameT(name))
+
+        with trio.move_on_after(INVALIDATE_SECONDS):
+            await trio.to_thread.run_sync(invalidate, abandon_on_cancel=True)
+
+
+async def serve(operations: Operations, mountpoint: str, options: set[str]) -> None:
+    """Mount, answer requests until unmounted or `terminate` is called, and unmount.
+
+    Args:
+        operations: What answers.
+        mountpoint: An empty directory.
+        options: Mount options as of `mount -o`, each `name` or `name=value`.
+
+    Raises:
+        MountError: the kernel or fusermount3 refused.
+    """
+    try:
+        pyfuse3.init(operations, mountpoint, options)
+    except RuntimeError as error:
+        raise MountError(f"cannot mount on {mountpoint}: {error}") from error
+    try:
+        await pyfuse3.main()
+    finally:
+        pyfuse3.close(unmount=True)
+
+
+async def serve_descriptor(operations: Operations, fd: int) -> None:
+    """Answer requests that come through a descriptor, until `terminate` is called.
+
+    Args:
+        operations: What answers.
+        fd: Given up by the caller, and closed at the end.
+
+    Raises:
+        MountError: this libfuse cannot do that.
+    """
+    try:
+        pyfuse3.init(operations, f"/dev/fd/{fd}", set())
+    except RuntimeError as error:
+        os.close(fd)
+        raise MountError(f"libfuse does not serve a descriptor: {error}") from error
+    try:
+        await pyfuse3.main()
+    finally:
+        pyfuse3.close(unmount=False)
+
+
+def terminate() -> None:
+    """Make `serve` or `serve_descriptor` return."""
+    pyfuse3.terminate()
