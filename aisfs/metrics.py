@@ -12,7 +12,7 @@ class Metrics:
     """What a mount counts, in a registry of its own."""
 
     def __init__(self) -> None:
-        """Start at zero."""
+        """Start at zero. One table, however long: whoever looks for a counter reads it through."""
         self._registry = CollectorRegistry()
         self.operations = self._counter(
             "aisfs_operations",

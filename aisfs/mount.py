@@ -199,6 +199,17 @@ async def _build(
     )
     if not plan.kernel.lane:
         return operations, None
+    return operations, _build_lane(base, operations, filesystem, tree, engine, folders)
+
+
+def _build_lane(
+    base: Foundation,
+    operations: Operations,
+    filesystem: FileSystem,
+    tree: Names,
+    engine: Engine,
+    folders: ShardFolders,
+) -> LaneSession:
     known: Known
     if isinstance(filesystem, NamingFileSystem):
         known = KnownWritten(filesystem, tree, folders, engine.reader)
@@ -211,7 +222,7 @@ async def _build(
         engine.fetcher.on_landed = pusher.landed
         return pusher
 
-    lane = LaneSession(
+    return LaneSession(
         operations,
         filesystem,
         known,
@@ -219,7 +230,6 @@ async def _build(
         negative_timeout=operations.negative_timeout,
         observe=observe,
     )
-    return operations, lane
 
 
 def _build_filesystem(
