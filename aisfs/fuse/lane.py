@@ -28,10 +28,10 @@ from typing import Protocol
 
 from aisfs.errors import AisfsError
 from aisfs.fuse import abi
-from aisfs.fuse.abi import InitFlag, Opcode
+from aisfs.fuse.abi import Opcode
+from aisfs.fuse.negotiation import Negotiation
 from aisfs.fuse.observer import Observer
 from aisfs.fuse.pending import Pending
-from aisfs.fuse.tuning import MAX_BACKGROUND
 
 log = logging.getLogger(__name__)
 
@@ -91,13 +91,10 @@ class Lane:
         undo: Callable[[int, memoryview], None],
         prepare: Callable[[], None],
         notify: Callable[[bytes], None],
-        on_init: Callable[[InitFlag], None],
         before_sleep: Callable[[], None],
         list_by_inode: Callable[[], bool],
-        without: InitFlag,
-        wanted: InitFlag,
+        negotiation: Negotiation,
         observer: Observer,
-        max_message: int,
         spin: float = SPIN_SECONDS,
     ) -> None:
         """Work on a mounted device once `start` is called.
@@ -110,13 +107,10 @@ class Lane:
             undo: Takes back what a reply (opcode, message) that the kernel never took has counted.
             prepare: Does what may be done ahead, after a part of a listing was sent.
             notify: Sends what pyfuse3 tells the kernel unasked, from another thread.
-            on_init: Told once what the kernel can.
             before_sleep: Called in thread L when there is nothing to do.
             list_by_inode: Whether directories are read by inode, whatever their handle.
-            without: What pyfuse3 asks the kernel to do, and the handlers do not expect.
-            wanted: What it does not know to ask for, and the handlers do expect, if offered.
+            negotiation: What the kernel and pyfuse3 are made to agree on.
             observer: Told of what was answered here.
-            max_message: Bytes of data that a message to pyfuse3 or back may carry.
             spin: Seconds to poll the device after an answer; 0 never.
         """
         self._device = device
@@ -126,13 +120,10 @@ class Lane:
         self._undo = undo
         self._prepare = prepare
         self._notify = notify
-        self._on_init = on_init
         self._on_end: Callable[[], None] = lambda: None
         self._before_sleep = before_sleep
         self._list_by_inode = list_by_inode
-        self._without = without
-        self._wanted = wanted
-        self._offered = InitFlag(0)
+        self._negotiation = negotiation
         self._observer = observer
         self._spin = spin
         self._stopping = False
@@ -149,7 +140,6 @@ class Lane:
         """Requests answered in thread L, by opcode."""
         self.busy_since: list[float | None] = [None, None]
         """When L, and R, began what it is doing, in seconds of `time.monotonic`."""
-        self._max_message = max_message
 
     def start(self, on_end: Callable[[], None]) -> None:
         """Begin to serve; `on_end` is called from a thread when the mount is gone, or broken."""
@@ -305,8 +295,7 @@ class Lane:
         self, opcode: int, unique: int, nodeid: int, message: memoryview, pid: int
     ) -> None:
         if opcode == Opcode.INIT:
-            self._offered = abi.init_flags(message)
-            self._on_init(self._offered)
+            self._negotiation.offered(message)
         elif opcode in (Opcode.READDIR, Opcode.READDIRPLUS) and self._list_by_inode():
             abi.set_handle(message, nodeid, LIST_BYTES_MAX)
         self._pending.add(unique, opcode, pid)
@@ -363,23 +352,9 @@ class Lane:
                 self._undo(opcode, message)
             return
         if request.opcode == Opcode.INIT and not code:
-            self.reply(Opcode.INIT, (self._edit_init(message),))
+            self.reply(Opcode.INIT, (self._negotiation.agreed(message),))
         else:
             self.reply(request.opcode, (message,))
-
-    def _edit_init(self, message: memoryview) -> bytes:
-        """Ask for what pyfuse3 does not know to ask for."""
-        reply = abi.init_reply(message)
-        flags = reply.flags & ~self._without | self._wanted & self._offered
-        return abi.with_init(
-            message,
-            reply._replace(
-                flags=flags,
-                max_background=MAX_BACKGROUND,
-                congestion_threshold=MAX_BACKGROUND * 3 // 4,
-                max_write=min(reply.max_write, self._max_message),
-            ),
-        )
 
 
 def grow(end: socket.socket) -> int:

@@ -22,6 +22,7 @@ from aisfs.fuse.changes import Changes
 from aisfs.fuse.device import Device, mount_device
 from aisfs.fuse.interruptions import ASKING, Interruptions
 from aisfs.fuse.lane import SPIN_SECONDS, Lane, grow
+from aisfs.fuse.negotiation import Negotiation
 from aisfs.fuse.notifier import Notifier
 from aisfs.fuse.observer import Nobody, Observer
 from aisfs.fuse.operations.reading import Operations
@@ -129,6 +130,12 @@ class LaneSession:
         reads = WaitingReads(self._filesystem, pending, self._metrics, observer)
         changes = self._changes(pending)
         answers = self._answers(reads, interruptions, changes)
+        negotiation = Negotiation(
+            answers.initialise,
+            without=answers.without,
+            wanted=answers.wanted,
+            max_message=min(grow(ours), grow(its)),
+        )
         lane = Lane(
             device.fd,
             ours,
@@ -137,13 +144,10 @@ class LaneSession:
             undo=answers.undo,
             prepare=answers.prepare,
             notify=notifier.forward,
-            on_init=answers.initialise,
             before_sleep=answers.before_sleep,
             list_by_inode=lambda: answers.lists_by_inode,
-            without=answers.without,
-            wanted=answers.wanted,
+            negotiation=negotiation,
             observer=observer,
-            max_message=min(grow(ours), grow(its)),
             spin=self._spin,
         )
         interruptions.reply = lane.reply

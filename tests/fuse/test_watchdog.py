@@ -21,6 +21,7 @@ from aisfs.fuse.abi import InitFlag, InitReply, Opcode
 from aisfs.fuse.device import Device, mount_device
 from aisfs.fuse.interruptions import Interruptions
 from aisfs.fuse.lane import SILENCE, Lane
+from aisfs.fuse.negotiation import Negotiation
 from aisfs.fuse.notifier import Notifier
 from aisfs.fuse.observer import Nobody
 from aisfs.fuse.pending import Pending
@@ -50,9 +51,12 @@ class Stand:
                     Opcode.READ: self.read, Opcode.OPENDIR: self.open}  # fmt: skip
         self.lane = Lane(
             device.fd, ours, handlers, self.pending, undo=lambda *_: None, prepare=lambda: None,
-            notify=self.notifier.forward, on_init=lambda flags: None, before_sleep=lambda: None,
-            list_by_inode=lambda: False, without=InitFlag(0), wanted=InitFlag.PARALLEL_DIROPS,
-            observer=Nobody(), max_message=1 << 20,
+            notify=self.notifier.forward, before_sleep=lambda: None, list_by_inode=lambda: False,
+            negotiation=Negotiation(
+                lambda flags: None, without=InitFlag(0), wanted=InitFlag.PARALLEL_DIROPS,
+                max_message=1 << 20,
+            ),
+            observer=Nobody(),
         )  # fmt: skip
         self.watchdog = Watchdog(
             device, self.lane, self.notifier, self.pending, Interruptions(self.pending)

@@ -1,0 +1,55 @@
+"""INIT, when the mount begins: what the kernel can, and what it is asked to do.
+
+pyfuse3 negotiates; here it is made to ask for what the lane's answers expect.
+"""
+
+from collections.abc import Callable
+
+from aisfs.fuse import abi
+from aisfs.fuse.abi import InitFlag
+from aisfs.fuse.tuning import MAX_BACKGROUND
+
+
+class Negotiation:
+    """The one INIT of a mount."""
+
+    def __init__(
+        self,
+        on_offer: Callable[[InitFlag], None],
+        *,
+        without: InitFlag,
+        wanted: InitFlag,
+        max_message: int,
+    ) -> None:
+        """Wait for it.
+
+        Args:
+            on_offer: Told once what the kernel can.
+            without: What pyfuse3 asks the kernel to do, and the handlers do not expect.
+            wanted: What it does not know to ask for, and the handlers do expect, if offered.
+            max_message: Bytes of data that a message to pyfuse3 or back may carry.
+        """
+        self._on_offer = on_offer
+        self._without = without
+        self._wanted = wanted
+        self._offered = InitFlag(0)
+        self._max_message = max_message
+
+    def offered(self, message: memoryview) -> None:
+        """Take note of the kernel's request."""
+        self._offered = abi.init_flags(message)
+        self._on_offer(self._offered)
+
+    def agreed(self, message: memoryview) -> bytes:
+        """Give pyfuse3's reply with what it does not know to ask for."""
+        reply = abi.init_reply(message)
+        flags = reply.flags & ~self._without | self._wanted & self._offered
+        return abi.with_init(
+            message,
+            reply._replace(
+                flags=flags,
+                max_background=MAX_BACKGROUND,
+                congestion_threshold=MAX_BACKGROUND * 3 // 4,
+                max_write=min(reply.max_write, self._max_message),
+            ),
+        )
