@@ -231,6 +231,11 @@ def watched_disk(directory: Path, seconds: float = 0.05) -> Iterator[DiskUse]:
         thread.join(20)
 
 
+def lines(log: str, words: str) -> list[str]:
+    """The lines of a log with these words."""
+    return [line for line in log.splitlines() if words in line]
+
+
 def kill_daemon(mount: Mount) -> None:
     """End a daemon as a power cut would."""
     os.kill(mount.pid, signal.SIGKILL)

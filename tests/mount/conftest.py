@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.mount.cache_data import Dataset
 from tests.mount.cache_tools import big_directory
 from tests.support.mounts import mounting
+from tests.support.servers import RunningServer, running_server
 
 ONCE = (
     "test_archive_forms",
@@ -64,6 +66,20 @@ def lane(request: pytest.FixtureRequest) -> Iterator[bool]:
     with_lane = getattr(request, "param", "lane") == "lane"
     with mounting(lane=with_lane):
         yield with_lane
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[Path]:
+    """The directory of a module's buckets, not made yet."""
+    with big_directory() as directory:
+        yield directory / "store"
+
+
+@pytest.fixture(scope="module")
+def server(store: Path, shards: Dataset) -> Iterator[RunningServer]:
+    """A server of it; the module says what `shards` are there."""
+    with running_server(store) as server:
+        yield server
 
 
 @pytest.fixture

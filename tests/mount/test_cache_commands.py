@@ -3,7 +3,6 @@
 import re
 import sqlite3
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from tests.mount.cache_tools import (
     READER,
     SETTLED,
     Meter,
-    big_directory,
     data_files,
     disk_usage,
     job,
@@ -26,7 +24,7 @@ from tests.mount.cache_tools import (
 )
 from tests.mount.test_mount_errors import MISSING, USAGE, one_line
 from tests.support.mounts import MountFailedError, aisfs, mounted
-from tests.support.servers import RunningServer, running_server
+from tests.support.servers import RunningServer
 
 pytestmark = pytest.mark.mount
 
@@ -35,21 +33,9 @@ TINY = 2 * MIB
 
 
 @pytest.fixture(scope="module")
-def store() -> Iterator[Path]:
-    with big_directory() as directory:
-        yield directory / "store"
-
-
-@pytest.fixture(scope="module")
 def shards(store: Path) -> Dataset:
     """Ten shards of 2 MiB."""
     return make_shards(store / "shards", 10, 16, 128 * 1024)
-
-
-@pytest.fixture(scope="module")
-def server(store: Path, shards: Dataset) -> Iterator[RunningServer]:
-    with running_server(store) as server:
-        yield server
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,14 +12,14 @@ from tests.mount.cache_tools import (
     DAMAGED,
     MIB,
     Meter,
-    big_directory,
     data_files,
+    lines,
     list_folders,
     read,
     watched_disk,
 )
 from tests.support.mounts import mounted
-from tests.support.servers import RunningServer, running_server
+from tests.support.servers import RunningServer
 
 pytestmark = pytest.mark.mount
 
@@ -29,21 +29,9 @@ NOT_USED = r"cache not used until the next start"
 
 
 @pytest.fixture(scope="module")
-def store() -> Iterator[Path]:
-    with big_directory() as directory:
-        yield directory / "store"
-
-
-@pytest.fixture(scope="module")
 def shards(store: Path) -> Dataset:
     """Twelve shards of 3 MiB."""
     return make_shards(store / "shards", 12, 24, 128 * 1024)
-
-
-@pytest.fixture(scope="module")
-def server(store: Path, shards: Dataset) -> Iterator[RunningServer]:
-    with running_server(store) as server:
-        yield server
 
 
 def options(cache: Path) -> tuple[str, ...]:
@@ -56,10 +44,6 @@ def warm(server: RunningServer, shards: Dataset, mountpoint: Path, cache: Path) 
     with mounted("ais://shards", mountpoint, endpoint=server.endpoint, options=settings) as mount:
         list_folders(mount.path, shards)
         read(mount.path, shards.files)
-
-
-def lines(log: str, words: str) -> list[str]:
-    return [line for line in log.splitlines() if words in line]
 
 
 @pytest.mark.parametrize("bit_flips", [1, 40])

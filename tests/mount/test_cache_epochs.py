@@ -21,7 +21,6 @@ from tests.mount.cache_tools import (
     SETTLED,
     SHORT,
     Meter,
-    big_directory,
     kill_daemon,
     list_folders,
     read,
@@ -36,12 +35,6 @@ RECORDED = 2.5
 EPOCHS = 4
 HALF = ("--cache-size", "45MiB", "--memory-limit", "16MiB")
 """For the 80 MiB of `shards`: 40 MiB of data, and 5 MiB for indexes, the ledger and its margin."""
-
-
-@pytest.fixture(scope="module")
-def store() -> Iterator[Path]:
-    with big_directory() as directory:
-        yield directory / "store"
 
 
 @pytest.fixture(scope="module")

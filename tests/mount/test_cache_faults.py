@@ -26,6 +26,7 @@ from tests.mount.cache_tools import (
     disk_usage,
     job,
     kill_daemon,
+    lines,
     read,
     readers,
     watched_disk,
@@ -33,7 +34,7 @@ from tests.mount.cache_tools import (
 from tests.mount.content import fill, payload, put
 from tests.mount.test_mount_errors import USAGE, one_line
 from tests.support.mounts import MountFailedError, aisfs, eventually, is_mountpoint, mounted
-from tests.support.servers import RunningServer, running_server
+from tests.support.servers import RunningServer
 
 pytestmark = pytest.mark.mount
 
@@ -57,12 +58,6 @@ def shards(store: Path) -> Dataset:
     return make_shards(store / "shards", 12, 24, 128 * 1024)
 
 
-@pytest.fixture(scope="module")
-def server(store: Path, shards: Dataset) -> Iterator[RunningServer]:
-    with running_server(store) as server:
-        yield server
-
-
 def options(cache: Path, *more: str) -> tuple[str, ...]:
     return ("--cache-dir", str(cache), "--cache-size", "48MiB", *more)
 
@@ -75,10 +70,6 @@ def tmpfs(path: Path, settings: str) -> Iterator[Path]:
         yield path
     finally:
         subprocess.run(["umount", path], check=True)
-
-
-def lines(log: str, words: str) -> list[str]:
-    return [line for line in log.splitlines() if words in line]
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])

@@ -11,7 +11,6 @@ from tests.mount.cache_tools import (
     MIB,
     RANDOM_READER,
     READER,
-    big_directory,
     disk_usage,
     job,
     list_folders,
@@ -29,12 +28,6 @@ LOOKS = 30
 """Samples of the disk's use that a test must have taken to say something."""
 COUNT = 250
 """Pieces that each random reader reads."""
-
-
-@pytest.fixture(scope="module")
-def store() -> Iterator[Path]:
-    with big_directory() as directory:
-        yield directory / "store"
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import pytest
 import requests
 
 from tests.mount.cache_data import Dataset, dealt, make_objects, make_shards
-from tests.mount.cache_tools import MIB, READER, big_directory, job, readers
+from tests.mount.cache_tools import MIB, READER, job, readers
 from tests.mount.content import LIMIT, object_url, put
 from tests.support.mounts import Mount, environment, eventually, mounted
 from tests.support.servers import RunningServer, running_server
@@ -36,12 +36,6 @@ while left > 0:
 print("there", flush=True)
 time.sleep(600)
 """
-
-
-@pytest.fixture(scope="module")
-def store() -> Iterator[Path]:
-    with big_directory() as directory:
-        yield directory / "store"
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from tests.mount.cache_data import Dataset, make_shards
-from tests.mount.cache_tools import big_directory
 from tests.mount.content import delete, fill, put
 from tests.support import mounts
 from tests.support.archives import make, text
@@ -54,21 +53,9 @@ except KeyboardInterrupt:
 
 
 @pytest.fixture(scope="module")
-def store() -> Iterator[Path]:
-    with big_directory() as directory:
-        yield directory / "store"
-
-
-@pytest.fixture(scope="module")
 def shards(store: Path) -> Dataset:
     """Four shards of 500 samples."""
     return make_shards(store / "b", 4, 500, 1000)
-
-
-@pytest.fixture(scope="module")
-def server(store: Path, shards: Dataset) -> Iterator[RunningServer]:
-    with running_server(store) as server:
-        yield server
 
 
 def requests(mount: Mount) -> Counter[tuple[str, str]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.mount.cache_data import Dataset, make_objects, make_shards
-from tests.mount.cache_tools import MIB, READER, Meter, big_directory, job, read, readers, watch
+from tests.mount.cache_tools import MIB, READER, Meter, job, read, readers, watch
 from tests.support.mounts import Mount, eventually, mounted
 from tests.support.servers import RunningServer, running_server
 
@@ -20,12 +20,6 @@ DELAY = 0.5
 """Seconds that each GET takes, large against the time that the bytes take."""
 LONG_ENOUGH = 3.0
 """Seconds in which a prefetch would have happened."""
-
-
-@pytest.fixture(scope="module")
-def store() -> Iterator[Path]:
-    with big_directory() as directory:
-        yield directory / "store"
 
 
 @pytest.fixture(scope="module")

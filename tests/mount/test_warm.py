@@ -15,7 +15,6 @@ from tests.mount.cache_tools import (
     MIB,
     SETTLED,
     Meter,
-    big_directory,
     disk_usage,
     list_folders,
     read,
@@ -28,12 +27,6 @@ from tests.support.servers import RunningServer, running_server
 pytestmark = pytest.mark.mount
 
 FAILING = r"WARNING|ERROR"
-
-
-@pytest.fixture(scope="module")
-def store() -> Iterator[Path]:
-    with big_directory() as directory:
-        yield directory / "store"
 
 
 @pytest.fixture(scope="module")

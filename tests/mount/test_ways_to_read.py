@@ -5,17 +5,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.mount.cache_data import Dataset, make_shards
-from tests.mount.cache_tools import big_directory
 from tests.mount.content import put
 from tests.support.mounts import environment, mounted
-from tests.support.servers import RunningServer, running_server
+from tests.support.servers import RunningServer
 
 pytestmark = pytest.mark.mount
 
@@ -93,21 +91,9 @@ print(json.dumps([wrong, slowest, done]))
 
 
 @pytest.fixture(scope="module")
-def store() -> Iterator[Path]:
-    with big_directory() as directory:
-        yield directory / "store"
-
-
-@pytest.fixture(scope="module")
 def shards(store: Path) -> Dataset:
     """24 shards of 16 members of 48 KiB: three times what the cache holds."""
     return make_shards(store / "b", 24, 16, 48 * 1024)
-
-
-@pytest.fixture(scope="module")
-def server(store: Path, shards: Dataset) -> Iterator[RunningServer]:
-    with running_server(store) as server:
-        yield server
 
 
 def test_eight_processes_in_every_way(
