@@ -46,7 +46,7 @@ class ChangingFileSystem(WritingFileSystem):
             AlreadyExists: it is there, and O_EXCL asks for a new one.
             InvalidName: AIStore refuses such a name, or would never list it.
         """
-        node = self.node(parent)
+        node = await self._settled(parent)
         if isinstance(node, ShardNode):
             return await self._create_member(node, parent, name)
         where = self._writable_directory(node)
@@ -69,7 +69,7 @@ class ChangingFileSystem(WritingFileSystem):
     def create_known(self, parent: int, name: bytes, mode: int) -> tuple[Entry, OpenFile] | None:
         """Make a file and open it, if its directory is known to lack it; None if that is to be asked."""
         where = self.inodes.get(parent)
-        if not isinstance(where, DirectoryNode):
+        if not isinstance(where, DirectoryNode) or self._name_changes.of(where) is not None:
             return None
         key = self._new_key(where, name)
         if self.tree.known(where, parent, name) is not None:
@@ -142,7 +142,7 @@ class ChangingFileSystem(WritingFileSystem):
             NotPermitted: an owner, or a mode or time that the bucket cannot keep.
             ReadOnly: in a shard.
         """
-        node = self.node(ino)
+        node = await self._settled(ino)
         if isinstance(node, ShardNode):
             raise ReadOnly("members of a shard cannot be changed")
         attr = await self.getattr(ino)

@@ -6,10 +6,12 @@ before; should it come to nothing, the staged bytes are kept.
 
 import logging
 
+from aisfs.engine.staging import StagedFile
 from aisfs.errors import AisfsError, Stale
 from aisfs.filesystem.kernel import WaitingKernel
 from aisfs.filesystem.written import WrittenFile
 from aisfs.filesystem.written_names import WrittenNames
+from aisfs.model import ObjectInfo
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +40,7 @@ class CommittingFileSystem(WrittenNames):
             raise file.torn
         try:
             if file.member:
-                info = await self._writer.append(file.bucket, file.key, file.member, file.staged)
-                self._note_append(file, info)
+                info = await self._append(file, file.staged)
             else:
                 info = await self._writer.upload(
                     file.bucket,
@@ -59,6 +60,14 @@ class CommittingFileSystem(WrittenNames):
             file.failed = None
             self._lister.settle(file.bucket, file.key, info)
         return True
+
+    async def _append(self, file: WrittenFile, staged: StagedFile) -> ObjectInfo:
+        """Append a member to its shard, whatever it is called by now."""
+        async with self._name_changes.using(lambda: frozenset({(file.bucket, file.key)})):
+            self._check_not_lost(file)
+            info = await self._writer.append(file.bucket, file.key, file.member, staged)
+            self._note_append(file, info)
+        return info
 
     async def _settle_unopened(self, file: WrittenFile) -> None:
         """Upload what nobody has closed properly, a mapping for example, and let the disk go."""

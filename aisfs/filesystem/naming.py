@@ -1,8 +1,8 @@
 """Names of a tree that can be written: unlink, mkdir, rmdir, rename."""
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 from msgspec import structs
 
@@ -24,6 +24,7 @@ from aisfs.errors import (
 )
 from aisfs.filesystem.attributes import Entry
 from aisfs.filesystem.changing import ChangingFileSystem
+from aisfs.filesystem.name_changes import NameChange, Names
 from aisfs.filesystem.nodes import DirectoryNode, ObjectNode, ShardNode, identity
 from aisfs.filesystem.tree import Found
 from aisfs.filesystem.written import WrittenFile
@@ -42,19 +43,37 @@ class NamingFileSystem(ChangingFileSystem):
 
     async def unlink(self, parent: int, name: bytes) -> None:
         """Remove a file; whoever has it open goes on with what it holds."""
-        where = self._writable_directory(self.node(parent))
-        found = await self._found(where, parent, name)
-        if not isinstance(found.node, ObjectNode):
-            raise IsADirectory(f"{name!r} is a directory")
-        with self._shut(found.node):
-            await self._remove(found, found.node)
+        async with self._changing_names((parent, name)) as change:
+            where = self._writable_directory(self.node(parent))
+            found = await self._found(where, parent, name)
+            if not isinstance(found.node, ObjectNode):
+                raise IsADirectory(f"{name!r} is a directory")
+            with self._shut(found.node, change):
+                await self._remove(found, found.node)
         self._invalidate_aliases(parent, names.entry_name(where.prefix, found.node.info.key))
+
+    @asynccontextmanager
+    async def _changing_names(self, *places: tuple[int, bytes]) -> AsyncIterator[NameChange]:
+        """Change what these names stand for while nobody else is about to, nor relies on them."""
+
+        def affected() -> Names:
+            affected = set()
+            for parent, name in places:
+                where = self.node(parent)
+                if isinstance(where, DirectoryNode):  # anything else is refused
+                    affected.add((where.bucket, names.child_key(where.prefix, name)))
+                    affected.add((where.bucket, names.child_prefix(where.prefix, name)))
+            return frozenset(affected)
+
+        async with self._name_changes.changing(affected) as change:
+            yield change
 
     async def _remove(self, found: Found, node: ObjectNode) -> None:
         file = await self._detach(found)
         if file is None:
             await self._writer.remove(node.bucket, node.info.key)
             self._lister.remove(node.bucket, node.info.key)
+            self._lose_members(node)
             return
         async with file.lock:
             if file.base is not None:
@@ -62,18 +81,27 @@ class NamingFileSystem(ChangingFileSystem):
             with self.changing:
                 self._unname(file)
                 self._lister.remove(node.bucket, node.info.key)
+        self._lose_members(node)
+
+    def _lose_members(self, shard: ObjectNode) -> None:
+        """Let no new member bring back a shard that was removed."""
+        for member in self._files.new_members(shard.bucket, shard.info.key):
+            member.lost = NotFound("its shard was removed")
 
     @contextmanager
-    def _shut(self, node: ObjectNode) -> Iterator[None]:
+    def _shut(self, node: ObjectNode, change: NameChange) -> Iterator[None]:
         """Let nobody begin to read a version unknown to the trio thread, since it is about to go."""
-        if self._current(node) is not None:  # a written file is opened by the trio thread anyway
+        file = self._current(node)
+        if file is not None:  # a written file is opened by the trio thread anyway
             yield
+            change.gone.add(file.ino)
             return
         ino = self._number(node)
         with self.changing:
             self._going.add(ino)
         try:
             yield
+            change.gone.add(ino)
         finally:
             self._going.discard(ino)
 
@@ -117,7 +145,7 @@ class NamingFileSystem(ChangingFileSystem):
         Raises:
             AlreadyExists: the name is taken.
         """
-        where = self._writable_directory(self.node(parent))
+        where = self._writable_directory(await self._settled(parent))
         key = self._new_key(where, name)
         if await self.tree.find(where, parent, name) is not None:
             raise AlreadyExists(f"{where.bucket}/{key} exists")
@@ -150,7 +178,7 @@ class NamingFileSystem(ChangingFileSystem):
         Raises:
             NotEmpty: there is something in it, perhaps something that cannot be shown.
         """
-        where = self._writable_directory(self.node(parent))
+        where = self._writable_directory(await self._settled(parent))
         found = await self._found(where, parent, name)
         node = found.node
         if isinstance(node, ShardNode):
@@ -185,6 +213,18 @@ class NamingFileSystem(ChangingFileSystem):
         """
         if flags & ~RENAME_NOREPLACE:
             raise InvalidName("names cannot be exchanged")
+        async with self._changing_names((parent, name), (new_parent, new_name)) as change:
+            await self._rename(parent, name, new_parent, new_name, flags, change)
+
+    async def _rename(
+        self,
+        parent: int,
+        name: bytes,
+        new_parent: int,
+        new_name: bytes,
+        flags: int,
+        change: NameChange,
+    ) -> None:
         where = self._writable_directory(self.node(parent))
         target = self.node(new_parent)
         if isinstance(target, ShardNode):
@@ -203,7 +243,7 @@ class NamingFileSystem(ChangingFileSystem):
             if victim is None:
                 await self._rename_file(found, None, key, new_parent, new_name)
             elif isinstance(victim.node, ObjectNode):
-                with self._shut(victim.node):
+                with self._shut(victim.node, change):
                     await self._rename_file(found, victim, key, new_parent, new_name)
             else:
                 raise IsADirectory(f"{target.bucket}/{key} is a directory")
@@ -219,23 +259,26 @@ class NamingFileSystem(ChangingFileSystem):
         assert isinstance(node, ObjectNode), "a file is an object"
         gone = await self._detach(victim) if victim is not None else None
         file = self._current(node)
-        if file is not None:
-            async with file.lock:
+        async with AsyncExitStack() as locks:
+            # Neither is uploaded while the one takes the name of the other.
+            for locked in (gone, file):
+                if locked is not None:
+                    await locks.enter_async_context(locked.lock)
+            if file is not None:
                 await self._commit_locked(file)
-                info = await self._writer.rename(node.bucket, file.key, key)
-                with self.changing:
+            info = await self._writer.rename(node.bucket, node.info.key, key)
+            with self.changing:
+                if gone is not None:
+                    self._unname(gone)
+                if file is None:
+                    self._move_inode(node, ObjectNode(node.bucket, info, parent, name))
+                else:
                     self._files.rename(file, key, parent, name)
                     file.base = info
-        else:
-            info = await self._writer.rename(node.bucket, node.info.key, key)
-        if gone is not None:
-            async with gone.lock:
-                self._unname(gone)
-        with self.changing:
-            if file is None:
-                self._move_inode(node, ObjectNode(node.bucket, info, parent, name))
-            self._lister.remove(node.bucket, node.info.key)
-            self._lister.settle(node.bucket, key, info)
+                for member in self._files.new_members(node.bucket, node.info.key):
+                    self._files.rename(member, key, member.node.parent, member.node.name)
+                self._lister.remove(node.bucket, node.info.key)
+                self._lister.settle(node.bucket, key, info)
         self._invalidate_aliases(node.parent, found.name)
         self._invalidate_aliases(parent, name)
 
@@ -258,9 +301,16 @@ class NamingFileSystem(ChangingFileSystem):
             await self._check_empty(victim.node)
         if new_prefix.startswith(prefix):
             raise InvalidName(f"{bucket}/{prefix} cannot be moved into itself")
-        for file in self._files.below(bucket, prefix):
-            async with file.lock:
+        async with AsyncExitStack() as locks:
+            # What is written meanwhile is uploaded under its new name.
+            for file in self._files.below(bucket, prefix):
+                await locks.enter_async_context(file.lock)
                 await self._commit_locked(file)
+            await self._rename_objects(node, new_prefix)
+
+    async def _rename_objects(self, node: DirectoryNode, new_prefix: str) -> None:
+        """Rename what the store has below a directory."""
+        bucket, prefix = node.bucket, node.prefix
         found = await self._writer.objects_below(bucket, prefix, self._settings.rename_dir_limit)
         moved: dict[str, ObjectInfo] = {}
         try:
@@ -313,6 +363,8 @@ class NamingFileSystem(ChangingFileSystem):
             info = moved.get(file.key, file.base)
             self._files.rename(file, renamed(file.key), file.node.parent, file.node.name)
             file.base = info
+        for member in self._files.new_members(bucket, prefix):
+            self._files.rename(member, renamed(member.key), member.node.parent, member.node.name)
         self._move_inodes_below(node, new_prefix, moved)
         for held in self._lister.pending_directories(bucket, prefix):
             self._lister.remove(bucket, held, hold=False)

@@ -39,10 +39,11 @@ class WritingFileSystem(CommittingFileSystem):
         """Open an object, to read or to write, or a member, to read.
 
         Raises:
-            Stale: it is to be written and is another version by now; the kernel looks it up anew.
+            Stale: it is to be written and is another version by now, or its name goes; the kernel
+                looks it up anew.
             ReadOnly: a member is to be written.
         """
-        node = self.node(ino)
+        node = await self._settled(ino)
         wanted = flags & WRITING
         if not isinstance(node, ObjectNode):
             if wanted and isinstance(node, ShardNode):
@@ -193,9 +194,12 @@ class WritingFileSystem(CommittingFileSystem):
             try:
                 return await self.read(FileHandle(node), offset, size)
             except Stale:
+                change = self._name_changes.of(node)
+                if change is not None:
+                    await change.over.wait()
                 now = self._files.by_ino.get(handle.ino)
                 changed_here = now is not None and (now.staged or now.base is not node.info)
-                if not changed_here:
+                if not changed_here and self.node(handle.ino) == node:
                     raise  # by somebody else
 
     async def write(self, handle: OpenFile, offset: int, data: bytes) -> int:

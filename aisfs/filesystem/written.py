@@ -140,6 +140,14 @@ class WrittenFiles:
         """Give the files whose keys start with `prefix`."""
         return [f for (b, k), f in self._by_key.items() if b == bucket and k.startswith(prefix)]
 
+    def new_members(self, bucket: Bucket, shard: str) -> list[WrittenFile]:
+        """Give the new members of a shard, or of all shards whose keys start with `shard`."""
+        return [
+            file
+            for (b, key, _), file in self._members.items()
+            if b == bucket and (key == shard or (shard.endswith("/") and key.startswith(shard)))
+        ]
+
     def unname(self, file: WrittenFile) -> None:
         """Forget its name; the number stays."""
         if file.member:

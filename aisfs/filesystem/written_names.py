@@ -25,6 +25,7 @@ from aisfs.errors import (
 from aisfs.filesystem.attributes import Attr, AttrMaker, Entry
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.handles import DirectoryHandle
+from aisfs.filesystem.name_changes import NameChanges
 from aisfs.filesystem.nodes import DirectoryNode, Node, ObjectNode, ShardNode, identity
 from aisfs.filesystem.shards import ShardFolders, is_folder
 from aisfs.filesystem.tree import Children, Found, Objects, Tree
@@ -83,6 +84,7 @@ class WrittenNames(FileSystem):
         self._files = WrittenFiles()
         self._readers: Counter[int] = Counter()
         """Open handles by inode that are not for writing; changed while `changing` is held."""
+        self._name_changes = NameChanges()
         self._going: set[int] = set()
         """Versions that are being removed: who opens one now has to be known to the trio thread."""
         self._salted: dict[int, bytes] = {}
@@ -94,6 +96,7 @@ class WrittenNames(FileSystem):
 
     async def lookup(self, parent: int, name: bytes) -> Entry | None:
         """See `FileSystem`; a new member of a shard is there before its shard has it."""
+        await self._settled(parent)
         if self._lacks_member(parent, name):
             return None
         file = await self._new_member(parent, name)
@@ -139,6 +142,21 @@ class WrittenNames(FileSystem):
             return None
         path = await self._folders.path(node, parent, name)
         return self._files.of_member(node.bucket, node.info.key, path)
+
+    async def _settled(self, ino: int) -> Node:
+        """Give a node when no change decides any more where it is.
+
+        Raises:
+            Stale: it has lost its name meanwhile; the kernel looks up what has the name now.
+        """
+        while True:
+            node = self.node(ino)
+            change = self._name_changes.of(node)
+            if change is None:
+                return node
+            await change.over.wait()
+            if ino in change.gone:
+                raise Stale("it was removed or replaced while it was being opened")
 
     def node(self, ino: int) -> Node:
         """See `FileSystem`; a written file is the version it was committed as last."""

@@ -1,0 +1,212 @@
+"""Files that are opened, read and written while their names change, which takes the cluster its time."""
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from tests.mount.content import fill
+from tests.mount.writable import Writable, writable
+from tests.support.mounts import eventually
+
+pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
+
+OLD = b"what was there\n" * 20_000
+LINE = b"one more line\n"
+
+
+FOLDERS = iter([f"folder{n}" for n in range(40)])
+"""Directories that somebody else made before the mount was there, one for each test."""
+
+
+@pytest.fixture(scope="module")
+def place(lane: bool, tmp_path_factory: pytest.TempPathFactory):
+    base = tmp_path_factory.mktemp("races").resolve()
+    names = [f"folder{n}/{name}" for n in range(40) for name in ("one", "two", "three")]
+    fill(base / "store" / "b", dict.fromkeys(names, OLD))
+    with writable(
+        base,
+        faulty=True,
+        options=["--attr-ttl", "600", "--list-ttl", "600", "--negative-ttl", "600"],
+        expected_log=["failed", "was not uploaded"],
+        deadline=900,
+    ) as place:
+        yield place
+
+
+@pytest.fixture
+def folder(place: Writable) -> Path:
+    """A directory of three files, of which this mount has looked up all and opened none."""
+    path = place.path / next(FOLDERS)
+    assert all((path / name).stat().st_size == len(OLD) for name in ("one", "two", "three"))
+    return path
+
+
+@contextmanager
+def under_way(place: Writable, method: str, change: Callable[[], None]) -> Iterator[None]:
+    """Make a change of names, and go on while the cluster has done `method` but not said so."""
+    query = {"query_contains": "object_to"} if method == "PUT" else {}
+    match = {"method": method, "path_contains": "/v1/objects/b/", "marked": True, **query}
+    place.server.faults([{"match": match, "action": "stall", "seconds": 2}])
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            change()
+        except Exception as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        assert eventually(lambda: held(place) or errors), "it is not under way"
+        yield
+    finally:
+        thread.join()
+        place.server.faults([])
+    assert not errors, errors
+
+
+def held(place: Writable) -> bool:
+    """Whether the cluster holds a reply back."""
+    with urlopen(f"{place.server.endpoint}/-/faults") as reply:
+        return any(rule["held"] for rule in json.load(reply))
+
+
+def append(path: Path) -> None:
+    with open(path, "ab", buffering=0) as file:
+        file.write(LINE)
+
+
+def stored(place: Writable, folder: Path) -> dict[str, bytes | None]:
+    """What the cluster holds of a directory."""
+    names = [name for name in place.names() if name.startswith(f"{folder.name}/")]
+    return {name.partition("/")[2]: place.stored(name) for name in names}
+
+
+def shown(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def test_appending_to_what_is_being_renamed(place: Writable, folder: Path):
+    with under_way(place, "PUT", lambda: os.rename(folder / "one", folder / "new")):
+        append(folder / "one")
+    expected = {"new": OLD + LINE, "two": OLD, "three": OLD}
+    assert stored(place, folder) == shown(folder) == expected
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+def test_reading_what_is_being_renamed(method: str, place: Writable, folder: Path):
+    with (
+        (folder / "one").open("rb", buffering=0) as file,
+        under_way(place, method, lambda: os.rename(folder / "one", folder / "new")),
+    ):
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        assert file.read() == OLD
+    assert stored(place, folder) == shown(folder) == {"new": OLD, "two": OLD, "three": OLD}
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+def test_opening_what_is_being_replaced(method: str, place: Writable, folder: Path):
+    (folder / "two").write_bytes(LINE)
+    with under_way(place, method, lambda: os.rename(folder / "two", folder / "one")):
+        seen = (folder / "one").read_bytes()
+    assert seen == LINE
+    assert stored(place, folder) == shown(folder) == {"one": LINE, "three": OLD}
+
+
+def test_opening_what_is_being_removed(place: Writable, folder: Path):
+    with (
+        under_way(place, "DELETE", lambda: os.unlink(folder / "one")),
+        pytest.raises(FileNotFoundError),
+    ):
+        (folder / "one").read_bytes()
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+def test_writing_to_what_is_being_replaced(method: str, place: Writable, folder: Path):
+    """What a rename acknowledged is not undone by a writer who had the file of before."""
+    (folder / "two").write_bytes(b"the next")
+    with under_way(place, method, lambda: os.rename(folder / "two", folder / "one")):
+        append(folder / "one")
+    expected = {"one": b"the next" + LINE, "three": OLD}
+    assert stored(place, folder) == shown(folder) == expected
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+def test_closing_what_is_being_replaced(method: str, place: Writable, folder: Path):
+    """What a rename acknowledged is not undone by a writer who closes the file of before."""
+    (folder / "two").write_bytes(b"the next")
+    descriptor = os.open(folder / "one", os.O_WRONLY)
+    os.write(descriptor, LINE)
+    with under_way(place, method, lambda: os.rename(folder / "two", folder / "one")):
+        os.close(descriptor)
+    expected = {"one": b"the next", "three": OLD}
+    assert stored(place, folder) == shown(folder) == expected
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+def test_emptying_what_is_being_renamed(method: str, place: Writable, folder: Path):
+    with under_way(place, method, lambda: os.rename(folder / "one", folder / "new")):
+        os.close(os.open(folder / "one", os.O_WRONLY | os.O_TRUNC))
+    assert stored(place, folder) == shown(folder) == {"new": b"", "two": OLD, "three": OLD}
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+def test_a_new_member_goes_where_its_shard_goes(method: str, place: Writable, folder: Path):
+    os.mkdir(folder / "x.tar.d")
+    (folder / "x.tar.d" / "first").write_bytes(b"1")
+    descriptor = os.open(folder / "x.tar.d" / "second", os.O_WRONLY | os.O_CREAT)
+    os.write(descriptor, b"2")
+    with under_way(place, method, lambda: os.rename(folder / "x.tar", folder / "y.tar")):
+        os.close(descriptor)
+    assert set(stored(place, folder)) == {"one", "two", "three", "y.tar"}
+    assert shown(folder / "y.tar.d") == {"first": b"1", "second": b"2"}
+
+
+def test_a_new_member_does_not_bring_a_shard_back(place: Writable, folder: Path):
+    os.mkdir(folder / "x.tar.d")
+    descriptor = os.open(folder / "x.tar.d" / "first", os.O_WRONLY | os.O_CREAT)
+    os.write(descriptor, b"1")
+    os.unlink(folder / "x.tar")
+    with pytest.raises(OSError, match="Stale"):
+        os.close(descriptor)
+    assert set(stored(place, folder)) == {"one", "two", "three"}
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+def test_changing_files_of_a_directory_that_is_being_renamed(
+    method: str, place: Writable, folder: Path
+):
+    """What is acknowledged meanwhile is under the new name."""
+    new = folder.with_name(f"{folder.name}.new")
+    directory = os.open(folder, os.O_RDONLY)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    with under_way(place, method, lambda: os.rename(folder, new)):
+        for name in ("one", "two", "three", "made"):
+            descriptor = os.open(name, flags, 0o644, dir_fd=directory)
+            os.write(descriptor, LINE)
+            os.close(descriptor)
+    os.close(directory)
+    assert stored(place, folder) == {}
+    expected = {**dict.fromkeys(("one", "two", "three"), OLD + LINE), "made": LINE}
+    assert stored(place, new) == shown(new) == expected
+
+
+def test_changing_names_in_a_directory_that_is_being_renamed(place: Writable, folder: Path):
+    new = folder.with_name(f"{folder.name}.new")
+    directory = os.open(folder, os.O_RDONLY)
+    with under_way(place, "PUT", lambda: os.rename(folder, new)):
+        os.unlink("one", dir_fd=directory)
+        os.rename("two", "other", src_dir_fd=directory, dst_dir_fd=directory)
+        os.truncate(f"/proc/self/fd/{directory}/three", 4)
+        os.mkdir("empty", dir_fd=directory)
+    os.close(directory)
+    assert stored(place, folder) == {}
+    assert stored(place, new) == shown(new) == {"other": OLD, "three": OLD[:4]}
+    assert (new / "empty").is_dir()
