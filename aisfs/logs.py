@@ -14,6 +14,13 @@ SYSLOG_FORMAT = "aisfs[%(process)d]: %(levelname)s %(message)s"
 SYSLOG_SOCKET = Path("/dev/log")
 
 
+class _Printable(logging.Formatter):
+    """Writes out what is not UTF-8, as in some names; a line that cannot be written would be lost."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return super().format(record).encode(errors="backslashreplace").decode()
+
+
 def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that `configure` takes."""
     levels = click.Choice(["debug", "info", "warning", "error"], case_sensitive=False)
@@ -33,14 +40,14 @@ def configure(level: str, file: Path | None, *, foreground: bool) -> None:
     """
     handler: logging.Handler
     if file is not None:
-        handler = logging.FileHandler(file)
-        handler.setFormatter(logging.Formatter(FORMAT))
+        handler = logging.FileHandler(file, encoding="utf-8")
+        handler.setFormatter(_Printable(FORMAT))
     elif foreground:
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter(FORMAT))
+        handler.setFormatter(_Printable(FORMAT))
     elif SYSLOG_SOCKET.exists():
         handler = logging.handlers.SysLogHandler(str(SYSLOG_SOCKET))
-        handler.setFormatter(logging.Formatter(SYSLOG_FORMAT))
+        handler.setFormatter(_Printable(SYSLOG_FORMAT))
     else:
         handler = logging.NullHandler()
     # Other libraries' debug lines would drown ours; their warnings matter.

@@ -147,7 +147,7 @@ class Request:
         """
         text = self.body()
         try:
-            found = json.loads(text)
+            found = json.loads(text.decode(errors="surrogateescape"))  # names may be any bytes
         except ValueError as error:
             what = str(error) if text else "EOF"
             message = f"failed to unmarshal [*apc.ActMsg] ({self.method}), err: {what}"

@@ -48,7 +48,8 @@ def check_key(key: bytes) -> None:
     """
     parts = key.split(b"/")
     # AIStore stores empty components but never lists them; as files they cannot exist.
-    if b"" in parts or b"." in parts or b".." in parts or parts[0] == b"~" or b"\0" in key:
+    home = parts[0] == b"~" and len(parts) > 1
+    if b"" in parts or b"." in parts or b".." in parts or home or b"\0" in key:
         raise failures.bad_name(failures.text_of(key))
     if max(map(len, parts)) > 255:
         raise Failure(400, "file name too long", "errInvalidPath")

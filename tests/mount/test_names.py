@@ -8,7 +8,7 @@ import pytest
 
 from tests.mount.content import fill, tree_of
 from tests.mount.odd_server import BUCKET, serving_keys
-from tests.support.mounts import mounted, succeed
+from tests.support.mounts import mounted, python, succeed
 from tests.support.servers import running_server
 
 pytestmark = pytest.mark.mount
@@ -98,6 +98,30 @@ def test_odd_names_in_a_local_directory(tmp_path: Path, mountpoint: Path):
     fill(tmp_path / "local", objects)
     with mounted(str(tmp_path / "local"), mountpoint) as mount:
         check_odd(mount.path, objects)
+
+
+def test_what_is_not_utf8_is_asked_for_and_written(tmp_path: Path, mountpoint: Path):
+    odd = os.fsdecode(b"\xff\xfe")
+    objects = {f"{odd}/{odd}": b"there"}
+    store = fill(tmp_path / "store" / "odd", objects)
+    options = ["--writable", "--list-ttl", "0", "--attr-ttl", "0", "--negative-ttl", "0"]
+    with (
+        running_server(tmp_path / "store") as server,
+        mounted("ais://odd", mountpoint, endpoint=server.endpoint, options=options) as mount,
+    ):
+        assert not (mount.path / f"{odd}.missing").exists()
+        assert (mount.path / odd / odd).read_bytes() == b"there"
+        (mount.path / f"{odd}.new").write_bytes(b"new")
+        assert (store / f"{odd}.new").read_bytes() == b"new"
+
+
+def test_a_line_of_the_log_about_what_is_not_utf8(tmp_path: Path):
+    file = tmp_path / "log"
+    script = "import logging, pathlib, sys; from aisfs import logs\n"
+    script += "logs.configure('info', pathlib.Path(sys.argv[1]), foreground=False)\n"
+    script += "logging.getLogger('aisfs.x').warning('%s is lost', '\\udcff.jpg')\n"
+    python(script, file)
+    assert "\\udcff.jpg is lost" in file.read_text()
 
 
 def test_a_shard_with_an_odd_name(tmp_path: Path, mountpoint: Path):

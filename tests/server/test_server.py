@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -295,6 +296,29 @@ def test_names_that_are_not_utf8(root: Path, server: RunningServer, http: reques
     value = {"action": "list", "value": {}}
     listed = http.get(f"{server.endpoint}/v1/buckets/b", json=value)
     assert b'"name":"\xff\xfe"' in listed.content
+
+
+def test_listing_what_is_not_utf8(
+    root: Path, server: RunningServer, http: requests.Session
+) -> None:
+    for name in (b"\xff/one", b"\xff/two", b"\xff/u"):
+        file = root / "b" / os.fsdecode(name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"odd")
+    message = b'{"action":"list","value":{"prefix":"\xff/","pagesize":2,"continuation_token":"%s"}}'
+    token = b""
+    for found in ([b"one", b"two"], [b"u"]):
+        listed = http.get(f"{server.endpoint}/v1/buckets/b", data=message % token)
+        assert listed.status_code == 200, listed.content
+        assert re.findall(b'"name":"\xff/([a-z]*)"', listed.content) == found
+        token = re.findall(b'"continuation_token":"([^"]*)"', listed.content)[0]
+
+
+def test_a_tilde_is_a_name(root: Path, server: RunningServer, http: requests.Session) -> None:
+    (root / "b").mkdir()
+    assert http.put(object_url(server, "~"), b"home").status_code == 200
+    assert http.get(object_url(server, "~")).content == b"home"
+    assert http.put(object_url(server, "~/x"), b"home").status_code == 400
 
 
 def test_an_open_get_delays_the_overwrite(
