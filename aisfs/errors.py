@@ -31,6 +31,10 @@ class Stale(AisfsError):
     """The object changed since its version was first seen."""
 
 
+class NameGone(Stale):
+    """The name was taken away while it was being opened; the kernel looks it up again."""
+
+
 class Unavailable(AisfsError):
     """The cluster did not serve the request now: overload, restart, reset, timeout."""
 

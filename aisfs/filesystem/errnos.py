@@ -15,6 +15,7 @@ from aisfs.errors import (
     EmptyMember,
     InvalidName,
     IsADirectory,
+    NameGone,
     NameTooLong,
     NoSuchAttribute,
     NotADirectory,
@@ -35,6 +36,7 @@ ERRNOS: dict[type[AisfsError], tuple[int, int]] = {
     BucketNotFound: (errno.ENOENT, logging.WARNING),
     AccessDenied: (errno.EACCES, logging.WARNING),
     Stale: (errno.ESTALE, logging.WARNING),
+    NameGone: (errno.ESTALE, logging.DEBUG),  # of many such only few are seen by a program
     Unavailable: (errno.EIO, logging.ERROR),
     DeadlineExceeded: (errno.ETIMEDOUT, logging.ERROR),
     OutOfSpace: (errno.ENOSPC, logging.ERROR),

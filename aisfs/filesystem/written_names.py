@@ -20,6 +20,7 @@ from aisfs.engine.overlay import OverlaidLister
 from aisfs.engine.reader import Reader
 from aisfs.engine.writer import Writer
 from aisfs.errors import (
+    NameGone,
     Stale,
 )
 from aisfs.filesystem.attributes import Attr, AttrMaker, Entry
@@ -147,7 +148,7 @@ class WrittenNames(FileSystem):
         """Give a node when no change decides any more where it is.
 
         Raises:
-            Stale: it has lost its name meanwhile; the kernel looks up what has the name now.
+            NameGone: it has lost its name meanwhile; the kernel looks up what has the name now.
         """
         while True:
             node = self.node(ino)
@@ -156,7 +157,7 @@ class WrittenNames(FileSystem):
                 return node
             await change.over.wait()
             if ino in change.gone:
-                raise Stale("it was removed or replaced while it was being opened")
+                raise NameGone("it was removed or replaced while it was being opened")
 
     def node(self, ino: int) -> Node:
         """See `FileSystem`; a written file is the version it was committed as last."""
