@@ -3,12 +3,25 @@
 import pytest
 from hypothesis import settings
 
+from tests.support.preloaded import Preloader
+
 # What CI says shall be about the change: `--hypothesis-profile=search` looks for new examples.
 settings.register_profile("steady", derandomize=True)
 settings.register_profile("search", derandomize=False)
 settings.load_profile("steady")
 
 STRESS_MINUTES = 1 / 6
+LONG = (
+    "tests/docs/test_recipes.py",
+    "tests/demo/",
+    "tests/programs/",
+    "tests/mount/test_writing_model.py",
+    "tests/mount/test_cache_epochs.py",
+    "tests/pack/test_commands.py",
+    "tests/mount/test_archive_forms.py",
+    "tests/filesystem/test_reference.py",
+)
+"""Minutes each. They begin first: a file is one worker's, and at the end all would wait for it."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,14 +41,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give the stress test the time it was told to take, and tests of processes a second try.
+    """Begin with the long files, give the stress test its time, and tests of processes a second try.
 
     A machine of two cores that does not run for a while, or drops its page cache, is no fault of a
     change. The report names what needed the second try (RERUN): each is a test to be mended.
     """
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
     seconds = 60 * config.getoption("--stress-minutes") + 120
     for item in items:
         if "tests/core/" not in item.nodeid:
             item.add_marker(pytest.mark.flaky(reruns=1))
         if item.get_closest_marker("stress") is not None:
             item.add_marker(pytest.mark.timeout(seconds))
+
+
+def pytest_unconfigure() -> None:
+    """End the processes that started others; they would end with this one, but a little later."""
+    Preloader.end_all()

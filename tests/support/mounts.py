@@ -13,12 +13,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import pytest
+
+from tests.support.preloaded import Preloader, Started
 
 COMMAND = (sys.executable, "-m", "aisfs")
 COMMAND_LIMIT = 90.0
@@ -47,7 +50,7 @@ class Mount:
     pids: list[int]
     log_files: list[Path]
     environment: dict[str, str]
-    process: subprocess.Popen[bytes] | None = None
+    process: Started | None = None
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -85,6 +88,9 @@ def environment(
     }
 
 
+_preloader = Preloader("aisfs", ("aisfs.cli", "aisfs.mount"), env=environment())
+
+
 def run(
     *command: str | bytes | os.PathLike[str],
     timeout: float = COMMAND_LIMIT,
@@ -92,11 +98,23 @@ def run(
     cwd: Path | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a command to its end with its output kept; a hang is a failure of the test."""
+    env = dict(env) if env is not None else environment()
+
+    def start(out: IO[bytes], err: IO[bytes]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, cwd=cwd
+        )
+
+    return _finish(start, command, timeout)
+
+
+def _finish(
+    start: Callable[[IO[bytes], IO[bytes]], Started],
+    command: Sequence[str | bytes | os.PathLike[str]],
+    timeout: float,
+) -> subprocess.CompletedProcess[bytes]:
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-            env=dict(env) if env is not None else environment(), cwd=cwd,
-        )  # fmt: skip
+        process = start(out, err)
         try:
             code = process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -136,7 +154,12 @@ def aisfs(
     timeout: float = COMMAND_LIMIT,
 ) -> subprocess.CompletedProcess[bytes]:
     """Run the command line with an environment that holds only what is given."""
-    return run(*COMMAND, *map(str, arguments), env=environment(env), cwd=cwd, timeout=timeout)
+    words = [str(argument) for argument in arguments]
+
+    def start(out: IO[bytes], err: IO[bytes]) -> Started:
+        return _preloader.start(*words, stdout=out, stderr=err, env=environment(env), cwd=cwd)
+
+    return _finish(start, [*COMMAND, *words], timeout)
 
 
 @contextmanager
@@ -231,9 +254,9 @@ def mounted(
 
 def _start(mount: Mount, arguments: list[str], state: Path, cwd: Path | None) -> None:
     with open(state / "stderr", "wb") as stderr:  # a pipe would wait for the daemon to close it
-        process = subprocess.Popen(
-            [*COMMAND, "mount", *arguments], stdin=subprocess.DEVNULL, stdout=stderr,
-            stderr=stderr, env=mount.environment, cwd=cwd or state,
+        process = _preloader.start(
+            "mount", *arguments, stdout=stderr, stderr=stderr, env=mount.environment,
+            cwd=cwd or state,
         )  # fmt: skip
         try:
             code = process.wait(COMMAND_LIMIT)
@@ -251,9 +274,9 @@ def _start(mount: Mount, arguments: list[str], state: Path, cwd: Path | None) ->
 
 def _start_in_foreground(mount: Mount, arguments: list[str], state: Path, cwd: Path | None) -> None:
     with open(state / "stderr", "wb") as stderr:
-        process = subprocess.Popen(
-            [*COMMAND, "mount", "--foreground", *arguments], stdin=subprocess.DEVNULL,
-            stdout=stderr, stderr=stderr, env=mount.environment, cwd=cwd or state,
+        process = _preloader.start(
+            "mount", "--foreground", *arguments, stdout=stderr, stderr=stderr,
+            env=mount.environment, cwd=cwd or state,
         )  # fmt: skip
     mount.process = process
     mount.pids = [process.pid]
@@ -338,7 +361,11 @@ def daemons(mountpoint: Path) -> list[int]:
 
 
 def _holds_fuse(entry: Path) -> bool:
-    return any(os.readlink(fd) == "/dev/fuse" for fd in (entry / "fd").iterdir())
+    for fd in (entry / "fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile; the process is there all the same
+            if os.readlink(fd) == "/dev/fuse":
+                return True
+    return False
 
 
 def _is_alive(pid: int) -> bool:
@@ -349,7 +376,7 @@ def _is_alive(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
 
 
-def _reap(process: subprocess.Popen[bytes]) -> None:
+def _reap(process: Started) -> None:
     try:
         process.wait(20)
     except subprocess.TimeoutExpired:

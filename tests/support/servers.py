@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,10 +15,17 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
+from tests.support.preloaded import Preloader, Started
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 START_SECONDS = 30.0
 """A loaded two-core machine needs seconds for the imports alone."""
 STOP_SECONDS = 10.0
+_preloader = Preloader(
+    "tests.support.faulty_server",
+    ("aisfs.server.app", "aisfs.server.run", "aisfs.server.worker"),
+    flags=("-W", "error"),
+)
 
 
 @dataclass
@@ -32,7 +38,7 @@ class RunningServer:
     """The process to signal; it is also the id of its process group."""
     root: Path
     log_path: Path
-    _process: subprocess.Popen[bytes]
+    _process: Started
 
     def requests(self) -> dict[str, int]:
         """Give the server's own counters: requests by kind since it started."""
@@ -70,15 +76,14 @@ def running_server(
     `faulty` adds the fault injection of `tests.support.faulty_server`; `token` makes the proxy side
     ask for `Authorization: Bearer <token>`; `port` 0 takes a free one.
     """
-    command = [sys.executable, "-W", "error", "-m", "tests.support.faulty_server", str(root)]
-    command += ["--port", str(port), "--stop-with-stdin"]
-    command += [] if faulty else ["--no-faults"]
-    command += ["--token", token] if token else []
+    words = [str(root), "--port", str(port), "--stop-with-stdin"]
+    words += [] if faulty else ["--no-faults"]
+    words += ["--token", token] if token else []
     read_end, write_end = os.pipe()
     log_path = root.parent / f".{root.name}.server-{os.getpid()}-{read_end}.log"
     with open(read_end, "rb") as stdout, log_path.open("wb") as log:
-        process = subprocess.Popen(
-            command,
+        process = _preloader.start(
+            *words,
             cwd=REPOSITORY,
             stdin=subprocess.PIPE,
             stdout=write_end,
@@ -103,7 +108,7 @@ def _wait_ready(stdout: Any, log_path: Path) -> int:
     return int(line[1])
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def _stop(process: Started) -> None:
     assert process.stdin
     process.stdin.close()
     _signal_group(process, signal.SIGTERM, only_leader=True)
@@ -116,7 +121,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait(STOP_SECONDS)
 
 
-def _signal_group(process: subprocess.Popen[bytes], number: int, only_leader: bool = False) -> None:
+def _signal_group(process: Started, number: int, only_leader: bool = False) -> None:
     if only_leader:
         process.send_signal(number)
         return
