@@ -293,8 +293,13 @@ def check_content(
     subject = f"{bucket}/{expected.key}"
     length = reply.headers.get("content-length")
     whole = (start, stop) == (0, expected.size)
+    # Something between us and the cluster may compress what it lets through.
+    if (coding := reply.headers.get("content-encoding", "identity")) != "identity":
+        raise ProtocolError(f"{subject}: the bytes came as {coding!r}")
     if reply.status == 206:
         first, last, size = _content_range(reply, subject)
+        if length is not None and _number(length, subject) != last + 1 - first:
+            raise ProtocolError(f"{subject}: {length} bytes came for bytes {first}-{last}")
     elif whole:
         # Without a length the body is counted as it comes.
         size = expected.size if length is None else _number(length, subject)

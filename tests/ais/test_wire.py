@@ -351,6 +351,28 @@ def test_other_range_is_no_answer(text):
         wire.check_content(reply, PETS, EXPECTED, FACTS, 10, 20)
 
 
+@pytest.mark.parametrize("length", ["9", "11", "x"])
+def test_a_body_of_another_length_than_its_range_is_no_answer(length):
+    reply = Reply(206, {**GOOD, "content-length": length})
+    with pytest.raises(ProtocolError):
+        wire.check_content(reply, PETS, EXPECTED, FACTS, 10, 20)
+
+
+def test_a_length_is_not_needed():
+    reply = Reply(206, {name: text for name, text in GOOD.items() if name != "content-length"})
+    wire.check_content(reply, PETS, EXPECTED, FACTS, 10, 20)
+
+
+@pytest.mark.parametrize("status", [200, 206])
+def test_bytes_that_somebody_compressed_are_no_answer(status):
+    reply = Reply(status, {**GOOD, "content-range": "bytes 0-99/100", "content-encoding": "gzip"})
+    del reply.headers["content-length"]
+    with pytest.raises(ProtocolError, match="gzip"):
+        wire.check_content(reply, PETS, EXPECTED, FACTS, 0, 100)
+    reply.headers["content-encoding"] = "identity"
+    wire.check_content(reply, PETS, EXPECTED, FACTS, 0, 100)
+
+
 def test_checksums_of_ranges_are_not_those_of_objects():
     facts = BucketFacts(0, "xxhash2", checksum_of_ranges=True)
     wire.check_content(
