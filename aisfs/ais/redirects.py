@@ -5,6 +5,7 @@ Must not know: connections, what requests mean.
 
 import re
 import string
+from contextlib import suppress
 from urllib.parse import quote, urljoin, urlsplit
 
 from aisfs.ais.wire import Request
@@ -34,14 +35,30 @@ class Way:
         self._subject = request.subject
         self._hops = 0
 
+    def absolute(self, location: str) -> str:
+        """Spell out where the `Location` of a reply is.
+
+        Raises:
+            ProtocolError: that is nowhere.
+        """
+        # http.client gives the header's bytes as Latin-1; a URL has only ASCII.
+        place = quote(location.encode("latin-1"), safe=string.punctuation)
+        with suppress(ValueError):
+            is_absolute = place.startswith(("http://", "https://"))
+            target = place if is_absolute else urljoin(self.url, place)
+            parts = urlsplit(target)
+            # Impossible hosts and ports are told by asking for them.
+            host = (parts.hostname or "").encode("idna")
+            if parts.scheme in ("http", "https") and host and parts.port != 0:
+                return target
+        raise ProtocolError(f"{self._subject}: redirected to {place!r}")
+
     def go(self, target: str) -> None:
         """Go where the request is redirected to.
 
         Raises:
-            ProtocolError: that is nowhere, or in circles.
+            ProtocolError: that is in circles.
         """
-        if not target.startswith(("http://", "https://")):
-            raise ProtocolError(f"{self._subject}: redirected to {target!r}")
         if not may_have_token(self._endpoint, self.url, target):
             self.authorization = None
         self.url = target
@@ -50,13 +67,6 @@ class Way:
             raise ProtocolError(
                 f"{self._subject}: redirected in circles, from {self._origin} to {target}"
             )
-
-
-def absolute(url: str, location: str) -> str:
-    """Spell out where the `Location` of a reply from `url` is."""
-    # http.client gives the header's bytes as Latin-1; a URL has only ASCII.
-    place = quote(location.encode("latin-1"), safe=string.punctuation)
-    return place if place.startswith(("http://", "https://")) else urljoin(url, place)
 
 
 def is_target(url: str) -> bool:

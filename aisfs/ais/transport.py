@@ -32,7 +32,7 @@ from aisfs.ais.counted_body import BodyDelivered, CountedBody
 from aisfs.ais.exchange import exchange
 from aisfs.ais.failures import failure
 from aisfs.ais.lifeline import Lifeline
-from aisfs.ais.redirects import REDIRECTS, Way, absolute, is_target, may_have_token
+from aisfs.ais.redirects import REDIRECTS, Way, is_target, may_have_token
 from aisfs.config import ClusterSettings
 from aisfs.errors import AisfsError, ConfigError, ProtocolError, Unavailable
 
@@ -220,7 +220,7 @@ class Transport:
                 return way.url, reply
             if not location:
                 raise failure(request, reply)
-            target = absolute(way.url, location)
+            target = way.absolute(location)
             if is_target(target):
                 return target, reply
             way.go(target)
@@ -258,7 +258,7 @@ class Transport:
             if response.status_code not in REDIRECTS or not location:
                 return response
             _drain(response, request.subject)
-            way.go(absolute(way.url, location))
+            way.go(way.absolute(location))
 
     def _exchange(
         self,

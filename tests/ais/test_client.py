@@ -254,13 +254,35 @@ async def test_redirect_in_circles():
         assert len(server.seen) == 4
 
 
-async def test_redirect_to_nonsense():
+@pytest.mark.parametrize("marks", ["", "?pid=p&utm=1"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "file:///etc/passwd",
+        "gopher://[bad",
+        "//[bad",
+        "http://[bad/x",
+        "http://h:port/x",
+        "http://h:99999/x",
+        "http://",
+        "http:///x",
+        "http://a..b/x",
+        "http://" + "a" * 70 + "/x",
+    ],
+)
+async def test_redirect_to_nonsense(place, marks):
+    """It is an error that somebody thought of, also where a target is named."""
+
     def handler(seen, connection):
-        connection.sendall(reply(307, {"Location": "file:///etc/passwd"}))
+        connection.sendall(reply(307, {"Location": place + marks}))
 
     async with connected(handler) as (client, _):
         with pytest.raises(ProtocolError):
             await client.list_buckets(Provider.AIS)
+        with pytest.raises(ProtocolError):
+            await read(client, ObjectInfo("k", 10, "1"), 0, 10)
+        with pytest.raises(ProtocolError):
+            await client.remove(B, "k")
 
 
 # Faults
