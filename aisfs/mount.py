@@ -103,7 +103,7 @@ def check(plan: MountPlan) -> None:
 
 
 async def run(plan: MountPlan, on_ready: Callable[[], None]) -> None:
-    """Mount and serve until unmounted from outside or told to stop by SIGTERM or SIGINT.
+    """Mount and serve until unmounted from outside or told to stop by a signal.
 
     Raises:
         AisfsError: the cluster, the bucket or the kernel refused; nothing is left mounted.
@@ -125,7 +125,7 @@ async def run(plan: MountPlan, on_ready: Callable[[], None]) -> None:
             )
         metrics = Metrics()
         store = MeteredStore(RetryingStore(direct, deadline=plan.cluster.io_timeout), metrics)
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        with trio.open_signal_receiver(*_ending_signals()) as signals:
             refused: AisfsError | None = None
             async with background_thread() as background, trio.open_nursery() as services:
                 foundation = Foundation(store, blocks, staging, services, background, metrics)
@@ -362,6 +362,14 @@ def _kernel_options(plan: MountPlan) -> set[str]:
         "subtype=aisfs",
         f"fsname={str(plan.source).replace(',', '_')[:FSNAME_MAX]}",
     } | plan.options
+
+
+def _ending_signals() -> list[signal.Signals]:
+    """Give the signals that unmount: one that just ended the process would leave a dead mount."""
+    ending = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
+        ending.append(signal.SIGHUP)
+    return ending
 
 
 async def _stop_on_signal(

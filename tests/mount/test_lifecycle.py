@@ -115,7 +115,9 @@ def test_lazy_umount_while_a_file_is_open(server: RunningServer, mountpoint: Pat
         assert mount.wait_until_gone(), "the daemon stays after the last file was closed"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["TERM", "INT"])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=["TERM", "INT", "HUP"]
+)
 @pytest.mark.parametrize("foreground", [False, True], ids=["daemon", "foreground"])
 def test_signals(number: signal.Signals, foreground: bool, server: RunningServer, mountpoint: Path):
     with mounted("ais://b", mountpoint, endpoint=server.endpoint, foreground=foreground) as mount:
@@ -125,6 +127,18 @@ def test_signals(number: signal.Signals, foreground: bool, server: RunningServer
         if mount.process is not None:
             assert mount.process.wait(10) == 0
     assert os.listdir(mountpoint) == []
+
+
+def test_nohup_keeps_a_mount(server: RunningServer, mountpoint: Path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with mounted("ais://b", mountpoint, endpoint=server.endpoint, foreground=True) as mount:
+            os.kill(mount.pid, signal.SIGHUP)
+            assert (mount.path / "x.txt").read_bytes() == b"x"
+            assert mount.living()
+            assert mount.is_mounted()
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_signal_while_a_file_is_open(server: RunningServer, mountpoint: Path):
