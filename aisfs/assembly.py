@@ -23,7 +23,7 @@ from aisfs.core.samples_view import samples_view
 from aisfs.core.sources import BucketSource, DatasetSource, DirectorySource, Everything, Source
 from aisfs.core.views import MembersView, members_only, without_folders
 from aisfs.engine.assembler import Assembler
-from aisfs.engine.background import BackgroundThread
+from aisfs.engine.background import BackgroundThread, unattended
 from aisfs.engine.batches import Batches
 from aisfs.engine.fetcher import Fetcher
 from aisfs.engine.indexer import INDEX_BYTES_MAX, Indexer
@@ -110,7 +110,7 @@ async def _sync_cache(blocks: BlockCache) -> None:
     """Keep the books of several daemons on one cache directory together."""
     while True:
         await trio.sleep(1)
-        await trio.to_thread.run_sync(blocks.sync)
+        await unattended("the upkeep of the cache", partial(trio.to_thread.run_sync, blocks.sync))
 
 
 async def check_source(store: WritableStore, source: Source) -> None:

@@ -104,7 +104,7 @@ class BlockCache:
                     return cls._start(place, limit)
                 except sqlite3.OperationalError:
                     raise
-                except sqlite3.DatabaseError as error:
+                except (sqlite3.DatabaseError, TypeError, ValueError) as error:
                     logger.warning("cache %s starts empty: its ledger is bad: %s", directory, error)
                     place.discard()
                     return cls._start(place, limit)

@@ -66,6 +66,8 @@ class Upkeep:
                 books.ledger.tidy(books.directory.ledger.with_name("ledger.db-wal"), _WAL_MAX)
         except FileNotFoundError:
             books.health.fail(f"{books.directory.root} was removed")
+        except (TypeError, ValueError) as error:
+            books.health.fail(f"its ledger makes no sense ({error})")
         except (OSError, sqlite3.Error) as error:
             books.health.trouble(error)
 

@@ -5,14 +5,19 @@ would otherwise take the time of the readers it is made for: half of it, measure
 """
 
 import contextlib
+import logging
 import os
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
 
 import trio
+
+from aisfs.errors import AisfsError
+
+log = logging.getLogger(__name__)
 
 NICE = 10
 """Half-way to the lowest priority: behind every reader, ahead of idle jobs."""
@@ -76,3 +81,13 @@ async def background_thread() -> AsyncIterator[BackgroundThread]:
         yield thread
     finally:
         await thread.aclose()
+
+
+async def unattended(what: str, work: Callable[[], Awaitable[object]]) -> None:
+    """Run what nobody waits for. What goes wrong in it is told, and must not end the mount."""
+    try:
+        await work()
+    except AisfsError as error:
+        log.info("%s: %s", what, error)
+    except Exception:
+        log.exception("%s failed: this is a bug in aisfs, please report it", what)

@@ -34,6 +34,7 @@ from aisfs.core.tar import TarScanner
 from aisfs.core.view_spec import LabelRule
 from aisfs.core.views import MembersView
 from aisfs.core.zip_directory import ZipScanner
+from aisfs.engine.background import unattended
 from aisfs.engine.fetcher import Fetcher
 from aisfs.engine.parts import Data
 from aisfs.engine.unpacker import Unpacker
@@ -154,7 +155,9 @@ class Indexer:
         if index is None:
             index = await self._scan(bucket, shard, form or Form.TAR)
             if indexes is not None:
-                self._services.start_soon(self._put, indexes, bucket, shard, index)
+                put = partial(self._put, indexes, bucket, shard, index)
+                what = f"keeping the index of {bucket}/{shard.key}"
+                self._services.start_soon(unattended, what, put)
         return await self._keep(bucket, shard, index)
 
     async def _put(

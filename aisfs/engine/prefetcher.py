@@ -5,11 +5,11 @@ fetched; or their folders are listed in that order, so the next one is opened; o
 directory fit the cache, so the first touch of one is reason enough to have it all. Without a disk cache there is nowhere to put a shard, and nothing is prefetched.
 """
 
-import logging
 import os
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 from cachetools import LRUCache, TTLCache
@@ -17,12 +17,10 @@ from cachetools import LRUCache, TTLCache
 from aisfs.core.listing import Listing
 from aisfs.core.names import is_shard
 from aisfs.core.prefetch import ShardQueue
+from aisfs.engine.background import unattended
 from aisfs.engine.fetcher import Fetcher
 from aisfs.engine.lister import Lister
-from aisfs.errors import AisfsError
 from aisfs.model import Bucket, ObjectInfo
-
-log = logging.getLogger(__name__)
 
 DIRECTORIES_MAX = 1000
 """Directories of which is remembered how their shards are read."""
@@ -116,14 +114,9 @@ class Prefetcher:
         for following in shards[place + 1 : place + 2]:
             listed = directory.listing[following]
             if listed is not None and listed.size <= self._budget:
-                self._services.start_soon(self._open, bucket, listed)
-
-    async def _open(self, bucket: Bucket, info: ObjectInfo) -> None:
-        """Have the members of a shard found; what goes wrong is left for a reader to find."""
-        try:
-            await self.open_folder(bucket, info)
-        except AisfsError as error:
-            log.info("opening %s/%s early: %s", bucket, info.key, error)
+                what = f"opening {bucket}/{listed.key} early"
+                work = partial(self.open_folder, bucket, listed)
+                self._services.start_soon(unattended, what, work)
 
     def _directory(self, bucket: Bucket, info: ObjectInfo) -> tuple[_Directory | None, bytes]:
         """Give the directory of a shard as it was last listed; none if it never was."""
@@ -146,7 +139,8 @@ class Prefetcher:
         key = (bucket, info)
         if key not in self._under_way and key not in self._done:
             self._under_way.add(key)
-            self._services.start_soon(self._run, bucket, info)
+            what = f"prefetch of {bucket}/{info.key}"
+            self._services.start_soon(unattended, what, partial(self._run, bucket, info))
 
     async def _run(self, bucket: Bucket, info: ObjectInfo) -> None:
         """Fetch all of an object; what goes wrong is left for a reader to find."""
@@ -155,8 +149,6 @@ class Prefetcher:
                 async for _ in self._fetcher.stream(self._fetcher.open(bucket, info)):
                     pass
             self._done[bucket, info] = True
-        except AisfsError as error:
-            log.info("prefetch of %s/%s: %s", bucket, info.key, error)
         finally:
             self._under_way.discard((bucket, info))
 

@@ -5,11 +5,12 @@ import hashlib
 import random
 import re
 import shutil
+import sqlite3
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -227,6 +228,46 @@ def test_deleted_while_mounted(
             assert wait() == []
         time.sleep(SETTLED)
         read(mount.path, shards.files, shuffled(shards.members, 0))
+
+
+@pytest.mark.parametrize("mounted_meanwhile", [True, False])
+def test_a_ledger_that_makes_no_sense(
+    mounted_meanwhile: bool,
+    shards: Dataset,
+    server: RunningServer,
+    mountpoint: Path,
+    tmp_path: Path,
+):
+    """Somebody wrote into it; sqlite finds nothing wrong with that."""
+    cache = tmp_path / "cache"
+
+    def write() -> None:
+        with closing(sqlite3.connect(cache / "v1" / "ledger.db")) as ledger, ledger:
+            ledger.execute(
+                "UPDATE segments SET key = id, changed = (SELECT changes + 1 FROM totals)"
+            )
+            ledger.execute("UPDATE totals SET changes = changes + 1")
+
+    with mounted(
+        "ais://shards", mountpoint, endpoint=server.endpoint, options=options(cache),
+        expected_log=[NOT_USED],
+    ) as mount:  # fmt: skip
+        read(mount.path, dict(list(shards.files.items())[:6]))
+        if mounted_meanwhile:
+            write()
+            assert eventually(lambda: "not used" in mount.log())
+        read(mount.path, shards.files, shuffled(shards.members, 0))
+    if not mounted_meanwhile:
+        write()
+    with mounted(
+        "ais://shards", mountpoint, endpoint=server.endpoint, options=options(cache),
+        expected_log=["starts empty"],
+    ) as mount:  # fmt: skip
+        assert "starts empty" in mount.log()
+        read(mount.path, shards.files, shuffled(shards.members, 0))
+        meter = Meter(server)
+        read(mount.path, shards.files)
+        meter.nothing()
 
 
 @pytest.mark.parametrize("place", ["a file", "below a file", "read-only", "no directory v1"])
