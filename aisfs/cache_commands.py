@@ -97,8 +97,11 @@ def _cache_dir_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _open_cache(cache_dir: Path | None) -> BlockCache:
     directory = CacheSettings.load({"cache_dir": cache_dir}).cache_dir
-    if not (directory / LAYOUT).is_dir():
-        raise SourceMissing(f"{directory}: there is no cache")
+    try:
+        if not (directory / LAYOUT).is_dir():
+            raise SourceMissing(f"{directory}: there is no cache")
+    except OSError as error:
+        raise SourceMissing(f"{directory}: {error.strerror}") from None
     logs.configure("warning", None, foreground=True)
     return BlockCache.open(directory, None)
 
@@ -114,11 +117,16 @@ def status(cache_dir: Path | None) -> None:
 @cache.command()
 @_cache_dir_option
 def verify(cache_dir: Path | None) -> int:
-    """Read everything in the cache and drop what is damaged; exit code 1 if anything was."""
+    """Read everything in the cache and drop what is damaged.
+
+    Exit code 1 if anything was, or could not be read.
+    """
     with closing(_open_cache(cache_dir)) as blocks:
         report = verify_with_progress(blocks, Console(stderr=True))
     click.echo(f"{report.bytes} bytes are good, {report.damaged} segments were damaged and dropped")
-    return Exit.FAILURE if report.damaged else Exit.OK
+    if report.unknown:
+        click.echo(f"aisfs: {report.unknown} segments could not be read or dropped", err=True)
+    return Exit.FAILURE if report.damaged or report.unknown else Exit.OK
 
 
 @cache.command()

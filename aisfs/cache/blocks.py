@@ -325,10 +325,17 @@ class BlockCache:
         return verify_all(self._books, progress)
 
     def clear(self) -> None:
-        """Remove everything, also what is pinned or being written, here or elsewhere."""
+        """Remove everything, also what is pinned or being written, here or elsewhere.
+
+        Raises:
+            ConfigError: something could not be removed; the message names the directory.
+        """
         with self._books.ledger.lock:
             self.sync()
             try:
                 self._books.remove(list(self._shelf.segments.values()))
             except (OSError, sqlite3.Error) as error:
-                self._health.trouble(error)
+                directory = self._books.directory.directory
+                raise ConfigError(
+                    f"cache directory {directory} cannot be cleared: {error}"
+                ) from None

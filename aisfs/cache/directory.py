@@ -12,17 +12,25 @@ that share the directory do not see each other's.
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
+import re
 import secrets
 import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from aisfs.cache.entry import Damaged
 from aisfs.errors import ConfigError
 
 LAYOUT = "v1"
+_SEGMENT_NAME = re.compile(r"[0-9a-f]{8,}")
+_TOKEN_BYTES = 8
+_TOKEN = re.compile(rf"[0-9a-f]{{{2 * _TOKEN_BYTES}}}")
+NO_FILE = (errno.EISDIR, errno.ELOOP, errno.ENXIO)
+"""What opening a directory, a symbolic link or a socket gives."""
 _DISCARDED = "discarded."
 _PUNCH_HOLE = 0x02 | 0x01
 """FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE of Linux."""
@@ -135,8 +143,8 @@ class CacheDirectory:
             ConfigError: the directory cannot be used; the message names it.
         """
         try:
-            for name in os.listdir(self._data):
-                (self._data / name).unlink(missing_ok=True)
+            for name in filter(_SEGMENT_NAME.fullmatch, os.listdir(self._data)):
+                remove(self._data / name)
         except OSError as error:
             raise self._unusable(error) from None
 
@@ -149,28 +157,38 @@ class CacheDirectory:
 
         Raises:
             FileNotFoundError: there is none.
+            Damaged: it is none.
             OSError: the disk fails.
         """
-        flags = os.O_RDWR | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         if new:
             self.unlink(segment)  # left by a process that was killed before its row was committed
             flags |= os.O_CREAT | os.O_EXCL
-        return os.open(_name(segment), flags, 0o600, dir_fd=self._files)
+        try:
+            descriptor = os.open(_name(segment), flags, 0o600, dir_fd=self._files)
+        except OSError as error:
+            if error.errno in NO_FILE:
+                raise Damaged("it is no file") from None
+            raise
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise Damaged("it is no file")
+        return descriptor
 
     def segments(self) -> set[int]:
-        """Give the segments that have a file."""
-        return {int(name, 16) for name in os.listdir(self._files)}
+        """Give the segments that have a file. What else lies there is somebody else's."""
+        names = filter(_SEGMENT_NAME.fullmatch, os.listdir(self._files))
+        return {int(name, 16) for name in names}
 
     def unlink(self, segment: int) -> None:
         """Remove the file of a segment, if it is still there."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(_name(segment), dir_fd=self._files)
+        remove(_name(segment), dir_fd=self._files)
 
     # Owners ------------------------------------------------------------------------------------
 
     def enter(self) -> tuple[str, int]:
         """Become an owner: give its token and the descriptor that keeps it alive."""
-        token = secrets.token_hex(8)
+        token = secrets.token_hex(_TOKEN_BYTES)
         descriptor = os.open(self._owners / token, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         return token, descriptor
@@ -198,9 +216,22 @@ class CacheDirectory:
 
     def sweep_owners(self, known: set[str]) -> None:
         """Remove the files of dead owners that the ledger does not know; only while `opening`."""
-        for token in set(os.listdir(self._owners)) - known:
+        for token in set(filter(_TOKEN.fullmatch, os.listdir(self._owners))) - known:
             if not self.alive(token):
                 self.leave(token)
+
+
+def remove(path: str | Path, *, dir_fd: int | None = None) -> None:
+    """Remove a file of the cache, or whatever took its place, if it is still there.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            os.unlink(path, dir_fd=dir_fd)
+        except IsADirectoryError:
+            shutil.rmtree(path, dir_fd=dir_fd)
 
 
 def _name(segment: int) -> str:

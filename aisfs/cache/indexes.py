@@ -27,9 +27,11 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from aisfs.cache.directory import NO_FILE, remove
 from aisfs.core.index_codec import DamagedIndex, decode, encode
 from aisfs.core.labels import LabelColumn
 from aisfs.core.member_index import MemberIndex
+from aisfs.errors import ConfigError
 from aisfs.model import Bucket, ObjectInfo
 
 log = logging.getLogger(__name__)
@@ -124,8 +126,10 @@ class IndexCache:
         except FileNotFoundError:
             return None
         except OSError as error:
-            self._complain(error)
-            return None
+            if error.errno not in NO_FILE:
+                self._complain(error)
+                return None
+            data = b""
         try:
             if not data.startswith(identity):
                 raise DamagedIndex("it starts with another identity")
@@ -133,7 +137,7 @@ class IndexCache:
         except DamagedIndex as error:
             log.info("%s/%s: the %s kept in %s is damaged: %s", bucket, info.key, what, path, error)
             with suppress(OSError):
-                path.unlink()
+                remove(path)
             return None
 
     def _put(self, bucket: Bucket, info: ObjectInfo, what: str, write: Callable[[], bytes]) -> None:
@@ -155,19 +159,23 @@ class IndexCache:
             self._complained = False
 
     def clear(self) -> None:
-        """Remove all indexes, whatever their scope and the limit."""
+        """Remove all indexes, whatever their scope and the limit.
+
+        Raises:
+            ConfigError: something could not be removed; the message names the directory.
+        """
         if not self._root.exists():
             return
         try:
             with self._locked() as lock:
                 for entry in list(self._entries()):
-                    entry.path.unlink(missing_ok=True)
+                    remove(entry.path)
                 for folder in self._folders():
                     with suppress(OSError):  # something else lies in it
                         folder.rmdir()
                 _write_total(lock, 0)
         except OSError as error:
-            self._complain(error)
+            raise ConfigError(f"the indexes in {self._root} cannot be cleared: {error}") from None
 
     def _worth_keeping(self, info: ObjectInfo) -> bool:
         # By its size alone nobody can tell that an object has changed.
@@ -224,7 +232,7 @@ class IndexCache:
             replaced = self._weight_of(path)
             temporary = path.with_suffix(_TEMPORARY)
             try:
-                temporary.unlink(missing_ok=True)
+                remove(temporary)
                 with open(temporary, "xb", opener=_open_private) as file:
                     file.write(data)
                 temporary.replace(path)
@@ -269,7 +277,7 @@ class IndexCache:
         for entry in entries:
             if total + weight <= self._limit * _KEPT_EIGHTHS // 8:
                 break
-            entry.path.unlink(missing_ok=True)
+            remove(entry.path)
             total -= entry.weight
         return total
 
@@ -278,7 +286,7 @@ class IndexCache:
         for folder in self._folders():
             for path in folder.iterdir():
                 if path.suffix == _TEMPORARY:
-                    path.unlink(missing_ok=True)
+                    remove(path)
                 elif path.suffix == _SUFFIX:
                     with suppress(FileNotFoundError):
                         facts = path.lstat()

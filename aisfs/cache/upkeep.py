@@ -9,7 +9,7 @@ from collections.abc import Set
 
 from aisfs.cache.books import Books
 from aisfs.cache.directory import punch
-from aisfs.cache.entry import HEADER, PAGE, SEGMENT
+from aisfs.cache.entry import HEADER, PAGE, SEGMENT, Damaged
 from aisfs.cache.filling import QUANTUM
 from aisfs.cache.segments import disk_bytes, pages_of_pieces, runs_of
 
@@ -150,7 +150,7 @@ class Upkeep:
                 if pages:
                     _punch_all_but(directory.open_segment(segment), pages)
                     ledger.set_bytes(segment, disk_bytes(pages))
-            except OSError:
+            except (OSError, Damaged):
                 pages = 0  # it cannot give pages back, or it is not there
             if not pages:
                 directory.unlink(segment)

@@ -50,6 +50,8 @@ class CheckReport:
     """Verified bytes of objects."""
     damaged: int
     """Segments that were dropped."""
+    unknown: int
+    """Segments that could not be read, or not be dropped."""
 
 
 def can_verify(entry: EntryId) -> bool:
@@ -90,9 +92,10 @@ def verify_all(books: Books, progress: Progress | None = None) -> CheckReport:
     with books.shelf.lock:
         segments = list(books.shelf.segments.values())
     total = sum(segment.bytes for segment in segments)
-    done = verified = damaged = 0
-    for segment in segments:
+    done = verified = damaged = unknown = 0
+    for place, segment in enumerate(segments):
         if books.health.broken:
+            unknown += len(segments) - place
             break
         try:
             file = books.open(segment)
@@ -103,8 +106,9 @@ def verify_all(books: Books, progress: Progress | None = None) -> CheckReport:
         except Damaged:
             damaged += 1
         except (OSError, sqlite3.Error) as error:
+            unknown += 1
             books.health.trouble(error)
         done += segment.bytes
         if progress is not None:
             progress(done, total)
-    return CheckReport(len(segments), verified, damaged)
+    return CheckReport(len(segments), verified, damaged, unknown)

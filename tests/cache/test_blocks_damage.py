@@ -1,11 +1,13 @@
 """Damage on the disk is a miss (I9): dropped, said once, never an error."""
 
+import errno
 import logging
 import os
 
 import pytest
 
 from aisfs.cache.blocks import BlockCache
+from aisfs.cache.directory import CacheDirectory
 from aisfs.cache.entry import HEADER, SEGMENT, STEP
 from aisfs.errors import ConfigError
 from aisfs.model import ByteRange
@@ -45,6 +47,22 @@ def cut(path):
     os.truncate(path, path.stat().st_size - 1)
 
 
+def a_directory(path):
+    path.unlink()
+    path.mkdir()
+    (path / "file").touch()
+
+
+def a_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def a_link(path):
+    elsewhere = path.rename(path.parents[2] / "elsewhere")
+    path.symlink_to(elsewhere)
+
+
 DAMAGES = {
     "magic": lambda path: flip(path, 0),
     "layout": lambda path: flip(path, 7),
@@ -57,6 +75,9 @@ DAMAGES = {
     "empty": lambda path: os.truncate(path, 0),
     "too long": lambda path: os.truncate(path, path.stat().st_size + 1),
     "gone": lambda path: path.unlink(),
+    "a directory": a_directory,
+    "a pipe": a_pipe,
+    "a link": a_link,
 }
 
 
@@ -107,6 +128,24 @@ def test_check_finds_the_damage(tmp_path, filled, damage):
     assert not get(cache, two)
     assert get(cache, two, SEGMENT, SEGMENT + MIB)
     assert cache.check().damaged == 0
+    cache.close()
+
+
+def test_what_cannot_be_read_or_removed_is_told(tmp_path, filled, monkeypatch):
+    def fail(*args, **options):
+        raise OSError(errno.EPERM, "not permitted")
+
+    cache = BlockCache.open(tmp_path, None)
+    with monkeypatch.context() as patch:
+        patch.setattr(CacheDirectory, "open_segment", fail)
+        report = cache.check()
+        assert (report.segments, report.damaged, report.unknown) == (3, 0, 3)
+        patch.setattr(CacheDirectory, "unlink", fail)
+        with pytest.raises(ConfigError, match=f"{tmp_path}.* not permitted"):
+            cache.clear()
+    assert cache.check().unknown == 0
+    cache.clear()
+    assert data_files(tmp_path) == []
     cache.close()
 
 
@@ -262,6 +301,19 @@ def test_unusable_directory_is_a_config_error_not_a_traceback(tmp_path):
     (tmp_path / "v1" / "ledger.db").mkdir()
     with pytest.raises(ConfigError, match=str(tmp_path)):
         BlockCache.open(tmp_path, LIMIT)
+
+
+def test_what_others_put_there_is_left_alone(tmp_path, filled):
+    root = tmp_path / "v1"
+    strange = [root / "data" / "notes.txt", root / "data" / "7", root / "owners" / "notes"]
+    for path in strange:
+        path.mkdir()
+    cache = BlockCache.open(tmp_path, LIMIT)
+    assert all(get(cache, entry) for entry in filled)
+    cache.clear()
+    cache.close()
+    CacheDirectory(tmp_path).empty()
+    assert all(path.is_dir() for path in strange)
 
 
 def test_leftovers_are_swept_by_name(tmp_path, filled):

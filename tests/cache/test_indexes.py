@@ -14,6 +14,7 @@ from aisfs.cache import indexes
 from aisfs.cache.indexes import IndexCache
 from aisfs.core.index_builder import MemberIndexBuilder
 from aisfs.core.member_index import MemberIndex
+from aisfs.errors import ConfigError
 from aisfs.model import Bucket, ObjectInfo, Provider
 
 BUCKET = Bucket("pets")
@@ -190,11 +191,31 @@ def test_what_is_no_file_does_no_harm(tmp_path, caplog):
     assert cache.get(BUCKET, INFO) is None
     kept.unlink(missing_ok=True)
     kept.mkdir()
+    (kept / "file").touch()
     assert cache.get(BUCKET, INFO) is None
     cache.put(BUCKET, INFO, some_index())
-    kept.rmdir()
+    assert cache.get(BUCKET, INFO) is not None
+    kept.unlink()
     kept.symlink_to("/dev/zero")
     assert cache.get(BUCKET, INFO) is None
+    cache.put(BUCKET, INFO, some_index())
+    assert cache.get(BUCKET, INFO) is not None
+
+
+def test_clear_removes_what_is_no_file_and_says_what_it_cannot(tmp_path):
+    cache = IndexCache(tmp_path, LIMIT)
+    for number in range(3):
+        cache.put(BUCKET, info(number), some_index())
+    first, *_ = files(tmp_path)
+    first.unlink()
+    first.mkdir()
+    cache.clear()
+    assert files(tmp_path) == []
+    lock = tmp_path / "v1/indexes/lock"
+    lock.unlink()
+    lock.mkdir()
+    with pytest.raises(ConfigError, match=f"{tmp_path}.*directory"):
+        cache.clear()
 
 
 # The limit -----------------------------------------------------------------------------------

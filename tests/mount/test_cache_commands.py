@@ -109,6 +109,13 @@ def test_a_directory_that_is_not_there(command: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("command", ["status", "verify", "clear"])
+def test_a_directory_that_cannot_be(command: str, tmp_path: Path):
+    done = aisfs("cache", command, "--cache-dir", tmp_path / ("x" * 300))
+    assert (done.returncode, done.stdout) == (MISSING, b"")
+    assert "too long" in one_line(done.stderr)
+
+
+@pytest.mark.parametrize("command", ["status", "verify", "clear"])
 def test_a_directory_that_is_no_cache_is_left_alone(command: str, tmp_path: Path):
     (tmp_path / "pictures").mkdir()
     (tmp_path / "pictures" / "a.jpg").write_bytes(b"x")
