@@ -109,7 +109,7 @@ def _items_below(path: Path, *, index_only: bool) -> Iterator[Item]:
     if not _is_in_mount(path.resolve()):
         raise SourceMissing(f"{path} is not in a mount of aisfs")
     name = os.fsencode(path)
-    if index_only and _is_folder_of_shard(name):
+    if index_only and path.is_dir() and _is_folder_of_shard(name):  # members are of a shard too
         yield Item(None, name, 0)
         return
     is_one = not path.is_dir() or (_is_folder_of_shard(name) and is_shard(name))
@@ -228,7 +228,11 @@ def _item(path: bytes, index_only: bool) -> Item | None:
         folder = path
     if index_only:
         return Item(None, folder, 0) if folder is not None else None
-    return Item(content, folder, os.stat(content).st_size)
+    try:
+        size = os.stat(content).st_size
+    except FileNotFoundError:  # since it was listed; reading it says so
+        size = 0
+    return Item(content, folder, size)
 
 
 def _read(item: Item) -> Iterator[int]:

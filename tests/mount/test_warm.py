@@ -1,5 +1,6 @@
 """`aisfs warm` fills the cache of a mount ahead of training and says how that went."""
 
+import json
 import os
 import re
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -20,6 +22,7 @@ from tests.mount.cache_tools import (
     read,
     watch,
 )
+from tests.mount.content import delete, put
 from tests.mount.test_mount_errors import MISSING, USAGE, one_line
 from tests.support.mounts import COMMAND, Mount, aisfs, environment, eventually, mounted
 from tests.support.servers import RunningServer, running_server
@@ -52,6 +55,11 @@ def mount(server: RunningServer, mountpoint: Path, tmp_path: Path) -> Iterator[M
     options = ("--cache-dir", str(tmp_path / "cache"))
     with mounted("ais://b", mountpoint, endpoint=server.endpoint, options=options) as mount:
         yield mount
+
+
+def faults(server: RunningServer) -> list[dict[str, int]]:
+    with urlopen(f"{server.endpoint}/-/faults", timeout=10) as reply:
+        return list(json.loads(reply.read()))
 
 
 def summary(output: bytes) -> tuple[int, int, int]:
@@ -142,6 +150,13 @@ def test_indexes_only(where: str, mount: Mount, shards: Dataset, server: Running
     for folder in folders:
         assert len(os.listdir(mount.path / "train" / folder)) == 32
     meter.nothing()
+
+
+def test_a_member_has_no_index_of_its_own(mount: Mount):
+    """It is left alone, as any file that is no shard."""
+    for name in ("train/shard-0003.tar.d/00001.jpg", "raw/object-0001.bin"):
+        done = aisfs("warm", "--index-only", mount.path / name)
+        assert (done.returncode, summary(done.stdout)) == (0, (0, 0, 0)), done.stderr
 
 
 def test_indexes_outlast_the_mount(
@@ -271,6 +286,27 @@ def test_a_cluster_that_does_not_answer(server: RunningServer, mountpoint: Path,
             server.faults([])
     assert (done.returncode, done.stdout) == (MISSING, b"")
     assert str(mount.path / "train") in one_line(done.stderr)
+
+
+def test_an_object_that_is_deleted_meanwhile(
+    server: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    """Found in the listing and gone when it is looked at: the others are warmed."""
+    for name in ("a", "b", "z"):
+        put(server.endpoint, "b", f"going/{name}", b"x" * 1000)
+    options = ("--cache-dir", str(tmp_path / "cache"), "--list-ttl", "0", "--attr-ttl", "0")
+    with mounted("ais://b", mountpoint, endpoint=server.endpoint, options=options) as mount:
+        match = {"path_contains": "going/a"}
+        server.faults([{"match": match, "action": "stall", "seconds": 4, "times": 1}])
+        with subprocess.Popen(
+            [*COMMAND, "warm", mount.path / "going"], env=environment(),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        ) as process:  # fmt: skip
+            assert eventually(lambda: faults(server)[0]["held_most"] == 1)
+            delete(server.endpoint, "b", "going/z")
+            output, errors = process.communicate(timeout=60)
+        assert (process.returncode, summary(output)) == (1, (0, 2, 2000)), errors
+        assert "going/z: No such file" in plain(errors)
 
 
 def test_a_shard_that_cannot_be_read(
