@@ -162,6 +162,7 @@ class ClusterSettings(_Settings):
         url = urlsplit(value if "//" in value else f"http://{value}")
         if url.scheme not in ("http", "https") or not url.hostname or url.path.strip("/"):
             raise ValueError("an endpoint looks like http://host:8080")
+        url.hostname.encode("idna"), url.port  # what cannot be is told by asking for it
         return f"{url.scheme}://{url.netloc}"
 
     @property

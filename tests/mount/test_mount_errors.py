@@ -80,6 +80,8 @@ def check_nothing_is_left(mountpoint: Path) -> None:
         ["--dir-mode", "rwx"],
         ["--log-level", "shout"],
         ["--endpoint", "ftp://example.com"],
+        ["--endpoint", "http://a..b:8080"],
+        ["--endpoint", "http://host:99999"],
         ["--no-such-option"],
         ["-o", "no_such_option=1"],
     ],
