@@ -39,7 +39,9 @@ class Upkeep:
 
     def sync_if_due(self) -> None:
         """Do `sync` when it was not done for a second, unless another thread does it just now."""
-        if time.monotonic() - self._synced < SYNC_SECONDS or not self._turn.acquire(blocking=False):
+        if not self._books.health.admits or time.monotonic() - self._synced < SYNC_SECONDS:
+            return  # while the cache is bypassed a reader should not wait for what ails it
+        if not self._turn.acquire(blocking=False):
             return
         try:
             self.sync()

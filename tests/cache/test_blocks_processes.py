@@ -1,15 +1,18 @@
 """Several processes on one directory: the limit holds, the bytes are right, death is survived."""
 
+import contextlib
 import json
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 
 import pytest
 
+from aisfs.cache import ledger
 from aisfs.cache.blocks import BlockCache
 from aisfs.cache.entry import SEGMENT
 from aisfs.model import ByteRange
@@ -304,3 +307,34 @@ def test_full_disk_is_a_bypass(tmp_path, place, caplog):
         cache.close()
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_ledger_that_stays_locked_holds_up_nobody_twice(tmp_path, monkeypatch, caplog):
+    """A process was stopped amid a transaction: who wants to keep something waits for it once."""
+    monkeypatch.setattr(ledger, "BUSY_SECONDS", 0.1)
+    waits = []
+    transaction = ledger.Ledger.transaction
+
+    def counted(self):
+        waits.append(self)
+        return transaction(self)
+
+    cache = BlockCache.open(tmp_path, 64 * MIB)
+    assert fill(cache, an_entry("kept"))
+    cache.sync()
+    with contextlib.closing(sqlite3.connect(tmp_path / "v1" / "ledger.db")) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        assert not fill(cache, an_entry("a"))
+        monkeypatch.setattr(ledger.Ledger, "transaction", counted)
+        cache._upkeep._synced -= 60  # a second sync is due
+        assert not fill(cache, an_entry("b"))
+        assert waits == []
+        assert get(cache, an_entry("kept"))
+        other.execute("ROLLBACK")
+    assert caplog.text.count("cache bypassed") == 1
+    cache._health._paused_until = 0.0
+    assert fill(cache, an_entry("b"))
+    assert waits
+    cache.sync()
+    check_books(cache)
+    cache.close()
