@@ -138,13 +138,14 @@ class Stage:
             DROP_CACHES.write_text("3")
         else:
             for samples in served:
-                _forget(samples.extracted.rglob("*") if samples.extracted else ())
+                forget(samples.extracted.rglob("*") if samples.extracted else ())
         for samples in served:
             for path in self.store.files(samples.bucket):
                 _read(path)
 
 
-def _forget(paths: Iterable[Path]) -> None:
+def forget(paths: Iterable[Path]) -> None:
+    """Drop the pages of files; those that are not on the disk yet stay."""
     for path in paths:
         if path.is_file():
             descriptor = os.open(path, os.O_RDONLY)

@@ -12,6 +12,7 @@ from pathlib import Path
 from bench.data import KILOBYTE, Samples, write_shards
 from bench.engine import Contender, Reading, Row, measure, number_text
 from bench.groups.measures import read_file
+from bench.mounts import Mount
 from bench.processes import NotMeasured
 from bench.readers import list_files
 from bench.stage import Stage
@@ -22,6 +23,8 @@ BUSY = "cold shards are listed and read by another process"
 ATTRIBUTE = "an attribute (answered by trio)"
 PAGE = "4 KiB of the disk cache (answered by the lane)"
 STATE = "waited"
+ELSEWHERE = "waited, for a second daemon"
+"""On the same busy machine, but not the daemon that scans: what the processors alone are to blame for."""
 PAUSE = 0.001
 """Seconds between two requests: a bystander is no load of its own."""
 IDLE_SECONDS = 0.5
@@ -32,10 +35,12 @@ SHARDS = 4
 PAGE_BYTES = 4096
 
 Probe = Callable[[], object]
+Probing = Callable[[Path], Iterator[Probe]]
+"""Opens what it asks of a shard, given the path."""
 
 
 def run(stage: Stage, progress: Callable[[str], None]) -> list[Row]:
-    """Measure both kinds of requests beside an idle and a busy daemon."""
+    """Measure both kinds of requests beside an idle and a busy daemon, and at a daemon beside that."""
     members = stage.settings.members
     progress(f"bystanders: writing {SHARDS} shards of {members:,} members")
     with stage.bucket("bystanders") as bucket:
@@ -48,35 +53,59 @@ def run(stage: Stage, progress: Callable[[str], None]) -> list[Row]:
             extract_to=None,
         )
         contenders = [
-            Contender(
-                case, name, UNIT, partial(_waited, stage, data, probing, busy), (STATE,), not busy
-            )
+            Contender(case, name, UNIT, partial(work, stage, data, probing), states, work is _idle)
             for case, probing in ((ATTRIBUTE, _attribute), (PAGE, _page))
-            for name, busy in ((IDLE, False), (BUSY, True))
+            for name, work, states in (
+                (IDLE, _idle, (STATE,)),
+                (BUSY, _busy, (STATE, ELSEWHERE)),
+            )
         ]
         return measure("bystanders", contenders, stage.settings, progress)
 
 
-def _waited(
-    stage: Stage, data: Samples, probing: Callable[[Path], Iterator[Probe]], busy: bool
-) -> dict[str, Reading]:
+def _idle(stage: Stage, data: Samples, probing: Probing) -> dict[str, Reading]:
+    with _mounted(stage, data) as mount:
+        ((known, *_),) = _warmed(stage, data, mount)
+
+        def work() -> list[list[float]]:
+            with contextmanager(probing)(known) as probe:
+                return _ask([probe], until=time.monotonic() + IDLE_SECONDS)
+
+        (waits,) = stage.measure(work, mount)
+    return {STATE: _summary(waits)}
+
+
+def _busy(stage: Stage, data: Samples, probing: Probing) -> dict[str, Reading]:
+    with _mounted(stage, data) as scanning, _mounted(stage, data) as other:
+        (known, *cold), (known_elsewhere, *_) = _warmed(stage, data, scanning, other)
+
+        def work() -> list[list[float]]:
+            ask = contextmanager(probing)
+            with ask(known) as probe, ask(known_elsewhere) as probe_elsewhere:
+                reader = _read_beside([shard.with_name(f"{shard.name}.d") for shard in cold])
+                return _ask([probe, probe_elsewhere], reader=reader)
+
+        waits, waits_elsewhere = stage.measure(work, scanning)
+    return {STATE: _summary(waits), ELSEWHERE: _summary(waits_elsewhere)}
+
+
+@contextmanager
+def _mounted(stage: Stage, data: Samples) -> Iterator[Mount]:
+    options = ["--prefetch-shards", "0"]
     with (
         stage.folder("cache") as cache,
-        stage.mounted(data.bucket, cache=cache, options=["--prefetch-shards", "0"]) as mount,
+        stage.mounted(data.bucket, cache=cache, options=options) as mount,
     ):
-        known, *cold = (mount.path / key for key in data.keys)
-        stage.cool(data)
+        yield mount
+
+
+def _warmed(stage: Stage, data: Samples, *mounts: Mount) -> list[list[Path]]:
+    """Give the shards below each mount; the first one of each is read, the others are cold."""
+    shards = [[mount.path / key for key in data.keys] for mount in mounts]
+    stage.cool(data)
+    for known, *_ in shards:
         read_file(known, known.stat().st_size)
-
-        def work() -> list[float]:
-            with contextmanager(probing)(known) as probe:
-                if not busy:
-                    return _ask(probe, until=time.monotonic() + IDLE_SECONDS)
-                reader = _read_beside([shard.with_name(f"{shard.name}.d") for shard in cold])
-                return _ask(probe, until=None, reader=reader)
-
-        waits = stage.measure(work, mount)
-    return {STATE: _summary(waits)}
+    return shards
 
 
 def _attribute(known: Path) -> Iterator[Probe]:
@@ -113,13 +142,17 @@ def _read_all(paths: Sequence[str]) -> None:
             file.read()
 
 
-def _ask(probe: Probe, *, until: float | None, reader: int = 0) -> list[float]:
-    """Time one request after the other: until then, or as long as the reader reads."""
-    waits = []
+def _ask(
+    probes: Sequence[Probe], *, until: float | None = None, reader: int = 0
+) -> list[list[float]]:
+    """Time one request after the other, of each probe in turn: until then, or as long as the reader reads."""
+    waits: list[list[float]] = [[] for _ in probes]
     while True:
-        begun = time.perf_counter()
-        probe()
-        waits.append(time.perf_counter() - begun)
+        for probe, waited in zip(probes, waits, strict=True):
+            begun = time.perf_counter()
+            probe()
+            waited.append(time.perf_counter() - begun)
+            time.sleep(PAUSE)
         if until is not None:
             if time.monotonic() > until:
                 return waits
@@ -127,7 +160,6 @@ def _ask(probe: Probe, *, until: float | None, reader: int = 0) -> list[float]:
             if ended[1]:
                 raise NotMeasured("the reader of the cold shards failed")
             return waits
-        time.sleep(PAUSE)
 
 
 def _summary(waits: list[float]) -> Reading:
