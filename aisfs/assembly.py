@@ -106,11 +106,12 @@ def _index_limit(cache_size: int) -> int:
     return min(cache_size // INDEX_SHARE, INDEX_DISK_LIMIT)
 
 
-async def _sync_cache(blocks: BlockCache) -> None:
+async def _sync_cache(blocks: BlockCache, fetcher: Fetcher) -> None:
     """Keep the books of several daemons on one cache directory together."""
     while True:
         await trio.sleep(1)
         await unattended("the upkeep of the cache", partial(trio.to_thread.run_sync, blocks.sync))
+        await unattended("looking for what the cache has lost", fetcher.drop_lost)
 
 
 async def check_source(store: WritableStore, source: Source) -> None:
@@ -235,7 +236,7 @@ def _build_indexer(
         scope += " magic" if plan.tree.magic else ""
         limit = base.blocks.limit // (INDEX_SHARE - 1)
         indexes = IndexCache(plan.cache.cache_dir, min(limit, INDEX_DISK_LIMIT), scope=scope)
-        base.services.start_soon(_sync_cache, base.blocks)
+        base.services.start_soon(_sync_cache, base.blocks, fetcher)
     return Indexer(
         fetcher,
         base.services,

@@ -260,15 +260,19 @@ class BlockCache:
             return None
         return Reservation(wanted, parts, self._books)
 
-    def verify_whole(self, entry: EntryId) -> bool:
+    def verify_whole(self, entry: EntryId, computed: str | None = None) -> bool:
         """Compare a complete entry with the checksum AIStore told; drop it if they differ.
+
+        Args:
+            entry: What to verify.
+            computed: The checksum of the bytes as they came; None reads them from the disk.
 
         Returns:
             False if they differ; True also if the entry is not complete, or the checksum unknown.
         """
         if not can_verify(entry) or self.missing(entry, ByteRange(0, entry.size)):
             return True
-        return verify_whole(self._books, entry)
+        return verify_whole(self._books, entry, computed)
 
     def drop(self, entry: EntryId) -> None:
         """Remove all that is here of an entry."""
@@ -300,6 +304,11 @@ class BlockCache:
         Lets go of files that were evicted elsewhere, so it also bounds how long those take space.
         """
         self._upkeep.sync()
+
+    @property
+    def losses(self) -> int:
+        """How often bytes left that had been here. Waits for nothing."""
+        return self._shelf.losses
 
     def counts(self) -> Counts:
         """Count what needs no waiting."""

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from aisfs.cache.directory import CacheDirectory
 from aisfs.cache.entry import Damaged
 from aisfs.cache.ledger import Ledger, Row
-from aisfs.cache.segments import Segment, SegmentFile
+from aisfs.cache.segment_file import SegmentFile
+from aisfs.cache.segments import Segment
 from aisfs.cache.shelf import Health, Shelf
 from aisfs.model import ByteRange
 

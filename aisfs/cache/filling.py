@@ -12,7 +12,8 @@ from aisfs.cache.books import Books
 from aisfs.cache.entry import SEGMENT, Damaged, EntryId
 from aisfs.cache.ledger import Row
 from aisfs.cache.reservation import Part
-from aisfs.cache.segments import Segment, SegmentFile, disk_bytes, pages_of_pieces
+from aisfs.cache.segment_file import SegmentFile
+from aisfs.cache.segments import Segment, disk_bytes, pages_of_pieces
 from aisfs.model import ByteRange
 
 QUANTUM = 1024 * 1024

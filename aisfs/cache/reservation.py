@@ -7,7 +7,8 @@ from typing import Self
 
 from aisfs.cache.books import Books
 from aisfs.cache.entry import SEGMENT
-from aisfs.cache.segments import Segment, SegmentFile, sums_of, sums_of_bytes, write
+from aisfs.cache.segment_file import SegmentFile, sums_of, sums_of_bytes
+from aisfs.cache.segments import Segment
 from aisfs.core.ranges import RangeSet
 from aisfs.model import ByteRange
 
@@ -62,8 +63,20 @@ class Reservation:
     def _writable(self) -> bool:
         return self._open and not self._failed
 
-    def write(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+    def write(
+        self,
+        offset: int,
+        data: bytes | bytearray | memoryview,
+        *,
+        past_page_cache: bool = False,
+    ) -> None:
         """Write bytes that start at `offset` of the object; readers see them once published.
+
+        Args:
+            offset: Where.
+            data: What.
+            past_page_cache: To the disk itself, which takes no memory and less processor time. For
+                what will not be read from this cache soon; it should begin on a page in memory.
 
         Raises:
             ValueError: they are not within what was reserved, or it was finished.
@@ -84,7 +97,7 @@ class Reservation:
                     return
                 segment.written |= segment.pages(piece)
             try:
-                write(file.descriptor, offset - file.base, rest[: len(piece)])
+                file.write(offset, rest[: len(piece)], past_page_cache=past_page_cache)
             except OSError as error:
                 self._failed = True
                 self._books.health.trouble(error)

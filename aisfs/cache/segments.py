@@ -6,24 +6,21 @@ ledger counts it for the segment, *charged* when it is paid from the grant of th
 other than by unlinking the file, for others may be reading it.
 """
 
-import mmap
-import os
 from array import array
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
-import xxhash
-
 from aisfs.cache import entry as entries
-from aisfs.cache.entry import HEADER, PAGE, SEGMENT, STEP, Damaged, EntryId
+from aisfs.cache.entry import PAGE, SEGMENT, STEP
 from aisfs.cache.ledger import Piece, Row
+from aisfs.cache.segment_file import SegmentFile
 from aisfs.core.ranges import RangeSet
-from aisfs.core.ranges import pieces as cut
 from aisfs.model import ByteRange
 
 OPEN_FILES = 192
-"""Segments mapped at a time: 3 GiB, with two descriptors each within the usual limit of 1024.
+"""Segments mapped at a time: 3 GiB, with two or, of those written to, three descriptors each within
+the usual limit of 1024.
 Mapping one again takes some 30 µs."""
 _INLINE_RUNS = 3
 """Extents that ext4 keeps in the inode, besides the header's."""
@@ -72,95 +69,6 @@ def runs_of(pages: int) -> Iterator[tuple[int, int]]:
         yield first + skipped, first + skipped + length
         first += skipped + length
         pages >>= length
-
-
-class SegmentFile:
-    """An open and mapped file. It is closed when the last one who uses it or a view of it goes."""
-
-    __slots__ = ("base", "descriptor", "size", "view")
-
-    def __init__(self, descriptor: int, base: int, size: int, mapping: mmap.mmap) -> None:
-        """Use `create` or `open`."""
-        self.descriptor = descriptor
-        self.base = base - HEADER
-        """What to subtract from an offset in the object."""
-        self.size = size
-        """Size of the object."""
-        self.view = memoryview(mapping)
-
-    def __del__(self) -> None:
-        # A thread may be within `pwrite` when the file leaves the books, and the number of a closed
-        # descriptor is used again at once; so the last reference closes it.
-        os.close(self.descriptor)
-
-    @classmethod
-    def create(cls, descriptor: int, entry: EntryId, number: int) -> "SegmentFile":
-        """Give a new file its header and its length; takes the descriptor over.
-
-        Raises:
-            OSError: no space, for example.
-        """
-        try:
-            base = number * SEGMENT
-            write(descriptor, 0, entries.header(entry, number))
-            os.ftruncate(descriptor, _file_length(base, entry.size))
-            return cls(descriptor, base, entry.size, _map(descriptor))
-        except BaseException:
-            os.close(descriptor)
-            raise
-
-    @classmethod
-    def open(cls, descriptor: int, key: bytes) -> "SegmentFile":
-        """Verify that a file is that of the segment `key`; takes the descriptor over.
-
-        Raises:
-            Damaged: it is not what it should be.
-            OSError: the disk fails.
-        """
-        try:
-            size = entries.object_size(os.pread(descriptor, HEADER, 0), key)
-            base = entries.segment_start(key)
-            length = os.fstat(descriptor).st_size
-            if length != _file_length(base, size):
-                raise Damaged(f"{length} bytes long instead of {_file_length(base, size)}")
-            return cls(descriptor, base, size, _map(descriptor))
-        except BaseException:
-            os.close(descriptor)
-            raise
-
-    @property
-    def whole(self) -> bool:
-        """Whether it is as long as it was when it was mapped."""
-        return os.fstat(self.descriptor).st_size == len(self.view)
-
-    def read(self, start: int, stop: int) -> bytes:
-        """Read bytes of the object: a failing disk answers with an error, a view with SIGBUS.
-
-        Raises:
-            OSError: the disk fails.
-        """
-        return os.pread(self.descriptor, stop - start, start - self.base)
-
-    def sum_up(self, start: int, stop: int) -> int:
-        """Compute the checksum of bytes of the object; -1 if they cannot be read."""
-        try:
-            data = self.read(start, stop)
-        except OSError:
-            return -1
-        return xxhash.xxh3_64_intdigest(data) if len(data) == stop - start else -1
-
-
-def write(descriptor: int, offset: int, data: bytes | bytearray | memoryview) -> None:
-    """Write all of `data`.
-
-    Raises:
-        OSError: no space, for example.
-    """
-    rest = memoryview(data)
-    while rest:
-        written = os.pwrite(descriptor, rest, offset)
-        rest = rest[written:]
-        offset += written
 
 
 class OpenFiles:
@@ -335,36 +243,6 @@ class Segment:
         self.charged &= needed
 
 
-def sums_of(file: SegmentFile, piece: ByteRange) -> bytes | None:
-    """Compute the checksums of a piece; None if it cannot be read."""
-    sums = array("Q")
-    for step in cut(piece, STEP):
-        checksum = file.sum_up(step.start, step.stop)
-        if checksum < 0:
-            return None
-        sums.append(checksum)
-    return sums.tobytes()
-
-
-def sums_of_bytes(piece: ByteRange, data: memoryview) -> bytes:
-    """Compute the checksums of a piece from its bytes."""
-    base = piece.start
-    sums = (
-        xxhash.xxh3_64_intdigest(data[step.start - base : step.stop - base])
-        for step in cut(piece, STEP)
-    )
-    return array("Q", sums).tobytes()
-
-
 def _steps(piece: ByteRange) -> tuple[list[int], list[int]]:
     starts = list(range(piece.start, piece.stop, STEP))
     return starts, [*starts[1:], piece.stop]
-
-
-def _map(descriptor: int) -> mmap.mmap:
-    return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-
-
-def _file_length(base: int, size: int) -> int:
-    """Length of the file of the segment that starts at `base` of an object of `size` bytes."""
-    return HEADER + max(0, min(SEGMENT, size - base))

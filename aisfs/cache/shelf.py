@@ -76,6 +76,8 @@ class Shelf:
         """Pins of this process by the digest of the entry."""
         self.foreign_pins: set[bytes] = set()
         self.hits = self.misses = self.evictions = self.rejected = 0
+        self.losses = 0
+        """Segments that left, for whatever reason."""
 
     def hit(self, entry: EntryId, wanted: ByteRange) -> memoryview | None:
         """Give bytes that are mapped and verified already."""
@@ -151,6 +153,7 @@ class Shelf:
         if segment.gone:
             return
         segment.gone = True
+        self.losses += 1
         self.free += segment.owed
         self.files.drop(segment)
         self.leased.discard(segment)

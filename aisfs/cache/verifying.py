@@ -3,39 +3,22 @@
 Whatever differs is removed. It takes as long as the disk, so it belongs on a worker thread.
 """
 
-import hashlib
 import logging
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
-
-import xxhash
 
 from aisfs.cache.books import Books
 from aisfs.cache.entry import SEGMENT, Damaged, EntryId
-from aisfs.cache.segments import sums_of
+from aisfs.cache.segment_file import sums_of
+from aisfs.cache.segments import Segment
+from aisfs.cache.whole import hasher_for
 from aisfs.model import ByteRange
 
 logger = logging.getLogger(__name__)
 
 _CHUNK = 1024 * 1024
 
-
-class _Hasher(Protocol):
-    def update(self, data: bytes, /) -> None: ...
-
-    def hexdigest(self) -> str: ...
-
-
-_HASHERS: dict[str, Callable[[], _Hasher]] = {
-    "xxhash": xxhash.xxh64,
-    "xxhash2": xxhash.xxh64,
-    "md5": lambda: hashlib.md5(usedforsecurity=False),
-    "sha256": hashlib.sha256,
-    "sha512": hashlib.sha512,
-}
-"""AIStore's checksums, but for crc32c, which in Python would be slower than the network."""
 
 Progress = Callable[[int, int], None]
 """Told how many bytes are done, and of how many."""
@@ -56,27 +39,27 @@ class CheckReport:
 
 def can_verify(entry: EntryId) -> bool:
     """Say whether AIStore told a checksum that can be computed here."""
-    return entry.checksum.partition(":")[0] in _HASHERS
+    return hasher_for(entry) is not None
 
 
-def verify_whole(books: Books, entry: EntryId) -> bool:
+def verify_whole(books: Books, entry: EntryId, computed: str | None) -> bool:
     """Compare a complete entry with the checksum AIStore told; drop it if they differ.
+
+    Args:
+        books: Where it is.
+        entry: What to verify; `can_verify`.
+        computed: The checksum of the bytes as they came; None reads them from the disk.
 
     Returns:
         False if they differ, or if the disk fails; True also if it turns out to be damaged, and is
         not complete any more.
     """
-    kind, _, expected = entry.checksum.partition(":")
-    hasher = _HASHERS[kind]()
     numbers = entry.numbers(ByteRange(0, entry.size))
     segments = [books.shelf.segments.get(entry.key(number)) for number in numbers]
     try:
-        for segment in filter(None, segments):
-            file = books.open(segment)
-            stop = min(segment.start + SEGMENT, entry.size)
-            for start in range(segment.start, stop, _CHUNK):
-                hasher.update(file.read(start, min(start + _CHUNK, stop)))
-        if hasher.hexdigest() == expected.lower():
+        if computed is None:
+            computed = _read(books, entry, filter(None, segments))
+        if computed == entry.checksum.partition(":")[2].lower():
             return True
         logger.warning("%s is not kept: its checksum is not %s", entry.name, entry.checksum)
         books.remove([segment for segment in segments if segment is not None])
@@ -85,6 +68,17 @@ def verify_whole(books: Books, entry: EntryId) -> bool:
     except (OSError, sqlite3.Error) as error:
         books.health.trouble(error)
     return False
+
+
+def _read(books: Books, entry: EntryId, segments: Iterable[Segment]) -> str:
+    hasher = hasher_for(entry)
+    assert hasher is not None, "only what can be verified is"
+    for segment in segments:
+        file = books.open(segment)
+        stop = min(segment.start + SEGMENT, entry.size)
+        for start in range(segment.start, stop, _CHUNK):
+            hasher.update(file.read(start, min(start + _CHUNK, stop)))
+    return hasher.hexdigest()
 
 
 def verify_all(books: Books, progress: Progress | None = None) -> CheckReport:

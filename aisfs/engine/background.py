@@ -1,12 +1,11 @@
-"""One thread of low priority for work that may lag behind: writing what was fetched to disk.
+"""One thread for work that may lag behind: writing what was fetched to disk.
 
-A reader has its bytes before they are written. On a machine with few processors the copy to disk
-would otherwise take the time of the readers it is made for: half of it, measured on two cores.
+A reader has its bytes before they are written. The thread mostly waits for the disk (docs/adr/0020);
+at a lower priority it would fall behind where processors are few, and all that waits takes memory.
 """
 
 import contextlib
 import logging
-import os
 import queue
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,9 +17,6 @@ import trio
 from aisfs.errors import AisfsError
 
 log = logging.getLogger(__name__)
-
-NICE = 10
-"""Half-way to the lowest priority: behind every reader, ahead of idle jobs."""
 
 ResultT = TypeVar("ResultT")
 
@@ -65,8 +61,6 @@ class BackgroundThread:
             await trio.to_thread.run_sync(self._thread.join)
 
     def _serve(self) -> None:
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         while (job := self._jobs.get()) is not None:
             job.run()
             with contextlib.suppress(trio.RunFinishedError):

@@ -7,13 +7,13 @@ is fetched by a task of its own, so a reader that goes away leaves it to the oth
 fails hands its error to all who wait for it and is forgotten.
 
 A part that landed goes to the disk cache; where that does not take it, it stays in memory until
-newer ones need the room. Whatever is dropped at any moment changes no result (invariant I6).
+newer ones need the room. A large one is written past the page cache, and stays in memory until its
+reader has passed (docs/adr/0020). Whatever is dropped at any moment changes no result (invariant I6).
 """
 
 import logging
-import threading
-from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, Callable, Hashable
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -27,9 +27,11 @@ from aisfs.core.ranges import growing_pieces, pieces
 from aisfs.core.readahead import ReadAhead
 from aisfs.engine.background import BackgroundThread
 from aisfs.engine.batches import Gathering
-from aisfs.engine.on_disk import look, store
-from aisfs.engine.opened import OpenObject, Source
+from aisfs.engine.kept import Kept, KeptParts
+from aisfs.engine.on_disk import look, lost, store
+from aisfs.engine.opened import OpenObject, OpenObjects, Source
 from aisfs.engine.parts import FIRST_PART, PART_MAX, BufferPool, Data, Part, Reading
+from aisfs.engine.running_sums import RunningSums
 from aisfs.errors import AisfsError, Unavailable
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 from aisfs.store.port import ObjectStore
@@ -42,8 +44,8 @@ FAR_SECONDS = 0.02
 """A part that took longer came over a link with latency, or a slow one: more may be under way."""
 SPARE_SECONDS = 2.0
 """How long a buffer is kept that nobody needs: longer than the pause between two batches."""
-OBJECTS_MAX = 10_000
-"""Objects whose read-ahead is remembered."""
+DIRECT_BEHIND = 64 << 20
+"""Bytes that may wait for the disk when more are written past the page cache."""
 
 
 class Fetcher:
@@ -79,11 +81,11 @@ class Fetcher:
         self._origin = origin
         self._memory_limit = memory_limit
         self._read_ahead_max = read_ahead_max
-        self._lock = threading.Lock()
-        """Guards `_objects`; all else but the cache belongs to the trio thread."""
-        self._objects: OrderedDict[Hashable, OpenObject] = OrderedDict()
-        self._kept: OrderedDict[Part, OpenObject] = OrderedDict()
-        """Landed parts that are in memory only, the oldest first."""
+        self._objects = OpenObjects()
+        """Asked by any thread, as the cache is; all else belongs to the trio thread."""
+        self._kept = KeptParts()
+        self._sums = RunningSums()
+        """Belongs to the background thread."""
         self._changed = trio.Event()
         """Set, and made anew, whenever a part is dropped or may be."""
         self.on_landed: Callable[[], None] = lambda: None
@@ -98,7 +100,7 @@ class Fetcher:
 
     def open(self, bucket: Bucket, info: ObjectInfo) -> OpenObject:
         """Give what is known about a version of an object. From any thread."""
-        found = self._opened((bucket, info))
+        found = self._objects.get((bucket, info))
         if found is not None:
             return found
         entry = entry_id(self.distinguished(bucket, info), info) if self.cache else None
@@ -119,7 +121,7 @@ class Fetcher:
             cached: Where it is on disk, and what tells it from everything else.
         """
         key = cached[1]
-        found = self._opened(key)
+        found = self._objects.get(key)
         if found is not None:
             return found
         ahead = self._watch(info)
@@ -130,11 +132,7 @@ class Fetcher:
 
         Only that may have new parts.
         """
-        with self._lock:
-            found = self._objects.setdefault(opened.key, opened)
-            self._objects.move_to_end(opened.key)
-            self._forget_old_objects()
-            return found
+        return self._objects.add(opened)
 
     def known(self, opened: OpenObject, wanted: ByteRange) -> Data | None:
         """Give a range that is in memory or mapped. Waits for nothing, from any thread."""
@@ -148,8 +146,8 @@ class Fetcher:
         return b"".join((before, behind)) if before is not None and behind is not None else None
 
     def _known_piece(self, opened: OpenObject, wanted: ByteRange) -> memoryview | None:
-        there = self._hit(opened, wanted)
-        return there if there is not None or not opened.parts else opened.landed(wanted)
+        there = opened.landed(wanted) if opened.parts else None  # the disk might have to be read
+        return there if there is not None else self._hit(opened, wanted)
 
     def distinguished(self, bucket: Bucket, info: ObjectInfo) -> Bucket:
         """Name the bucket so that a cache can tell this version from those of other clusters."""
@@ -160,13 +158,6 @@ class Fetcher:
 
     def _watch(self, info: ObjectInfo) -> ReadAhead:
         return ReadAhead(info.size, max_window=self._read_ahead_max)
-
-    def _opened(self, key: Hashable) -> OpenObject | None:
-        with self._lock:
-            found = self._objects.get(key)
-            if found is not None:
-                self._objects.move_to_end(key)
-            return found
 
     def start(
         self, opened: OpenObject, wanted: ByteRange, together: Gathering | None = None
@@ -188,8 +179,7 @@ class Fetcher:
             if position < part.range.start:
                 self._fill(opened, ByteRange(position, part.range.start), found, together)
             found.append(part)
-            if part in self._kept:
-                self._kept.move_to_end(part)
+            self._kept.use(part)
             position = part.range.stop
         if position < wanted.stop:
             self._fill(opened, ByteRange(position, wanted.stop), found, together)
@@ -200,7 +190,7 @@ class Fetcher:
     ) -> None:
         """Fetch a range nobody waits for yet, as far as memory permits."""
         for piece in pieces(wanted, PART_MAX):
-            if not self._room_for(len(piece)):
+            if not self._make_room(len(piece)):
                 with opened.lock:
                     opened.read_ahead.shrink()
                 return
@@ -225,8 +215,8 @@ class Fetcher:
         for piece in growing_pieces(wanted or ByteRange(0, opened.info.size), FIRST_PART, PART_MAX):
             while under_way and ahead + len(piece) > at_once:
                 reading = under_way.popleft()
-                data = await reading.wait()
-                if self.far and (held_up or self._room_for(2 * at_once)):
+                data = await reading.wait(by_reader=False)
+                if self.far and (held_up or self._make_room(2 * at_once)):
                     at_once = max(at_once, min(2 * at_once, self._read_ahead_max))
                 ahead -= len(reading.wanted)
                 yield reading.wanted.start, data
@@ -236,14 +226,21 @@ class Fetcher:
             ahead += len(piece)
         while under_way:
             reading = under_way.popleft()
-            yield reading.wanted.start, await reading.wait()
+            yield reading.wanted.start, await reading.wait(by_reader=False)
 
     async def tidy(self) -> None:
         """Give memory back after much was fetched. Never ends."""
         while True:
             await trio.sleep(SPARE_SECONDS)
+            self._drop_all(self._kept.idle())
             if self._pool.let_go():
                 await trio.to_thread.run_sync(give_memory_back)
+
+    async def drop_lost(self) -> None:
+        """Let go of what the disk cache has lost, so that who fills it fetches it once more."""
+        if self.cache is not None and self._kept.losses != self.cache.losses:
+            self._kept.losses = self.cache.losses
+            self._drop_all(await trio.to_thread.run_sync(lost, self._kept.copies()))
 
     # pieces ----------------------------------------------------------------------------------
 
@@ -319,13 +316,18 @@ class Fetcher:
             self._land(part)  # readers need not wait for the disk
             if cache is None or entry is None or any(room is None for _, room in missing):
                 return self._keep(opened, part)
+            # A disk that does not follow gets the rest by way of the page cache.
+            direct = len(part.range) >= FIRST_PART and self._unwritten <= DIRECT_BEHIND
             self._unwritten += len(part.range)
+            work = partial(store, cache, entry, part, missing, self._sums, past_page_cache=direct)
             try:
-                stored = await self._background.run(partial(store, cache, entry, part, missing))
+                stored = await self._background.run(work)
             finally:
                 self._unwritten -= len(part.range)
                 self._tell()
-            return False if stored else self._keep(opened, part)
+            if stored and (not direct or part.passed):
+                return False
+            return self._keep(opened, part, on_disk=stored)
         finally:
             await self._finish([reservation for _, reservation in missing if reservation])
 
@@ -340,19 +342,20 @@ class Fetcher:
                 for reservation in reservations:
                     await trio.to_thread.run_sync(reservation.finish)
 
-    def _keep(self, opened: OpenObject, part: Part) -> bool:
-        """Keep a landed part in memory, at the cost of the oldest ones."""
-        self._kept[part] = opened
+    def _keep(self, opened: OpenObject, part: Part, *, on_disk: bool = False) -> bool:
+        """Keep a landed part in memory, at the cost of others."""
+        self._drop_all(self._kept.passed())
+        self._kept.add(part, opened, on_disk=on_disk)
         self._tell()
-        while self.buffered > self._memory_limit and self._kept:
-            oldest, its_object = next(iter(self._kept.items()))
-            if oldest is part:
-                break
-            self._drop(its_object, oldest)
+        self._make_room(0, but_for=part)
         return True
 
+    def _drop_all(self, parts: Iterable[Kept]) -> None:
+        for part, opened in parts:
+            self._drop(opened, part)
+
     def _drop(self, opened: OpenObject, part: Part) -> None:
-        self._kept.pop(part, None)
+        self._kept.remove(part)
         if opened.remove(part):
             self.buffered -= len(part.range)
             self._tell()
@@ -362,28 +365,20 @@ class Fetcher:
         self._changed = trio.Event()
 
     async def _wait_for_disk(self) -> None:
-        """Wait while memory is full of what the disk has yet to take.
-
-        Where it is slower than the link, readers would otherwise fill memory with all they read.
-        """
+        """Wait while memory is full of what a disk slower than the link has yet to take."""
         while self._unwritten > self._memory_limit:
             await self._changed.wait()
 
     async def _wait_for_room(self, length: int) -> None:
         """Wait until nobody's bytes have to be held for `length` more: the disk may be slow."""
-        while self.buffered and not self._room_for(length):
+        while self.buffered and not self._make_room(length):
             await self._changed.wait()
 
-    def _room_for(self, length: int) -> bool:
-        """Make room for reading ahead by dropping what was kept, and say whether there is any."""
-        while self.buffered + length > self._memory_limit and self._kept:
-            part, opened = next(iter(self._kept.items()))
-            self._drop(opened, part)
-        return self.buffered + length <= self._memory_limit
-
-    def _forget_old_objects(self) -> None:
-        while len(self._objects) > OBJECTS_MAX:
-            key, opened = next(iter(self._objects.items()))
-            if opened.parts:
-                return
-            del self._objects[key]
+    def _make_room(self, length: int, *, but_for: Part | None = None) -> bool:
+        """Drop what was kept, up to one part, until `length` more bytes fit; says whether they do."""
+        while self.buffered + length > self._memory_limit:
+            first = self._kept.first_to_go()
+            if first is None or first[0] is but_for:
+                return False
+            self._drop_all([first])
+        return True

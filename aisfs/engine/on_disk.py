@@ -3,7 +3,9 @@
 from aisfs.cache.blocks import BlockCache
 from aisfs.cache.entry import EntryId
 from aisfs.cache.reservation import Reservation
+from aisfs.engine.kept import Kept
 from aisfs.engine.parts import Part
+from aisfs.engine.running_sums import RunningSums
 from aisfs.model import ByteRange
 
 
@@ -43,16 +45,30 @@ def store(
     entry: EntryId,
     part: Part,
     fetched: list[tuple[ByteRange, Reservation | None]],
+    sums: RunningSums,
+    *,
+    past_page_cache: bool,
 ) -> bool:
-    """Write what was fetched to disk; says whether all of it is there. Runs in a worker thread."""
+    """Write what was fetched to disk; says whether all of it is there. Runs in one thread."""
     stored = True
     for gap, reservation in fetched:
         if reservation is None:
             return False
         start = gap.start - part.range.start
         content = part.content[start : start + len(gap)]
-        reservation.write(gap.start, content)
+        reservation.write(gap.start, content, past_page_cache=past_page_cache)
         stored = reservation.publish(gap, content) and stored
-    if stored and not cache.missing(entry, ByteRange(0, entry.size)):
-        cache.verify_whole(entry)
+    if stored:
+        sums.add(entry, part)
+        if not cache.missing(entry, ByteRange(0, entry.size)):
+            cache.verify_whole(entry, sums.finish(entry))
     return stored
+
+
+def lost(copies: list[Kept]) -> list[Kept]:
+    """Give those that are not on disk any more. Runs in a worker thread."""
+    return [
+        (part, opened)
+        for part, opened in copies
+        if opened.cache and opened.entry and opened.cache.missing(opened.entry, part.range)
+    ]

@@ -2,6 +2,7 @@
 
 import threading
 from bisect import bisect_left, bisect_right, insort
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 
 from aisfs.cache.blocks import BlockCache
@@ -9,6 +10,9 @@ from aisfs.cache.entry import EntryId
 from aisfs.core.readahead import ReadAhead
 from aisfs.engine.parts import Part
 from aisfs.model import Bucket, ByteRange, ObjectInfo
+
+OBJECTS_MAX = 10_000
+"""Objects whose read-ahead is remembered."""
 
 Source = Callable[[int, memoryview], Awaitable[None]]
 """Fills a buffer with the bytes from an offset on; raises as `ObjectStore.read_range` does."""
@@ -56,7 +60,7 @@ class OpenObject:
         """Sorted, disjoint. Changed by the trio thread only; `landed` looks at it from any."""
 
     def landed(self, wanted: ByteRange) -> memoryview | None:
-        """Give bytes that one part in memory has. Waits for nothing, from any thread.
+        """Give bytes that one part in memory has, or two of them. Waits for nothing, from any thread.
 
         The list may change between any two steps here, so nothing that was found is believed before
         the part itself was asked: its range never changes, nor its bytes once it is done, and the
@@ -64,12 +68,19 @@ class OpenObject:
         """
         parts = self.parts
         try:
-            part = parts[bisect_right(parts, wanted.start, key=_start) - 1]
+            at = bisect_right(parts, wanted.start, key=_start) - 1
+            part = parts[at]
+            there = part.range
+            if not (there.start <= wanted.start < there.stop and part.landed):
+                return None
+            if wanted.stop <= there.stop:
+                return part.view(wanted)
+            behind = parts[at + 1]
         except IndexError:
             return None
-        there = part.range
-        if there.start <= wanted.start and wanted.stop <= there.stop and part.landed:
-            return part.view(wanted)
+        rest = behind.range
+        if rest.start == there.stop and wanted.stop <= rest.stop and behind.landed:
+            return memoryview(b"".join((part.view(wanted), behind.view(wanted))))
         return None
 
     def overlapping(self, wanted: ByteRange) -> list[Part]:
@@ -93,6 +104,35 @@ class OpenObject:
             return False
         del self.parts[at]
         return True
+
+
+class OpenObjects:
+    """Those that are known, the ones used last. From any thread."""
+
+    def __init__(self) -> None:
+        """Know none."""
+        self._lock = threading.Lock()
+        self._objects: OrderedDict[Hashable, OpenObject] = OrderedDict()
+
+    def get(self, key: Hashable) -> OpenObject | None:
+        """Give the one of that key, if it is known."""
+        with self._lock:
+            found = self._objects.get(key)
+            if found is not None:
+                self._objects.move_to_end(key)
+            return found
+
+    def add(self, opened: OpenObject) -> OpenObject:
+        """Give the one that is known under the key of `opened`, or from now on `opened`."""
+        with self._lock:
+            found = self._objects.setdefault(opened.key, opened)
+            self._objects.move_to_end(opened.key)
+            while len(self._objects) > OBJECTS_MAX:
+                key, oldest = next(iter(self._objects.items()))
+                if oldest.parts:
+                    break
+                del self._objects[key]
+            return found
 
 
 def _start(part: Part) -> int:

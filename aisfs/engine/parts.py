@@ -16,6 +16,9 @@ FIRST_PART = 1 << 20
 BUFFERS_MAX = 16
 """Free buffers kept at most: 128 MiB, what one fast reader has under way."""
 
+_UNREAD_TAIL = 16 << 10
+"""Bytes at the end of a part that a reader of members may leave out: padding and the next header."""
+
 Data = bytes | bytearray | memoryview
 
 
@@ -38,8 +41,11 @@ class BufferPool:
         self._most = min(BUFFERS_MAX, limit // PART_MAX)
 
     def take(self, length: int) -> mmap.mmap | bytearray:
-        """Give a buffer of at least `length` bytes; what is in it is undefined."""
-        if length <= PART_MAX // 8:
+        """Give a buffer of at least `length` bytes; what is in it is undefined.
+
+        Of `FIRST_PART` or more it begins on a page, as writing past the page cache wants it.
+        """
+        if length < FIRST_PART:
             return bytearray(length)
         try:
             buffer = self._free.pop()
@@ -69,7 +75,8 @@ class BufferPool:
 class Part:
     """A range of an object under way, or landed and kept in memory."""
 
-    __slots__ = ("_buffer", "_pool", "content", "done", "error", "range")
+    __slots__ = ("__weakref__", "_buffer", "_furthest", "_pool", "content", "done", "error", "given",
+                 "range")  # fmt: skip
 
     def __init__(self, wanted: ByteRange, pool: BufferPool) -> None:
         """Start without bytes."""
@@ -80,6 +87,9 @@ class Part:
         """The bytes, once `done` is set without an error."""
         self.done = trio.Event()
         self.error: Exception | None = None
+        self.given = 0
+        """How many bytes readers got, those that several got as often."""
+        self._furthest = 0
 
     def __del__(self) -> None:
         # Only when the last reading of it is gone is the buffer free for other bytes.
@@ -98,10 +108,24 @@ class Part:
         self.content = memoryview(self._buffer)[: len(self.range)]
         return self.content
 
-    def view(self, wanted: ByteRange) -> memoryview:
-        """Give the bytes of this part that lie in `wanted`."""
+    @property
+    def passed(self) -> bool:
+        """Whether a reader seems to have come by all of it: it was at the end, and got much of it."""
+        length = len(self.range)
+        return self._furthest >= length - _UNREAD_TAIL and self.given * 4 >= length
+
+    def view(self, wanted: ByteRange, *, by_reader: bool = True) -> memoryview:
+        """Give the bytes of this part that lie in `wanted`. From any thread.
+
+        Args:
+            wanted: The range, in the object.
+            by_reader: For one who reads a file, and not to look at what passes.
+        """
         start = max(wanted.start, self.range.start) - self.range.start
         stop = min(wanted.stop, self.range.stop) - self.range.start
+        if by_reader:  # threads may count at once: about right is good enough
+            self.given += stop - start
+            self._furthest = max(self._furthest, stop)
         return self.content[start:stop]
 
 
@@ -117,8 +141,8 @@ class Reading:
         """Whether nothing has to be waited for."""
         return all(not isinstance(p, Part) or p.done.is_set() for p in self.pieces)
 
-    async def wait(self) -> Data:
-        """Wait for the parts and give the bytes.
+    async def wait(self, *, by_reader: bool = True) -> Data:
+        """Wait for the parts and give the bytes; `by_reader` as in `Part.view`.
 
         Raises:
             AisfsError: a part could not be fetched.
@@ -129,7 +153,7 @@ class Reading:
                 await piece.done.wait()
                 if piece.error is not None:
                     raise piece.error
-                found.append(piece.view(self.wanted))
+                found.append(piece.view(self.wanted, by_reader=by_reader))
             else:
                 found.append(piece)
         return found[0] if len(found) == 1 else b"".join(found)

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aisfs.cache.entry import HEADER, PAGE
-from aisfs.cache.segments import OPEN_FILES, disk_bytes, pages_of, runs_of, write
+from aisfs.cache.segment_file import write
+from aisfs.cache.segments import OPEN_FILES, disk_bytes, pages_of, runs_of
 from tests.cache.block_helpers import an_entry, fill, get
 
 places = st.sets(st.integers(0, 200))

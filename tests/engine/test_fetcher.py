@@ -6,13 +6,16 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 import trio.testing
+import xxhash
 
+from aisfs.cache.entry import entry_id
 from aisfs.core.ranges import RangeSet
+from aisfs.engine import fetcher as fetcher_module
 from aisfs.engine.background import background_thread
 from aisfs.engine.fetcher import STREAM_BYTES, Fetcher
 from aisfs.engine.parts import FIRST_PART, PART_MAX
 from aisfs.errors import Stale, Unavailable
-from aisfs.model import Bucket, ByteRange
+from aisfs.model import Bucket, ByteRange, ObjectInfo
 from aisfs.store.memory import MemoryStore
 
 BUCKET = Bucket("b")
@@ -31,6 +34,10 @@ class FakeCache:
         self.writes.set()
         self.data = {}
         self.valid = {}
+        self.checksums = []
+        self.losses = 0
+        self.direct = RangeSet()
+        """What was written past the page cache."""
 
     def read(self, entry, wanted):
         if entry not in self.valid or not self.valid[entry].covers(wanted):
@@ -39,7 +46,8 @@ class FakeCache:
 
     hit = read
 
-    def verify_whole(self, entry):
+    def verify_whole(self, entry, computed):
+        self.checksums.append(computed)
         return True
 
     def missing(self, entry, wanted):
@@ -53,8 +61,10 @@ class FakeReservation:
     def __init__(self, cache, entry):
         self.cache, self.entry = cache, entry
 
-    def write(self, offset, data):
+    def write(self, offset, data, *, past_page_cache):
         self.cache.writes.wait(20)
+        if past_page_cache:
+            self.cache.direct.add(ByteRange(offset, offset + len(data)))
         whole = self.cache.data.setdefault(self.entry, bytearray())
         whole.extend(bytes(max(0, offset + len(data) - len(whole))))
         whole[offset : offset + len(data)] = data
@@ -209,6 +219,105 @@ async def test_what_is_on_disk_takes_no_memory():
         assert setup.store.bytes_read == 16 * MIB
 
 
+async def test_what_was_written_past_the_page_cache_waits_in_memory_for_its_reader(monkeypatch):
+    monkeypatch.setattr(fetcher_module, "SPARE_SECONDS", 0.05)
+    cache = FakeCache()
+    async with fetching(16 * MIB, cache=cache) as setup, trio.open_nursery() as nursery:
+        async for _ in setup.fetcher.stream(setup.opened):
+            pass
+        await _written(cache, setup)
+        assert cache.direct.total == 16 * MIB
+        assert setup.fetcher.buffered == 16 * MIB, "an index took note of it; the reader is to come"
+        cache.hit = cache.read = None
+        part = ByteRange(MIB - 500, MIB + 500)  # from one part into the next
+        assert setup.fetcher.known(setup.opened, part) == setup.content[part.start : part.stop]
+        nursery.start_soon(setup.fetcher.tidy)
+        with trio.fail_after(10):
+            while setup.fetcher.buffered:  # noqa: ASYNC110 - nobody tells when it is let go
+                await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_the_disk_cache_has_lost_is_fetched_and_kept_again():
+    cache = FakeCache()
+    async with fetching(4 * MIB, cache=cache) as setup:
+        async for _ in setup.fetcher.stream(setup.opened):
+            pass
+        await _written(cache, setup)
+        await setup.fetcher.drop_lost()
+        assert setup.fetcher.buffered == 4 * MIB
+        cache.valid.clear()
+        cache.losses += 1
+        await setup.fetcher.drop_lost()
+        assert setup.fetcher.buffered == 0
+        assert await setup.read(0, 4 * MIB) == setup.content
+        await _written(cache, setup)
+        assert setup.store.bytes_read == 8 * MIB
+
+
+async def test_what_a_reader_has_passed_makes_room_before_what_is_still_to_be_read():
+    cache = FakeCache()
+    async with fetching(8 * MIB, cache=cache, memory_limit=64 * MIB) as setup:
+        async for _ in setup.fetcher.stream(setup.opened, ByteRange(0, 7 * MIB)):
+            pass
+        await _written(cache, setup, 7 * MIB)
+        for start in range(0, 2 * MIB, MIB // 4):  # two parts of the first four
+            assert setup.fetcher.known(setup.opened, ByteRange(start, start + MIB // 4))
+        async for _ in setup.fetcher.stream(setup.opened, ByteRange(7 * MIB, 8 * MIB)):
+            pass
+        await _written(cache, setup)
+        with trio.fail_after(10):
+            while setup.fetcher.buffered != 6 * MIB:  # noqa: ASYNC110
+                await trio.sleep(0.01)
+        assert await setup.read(0, 8 * MIB) == setup.content
+        assert setup.store.bytes_read == 8 * MIB
+
+
+async def test_what_waits_for_its_reader_stays_within_the_memory_limit():
+    cache = FakeCache()
+    async with fetching(32 * MIB, cache=cache, memory_limit=16 * MIB) as setup:
+        async for _ in setup.fetcher.stream(setup.opened):
+            assert setup.fetcher.buffered <= 16 * MIB
+        await _written(cache, setup)
+        assert await setup.read(0, 32 * MIB) == setup.content
+        assert setup.store.bytes_read == 32 * MIB
+
+
+async def test_a_disk_that_falls_behind_gets_the_rest_by_way_of_the_page_cache(monkeypatch):
+    monkeypatch.setattr(fetcher_module, "DIRECT_BEHIND", 2 * MIB)
+    cache = FakeCache()
+    cache.writes.clear()
+    async with fetching(8 * MIB, cache=cache) as setup:
+        for start in range(0, 8 * MIB, MIB):
+            await setup.read(start, start + MIB)
+        cache.writes.set()
+        await _written(cache, setup)
+        assert list(cache.direct) == [ByteRange(0, 3 * MIB)]
+        assert await setup.read(0, 8 * MIB) == setup.content
+
+
+async def test_the_whole_checksum_comes_of_the_bytes_in_memory():
+    cache = FakeCache()
+    async with fetching(5 * MIB, cache=cache) as setup:
+        known = setup.opened.info
+        digest = xxhash.xxh64(setup.content).hexdigest()
+        info = ObjectInfo("o", known.size, version=known.version, checksum=f"xxhash2:{digest}")
+        setup.opened.entry = entry_id(BUCKET, info)
+        async for _ in setup.fetcher.stream(setup.opened):
+            pass
+        with trio.fail_after(10):
+            while not cache.checksums:  # noqa: ASYNC110 - nobody tells when it is on disk
+                await trio.sleep(0.01)
+        assert cache.checksums == [digest]
+
+
+async def _written(cache, setup, length=None):
+    whole = ByteRange(0, length or setup.opened.info.size)
+    with trio.fail_after(10):
+        while cache.missing(setup.opened.entry, whole):  # noqa: ASYNC110
+            await trio.sleep(0.01)
+
+
 async def test_readers_wait_for_a_disk_slower_than_the_link_and_then_everything_is_kept():
     cache = FakeCache()
     cache.writes.clear()
@@ -222,8 +331,7 @@ async def test_readers_wait_for_a_disk_slower_than_the_link_and_then_everything_
         assert done <= 5 * MIB, "what waits for the disk is held in memory"
         with trio.fail_after(20):
             assert await setup.read(0, 16 * MIB) == setup.content
-            while setup.fetcher.buffered:  # noqa: ASYNC110 - nobody tells when it is on disk
-                await trio.sleep(0.01)
+            await _written(cache, setup)
             assert await setup.read(0, 16 * MIB) == setup.content
         assert setup.store.bytes_read == 16 * MIB
 

@@ -1,0 +1,180 @@
+"""The file of one segment: made, verified, mapped, written, read, summed up."""
+
+import errno
+import mmap
+import os
+import threading
+from array import array
+
+import xxhash
+
+from aisfs.cache import entry as entries
+from aisfs.cache.entry import HEADER, PAGE, SEGMENT, STEP, Damaged, EntryId
+from aisfs.core.ranges import pieces as cut
+from aisfs.model import ByteRange
+
+_NOT_OPEN, _REFUSED = -1, -2
+_opening = threading.Lock()
+
+
+class SegmentFile:
+    """An open and mapped file. It is closed when the last one who uses it or a view of it goes."""
+
+    __slots__ = ("_direct", "base", "descriptor", "size", "view")
+
+    def __init__(self, descriptor: int, base: int, size: int, mapping: mmap.mmap) -> None:
+        """Use `create` or `open`."""
+        self.descriptor = descriptor
+        self.base = base - HEADER
+        """What to subtract from an offset in the object."""
+        self.size = size
+        """Size of the object."""
+        self.view = memoryview(mapping)
+        self._direct = _NOT_OPEN
+        """A descriptor that writes past the page cache."""
+
+    def __del__(self) -> None:
+        # A thread may be within `pwrite` when the file leaves the books, and the number of a closed
+        # descriptor is used again at once; so the last reference closes it.
+        os.close(self.descriptor)
+        if self._direct >= 0:
+            os.close(self._direct)
+
+    @classmethod
+    def create(cls, descriptor: int, entry: EntryId, number: int) -> "SegmentFile":
+        """Give a new file its header and its length; takes the descriptor over.
+
+        Raises:
+            OSError: no space, for example.
+        """
+        try:
+            base = number * SEGMENT
+            write(descriptor, 0, entries.header(entry, number))
+            os.ftruncate(descriptor, _file_length(base, entry.size))
+            return cls(descriptor, base, entry.size, _map(descriptor))
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    @classmethod
+    def open(cls, descriptor: int, key: bytes) -> "SegmentFile":
+        """Verify that a file is that of the segment `key`; takes the descriptor over.
+
+        Raises:
+            Damaged: it is not what it should be.
+            OSError: the disk fails.
+        """
+        try:
+            size = entries.object_size(os.pread(descriptor, HEADER, 0), key)
+            base = entries.segment_start(key)
+            length = os.fstat(descriptor).st_size
+            if length != _file_length(base, size):
+                raise Damaged(f"{length} bytes long instead of {_file_length(base, size)}")
+            return cls(descriptor, base, size, _map(descriptor))
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is as long as it was when it was mapped."""
+        return os.fstat(self.descriptor).st_size == len(self.view)
+
+    def write(self, start: int, data: memoryview, *, past_page_cache: bool) -> None:
+        """Write bytes of the object.
+
+        What goes past the page cache are whole pages, and only where file system and memory permit
+        it. Nobody who has mapped the file sees old bytes there: the kernel drops the pages it had.
+
+        Raises:
+            OSError: no space, for example.
+        """
+        at = start - self.base
+        if past_page_cache:
+            head = min(-at % PAGE, len(data))
+            write(self.descriptor, at, data[:head])
+            whole = (len(data) - head) // PAGE * PAGE
+            done = head + self._write_directly(at + head, data[head : head + whole])
+            at, data = at + done, data[done:]
+        write(self.descriptor, at, data)
+
+    def _write_directly(self, at: int, data: memoryview) -> int:
+        """Write whole pages; give how many bytes the kernel took so."""
+        done = 0
+        try:
+            if self._direct == _NOT_OPEN:
+                self._open_directly()
+            while self._direct >= 0 and done < len(data):
+                done += os.pwrite(self._direct, data[done:], at + done)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # not where these bytes lie in memory, or not so many
+                raise
+        return done
+
+    def _open_directly(self) -> None:
+        with _opening:
+            if self._direct == _NOT_OPEN:
+                again = f"/proc/self/fd/{self.descriptor}"
+                try:
+                    self._direct = os.open(again, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
+                except OSError:  # a file system without, or too many open files
+                    self._direct = _REFUSED
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Read bytes of the object: a failing disk answers with an error, a view with SIGBUS.
+
+        Raises:
+            OSError: the disk fails.
+        """
+        return os.pread(self.descriptor, stop - start, start - self.base)
+
+    def sum_up(self, start: int, stop: int) -> int:
+        """Compute the checksum of bytes of the object; -1 if they cannot be read."""
+        try:
+            data = self.read(start, stop)
+        except OSError:
+            return -1
+        return xxhash.xxh3_64_intdigest(data) if len(data) == stop - start else -1
+
+
+def write(descriptor: int, offset: int, data: bytes | bytearray | memoryview) -> None:
+    """Write all of `data`.
+
+    Raises:
+        OSError: no space, for example.
+    """
+    rest = memoryview(data)
+    while rest:
+        written = os.pwrite(descriptor, rest, offset)
+        rest = rest[written:]
+        offset += written
+
+
+def sums_of(file: SegmentFile, piece: ByteRange) -> bytes | None:
+    """Compute the checksums of a piece; None if it cannot be read."""
+    sums = array("Q")
+    for step in cut(piece, STEP):
+        checksum = file.sum_up(step.start, step.stop)
+        if checksum < 0:
+            return None
+        sums.append(checksum)
+    return sums.tobytes()
+
+
+def sums_of_bytes(piece: ByteRange, data: memoryview) -> bytes:
+    """Compute the checksums of a piece from its bytes."""
+    base = piece.start
+    sums = (
+        xxhash.xxh3_64_intdigest(data[step.start - base : step.stop - base])
+        for step in cut(piece, STEP)
+    )
+    return array("Q", sums).tobytes()
+
+
+def _map(descriptor: int) -> mmap.mmap:
+    return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+
+
+def _file_length(base: int, size: int) -> int:
+    """Length of the file of the segment that starts at `base` of an object of `size` bytes."""
+    return HEADER + max(0, min(SEGMENT, size - base))

@@ -1,0 +1,152 @@
+"""Bytes that are written past the page cache are read like all others, also by who looked before."""
+
+import errno
+import mmap
+import os
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from aisfs.cache.blocks import BlockCache
+from aisfs.cache.entry import HEADER, SEGMENT
+from aisfs.model import ByteRange
+from tests.cache.block_helpers import MIB, an_entry, content, data_files
+
+FIRST, SIZE = SEGMENT - 2 * MIB - 100, SEGMENT + MIB + 777
+"""What is written: around the border of two files."""
+PAGE = mmap.PAGESIZE
+
+
+@pytest.fixture
+def cache(tmp_path):
+    cache = BlockCache.open(tmp_path, 64 * MIB)
+    yield cache
+    cache.close()
+
+
+def in_memory(data, shift=0):
+    """Give a view of the bytes that begins `shift` bytes behind the start of a page."""
+    view = memoryview(mmap.mmap(-1, len(data) + shift))[shift:]
+    view[:] = data
+    return view
+
+
+def write(cache, entry, start, stop, *, shift=0, past=True):
+    part = ByteRange(start, stop)
+    with cache.reserve(entry, part) as reservation:
+        data = in_memory(content(entry, start, stop), shift)
+        reservation.write(start, data, past_page_cache=past)
+        assert reservation.publish(part)
+
+
+def cached_pages(path):
+    """Count the pages of a file that can be read without the disk."""
+    found = 0
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        for at in range(HEADER, os.fstat(descriptor).st_size, PAGE):
+            try:
+                os.preadv(descriptor, [bytearray(1)], at, os.RWF_NOWAIT)
+                found += 1
+            except BlockingIOError:
+                pass
+    finally:
+        os.close(descriptor)
+    return found
+
+
+@pytest.mark.parametrize(("past", "pages"), [(True, range(1)), (False, range(512, 513))])
+def test_it_takes_no_page_cache(cache, tmp_path, past, pages):
+    entry = an_entry(size=2 * MIB)
+    with cache.reserve(entry, ByteRange(0, entry.size)) as reservation:
+        data = in_memory(content(entry))
+        reservation.write(0, data, past_page_cache=past)
+        assert reservation.publish(ByteRange(0, entry.size), data)
+        (file,) = data_files(tmp_path)
+        assert cached_pages(file) in pages
+    assert cache.read(entry, ByteRange(0, entry.size)) == content(entry)
+
+
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    cuts=st.sets(
+        st.integers(FIRST + 1, SIZE - 1) | st.sampled_from([SEGMENT - MIB, SEGMENT]), max_size=6
+    ),
+    seed=st.integers(0, 1 << 20),
+)
+def test_whoever_reads_around_it_sees_what_was_published(tmp_path_factory, cuts, seed):
+    chance = random.Random(seed)
+    directory = tmp_path_factory.mktemp("cache")
+    cache, other = BlockCache.open(directory, 64 * MIB), BlockCache.open(directory, 64 * MIB)
+    entry = an_entry(size=SIZE)
+    pieces = list(pairwise([FIRST, *sorted(cuts), SIZE]))
+    chance.shuffle(pieces)
+    for start, stop in pieces:
+        write(
+            cache, entry, start, stop, shift=chance.choice([0, 512, 1]), past=chance.random() < 0.8
+        )
+        # The kernel maps pages around what is read: zeros, where nothing was written yet.
+        cache.sync()
+        other.sync()
+        for each in (cache, other):
+            assert each.read(entry, ByteRange(start, stop)) == content(entry, start, stop)
+    assert cache.read(entry, ByteRange(FIRST, SIZE)) == content(entry, FIRST, SIZE)
+    other.close()
+    cache.close()
+    again = BlockCache.open(directory, 64 * MIB)
+    assert again.read(entry, ByteRange(FIRST, SIZE)) == content(entry, FIRST, SIZE)
+    again.close()
+
+
+def test_a_file_system_that_cannot_do_it(cache, monkeypatch):
+    plain = os.open
+
+    def refusing(path, flags, *rest, **more):
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "no direct access")
+        return plain(path, flags, *rest, **more)
+
+    monkeypatch.setattr(os, "open", refusing)
+    entry = an_entry(size=2 * MIB)
+    write(cache, entry, 0, entry.size)
+    assert cache.read(entry, ByteRange(0, entry.size)) == content(entry)
+
+
+def test_a_kernel_that_stops_half_way(cache, monkeypatch):
+    plain, calls = os.pwrite, []
+
+    def half(descriptor, data, at):
+        calls.append(len(data))
+        if len(calls) == 1:
+            return plain(descriptor, data[: MIB + 512], at)
+        if len(calls) == 2:
+            raise OSError(errno.EINVAL, "not on a page")
+        return plain(descriptor, data, at)
+
+    entry = an_entry(size=2 * MIB)
+    with cache.reserve(entry, ByteRange(0, entry.size)) as reservation:
+        monkeypatch.setattr(os, "pwrite", half)
+        reservation.write(0, in_memory(content(entry)), past_page_cache=True)
+        monkeypatch.undo()
+        assert reservation.publish(ByteRange(0, entry.size))
+    assert len(calls) == 3
+    assert cache.read(entry, ByteRange(0, entry.size)) == content(entry)
+
+
+def test_a_full_disk_is_a_full_disk(cache, monkeypatch, caplog):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    entry = an_entry(size=2 * MIB)
+    with cache.reserve(entry, ByteRange(0, entry.size)) as reservation:
+        monkeypatch.setattr(os, "pwrite", full)
+        reservation.write(0, in_memory(content(entry)), past_page_cache=True)
+        monkeypatch.undo()
+        assert not reservation.publish(ByteRange(0, entry.size))
+    assert cache.read(entry, ByteRange(0, entry.size)) is None
+    assert "the disk is full" in caplog.text
