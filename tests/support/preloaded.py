@@ -45,6 +45,8 @@ _READ_LATE = ("AIS_", "XDG_", "HOME", "PYTEST_CURRENT_TEST")
 """How the names of variables begin that nothing reads while it is loaded."""
 _WORDS_MAX = 8192
 """Bytes of a command line: room for it in /proc, which only the start of a process can make."""
+_ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+"""Signals that a process ignores if who starts it does."""
 _MESSAGE_MAX = 1 << 17
 _START_SECONDS = 90.0
 """A loaded machine needs seconds for the imports. Not a statement about speed."""
@@ -158,7 +160,15 @@ class Preloader:
                 command, stdin=stdin, stdout=stdout, stderr=stderr, env=env, cwd=cwd,
                 start_new_session=start_new_session,
             )  # fmt: skip
-        job = _Job(command, self._module, env, str(cwd or os.getcwd()), _umask(), start_new_session)
+        job = _Job(
+            command,
+            self._module,
+            env,
+            str(cwd or os.getcwd()),
+            _umask(),
+            _ignored(),
+            start_new_session,
+        )
         writer = None
         if stdin == subprocess.PIPE:
             reader, writing = os.pipe()
@@ -222,6 +232,10 @@ def _umask() -> int:
     return int(status.partition("Umask:")[2].split()[0], 8)
 
 
+def _ignored() -> list[int]:
+    return [number for number in _ENDING if signal.getsignal(number) == signal.SIG_IGN]
+
+
 class _Job(NamedTuple):
     """A command to start."""
 
@@ -230,13 +244,15 @@ class _Job(NamedTuple):
     env: dict[str, str]
     cwd: str
     umask: int
+    ignored: list[int]
+    """Signals, of `_ENDING`."""
     new_session: bool
 
 
 def _main() -> None:
     control, preload, _room = sys.argv[1:]
     # Ctrl-C is sent to all of the terminal: pytest tests it, and still needs this process.
-    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.disable()
     for name in preload.split(","):
         importlib.import_module(name)
@@ -247,7 +263,9 @@ def _main() -> None:
         return
     job, given = asked_for
     _become(job, given[:3])
-    signal.signal(signal.SIGINT, interrupt)
+    for number in _ENDING:
+        usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, signal.SIG_IGN if number in job.ignored else usual)
     os.write(given[3], _STATUS.pack(False, os.getpid()))
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     try:

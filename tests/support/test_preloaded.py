@@ -180,6 +180,25 @@ def test_signals_end_it(number, env, place: Path, preloader: Preloader):
     assert codes[0] == codes[1]
 
 
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM])
+def test_it_ignores_what_its_starter_ignores(number, env, place: Path, preloader: Preloader):
+    codes = []
+    for start in (preloader.start, anew):
+        before = signal.signal(number, signal.SIG_IGN)
+        try:
+            with open(place / "out", "wb") as out:
+                process = start("wait", stdout=out, stderr=out, cwd=place, env=env)
+        finally:
+            signal.signal(number, before)
+        assert eventually(lambda: (place / "out").stat().st_size > 0, WAITS)
+        process.send_signal(number)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.3)
+        process.kill()
+        codes.append(process.wait(WAITS))
+    assert codes == [-signal.SIGKILL, -signal.SIGKILL]
+
+
 def test_nobody_else_holds_what_it_was_given(env, place: Path, preloader: Preloader):
     """One that runs meanwhile and the process that starts them would keep a reader waiting."""
     with open(os.devnull, "wb") as nothing:
