@@ -26,8 +26,8 @@ from aisfs.store.retry import RetryingStore
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--upload", "action", flag_value="upload", help="Upload them and forget them.")
-@click.option("--drop", "action", flag_value="drop", help="Remove them for good.")
+@click.option("--upload", is_flag=True, help="Upload them and forget them.")
+@click.option("--drop", is_flag=True, help="Remove them for good.")
 @click.option("--all", "everything", is_flag=True, help="All of them.")
 @click.option(
     "--force", is_flag=True, help="Upload over an object that was changed by somebody else since."
@@ -35,7 +35,8 @@ from aisfs.store.retry import RetryingStore
 @click.option("--staging-dir", type=click.Path(path_type=Path), metavar="DIR", help="As for mount.")
 def recover(
     names: tuple[str, ...],
-    action: str | None,
+    upload: bool,
+    drop: bool,
     everything: bool,
     force: bool,
     staging_dir: Path | None,
@@ -45,6 +46,8 @@ def recover(
     NAME is an id or an object as the list shows them. What a running mount is still writing is not
     shown.
     """
+    if upload and drop:
+        raise click.UsageError("--upload and --drop: one of them")
     logs.configure("error", None, foreground=True)
     directory = WriteSettings.load({"staging_dir": staging_dir}).staging_dir
     if not directory.is_dir():
@@ -53,22 +56,22 @@ def recover(
         return Exit.OK
     adopt_dead_sessions(directory)
     found = parked(directory)
-    if action is None:
+    if not upload and not drop:
         _list(_chosen(found, names, everything=not names))
         return Exit.OK
     if not names and not everything:
-        raise ConfigError(f"--{action}: say which, or --all")
+        raise ConfigError(f"--{'upload' if upload else 'drop'}: say which, or --all")
     failed = 0
     for one in _chosen(found, names, everything=everything):
         try:
-            if action == "upload":
+            if upload:
                 trio.run(_upload, one, force)
             one.drop()
         except AisfsError as error:
             failed += 1
             click.echo(f"aisfs: {one.record.name}: {error}", err=True)
         else:
-            click.echo(f"{one.record.name}: {'uploaded' if action == 'upload' else 'dropped'}")
+            click.echo(f"{one.record.name}: {'uploaded' if upload else 'dropped'}")
     return Exit.FAILURE if failed else Exit.OK
 
 

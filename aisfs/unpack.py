@@ -5,7 +5,7 @@ import io
 import os
 import tarfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -109,7 +109,8 @@ class Unpacker:
                     # Before tarfile does, which does not expect another shard to be faster.
                     folder = os.path.dirname(os.path.join(self.target, checked.name))
                     os.makedirs(folder, exist_ok=True)
-                    tar.extract(checked, self.target, set_attrs=times, filter="fully_trusted")
+                    with _whole_or_not_at_all(os.path.join(self.target, checked.name)):
+                        tar.extract(checked, self.target, set_attrs=times, filter="fully_trusted")
                 except tarfile.FilterError as error:
                     done.skipped.append(f"{subject}: {error}")
                     continue
@@ -135,6 +136,16 @@ class _Shard(io.RawIOBase):
             trio.from_thread.run(read, self._bucket, self._info, self._at, view)
         self._at += len(view)
         return len(view)
+
+
+@contextmanager
+def _whole_or_not_at_all(path: str) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(path)
+        raise
 
 
 @contextmanager

@@ -94,6 +94,12 @@ def test_upload_does_not_overwrite_what_somebody_else_changed(killed: Writable):
     assert killed.stored("old") == b"unsavedtent"
 
 
+def test_upload_or_drop(killed: Writable):
+    for words in (("--upload", "--drop"), ("--drop", "--upload")):
+        assert recover(killed, *words, "--all")[0] == 2
+    assert len(killed.parked()) == 3
+
+
 def test_drop(killed: Writable):
     assert recover(killed, "--drop")[0] == 2, "it wants to know which"
     assert recover(killed, "--drop", "--all")[0] == 0

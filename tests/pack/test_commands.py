@@ -196,3 +196,17 @@ def test_damaged_shard(tmp_path):
     (tmp_path / "s.tar").write_bytes(b"nonsense" * 1000)
     said = run("unpack", tmp_path / "s.tar", tmp_path / "back", code=1)
     assert "s.tar" in said.stderr
+
+
+def test_a_truncated_shard_leaves_whole_files_only(tmp_path):
+    shard = tmp_path / "s.tar"
+    with tarfile.open(shard, "w") as tar:
+        for name in ("first.bin", "second.bin"):
+            member = tarfile.TarInfo(name)
+            member.size = 200_000
+            tar.addfile(member, io.BytesIO(os.urandom(member.size)))
+    os.truncate(shard, 300_000)
+    said = run("unpack", shard, tmp_path / "back", code=1)
+    assert "s.tar" in said.stderr
+    assert [path.name for path in (tmp_path / "back").iterdir()] == ["first.bin"]
+    assert (tmp_path / "back" / "first.bin").stat().st_size == 200_000
