@@ -97,6 +97,7 @@ def test_upload_does_not_overwrite_what_somebody_else_changed(killed: Writable):
 def test_upload_or_drop(killed: Writable):
     for words in (("--upload", "--drop"), ("--drop", "--upload")):
         assert recover(killed, *words, "--all")[0] == 2
+    assert recover(killed)[0] == 0
     assert len(killed.parked()) == 3
 
 

@@ -97,9 +97,13 @@ def named(batches, names: list[str]) -> list[list[str]]:
 
 
 def operations(mount: Mount) -> int:
-    """Requests of the kernel so far."""
+    """Requests of the kernel so far, but for what it forgets whenever memory is wanted elsewhere."""
     stats = os.getxattr(mount.path, "user.aisfs.stats").decode()
-    counts = re.findall(r"^aisfs_operations_total\{.*\} (\S+)$", stats, re.MULTILINE)
+    counts = re.findall(
+        r'^aisfs_operations_total\{.*operation="(?!forget|batch_forget)\w+".*\} (\S+)$',
+        stats,
+        re.MULTILINE,
+    )
     return sum(int(float(count)) for count in counts)
 
 
