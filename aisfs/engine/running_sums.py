@@ -37,7 +37,8 @@ class RunningSums:
     def add(self, entry: EntryId, part: Part) -> None:
         """Take in a landed part of an object."""
         running = self._sums.get(entry)
-        if running is None:
+        if running is None or part.range.start < running.upto:
+            # Bytes that come once more are on the disk in place of those that were summed up.
             hasher = hasher_for(entry)
             if hasher is None:
                 return

@@ -50,6 +50,20 @@ def test_a_part_that_did_not_come_leaves_it_open(left_out):
     assert sums.finish(an_entry()) is None
 
 
+def test_bytes_that_come_once_more_count_instead_of_those_before():
+    sums, other = RunningSums(), a_part(0, 100)
+    other.content[:] = bytes(100)
+    sums.add(an_entry(), other)
+    parts = [a_part(0, 100), a_part(100, len(CONTENT))]
+    for part in parts:
+        sums.add(an_entry(), part)
+    assert sums.finish(an_entry()) == xxhash.xxh64(CONTENT).hexdigest()
+    sums.add(an_entry(), other)
+    sums.add(an_entry(), parts[1])
+    sums.add(an_entry(), parts[1])
+    assert sums.finish(an_entry()) is None, "who read it anew did not begin at its start"
+
+
 def test_a_part_that_went_before_its_turn_leaves_it_open():
     sums = RunningSums()
     sums.add(an_entry(), a_part(100, len(CONTENT)))  # nobody holds it
