@@ -1,6 +1,7 @@
 """The file of one segment: made, verified, mapped, written, read, summed up."""
 
 import errno
+import logging
 import mmap
 import os
 import threading
@@ -13,6 +14,8 @@ from aisfs.cache.entry import HEADER, PAGE, SEGMENT, STEP, Damaged, EntryId
 from aisfs.core.ranges import pieces as cut
 from aisfs.model import ByteRange
 
+logger = logging.getLogger(__name__)
+
 _NOT_OPEN, _REFUSED = -1, -2
 _opening = threading.Lock()
 
@@ -21,6 +24,8 @@ class SegmentFile:
     """An open and mapped file. It is closed when the last one who uses it or a view of it goes."""
 
     __slots__ = ("_direct", "base", "descriptor", "size", "view")
+    _refusals = 0
+    """Of all files: one line of the log is enough."""
 
     def __init__(self, descriptor: int, base: int, size: int, mapping: mmap.mmap) -> None:
         """Use `create` or `open`."""
@@ -117,8 +122,11 @@ class SegmentFile:
                 again = f"/proc/self/fd/{self.descriptor}"
                 try:
                     self._direct = os.open(again, os.O_WRONLY | os.O_DIRECT | os.O_CLOEXEC)
-                except OSError:  # a file system without, or too many open files
+                except OSError as error:  # a file system without, or too many open files
                     self._direct = _REFUSED
+                    if not SegmentFile._refusals:
+                        logger.info("the disk cache is written through the page cache: %s", error)
+                    SegmentFile._refusals += 1
 
     def read(self, start: int, stop: int) -> bytes:
         """Read bytes of the object: a failing disk answers with an error, a view with SIGBUS.

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from aisfs.cache.blocks import BlockCache
 from aisfs.cache.entry import HEADER, SEGMENT
+from aisfs.cache.segment_file import SegmentFile
 from aisfs.model import ByteRange
 from tests.cache.block_helpers import MIB, an_entry, content, data_files
 
@@ -103,7 +104,9 @@ def test_whoever_reads_around_it_sees_what_was_published(tmp_path_factory, cuts,
     again.close()
 
 
-def test_a_file_system_that_cannot_do_it(cache, monkeypatch):
+def test_a_file_system_that_cannot_do_it(cache, monkeypatch, caplog):
+    caplog.set_level("INFO", "aisfs.cache.segment_file")
+    monkeypatch.setattr(SegmentFile, "_refusals", 0)
     plain = os.open
 
     def refusing(path, flags, *rest, **more):
@@ -112,9 +115,10 @@ def test_a_file_system_that_cannot_do_it(cache, monkeypatch):
         return plain(path, flags, *rest, **more)
 
     monkeypatch.setattr(os, "open", refusing)
-    entry = an_entry(size=2 * MIB)
-    write(cache, entry, 0, entry.size)
-    assert cache.read(entry, ByteRange(0, entry.size)) == content(entry)
+    for entry in (an_entry("a.tar", 2 * MIB), an_entry("b.tar", 2 * MIB)):
+        write(cache, entry, 0, entry.size)
+        assert cache.read(entry, ByteRange(0, entry.size)) == content(entry)
+    assert caplog.text.count("through the page cache") == 1
 
 
 def test_a_kernel_that_stops_half_way(cache, monkeypatch):
