@@ -51,7 +51,7 @@ QUICK = Settings(
     "quick",
     repeats=3,
     least=2,
-    budget=7.0,
+    budget=6.0,
     limit=30.0,
     samples=2_000,
     loose=100,
