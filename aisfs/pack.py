@@ -7,7 +7,8 @@ asked for, and is uploaded like any other. A shard that is there with these very
 import os
 import stat
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -17,9 +18,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from aisfs.ais.checksums import DEFAULT_TYPE, checksum_of, hasher_of, is_known
 from aisfs.core.packing import END, File, Layout, ShardNames, header_of
-from aisfs.errors import AisfsError, ContentUnreadable, NotFound, SourceMissing
+from aisfs.errors import AccessDenied, AisfsError, ContentUnreadable, NotFound, SourceMissing
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.store.port import WritableStore
+from aisfs.store.port import ObjectStore, WritableStore
 
 
 class ShardContent:
@@ -110,6 +111,23 @@ def find_files(root: Path) -> tuple[list[File], list[str]]:
     return files, odd
 
 
+async def shards_there(
+    store: ObjectStore, bucket: Bucket, names: ShardNames
+) -> list[tuple[int, ObjectInfo]]:
+    """List the shards of these names that exist, each with its index, in that order."""
+    folder = names.before.rpartition("/")[0]
+    prefix, token, found = f"{folder}/" if folder else "", "", []
+    while True:
+        page = await store.list_page(bucket, prefix, token=token)
+        for info in page.objects:
+            index = names.index(info.key)
+            if index is not None:
+                found.append((index, info))
+        token = page.next_token
+        if not token:
+            return sorted(found, key=lambda pair: pair[0])
+
+
 async def each(jobs: int, works: Sequence[Callable[[], Awaitable[None]]]) -> None:
     """Do all works, `jobs` at a time; the first that fails ends the others.
 
@@ -143,6 +161,8 @@ class Packed:
     """Shards that were there already, with these very bytes."""
     size: int = 0
     """Bytes of all shards."""
+    others: list[str] = field(default_factory=list)
+    """Shards of these names beyond the last: who reads all of them reads these too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +207,10 @@ class Packer:
 
             pairs = zip(keys, shards, strict=True)
             await each(jobs, [partial(one, key, layout) for key, layout in pairs])
+        if self.names.width:
+            with suppress(AccessDenied):  # who may write need not be allowed to list
+                there = await shards_there(self.store, self.bucket, self.names)
+                packed.others = [info.key for index, info in there if index >= len(shards)]
         return packed
 
     async def _write(self, key: str, layout: Layout, told: Callable[[int], None]) -> bool:

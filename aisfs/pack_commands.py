@@ -101,7 +101,8 @@ def pack(
     """Pack the files below DIR into tar shards.
 
     SHARDS names them, in a bucket or a directory: 'ais://BUCKET/train-{000000..}.tar'. Shards that
-    are there with these very bytes are left as they are: run it again after an error.
+    are there with these very bytes are left as they are: run it again after an error. Others that an
+    earlier run has left are named, not removed.
     """
     from aisfs.pack import Packer, find_files
 
@@ -117,8 +118,10 @@ def pack(
     layouts = shards_of(samples, max_count, max_size)
     place, names = _parse_shards(shards)
     _say(odd, "left out: ")
+    ended = Exit.FAILURE if odd else Exit.OK
     if common["dry_run"]:
-        return _show(layouts, place, names)
+        _show(layouts, place, names)
+        return ended
 
     if isinstance(place, Path):
         _make(place)
@@ -131,9 +134,10 @@ def pack(
             f"{len(samples)} samples: {packed.written} shards written, "
             f"{packed.kept} were there, {packed.size} bytes"
         )
+        _say([f"{bucket}/{key}" for key in packed.others], "not of this tree, but of these names: ")
 
     trio.run(run)
-    return Exit.FAILURE if odd else Exit.OK
+    return ended
 
 
 @click.command()
@@ -223,13 +227,12 @@ async def _opened(
         await store.aclose()
 
 
-def _show(layouts: list[Layout], place: Bucket | Path, names: ShardNames) -> int:
+def _show(layouts: list[Layout], place: Bucket | Path, names: ShardNames) -> None:
     for index, layout in enumerate(layouts):
         click.echo(
             f"{place}/{names.name(index)}: {layout.samples} samples, "
             f"{len(layout.files)} files, {layout.size} bytes"
         )
-    return Exit.OK
 
 
 def _say(lines: list[str], before: str) -> None:

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from aisfs.core.packing import ShardNames
 from aisfs.errors import AisfsError, OutOfSpace, ShardDamaged, SourceMissing
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.pack import each
+from aisfs.pack import each, shards_there
 from aisfs.store.port import ObjectStore
 
 _WINDOW = 8 << 20
@@ -51,20 +51,10 @@ class Unpacker:
         Raises:
             SourceMissing: there are none.
         """
-        folder = self.names.before.rpartition("/")[0]
-        prefix, token, found = f"{folder}/" if folder else "", "", []
-        while True:
-            page = await self.store.list_page(self.bucket, prefix, token=token)
-            for info in page.objects:
-                index = self.names.index(info.key)
-                if index is not None:
-                    found.append((index, info))
-            token = page.next_token
-            if not token:
-                break
+        found = await shards_there(self.store, self.bucket, self.names)
         if not found:
             raise SourceMissing(f"{self.bucket}/{self.names}: no such shards")
-        return [info for _, info in sorted(found, key=lambda pair: pair[0])]
+        return [info for _, info in found]
 
     async def unpack(self, shards: list[ObjectInfo], jobs: int, console: Console) -> Unpacked:
         """Write the members of all shards, `jobs` shards at a time.

@@ -107,6 +107,20 @@ def test_finished_shards_are_recognised(tree, tmp_path, server):
     assert server.requests()["put"] == before + 1
 
 
+def test_shards_left_by_an_earlier_run_are_named(tree, server):
+    place = "ais://b/fewer/s-{00..}.tar"
+    first = run("pack", tree, place, "--max-count", 5, endpoint=server.endpoint)
+    assert "not of this tree" not in first.stderr
+    again = run("pack", tree, place, "--max-count", 10, endpoint=server.endpoint)
+    assert again.stderr.splitlines()[-2:] == [
+        "aisfs: not of this tree, but of these names: ais://b/fewer/s-03.tar",
+        "aisfs: not of this tree, but of these names: ais://b/fewer/s-04.tar",
+    ]
+    part = run("pack", tree, "ais://b/fewer/s-{00..02}.tar", "--max-count", 10,
+               endpoint=server.endpoint)  # fmt: skip
+    assert "not of this tree" not in part.stderr
+
+
 def test_it_goes_on_after_an_error(tree, tmp_path, server):
     place = "ais://b/broken-{00..}.tar"
     refuse = {"match": {"path_contains": "broken-03", "method": "PUT", "marked": True}}
@@ -137,6 +151,7 @@ def test_odd_things_are_named(tree, tmp_path):
     (tree / "empty").mkdir()
     (tree / "dangling").symlink_to("nowhere")
     (tree / "link").symlink_to("cat/001.jpg")
+    assert "pipe: no file" in run("pack", tree, tmp_path / "s.tar", "--dry-run", code=1).stderr
     said = run("pack", tree, tmp_path / "s.tar", code=1)
     assert {line.rpartition("/")[2] for line in said.stderr.splitlines() if "left out" in line} == {
         "pipe: no file",
