@@ -7,7 +7,9 @@ knows the code under test except by its command line.
 import json
 import os
 import signal
+import socket
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -54,6 +56,19 @@ class RunningServer:
         """Kill the whole process group the hard way, as a power cut would."""
         _signal_group(self._process, signal.SIGKILL)
         self._process.wait(STOP_SECONDS)
+        # The workers, which nobody can wait for, may hold the port for a moment longer.
+        deadline = time.monotonic() + STOP_SECONDS
+        while not self._port_is_free() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def _port_is_free(self) -> bool:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", int(self.endpoint.rpartition(":")[2])))
+            except OSError:
+                return False
+        return True
 
     def log(self) -> str:
         """Give everything the server wrote to its standard error so far."""
