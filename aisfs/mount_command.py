@@ -270,7 +270,7 @@ def _plan(
         raise ConfigError("-o rw: mounts are read-only without --writable")
     return MountPlan(
         source=source,
-        view=absolute_table(spec) if is_local(source) else spec,
+        view=absolute_table(spec, local=is_local(source)),
         keys=EVERY_KEY if isinstance(source, DatasetSource) else key_filter(view),
         mountpoint=Path(mountpoint).absolute(),
         cluster=ClusterSettings.load(_of(ClusterSettings, settings)),

@@ -51,4 +51,6 @@ def origin_of(plan: SourcePlan) -> str:
     """Say where objects go: the endpoint, or the directory that is mounted."""
     if isinstance(plan.source, DirectorySource):
         return str(plan.source.path.resolve())
+    if isinstance(plan.source, DatasetSource) and plan.source.local:
+        return plan.source.root
     return plan.cluster.endpoint

@@ -5,6 +5,7 @@ Whole contents are never kept, only what the rule reads out of them.
 
 import csv
 import io
+import json
 import os
 import struct
 import sys
@@ -13,6 +14,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -35,14 +37,22 @@ def read_label(rule: LabelRule, content: bytes) -> bytes:
     if rule.source is LabelSource.CONTENT:
         return content.strip()
     try:
-        value = msgspec.json.decode(content)
+        value = _parsed(content)
         for part in rule.text.split("."):
             value = value[int(part)] if isinstance(value, list) else value[part]
-    except (msgspec.MsgspecError, RecursionError, KeyError, IndexError, TypeError, ValueError):
+    except (RecursionError, KeyError, IndexError, TypeError, ValueError):
         return UNUSABLE
     if isinstance(value, bool) or not isinstance(value, str | int):
         return UNUSABLE
     return str(value).strip().encode(errors="surrogatepass")
+
+
+def _parsed(content: bytes) -> Any:  # noqa: ANN401 - whatever the JSON is
+    """Parse JSON, and what Python writes beyond it: NaN, lone surrogates, UTF-16, a BOM."""
+    try:
+        return msgspec.json.decode(content)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return json.loads(content)
 
 
 @dataclass(frozen=True, slots=True)

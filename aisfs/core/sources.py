@@ -79,11 +79,13 @@ class DatasetSource:
 
     words: tuple[Word, ...]
     keys: KeyFilter = EVERY_KEY
+    root: str = ""
+    """The directory that plays the bucket, once local files are named as its objects."""
 
     @property
     def local(self) -> bool:
         """Whether the shards are files of this machine; never are some of them."""
-        return self.words[0].patterns[0].bucket is None
+        return bool(self.root) or self.words[0].patterns[0].bucket is None
 
     @property
     def buckets(self) -> list[Bucket]:
@@ -105,7 +107,7 @@ class DatasetSource:
                 directory = "" if path == "." else f"{path}/"
                 patterns.append(ShardPattern(bucket, directory, pattern.rest))
             words.append(Word(word.text, tuple(patterns)))
-        return DatasetSource(tuple(words), self.keys)
+        return DatasetSource(tuple(words), self.keys, root)
 
     def __str__(self) -> str:
         return " ".join(word.text for word in self.words)

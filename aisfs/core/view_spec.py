@@ -139,10 +139,20 @@ def parse_view(settings: ViewSettings, class_names: Sequence[bytes] | None = Non
     )
 
 
-def absolute_table(spec: ViewSpec) -> ViewSpec:
-    """Keep meaning the same file of labels when the daemon leaves the directory it was started in."""
+def is_path(table: str) -> bool:
+    """Say whether the place of a table is a file of this machine, whatever is mounted."""
+    return table.startswith(("/", "./", "../"))
+
+
+def absolute_table(spec: ViewSpec, *, local: bool) -> ViewSpec:
+    """Keep meaning the same file of labels when the daemon leaves the directory it was started in.
+
+    Where the shards are `local` files, any name is one of a file.
+    """
     label = spec.label
     if label.source is not LabelSource.TABLE or "://" in label.text:
+        return spec
+    if not local and not is_path(label.text):
         return spec
     return replace(spec, label=replace(label, text=os.path.abspath(label.text)))
 

@@ -6,6 +6,7 @@ import trio
 
 from aisfs.core.labels import parse_table
 from aisfs.core.sources import BucketSource, DatasetSource, parse_source
+from aisfs.core.view_spec import is_path
 from aisfs.errors import ConfigError, NotFound, SourceMissing
 from aisfs.model import Bucket
 from aisfs.store.port import ObjectStore
@@ -15,7 +16,12 @@ TABLE_MAX = 256 << 20
 
 
 async def read_table(store: ObjectStore, source: DatasetSource, place: str) -> dict[bytes, bytes]:
-    """Read the table: an object of the first bucket or of the one that a URL names, or a file.
+    """Read the table: an object of the first bucket, or of the one that a URL names, or a local file.
+
+    Args:
+        store: Where objects are.
+        source: What is mounted.
+        place: As typed, or absolute; a file if the shards are files, or if it begins as a path.
 
     Raises:
         SourceMissing: it does not exist.
@@ -23,7 +29,7 @@ async def read_table(store: ObjectStore, source: DatasetSource, place: str) -> d
     """
     if "://" in place:
         data = await _read_object(store, *_locate(place))
-    elif source.local:
+    elif source.local or is_path(place):
         data = await trio.to_thread.run_sync(_read_file, place)
     else:
         data = await _read_object(store, *_locate(f"{source.buckets[0]}/{place}"))

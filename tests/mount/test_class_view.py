@@ -152,6 +152,37 @@ def test_where_labels_come_from(
         assert shown == SHARDS * EACH or os.getxattr(mount.path, "user.aisfs.skipped") == skipped
 
 
+def test_labels_in_a_local_table(
+    server: RunningServer, unpacked: Path, mountpoint: Path, tmp_path: Path
+):  # fmt: skip
+    (tmp_path / "labels.csv").write_text("\ufefffilename,label\nsample_0000,cat\nsample_0001,dog\n")
+    local = f"{server.root}/pets/samples-{{00..02}}.tar"
+    for source, place in (
+        (local, "labels.csv"), (local, tmp_path / "labels.csv"), (SOURCE, "./labels.csv"),
+    ):  # fmt: skip
+        options = [*VIEW, "--image", "image.jpg", "--label", f"csv:{place}"]
+        with mounted(
+            source, mountpoint, endpoint=server.endpoint, options=options, cwd=tmp_path
+        ) as mount:
+            assert tree(mount.path) == ["cat/sample_0000.jpg", "dog/sample_0001.jpg"]
+
+
+def test_json_as_python_writes_it(server: RunningServer, mountpoint: Path):
+    texts = {
+        "a": json.dumps({"label": "cat", "similarity": float("nan")}).encode(),
+        "b": json.dumps({"label": "cat"}).encode("utf-8-sig"),
+        "c": json.dumps({"label": "dog"}).encode("utf-16"),
+        "d": json.dumps({"label": "dog", "text": "\ud83d"}).encode(),
+        "e": b'{"label": "dog"',
+    }
+    samples = [{"__key__": key, "jpg": b"", "json": text} for key, text in texts.items()]
+    put(server.endpoint, "odd", "json.tar", encode(samples))
+    options = [*VIEW, "--label", "json:label"]
+    with mounted("ais://odd/json.tar", mountpoint, endpoint=server.endpoint, options=options) as m:
+        assert tree(m.path) == ["cat/a.jpg", "cat/b.jpg", "dog/c.jpg", "dog/d.jpg"]
+        assert os.getxattr(m.path, "user.aisfs.skipped") == b"bad label: 1"
+
+
 def test_the_first_directory_as_the_label(server: RunningServer, mountpoint: Path):
     samples = [sample(f"{kind}/x/{n}", 0) for kind in ("cat", "dog") for n in range(2)]
     put(server.endpoint, "odd", "dirs.tar", encode([*samples, sample("loose", 0)]))
@@ -294,6 +325,11 @@ def test_a_table_that_is_not_there(server: RunningServer, mountpoint: Path):
     )
     assert done.returncode == Exit.NO_SOURCE
     assert b"ais://pets/none.csv does not exist" in done.stderr
+    done = aisfs(
+        "mount", SOURCE, mountpoint, "--endpoint", server.endpoint, *VIEW, "--label", "csv:/no.csv"
+    )
+    assert done.returncode == Exit.NO_SOURCE
+    assert b"/no.csv: No such file or directory" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -301,7 +337,7 @@ def test_a_table_that_is_not_there(server: RunningServer, mountpoint: Path):
     [
         ("ais://pets", "ais://pets names a bucket, not an object of it"),
         ("http://host/labels.csv", "unknown provider 'http'"),
-        ("./labels.csv", "ais://pets/./labels.csv: a prefix has no empty part, `.` or `..`"),
+        ("a/./labels.csv", "ais://pets/a/./labels.csv: a prefix has no empty part, `.` or `..`"),
     ],
 )
 def test_a_table_that_cannot_be(server: RunningServer, mountpoint: Path, place: str, word: str):

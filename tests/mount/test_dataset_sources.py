@@ -246,3 +246,19 @@ def test_no_shard_at_all_in_a_directory(tmp_path: Path, mountpoint: Path):
     ):
         pass
     assert caught.value.returncode == Exit.NO_SOURCE
+
+
+def test_local_shards_need_no_disk_cache(folder: Path, mountpoint: Path, tmp_path: Path):
+    """What is on this disk is not copied to it."""
+    cache, source = tmp_path / "cache", f"{folder}/train/s-{{00,01}}.tar"
+    options = ["--cache-dir", str(cache), "--cache-size", "1GiB"]
+    with mounted(source, mountpoint, options=options) as mount:
+        for path in mount.path.rglob("*.cls"):
+            assert path.read_bytes()
+    assert not [path for path in (cache / "v1" / "data").iterdir() if path.stat().st_blocks]
+    (tmp_path / "file").write_bytes(b"")
+    options = ["--cache-dir", str(tmp_path / "file"), "--cache-size", "1GiB"]
+    with mounted(
+        source, mountpoint, options=options, expected_log=["no disk cache: .*File exists"]
+    ) as mount:
+        assert [path for path in mount.path.rglob("*.cls") if path.read_bytes()]
