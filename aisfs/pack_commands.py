@@ -150,13 +150,15 @@ def pack(
 def unpack(shards: str, tree: Path, class_to: str | None, **common: Any) -> int:  # noqa: ANN401
     """Write the members of shards as files below DIR.
 
-    SHARDS is as for `aisfs pack`; {N..} takes all there are.
+    SHARDS is as for `aisfs pack`; {N..} takes all there are. Exit code 1 when something was left out,
+    9 when a shard is damaged.
     """
     from aisfs.unpack import Unpacker
 
     logs.configure("warning", None, foreground=True)
     place, names = _parse_shards(shards)
     skipped: list[str] = []
+    damaged: list[str] = []
     if isinstance(place, Path) and not place.is_dir():
         raise SourceMissing(f"{place}: no such directory")
     if not common["dry_run"]:
@@ -173,11 +175,13 @@ def unpack(shards: str, tree: Path, class_to: str | None, **common: Any) -> int:
                 return
             done = await unpacker.unpack(found, common["jobs"], Console(stderr=True))
         skipped.extend(done.skipped)
+        damaged.extend(done.damaged)
         click.echo(f"{done.files} files of {done.shards} shards")
 
     trio.run(run)
     _say(skipped, "left out: ")
-    return Exit.FAILURE if skipped else Exit.OK
+    _say(damaged, "damaged: ")
+    return Exit.DAMAGED if damaged else Exit.FAILURE if skipped else Exit.OK
 
 
 def _make(directory: Path) -> None:

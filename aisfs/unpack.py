@@ -1,9 +1,16 @@
-"""`aisfs unpack`: the members of shards as files of a directory, the inverse of `aisfs pack`."""
+"""`aisfs unpack`: the members of shards as files of a directory, the inverse of `aisfs pack`.
+
+A path belongs to one shard: two that have members of one path are refused, since what comes out would
+be one of them by chance. Within a shard the last member of a path counts, as everywhere.
+"""
 
 import errno
 import io
 import os
+import stat
 import tarfile
+import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -15,13 +22,21 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from aisfs.core.packing import ShardNames
-from aisfs.errors import AisfsError, OutOfSpace, ShardDamaged, SourceMissing
+from aisfs.errors import AisfsError, AlreadyExists, OutOfSpace, ShardDamaged, SourceMissing
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.pack import each, shards_there
 from aisfs.store.port import ObjectStore
 
 _WINDOW = 8 << 20
 """Bytes asked for at once: hides the latency, and is all the memory a shard takes."""
+_UNFIT = frozenset(
+    {errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
+)
+"""What the system says of a name that cannot be a file here; other errors would meet all members."""
+
+
+_TICK_TRIES = 3_000
+"""Milliseconds to wait for the file system's clock; its ticks are 4 ms as a rule, 2 s at worst."""
 
 
 @dataclass(slots=True)
@@ -32,6 +47,8 @@ class Unpacked:
     files: int = 0
     skipped: list[str] = field(default_factory=list)
     """Members that became no file, and why."""
+    damaged: list[str] = field(default_factory=list)
+    """Shards of which not all was read, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +77,11 @@ class Unpacker:
         """Write the members of all shards, `jobs` shards at a time.
 
         Raises:
+            AlreadyExists: two of them have members of one path.
             AisfsError: one failed; files that are written stay.
         """
         done = Unpacked()
+        claims = await trio.to_thread.run_sync(_Claims, self.target)
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -73,48 +92,111 @@ class Unpacker:
             task = progress.add_task("shards", total=sum(info.size for info in shards))
 
             async def one(info: ObjectInfo) -> None:
-                file = io.BufferedReader(_Shard(self.store, self.bucket, info), _WINDOW)
-                await trio.to_thread.run_sync(self._extract, info, file, done)
+                await trio.to_thread.run_sync(self._extract, info, claims, done)
                 done.shards += 1
                 progress.advance(task, info.size)
 
             await each(jobs, [partial(one, info) for info in shards])
         return done
 
-    def _extract(self, info: ObjectInfo, file: "io.BufferedReader[_Shard]", done: Unpacked) -> None:
+    def _extract(self, info: ObjectInfo, claims: "_Claims", done: Unpacked) -> None:
+        """Write the members of one shard. In a thread."""
         subject = f"{self.bucket}/{info.key}"
-        with _errors(subject), tarfile.open(fileobj=file, mode="r|", encoding="utf-8") as tar:
-            for member in tar:
-                base = os.fsencode(member.name).rpartition(b"/")[2]
-                if self.without and base.endswith(b"." + self.without):
-                    continue
-                if not member.isreg():
-                    if not member.isdir():
-                        done.skipped.append(f"{subject}: {member.name!r} is no file")
-                    continue
-                try:
-                    # A time of 0 says that whoever packed kept none.
-                    times = bool(member.mtime)
-                    checked = tarfile.data_filter(member, os.fspath(self.target))
-                    # Before tarfile does, which does not expect another shard to be faster.
-                    folder = os.path.dirname(os.path.join(self.target, checked.name))
-                    os.makedirs(folder, exist_ok=True)
-                    with _whole_or_not_at_all(os.path.join(self.target, checked.name)):
-                        tar.extract(checked, self.target, set_attrs=times, filter="fully_trusted")
-                except tarfile.FilterError as error:
-                    done.skipped.append(f"{subject}: {error}")
-                    continue
-                done.files += 1
+        file = io.BufferedReader(_Shard(self.store, self.bucket, info), _WINDOW)
+        mine: set[str] = set()
+        try:
+            with _errors(subject), tarfile.open(fileobj=file, mode="r|", encoding="utf-8") as tar:
+                for member in tar:
+                    base = os.fsencode(member.name).rpartition(b"/")[2]
+                    if self.without and base.endswith(b"." + self.without):
+                        continue
+                    reason = self._extract_member(tar, member, claims, mine)
+                    if reason:
+                        done.skipped.append(f"{subject}: {reason}")
+                rest = _Shard(self.store, self.bucket, info, tar.offset)
+                while piece := rest.read(_WINDOW):
+                    # tarfile takes any header that is none for the end.
+                    if piece.strip(b"\0"):
+                        raise ShardDamaged(f"{subject}: nothing behind byte {tar.offset} is read: "
+                                           "it is damaged there, or another tar follows")  # fmt: skip
+        except ShardDamaged as error:
+            done.damaged.append(str(error))
+        done.files += len(mine)
+
+    def _extract_member(
+        self, tar: tarfile.TarFile, member: tarfile.TarInfo, claims: "_Claims", mine: set[str]
+    ) -> str:
+        """Write one member; gives the reason why it became no file."""
+        if not member.isreg():
+            return "" if member.isdir() else f"{member.name!r} is no file"
+        try:
+            # A time of 0 says that whoever packed kept none.
+            times = bool(member.mtime)
+            checked = tarfile.data_filter(member, os.fspath(self.target))
+            path = os.path.join(self.target, checked.name)
+            # Before tarfile does, which does not expect another shard to be faster.
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            claims.claim(path, mine)
+            with _whole_or_not_at_all(path):
+                tar.extract(checked, self.target, set_attrs=times, filter="fully_trusted")
+        except tarfile.FilterError as error:
+            return str(error)
+        except OSError as error:
+            if error.errno not in _UNFIT:
+                raise
+            return f"{member.name!r}: {error.strerror}"
+        mine.add(path)
+        return ""
+
+
+class _Claims:
+    """Which paths were written since the command began, told by their files. For any thread."""
+
+    def __init__(self, target: Path) -> None:
+        """Begin. What is below `target` already may be replaced."""
+        self._lock = threading.Lock()
+        with tempfile.NamedTemporaryFile(dir=target, prefix=".aisfs-unpack-") as file:
+            before = self._since = os.fstat(file.fileno()).st_ctime_ns
+            tick, tries = threading.Event(), 0
+            while self._since == before and tries < _TICK_TRIES:
+                tick.wait(0.001)
+                tries += 1
+                os.utime(file.fileno())
+                self._since = os.fstat(file.fileno()).st_ctime_ns
+
+    def claim(self, path: str, mine: set[str]) -> None:
+        """Make an empty file for a member of a shard that has written the files `mine`.
+
+        Raises:
+            AlreadyExists: another shard has written it.
+            OSError: it cannot be a file here.
+        """
+        with self._lock:
+            with suppress(FileNotFoundError):
+                if path not in mine and os.lstat(path).st_ctime_ns >= self._since:
+                    _refuse(path)
+                os.unlink(path)
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+
+
+def _refuse(path: str) -> None:
+    if stat.S_ISDIR(os.lstat(path).st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    raise AlreadyExists(
+        f"{path} is in another of these shards too: unpack them one by one, into directories of their own"
+    )
 
 
 class _Shard(io.RawIOBase):
     """A shard as a file, read in a thread that trio started."""
 
-    def __init__(self, store: ObjectStore, bucket: Bucket, info: ObjectInfo) -> None:
+    def __init__(
+        self, store: ObjectStore, bucket: Bucket, info: ObjectInfo, start: int = 0
+    ) -> None:
         self._store = store
         self._bucket = bucket
         self._info = info
-        self._at = 0
+        self._at = start
 
     def readable(self) -> bool:
         return True

@@ -209,19 +209,74 @@ def test_too_few_names_write_nothing(tree, tmp_path):
 
 def test_damaged_shard(tmp_path):
     (tmp_path / "s.tar").write_bytes(b"nonsense" * 1000)
-    said = run("unpack", tmp_path / "s.tar", tmp_path / "back", code=1)
+    said = run("unpack", tmp_path / "s.tar", tmp_path / "back", code=9)
+    assert "damaged: " in said.stderr
     assert "s.tar" in said.stderr
 
 
 def test_a_truncated_shard_leaves_whole_files_only(tmp_path):
     shard = tmp_path / "s.tar"
-    with tarfile.open(shard, "w") as tar:
-        for name in ("first.bin", "second.bin"):
-            member = tarfile.TarInfo(name)
-            member.size = 200_000
-            tar.addfile(member, io.BytesIO(os.urandom(member.size)))
+    shard.write_bytes(tar_of(("first.bin", 200_000), ("second.bin", 200_000)))
     os.truncate(shard, 300_000)
-    said = run("unpack", shard, tmp_path / "back", code=1)
+    said = run("unpack", shard, tmp_path / "back", code=9)
     assert "s.tar" in said.stderr
     assert [path.name for path in (tmp_path / "back").iterdir()] == ["first.bin"]
     assert (tmp_path / "back" / "first.bin").stat().st_size == 200_000
+
+
+def tar_of(*members):
+    """Make a tar of members, each a name with a size or a content."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for name, value in members:
+            data = os.urandom(value) if isinstance(value, int) else value
+            header = tarfile.TarInfo(name)
+            header.size = len(data)
+            tar.addfile(header, io.BytesIO(data))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["checksum", "cut", "joined", "zeros"])
+def test_what_tarfile_takes_for_the_end_is_told(tmp_path, kind):
+    whole = tar_of(("a", b"1"), ("b", b"2"), ("c", b"3"))
+    data = {
+        "checksum": whole[:1024] + b"x" + whole[1025:],
+        "cut": whole[: 1024 + 300],
+        "joined": tar_of(("a", b"1")) + whole,
+        "zeros": whole[:1024] + bytes(512) + whole[1024:],
+    }[kind]
+    (tmp_path / "s-0.tar").write_bytes(data)
+    (tmp_path / "s-1.tar").write_bytes(tar_of(("z", b"9")))
+    said = run("unpack", tmp_path / "s-{0..}.tar", tmp_path / "back", code=9)
+    assert "s-0.tar: nothing behind byte 1024 is read" in said.stderr
+    assert contents(tmp_path / "back") == {"a": b"1", "z": b"9"}
+
+
+def test_one_path_in_two_shards_is_refused(tmp_path):
+    for number in range(2):
+        data = tar_of((f"{number}.txt", b"x"), ("same.txt", b"%d" % number * 200_000))
+        (tmp_path / f"s-{number}.tar").write_bytes(data)
+    for _ in range(4):
+        said = run("unpack", tmp_path / "s-{0..}.tar", tmp_path / "back", code=1)
+        assert "same.txt is in another of these shards too" in said.stderr
+        assert (tmp_path / "back" / "same.txt").read_bytes() in (b"0" * 200_000, b"1" * 200_000)
+    # One shard again, over what is there, is not another.
+    for number in (0, 1, 1):
+        run("unpack", tmp_path / f"s-{number}.tar", tmp_path / "back")
+        assert (tmp_path / "back" / "same.txt").read_bytes() == b"%d" % number * 200_000
+
+
+def test_the_last_of_two_members_counts(tmp_path):
+    (tmp_path / "s.tar").write_bytes(tar_of(("a", b"long and old"), ("b", b"2"), ("a", b"new")))
+    said = run("unpack", tmp_path / "s.tar", tmp_path / "back")
+    assert contents(tmp_path / "back") == {"a": b"new", "b": b"2"}
+    assert said.stdout.startswith("2 files of 1 shards")
+
+
+@pytest.mark.parametrize("name", ["first/below", "y" * 256, ".", "d"])
+def test_a_name_that_cannot_be_a_file_is_left_out(tmp_path, name):
+    data = tar_of(("d/x", b"0"), ("first", b"1"), (name, b"2"), ("after", b"3"))
+    (tmp_path / "s.tar").write_bytes(data)
+    said = run("unpack", tmp_path / "s.tar", tmp_path / "back", code=1)
+    assert f"left out: {tmp_path}/s.tar: {name!r}: " in said.stderr
+    assert contents(tmp_path / "back") == {"d/x": b"0", "first": b"1", "after": b"3"}
