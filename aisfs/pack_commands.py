@@ -1,5 +1,6 @@
 """`aisfs pack` and `aisfs unpack`: what is typed, and what is said about it."""
 
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from aisfs import logs
 from aisfs.config import ClusterSettings
 from aisfs.core.packing import (
     KEY_RULES,
+    File,
     Layout,
     ShardNames,
     samples_of,
@@ -107,7 +109,10 @@ def pack(
     from aisfs.pack import Packer, find_files
 
     logs.configure("warning", None, foreground=True)
+    place, names = _parse_shards(shards)
     files, odd = find_files(tree)
+    if isinstance(place, Path):
+        files = _but_own(files, os.path.relpath(place, tree.resolve()), names)
     if not files:
         raise SourceMissing(f"{tree}: no files")
     samples = samples_of(files, KEY_RULES[key_rule])
@@ -116,7 +121,6 @@ def pack(
     if shuffle is not None:
         samples = shuffled(samples, shuffle)
     layouts = shards_of(samples, max_count, max_size)
-    place, names = _parse_shards(shards)
     _say(odd, "left out: ")
     ended = Exit.FAILURE if odd else Exit.OK
     if common["dry_run"]:
@@ -182,6 +186,17 @@ def unpack(shards: str, tree: Path, class_to: str | None, **common: Any) -> int:
     _say(skipped, "left out: ")
     _say(damaged, "damaged: ")
     return Exit.DAMAGED if damaged else Exit.FAILURE if skipped else Exit.OK
+
+
+def _but_own(files: list[File], folder: str, names: ShardNames) -> list[File]:
+    """Leave out the shards themselves, should they lie in the tree that is packed."""
+    start = "" if folder == "." else f"{folder}/"
+    paths = map(os.fsdecode, (file.name for file in files))
+    return [
+        file
+        for file, path in zip(files, paths, strict=True)
+        if not path.startswith(start) or names.index(path[len(start) :]) is None
+    ]
 
 
 def _make(directory: Path) -> None:

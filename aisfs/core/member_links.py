@@ -193,7 +193,7 @@ class _Symlinks:
                 if not here.up():
                     return None
                 continue
-            if here.down(part):
+            if part == b"." or here.down(part):
                 continue
             path = here.path(part)
             found = self._latest.get(path)
@@ -226,7 +226,10 @@ class _Symlinks:
 
 
 def _reversed_parts(target: bytes) -> list[bytes]:
-    return [part for part in reversed(target.split(b"/")) if part not in (b"", b".")]
+    """Give the components, the first one last; a `.` at the end where only a directory will do."""
+    parts = target.split(b"/")
+    meant = [part for part in reversed(parts) if part not in (b"", b".")]
+    return [b".", *meant] if parts[-1] in (b"", b".") else meant
 
 
 def _sane(target: bytes) -> bool:

@@ -160,7 +160,7 @@ async def _of_word(
                 yield bucket, info
             else:
                 left_out[EXCLUDED] += 1
-        if empty and pattern.one:
+        if empty:
             missing.append(str(pattern))
     if missing:
         all_missing += missing

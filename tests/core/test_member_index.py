@@ -190,6 +190,7 @@ TREE = entry(b"f", b"x") + entry(b"d/e/g", b"y") + entry(b"empty/", kind=b"5")
         (b"d/e/s", b"../../d/e/g"),
         (b"s", b"d"),
         (b"s", b"empty/"),
+        (b"s", b"d/./"),
         (b"d/e/s", b"../../empty"),
     ],
 )
@@ -213,6 +214,8 @@ def test_symlinks_inside_the_shard_are_shown(name, target):
         (b"d/s", b"../../shard/f"),
         (b"s", b"missing"),
         (b"s", b"f/x"),
+        (b"s", b"f/"),
+        (b"s", b"d/e/g/."),
         (b"s", b"missing/../f"),
         (b"s", b"s"),
         (b"s", b""),

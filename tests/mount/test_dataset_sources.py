@@ -121,6 +121,20 @@ def test_a_list_file(place: str, server: RunningServer, mountpoint: Path, tmp_pa
         assert os.listdir(mount.path) == ["other"]
 
 
+def test_each_line_that_leads_to_nothing_is_told(
+    place: str, server: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    listed = tmp_path / "list.txt"
+    listed.write_text("train/s-00.tar\ntrain/s-03.tar \ntrain/s-01\nnodir/\nval/z*.tar\n")
+    lines = [r"4 missing: .*/s-03.tar /, .*/s-01/, .*/nodir/, .*/val/z\*.tar$"]
+    options = ["--files-from", str(listed)]
+    with mounted(
+        place, mountpoint, endpoint=server.endpoint, options=options, expected_log=lines
+    ) as mount:
+        assert os.listdir(mount.path) == ["s-00"]
+        assert os.getxattr(mount.path, "user.aisfs.skipped") == b"missing shard: 4"
+
+
 def test_a_list_from_standard_input(folder: Path, mountpoint: Path, tmp_path: Path):
     listed = tmp_path / "list.txt"
     listed.write_text(f"{folder}/val/*.tar\n")

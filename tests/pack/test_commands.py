@@ -121,6 +121,16 @@ def test_shards_left_by_an_earlier_run_are_named(tree, server):
     assert "not of this tree" not in part.stderr
 
 
+def test_shards_in_the_tree_are_not_packed(tree):
+    for folder in (tree, tree / "cat"):
+        first = run("pack", tree, folder / "s-{0..}.tar", "--max-count", 10)
+        again = run("pack", tree, folder / "s-{0..}.tar", "--max-count", 10)
+        assert "3 shards written, 0 were there" in first.stdout
+        assert "0 shards written, 3 were there" in again.stdout
+        for shard in folder.glob("s-*.tar"):
+            shard.unlink()
+
+
 def test_it_goes_on_after_an_error(tree, tmp_path, server):
     place = "ais://b/broken-{00..}.tar"
     refuse = {"match": {"path_contains": "broken-03", "method": "PUT", "marked": True}}
