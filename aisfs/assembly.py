@@ -4,6 +4,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,10 +35,10 @@ from aisfs.engine.prefetcher import Prefetcher
 from aisfs.engine.reader import Reader
 from aisfs.engine.staging import StagingArea
 from aisfs.engine.unpacker import Unpacker
-from aisfs.errors import BucketNotFound, ConfigError
+from aisfs.errors import AccessDenied, BucketNotFound, ConfigError, NotFound, SourceMissing
 from aisfs.filesystem.nodes import DatasetNode, DirectoryNode, Node, RootNode
 from aisfs.metrics import Metrics
-from aisfs.model import Bucket
+from aisfs.model import Bucket, Page
 from aisfs.mount_plan import SourcePlan, is_local, origin_of
 from aisfs.store.local import LocalStore
 from aisfs.store.port import WritableStore
@@ -122,7 +123,9 @@ async def check_source(store: WritableStore, source: Source) -> None:
     """
     match source:
         case BucketSource(bucket, prefix):
-            await _check_bucket(store, bucket, prefix)
+            page = await _check_bucket(store, bucket, prefix)
+            if prefix and not (page.objects or page.directories or page.next_token):
+                await _check_no_object(store, bucket, prefix.removesuffix("/"))
         case DatasetSource():
             for bucket in source.buckets:
                 await _check_bucket(store, bucket, "")
@@ -130,11 +133,18 @@ async def check_source(store: WritableStore, source: Source) -> None:
             await store.list_buckets()
 
 
-async def _check_bucket(store: WritableStore, bucket: Bucket, prefix: str) -> None:
+async def _check_bucket(store: WritableStore, bucket: Bucket, prefix: str) -> Page:
     try:
-        await store.list_page(bucket, prefix, page_size=1)
+        return await store.list_page(bucket, prefix, page_size=1)
     except BucketNotFound as error:
         raise BucketNotFound(f"bucket {bucket} does not exist; `ais ls` shows what does") from error
+
+
+async def _check_no_object(store: WritableStore, bucket: Bucket, key: str) -> None:
+    """Refuse an object in place of a directory; an empty one is just empty."""
+    with suppress(NotFound, AccessDenied):
+        await store.head(bucket, key)
+        raise SourceMissing(f"{bucket}/{key} is an object, no directory of objects")
 
 
 @dataclass(frozen=True, slots=True)

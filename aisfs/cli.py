@@ -15,15 +15,20 @@ from aisfs.mount_command import mount
 def main() -> None:
     """Run the command line of this process; ends it."""
     try:
-        code = cli.main(standalone_mode=False) or Exit.OK
+        code = cli.main(prog_name="aisfs", standalone_mode=False) or Exit.OK
     except click.Abort:
         code = 130  # what a shell reports after Ctrl-C
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        code = Exit.USAGE
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "aisfs"
         code = fail(f"{error.format_message()} (see {path} --help)", Exit.USAGE)
     except AisfsError as error:
         code = fail(str(error), exit_code(error))
+    except OSError as error:  # a directory that may not be entered, for example
+        code = fail(f"{error.filename or 'the system'}: {error.strerror}", Exit.FAILURE)
     sys.exit(int(code))
 
 
@@ -54,6 +59,14 @@ class _Commands(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Take `aisfs SOURCE MNT -o …` for a mount: so mount.fuse3 calls it for a line of fstab."""
+        if "/" in args[0]:
+            return mount.name, mount, args
+        return super().resolve_command(ctx, args)
+
 
 @click.group(
     cls=_Commands,
@@ -72,9 +85,9 @@ cli.add_command(mount)
 @click.option("-z", "--lazy", is_flag=True, help="Detach now, even when busy.")
 def umount(mountpoint: Path, lazy: bool) -> None:
     """Unmount the mount at MNT."""
-    from aisfs.fuse.mountpoint import unmount
+    from aisfs.fuse.mountpoint import our_mount, unmount
 
-    unmount(mountpoint.absolute(), lazy=lazy)
+    unmount(our_mount(mountpoint), lazy=lazy)
 
 
 @cli.command()

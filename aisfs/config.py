@@ -5,6 +5,7 @@ that reach the cluster are those of the `ais` CLI and the Python SDK, so one set
 """
 
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from enum import StrEnum
@@ -22,6 +23,7 @@ from pydantic import (
     Field,
     NonNegativeFloat,
     SecretStr,
+    TypeAdapter,
     ValidationError,
     field_validator,
 )
@@ -35,6 +37,7 @@ CACHE_LEAST = 5 * MIB
 CACHE_MOST = 1 << 62
 """Largest that the ledger can count."""
 
+_SIZE = re.compile(r"\s*(\d*\.?\d+)\s*([A-Za-z]+)?\s*")
 _TRUE = frozenset({"1", "t", "true", "y", "yes", "on"})
 
 
@@ -54,11 +57,45 @@ def _words(value: object) -> object:
 
 
 def _octal(value: object) -> object:
-    return int(value, 8) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    try:
+        return int(value, 8)
+    except ValueError:
+        raise ValueError("permissions are written in octal, such as 0644") from None
+
+
+def _size(value: object) -> object:
+    # pydantic's own pattern has no end: 1,5GiB would be one byte.
+    if isinstance(value, str) and not _SIZE.fullmatch(value):
+        raise ValueError("a size is a number, with a unit or without: 1000, 1.5MiB, 50GiB")
+    return value
+
+
+def parse_size(text: str) -> int:
+    """Read a number of bytes as every option of that kind is read.
+
+    Raises:
+        ValueError: it is none.
+    """
+    return int(TypeAdapter(Size).validate_python(text))
+
+
+def _check_directory(directory: Path, option: str) -> Path:
+    """Give the directory on whose disk `directory` is or will be.
+
+    Raises:
+        ConfigError: it lies below one that may not be entered.
+    """
+    try:
+        return next(p for p in (directory, *directory.parents) if p.exists())
+    except OSError as error:
+        raise ConfigError(f"--{option} {directory}: {error.strerror}") from error
 
 
 Flag = Annotated[bool, BeforeValidator(_flag)]
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
+Size = Annotated[ByteSize, BeforeValidator(_size)]
 Patterns = Annotated[tuple[str, ...], BeforeValidator(_words)]
 FileMode = Annotated[int, BeforeValidator(_octal), Field(ge=0, le=0o777)]
 
@@ -124,8 +161,11 @@ class _Settings(BaseModel):
             return cls(**given)
         except ValidationError as error:
             first = error.errors()[0]
-            name = ".".join(str(part) for part in first["loc"])
-            raise ConfigError(f"{name}: {first['msg']} (got {first['input']!r})") from None
+            name = str(first["loc"][0])
+            if name in cls.model_fields:
+                name = f"--{name.replace('_', '-')}"
+            reason = first["msg"].removeprefix("Value error, ")
+            raise ConfigError(f"{name}: {reason} (got {first['input']!r})") from None
 
 
 class ClusterSettings(_Settings):
@@ -150,7 +190,7 @@ class ClusterSettings(_Settings):
     """Requests under way at once. Enough to hide 20 ms of latency at 1 MiB a request and
     1 GiB/s; more only queues on the targets' disks."""
 
-    part_size: ByteSize = Field(default=ByteSize(256 * MIB), ge=5 * MIB)
+    part_size: Size = Field(default=ByteSize(256 * MIB), ge=5 * MIB)
     """Bytes; larger objects are uploaded in parts of this size, in parallel. What a failure costs
     to send again: two seconds at 1 Gbit/s. The clouds behind AIStore take no part below 5 MiB."""
 
@@ -225,7 +265,7 @@ class ViewSettings(_Settings):
     samples_per_shard: int | None = Field(default=None, ge=1)
     """Samples in one virtual shard; without this and `shard_size` it is 1000, or with `shuffle` as
     many as make as many shards as there are."""
-    shard_size: ByteSize | None = Field(default=None, ge=1)
+    shard_size: Size | None = Field(default=None, ge=1)
     """Bytes of one virtual shard at most, unless a single sample is larger."""
     shuffle: int | None = Field(default=None, ge=0)
     """The seed by which the samples of shards are shuffled into virtual ones."""
@@ -238,15 +278,15 @@ class CacheSettings(_Settings):
 
     cache_dir: AbsolutePath = Field(default_factory=lambda: Path(user_cache_dir("aisfs")))
     """A daemon's files are its own; several daemons may share the directory."""
-    cache_size: ByteSize | None = None
+    cache_size: Size | None = None
     """Bytes on disk at most; None is 10 GiB or a tenth of the free disk, whichever is less; 0 keeps
     nothing on disk."""
-    read_ahead_max: ByteSize = ByteSize(64 * MIB)
+    read_ahead_max: Size = ByteSize(64 * MIB)
     """Bytes ahead of one sequential reader at most: a second of work at 64 MiB/s, and 1 GiB/s at
     60 ms of latency."""
     prefetch_shards: int = Field(default=2, ge=0)
     """Shards fetched ahead of readers that take them in the order of their names."""
-    memory_limit: ByteSize = Field(default=ByteSize(512 * MIB), ge=16 * MIB)
+    memory_limit: Size = Field(default=ByteSize(512 * MIB), ge=16 * MIB)
     """Bytes of parts in memory; eight readers with a window of 64 MiB each."""
 
     @field_validator("cache_size")
@@ -270,8 +310,7 @@ class CacheSettings(_Settings):
 
     def free_disk(self) -> int:
         """Bytes that are free where the cache is."""
-        existing = next(p for p in (self.cache_dir, *self.cache_dir.parents) if p.exists())
-        return shutil.disk_usage(existing).free
+        return shutil.disk_usage(_check_directory(self.cache_dir, "cache-dir")).free
 
 
 class WriteSettings(_Settings):
@@ -282,7 +321,7 @@ class WriteSettings(_Settings):
         default_factory=lambda: Path(user_state_dir("aisfs")) / "staging"
     )
     """Not below the cache directory: what is here may exist nowhere else."""
-    staging_size: ByteSize | None = None
+    staging_size: Size | None = None
     """Bytes of files being written and of those kept for `aisfs recover`; None is half of the disk
     that is free."""
     rename_dir_limit: int = Field(default=1000, ge=0)
@@ -294,8 +333,7 @@ class WriteSettings(_Settings):
         """Bytes the staging directory may take."""
         if self.staging_size is not None:
             return int(self.staging_size)
-        existing = next(p for p in (self.staging_dir, *self.staging_dir.parents) if p.exists())
-        return shutil.disk_usage(existing).free // 2
+        return shutil.disk_usage(_check_directory(self.staging_dir, "staging-dir")).free // 2
 
 
 WRITABLE_FILE_MODE = "0644"

@@ -123,6 +123,10 @@ class ConfigError(AisfsError):
     """An option or environment variable has an unusable value."""
 
 
+class NoEndpoint(ConfigError):
+    """Nothing says where the cluster is."""
+
+
 class MountError(AisfsError):
     """The mountpoint or the machine does not permit the mount."""
 

@@ -12,6 +12,7 @@ from aisfs.errors import (
     DeadlineExceeded,
     FuseUnavailable,
     MountError,
+    NoEndpoint,
     SourceMissing,
     Unavailable,
 )
@@ -22,7 +23,7 @@ class Exit(IntEnum):
 
     OK = 0
     FAILURE = 1
-    """Something nobody expected; the log has more."""
+    """Something failed, or was left out, that has no code of its own; the lines before say what."""
     USAGE = 2
     """A wrong option or value."""
     NO_ENDPOINT = 3
@@ -42,6 +43,7 @@ class Exit(IntEnum):
 
 
 EXITS: list[tuple[type[AisfsError], Exit]] = [
+    (NoEndpoint, Exit.NO_ENDPOINT),
     (ConfigError, Exit.USAGE),
     (BucketNotFound, Exit.NO_SOURCE),
     (SourceMissing, Exit.NO_SOURCE),

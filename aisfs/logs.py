@@ -11,6 +11,7 @@ import click
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 SYSLOG_FORMAT = "aisfs[%(process)d]: %(levelname)s %(message)s"
+LEVELS = ("debug", "info", "warning", "error")
 SYSLOG_SOCKET = Path("/dev/log")
 
 
@@ -23,7 +24,7 @@ class _Printable(logging.Formatter):
 
 def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that `configure` takes."""
-    levels = click.Choice(["debug", "info", "warning", "error"], case_sensitive=False)
+    levels = click.Choice(LEVELS, case_sensitive=False)
     command = click.option(
         "--log-file", type=click.Path(dir_okay=False, path_type=Path), help="Log to this file."
     )(command)

@@ -38,7 +38,7 @@ from aisfs.engine.reshuffler import reshuffle
 from aisfs.engine.shard_set import find_shards
 from aisfs.engine.staging import StagingArea
 from aisfs.engine.writer import Writer
-from aisfs.errors import AisfsError, SourceMissing, Unavailable
+from aisfs.errors import AccessDenied, AisfsError, SourceMissing, Unavailable
 from aisfs.filesystem.attributes import AttrMaker
 from aisfs.filesystem.dataset_tree import DatasetTree
 from aisfs.filesystem.filesystem import FileSystem
@@ -62,7 +62,7 @@ from aisfs.fuse.operations.writing import WritableOperations
 from aisfs.fuse.pusher import Pusher
 from aisfs.fuse.session import LaneSession, LaneUnavailable
 from aisfs.metrics import Metrics
-from aisfs.mount_plan import MountPlan, is_local, origin_of
+from aisfs.mount_plan import MountPlan, check_places, is_local, origin_of
 from aisfs.store.metered import MeteredStore
 from aisfs.store.retry import RetryingStore
 
@@ -90,14 +90,18 @@ def check(plan: MountPlan) -> None:
     Raises:
         MountError, FuseUnavailable, SourceMissing: as the message says.
     """
-    if isinstance(plan.source, DirectorySource) and not plan.source.path.is_dir():
-        raise SourceMissing(
-            f"{plan.source.path}: no such directory; a bucket is written ais://BUCKET"
-        )
+    if isinstance(plan.source, DirectorySource):
+        if not plan.source.path.is_dir():
+            raise SourceMissing(
+                f"{plan.source.path}: no such directory; a bucket is written ais://BUCKET"
+            )
+        if not os.access(plan.source.path, os.R_OK | os.X_OK):
+            raise AccessDenied(f"{plan.source.path}: it may not be read by who mounts")
     if isinstance(plan.source, DatasetSource) and plan.source.local:
         root = plan.source.common_directory(os.path.realpath)
         if not os.path.isdir(root):
             raise SourceMissing(f"{root}: no such directory")
+    check_places(plan)
     mountpoints.check_fuse(lane=plan.kernel.lane)
     mountpoints.prepare(plan.mountpoint, allow_nonempty="nonempty" in plan.options)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 import trio
+from click.core import ParameterSource
 from pydantic import BaseModel
 
 from aisfs import daemon, logs
@@ -230,8 +231,11 @@ def mount(
 
     if not where:
         raise click.UsageError("expected [SOURCE…] MNT")
-    kernel, named = sort_options(options, settings.keys())
+    if len(where) == 1 and "://" in where[0]:
+        raise click.UsageError(f"expected [SOURCE…] MNT: on which directory is {where[0]} to be?")
+    kernel, named = _sort(options, settings)
     kernel |= {"allow_other"} if allow_other else set()
+    log_level, log_file = _log_options(named, log_level, log_file)
     given = {**named, **{name: v for name, v in settings.items() if v not in (None, ())}}
     plan = _plan(where, kernel, given)
     if not plan.cluster.endpoint and not is_local(plan.source):
@@ -247,6 +251,36 @@ def mount(
         return Exit.OK
     code, reason = daemon.detach(lambda ready, failed: _serve(plan, ready, failed))
     return fail(reason or "the daemon ended at once; see its log", code or 1) if code else Exit.OK
+
+
+def _sort(
+    options: tuple[str, ...], settings: Mapping[str, object]
+) -> tuple[set[str], dict[str, object]]:
+    """Take the words behind -o apart; see `sort_options`."""
+    ours = [
+        option for option in mount.params if option.name in (*settings, "log_level", "log_file")
+    ]
+    flags = {o.name for o in ours if isinstance(o, click.Option) and o.is_flag and o.name != "lane"}
+    lists = {option.name for option in ours if option.multiple}
+    names = {option.name for option in ours if option.name}
+    kernel, named = sort_options(options, names, {*flags, "no_lane"}, lists)
+    if named.pop("no_lane", False):
+        named["lane"] = False
+    return kernel, named
+
+
+def _log_options(
+    named: dict[str, object], level: str, file: Path | None
+) -> tuple[str, Path | None]:
+    """Take what -o says of the log; what was typed as an option of its own wins."""
+    typed = click.get_current_context().get_parameter_source("log_level")
+    wanted = str(named.pop("log_level", level))
+    if typed is ParameterSource.COMMANDLINE:
+        wanted = level
+    elif wanted.lower() not in logs.LEVELS:
+        raise ConfigError(f"-o log_level={wanted}: one of {', '.join(logs.LEVELS)}")
+    named_file = named.pop("log_file", None)
+    return wanted, file or (Path(str(named_file)) if named_file else None)
 
 
 def _plan(

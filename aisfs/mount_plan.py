@@ -1,5 +1,6 @@
 """What is to be mounted, and how."""
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from aisfs.config import (
 from aisfs.core.patterns import EVERY_KEY, KeyFilter
 from aisfs.core.sources import DatasetSource, DirectorySource, Source
 from aisfs.core.view_spec import ViewSpec
+from aisfs.errors import MountError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,3 +56,26 @@ def origin_of(plan: SourcePlan) -> str:
     if isinstance(plan.source, DatasetSource) and plan.source.local:
         return plan.source.root
     return plan.cluster.endpoint
+
+
+def check_places(plan: MountPlan) -> None:
+    """Refuse what would have the daemon wait for itself: what it reads and writes below the mount.
+
+    Raises:
+        MountError: with the place.
+    """
+    places = {"--cache-dir": str(plan.cache.cache_dir)}
+    if plan.writing.writable:
+        places["--staging-dir"] = str(plan.writing.staging_dir)
+    mountpoint = os.path.realpath(plan.mountpoint)
+    if isinstance(plan.source, DirectorySource):
+        source = os.path.realpath(plan.source.path)
+        places["the source"] = source
+        if Path(mountpoint).is_relative_to(source):
+            raise MountError(f"mountpoint {plan.mountpoint} lies in what is mounted there")
+    elif isinstance(plan.source, DatasetSource) and plan.source.local:
+        directories = {pattern.directory for word in plan.source.words for pattern in word.patterns}
+        places |= {f"the source {directory}": directory for directory in directories}
+    for what, place in places.items():
+        if Path(os.path.realpath(place)).is_relative_to(mountpoint):
+            raise MountError(f"{what} lies below the mountpoint {plan.mountpoint}")

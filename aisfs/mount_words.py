@@ -1,7 +1,9 @@
 """The words of `aisfs mount`: what is to be mounted, and the options as of mount(8)."""
 
 import os
+import re
 import sys
+from collections import defaultdict
 from collections.abc import Collection
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from aisfs.errors import ConfigError
 _IGNORED = frozenset(
     {"defaults", "ro", "auto", "noauto", "user", "nouser", "users", "_netdev", "nofail", "noatime"}
 )
+_COMMA = re.compile(r"(?<!\\),")
 _KERNEL = frozenset(
     {"allow_other", "allow_root", "nonempty", "dev", "nodev", "suid", "nosuid", "exec", "noexec"}
 )
@@ -108,9 +111,20 @@ def check_writable(source: Source, view: ViewSettings) -> None:
 
 
 def sort_options(
-    given: tuple[str, ...], settings: Collection[str]
+    given: tuple[str, ...],
+    settings: Collection[str],
+    flags: Collection[str] = (),
+    lists: Collection[str] = (),
 ) -> tuple[set[str], dict[str, object]]:
     """Sort the words of -o: some are the kernel's, some our own options as fstab has to write them.
+
+    A comma within a value is written `\\,`, as libfuse has it.
+
+    Args:
+        given: What was behind each -o.
+        settings: Names of our options.
+        flags: Those of them that need no value.
+        lists: Those of them that may be given again.
 
     Returns:
         Words for the kernel, and values by name of our option.
@@ -120,15 +134,20 @@ def sort_options(
     """
     kernel: set[str] = set()
     named: dict[str, object] = {}
-    for option in ",".join(given).split(","):
-        word, _, value = option.strip().partition("=")
+    listed: dict[str, list[str]] = defaultdict(list)
+    for option in _COMMA.split(",".join(given)):
+        word, _, value = option.strip().replace("\\,", ",").partition("=")
         name = word.replace("-", "_")
         if word in _KERNEL:
             kernel.add(word)
+        elif name in lists and value:
+            listed[name].append(value)
         elif name in settings and value:
             named[name] = value
+        elif name in flags:
+            named[name] = True
         elif word == "rw":
             kernel.add(word)
         elif word and word not in _IGNORED and not word.startswith("x-"):
             raise ConfigError(f"-o {option.strip()}: unknown mount option")
-    return kernel, named
+    return kernel, {**named, **{name: tuple(values) for name, values in listed.items()}}

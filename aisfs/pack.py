@@ -179,7 +179,7 @@ class Packer:
 
         Raises:
             AisfsError: one failed; those that are finished stay, and are recognised next time.
-            InvalidName: there are more shards than names; nothing is written.
+            ConfigError: there are more shards than names; nothing is written.
         """
         keys = [self.names.name(index) for index in range(len(shards))]
         packed = Packed(size=sum(shard.size for shard in shards))

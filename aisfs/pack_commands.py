@@ -2,17 +2,16 @@
 
 import os
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import trio
-from pydantic import ByteSize, TypeAdapter, ValidationError
 from rich.console import Console
 
 from aisfs import logs
-from aisfs.config import ClusterSettings
+from aisfs.config import ClusterSettings, parse_size
 from aisfs.core.packing import (
     KEY_RULES,
     File,
@@ -24,7 +23,7 @@ from aisfs.core.packing import (
     with_classes,
 )
 from aisfs.core.sources import BucketSource, parse_source
-from aisfs.errors import ConfigError, SourceMissing
+from aisfs.errors import AccessDenied, ConfigError, SourceMissing
 from aisfs.exits import Exit
 from aisfs.model import Bucket
 
@@ -37,8 +36,8 @@ _MOST_LINES = 20
 
 def _size(context: click.Context, option: click.Parameter, text: str) -> int:
     try:
-        return int(TypeAdapter(ByteSize).validate_python(text))
-    except ValidationError:
+        return parse_size(text)
+    except ValueError:
         raise click.BadParameter(f"{text!r} is not a size such as 1GiB") from None
 
 
@@ -231,6 +230,7 @@ async def _opened(
 ) -> AsyncIterator[tuple["WritableStore", Bucket]]:
     # requests alone takes longer to load than --help may.
     from aisfs.ais.client import AISClient
+    from aisfs.assembly import check_source
     from aisfs.store.local import LocalStore
     from aisfs.store.retry import RetryingStore
 
@@ -239,11 +239,13 @@ async def _opened(
         yield local, local.bucket
         return
     settings = ClusterSettings.load({"endpoint": endpoint})
-    store = RetryingStore(AISClient(settings), deadline=settings.io_timeout)
+    client = AISClient(settings)
     try:
-        yield store, place
+        with suppress(AccessDenied):  # who may write need not be allowed to list
+            await check_source(client, BucketSource(place, ""))
+        yield RetryingStore(client, deadline=settings.io_timeout), place
     finally:
-        await store.aclose()
+        await client.aclose()
 
 
 def _show(layouts: list[Layout], place: Bucket | Path, names: ShardNames) -> None:

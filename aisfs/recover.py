@@ -15,7 +15,7 @@ from aisfs.config import ClusterSettings, WriteSettings
 from aisfs.core.journal import StagedRecord, version_text
 from aisfs.core.stamps import stamped
 from aisfs.engine.parked import Parked, adopt_dead_sessions, parked
-from aisfs.errors import AisfsError, ConfigError, NotFound, Stale
+from aisfs.errors import AisfsError, ConfigError, NotFound, SourceMissing, Stale
 from aisfs.exits import Exit
 from aisfs.model import ObjectInfo
 from aisfs.store.content import FileContent
@@ -51,9 +51,7 @@ def recover(
     logs.configure("error", None, foreground=True)
     directory = WriteSettings.load({"staging_dir": staging_dir}).staging_dir
     if not directory.is_dir():
-        if names:
-            raise ConfigError(f"{names[0]}: nothing of this name; {directory} does not exist")
-        return Exit.OK
+        return _nowhere(directory, names, given=staging_dir is not None)
     adopt_dead_sessions(directory)
     found = parked(directory)
     if not upload and not drop:
@@ -73,6 +71,15 @@ def recover(
         else:
             click.echo(f"{one.record.name}: {'uploaded' if upload else 'dropped'}")
     return Exit.FAILURE if failed else Exit.OK
+
+
+def _nowhere(directory: Path, names: Sequence[str], *, given: bool) -> int:
+    """Say what a staging directory that is not there means: that nothing was lost, or a mistake."""
+    if names:
+        raise ConfigError(f"{names[0]}: nothing of this name; {directory} does not exist")
+    if given:
+        raise SourceMissing(f"--staging-dir {directory}: no such directory")
+    return Exit.OK
 
 
 def _chosen(found: Sequence[Parked], names: Sequence[str], *, everything: bool) -> list[Parked]:

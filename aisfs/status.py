@@ -12,10 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from aisfs.errors import MountError
-from aisfs.fuse.tuning import mounted_filesystems
+from aisfs.fuse.mountpoint import our_mount
 
 ATTRIBUTE = "user.aisfs.stats"
-FILE_SYSTEM = "fuse.aisfs"
 _MIB = 1 << 20
 
 Labels = frozenset[tuple[str, str]]
@@ -54,12 +53,7 @@ def read_counters(mountpoint: Path) -> Counters:
     Raises:
         MountError: there is no mount of aisfs, or nobody serves it any more.
     """
-    place = Path(os.path.realpath(mountpoint))
-    kinds = [kind for path, kind in mounted_filesystems() if path == place]
-    if not kinds:
-        raise MountError(f"{mountpoint} is not a mountpoint")
-    if kinds[-1] != FILE_SYSTEM:
-        raise MountError(f"{mountpoint} is a mount of {kinds[-1]}, not of aisfs")
+    place = our_mount(mountpoint)
     try:
         return Counters(os.getxattr(place, ATTRIBUTE).decode())
     except OSError as error:

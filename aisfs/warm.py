@@ -28,7 +28,7 @@ from aisfs.core.names import (
     shard_of_directory,
 )
 from aisfs.errors import SourceMissing
-from aisfs.fuse.tuning import mounted_filesystems
+from aisfs.fuse.tuning import FILE_SYSTEM, mounted_filesystems
 
 PIECE = 1 << 20
 """Bytes read at once; the largest request the kernel makes of it."""
@@ -36,7 +36,6 @@ SHARD_ATTRIBUTE = "user.aisfs.shard"
 """Folders of shards have it, directories of a bucket do not."""
 KEPT_ATTRIBUTE = "user.aisfs.kept"
 """How much is on disk; asked of a folder of a shard, it puts the index there."""
-FILE_SYSTEM = "fuse.aisfs"
 
 
 @dataclass(frozen=True, slots=True)

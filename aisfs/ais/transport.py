@@ -34,7 +34,7 @@ from aisfs.ais.failures import failure
 from aisfs.ais.lifeline import Lifeline
 from aisfs.ais.redirects import REDIRECTS, Way, is_target, may_have_token
 from aisfs.config import ClusterSettings
-from aisfs.errors import AisfsError, ConfigError, ProtocolError, Unavailable
+from aisfs.errors import AisfsError, ConfigError, NoEndpoint, ProtocolError, Unavailable
 
 _AGENT = f"aisfs/{__version__}"
 _NO_PROXY = "is the endpoint a proxy of AIStore?"
@@ -128,10 +128,11 @@ class Transport:
         """Read the token and the TLS settings; nothing is sent.
 
         Raises:
-            ConfigError: there is no endpoint, or a file that the settings name is unusable.
+            NoEndpoint: nobody said where the cluster is.
+            ConfigError: a file that the settings name is unusable.
         """
         if not settings.endpoint:
-            raise ConfigError("no cluster to talk to: give --endpoint or set AIS_ENDPOINT")
+            raise NoEndpoint("no endpoint: give --endpoint URL or set AIS_ENDPOINT")
         self.endpoint = settings.endpoint
         self._credentials = Credentials.load(settings)
         # requests takes "no timeout" as None, users write it as 0.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from aisfs.errors import ConfigError, InvalidName
+from aisfs.errors import ConfigError
 
 END = bytes(1024)
 """What ends a tar; no padding to records of 10 KiB, which is for tapes."""
@@ -210,12 +210,12 @@ class ShardNames:
         """Give the name of the shard `index`, counted from 0.
 
         Raises:
-            InvalidName: there are not so many.
+            ConfigError: there are not so many.
         """
         number = self.first + index
         if self.last is not None and number > self.last:
             count = self.last - self.first + 1
-            raise InvalidName(f"{self}: only {count} names, and more shards; write {{N..}}")
+            raise ConfigError(f"{self}: only {count} names, and more shards; write {{N..}}")
         return f"{self.before}{number:0{self.width}d}{self.after}" if self.width else self.before
 
     def index(self, name: str) -> int | None:

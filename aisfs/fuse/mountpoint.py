@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 from aisfs.errors import FuseUnavailable, MountError
-from aisfs.fuse.tuning import device_minor
+from aisfs.fuse.tuning import FILE_SYSTEM, device_minor, mounted_filesystems
 
 FUSERMOUNT = "fusermount3"
 MNT_FORCE, MNT_DETACH, _UMOUNT_NOFOLLOW = 1, 2, 8
@@ -54,10 +54,29 @@ def prepare(mountpoint: Path, *, allow_nonempty: bool = False) -> None:
         raise MountError(
             f"mountpoint {mountpoint} is already mounted; unmount it first: aisfs umount {mountpoint}"
         )
-    if not allow_nonempty and next(os.scandir(mountpoint), None) is not None:
+    try:
+        empty = next(os.scandir(mountpoint), None) is None
+    except OSError as error:
+        raise MountError(f"mountpoint {mountpoint}: {error.strerror}") from error
+    if not allow_nonempty and not empty:
         raise MountError(
             f"mountpoint {mountpoint} is not empty; use an empty directory, or -o nonempty"
         )
+
+
+def our_mount(mountpoint: Path) -> Path:
+    """Give the path by which the kernel knows a mount of aisfs.
+
+    Raises:
+        MountError: nothing is mounted there, or something else.
+    """
+    place = Path(os.path.realpath(mountpoint))  # of a mount whose daemon died as well
+    kinds = [kind for path, kind in mounted_filesystems() if path == place]
+    if not kinds:
+        raise MountError(f"{mountpoint} is not a mountpoint")
+    if kinds[-1] != FILE_SYSTEM:
+        raise MountError(f"{mountpoint} is a mount of {kinds[-1]}, not of aisfs")
+    return place
 
 
 def unmount(mountpoint: Path, *, lazy: bool = False) -> None:

@@ -16,6 +16,8 @@ knows objects and shards, does the rest."""
 MAX_BACKGROUND = 64
 """Requests the kernel sends without waiting for answers; mountpoint-s3 and hf-mount use as many."""
 
+FILE_SYSTEM = "fuse.aisfs"
+"""The type that mounts of ours have."""
 MOUNTS = Path("/proc/self/mountinfo")
 BDI = Path("/sys/class/bdi")
 CONNECTIONS = Path("/sys/fs/fuse/connections")

@@ -88,7 +88,26 @@ def test_umount_of_what_is_not_mounted(mountpoint: Path):
         assert done.returncode == 7
         assert done.stderr.startswith(b"aisfs: ")
         assert done.stderr.count(b"\n") == 1
-        assert b"nothing is mounted" in done.stderr
+        assert b"is not a mountpoint" in done.stderr
+
+
+def test_umount_of_what_is_not_ours(mountpoint: Path):
+    succeed("mount", "-t", "tmpfs", "none", mountpoint)
+    try:
+        for path in (mountpoint, Path("/proc")):
+            done = aisfs("umount", path)
+            assert (done.returncode, done.stdout) == (7, b"")
+            assert done.stderr.endswith(b", not of aisfs\n")
+        assert is_mountpoint(mountpoint)
+    finally:
+        succeed("umount", mountpoint)
+
+
+def test_umount_by_a_link(server: RunningServer, mountpoint: Path, tmp_path: Path):
+    (tmp_path / "link").symlink_to(mountpoint)
+    with mounted("ais://b", mountpoint, endpoint=server.endpoint) as mount:
+        assert aisfs("umount", tmp_path / "link").returncode == 0
+        assert mount.wait_until_gone()
 
 
 def test_umount_while_a_file_is_open(server: RunningServer, mountpoint: Path):

@@ -93,6 +93,20 @@ def test_wrong_option(options: list[str], server: RunningServer, mountpoint: Pat
     check_nothing_is_left(mountpoint)
 
 
+@pytest.mark.parametrize(
+    "size", ["1,5GiB", "1,000MiB", "50%", "100000000 %&!", "GiB", "-1", "1 2", "5X"]
+)
+@pytest.mark.parametrize("option", ["--cache-size", "--read-ahead-max", "-o cache_size="])
+def test_a_size_is_read_to_its_end(option: str, size: str, server: RunningServer, mountpoint: Path):
+    words = [f"{option[3:]}{size}" if option.startswith("-o") else size]
+    words = ["-o" if option.startswith("-o") else option, *words]
+    if words[0] == "-o":
+        words[1] = words[1].replace(",", r"\,")
+    said = refused(USAGE, "ais://b", "--endpoint", server.endpoint, *words, mountpoint)
+    assert f"{'--cache-size' if words[0] == '-o' else option}: " in said
+    assert "Value error" not in said
+
+
 def test_an_option_is_named_in_the_message(server: RunningServer, mountpoint: Path):
     said = refused(
         USAGE, "ais://b", "--endpoint", server.endpoint, "--shards", "sideways", mountpoint
@@ -103,6 +117,71 @@ def test_an_option_is_named_in_the_message(server: RunningServer, mountpoint: Pa
 
 def test_no_arguments():
     refused(USAGE)
+
+
+@pytest.mark.parametrize("words", [[], ["cache"]])
+def test_a_command_without_arguments_shows_its_help(words: list[str]):
+    done = aisfs(*words)
+    assert (done.returncode, done.stdout) == (USAGE, b"")
+    assert done.stderr.startswith(b"Usage: aisfs")
+    assert b"\n  status " in done.stderr
+
+
+def test_the_mountpoint_was_forgotten(server: RunningServer):
+    said = refused(USAGE, "ais://b", "--endpoint", server.endpoint)
+    assert "on which directory is ais://b to be?" in said
+
+
+def test_what_would_wait_for_itself(tmp_path: Path, mountpoint: Path, server: RunningServer):
+    source = tmp_path / "source"
+    (source / "sub").mkdir(parents=True)
+    for words in ([source, source], [source, source / "sub"], [source / "sub", source]):
+        said = refused(MOUNTPOINT, *words, "-o", "nonempty")
+        assert "lies in what is mounted there" in said or "lies below the mountpoint" in said
+    (source / "a.tar").write_bytes(bytes(1024))
+    said = refused(MOUNTPOINT, source / "*.tar", source, "-o", "nonempty")
+    assert "lies below the mountpoint" in said
+    for option in (["--cache-dir"], ["--writable", "--staging-dir"]):
+        words = ["ais://b", "--endpoint", server.endpoint, *option, mountpoint / "x", mountpoint]
+        assert f"{option[-1]} lies below the mountpoint" in refused(MOUNTPOINT, *words)
+
+
+def test_an_object_is_no_directory(server: RunningServer, mountpoint: Path):
+    for name in ("x.txt", "x.txt/"):
+        said = refused(MISSING, f"ais://b/{name}", "--endpoint", server.endpoint, mountpoint)
+        assert "ais://b/x.txt is an object" in said
+
+
+def test_a_directory_that_may_not_be_entered(tmp_path: Path, server: RunningServer):
+    """Below somebody else's home directory, for example."""
+    closed, unreadable, mountpoint = tmp_path / "closed", tmp_path / "unreadable", tmp_path / "mnt"
+    for path in (closed / "d", unreadable, mountpoint):
+        path.mkdir(parents=True)
+    as_user: list[str] = []
+    if not os.geteuid():  # root may enter everything, so do without that
+        dropped = "-dac_override,-dac_read_search"
+        as_user = ["setpriv", "--bounding-set", dropped, "--inh-caps", dropped]
+        for path in (closed, unreadable):
+            os.chown(path, 65534, 65534)
+    closed.chmod(0)
+    unreadable.chmod(0o111)
+    cluster = ["ais://b", "--endpoint", server.endpoint]
+    for code, *words in (
+        (USAGE, "mount", *cluster, mountpoint, "--cache-dir", closed / "d"),
+        (USAGE, "mount", *cluster, mountpoint, "-f", "--cache-dir", closed / "d"),
+        (USAGE, "mount", *cluster, mountpoint, "--writable", "--staging-dir", closed / "d" / "e"),
+        (MOUNTPOINT, "mount", *cluster, closed / "d"),
+        (MOUNTPOINT, "mount", *cluster, unreadable),
+        (DENIED, "mount", unreadable, mountpoint),
+        (1, "recover", "--staging-dir", closed / "d"),
+        (1, "serve", closed / "d", "--port", "0"),
+    ):
+        done = run(*as_user, *COMMAND, *map(str, words), env=environment())
+        said = one_line(done.stderr)
+        assert (done.returncode, done.stdout) == (code, b""), said
+        assert "Permission denied" in said or "may not be read" in said
+    closed.chmod(0o700)
+    unreadable.chmod(0o700)
 
 
 def test_too_many_arguments(server: RunningServer, mountpoint: Path):

@@ -2,13 +2,14 @@
 
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.mount.content import fill, payload, tree_of
-from tests.support.mounts import Mount, mounted, python, run, succeed
+from tests.support.mounts import Mount, environment, mounted, python, run, succeed
 from tests.support.servers import RunningServer, running_server
 
 pytestmark = pytest.mark.mount
@@ -156,6 +157,42 @@ def test_options_in_the_form_of_fstab(server: RunningServer, mountpoint: Path):
     with mounted("ais://pets", mountpoint, endpoint=server.endpoint, options=options) as mount:
         status = os.stat(mount.path / "readme.txt")
         assert (status.st_uid, status.st_gid) == (1234, 2345)
+
+
+def test_repeated_options_and_commas_in_the_form_of_fstab(
+    server: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    log_file = tmp_path / "log"
+    options = (
+        *("-o", r"exclude=*.tar,include=**/*.{txt\,tar},exclude=**/b*,magic"),
+        *("-o", f"include=readme.txt,no_lane,log_level=debug,log_file={log_file}"),
+    )
+    with mounted("ais://pets", mountpoint, endpoint=server.endpoint, options=options) as mount:
+        shown = {os.path.relpath(path, mount.path) for path in mount.path.rglob("*.*")}
+    with mounted(
+        "ais://pets", mountpoint, endpoint=server.endpoint, options=(
+            "--exclude", "*.tar", "--include", "**/*.{txt,tar}", "--exclude", "**/b*",
+            "--include", "readme.txt", "--magic", "--no-lane",
+        ),
+    ) as mount:  # fmt: skip
+        assert shown == {os.path.relpath(path, mount.path) for path in mount.path.rglob("*.*")}
+    assert "readme.txt" in shown
+
+
+def test_a_line_of_fstab(server: RunningServer, mountpoint: Path):
+    """As mount(8) calls the helper of FUSE for the type fuse.aisfs."""
+    path = f"{Path(sys.executable).parent}:{environment()['PATH']}"
+    helper = ["mount.fuse3", "ais://pets", mountpoint, "-t", "fuse.aisfs"]
+    options = f"ro,_netdev,nosuid,endpoint={server.endpoint},cache_size=0"
+    done = run(*helper, "-o", options, env=environment({"PATH": path}))
+    assert (done.returncode, done.stderr) == (0, b"")
+    try:
+        assert "readme.txt" in os.listdir(mountpoint)
+    finally:
+        succeed("umount", mountpoint)
+    refused = run(*helper, "-o", f"rw,endpoint={server.endpoint}", env=environment({"PATH": path}))
+    assert refused.returncode
+    assert b"mounts are read-only without --writable" in refused.stderr
 
 
 @pytest.mark.parametrize("options", [(), ("--allow-other",), ("-o", "allow_other")])

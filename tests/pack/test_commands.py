@@ -212,7 +212,7 @@ def test_errors_are_one_line(tmp_path, monkeypatch, words, code, reason):
 
 
 def test_too_few_names_write_nothing(tree, tmp_path):
-    said = run("pack", tree, tmp_path / "s-{0..1}.tar", "--max-count", 5, code=1)
+    said = run("pack", tree, tmp_path / "s-{0..1}.tar", "--max-count", 5, code=2)
     assert "only 2 names" in said.stderr
     assert not list(tmp_path.glob("*.tar"))
 

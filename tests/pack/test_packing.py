@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from aisfs.core import packing
 from aisfs.core.packing import File, Layout, ShardNames, samples_of, shards_of
-from aisfs.errors import ConfigError, InvalidName
+from aisfs.errors import ConfigError
 from aisfs.pack import ShardContent
 
 NAMES = st.lists(
@@ -120,7 +120,7 @@ def test_names_of_shards(text, names):
     for other in ("", "x.tar", names[0] + "x", names[0].replace("0.tar", "00.tar") + "0"):
         assert parsed.index(other) is None
     if ".." not in text or not text.endswith("..}.tar"):
-        with pytest.raises(InvalidName, match=f"only {len(names)} names"):
+        with pytest.raises(ConfigError, match=f"only {len(names)} names"):
             parsed.name(len(names))
 
 
