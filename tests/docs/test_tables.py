@@ -8,7 +8,7 @@ from aisfs.filesystem.errnos import ERRNOS
 from tests.docs.documents import SEMANTICS
 from tests.docs.tables import with_tables
 
-OF_COMMANDS = {"ConfigError", "MountError", "FuseUnavailable", "SourceMissing"}
+OF_COMMANDS = {"ConfigError", "MountError", "NoEndpoint", "FuseUnavailable", "SourceMissing"}
 """What only a command can say; no request of the kernel ends in one."""
 
 
