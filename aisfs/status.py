@@ -36,7 +36,7 @@ class Counters:
 
     def labels(self, name: str) -> dict[str, str]:
         """Give the labels of a metric that is there once, for them."""
-        return dict(next(iter(self._samples[name]), frozenset()))
+        return dict(sorted(next(iter(self._samples[name]), frozenset())))
 
     def by(self, name: str, *labels: str) -> dict[str, int]:
         """Add a counter up by the values of these labels, joined by blanks; zeros are left out."""

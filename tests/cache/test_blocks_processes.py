@@ -116,6 +116,11 @@ def test_killed_process_leaves_nothing_behind(tmp_path):
             assert facts.st_blocks * 512 <= segment.bytes + fragments
         assert du(directory) <= cache.statistics().used
         cache.close()
+    process = start(directory, limit, 8, 60)
+    while not count_readable(directory, limit):  # a busy machine may have published nothing so far
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
     assert count_readable(directory, limit)
 
 

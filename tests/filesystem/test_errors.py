@@ -32,6 +32,7 @@ COMMANDS = {
     errors.ConfigError,
     errors.MountError,
     errors.FuseUnavailable,
+    errors.NoEndpoint,
     errors.SourceMissing,
 }
 """What only a command can say: no request of the kernel ends in these."""

@@ -266,7 +266,7 @@ def test_an_object_that_changes_while_mounted(server: RunningServer, mountpoint:
         (
             ["--view", "shards", "--samples-per-shard", "0", "ais://loose"],
             Exit.USAGE,
-            "samples_per_shard",
+            "--samples-per-shard: ",
         ),
         ([*SPLIT, "--label", "txt", "ais://loose"], Exit.USAGE, "--label needs --view class"),
         ([*SPLIT, "ais://loose/data", "ais://loose"], Exit.USAGE, "takes one bucket"),
