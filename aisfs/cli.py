@@ -81,13 +81,14 @@ cli.add_command(mount)
 
 
 @cli.command()
-@click.argument("mountpoint", metavar="MNT", type=click.Path(path_type=Path))
+@click.argument("mountpoint", metavar="MNT")
 @click.option("-z", "--lazy", is_flag=True, help="Detach now, even when busy.")
-def umount(mountpoint: Path, lazy: bool) -> None:
+def umount(mountpoint: str, lazy: bool) -> None:
     """Unmount the mount at MNT."""
+    # Not a click.Path, which would look at it: its daemon may stand still.
     from aisfs.fuse.mountpoint import our_mount, unmount
 
-    unmount(our_mount(mountpoint), lazy=lazy)
+    unmount(our_mount(Path(mountpoint)), lazy=lazy)
 
 
 @cli.command()

@@ -64,7 +64,7 @@ def check_places(plan: MountPlan) -> None:
     Raises:
         MountError: with the place.
     """
-    places = {"--cache-dir": str(plan.cache.cache_dir)}
+    places = {"--cache-dir": str(plan.cache.cache_dir)} if plan.cache.cache_size != 0 else {}
     if plan.writing.writable:
         places["--staging-dir"] = str(plan.writing.staging_dir)
     mountpoint = os.path.realpath(plan.mountpoint)

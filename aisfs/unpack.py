@@ -133,7 +133,7 @@ class Unpacker:
             # A time of 0 says that whoever packed kept none.
             times = bool(member.mtime)
             checked = tarfile.data_filter(member, os.fspath(self.target))
-            path = os.path.join(self.target, checked.name)
+            path = os.path.normpath(os.path.join(self.target, checked.name))
             # Before tarfile does, which does not expect another shard to be faster.
             os.makedirs(os.path.dirname(path), exist_ok=True)
             claims.claim(path, mine)

@@ -6,6 +6,7 @@ import os
 import shutil
 import stat
 import subprocess
+from collections.abc import Container
 from pathlib import Path
 
 from aisfs.errors import FuseUnavailable, MountError
@@ -13,6 +14,8 @@ from aisfs.fuse.tuning import FILE_SYSTEM, device_minor, mounted_filesystems
 
 FUSERMOUNT = "fusermount3"
 MNT_FORCE, MNT_DETACH, _UMOUNT_NOFOLLOW = 1, 2, 8
+_MOST_LINKS = 40
+"""As many as Linux follows."""
 UMOUNT_SECONDS = 20
 """A umount that takes longer is stuck behind something that will not end by waiting."""
 
@@ -70,12 +73,25 @@ def our_mount(mountpoint: Path) -> Path:
     Raises:
         MountError: nothing is mounted there, or something else.
     """
-    place = Path(os.path.realpath(mountpoint))  # of a mount whose daemon died as well
-    kinds = [kind for path, kind in mounted_filesystems() if path == place]
-    if not kinds:
+    kinds = dict(mounted_filesystems())
+    place = _known_as(mountpoint, kinds)
+    if place not in kinds:
         raise MountError(f"{mountpoint} is not a mountpoint")
-    if kinds[-1] != FILE_SYSTEM:
-        raise MountError(f"{mountpoint} is a mount of {kinds[-1]}, not of aisfs")
+    if kinds[place] != FILE_SYSTEM:
+        raise MountError(f"{mountpoint} is a mount of {kinds[place]}, not of aisfs")
+    return place
+
+
+def _known_as(path: Path, mounts: Container[Path]) -> Path:
+    """Resolve links without touching what is mounted: its daemon may have died, or stand still."""
+    place = path.absolute()
+    for _ in range(_MOST_LINKS):
+        if place.name in ("", ".."):
+            return Path(os.path.realpath(place))
+        place = Path(os.path.realpath(place.parent), place.name)
+        if place in mounts or not place.is_symlink():
+            break
+        place = place.parent / os.readlink(place)
     return place
 
 

@@ -110,6 +110,23 @@ def test_umount_by_a_link(server: RunningServer, mountpoint: Path, tmp_path: Pat
         assert mount.wait_until_gone()
 
 
+def test_lazy_umount_of_a_daemon_that_stands_still(
+    server: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    (tmp_path / "other").symlink_to(mountpoint)
+    (tmp_path / "link").symlink_to("other")
+    options = ["--attr-ttl", "0", "--list-ttl", "0"]
+    with mounted("ais://b", mountpoint, endpoint=server.endpoint, options=options) as mount:
+        os.kill(mount.pid, signal.SIGSTOP)
+        try:
+            done = aisfs("umount", "-z", tmp_path / "link", timeout=20)
+            assert (done.returncode, done.stderr) == (0, b"")
+            assert not mount.is_mounted()
+        finally:
+            os.kill(mount.pid, signal.SIGCONT)
+        assert mount.wait_until_gone()
+
+
 def test_umount_while_a_file_is_open(server: RunningServer, mountpoint: Path):
     with mounted("ais://b", mountpoint, endpoint=server.endpoint) as mount:
         with open(mount.path / "x.txt", "rb") as file:
