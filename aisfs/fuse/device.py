@@ -15,6 +15,7 @@ import subprocess
 from pathlib import Path
 
 from aisfs.errors import FuseUnavailable, MountError
+from aisfs.fuse.guardian import Guardian
 from aisfs.fuse.mountpoint import FUSERMOUNT, MNT_FORCE, libc, umount2, unmount
 from aisfs.fuse.tuning import CONNECTIONS, device_minor
 
@@ -37,6 +38,10 @@ class Device:
         os.set_inheritable(fd, False)  # else a child of ours would keep the connection alive
         os.set_blocking(fd, False)
         self._minor = device_minor(mountpoint)
+
+    def guarded(self) -> Guardian:
+        """Have a guardian beside the mount. In the main thread, before anybody is served."""
+        return Guardian(self._mountpoint, self._minor)
 
     @property
     def mounted(self) -> bool:

@@ -98,6 +98,7 @@ class LaneSession:
             MountError: the kernel or fusermount3 refused.
         """
         device = await trio.to_thread.run_sync(mount_device, mountpoint, options)
+        guardian = device.guarded()
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         threads = self._make(device, ours, its)
         refused: MountError | None = None
@@ -119,6 +120,7 @@ class LaneSession:
             its.close()
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(threads.take_down)
+                await trio.to_thread.run_sync(guardian.dismiss)
         if refused is not None:
             raise LaneUnavailable(str(refused)) from refused
 

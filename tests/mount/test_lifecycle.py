@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,6 +24,7 @@ from tests.support.mounts import (
     succeed,
 )
 from tests.support.servers import RunningServer, running_server
+from tests.support.tars import END, entry
 
 pytestmark = pytest.mark.mount
 
@@ -277,3 +279,40 @@ def test_the_log_file_has_what_the_level_asks_for(server: RunningServer, mountpo
                 os.getxattr(mount.path, "user.ais.none")
             sizes[level] = len(mount.log())
     assert sizes["debug"] > sizes["info"] > sizes["error"] == 0
+
+
+EPOCH = """
+import os, sys
+for shard in sys.argv[1:]:
+    for member in os.listdir(shard):
+        fd = os.open(f"{shard}/{member}", os.O_RDONLY)
+        os.read(fd, 4096)
+        os.close(fd)
+"""
+
+
+def guardians(mountpoint: Path) -> int:
+    found = run("pgrep", "-f", "-c", "--", f"^sh -c .* aisfs-guardian .* {mountpoint} ")
+    return int(found.stdout)
+
+
+def test_readers_are_freed_when_the_daemon_is_killed(tmp_path: Path, mountpoint: Path, lane: bool):
+    """Now and then the kill meets a thread that stores a page which the reader waits for."""
+    member = b"".join(entry(b"%05d" % row, bytes(1000)) for row in range(5000)) + END
+    fill(tmp_path / "store" / "b", {f"{n}.tar": member for n in range(8)})
+    with running_server(tmp_path / "store") as server:
+        for number in range(6):
+            with mounted("ais://b", mountpoint, endpoint=server.endpoint) as mount:
+                assert guardians(mountpoint) == lane
+                shards = [str(mount.path / f"{n}.tar.d") for n in range(8)]
+                reader = subprocess.Popen(
+                    [sys.executable, "-c", EPOCH, *shards], stderr=subprocess.DEVNULL
+                )
+                with suppress(subprocess.TimeoutExpired):
+                    reader.wait(0.3 + 0.1 * number)
+                os.kill(mount.pid, signal.SIGKILL)
+                reader.wait(20)
+                assert eventually(lambda: not guardians(mountpoint))
+                with pytest.raises(OSError, match="not connected"):
+                    os.statvfs(mountpoint)
+                assert aisfs("umount", mountpoint).returncode == 0
