@@ -28,7 +28,7 @@ from pydantic import (
     field_validator,
 )
 
-from aisfs.errors import ConfigError
+from aisfs.errors import ConfigError, NoEndpoint
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -204,6 +204,16 @@ class ClusterSettings(_Settings):
             raise ValueError("an endpoint looks like http://host:8080")
         url.hostname.encode("idna"), url.port  # what cannot be is told by asking for it
         return f"{url.scheme}://{url.netloc}"
+
+    def require_endpoint(self) -> str:
+        """Give the endpoint.
+
+        Raises:
+            NoEndpoint: nobody said where the cluster is.
+        """
+        if not self.endpoint:
+            raise NoEndpoint("no endpoint: give --endpoint URL or set AIS_ENDPOINT")
+        return self.endpoint
 
     @property
     def cli_token_file(self) -> Path:

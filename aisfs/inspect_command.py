@@ -17,7 +17,7 @@ from aisfs import logs
 from aisfs.config import CacheSettings, ClusterSettings, TreeSettings
 from aisfs.core.shard_summary import Sizes, shown
 from aisfs.core.sources import DatasetSource, Source, parse_source, parse_sources
-from aisfs.exits import Exit, exit_code, fail
+from aisfs.exits import Exit, exit_code
 
 if TYPE_CHECKING:
     from aisfs.inspection import Report
@@ -74,8 +74,8 @@ def inspect(
     logs.configure("error", None, foreground=True)
     place, only = inspection.split_source(_parse(source))
     cluster = ClusterSettings.load({"endpoint": endpoint, "io_timeout": io_timeout})
-    if not is_local(place) and not cluster.endpoint:
-        return fail("no endpoint: give --endpoint URL or set AIS_ENDPOINT", Exit.NO_ENDPOINT)
+    if not is_local(place):
+        cluster.require_endpoint()
     plan = SourcePlan(
         source=place,
         cluster=cluster,

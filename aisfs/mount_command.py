@@ -238,8 +238,8 @@ def mount(
     log_level, log_file = _log_options(named, log_level, log_file)
     given = {**named, **{name: v for name, v in settings.items() if v not in (None, ())}}
     plan = _plan(where, kernel, given)
-    if not plan.cluster.endpoint and not is_local(plan.source):
-        return fail("no endpoint: give --endpoint URL or set AIS_ENDPOINT", Exit.NO_ENDPOINT)
+    if not is_local(plan.source):
+        plan.cluster.require_endpoint()
     mounts.check(plan)
     log_file = log_file.absolute() if log_file is not None else None
     try:

@@ -16,6 +16,7 @@ from aisfs.core.packing import (
     KEY_RULES,
     File,
     Layout,
+    Sample,
     ShardNames,
     samples_of,
     shards_of,
@@ -114,11 +115,7 @@ def pack(
         files = _but_own(files, os.path.relpath(place, tree.resolve()), names)
     if not files:
         raise SourceMissing(f"{tree}: no files")
-    samples = samples_of(files, KEY_RULES[key_rule])
-    if class_to:
-        samples = with_classes(samples, _extension(class_to))
-    if shuffle is not None:
-        samples = shuffled(samples, shuffle)
+    samples = _samples(files, key_rule, class_to, shuffle)
     layouts = shards_of(samples, max_count, max_size)
     _say(odd, "left out: ")
     ended = Exit.FAILURE if odd else Exit.OK
@@ -185,6 +182,16 @@ def unpack(shards: str, tree: Path, class_to: str | None, **common: Any) -> int:
     _say(skipped, "left out: ")
     _say(damaged, "damaged: ")
     return Exit.DAMAGED if damaged else Exit.FAILURE if skipped else Exit.OK
+
+
+def _samples(
+    files: list[File], key_rule: str, class_to: str | None, shuffle: int | None
+) -> list[Sample]:
+    """Put the files together as the options want it."""
+    samples = samples_of(files, KEY_RULES[key_rule])
+    if class_to:
+        samples = with_classes(samples, _extension(class_to))
+    return samples if shuffle is None else shuffled(samples, shuffle)
 
 
 def _but_own(files: list[File], folder: str, names: ShardNames) -> list[File]:

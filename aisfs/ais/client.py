@@ -45,7 +45,8 @@ class AISClient:
         """Read the token and the TLS settings; nothing is sent.
 
         Raises:
-            ConfigError: there is no endpoint, or a file that the settings name is unusable.
+            NoEndpoint: nobody said where the cluster is.
+            ConfigError: a file that the settings name is unusable.
         """
         self.transport = Transport(settings)
         self._limiter = trio.CapacityLimiter(settings.max_connections)

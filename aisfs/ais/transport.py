@@ -34,7 +34,7 @@ from aisfs.ais.failures import failure
 from aisfs.ais.lifeline import Lifeline
 from aisfs.ais.redirects import REDIRECTS, Way, is_target, may_have_token
 from aisfs.config import ClusterSettings
-from aisfs.errors import AisfsError, ConfigError, NoEndpoint, ProtocolError, Unavailable
+from aisfs.errors import AisfsError, ConfigError, ProtocolError, Unavailable
 
 _AGENT = f"aisfs/{__version__}"
 _NO_PROXY = "is the endpoint a proxy of AIStore?"
@@ -131,9 +131,7 @@ class Transport:
             NoEndpoint: nobody said where the cluster is.
             ConfigError: a file that the settings name is unusable.
         """
-        if not settings.endpoint:
-            raise NoEndpoint("no endpoint: give --endpoint URL or set AIS_ENDPOINT")
-        self.endpoint = settings.endpoint
+        self.endpoint = settings.require_endpoint()
         self._credentials = Credentials.load(settings)
         # requests takes "no timeout" as None, users write it as 0.
         self._timeouts: Any = (settings.connect_timeout or None, settings.read_timeout or None)
