@@ -72,16 +72,34 @@ class BufferPool:
         return spare > 0
 
 
+class _Room:
+    """The memory of one part. When nobody has the part any more the buffer is free for other bytes.
+
+    Not the part itself has the finalizer: until that is over, weak references still give the object.
+    """
+
+    __slots__ = ("_buffer", "_pool", "content")
+
+    def __init__(self, pool: BufferPool, buffer: mmap.mmap | bytearray, length: int) -> None:
+        self._pool = pool
+        self._buffer = buffer
+        self.content = memoryview(buffer)[:length]
+
+    def __del__(self) -> None:
+        self.content.release()
+        self._pool.give_back(self._buffer)
+
+
 class Part:
     """A range of an object under way, or landed and kept in memory."""
 
-    __slots__ = ("__weakref__", "_buffer", "_furthest", "_pool", "content", "done", "error", "given",
+    __slots__ = ("__weakref__", "_furthest", "_pool", "_room", "content", "done", "error", "given",
                  "range")  # fmt: skip
 
     def __init__(self, wanted: ByteRange, pool: BufferPool) -> None:
         """Start without bytes."""
         self._pool = pool
-        self._buffer: mmap.mmap | bytearray | None = None
+        self._room: _Room | None = None
         self.range = wanted
         self.content = memoryview(b"")
         """The bytes, once `done` is set without an error."""
@@ -91,12 +109,6 @@ class Part:
         """How many bytes readers got, those that several got as often."""
         self._furthest = 0
 
-    def __del__(self) -> None:
-        # Only when the last reading of it is gone is the buffer free for other bytes.
-        if self._buffer is not None:
-            self.content.release()
-            self._pool.give_back(self._buffer)
-
     @property
     def landed(self) -> bool:
         """Whether the bytes are there, for good."""
@@ -104,8 +116,9 @@ class Part:
 
     def allocate(self) -> memoryview:
         """Give room for the bytes."""
-        self._buffer = self._pool.take(len(self.range))
-        self.content = memoryview(self._buffer)[: len(self.range)]
+        length = len(self.range)
+        self._room = _Room(self._pool, self._pool.take(length), length)
+        self.content = self._room.content
         return self.content
 
     @property

@@ -2,6 +2,7 @@
 
 import os
 import random
+import weakref
 from itertools import pairwise
 
 import pytest
@@ -15,6 +16,20 @@ from aisfs.engine.running_sums import RunningSums
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 
 CONTENT = os.urandom(10_000)
+
+
+class WatchedPool(BufferPool):
+    """Asks for the part while its memory is being given back, as another thread may."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.reference = None
+        self.found = []
+
+    def give_back(self, buffer):
+        self.found.append(self.reference())
+
+
 POOL = BufferPool(0)
 
 
@@ -76,3 +91,12 @@ def test_what_is_not_computed_here(checksum):
     sums = RunningSums()
     sums.add(an_entry(checksum), a_part(0, len(CONTENT)))
     assert sums.finish(an_entry(checksum)) is None
+
+
+def test_a_part_whose_memory_goes_is_not_found_any_more():
+    pool = WatchedPool()
+    part = Part(ByteRange(0, 100), pool)
+    part.allocate()
+    pool.reference = weakref.ref(part)
+    del part
+    assert pool.found == [None]
