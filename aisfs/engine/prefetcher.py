@@ -7,7 +7,7 @@ directory fit the cache, so the first touch of one is reason enough to have it a
 
 import os
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -107,16 +107,12 @@ class Prefetcher:
         if directory is None or name == directory.folder:
             return
         before, directory.folder = directory.folder, name
-        shards = directory.shards
-        place = bisect_left(shards, name)
-        if place == 0 or shards[place - 1] != before:
-            return
-        for following in shards[place + 1 : place + 2]:
-            listed = directory.listing[following]
-            if listed is not None and listed.size <= self._budget:
-                what = f"opening {bucket}/{listed.key} early"
-                work = partial(self.open_folder, bucket, listed)
-                self._services.start_soon(unattended, what, work)
+        following = _behind(before, name, directory.shards)
+        listed = directory.listing[following] if following is not None else None
+        if listed is not None and listed.size <= self._budget:
+            what = f"opening {bucket}/{listed.key} early"
+            work = partial(self.open_folder, bucket, listed)
+            self._services.start_soon(unattended, what, work)
 
     def _directory(self, bucket: Bucket, info: ObjectInfo) -> tuple[_Directory | None, bytes]:
         """Give the directory of a shard as it was last listed; none if it never was."""
@@ -155,6 +151,21 @@ class Prefetcher:
 
 async def _open_nothing(bucket: Bucket, info: ObjectInfo) -> None:
     """Stand for an indexer until there is one."""
+
+
+def _behind(before: bytes, name: bytes, shards: Sequence[bytes]) -> bytes | None:
+    """Give the shard that follows on two neighbours, up or down the names.
+
+    Down as well: a walk that keeps what it has yet to visit on a stack goes backwards.
+    """
+    place = bisect_left(shards, name)
+    if place and shards[place - 1] == before:
+        following = place + 1
+    elif shards[place + 1 : place + 2] == [before]:
+        following = place - 1
+    else:
+        return None
+    return shards[following] if 0 <= following < len(shards) else None
 
 
 def _object_size(listing: Listing, name: bytes) -> int:

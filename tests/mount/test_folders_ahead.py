@@ -53,6 +53,15 @@ def test_the_second_neighbour_brings_the_next(server: RunningServer, mount: Moun
     assert eventually(lambda: fetched(server, before) == 4)
 
 
+def test_so_does_a_walk_backwards(server: RunningServer, mount: Mount):
+    before = fetched(server, 0)
+    list_folder(mount, "e.tar")
+    list_folder(mount, "d.tar")
+    assert eventually(lambda: fetched(server, before) == 3)
+    list_folder(mount, "c.tar")
+    assert eventually(lambda: fetched(server, before) == 4)
+
+
 def test_other_orders_bring_nothing(server: RunningServer, mount: Mount):
     before = fetched(server, 0)
     list_folder(mount, "d.tar")
