@@ -10,6 +10,7 @@ Must not know: HTTP, requests, errnos.
 import logging
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -42,6 +43,8 @@ _MOST_PARTS = 9_000
 """Parts of one upload; the clouds behind AIStore take 10,000."""
 _PARTS_AT_ONCE = 8
 """Enough to keep several disks of a target busy."""
+_TYPE_OF_PARTS = "crc32c"
+"""The checksum that AIStore computes of what was put together, but of new versions of others."""
 _ABORT_SECONDS = 10.0
 """How long a cancelled upload may take to remove its parts."""
 
@@ -204,17 +207,9 @@ class Uploads:
         await self._retrier.run(subject, attempt, movement=movement)
 
     async def _complete(self, upload: Upload, upload_id: str, sizes: list[int]) -> ObjectInfo:
-        request = changes.complete_parts(upload.bucket, upload.key, upload_id, sizes)
-
-        def work(line: Line) -> None:
-            self._session.transport.fetch(line, request)
-
-        unclear: AisfsError | None = None
-        try:
-            await self._session.run(request.subject, work, upload.bucket)
-        except Unavailable as error:
-            log.info("%s: asking whether it was put together: %s", upload, error)
-            unclear = error
+        unclear, expected = await self._put_together(upload, upload_id, sizes)
+        if unclear is not None:
+            log.info("%s: asking whether it was put together: %s", upload, unclear)
         head = partial(self._session.head, upload.bucket, upload.key)
         try:
             info = await self._retrier.run(str(upload), head)
@@ -224,12 +219,45 @@ class Uploads:
         if info.size != upload.content.size or (unclear and not is_known(kind)):
             raise unclear or Unavailable(f"{upload}: the cluster put other parts together")
         if is_known(kind):
-            wanted = await self._session.run(
-                str(upload), lambda line: _checksum_as(upload.content, kind, line)
-            )
-            if wanted != info.checksum:
+            if kind != _TYPE_OF_PARTS or not expected:
+                expected = await self._sum(upload, kind)
+            if expected != info.checksum:
                 raise unclear or Unavailable(f"{upload}: the cluster has other bytes")
         return info
+
+    async def _put_together(
+        self, upload: Upload, upload_id: str, sizes: list[int]
+    ) -> tuple[Unavailable | None, str]:
+        """Have the parts put together; gives why that is unclear, and the checksum to expect.
+
+        The cluster reads all of the object for its checksum, and meanwhile so do we.
+        """
+        request = changes.complete_parts(upload.bucket, upload.key, upload_id, sizes)
+        failed: AisfsError | None = None
+        expected = ""
+
+        def work(line: Line) -> None:
+            self._session.transport.fetch(line, request)
+
+        async def sum_up() -> None:
+            nonlocal expected
+            with suppress(AisfsError):  # it is computed once more, if it is wanted
+                expected = await self._sum(upload, _TYPE_OF_PARTS)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sum_up)
+            try:
+                await self._session.run(request.subject, work, upload.bucket)
+            except AisfsError as error:
+                failed = error
+        if failed is not None and not isinstance(failed, Unavailable):
+            raise failed
+        return failed, expected
+
+    async def _sum(self, upload: Upload, kind: str) -> str:
+        return await self._session.run(
+            str(upload), lambda line: _checksum_as(upload.content, kind, line)
+        )
 
     async def _abort(self, upload: Upload, upload_id: str) -> None:
         request = changes.abort_parts(upload.bucket, upload.key, upload_id)

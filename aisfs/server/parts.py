@@ -48,6 +48,8 @@ class _Upload:
     """Parts that were written to their place, or tried to; they are not written there again."""
     placed: set[int] = field(default_factory=set)
     """Parts that are in their place, whole."""
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    """Held to write to `whole`: the kernel lets in one at a time, and the others burn processors."""
 
     @property
     def whole(self) -> Path:
@@ -108,7 +110,7 @@ class Parts:
         hasher = HASHERS[kind or "none"]()
         if place is not None:
             with _still_there(upload), _open_at(upload.whole, place) as file:
-                size = write_out(request.pieces(), file, [hasher])
+                size = write_out(request.pieces(), file, [hasher], upload.turn)
             _compare(kind, given, hasher)
             with self._lock:
                 upload.sizes[number] = size

@@ -31,6 +31,7 @@ from aisfs.server.records import Record, Records
 
 STATE_DIRECTORY = ".aisfs-server"
 BUCKET_NAME = re.compile(r"(?!\.)(?!.*\.\.)[A-Za-z0-9_.\-]{1,64}")
+_ANY_TIME = contextlib.nullcontext()
 TAKEOVER_SECONDS = 3.0
 """A killed server's worker needs up to a second to notice; a new one waits this long for it."""
 
@@ -290,11 +291,17 @@ class Storage:
             bucket.records.store(key, found.size, found.mtime_ns, record)
 
 
-def write_out(pieces: Iterable[bytes], target: BinaryIO, hashers: Iterable[Hasher]) -> int:
-    """Write pieces to a file and feed the hashes; returns the number of bytes."""
+def write_out(
+    pieces: Iterable[bytes],
+    target: BinaryIO,
+    hashers: Iterable[Hasher],
+    turn: contextlib.AbstractContextManager[object] = _ANY_TIME,
+) -> int:
+    """Write pieces to a file, each in its `turn`, and feed the hashes; returns the number of bytes."""
     total, feeding = 0, list(hashers)
     for piece in pieces:
-        target.write(piece)
+        with turn:
+            target.write(piece)
         total += len(piece)
         for hasher in feeding:
             hasher.update(piece)
