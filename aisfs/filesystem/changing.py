@@ -48,7 +48,7 @@ class ChangingFileSystem(WritingFileSystem):
         """
         node = await self._settled(parent)
         if isinstance(node, ShardNode):
-            return await self._create_member(node, parent, name)
+            return await self._create_member(node, parent, name, flags)
         where = self._writable_directory(node)
         key = self._new_key(where, name)
         found = await self.tree.find(where, parent, name)
@@ -64,9 +64,11 @@ class ChangingFileSystem(WritingFileSystem):
             except BaseException:
                 self.forget(entry.attr.ino, 1)  # the kernel learns nothing of it
                 raise
-        return self._make_file(where, key, parent, name, mode)
+        return self._make_file(where, key, parent, name, mode, flags)
 
-    def create_known(self, parent: int, name: bytes, mode: int) -> tuple[Entry, OpenFile] | None:
+    def create_known(
+        self, parent: int, name: bytes, mode: int, flags: int
+    ) -> tuple[Entry, OpenFile] | None:
         """Make a file and open it, if its directory is known to lack it; None if that is to be asked."""
         where = self.inodes.get(parent)
         if not isinstance(where, DirectoryNode) or self._name_changes.of(where) is not None:
@@ -74,20 +76,20 @@ class ChangingFileSystem(WritingFileSystem):
         key = self._new_key(where, name)
         if self.tree.known(where, parent, name) is not None:
             return None
-        return self._make_file(where, key, parent, name, mode)
+        return self._make_file(where, key, parent, name, mode, flags)
 
     def _make_file(
-        self, where: DirectoryNode, key: str, parent: int, name: bytes, mode: int
+        self, where: DirectoryNode, key: str, parent: int, name: bytes, mode: int, flags: int
     ) -> tuple[Entry, OpenFile]:
         file = self._new_file(pending_node(where.bucket, key, parent, name), mode)
         with self.changing:
             self._lister.set_pending(where.bucket, key, file.node.info)
             found = Found(name, file.node, self._clock() + self._lister.list_ttl)
             entry = self.entry(found)
-            return entry, self._opened_new(file, entry)
+            return entry, self._opened_new(file, entry, flags)
 
     async def _create_member(
-        self, node: ShardNode, parent: int, name: bytes
+        self, node: ShardNode, parent: int, name: bytes, flags: int
     ) -> tuple[Entry, OpenFile]:
         """Begin a new member of a shard; it is appended when it is closed."""
         names.check_new_member(os.fsdecode(name))
@@ -101,7 +103,7 @@ class ChangingFileSystem(WritingFileSystem):
         path = await self._folders.path(node, parent, name)
         file = self._new_file(pending_node(node.bucket, node.info.key, parent, name), None, path)
         entry = Entry(name, self._file_attr(file), 0.0)
-        return entry, self._opened_new(file, entry)
+        return entry, self._opened_new(file, entry, flags)
 
     async def _find_member(self, parent: int, name: bytes) -> Entry | None:
         """Look a member up without counting it."""
@@ -127,8 +129,8 @@ class ChangingFileSystem(WritingFileSystem):
         self._files.add(file)
         return file
 
-    def _opened_new(self, file: WrittenFile, entry: Entry) -> OpenFile:
-        handle = OpenFile(file.ino, file)
+    def _opened_new(self, file: WrittenFile, entry: Entry, flags: int) -> OpenFile:
+        handle = OpenFile(file.ino, file, self._bypasses_pages(file, flags))
         self._begin(handle)
         self.remember(entry.attr.ino, file.node)
         return handle

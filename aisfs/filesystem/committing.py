@@ -27,7 +27,7 @@ class CommittingFileSystem(WrittenNames):
             committed = await self._commit_locked(file)
         if committed and self.kernel is not None:  # not with the lock, which a rename may wait for
             for parent, name in self._other_names(file):
-                self.kernel.invalidate_directory(parent)
+                self.kernel.invalidate_inode(parent)
                 await self.kernel.invalidated(parent, name)
 
     async def _commit_locked(self, file: WrittenFile) -> bool:

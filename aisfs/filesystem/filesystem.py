@@ -361,7 +361,7 @@ class FileSystem:
         for parent in parents:
             self._beliefs.dropped(parent)
             if self.kernel is not None:
-                self.kernel.invalidate_directory(parent)
+                self.kernel.invalidate_inode(parent)
 
     def listing_changed(self, bucket: Bucket, prefix: str, names: list[bytes]) -> None:
         """Tell the kernel what is different in a listing that it may have believed for longer."""
@@ -371,7 +371,7 @@ class FileSystem:
             return
         for name in names:
             self.kernel.invalidate_entry(ino, name)
-        self.kernel.invalidate_directory(ino)
+        self.kernel.invalidate_inode(ino)
 
 
 def _name(node: FileNode) -> str:

@@ -10,8 +10,8 @@ class Kernel(Protocol):
         """Make the kernel look `name` up again. Must not wait for a request to be answered."""
         ...
 
-    def invalidate_directory(self, ino: int) -> None:
-        """Make the kernel list a directory again. Must not wait either."""
+    def invalidate_inode(self, ino: int) -> None:
+        """Make the kernel ask for attributes and content again. Must not wait either."""
         ...
 
 

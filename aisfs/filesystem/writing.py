@@ -19,6 +19,8 @@ from aisfs.filesystem.written import WrittenFile
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
 """Flags of `open` that ask for a change."""
+SYNCHRONOUS = os.O_DSYNC
+"""Each write is to be committed. The kernel asks for that only where it goes through its pages."""
 
 
 @dataclass(eq=False, slots=True)
@@ -28,10 +30,20 @@ class OpenFile:
     ino: int
     file: WrittenFile | None
     """Set when it was opened for writing."""
+    bypasses_pages: bool = False
+    """Whether what is read and written goes past the kernel's page cache."""
 
 
 class WritingFileSystem(CommittingFileSystem):
-    """Opens, reads, writes and closes files."""
+    """Opens, reads, writes and closes files.
+
+    Who makes a file, or empties it, and only writes to it does so past the kernel's page cache, which would cost a
+    copy, and room that somebody else reads from. As long as such a handle is open, all others of the
+    file are of that kind, or they would see pages that are behind.
+    """
+
+    may_bypass_pages = False
+    """Whether the kernel can do that. Set before the first request."""
 
     # opening and closing ---------------------------------------------------------------------
 
@@ -57,9 +69,9 @@ class WritingFileSystem(CommittingFileSystem):
                 self._readers[ino] += 1
             if known is not None:
                 known.handles += 1
-            return OpenFile(ino, None)
+            return OpenFile(ino, None, known is not None and known.joined())
         file = self._file(ino)
-        handle = OpenFile(ino, file)
+        handle = OpenFile(ino, file, self._bypasses_pages(file, flags))
         self._begin(handle)
         try:
             async with file.lock:
@@ -97,11 +109,27 @@ class WritingFileSystem(CommittingFileSystem):
         if not self._readers[ino]:
             del self._readers[ino]
 
+    def _bypasses_pages(self, file: WrittenFile, flags: int) -> bool:
+        """Say whether who opens a file to write goes past the page cache, where nothing of it is."""
+        others_do = file.joined()
+        if others_do or flags & SYNCHRONOUS:
+            return others_do and not flags & SYNCHRONOUS
+        empty = file.base is None or flags & os.O_TRUNC
+        only_writes = flags & os.O_ACCMODE == os.O_WRONLY
+        return bool(self.may_bypass_pages and only_writes and empty and not file.handles)
+
     def _begin(self, handle: OpenFile) -> None:
         """Count an open handle for writing."""
         assert handle.file is not None, "only handles for writing are counted here"
         handle.file.handles += 1
         handle.file.writers += 1
+        handle.file.bypassing += handle.bypasses_pages
+
+    def _end(self, handle: OpenFile) -> None:
+        """Count it no more."""
+        assert handle.file is not None, "only handles for writing are counted here"
+        handle.file.writers -= 1
+        handle.file.bypassing -= handle.bypasses_pages
 
     def _file(self, ino: int) -> WrittenFile:
         """Give the written file of an inode; from now on it is one."""
@@ -143,7 +171,7 @@ class WritingFileSystem(CommittingFileSystem):
             with self.changing:
                 self._close_reader(handle.ino)
         else:
-            handle.file.writers -= 1
+            self._end(handle)
         if file is None:
             return
         file.handles -= 1
@@ -164,7 +192,7 @@ class WritingFileSystem(CommittingFileSystem):
             with self.changing:
                 self._close_reader(handle.ino)
         else:
-            handle.file.writers -= 1
+            self._end(handle)
         if file is not None:
             file.handles -= 1
             if not file.handles:
@@ -244,6 +272,9 @@ class WritingFileSystem(CommittingFileSystem):
             file.torn = error
             raise
         file.torn = None
+        if file.shared and file.bypassing and self.kernel is not None:
+            # A mapping of somebody else may have brought a page while this was on its way.
+            self.kernel.invalidate_inode(file.ino)
 
     async def _truncate(self, file: WrittenFile, size: int) -> None:
         """Cut or extend; called with the lock held."""

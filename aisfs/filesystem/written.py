@@ -52,6 +52,10 @@ class WrittenFile:
     """Why a write failed; None after the next one. Content with a hole in it is not uploaded."""
     handles: int = 0
     writers: int = 0
+    bypassing: int = 0
+    """Handles among `writers` that go past the kernel's page cache."""
+    shared: bool = False
+    """Whether others opened it while there were such handles."""
     lock: ContentLock = field(default_factory=ContentLock)
     """Held while content or name change, and while it is uploaded."""
 
@@ -76,6 +80,11 @@ class WrittenFile:
     def busy(self) -> bool:
         """Whether it is more than the version `base` under a number of its own."""
         return self.dirty or self.handles > 0
+
+    def joined(self) -> bool:
+        """Take note that somebody opens it; says whether past the page cache, as others do."""
+        self.shared |= self.bypassing > 0
+        return self.bypassing > 0
 
     def stands_for(self, info: ObjectInfo) -> bool:
         """Say whether this file is what its name shows while the store has `info`."""

@@ -343,4 +343,4 @@ class WrittenNames(FileSystem):
     def _invalidate(self, parent: int, name: bytes) -> None:
         if self.kernel is not None:
             self.kernel.invalidate_entry(parent, name)
-            self.kernel.invalidate_directory(parent)
+            self.kernel.invalidate_inode(parent)

@@ -85,11 +85,18 @@ class InitFlag(IntFlag):
     HANDLE_KILLPRIV_V2 = 1 << 28
     """Changes take setuid and setgid away here. The kernel need not ask before each write whether a
     file has capabilities, but once."""
+    INIT_EXT = 1 << 30
+    """There are more than 32 flags: the rest is in a word of its own."""
+    DIRECT_IO_ALLOW_MMAP = 1 << 36
+    """Files opened with `OpenFlag.DIRECT_IO` can be mapped, and a write through such a handle drops
+    the pages it is about."""
 
 
 class OpenFlag(IntFlag):
     """What a reply to OPEN or OPENDIR tells the kernel."""
 
+    DIRECT_IO = 1 << 0
+    """Reads and writes go past the page cache."""
     KEEP_CACHE = 1 << 1
     """What it has of the content is still right."""
     CACHE_DIR = 1 << 3
@@ -119,6 +126,8 @@ _BATCH_FORGET = Struct("=II")
 _FORGET_ONE = Struct("=QQ")
 _INTERRUPT = Struct("=Q")
 _INIT_IN = Struct("=IIII")
+_INIT_FLAGS2 = Struct("=I")
+"""fuse_init_in: major minor max_readahead flags; flags2, which an old kernel does not send."""
 _OPEN_IN = Struct("=II")
 _CREATE_IN = Struct("=IIII")
 """fuse_create_in: flags mode umask open_flags; the name follows."""
@@ -145,6 +154,8 @@ BODY = HEADER.size
 """Where the body of a request begins."""
 DIRENT_ALIGNMENT = 8
 GIGA = 1_000_000_000
+_HALF = 32
+"""Bits of each of the two words with flags of INIT."""
 WORD = (1 << 64) - 1
 
 
@@ -164,6 +175,15 @@ class InitReply(NamedTuple):
     flags2: int
     max_stack_depth: int
     request_timeout: int
+
+    @property
+    def all_flags(self) -> InitFlag:
+        """Both words of flags."""
+        return InitFlag(self.flags | self.flags2 << _HALF)
+
+    def with_flags(self, flags: InitFlag) -> "InitReply":
+        """Give the same with other flags."""
+        return self._replace(flags=flags & (1 << _HALF) - 1, flags2=flags >> _HALF)
 
 
 # Requests ------------------------------------------------------------------------------------------
@@ -200,7 +220,10 @@ def interrupted(message: memoryview) -> int:
 
 def init_flags(message: memoryview) -> InitFlag:
     """Give what the kernel offers in its INIT."""
-    return InitFlag(_INIT_IN.unpack_from(message, BODY)[3])
+    flags = InitFlag(_INIT_IN.unpack_from(message, BODY)[3])
+    if flags & InitFlag.INIT_EXT:
+        flags |= InitFlag(_INIT_FLAGS2.unpack_from(message, BODY + _INIT_IN.size)[0] << _HALF)
+    return flags
 
 
 def open_flags(message: memoryview) -> int:

@@ -103,8 +103,7 @@ class Changes:
         """Do what need not wait; says whether that was all."""
         try:
             if isinstance(asked.what, Created):
-                parent, name, mode, _ = asked.what
-                made = self._filesystem.create_known(parent, name, mode)
+                made = self._filesystem.create_known(*asked.what)
                 if made is not None:
                     self._answer_created(asked, *made)
                 return made is not None
@@ -143,9 +142,9 @@ class Changes:
 
     def _answer_created(self, asked: _Asked, entry: Entry, opened: OpenFile | FileHandle) -> None:
         handle = self._handles.keep(opened)
-        reply = abi.create_reply(
-            asked.unique, entry.attr, entry.entry_timeout, handle, OpenFlag.KEEP_CACHE
-        )
+        bypasses = isinstance(opened, OpenFile) and opened.bypasses_pages
+        flags = OpenFlag.DIRECT_IO if bypasses else OpenFlag.KEEP_CACHE
+        reply = abi.create_reply(asked.unique, entry.attr, entry.entry_timeout, handle, flags)
         if self._pending.take(asked.unique) is not None:
             self._reply(asked.opcode, (reply,))
 

@@ -43,11 +43,10 @@ class Negotiation:
     def agreed(self, message: memoryview) -> bytes:
         """Give pyfuse3's reply with what it does not know to ask for."""
         reply = abi.init_reply(message)
-        flags = reply.flags & ~self._without | self._wanted & self._offered
+        flags = reply.all_flags & ~self._without | self._wanted & self._offered
         return abi.with_init(
             message,
-            reply._replace(
-                flags=flags,
+            reply.with_flags(flags)._replace(
                 max_background=MAX_BACKGROUND,
                 congestion_threshold=MAX_BACKGROUND * 3 // 4,
                 max_write=min(reply.max_write, self._max_message),

@@ -62,8 +62,8 @@ class Notifier:
         """Make the kernel look `name` up again."""
         self.forward(abi.inval_entry(parent, name))
 
-    def invalidate_directory(self, ino: int) -> None:
-        """Make the kernel ask for attributes and entries of a directory again."""
+    def invalidate_inode(self, ino: int) -> None:
+        """Make the kernel ask for attributes, and for entries or bytes, of an inode again."""
         self.forward(abi.inval_inode(ino))
 
     async def invalidated(self, parent: int, name: bytes) -> None:

@@ -38,10 +38,16 @@ class WrittenAnswers(Answers):
     """The handlers of a mount that can be written. All methods run in thread L."""
 
     _known: KnownWritten
+    _filesystem: WritingFileSystem
     without = InitFlag(0)  # O_TRUNC comes with the OPEN, so that no empty object is stored before
     packs_ahead = False
     # No file here has setuid or setgid, since only permissions are kept: there is nothing to take.
-    wanted = InitFlag.PARALLEL_DIROPS | InitFlag.HANDLE_KILLPRIV_V2
+    wanted = (
+        InitFlag.PARALLEL_DIROPS
+        | InitFlag.HANDLE_KILLPRIV_V2
+        | InitFlag.INIT_EXT
+        | InitFlag.DIRECT_IO_ALLOW_MMAP
+    )
 
     def __init__(
         self,
@@ -73,6 +79,11 @@ class WrittenAnswers(Answers):
         return handlers | {
             code: partial(self._unless_changing, handlers[code]) for code in CHANGEABLE
         }
+
+    def initialise(self, flags: InitFlag) -> None:
+        """See `Answers`; before Linux 6.6 what is written always goes through the page cache."""
+        super().initialise(flags)
+        self._filesystem.may_bypass_pages = bool(flags & InitFlag.DIRECT_IO_ALLOW_MMAP)
 
     @property
     def lists_by_inode(self) -> bool:

@@ -99,7 +99,7 @@ class FakeKernel:
     def invalidate_entry(self, parent: int, name: bytes) -> None:
         self.invalidated.append((parent, name))
 
-    def invalidate_directory(self, ino: int) -> None:
+    def invalidate_inode(self, ino: int) -> None:
         self.listed_again.append(ino)
 
 

@@ -20,8 +20,8 @@ class PyfuseKernel:
             pyfuse3.InodeT(parent), pyfuse3.FileNameT(name), ignore_enoent=True
         )
 
-    def invalidate_directory(self, ino: int) -> None:
-        """Nothing to do: without the lane the kernel keeps no listings."""
+    def invalidate_inode(self, ino: int) -> None:
+        """Nothing to do: without the lane the kernel keeps no listings, and has all pages written."""
 
     async def invalidated(self, parent: int, name: bytes) -> None:
         """See `filesystem.kernel.WaitingKernel`.

@@ -27,8 +27,9 @@ class WritableOperations(Operations):
         self, inode: pyfuse3.InodeT, flags: pyfuse3.FlagT, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.FileInfo:
         """Open a file; its pages are those of the inode, which every change here goes through."""
-        handle = self._keep(await self._filesystem.open_file(inode, flags))
-        return pyfuse3.FileInfo(fh=handle, keep_cache=True)
+        opened = await self._filesystem.open_file(inode, flags)
+        bypasses = isinstance(opened, OpenFile) and opened.bypasses_pages
+        return pyfuse3.FileInfo(fh=self._keep(opened), keep_cache=True, direct_io=bypasses)
 
     @handler
     async def create(
