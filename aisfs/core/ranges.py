@@ -20,6 +20,9 @@ _LEVEL = 1  # block-aligned ranges are zeros for the most part; more effort gain
 MAX_RANGES = 1 << 24
 """Most ranges `unpack` takes, so that damaged bytes cannot fill the memory: a shard has no more
 members (`inodes.MAX_MEMBERS`)."""
+GROWTH = 4
+"""How much further each of the first pieces of a stream reaches than the one before. A piece costs a
+request, sometimes two: of 2, 4 and 8 that was the quickest way to the members of a shard of 8 MB."""
 _MAX_OFFSET = (1 << 63) - 1  # what `lseek` and AIStore take
 
 
@@ -168,15 +171,10 @@ def pieces(whole: ByteRange, length: int) -> Iterator[ByteRange]:
 
 
 def growing_pieces(whole: ByteRange, first: int, most: int) -> Iterator[ByteRange]:
-    """Cut `whole` into ranges of `first`, `first`, then twice as many bytes each up to `most`.
-
-    So from `most` on each range starts at a multiple of `most` bytes from the start of `whole`, when
-    `most` is `first` times a power of two.
-    """
-    start, length = whole.start, first
+    """Cut `whole` at `first` bytes, at `GROWTH` times as many, and so on up to `most`; then each `most`."""
+    start, edge = whole.start, first
     while start < whole.stop:
-        stop = min(start + length, whole.stop)
+        stop = min(whole.start + edge, whole.stop)
         yield ByteRange(start, stop)
-        if stop - whole.start > first:
-            length = min(2 * length, most)
+        edge = edge + most if edge >= most else min(GROWTH * edge, most)
         start = stop

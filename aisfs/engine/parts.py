@@ -12,7 +12,7 @@ PART_MAX = 8 << 20
 """Bytes of one GET. Two round trips of 1 ms then cost a fifth at 1 GB/s, and a reader that needs
 the first byte of a part waits 8 ms for it."""
 FIRST_PART = 1 << 20
-"""Bytes of the first GET of a whole object; each next one doubles, up to `PART_MAX`."""
+"""Bytes of the first GET of a whole object; the next ones are larger (`core.ranges.GROWTH`)."""
 BUFFERS_MAX = 16
 """Free buffers kept at most: 128 MiB, what one fast reader has under way."""
 

@@ -1,14 +1,14 @@
 """Sets of byte ranges, against the dumbest model: a set of ints."""
 
 import zlib
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from aisfs.core.ranges import RangeSet, aligned, growing_pieces, pieces
+from aisfs.core.ranges import GROWTH, RangeSet, aligned, growing_pieces, pieces
 from aisfs.model import ByteRange
 
 END = 40
@@ -135,11 +135,13 @@ def test_pieces_follow_each_other(whole, length):
 
 
 @given(byte_ranges(1000), st.integers(1, 9), st.integers(0, 4))
-def test_growing_pieces_follow_each_other_and_double(whole, first, doublings):
+def test_growing_pieces_follow_each_other_up_to_whole_pieces(whole, first, doublings):
     most = first << doublings
     cut = list(growing_pieces(whole, first, most))
     assert [offset for each in cut for offset in range(each.start, each.stop)] == list(
         range(whole.start, whole.stop)
     )
-    lengths = [first, *(min(first << at, most) for at in range(len(cut)))]
-    assert [len(each) for each in cut[:-1]] == lengths[: len(cut) - 1] if cut else not whole
+    grown = list(takewhile(lambda edge: edge < most, (first * GROWTH**at for at in range(9))))
+    edges = [*grown, *(most * at for at in range(1, len(cut) + 1))]
+    ends = [each.stop - whole.start for each in cut]
+    assert ends == [*edges[: len(cut) - 1], len(whole)] if cut else not whole
