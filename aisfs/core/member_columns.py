@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, compress
+from operator import itemgetter
 
 from aisfs.core.member_links import HARDLINK
 
@@ -50,6 +51,17 @@ class MemberColumns:
         """Return one name."""
         ends = self.ends
         return bytes(self.names[ends[row - 1] if row else 0 : ends[row]])
+
+    def last_names(self, rows: Sequence[int]) -> list[bytes]:
+        """Return what follows the last slash of some names: much quicker than one by one."""
+        names = self.names
+        stops = column_at(self.ends, rows)
+        if isinstance(rows, range):  # side by side, each begins where the one before ends
+            starts = [self.ends[rows.start - 1] if rows.start else 0, *stops[:-1]]
+        else:
+            starts = [self.ends[row - 1] if row else 0 for row in rows]
+        found = [bytes(names[start:stop]) for start, stop in zip(starts, stops, strict=True)]
+        return [name.rpartition(b"/")[2] for name in found] if b"/" in b"".join(found) else found
 
     def all_names(self) -> list[bytes]:
         """Return all names: much quicker than asking one by one."""
@@ -100,3 +112,12 @@ class MemberColumns:
             moved[row]: stop for row, stop in self.stored_stops.items() if row in moved
         }
         return new
+
+
+def column_at(column: Sequence[int], rows: Sequence[int]) -> Sequence[int]:
+    """Return the values of a column in some rows."""
+    if isinstance(rows, range):
+        return column[rows.start : rows.stop]
+    if len(rows) == 1:
+        return [column[rows[0]]]
+    return itemgetter(*rows)(column)  # type: ignore[no-any-return]

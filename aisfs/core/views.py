@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from aisfs.config import Shards
-from aisfs.core.member_columns import KIND_BITS
+from aisfs.core.member_columns import KIND_BITS, column_at
 from aisfs.core.member_index import MemberIndex
 from aisfs.core.view_tree import DIRECTORY, NO_ROW, MemberTree, path_of
 
@@ -247,14 +247,9 @@ class MembersView:
         names, ends, flags = columns.names, columns.ends, columns.flags
         contents, renamed = columns.contents, self._renamed
         codes = self._entries[places.start : places.stop]
-        if (
-            isinstance(codes, range)
-            and not (renamed or contents)
-            and not flags[codes.start : codes.stop].translate(None, _PLAIN)
-        ):
-            stops = ends[codes.start : codes.stop]
-            starts = [ends[codes.start - 1] if codes.start else 0, *stops]
-            return codes, [bytes(names[a:b]) for a, b in zip(starts, stops, strict=False)]
+        usual = not (renamed or contents) and codes and max(codes) < DIRECTORY
+        if usual and not bytes(column_at(flags, codes)).translate(None, _PLAIN):
+            return codes, columns.last_names(codes)
         rows: list[int] = []
         found: list[bytes] = []
         for code in codes:

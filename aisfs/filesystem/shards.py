@@ -4,10 +4,11 @@ Their numbers say which shard and which row they are, so nothing is stored per m
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from aisfs.core.inodes import directory_number, member_number, split_member
+from aisfs.core.member_columns import column_at
 from aisfs.core.member_index import EXECUTABLE, MemberIndex, MemberKind
 from aisfs.core.views import Child, Directory, MembersView
 from aisfs.engine.indexer import Indexer
@@ -109,19 +110,10 @@ class ShardFolders:
         if not names:
             return self._entry(shard, view, first, directory.child(offset))
         columns = view.index.columns
-        inos: Sequence[int] = [first | row for row in rows]
-        if isinstance(rows, range):
-            some = slice(rows.start, rows.stop)
-            sizes: Sequence[int] = columns.sizes[some]
-            mtimes: Sequence[int] = columns.mtimes[some]
-            flags: Sequence[int] = columns.flags[some]
-        else:
-            sizes = [columns.sizes[row] for row in rows]
-            mtimes = [columns.mtimes[row] for row in rows]
-            flags = [columns.flags[row] for row in rows]
         plain, executable = self._make.file_mode(), self._make.file_mode(executable=True)
-        modes = [executable if each & EXECUTABLE else plain for each in flags]
-        return FileRun(inos, sizes, mtimes, modes, names)
+        modes = [executable if e & EXECUTABLE else plain for e in column_at(columns.flags, rows)]
+        sizes, mtimes = column_at(columns.sizes, rows), column_at(columns.mtimes, rows)
+        return FileRun([first | row for row in rows], sizes, mtimes, modes, names)
 
     def _entries(
         self, shard: ShardNode, view: MembersView, first: int, directory: Directory, offset: int
