@@ -255,6 +255,10 @@ class HeldFile:
         left = self._end - os.lseek(self._fd, 0, os.SEEK_CUR)
         return os.read(self._fd, left if size < 0 else min(size, left)) if left > 0 else b""
 
+    def seek(self, offset: int, /) -> None:
+        """Go to a byte; `socket.sendfile` does before it sends by other means, its peer being gone."""
+        os.lseek(self._fd, offset, os.SEEK_SET)
+
     def close(self) -> None:
         """Let go of file and lock; called by the WSGI server however the reply ended."""
         if self._release is None:

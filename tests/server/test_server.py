@@ -357,6 +357,21 @@ def test_a_reader_that_vanishes_releases_the_object(
     assert http.put(object_url(server, "k"), b"new", timeout=10).status_code == 200
 
 
+def test_readers_that_are_gone_before_the_first_byte(
+    root: Path, server: RunningServer, http: requests.Session
+) -> None:
+    (root / "b").mkdir()
+    (root / "b" / "k").write_bytes(b"x" * 300_000)
+    for _ in range(30):
+        with socket.create_connection(
+            ("127.0.0.1", int(server.endpoint.rpartition(":")[2]))
+        ) as raw:
+            raw.sendall(
+                b"GET /v1/objects/b/k?pid=p&utm=1 HTTP/1.1\r\nHost: x\r\nRange: bytes=7-\r\n\r\n"
+            )
+    assert http.get(object_url(server, "k")).content == b"x" * 300_000
+
+
 def test_the_connection_is_kept(root: Path, server: RunningServer) -> None:
     (root / "b").mkdir()
     (root / "b" / "k").write_bytes(b"x" * 300_000)
