@@ -24,8 +24,9 @@ the usual limit of 1024.
 Mapping one again takes some 30 µs."""
 _INLINE_RUNS = 3
 """Extents that ext4 keeps in the inode, besides the header's."""
-_RUNS_PER_BLOCK = 128
-"""Extents per block of ext4's tree: 340 fit, and blocks split in the middle are half full."""
+_RUNS_PER_BLOCK = 64
+"""Extents per block of ext4's tree: 340 fit, blocks split in the middle are half full, and pages that
+come in any order left 80 in one."""
 _SCATTERED = 512
 """Pages from which on each is taken for an extent of its own, though neighbours: the kernel may write
 them out one by one when memory is short, and 0.8 % more room is a small price. Of smaller files the
