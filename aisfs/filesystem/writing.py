@@ -126,10 +126,15 @@ class WritingFileSystem(CommittingFileSystem):
         handle.file.bypassing += handle.bypasses_pages
 
     def _end(self, handle: OpenFile) -> None:
-        """Count it no more."""
-        assert handle.file is not None, "only handles for writing are counted here"
-        handle.file.writers -= 1
-        handle.file.bypassing -= handle.bypasses_pages
+        """Count it no more; a page that somebody's mapping brought meanwhile may be behind."""
+        file = handle.file
+        assert file is not None, "only handles for writing are counted here"
+        file.writers -= 1
+        file.bypassing -= handle.bypasses_pages
+        if file.shared and not file.bypassing:
+            file.shared = False
+            if self.kernel is not None:
+                self.kernel.invalidate_inode(file.ino)
 
     def _file(self, ino: int) -> WrittenFile:
         """Give the written file of an inode; from now on it is one."""
@@ -272,9 +277,6 @@ class WritingFileSystem(CommittingFileSystem):
             file.torn = error
             raise
         file.torn = None
-        if file.shared and file.bypassing and self.kernel is not None:
-            # A mapping of somebody else may have brought a page while this was on its way.
-            self.kernel.invalidate_inode(file.ino)
 
     async def _truncate(self, file: WrittenFile, size: int) -> None:
         """Cut or extend; called with the lock held."""

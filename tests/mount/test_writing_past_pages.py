@@ -149,19 +149,19 @@ def test_a_mapping_beside_a_writer_shows_what_is_written(path: Path, access: int
         while not ended.is_set():
             view[0]
 
-    with opened(path, NEW | os.O_WRONLY) as file:
-        os.write(file, bytes(4))
-        with opened(path, os.O_RDONLY) as other, mmap.mmap(other, 4, access=access) as view:
-            toucher = threading.Thread(target=touch, args=(view,))
-            toucher.start()
-            try:
-                for number in range(300):
-                    written = number.to_bytes(4, "big")
-                    os.pwrite(file, written, 0)
-                    assert eventually(lambda: view[:] == written)  # noqa: B023
-            finally:
-                ended.set()
-                toucher.join()
+    file = os.open(path, NEW | os.O_WRONLY)
+    os.write(file, bytes(4))
+    with opened(path, os.O_RDONLY) as other, mmap.mmap(other, 4, access=access) as view:
+        toucher = threading.Thread(target=touch, args=(view,))
+        toucher.start()
+        try:
+            for number in range(1, 301):
+                os.pwrite(file, number.to_bytes(4, "big"), 0)
+            os.close(file)
+            assert eventually(lambda: view[:] == number.to_bytes(4, "big"))
+        finally:
+            ended.set()
+            toucher.join()
 
 
 @pytest.mark.parametrize("flags", [os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_SYNC])
