@@ -267,7 +267,7 @@ def _build_filesystem(
         lister=engine.lister,
         make=make,
         clock=CLOCK,
-        writer=Writer(base.store, base.staging, endpoint=origin_of(plan)),
+        writer=Writer(base.store, base.staging, base.services, endpoint=origin_of(plan)),
         settings=plan.writing,
     )
 

@@ -138,7 +138,9 @@ log = logging.getLogger(__name__)
 )
 @click.option("--max-connections", type=int, metavar="N", help="Requests under way at once [32].")
 @click.option(
-    "--part-size", metavar="SIZE", help="Bytes above which an object is uploaded in parts [256MiB]."
+    "--part-size",
+    metavar="SIZE",
+    help="Bytes above which an object goes in parts, as it is written [256MiB].",
 )
 @click.option(
     "--cache-dir",

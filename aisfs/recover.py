@@ -1,7 +1,7 @@
 """`aisfs recover`: what was written and never uploaded, to be listed, uploaded or dropped."""
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -22,6 +22,9 @@ from aisfs.store.content import FileContent
 from aisfs.store.local import LocalStore
 from aisfs.store.port import WritableStore
 from aisfs.store.retry import RetryingStore
+
+_ABANDON_SECONDS = 10.0
+"""How long a cluster may take to throw parts away; what is not wanted must not wait for it."""
 
 
 @click.command()
@@ -64,6 +67,8 @@ def recover(
         try:
             if upload:
                 trio.run(_upload, one, force)
+            elif one.record.upload:
+                trio.run(_forget_parts, one)
             one.drop()
         except AisfsError as error:
             failed += 1
@@ -107,8 +112,7 @@ async def _upload(one: Parked, force: bool) -> None:
         Stale: the object is not what it was when it was opened to be changed.
     """
     record = one.record
-    store = _store(record.endpoint)
-    try:
+    async with _opened(record.endpoint) as store:
         with one.path.open("rb") as file:
             content = FileContent(file.fileno(), one.size, str(one.path))
             if not force and not record.member:
@@ -118,16 +122,41 @@ async def _upload(one: Parked, force: bool) -> None:
             else:
                 custom = stamped({}, mtime_ns=one.mtime_ns, mode=record.mode)
                 await store.upload(record.bucket, record.key, content, custom=custom)
-    finally:
-        await store.aclose()
+        if record.upload:
+            await _abandon(store, record)
 
 
-def _store(endpoint: str) -> WritableStore:
-    """Open the cluster, or the directory, that a record names."""
+async def _forget_parts(one: Parked) -> None:
+    """Remove from the cluster what was sent ahead of one that is not wanted."""
+    async with _opened(one.record.endpoint) as store:
+        await _abandon(store, one.record)
+
+
+async def _abandon(store: WritableStore, record: StagedRecord) -> None:
+    """Throw away what was sent of an upload; that it stays in the cluster must not keep the rest."""
+    reason = "no answer"
+    with trio.move_on_after(_ABANDON_SECONDS):
+        try:
+            await store.abandon_upload(record.bucket, record.key, record.upload)
+            return
+        except NotFound:
+            return
+        except AisfsError as error:
+            reason = str(error)
+    click.echo(f"aisfs: parts of {record.name} stay in the cluster: {reason}", err=True)
+
+
+@asynccontextmanager
+async def _opened(endpoint: str) -> AsyncIterator[WritableStore]:
+    """Have the cluster, or the directory, that a record names."""
     local = endpoint.startswith("/")
     settings = ClusterSettings.load({} if local else {"endpoint": endpoint})
     direct: WritableStore = LocalStore(Path(endpoint)) if local else AISClient(settings)
-    return RetryingStore(direct, deadline=settings.io_timeout)
+    store = RetryingStore(direct, deadline=settings.io_timeout)
+    try:
+        yield store
+    finally:
+        await store.aclose()
 
 
 async def _check_unchanged(

@@ -18,15 +18,16 @@ from aisfs.ais import listings, wire
 from aisfs.ais.batches import Batches
 from aisfs.ais.edits import Edits
 from aisfs.ais.failures import failure, refuses_props
+from aisfs.ais.parts import BegunUpload, Parts, Upload
 from aisfs.ais.transport import Line, Transport
-from aisfs.ais.uploads import Upload, Uploads
+from aisfs.ais.uploads import Uploads
 from aisfs.ais.worker import run_interruptible
 from aisfs.config import ClusterSettings
 from aisfs.core.names import check_new_key, check_new_member, check_new_shard
 from aisfs.errors import AisfsError, BucketNotFound, Stale, Unavailable
 from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo, Page, Provider
 from aisfs.store.custom import encode_custom
-from aisfs.store.port import Content, Progress, Sink
+from aisfs.store.port import Content, Progress, Sink, UploadAhead
 from aisfs.store.retry import Retrier
 
 log = logging.getLogger(__name__)
@@ -57,7 +58,8 @@ class AISClient:
         self._facts: dict[Bucket, wire.BucketFacts] = {}
         self._head_with_props = True
         retrier = Retrier(deadline=settings.io_timeout)
-        self._uploads = Uploads(self, retrier, int(settings.part_size))
+        self._parts = Parts(self, retrier, int(settings.part_size))
+        self._uploads = Uploads(self, self._parts)
         self._edits = Edits(self, retrier, self.stream, self._store)
         self._batches = Batches(self)
 
@@ -159,13 +161,29 @@ class AISClient:
         *,
         custom: Mapping[str, str] = NO_CUSTOM,
         progress: Progress | None = None,
+        ahead: UploadAhead | None = None,
     ) -> ObjectInfo:
         """Write one object whole, or not at all."""
+        assert ahead is None or isinstance(ahead, BegunUpload), "made by `begin_upload`"
         check_new_key(bucket, key)
         encode_custom(custom, "")
         told = progress or (lambda done: None)
-        info = await self._uploads.upload(Upload(bucket, key, content, custom, told))
+        info = await self._uploads.upload(Upload(bucket, key, content, custom, told), ahead)
         return await self._edits.with_custom(bucket, info, custom)
+
+    @property
+    def ahead_above(self) -> int:
+        """Bytes above which objects go in parts, if the cluster takes any."""
+        return self._parts.above
+
+    async def begin_upload(self, bucket: Bucket, key: str) -> UploadAhead | None:
+        """Begin to write an object in parts; None when the cluster does not know how."""
+        check_new_key(bucket, key)
+        return await self._parts.begin(bucket, key, ahead=True)
+
+    async def abandon_upload(self, bucket: Bucket, key: str, name: str) -> None:
+        """Throw away the parts of an upload."""
+        await self._parts.forget(bucket, key, name)
 
     async def remove(self, bucket: Bucket, key: str) -> None:
         """Delete one object."""

@@ -27,6 +27,8 @@ class StagedRecord:
     mode: int | None = None
     reason: str = ""
     """Why it is not in the store, when that is known."""
+    upload: str = ""
+    """What the store calls the upload that began before all was written."""
 
     @property
     def name(self) -> str:
@@ -47,6 +49,7 @@ class StagedRecord:
             "base": self.base,
             "mode": self.mode,
             "reason": self.reason,
+            "upload": self.upload,
         }
         return json.dumps(fields).encode()  # indented it would take ten times as long
 
@@ -71,6 +74,7 @@ class StagedRecord:
                 base=str(fields["base"]),
                 mode=None if fields["mode"] is None else int(fields["mode"]),
                 reason=str(fields["reason"]),
+                upload=str(fields.get("upload", "")),  # older records have none
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a record of a staged file: {error}") from error

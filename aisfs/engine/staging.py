@@ -15,9 +15,10 @@ are in the page cache, and what survives is what survives the end of a process.
 import errno
 import fcntl
 import os
+import sys
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,10 @@ from aisfs.core.journal import StagedRecord
 from aisfs.engine.parked import DATA, PARKED, RECORD, adopt_dead_sessions, park, parked
 from aisfs.errors import ConfigError, OutOfSpace, Unavailable
 from aisfs.store.content import FileContent
+from aisfs.store.port import UploadAhead
 
+NEVER = sys.maxsize
+"""More bytes than a file can have."""
 _SPARE_MOST = 16
 """Empty files kept for the next; more are rarely open at once."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -44,6 +48,12 @@ class StagedFile:
         self._record: StagedRecord | None = None
         self.size = 0
         """Bytes."""
+        self.in_order = 0
+        """Bytes from the beginning on that were written without leaving any out."""
+        self.sent_ahead: UploadAhead | None = None
+        """To be told of changes to what was sent of it already."""
+        self._call_at = NEVER
+        self._call: Callable[[StagedFile], None] | None = None
 
     @property
     def path(self) -> Path:
@@ -62,10 +72,18 @@ class StagedFile:
             OutOfSpace: beyond the limit of the staging directory, or its disk is full. The size is
                 as before; bytes within it may have been written.
         """
-        end = max(offset + len(data), self.size)
-        with self._room_until(end):
-            self.fill(offset, data)
+        stop = offset + len(data)
+        end = max(stop, self.size)
+        try:
+            with self._room_until(end):
+                self.fill(offset, data)
+        finally:
+            self._spoil(offset, stop)
         self.size = end
+        if offset <= self.in_order < stop:
+            self.in_order = stop
+        if self.in_order >= self._call_at and self._call is not None:
+            self._call(self)
 
     def fill(self, offset: int, data: bytes | memoryview) -> None:
         """Write within the size, or within what was taken for it; from any thread."""
@@ -85,7 +103,23 @@ class StagedFile:
         with self._room_until(size), _as_ours(self._path):
             os.ftruncate(self._fd, size)
         self._area.give_back(self.size - size)
+        self._spoil(min(size, self.size), NEVER)
+        self.in_order = min(size, self.in_order)
         self.size = size
+
+    def _spoil(self, start: int, stop: int) -> None:
+        # After the change: what is read from now on is read as it is now.
+        if self.sent_ahead is not None:
+            self.sent_ahead.spoil(start, stop)
+
+    def call_at(self, in_order: int, call: "Callable[[StagedFile], None] | None" = None) -> None:
+        """Have each write call `call` from so many bytes in order on, in its own thread.
+
+        Without `call` it is the one given before. It is called as well when a file of which something
+        was sent is not wanted any more.
+        """
+        self._call = call or self._call
+        self._call_at = in_order
 
     @contextmanager
     def _room_until(self, size: int) -> Iterator[None]:
@@ -116,6 +150,13 @@ class StagedFile:
         if self._record is not None:
             self._slot.clear_record()
             self._record = None
+            if self.sent_ahead is not None and self._call is not None:
+                self._call(self)
+
+    @property
+    def record(self) -> StagedRecord | None:
+        """What its bytes are to become; None when they are not wanted."""
+        return self._record
 
     @property
     def is_dirty(self) -> bool:

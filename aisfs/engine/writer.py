@@ -11,6 +11,7 @@ import trio
 
 from aisfs.core.journal import StagedRecord, version_text
 from aisfs.core.stamps import stamped
+from aisfs.engine.ahead import Ahead
 from aisfs.engine.staging import StagedFile, StagingArea
 from aisfs.errors import CrossDevice, EmptyMember, NotFound
 from aisfs.model import Bucket, ObjectInfo, Page
@@ -26,10 +27,20 @@ EMPTY_TAR = bytes(1024)
 class Writer:
     """Writes to the store."""
 
-    def __init__(self, store: WritableStore, staging: StagingArea, *, endpoint: str) -> None:
-        """Write to `store` what is in `staging`; `endpoint` goes into the records."""
+    def __init__(
+        self, store: WritableStore, staging: StagingArea, services: trio.Nursery, *, endpoint: str
+    ) -> None:
+        """Write to `store` what is in `staging`.
+
+        Args:
+            store: What to write to.
+            staging: Where files are until then.
+            services: Runs what sends large files while they are written.
+            endpoint: What the records say about `store`.
+        """
         self._store = store
         self._staging = staging
+        self._ahead = Ahead(store, services)
         self._endpoint = endpoint
         self._shards: dict[tuple[Bucket, str], trio.Lock] = {}
         """Held while a member is appended to a shard; such calls must not overlap."""
@@ -38,7 +49,9 @@ class Writer:
 
     def new(self) -> StagedFile:
         """Give an empty staged file."""
-        return self._staging.create()
+        staged = self._staging.create()
+        self._ahead.watch(staged)
+        return staged
 
     def record(
         self,
@@ -51,8 +64,10 @@ class Writer:
         mode: int | None,
     ) -> None:
         """Write down what a staged file is to become, before a change to it is acknowledged."""
+        upload = staged.sent_ahead.name if staged.sent_ahead is not None else ""
+        base_text = version_text(base)
         staged.mark_dirty(
-            StagedRecord(self._endpoint, bucket, key, member, version_text(base), mode)
+            StagedRecord(self._endpoint, bucket, key, member, base_text, mode, upload=upload)
         )
 
     async def load(self, bucket: Bucket, info: ObjectInfo) -> StagedFile:
@@ -97,7 +112,14 @@ class Writer:
     ) -> ObjectInfo:
         """Make the staged content the object's, whole."""
         custom = stamped(base.custom if base else {}, mtime_ns=mtime_ns, mode=mode)
-        return await self._store.upload(bucket, key, staged.content(), custom=custom)
+        ahead = await self._ahead.take(staged)
+        try:
+            return await self._store.upload(
+                bucket, key, staged.content(), custom=custom, ahead=ahead
+            )
+        finally:
+            if ahead is not None:
+                await ahead.abandon()
 
     async def set_attributes(
         self, bucket: Bucket, info: ObjectInfo, *, mtime_ns: int, mode: int | None

@@ -37,7 +37,8 @@ from aisfs.store.content import FileContent
 from aisfs.store.custom import decode_custom, encode_custom, stamp_of
 from aisfs.store.local_errors import error_of, os_errors, writing_errors
 from aisfs.store.local_paths import KeyPaths, raw_key
-from aisfs.store.port import Content, Progress, Sink
+from aisfs.store.nothing_ahead import NothingAhead
+from aisfs.store.port import Content, Progress, Sink, UploadAhead
 from aisfs.store.tar_append import append_to_tar
 
 T = TypeVar("T")
@@ -50,7 +51,7 @@ _MOST_THREADS = 16
 """Threads at once; a disk gains nothing from more, and the pool is shared with nobody."""
 
 
-class LocalStore:
+class LocalStore(NothingAhead):
     """One bucket, named after the directory it is."""
 
     def __init__(self, root: Path) -> None:
@@ -146,6 +147,7 @@ class LocalStore:
         *,
         custom: Mapping[str, str] = NO_CUSTOM,
         progress: Progress | None = None,
+        ahead: UploadAhead | None = None,
     ) -> ObjectInfo:
         """Write one file whole, or not at all."""
         encode_custom(custom, "")

@@ -19,7 +19,8 @@ from aisfs.core.names import check_new_key, check_new_member, check_new_shard
 from aisfs.errors import BucketNotFound, NotFound, Stale, Unsupported
 from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo, Page, Provider
 from aisfs.store.custom import encode_custom
-from aisfs.store.port import Content, Progress, Sink
+from aisfs.store.nothing_ahead import NothingAhead
+from aisfs.store.port import Content, Progress, Sink, UploadAhead
 from aisfs.store.tar_append import append_to_tar
 
 T = TypeVar("T")
@@ -50,7 +51,7 @@ class _Contents:
         return self._sorted
 
 
-class MemoryStore:
+class MemoryStore(NothingAhead):
     """Buckets of objects in memory."""
 
     def __init__(
@@ -211,6 +212,7 @@ class MemoryStore:
         *,
         custom: Mapping[str, str] = NO_CUSTOM,
         progress: Progress | None = None,
+        ahead: UploadAhead | None = None,
     ) -> ObjectInfo:
         """Write one object whole, or not at all."""
         check_new_key(bucket, key)

@@ -7,7 +7,7 @@ import trio
 
 from aisfs.metrics import Metrics
 from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo, Page, Provider
-from aisfs.store.port import Content, Progress, Sink, WritableStore
+from aisfs.store.port import Content, Progress, Sink, UploadAhead, WritableStore
 
 
 class MeteredStore:
@@ -75,12 +75,30 @@ class MeteredStore:
         *,
         custom: Mapping[str, str] = NO_CUSTOM,
         progress: Progress | None = None,
+        ahead: UploadAhead | None = None,
     ) -> ObjectInfo:
         """See `WritableStore`."""
         with self._timed("upload"):
-            info = await self._inner.upload(bucket, key, content, custom=custom, progress=progress)
+            info = await self._inner.upload(
+                bucket, key, content, custom=custom, progress=progress, ahead=ahead
+            )
         self._metrics.bytes_sent.inc(content.size)
         return info
+
+    @property
+    def ahead_above(self) -> int:
+        """See `WritableStore`."""
+        return self._inner.ahead_above
+
+    async def begin_upload(self, bucket: Bucket, key: str) -> UploadAhead | None:
+        """See `WritableStore`."""
+        with self._timed("begin_upload"):
+            return await self._inner.begin_upload(bucket, key)
+
+    async def abandon_upload(self, bucket: Bucket, key: str, name: str) -> None:
+        """See `WritableStore`."""
+        with self._timed("abandon_upload"):
+            await self._inner.abandon_upload(bucket, key, name)
 
     async def remove(self, bucket: Bucket, key: str) -> None:
         """See `WritableStore`."""

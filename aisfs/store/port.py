@@ -5,7 +5,7 @@ leaves nothing behind: no open request on the server, no thread that still write
 Failures are `aisfs.errors` only; `error.transient` tells whether to try again.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo, Page, Provider
@@ -121,6 +121,38 @@ Progress = Callable[[int], None]
 """Told, in a worker thread, how many bytes of a content were sent so far; a retry begins lower."""
 
 
+class UploadAhead(Protocol):
+    """An upload that began before all of its content was known; `WritableStore.upload` ends it."""
+
+    @property
+    def name(self) -> str:
+        """What the store calls it."""
+        ...
+
+    @property
+    def wants(self) -> int:
+        """Bytes that a content must have, from its beginning, for its next part to be sent."""
+        ...
+
+    def next_part(self, content: Content) -> Callable[[], Awaitable[None]]:
+        """Take the next part of a content that has `wants` bytes by now; gives what sends it.
+
+        Several may be sent at once. A part that failed is sent again by `upload`.
+        """
+        ...
+
+    def spoil(self, start: int, stop: int) -> None:
+        """Take note, from any thread, that the bytes [start, stop) were changed.
+
+        What was sent of them will be sent again; so will what is under way.
+        """
+        ...
+
+    async def abandon(self) -> None:
+        """Throw away what was sent, if `upload` did not end it."""
+        ...
+
+
 class WritableStore(ObjectStore, Protocol):
     """Buckets of objects, to be read and written.
 
@@ -148,6 +180,7 @@ class WritableStore(ObjectStore, Protocol):
         *,
         custom: Mapping[str, str] = NO_CUSTOM,
         progress: Progress | None = None,
+        ahead: UploadAhead | None = None,
     ) -> ObjectInfo:
         """Write one object whole, or not at all, and describe it.
 
@@ -158,9 +191,31 @@ class WritableStore(ObjectStore, Protocol):
             custom: Its custom metadata; replaces what was there. A store that keeps none
                 writes the object without.
             progress: See `Progress`.
+            ahead: What `begin_upload` gave for this object, no part of which is under way. It
+                is over after this call, which need not make use of it.
 
         Raises:
             ContentUnreadable: what `content` gave; nothing was changed.
+        """
+        ...
+
+    @property
+    def ahead_above(self) -> int:
+        """Bytes above which `begin_upload` may be of use; `sys.maxsize` for never."""
+        ...
+
+    async def begin_upload(self, bucket: Bucket, key: str) -> UploadAhead | None:
+        """Begin to write an object that is not complete yet; None where a store cannot.
+
+        Nobody sees anything of it until `upload` has ended it.
+        """
+        ...
+
+    async def abandon_upload(self, bucket: Bucket, key: str, name: str) -> None:
+        """Throw away what was sent of an upload of that name; somebody who is gone began it.
+
+        Raises:
+            NotFound: there is none.
         """
         ...
 

@@ -25,7 +25,7 @@ import trio
 from aisfs.errors import AisfsError, BucketNotFound, DeadlineExceeded, NotFound
 from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo, Page, Provider
 from aisfs.store.content import PIECE
-from aisfs.store.port import Content, Progress, Sink, WritableStore
+from aisfs.store.port import Content, Progress, Sink, UploadAhead, WritableStore
 
 log = logging.getLogger(__name__)
 
@@ -208,6 +208,7 @@ class RetryingStore:
         *,
         custom: Mapping[str, str] = NO_CUSTOM,
         progress: Progress | None = None,
+        ahead: UploadAhead | None = None,
     ) -> ObjectInfo:
         """Write one object whole, or not at all."""
         token = trio.lowlevel.current_trio_token()
@@ -219,8 +220,24 @@ class RetryingStore:
             if progress:
                 progress(done)
 
-        attempt = partial(self._inner.upload, bucket, key, content, custom=custom, progress=told)
+        attempt = partial(
+            self._inner.upload, bucket, key, content, custom=custom, progress=told, ahead=ahead
+        )
         return await self._retrier.run(f"{bucket}/{key}", attempt, movement=movement)
+
+    @property
+    def ahead_above(self) -> int:
+        """Bytes above which `begin_upload` may be of use."""
+        return self._inner.ahead_above
+
+    async def begin_upload(self, bucket: Bucket, key: str) -> UploadAhead | None:
+        """Begin to write an object; tried once, since `upload` needs it not."""
+        return await self._inner.begin_upload(bucket, key)
+
+    async def abandon_upload(self, bucket: Bucket, key: str, name: str) -> None:
+        """Throw away what was sent of an upload."""
+        attempt = partial(self._inner.abandon_upload, bucket, key, name)
+        await self._retrier.run(f"{bucket}/{key}", attempt)
 
     async def remove(self, bucket: Bucket, key: str) -> None:
         """Delete one object."""

@@ -139,6 +139,25 @@ async def test_one_failure_of_an_upload_in_parts(server, store, match, fault, st
 
 
 @pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+@pytest.mark.parametrize("changed", [False, True])
+async def test_one_failure_of_a_part_sent_ahead(server, store, fault, stage, changed):
+    begun = await store.begin_upload(B, "k")
+    server.faults([rule(fault, stage, method="PUT", query_contains="partNumber=1")])
+    with pytest.raises(AisfsError):
+        await begun.next_part(BytesContent(LARGE))()
+    assert struck(server) == 1
+    content = bytearray(LARGE)
+    if changed:
+        begun.spoil(0, 1)
+        content[0] ^= 1
+    info = await store.upload(B, "k", BytesContent(content), ahead=begun)
+    assert stored(server, "k") == content
+    assert info == await store.head(B, "k")
+    assert left_over(server.root) == []
+
+
+@pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("data", [SMALL, LARGE], ids=["whole", "parts"])
 @pytest.mark.parametrize(
     ("fault", "error"),

@@ -3,6 +3,7 @@
 import io
 import os
 import random
+import sys
 import tarfile
 
 import pytest
@@ -324,3 +325,87 @@ async def test_many_directories_come_and_go(subject):
         for n in range(8):
             nursery.start_soon(cycle, n)
     assert await subject.list("") == ([], [])
+
+
+# Sent ahead -------------------------------------------------------------------------------------
+
+
+async def begin(subject, data, key="ahead"):
+    """Send all that a store takes of a content before it is complete; None where it takes nothing."""
+    begun = await subject.store.begin_upload(subject.bucket, key)
+    assert (begun is None) == (subject.store.ahead_above == sys.maxsize)
+    while begun is not None and begun.wants <= len(data):
+        await begun.next_part(BytesContent(data))()
+    return begun
+
+
+async def test_parts_sent_ahead(subject):
+    begun = await begin(subject, BIG)
+    assert await keys(subject) == []
+    info = await upload(subject, "ahead", BIG + b"and more", custom={"a": "b"}, ahead=begun)
+    assert info == await subject.store.head(subject.bucket, "ahead")
+    assert await read(subject, "ahead") == BIG + b"and more"
+
+
+@pytest.mark.parametrize("start", [0, 1000, (5 << 20) - 1])
+async def test_what_changed_is_sent_again(subject, start):
+    begun = await begin(subject, BIG)
+    changed = bytearray(BIG)
+    changed[start : start + 2] = b"!!"
+    if begun is not None:
+        begun.spoil(start, start + 2)
+    await upload(subject, "ahead", changed, ahead=begun)
+    assert await read(subject, "ahead") == changed
+
+
+@pytest.mark.parametrize("size", [0, 1, 5 << 20, (5 << 20) + 1])
+async def test_what_was_cut_off_is_not_kept(subject, size):
+    begun = await begin(subject, BIG)
+    if begun is not None:
+        begun.spoil(size, len(BIG))
+    await upload(subject, "ahead", BIG[:size], ahead=begun)
+    assert await read(subject, "ahead") == BIG[:size]
+
+
+async def test_nothing_sent_ahead_is_needed(subject):
+    begun = await subject.store.begin_upload(subject.bucket, "ahead")
+    await upload(subject, "ahead", BIG, ahead=begun)
+    assert await read(subject, "ahead") == BIG
+
+
+async def test_sent_ahead_under_another_name(subject):
+    begun = await begin(subject, BIG)
+    await upload(subject, "other", BIG, ahead=begun)
+    assert await keys(subject) == ["other"]
+    assert await read(subject, "other") == BIG
+
+
+async def test_abandoned(subject):
+    begun = await begin(subject, BIG)
+    if begun is not None:
+        await begun.abandon()
+        await begun.abandon()
+        with pytest.raises(NotFound):
+            await subject.store.abandon_upload(subject.bucket, "ahead", begun.name)
+    assert await keys(subject) == []
+    await upload(subject, "ahead", BIG, ahead=begun)
+    assert await read(subject, "ahead") == BIG
+
+
+async def test_abandoned_by_somebody_else(subject):
+    begun = await begin(subject, BIG)
+    if begun is None:
+        with pytest.raises(NotFound):
+            await subject.store.abandon_upload(subject.bucket, "ahead", "none")
+        return
+    await subject.store.abandon_upload(subject.bucket, "ahead", begun.name)
+    with pytest.raises(Unavailable, match="forgot the parts"):
+        await upload(subject, "ahead", BIG, ahead=begun)
+    await upload(subject, "ahead", BIG, ahead=begun)
+    assert await read(subject, "ahead") == BIG
+
+
+async def test_names_are_checked_before_anything_is_sent(subject):
+    if subject.store.ahead_above < sys.maxsize:
+        with pytest.raises(InvalidName):
+            await subject.store.begin_upload(subject.bucket, "a//b")

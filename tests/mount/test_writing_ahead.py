@@ -1,0 +1,295 @@
+"""Large files are sent while they are written, and nobody sees anything of them before the close."""
+
+import os
+import random
+import signal
+import subprocess
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from tests.contract.subjects import CLUSTER
+from tests.mount.content import payload
+from tests.mount.writable import Writable, writable
+from tests.support.mounts import aisfs, eventually
+from tests.support.servers import running_server
+
+pytestmark = [
+    pytest.mark.mount,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(bool(CLUSTER), reason="looks at the parts on the embedded server's disk"),
+]
+
+MIB = 1 << 20
+PART = 5 * MIB
+"""The smallest that `--part-size` takes; parts that are sent ahead are as large then."""
+OPTIONS = ["--part-size", "5MiB"]
+CONTENT = payload(4 * PART + 12_345, "ahead")
+NUMBERS = count()
+
+
+@pytest.fixture(scope="module")
+def place(lane: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Writable]:
+    with writable(tmp_path_factory.mktemp("ahead"), options=OPTIONS, deadline=600) as place:
+        yield place
+
+
+@pytest.fixture
+def path(place: Writable, request: pytest.FixtureRequest) -> Path:
+    """A file that is not there yet, nor when a test is tried once more."""
+    return place.path / f"{request.node.name}-{next(NUMBERS)}"
+
+
+def uploads(place: Writable) -> list[Path]:
+    """The uploads in parts that the server knows."""
+    return list((place.files.parent / ".aisfs-server" / "tmp").glob("parts-*"))
+
+
+def sent(place: Writable) -> int:
+    """Bytes that the server has of files that are still being written."""
+    return sum(f.stat().st_blocks * 512 for one in uploads(place) for f in one.iterdir())
+
+
+def write(descriptor: int, data: bytes) -> None:
+    """Write in pieces, as `cp` does."""
+    for start in range(0, len(data), MIB // 2):
+        piece = data[start : start + MIB // 2]
+        assert os.write(descriptor, piece) == len(piece)
+
+
+def begin(place: Writable, path: Path, size: int = 3 * PART + 1) -> int:
+    """Make a file, write some of it and wait until its parts are on the server."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    write(descriptor, CONTENT[:size])
+    assert eventually(lambda: sent(place) >= size // PART * PART)
+    return descriptor
+
+
+def test_parts_are_there_before_the_close(place: Writable, path: Path):
+    descriptor = begin(place, path)
+    assert place.stored(path.name) is None
+    write(descriptor, CONTENT[3 * PART + 1 :])
+    assert place.stored(path.name) is None
+    os.close(descriptor)
+    assert place.stored(path.name) == CONTENT
+    assert path.read_bytes() == CONTENT
+    assert uploads(place) == []
+
+
+def test_the_old_object_stays_until_the_close(place: Writable, path: Path):
+    path.write_bytes(b"old")
+    descriptor = begin(place, path)
+    assert place.stored(path.name) == b"old"
+    os.close(descriptor)
+    assert place.stored(path.name) == CONTENT[: 3 * PART + 1]
+    assert uploads(place) == []
+
+
+def test_changes_to_what_was_sent(place: Writable, path: Path):
+    """As programs do that write a header when they know all of a file."""
+    descriptor = begin(place, path)
+    for offset in (0, 2 * PART - 2):
+        assert os.pwrite(descriptor, b"head", offset) == 4
+    os.close(descriptor)
+    expected = bytearray(CONTENT[: 3 * PART + 1])
+    expected[:4] = expected[2 * PART - 2 : 2 * PART + 2] = b"head"
+    assert place.stored(path.name) == expected
+    assert uploads(place) == []
+
+
+@pytest.mark.parametrize("size", [0, 1000, PART, PART + 1, 2 * PART, 3 * PART])
+def test_cut_below_what_was_sent(place: Writable, path: Path, size: int):
+    descriptor = begin(place, path)
+    os.ftruncate(descriptor, size)
+    os.close(descriptor)
+    assert place.stored(path.name) == CONTENT[:size]
+    assert uploads(place) == []
+
+
+def test_cut_and_made_longer(place: Writable, path: Path):
+    descriptor = begin(place, path)
+    os.ftruncate(descriptor, PART // 2)
+    os.ftruncate(descriptor, 4 * PART)
+    os.close(descriptor)
+    assert place.stored(path.name) == CONTENT[: PART // 2].ljust(4 * PART, b"\0")
+    assert uploads(place) == []
+
+
+def test_a_sync_stores_all_and_more_may_follow(place: Writable, path: Path):
+    descriptor = begin(place, path)
+    os.fsync(descriptor)
+    assert place.stored(path.name) == CONTENT[: 3 * PART + 1]
+    assert uploads(place) == []
+    write(descriptor, CONTENT[3 * PART + 1 :])
+    os.close(descriptor)
+    assert place.stored(path.name) == CONTENT
+    assert uploads(place) == []
+
+
+def test_removed_while_it_is_written(place: Writable, path: Path):
+    descriptor = begin(place, path)
+    path.unlink()
+    assert eventually(lambda: not uploads(place))
+    write(descriptor, CONTENT[3 * PART + 1 :])
+    os.close(descriptor)
+    assert place.stored(path.name) is None
+    assert uploads(place) == []
+
+
+def test_renamed_while_it_is_written(place: Writable, path: Path):
+    descriptor = begin(place, path)
+    path.rename(path.with_name(f"{path.name}-moved"))
+    write(descriptor, CONTENT[3 * PART + 1 :])
+    os.close(descriptor)
+    assert place.stored(f"{path.name}-moved") == CONTENT
+    assert place.stored(path.name) is None
+    assert uploads(place) == []
+
+
+def test_nothing_of_what_may_stay_small_or_is_not_in_order(place: Writable, path: Path):
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
+    write(descriptor, CONTENT[:PART])
+    os.lseek(descriptor, 2 * PART, os.SEEK_SET)
+    write(descriptor, CONTENT[2 * PART :])
+    assert uploads(place) == []
+    os.pwrite(descriptor, CONTENT[PART : 2 * PART], PART)
+    os.close(descriptor)
+    assert place.stored(path.name) == CONTENT
+    assert uploads(place) == []
+
+
+def test_a_member_of_a_shard_is_appended_whole(place: Writable, path: Path):
+    shard = path.with_name(f"{path.name}.tar.d")
+    shard.mkdir()
+    (shard / "large.bin").write_bytes(CONTENT)
+    assert (shard / "large.bin").read_bytes() == CONTENT
+    assert uploads(place) == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_at_random_like_a_model(place: Writable, path: Path, seed: int):
+    rng = random.Random(seed)
+    model = bytearray()
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
+    for _ in range(60):
+        what = rng.choice(["append"] * 6 + ["write", "write", "cut", "sync", "read"])
+        if what == "append":
+            data = rng.randbytes(rng.randrange(1, 2 * MIB))
+            assert os.pwrite(descriptor, data, len(model)) == len(data)
+            model += data
+        elif what == "write" and model:
+            start = rng.randrange(len(model))
+            data = rng.randbytes(rng.choice([1, 5000, 300_000]))[: len(model) - start]
+            assert os.pwrite(descriptor, data, start) == len(data)
+            model[start : start + len(data)] = data
+        elif what == "cut" and rng.random() < 0.3:
+            size = rng.randrange(len(model) + MIB)
+            os.ftruncate(descriptor, size)
+            model = model[:size].ljust(size, b"\0")
+        elif what == "sync" and rng.random() < 0.3:
+            os.fsync(descriptor)
+            assert place.stored(path.name) == model
+        elif what == "read" and model:
+            start = rng.randrange(len(model))
+            assert os.pread(descriptor, MIB, start) == model[start : start + MIB]
+    os.close(descriptor)
+    assert place.stored(path.name) == model
+    assert uploads(place) == []
+
+
+# Faults -----------------------------------------------------------------------------------------
+
+
+def die_while_writing(place: Writable) -> None:
+    """Kill the daemon when all of a file is written and it is not closed."""
+    descriptor = begin(place, place.path / "f")
+    write(descriptor, CONTENT[3 * PART + 1 :])
+    for pid in place.mount.pids:
+        os.kill(pid, signal.SIGKILL)
+    assert eventually(lambda: not place.mount.living())
+    subprocess.run(["fusermount3", "-uz", place.path], check=True, timeout=30)
+    with pytest.raises(OSError, match="not connected"):
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("action", ["--upload", "--drop"])
+def test_the_daemon_dies(tmp_path: Path, lane: bool, action: str):
+    with writable(tmp_path, options=OPTIONS) as place:
+        die_while_writing(place)
+        assert place.stored("f") is None
+        assert len(uploads(place)) == 1
+        done = aisfs("recover", "--staging-dir", place.staging, action, "--all")
+        assert done.returncode == 0, done.stderr
+        assert place.stored("f") == (CONTENT if action == "--upload" else None)
+        assert uploads(place) == []
+
+
+def test_dropped_while_the_cluster_is_away(tmp_path: Path, lane: bool):
+    (tmp_path / "store" / "b").mkdir(parents=True)
+    with (
+        running_server(tmp_path / "store") as server,
+        writable(tmp_path, options=OPTIONS, server=server) as place,
+    ):
+        die_while_writing(place)
+        server.kill()
+        done = aisfs("recover", "--staging-dir", place.staging, "--drop", "--all")
+        assert done.returncode == 0
+        assert b"ais://b/f: dropped" in done.stdout
+        assert b"parts of ais://b/f stay in the cluster" in done.stderr
+        assert place.parked() == []
+
+
+def test_unmounted_while_it_is_written(tmp_path: Path, lane: bool):
+    with writable(tmp_path, options=OPTIONS, expected_log=["was not uploaded"]) as place:
+        descriptor = begin(place, place.path / "f")
+        os.kill(place.mount.pid, signal.SIGTERM)
+        assert eventually(lambda: not place.mount.living(), 60)
+        with pytest.raises(OSError, match="not connected"):
+            os.close(descriptor)
+        assert uploads(place) == []
+        assert len(place.parked()) == 1
+
+
+def test_the_server_forgets_the_parts(tmp_path: Path, lane: bool):
+    """It was killed and started again; what it had of an upload is gone."""
+    (tmp_path / "store" / "b").mkdir(parents=True)
+    with running_server(tmp_path / "store") as first:
+        port = int(first.endpoint.rpartition(":")[2])
+        with writable(tmp_path, options=OPTIONS, server=first, expected_log=["."]) as place:
+            descriptor = begin(place, place.path / "f")
+            first.kill()
+            write(descriptor, CONTENT[3 * PART + 1 :])
+            with running_server(tmp_path / "store", port=port):
+                os.close(descriptor)
+                assert place.stored("f") == CONTENT
+                assert uploads(place) == []
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"action": "status", "status": 500},
+        {"action": "status", "status": 507},
+        {"action": "reset"},
+        {"action": "truncate", "fraction": 0.0},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("what", ["start", "part"])
+def test_a_fault_ahead_of_the_close_is_nobodys_error(
+    tmp_path: Path, lane: bool, fault: dict[str, object], what: str
+):
+    with writable(tmp_path, options=OPTIONS, faulty=True, expected_log=["part"]) as place:
+        match = (
+            {"method": "POST", "marked": True}
+            if what == "start"
+            else {"method": "PUT", "query_contains": "partNumber=2", "marked": True}
+        )
+        assert place.server is not None
+        place.server.faults([{**fault, "times": 1, "match": match}])
+        (place.path / "f").write_bytes(CONTENT)
+        assert place.stored("f") == CONTENT
+        left = uploads(place)
+        assert left == [] or (what == "start" and fault["action"] == "truncate"), "its id got lost"
