@@ -1,7 +1,9 @@
 """Where log lines go: stderr in the foreground, a file, or the system's log for a daemon."""
 
+import errno
 import logging
 import logging.handlers
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,9 @@ FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 SYSLOG_FORMAT = "aisfs[%(process)d]: %(levelname)s %(message)s"
 LEVELS = ("debug", "info", "warning", "error")
 SYSLOG_SOCKET = Path("/dev/log")
+
+_NOBODY_WAITS = f"fuse_reply_* failed with {os.strerror(errno.ENOENT)}"
+"""What pyfuse3 says of a reply that came too late: who asked was killed, or the mount ended."""
 
 
 class _Printable(logging.Formatter):
@@ -54,3 +59,8 @@ def configure(level: str, file: Path | None, *, foreground: bool) -> None:
     # Other libraries' debug lines would drown ours; their warnings matter.
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("aisfs").setLevel(level.upper())
+    logging.getLogger("pyfuse3").addFilter(_is_wanted)
+
+
+def _is_wanted(record: logging.LogRecord) -> bool:
+    return not record.getMessage().endswith(_NOBODY_WAITS)

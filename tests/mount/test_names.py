@@ -124,6 +124,20 @@ def test_a_line_of_the_log_about_what_is_not_utf8(tmp_path: Path):
     assert "\\udcff.jpg is lost" in file.read_text()
 
 
+@pytest.mark.parametrize(
+    ("reason", "logged"), [("No such file or directory", False), ("Invalid argument", True)]
+)
+def test_a_reply_that_came_too_late_is_no_error(tmp_path: Path, reason: str, logged: bool):
+    """Who asked was killed, or the mount ended: that can happen at any time, and means nothing."""
+    file = tmp_path / "log"
+    script = "import logging, pathlib, sys; from aisfs import logs\n"
+    script += "logs.configure('info', pathlib.Path(sys.argv[1]), foreground=False)\n"
+    script += "log = logging.getLogger('pyfuse3')\n"
+    script += "log.error('fuse_release(): fuse_reply_* failed with %s', sys.argv[2])\n"
+    python(script, file, reason)
+    assert (reason in file.read_text()) == logged
+
+
 def test_a_shard_with_an_odd_name(tmp_path: Path, mountpoint: Path):
     fill(tmp_path / "in", {"m.txt": b"member"})
     name = "sh ard%41+#?ü.tar"
