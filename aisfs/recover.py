@@ -128,8 +128,11 @@ async def _upload(one: Parked, force: bool) -> None:
 
 async def _forget_parts(one: Parked) -> None:
     """Remove from the cluster what was sent ahead of one that is not wanted."""
-    async with _opened(one.record.endpoint) as store:
-        await _abandon(store, one.record)
+    try:
+        async with _opened(one.record.endpoint) as store:
+            await _abandon(store, one.record)
+    except ConfigError as error:
+        _parts_stay(one.record, str(error))
 
 
 async def _abandon(store: WritableStore, record: StagedRecord) -> None:
@@ -143,6 +146,10 @@ async def _abandon(store: WritableStore, record: StagedRecord) -> None:
             return
         except AisfsError as error:
             reason = str(error)
+    _parts_stay(record, reason)
+
+
+def _parts_stay(record: StagedRecord, reason: str) -> None:
     click.echo(f"aisfs: parts of {record.name} stay in the cluster: {reason}", err=True)
 
 

@@ -96,7 +96,7 @@ class BegunUpload:
         part = PartOfContent(content, number * self._step, self._step)
 
         async def send() -> None:
-            await self._parts.send(self, number, part)
+            await self._parts.send(self, number, part, once=True)
             self._sent.add(number)
 
         return send
@@ -114,12 +114,13 @@ class BegunUpload:
             await self._parts.abort(self)
 
     def fits(self, size: int) -> bool:
-        """Say whether what was sent ahead can be part of a content of `size` bytes.
+        """Say whether a content of `size` bytes goes in parts, beginning with those sent ahead.
 
-        Not what was changed and of which no reply came: it might come after what replaces it.
+        Not when some were changed and no reply to them came: they might come after what replaces them.
         """
         unclear = set(range(self._begun)) - self._sent
-        return self._begun * self._step <= size and not unclear & self._spoiled
+        fits = size > self._parts.above and self._begun * self._step <= size
+        return fits and not unclear & self._spoiled
 
     def split(self, content: Content) -> list[PartOfContent]:
         """Cut a content into parts, those that were sent ahead as they are."""
@@ -205,33 +206,18 @@ class Parts:
         async def send(number: int, part: PartOfContent) -> None:
             async with limiter:
                 try:
-                    await self._send_surely(begun, number, part, tally)
+                    await self.send(begun, number, part, partial(tally.told, number))
                 except AisfsError as error:
                     failed.append(error)
                     nursery.cancel_scope.cancel()
 
         async with trio.open_nursery() as nursery:
             for number, part in enumerate(parts):
-                if begun.has(number):
-                    tally.told(number, part.size)
-                else:
+                if not begun.has(number):
                     nursery.start_soon(send, number, part)
         if failed:
             raise failed[0]
         return [part.size for part in parts]
-
-    async def _send_surely(
-        self, begun: BegunUpload, number: int, part: PartOfContent, tally: "_Tally"
-    ) -> None:
-        token, movement = trio.lowlevel.current_trio_token(), Movement()
-
-        def progress(sent: int) -> None:
-            token.run_sync_soon(movement.told, sent)
-            tally.told(number, sent)
-
-        subject = f"{begun}, part {number + 1}"
-        attempt = partial(self.send, begun, number, part, progress)
-        await self._retrier.run(subject, attempt, movement=movement)
 
     async def send(
         self,
@@ -239,17 +225,26 @@ class Parts:
         number: int,
         part: PartOfContent,
         progress: Progress = lambda done: None,
+        *,
+        once: bool = False,
     ) -> None:
         """Send one part, counted from 0; sent again it replaces the one before."""
+        subject = f"{begun}, part {number + 1}"
+        token, movement = trio.lowlevel.current_trio_token(), Movement()
+
+        def told(sent: int) -> None:
+            token.run_sync_soon(movement.told, sent)
+            progress(sent)
 
         def work(line: Line) -> None:
             facts = self._session.facts_of(line, begun.bucket)
             checksum = checksum_for(facts, part, line)
             name = begun.name
             request = changes.put_part(begun.bucket, begun.key, name, number + 1, checksum)
-            send_content(self._session, line, request, part, progress)
+            send_content(self._session, line, request, part, told)
 
-        await self._session.run(f"{begun}, part {number + 1}", work, begun.bucket)
+        attempt = partial(self._session.run, subject, work, begun.bucket)
+        await self._retrier.run(subject, attempt, final=lambda: once, movement=movement)
 
     async def _complete(self, upload: Upload, begun: BegunUpload, sizes: list[int]) -> ObjectInfo:
         unclear, expected = await self._put_together(upload, begun, sizes)
@@ -333,7 +328,7 @@ class Parts:
 
 
 class _Tally:
-    """How much of all parts was sent."""
+    """How much of all parts was sent; what went ahead is no progress of this upload."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress

@@ -60,9 +60,8 @@ class Ahead:
     async def take(self, staged: StagedFile) -> UploadAhead | None:
         """Give what of a file was sent, for the upload that ends it; None when nothing was.
 
-        From now on nothing of it is sent ahead, also if that upload fails.
+        Nothing of it is sent ahead again before it is twice as long.
         """
-        staged.call_at(NEVER)
         sending = self._sending.get(staged)
         if sending is None:
             return None
@@ -76,6 +75,7 @@ class Ahead:
                 await sending.upload.abandon()
             raise
         staged.sent_ahead = None
+        staged.call_at(max(2 * staged.in_order, self._store.ahead_above + 1))
         return sending.upload
 
     def _call(self, staged: StagedFile) -> None:
@@ -96,7 +96,7 @@ class Ahead:
         staged, record = sending.staged, sending.record
         try:
             sending.upload = await self._store.begin_upload(record.bucket, record.key)
-            if sending.upload is not None:
+            if sending.upload is not None and staged.is_dirty:
                 staged.sent_ahead = sending.upload
                 await self._send(sending, sending.upload)
         finally:
@@ -108,7 +108,8 @@ class Ahead:
     async def _send(self, sending: _Sending, upload: UploadAhead) -> None:
         """Send parts until the file is closed, or not wanted any more."""
         staged, free = sending.staged, trio.Semaphore(_PARTS_AT_ONCE)
-        # The file may be removed, and its place be used again, while a part is read.
+        # A descriptor of its own: the file may be removed while a part is read. What another file
+        # has in its place by then may be sent too, to an upload that is thrown away.
         content = replace(staged.content(), descriptor=os.dup(staged.content().descriptor))
 
         async def send(part: Callable[[], Awaitable[None]]) -> None:

@@ -232,7 +232,8 @@ class RetryingStore:
 
     async def begin_upload(self, bucket: Bucket, key: str) -> UploadAhead | None:
         """Begin to write an object; tried once, since `upload` needs it not."""
-        return await self._inner.begin_upload(bucket, key)
+        attempt = partial(self._inner.begin_upload, bucket, key)
+        return await self._retrier.run(f"{bucket}/{key}", attempt, final=lambda: True)
 
     async def abandon_upload(self, bucket: Bucket, key: str, name: str) -> None:
         """Throw away what was sent of an upload."""

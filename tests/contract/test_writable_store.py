@@ -368,9 +368,10 @@ async def test_what_was_cut_off_is_not_kept(subject, size):
 
 
 async def test_nothing_sent_ahead_is_needed(subject):
-    begun = await subject.store.begin_upload(subject.bucket, "ahead")
-    await upload(subject, "ahead", BIG, ahead=begun)
-    assert await read(subject, "ahead") == BIG
+    for data in (BIG, b"", b"small"):
+        begun = await subject.store.begin_upload(subject.bucket, "ahead")
+        await upload(subject, "ahead", data, ahead=begun)
+        assert await read(subject, "ahead") == data
 
 
 async def test_sent_ahead_under_another_name(subject):

@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -128,6 +129,22 @@ def test_a_sync_stores_all_and_more_may_follow(place: Writable, path: Path):
     assert uploads(place) == []
 
 
+def test_the_output_of_a_shell(place: Writable, path: Path):
+    """A shell closes its own copy of the descriptor before the program begins."""
+    (path.parent / f"{path.name}-go").touch()
+    program = "import sys, time, os\nfor _ in range(30): os.write(1, bytes(1 << 19))\n"
+    program += "while os.path.exists(sys.argv[1]): time.sleep(0.05)\n"
+    command = f'"{sys.executable}" -c "$2" "$1-go" > "$1"'
+    shell = subprocess.Popen(["sh", "-c", command, "sh", path, program])
+    try:
+        assert eventually(lambda: sent(place) >= 2 * PART)
+    finally:
+        (path.parent / f"{path.name}-go").unlink()
+    assert shell.wait(60) == 0
+    assert place.stored(path.name) == bytes(15 * MIB)
+    assert uploads(place) == []
+
+
 def test_removed_while_it_is_written(place: Writable, path: Path):
     descriptor = begin(place, path)
     path.unlink()
@@ -197,6 +214,19 @@ def test_at_random_like_a_model(place: Writable, path: Path, seed: int):
     os.close(descriptor)
     assert place.stored(path.name) == model
     assert uploads(place) == []
+
+
+def test_cut_before_the_upload_began(tmp_path: Path, lane: bool):
+    with writable(tmp_path, options=OPTIONS, faulty=True) as place:
+        assert place.server is not None
+        stall = {"action": "stall", "seconds": 1.0, "fraction": 0.0, "times": 1}
+        place.server.faults([{**stall, "match": {"method": "POST", "marked": True}}])
+        descriptor = os.open(place.path / "f", os.O_WRONLY | os.O_CREAT)
+        write(descriptor, CONTENT[: PART + 1])
+        os.ftruncate(descriptor, 0)
+        os.close(descriptor)
+        assert place.stored("f") == b""
+        assert uploads(place) == []
 
 
 # Faults -----------------------------------------------------------------------------------------
