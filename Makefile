@@ -31,7 +31,7 @@ demo: .venv/torch  ## mount an embedded server's shards, look around, train, unm
 	@touch $@
 
 test: .venv/programs  ## all tests, on real mounts (AIS_ENDPOINT=URL: store and writing tests on that cluster too)
-	@$(BIN)/pytest --numprocesses 6 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/pytest --numprocesses 8 --dist loadfile --no-loadscope-reorder
 
 check: .venv/ready  ## lint, format, types, layers
 	@$(BIN)/ruff check --quiet .
