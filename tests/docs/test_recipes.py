@@ -18,7 +18,7 @@ from tests.programs.programs import program_environment
 from tests.support.mounts import daemons, eventually, is_mountpoint, run
 from tests.support.servers import RunningServer, running_server
 
-pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.mount, pytest.mark.timeout(600)]
 
 FOLDER = ROOT / "docs" / "recipes"
 PAGES = sorted(path for path in FOLDER.glob("*.md") if path.name != "README.md")
