@@ -40,6 +40,24 @@ class Metrics:
             "aisfs_sent_bytes",
             "Bytes of objects and members that went to the store.",
         )
+        self.upload_sent = self._gauge(
+            "aisfs_upload_sent_bytes",
+            "Bytes sent of each object over 1 MiB that is being uploaded.",
+            ["object"],
+        )
+        self.upload_size = self._gauge(
+            "aisfs_upload_size_bytes",
+            "Bytes of each such object; not of one that is still being written.",
+            ["object"],
+        )
+        self.staging_used = self._gauge(
+            "aisfs_staging_used_bytes",
+            "Bytes of files being written, and of those that were never uploaded.",
+        )
+        self.staging_limit = self._gauge(
+            "aisfs_staging_limit_bytes",
+            "Bytes that the staging directory may have.",
+        )
         self.names_refused = self._counter(
             "aisfs_refused_names",
             "Keys of listings that cannot be shown as names, by reason.",

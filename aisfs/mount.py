@@ -340,6 +340,9 @@ def _describe(plan: MountPlan, base: Foundation, filesystem: FileSystem) -> None
 
     def update() -> None:
         metrics.inodes.set(len(filesystem.inodes))
+        if base.staging is not None:
+            metrics.staging_limit.set(base.staging.limit)
+            metrics.staging_used.set(base.staging.used)
         if blocks is not None:
             counts = blocks.counts()
             metrics.cache_limit.set(blocks.limit)

@@ -81,10 +81,30 @@ def summary(counters: Counters) -> dict[str, object]:
             "misses": counters.value("aisfs_cache_misses"),
             "fetched_bytes": counters.value("aisfs_fetched_bytes_total"),
         },
+        **_writing(counters),
         "requests": counters.by("aisfs_operations_total", "operation"),
         "failures": counters.by("aisfs_failed_operations_total", "operation", "errno"),
         "store_calls": counters.by("aisfs_store_request_seconds_count", "call"),
     }
+
+
+def _writing(counters: Counters) -> dict[str, object]:
+    """Give what is being written and uploaded, where anything can be."""
+    limit = counters.value("aisfs_staging_limit_bytes")
+    if not limit:
+        return {}
+    sizes = counters.by("aisfs_upload_size_bytes", "object")
+    sent = counters.by("aisfs_upload_sent_bytes", "object")
+    uploads = {
+        name: {"sent_bytes": sent.get(name, 0), "size_bytes": sizes.get(name)}
+        for name in sorted(sizes | sent)
+    }
+    staging = {
+        "staged_bytes": counters.value("aisfs_staging_used_bytes"),
+        "limit_bytes": limit,
+        "sent_bytes": counters.value("aisfs_sent_bytes_total"),
+    }
+    return {"writing": staging, "uploads": uploads} if uploads else {"writing": staging}
 
 
 def lane_summary(counters: Counters) -> dict[str, object]:
@@ -104,9 +124,9 @@ def lane_summary(counters: Counters) -> dict[str, object]:
 def table(found: dict[str, object]) -> Table:
     """Lay a summary out, a section after the other."""
     laid = Table(show_header=False, box=None)
-    laid.add_column(style="bold")
-    laid.add_column()
-    laid.add_column(justify="right")
+    laid.add_column(style="bold", no_wrap=True)
+    laid.add_column(overflow="fold")
+    laid.add_column(justify="right", overflow="fold")
     for title, values in found.items():
         assert isinstance(values, dict), "a summary is made of sections"
         shown = title.replace("_", " ")
@@ -119,6 +139,10 @@ def table(found: dict[str, object]) -> Table:
 
 
 def _words(name: str, value: object) -> tuple[str, str]:
+    if isinstance(value, dict):  # an upload
+        sent, size = value["sent_bytes"], value["size_bytes"]
+        of = "of a file still being written" if size is None else f"of {size / _MIB:,.1f} MiB"
+        return name, f"{sent / _MIB:,.1f} MiB {of}"
     if name.endswith("bytes") and isinstance(value, int):
         return name.removesuffix("_bytes"), f"{value / _MIB:,.1f} MiB"
     return name.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value) or "none"

@@ -1,13 +1,17 @@
 """A decorator of the port that counts calls, seconds and bytes."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import os
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 
 import trio
 
 from aisfs.metrics import Metrics
 from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo, Page, Provider
 from aisfs.store.port import Content, Progress, Sink, UploadAhead, WritableStore
+
+_WORTH_SHOWING = 1 << 20
+"""Bytes of an upload that somebody may want to look at while it is under way."""
 
 
 class MeteredStore:
@@ -78,10 +82,26 @@ class MeteredStore:
         ahead: UploadAhead | None = None,
     ) -> ObjectInfo:
         """See `WritableStore`."""
-        with self._timed("upload"):
-            info = await self._inner.upload(
-                bucket, key, content, custom=custom, progress=progress, ahead=ahead
-            )
+        assert ahead is None or isinstance(ahead, _MeteredAhead), "made by `begin_upload`"
+        before = 0 if ahead is None else ahead.sent
+        inner = None if ahead is None else ahead.inner
+        shown = _Shown(self._metrics, bucket, key) if content.size > _WORTH_SHOWING else None
+
+        def told(done: int) -> None:
+            if shown is not None:
+                shown.set(min(before + done, content.size), content.size)
+            if progress is not None:
+                progress(done)
+
+        try:
+            told(0)
+            with self._timed("upload"):
+                info = await self._inner.upload(
+                    bucket, key, content, custom=custom, progress=told, ahead=inner
+                )
+        finally:
+            if shown is not None:
+                shown.forget()
         self._metrics.bytes_sent.inc(content.size)
         return info
 
@@ -93,7 +113,8 @@ class MeteredStore:
     async def begin_upload(self, bucket: Bucket, key: str) -> UploadAhead | None:
         """See `WritableStore`."""
         with self._timed("begin_upload"):
-            return await self._inner.begin_upload(bucket, key)
+            begun = await self._inner.begin_upload(bucket, key)
+        return begun and _MeteredAhead(begun, _Shown(self._metrics, bucket, key))
 
     async def abandon_upload(self, bucket: Bucket, key: str, name: str) -> None:
         """See `WritableStore`."""
@@ -134,3 +155,63 @@ class MeteredStore:
     async def aclose(self) -> None:
         """See `ObjectStore`."""
         await self._inner.aclose()
+
+
+class _Shown:
+    """How far an upload is, in the metrics until it is forgotten."""
+
+    def __init__(self, metrics: Metrics, bucket: Bucket, key: str) -> None:
+        self._metrics = metrics
+        self._name = os.fsencode(f"{bucket}/{key}").decode(errors="replace")
+
+    def set(self, sent: int, size: int | None = None) -> None:
+        self._metrics.upload_sent.labels(self._name).set(sent)
+        if size is not None:
+            self._metrics.upload_size.labels(self._name).set(size)
+
+    def forget(self) -> None:
+        for gauge in (self._metrics.upload_sent, self._metrics.upload_size):
+            with suppress(KeyError):  # a file that two have open may be uploaded twice at once
+                gauge.remove(self._name)
+
+
+class _MeteredAhead:
+    """An upload that began before all of its content was known, and how much of it was sent."""
+
+    def __init__(self, inner: UploadAhead, shown: _Shown) -> None:
+        self.inner = inner
+        self.sent = 0
+        self._shown = shown
+        self._taken = 0
+        shown.set(0)
+
+    @property
+    def name(self) -> str:
+        """See `UploadAhead`."""
+        return self.inner.name
+
+    @property
+    def wants(self) -> int:
+        """See `UploadAhead`."""
+        return self.inner.wants
+
+    def next_part(self, content: Content) -> Callable[[], Awaitable[None]]:
+        """See `UploadAhead`."""
+        size, self._taken = self.inner.wants - self._taken, self.inner.wants
+        send = self.inner.next_part(content)
+
+        async def counted() -> None:
+            await send()
+            self.sent += size
+            self._shown.set(self.sent)
+
+        return counted
+
+    def spoil(self, start: int, stop: int) -> None:
+        """See `UploadAhead`."""
+        self.inner.spoil(start, stop)
+
+    async def abandon(self) -> None:
+        """See `UploadAhead`."""
+        self._shown.forget()
+        await self.inner.abandon()

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.mount.content import fill
 from tests.mount.test_mount_errors import MOUNTPOINT, one_line
+from tests.mount.writable import writable
 from tests.support.mounts import aisfs, eventually, mounted
 from tests.support.servers import RunningServer, running_server
 
@@ -63,6 +65,28 @@ def test_table_has_what_json_has(server: RunningServer, mountpoint: Path):
         words = done.stdout.decode().split()
         for word in ("ais://b", server.endpoint, "lookup", "read", "answers", "push", "wasted"):
             assert word in words
+
+
+def test_an_upload_under_way(tmp_path: Path):
+    content = bytes(3 << 20)
+    with writable(tmp_path, faulty=True) as place:
+        assert place.server is not None
+        # Nothing of the body is read for a while; more of it than the sockets take is still to come.
+        stall = {"action": "stall", "seconds": 5.0, "stage": "headers", "times": 1}
+        place.server.faults([{**stall, "match": {"method": "PUT", "marked": True}}])
+        writer = threading.Thread(target=(place.path / "f").write_bytes, args=[content])
+        writer.start()
+        assert eventually(
+            lambda: (
+                status(place.path).get("uploads", {}).get("ais://b/f", {}).get("size_bytes")
+                == len(content)
+            )
+        )
+        writer.join()
+        found = status(place.path)
+        assert "uploads" not in found
+        assert found["writing"]["sent_bytes"] == len(content)
+        assert found["writing"]["staged_bytes"] == 0
 
 
 def test_no_mount(tmp_path: Path):

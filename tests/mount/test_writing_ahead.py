@@ -8,9 +8,11 @@ import sys
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from aisfs.status import read_counters, summary, table
 from tests.contract.subjects import CLUSTER
 from tests.mount.content import payload
 from tests.mount.writable import Writable, writable
@@ -60,6 +62,11 @@ def write(descriptor: int, data: bytes) -> None:
         assert os.write(descriptor, piece) == len(piece)
 
 
+def status(place: Writable) -> dict[str, Any]:
+    """What `aisfs status` shows; a process of its own would close the descriptors it got, and upload."""
+    return summary(read_counters(place.path))
+
+
 def begin(place: Writable, path: Path, size: int = 3 * PART + 1) -> int:
     """Make a file, write some of it and wait until its parts are on the server."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -77,6 +84,23 @@ def test_parts_are_there_before_the_close(place: Writable, path: Path):
     assert place.stored(path.name) == CONTENT
     assert path.read_bytes() == CONTENT
     assert uploads(place) == []
+
+
+def test_status_tells_how_far_it_is(place: Writable, path: Path):
+    before = status(place)["writing"]["sent_bytes"]
+    name = f"ais://b/{path.name}"
+    descriptor = begin(place, path)
+    assert eventually(
+        lambda: status(place)["uploads"] == {name: {"sent_bytes": 3 * PART, "size_bytes": None}}
+    )
+    assert status(place)["writing"]["staged_bytes"] == 3 * PART + 1
+    shown = [cell for column in table(status(place)).columns for cell in column.cells]
+    assert "15.0 MiB of a file still being written" in shown
+    os.close(descriptor)
+    found = status(place)
+    assert "uploads" not in found
+    assert found["writing"]["staged_bytes"] == 0
+    assert found["writing"]["sent_bytes"] == before + 3 * PART + 1
 
 
 def test_the_old_object_stays_until_the_close(place: Writable, path: Path):
