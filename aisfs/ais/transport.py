@@ -32,7 +32,7 @@ from aisfs.ais.counted_body import BodyDelivered, CountedBody
 from aisfs.ais.exchange import exchange
 from aisfs.ais.failures import failure
 from aisfs.ais.lifeline import Lifeline
-from aisfs.ais.redirects import REDIRECTS, Way, is_target, may_have_token
+from aisfs.ais.redirects import REDIRECTS, Way, is_target
 from aisfs.config import ClusterSettings
 from aisfs.errors import AisfsError, ConfigError, ProtocolError, Unavailable
 
@@ -181,12 +181,10 @@ class Transport:
             asked = replace(request, headers=headers)
         else:
             asked = request
-        url = self._target_of(line, asked)
-        trusted = may_have_token(self.endpoint, self.endpoint + request.target, url)
-        authorization = self._credentials.authorization() if trusted else None
+        way = self._way_to_target(line, asked)
         body = CountedBody(pieces, size, line.lifeline)
         try:
-            reply = self._exchange(line, request, url, authorization, body)
+            reply = self._exchange(line, request, way.url, way.authorization, body)
         except Unavailable as error:
             if body.sent == size:
                 raise BodyDelivered(str(error)) from error
@@ -195,34 +193,33 @@ class Transport:
             raise failure(request, reply)
         return reply
 
-    def _target_of(self, line: Line, request: wire.Request) -> str:
+    def _way_to_target(self, line: Line, request: wire.Request) -> Way:
         """Ask the proxy where to send a body, without it; once more if the token is out of date."""
         authorization = self._credentials.authorization()
-        url, reply = self._ask_for_target(line, request, authorization)
+        way, reply = self._follow_to_target(line, request, authorization)
         if reply.status == 401 and (renewed := self._credentials.renew(authorization)):
-            url, reply = self._ask_for_target(line, request, renewed)
+            way, reply = self._follow_to_target(line, request, renewed)
         if reply.status == 200:
             raise ProtocolError(f"{request.subject}: taken without its content; {_NO_PROXY}")
         if reply.status not in REDIRECTS:
             raise failure(request, reply)
-        return url
+        return way
 
-    def _ask_for_target(
+    def _follow_to_target(
         self, line: Line, request: wire.Request, authorization: str | None
-    ) -> tuple[str, wire.Reply]:
-        """Follow redirects up to the one to a target, and give that and the reply that named it."""
+    ) -> tuple[Way, wire.Reply]:
+        """Follow redirects until one leads to a target; return the way there and the last reply."""
         way = Way(self.endpoint, request, authorization)
         while True:
             reply = self._exchange(line, request, way.url, way.authorization)
             location = reply.headers.get("location")
             if reply.status not in REDIRECTS:
-                return way.url, reply
+                return way, reply
             if not location:
                 raise failure(request, reply)
-            target = way.absolute(location)
-            if is_target(target):
-                return target, reply
-            way.go(target)
+            way.go(way.absolute(location))
+            if is_target(way.url):
+                return way, reply
 
     @contextmanager
     def open(self, line: Line, request: wire.Request) -> Iterator[Body]:

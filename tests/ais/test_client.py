@@ -26,6 +26,7 @@ from aisfs.errors import (
     Unavailable,
 )
 from aisfs.model import Bucket, ObjectInfo, Provider
+from aisfs.store.content import BytesContent
 from aisfs.store.retry import RetryingStore
 from tests.ais.scripted_server import PROPS, MiniCluster, error, reply, scripted_server
 
@@ -234,6 +235,35 @@ async def test_token_stays_with_the_cluster():
         async with connected(first, token=SecretStr("t")) as (client, _):
             assert (await client.head(B, "k")).size == 5
         assert second.seen[0].headers["authorization"] == "Bearer t"
+        assert "authorization" not in third.seen[0].headers
+
+
+async def test_token_of_an_upload_stays_with_the_cluster():
+    """The one redirect decides that leads to the host, not the first one and the last."""
+
+    def redirects_to(endpoint, marks=""):
+        def handler(seen, connection):
+            if seen.path == "/v1/buckets/b":
+                connection.sendall(reply(200, {"Ais-Bucket-Props": PROPS}))
+            else:
+                location = {"Location": endpoint() + seen.target + marks}
+                connection.sendall(reply(307, location))
+
+        return handler
+
+    def refuses(seen, connection):
+        connection.sendall(reply(403))
+
+    with (
+        scripted_server(refuses) as third,
+        scripted_server(redirects_to(lambda: third.endpoint, "&pid=p&utm=x")) as second,
+    ):
+        first = redirects_to(lambda: second.endpoint)
+        async with connected(first, token=SecretStr("t")) as (client, _):
+            with pytest.raises(AccessDenied):
+                await client.upload(B, "k", BytesContent(b"12345"))
+        assert second.seen[0].headers["authorization"] == "Bearer t"
+        assert third.seen[0].body == b"12345"
         assert "authorization" not in third.seen[0].headers
 
 

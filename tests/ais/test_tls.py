@@ -8,12 +8,14 @@ import warnings
 
 import pytest
 import trio
+from pydantic import SecretStr
 
 from aisfs.ais.client import AISClient
 from aisfs.config import ClusterSettings
-from aisfs.errors import ConfigError
+from aisfs.errors import AccessDenied, ConfigError
 from aisfs.model import Bucket
-from tests.ais.scripted_server import MiniCluster, scripted_server
+from aisfs.store.content import BytesContent
+from tests.ais.scripted_server import PROPS, MiniCluster, reply, scripted_server
 
 B = Bucket("b")
 DATA = bytes(range(256)) * 4096
@@ -66,6 +68,37 @@ async def test_unverified_without_a_word(certificate):
         warnings.simplefilter("error")
         async with connected(certificate, cluster, skip_verify=True) as (client, _):
             assert (await client.head(B, "k")).size == len(DATA)
+
+
+async def test_token_of_an_upload_is_gone_after_a_plain_hop(certificate):
+    """From https by way of http back to https: whoever saw the hop could have named the target."""
+
+    def refuses(seen, connection):
+        connection.sendall(reply(403))
+
+    def to(endpoint, marks=""):
+        def handler(seen, connection):
+            if seen.path == "/v1/buckets/b":
+                connection.sendall(reply(200, {"Ais-Bucket-Props": PROPS}))
+            else:
+                connection.sendall(reply(307, {"Location": endpoint + seen.target + marks}))
+
+        return handler
+
+    key, crt = certificate
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(crt, key)
+    with (
+        scripted_server(refuses, context) as target,
+        scripted_server(to(target.endpoint, "&pid=p&utm=x")) as plain,
+    ):
+        options = {"client_ca": crt, "token": SecretStr("t")}
+        async with connected(certificate, to(plain.endpoint), **options) as (client, proxy):
+            with pytest.raises(AccessDenied):
+                await client.upload(B, "k", BytesContent(b"12345"))
+        assert proxy.seen[0].headers["authorization"] == "Bearer t"
+        assert "authorization" not in plain.seen[0].headers
+        assert "authorization" not in target.seen[0].headers
 
 
 async def test_cancelled_call_ends_at_once(certificate):
