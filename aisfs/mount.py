@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -57,10 +57,10 @@ from aisfs.fuse import tuning
 from aisfs.fuse.headroom import Headroom
 from aisfs.fuse.notifier import Notifier
 from aisfs.fuse.operations.reading import Operations
-from aisfs.fuse.operations.serving import PyfuseKernel, serve, terminate
+from aisfs.fuse.operations.serving import PyfuseKernel, serve, serves_descriptors, terminate
 from aisfs.fuse.operations.writing import WritableOperations
 from aisfs.fuse.pusher import Pusher
-from aisfs.fuse.session import LaneSession, LaneUnavailable
+from aisfs.fuse.session import LaneSession
 from aisfs.metrics import Metrics
 from aisfs.mount_plan import MountPlan, check_places, is_local, origin_of
 from aisfs.store.metered import MeteredStore
@@ -114,6 +114,9 @@ async def run(plan: MountPlan, on_ready: Callable[[], None]) -> None:
     """
     sys.setswitchinterval(SWITCH_SECONDS)
     map_large_blocks()
+    if plan.kernel.lane and not serves_descriptors():
+        log.warning("mounting without the lane, which is slower: it needs libfuse 3.3 or later")
+        plan = replace(plan, kernel=plan.kernel.model_copy(update={"lane": False}))
     plan, direct, root = open_source(plan)
     blocks: BlockCache | None = None
     staging: StagingArea | None = None
@@ -161,12 +164,9 @@ async def run(plan: MountPlan, on_ready: Callable[[], None]) -> None:
 async def _serve(plan: MountPlan, operations: Operations, lane: LaneSession | None) -> None:
     options = _kernel_options(plan)
     if lane is not None:
-        try:
-            await lane.serve(plan.mountpoint, options)
-            return
-        except LaneUnavailable as error:
-            log.info("mounting without the lane: %s", error)
-    await serve(operations, str(plan.mountpoint), options - {"nonempty"})
+        await lane.serve(plan.mountpoint, options)
+    else:
+        await serve(operations, str(plan.mountpoint), options - {"nonempty"})
 
 
 async def _build(

@@ -40,10 +40,6 @@ LAST_CHANGES_SECONDS = 0.01
 """How often it is looked, at the end, whether the last change was made."""
 
 
-class LaneUnavailable(MountError):
-    """This machine does not let us put a lane before pyfuse3. Nothing is left mounted."""
-
-
 class LaneSession:
     """Serves one mount."""
 
@@ -94,8 +90,7 @@ class LaneSession:
             options: Mount options as of `mount -o`.
 
         Raises:
-            LaneUnavailable: mount without the lane instead.
-            MountError: the kernel or fusermount3 refused.
+            MountError: the kernel, fusermount3 or libfuse refused.
         """
         device = await trio.to_thread.run_sync(mount_device, mountpoint, options)
         guardian = device.guarded()
@@ -122,7 +117,7 @@ class LaneSession:
                 await trio.to_thread.run_sync(threads.take_down)
                 await trio.to_thread.run_sync(guardian.dismiss)
         if refused is not None:
-            raise LaneUnavailable(str(refused)) from refused
+            raise refused
 
     def _make(self, device: Device, ours: socket.socket, its: socket.socket) -> "_Threads":
         pending = Pending()

@@ -1,6 +1,7 @@
 """pyfuse3 itself: its loop, from the mounting to the unmounting, and what it tells the kernel."""
 
 import os
+import socket
 from contextlib import suppress
 
 import pyfuse3
@@ -57,6 +58,22 @@ async def serve(operations: Operations, mountpoint: str, options: set[str]) -> N
         await pyfuse3.main()
     finally:
         pyfuse3.close(unmount=True)
+
+
+def serves_descriptors() -> bool:
+    """Return whether this libfuse can serve a descriptor it is given: since 3.3.
+
+    To be asked before anything is built, since a mount is put together for one way or the other.
+    """
+    ours, its = socket.socketpair()
+    with ours, its:
+        try:
+            pyfuse3.init(pyfuse3.Operations(), f"/dev/fd/{its.fileno()}", set())
+        except RuntimeError:
+            return False
+        its.detach()
+        pyfuse3.close(unmount=False)
+    return True
 
 
 async def serve_descriptor(operations: Operations, fd: int) -> None:
