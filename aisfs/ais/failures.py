@@ -44,6 +44,13 @@ _PASSING = re.compile(
 class _Details(msgspec.Struct):
     tcode: str = ""
     message: str = ""
+    url_path: str = ""
+
+    @property
+    def by_aistore(self) -> bool:
+        """Whether AIStore itself says this: a gateway's page is no JSON, or other JSON."""
+        # DELETE of a missing object has no tcode, nor has any reply of an old server.
+        return bool(self.tcode or (self.message and self.url_path))
 
 
 _decode = msgspec.json.Decoder(_Details, strict=False).decode
@@ -56,7 +63,6 @@ _PLAIN: dict[int, tuple[type[AisfsError], str]] = {
     ),
     403: (AccessDenied, "the token or the bucket's access settings do not permit this"),
     408: (Unavailable, "the cluster gave up waiting"),
-    410: (NotFound, "deleted from the cloud behind the bucket"),
     416: (Stale, "shorter on the server than it was"),
     429: (Unavailable, "the cluster limits the rate of requests"),
     501: (Unsupported, "the cluster or this bucket cannot do that"),
@@ -109,7 +115,7 @@ def _details(reply: Reply) -> _Details:
     except msgspec.MsgspecError:
         return _Details()
     printable = "".join(c if c.isprintable() else " " for c in details.message)
-    return _Details(details.tcode, printable.strip())
+    return _Details(details.tcode, printable.strip(), details.url_path)
 
 
 def _lacks_batches(request: Request, reply: Reply, details: _Details) -> bool:
@@ -139,11 +145,22 @@ def _bad_request(request: Request, details: _Details) -> _Verdict:
 
 
 def _not_found(request: Request, details: _Details) -> _Verdict:
-    # Old servers leave the tcode out; then what was asked for is what is missing.
+    # What is gone is taken out of caches, listings and copies: only the cluster may say so.
+    if not details.by_aistore:
+        return ProtocolError, "something between here and the cluster answered in its place"
+    if details.tcode == "PathError":
+        return ProtocolError, "the cluster lost a file of this object"
     about_object = request.path.startswith("/v1/objects/")
     if details.tcode in _BUCKET_GONE or not about_object:
         return BucketNotFound, "no such bucket"
     return NotFound, "no such object"
+
+
+def _gone(request: Request, details: _Details) -> _Verdict:
+    kind, text = _not_found(request, details)
+    return (
+        (NotFound, "deleted from the cloud behind the bucket") if kind is NotFound else (kind, text)
+    )
 
 
 def _conflict(request: Request, details: _Details) -> _Verdict:
@@ -169,4 +186,5 @@ _BY_DETAILS: dict[int, Callable[[Request, _Details], _Verdict]] = {
     400: _bad_request,
     404: _not_found,
     409: _conflict,
+    410: _gone,
 }

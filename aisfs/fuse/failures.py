@@ -9,11 +9,17 @@ from aisfs.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
+LISTING = frozenset({"opendir", "readdir"})
+"""Requests that list a directory. ENOENT is no answer to these: the C library takes it for the end
+of the directory, and `rsync --delete` then empties the copy."""
+
 
 def failure(metrics: Metrics, operation: str, error: Exception) -> int:
     """Count and log a failed request; gives the errno the table says."""
     if isinstance(error, AisfsError):
         code, level = errno_of(error)
+        if code == errno.ENOENT and operation in LISTING:
+            code = errno.ESTALE
         log.log(level, "%s failed: %s", operation, error)
     else:
         code = errno.EIO

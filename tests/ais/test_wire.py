@@ -405,6 +405,12 @@ def _said(tcode: str, message: str = "it says so") -> bytes:
     return json.dumps({"tcode": tcode, "message": message, "status": 0}).encode()
 
 
+def _said_by_old_servers(message: str) -> bytes:
+    """As of golden.json: without a code, but with all the other fields."""
+    others = {"method": "GET", "url_path": "/v1/objects/pets/k", "caller": "", "node": "t[x]"}
+    return json.dumps({"message": message, **others, "status": 404}).encode()
+
+
 @pytest.mark.parametrize(
     ("request_", "status", "body", "kind", "transient"),
     [
@@ -413,11 +419,23 @@ def _said(tcode: str, message: str = "it says so") -> bytes:
         (GET, 404, _said("ErrNotFound"), NotFound, False),
         (GET, 404, _said("ErrBckNotFound"), BucketNotFound, False),
         (GET, 404, _said("ErrRemoteBckNotFound"), BucketNotFound, False),
-        (GET, 404, b"<html>", NotFound, False),
-        (LIST, 404, b"", BucketNotFound, False),
+        (HEAD, 404, _said_by_old_servers("k does not exist"), NotFound, False),
+        (GET, 404, _said("PathError", "chunk does not exist"), ProtocolError, False),
+        (GET, 404, b"<html><h1>404 Not Found</h1></html>", ProtocolError, False),
+        (
+            GET,
+            404,
+            b'{"message":"no Route matched with those values","status":404}',
+            ProtocolError,
+            False,
+        ),
+        (HEAD, 404, b"", ProtocolError, False),
+        (LIST, 404, b"", ProtocolError, False),
+        (LIST, 404, b"404 page not found", ProtocolError, False),
         (GET, 409, _said(""), Unavailable, True),
         (HEAD, 409, b"", ProtocolError, False),
-        (HEAD, 410, b"", NotFound, False),
+        (HEAD, 410, _said("ErrNotFound"), NotFound, False),
+        (GET, 410, b"<html>", ProtocolError, False),
         (GET, 416, _said("ErrRangeNotSatisfiable"), Stale, False),
         (GET, 429, _said("ErrRateLimitFrontend"), Unavailable, True),
         (GET, 503, b"", Unavailable, True),

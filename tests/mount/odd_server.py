@@ -98,7 +98,9 @@ class _Handler(BaseHTTPRequestHandler):
             case ["v1", "objects", bucket, key] if bucket == BUCKET and key in self.objects:
                 self._object(key, url.query)
             case _:
-                self._reply(404, b'{"message":"does not exist","status":404}\n')
+                self._reply(
+                    404, b'{"tcode":"ErrNotFound","message":"does not exist","status":404}\n'
+                )
 
     def _bucket(self, body: bytes) -> None:
         if self.command == "HEAD":
