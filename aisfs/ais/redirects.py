@@ -21,6 +21,9 @@ _TARGET_MARKS = (re.compile(r"[?&]pid="), re.compile(r"[?&]utm="))
 class Way:
     """The way of one request, from the endpoint on.
 
+    Only the place and the query of a redirect are followed, with the path of the request: AIStore
+    writes that anew in `Location`, with spaces for line breaks, which is the name of another object.
+
     The token goes along to whatever host the endpoint itself names: that is the cluster. It stays
     behind when others redirect elsewhere, and when the way leaves https.
     """
@@ -32,14 +35,15 @@ class Way:
         self.authorization = authorization
         """What to say there."""
         self._endpoint = endpoint
+        self._path = request.path
         self._subject = request.subject
         self._hops = 0
 
     def absolute(self, location: str) -> str:
-        """Spell out where the `Location` of a reply is.
+        """Return the URL that the `Location` of a reply sends this request to.
 
         Raises:
-            ProtocolError: that is nowhere.
+            ProtocolError: that is nowhere, or no place for requests to AIStore.
         """
         # http.client gives the header's bytes as Latin-1; a URL has only ASCII.
         place = quote(location.encode("latin-1"), safe=string.punctuation)
@@ -49,8 +53,11 @@ class Way:
             parts = urlsplit(target)
             # Impossible hosts and ports are told by asking for them.
             host = (parts.hostname or "").encode("idna")
-            if parts.scheme in ("http", "https") and host and parts.port != 0:
-                return target
+            before, version, _ = parts.path.partition("/v1/")
+            if parts.scheme in ("http", "https") and host and parts.port != 0 and version:
+                # A name need not be escaped there: its question mark is not the last one.
+                query = place[place.rfind("?") :] if "?" in place else ""
+                return f"{parts.scheme}://{parts.netloc}{before}{self._path}{query}"
         raise ProtocolError(f"{self._subject}: redirected to {place!r}")
 
     def go(self, target: str) -> None:

@@ -92,20 +92,39 @@ async def test_what_is_sent_is_what_was_built(key):
         assert paths.pop().isascii()
 
 
-async def test_plus_may_come_back_unquoted_from_a_redirect():
-    cluster = MiniCluster({"a+b": b"x"})
+@pytest.mark.parametrize("key", ["a+b", "a\nb", "a\rb\n", "a%41b", "a?b=c", "a#b?c"])
+async def test_a_redirect_does_not_change_the_name(key):
+    """AIStore writes the path of `Location` anew: that is another object, or none."""
+    written = key.replace("\n", " ").replace("\r", " ")
+    cluster = MiniCluster({written.replace("+", " "): b"wrong!", key: b"right"})
 
     def before(seen, connection):
         if "pid" not in seen.query and "/objects/" in seen.path:
-            target = seen.target.replace("%2B", "+")
-            location = f"http://{seen.headers['host']}{target}&pid=p"
+            query = seen.target.rpartition("?")[2]
+            location = f"http://{seen.headers['host']}/v1/objects/b/{written}?{query}&pid=p"
             connection.sendall(reply(301, {"Location": location}))
             return True
         return None
 
     cluster.before = before
-    async with connected(cluster) as (client, _):
-        assert (await client.head(B, "a+b")).size == 1
+    async with connected(cluster) as (client, server):
+        info = await client.head(B, key)
+        assert info.size == 5
+        assert await read(client, info, 0, 5) == b"right"
+        marked = [seen.query for seen in server.seen if "pid" in seen.query]
+        assert all(query["provider"] == ["ais"] for query in marked)
+
+
+async def test_a_redirect_to_a_login_page_is_no_answer():
+    """Asked there for the object, it would say that there is none."""
+
+    def handler(seen, connection):
+        connection.sendall(reply(302, {"Location": "/login?next=/v1/objects/b/k"}))
+
+    async with connected(handler) as (client, server):
+        with pytest.raises(ProtocolError, match="redirected to '/login"):
+            await client.head(Bucket("b"), "k")
+        assert len(server.seen) == 1
 
 
 async def test_names_that_requests_would_rewrite_are_never_sent():

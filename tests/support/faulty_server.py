@@ -19,6 +19,7 @@ Actions:
     kill      kill the whole server, as a power cut would
     truncate  announce the whole length, send `fraction` of it (default 0.5), drop the connection
     stall     wait `seconds` before the body, or after `fraction` of it when that is given
+    spaces    serve the request, with spaces for the line breaks of names in `Location`
     drip      send `piece` bytes (default 1024) every `seconds` (default 0.05)
 
 The first three have a `stage`, for requests with a body: `headers` (nothing of the body was read;
@@ -79,6 +80,8 @@ class FaultInjector:
                 return self._truncate(rule, environ, start_response, sock)
             case "stall":
                 return self._stall(rule, environ, start_response)
+            case "spaces":
+                return self._app(environ, _spaces(start_response))
             case "drip":
                 return self._drip(rule, environ, start_response)
         raise ValueError(f"no such action: {rule}")
@@ -179,6 +182,19 @@ def _matches(match: dict[str, Any], environ: Environ) -> bool:
         "range": lambda wanted: ("HTTP_RANGE" in environ) == wanted,
     }
     return all(tests[name](wanted) for name, wanted in match.items())
+
+
+def _spaces(start_response: StartResponse) -> StartResponse:
+    """Do to a redirect what AIStore does: it names another object."""
+
+    def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
+        return start_response(status, [(name, spaced(value)) for name, value in headers], *more)
+
+    def spaced(value: str) -> str:
+        path, mark, query = value.partition("?")  # which comes as it was sent
+        return path.replace("%0A", "%20").replace("%0D", "%20") + mark + query
+
+    return start
 
 
 def _drain(environ: Environ) -> None:

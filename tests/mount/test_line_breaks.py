@@ -1,0 +1,31 @@
+"""Names with line breaks, which AIStore's redirects turn into spaces: the name of another file."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.mount.writable import writable
+from tests.support.servers import RunningServer
+
+pytestmark = pytest.mark.mount
+
+
+def test_a_line_break_is_not_a_space(tmp_path: Path):
+    with writable(tmp_path, faulty=True) as place:
+        assert isinstance(place.server, RunningServer)
+        place.server.faults([{"match": {"marked": False}, "action": "spaces", "times": -1}])
+        (place.path / "a b").write_bytes(b"the only copy")
+        for name in ("a\nb", "a\rb"):
+            file = place.path / name
+            file.write_bytes(b"evil")
+            assert place.stored("a b") == b"the only copy"
+            assert place.stored(name) == b"evil"
+            assert file.read_bytes() == b"evil"
+            file.rename(place.path / "moved")
+            (place.path / "moved").rename(file)
+            with open(file, "ab") as stream:
+                stream.write(b" more")
+            assert place.stored(name) == b"evil more"
+            file.unlink()
+            assert place.stored("a b") == b"the only copy"
+            assert place.stored(name) is None
