@@ -101,8 +101,15 @@ def umount(mountpoint: str, lazy: bool) -> None:
     show_default=True,
     help="Port; 0 picks a free one and prints it.",
 )
+@click.option(
+    "--traps",
+    is_flag=True,
+    help="Destroy and hide what a real AIStore would, to test clients against it.",
+)
 @logs.log_options
-def serve(directory: Path, host: str, port: int, log_level: str, log_file: Path | None) -> None:
+def serve(
+    directory: Path, host: str, port: int, traps: bool, log_level: str, log_file: Path | None
+) -> None:
     """Serve a directory as a small AIStore.
 
     Each folder is a bucket, objects are plain files. For demos, tests and a laptop without a cluster. It knows no users: keep it on loopback.
@@ -118,4 +125,4 @@ def serve(directory: Path, host: str, port: int, log_level: str, log_file: Path 
     def ready(actual: int) -> None:
         click.echo(f"http://{f'[{host}]' if ':' in host else host}:{actual}")
 
-    run_server(directory, host=host, port=port, ready=ready)
+    run_server(directory, host=host, port=port, ready=ready, traps=traps)

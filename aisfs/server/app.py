@@ -18,7 +18,6 @@ import logging
 import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
-from urllib.parse import quote
 
 from aisfs.server.appends import Appends
 from aisfs.server.batches import Batches
@@ -43,6 +42,7 @@ from aisfs.server.jobs import Jobs
 from aisfs.server.objects import Objects, check_key
 from aisfs.server.parts import Parts
 from aisfs.server.storage import Storage
+from aisfs.server.traps import Kindness, Traps
 
 log = logging.getLogger(__name__)
 
@@ -60,29 +60,31 @@ _ALLOWED = {
 }
 
 
-def make_app(root: Path, token: str | None = None) -> WsgiApp:
+def make_app(root: Path, token: str | None = None, *, traps: bool = False) -> WsgiApp:
     """Make the application over a directory.
 
-    With a token, requests at the proxy side without it are answered 401.
+    With a token, requests at the proxy side without it are answered 401; with traps, it destroys and
+    hides what a real AIStore would.
 
     Raises:
         ConfigError: the directory is missing or cannot hold the server's own files.
     """
-    return Server(root, token)
+    return Server(root, token, Traps() if traps else Kindness())
 
 
 class Server:
     """The application; one instance per directory and process."""
 
-    def __init__(self, root: Path, token: str | None = None) -> None:
+    def __init__(self, root: Path, token: str | None, traps: Kindness) -> None:
         self._token = token
+        self._traps = traps
         self.counters = Counters()
         self._storage = Storage(root)
         self._cluster = Cluster(root)
         node = self._cluster.node_id
         self._objects = Objects(self._storage, node)
         self._appends = Appends(self._storage, self._objects, node)
-        self._parts = Parts(self._storage, self._objects)
+        self._parts = Parts(self._storage, self._objects, traps)
         self._batches = Batches(self._storage, self._cluster.proxy_id)
         jobs = Jobs(self._storage, self._objects, self._cluster)
         self._buckets = Buckets(self._storage, self._cluster, jobs, self.counters)
@@ -257,8 +259,7 @@ class Server:
         if request.header("Connection").lower() != "close":
             request.drain()
         self.counters.add("redirect")
-        # The path is written anew, as Go does: `%2B` comes back as a plus sign.
-        path = quote(request.raw_path, safe="/$&+,:;=@~")
+        path = self._traps.location(request.raw_path)
         query = request.environ.get("QUERY_STRING", "")
         mark = f"pid={self._cluster.proxy_id}&utm={stamp()}"
         location = f"{request.base_url}{path}?{query}{'&' if query else ''}{mark}"

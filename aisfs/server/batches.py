@@ -100,7 +100,8 @@ class Batches:
         query = request.environ.get("QUERY_STRING", "")
         mark = f"pid={self._proxy_id}&utm={stamp()}"
         location = f"{request.base_url}{path}?{query}{'&' if query else ''}{mark}"
-        return Reply(307, [("Location", location)])
+        kind = ("Content-Type", "text/html; charset=utf-8")
+        return Reply(307, [("Location", location), kind])
 
     def _answer(
         self, message: Message, items: list[Item], default: str, form: archives.Format

@@ -89,7 +89,8 @@ def parse(value: object, bucket: str) -> Message:
     if flags & (NOT_CACHED | DIFF):
         raise Failure(400, f"ais://{bucket}: flags {flags} are for remote buckets")
     message.prefix = message.prefix.rstrip("*")
-    if ".." in message.prefix.split("/"):
+    parts = message.prefix.split("/")
+    if ".." in parts or (len(parts) > 1 and parts[0] in (".", "~")):
         text = f'bad list-objects request: invalid prefix "{message.prefix}"'
         raise Failure(400, text, "errInvalidPath")
     return message

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from aisfs.server import archives, failures
 from aisfs.server.checksums import HASHERS
+from aisfs.server.damage import Damage, break_off
 from aisfs.server.exchange import HeldFile, Reply, Request, base36
 from aisfs.server.failures import Failure, Headers, uri_of
 from aisfs.server.object_headers import attributes, chunk_headers, custom_pairs, parse_range
@@ -197,7 +198,13 @@ class Objects:
             hasher = HASHERS[found.record.checksum_type]()
             hasher.update(os.pread(fd, length, start))
             found = replace(found, record=replace(found.record, checksum=hasher.hexdigest()))
+        sound = (
+            found.record.damage.readable(start, length, headers) if found.record.damage else length
+        )
         headers += attributes(found)
+        if sound < length:
+            headers.append(("Content-Length", str(length)))
+            return Reply(status, headers, stream=break_off(os.dup(fd), start, sound))
         if length <= SMALL:
             body = os.pread(fd, length, start)
             if len(body) == length:
@@ -292,6 +299,7 @@ class Objects:
         *,
         fresh: bool = False,
         chunks: tuple[int, int] | None = None,
+        damage: Damage | None = None,
     ) -> Found:
         """Make a work file the next version of an object.
 
@@ -307,6 +315,7 @@ class Objects:
                 checksum,
                 {**(known.custom if known else {}), **custom},
                 chunks,
+                damage,
             )
             return self._storage.commit(bucket, key, work, record, old)
 

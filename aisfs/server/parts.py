@@ -19,14 +19,16 @@ from typing import BinaryIO
 import msgspec
 
 from aisfs.server import failures
-from aisfs.server.checksums import HASHERS, Hasher
+from aisfs.server.damage import Damage, LostPart
 from aisfs.server.exchange import Reply, Request, text_reply
 from aisfs.server.failures import Failure, uri_of
 from aisfs.server.objects import Objects
+from aisfs.server.properties import checksum_type
 from aisfs.server.storage import Bucket, Storage, hash_file, write_out
+from aisfs.server.traps import Kindness
 
 CHECKSUM = "crc32c"
-"""What an object made of parts has, unless it replaces one that has another."""
+"""What an object has whose parts did not come in order, unless it replaces one that has another."""
 _MOST_PARTS = 10_000
 _COPY = 64 << 20
 _NUMBER = re.compile(r"[1-9][0-9]{0,4}")
@@ -48,6 +50,10 @@ class _Upload:
     """Parts that were written to their place, or tried to; they are not written there again."""
     placed: set[int] = field(default_factory=set)
     """Parts that are in their place, whole."""
+    in_order: bool = True
+    """Whether every part so far had the number after that of the one before."""
+    lost: set[int] = field(default_factory=set)
+    """Parts that came twice, where that loses them."""
     turn: threading.Lock = field(default_factory=threading.Lock)
     """Held to write to `whole`: the kernel lets in one at a time, and the others burn processors."""
 
@@ -59,6 +65,11 @@ class _Upload:
     def part(self, number: int) -> Path:
         """Give the file of a part that has one of its own."""
         return self.folder / str(number)
+
+    def keep(self, number: int, size: int) -> None:
+        """Note a part that has come, whole."""
+        self.in_order = self.in_order and number == len(self.sizes) + 1
+        self.sizes[number] = size
 
     def place(self, number: int, length: int) -> int | None:
         """Say where a part may be written to at once; None when it needs a file of its own."""
@@ -81,9 +92,10 @@ class _Piece:
 class Parts:
     """The uploads in parts that are under way."""
 
-    def __init__(self, storage: Storage, objects: Objects) -> None:
+    def __init__(self, storage: Storage, objects: Objects, traps: Kindness) -> None:
         self._storage = storage
         self._objects = objects
+        self._traps = traps
         self._lock = threading.Lock()
         self._uploads: dict[str, _Upload] = {}
 
@@ -97,33 +109,30 @@ class Parts:
         return text_reply(name)
 
     def put(self, request: Request, bucket: Bucket, key: bytes) -> Reply:
-        """Take one part; sent again it replaces the one before."""
+        """Take one part; sent again it replaces the one before, or takes it along."""
         text = request.query.get("partNumber", "")
         if not _NUMBER.fullmatch(text) or int(text) > _MOST_PARTS:
             raise Failure(400, f'invalid part number "{text}" (expecting 1..{_MOST_PARTS})')
         upload, number = self._upload(request, bucket, key), int(text)
-        kind, given = request.header("Ais-Checksum-Type"), request.header("Ais-Checksum-Value")
-        if kind and kind not in HASHERS:
-            raise Failure(400, f'invalid checksum type "{kind}"')
+        # Checksums of parts are not looked at: AIStore does not either.
         with self._lock:
             place = upload.place(number, int(request.environ.get("CONTENT_LENGTH") or 0))
-        hasher = HASHERS[kind or "none"]()
         if place is not None:
             with _still_there(upload), _open_at(upload.whole, place) as file:
-                size = write_out(request.pieces(), file, [hasher], upload.turn)
-            _compare(kind, given, hasher)
+                size = write_out(request.pieces(), file, (), upload.turn)
             with self._lock:
-                upload.sizes[number] = size
+                upload.keep(number, size)
                 upload.placed.add(number)
             return Reply()
         work = upload.folder / uuid.uuid4().hex
         try:
             with _still_there(upload), work.open("xb") as file:
-                size = write_out(request.pieces(), file, [hasher])
-            _compare(kind, given, hasher)
+                size = write_out(request.pieces(), file, ())
             with self._lock, _still_there(upload):
+                if number in upload.sizes and self._traps.loses_repeated_parts:
+                    upload.lost.add(number)
                 os.replace(work, upload.part(number))
-                upload.sizes[number] = size
+                upload.keep(number, size)
                 upload.placed.discard(number)
         finally:
             work.unlink(missing_ok=True)
@@ -132,21 +141,34 @@ class Parts:
     def complete(self, request: Request, listed: object, bucket: Bucket, key: bytes) -> Reply:
         """Make an object of the parts that are listed: all of them."""
         upload = self._upload(request, bucket, key)
-        numbers = _numbers(listed)
+        numbers, name = _numbers(listed), uri_of(bucket.name, key)
         with self._lock:
             have = dict(upload.sizes)
             if not set(numbers) <= have.keys() or len(have) > len(numbers):
                 text = f"requested {len(numbers)} parts, have {len(have)}"
                 raise Failure(400, f"partial completion is not allowed: {text}")
+            for at, number in enumerate(numbers):
+                if number != at + 1:
+                    text = f"chunk at ({at}) has invalid number {number} (count={len(numbers)})"
+                    raise Failure(400, text)
+            if 1 in upload.lost:  # it is the file that the others are added to
+                text = f"rename {upload.part(1)} {upload.whole}: no such file or directory"
+                raise Failure(
+                    404, f"t[{{node}}]: failed to finalize {name}, err: {text}", "ErrFailedTo"
+                )
             if self._uploads.pop(request.query["uploadId"], None) is None:
                 raise _unknown(request, bucket, key)
         try:
-            work = self._put_together(upload, numbers)
+            work = self._put_together(upload)
             old = bucket.find(key)
-            kind = old.record.checksum_type if old and old.record.checksum_type else CHECKSUM
+            kind = checksum_type(bucket) if upload.in_order else CHECKSUM
+            if old and old.record.checksum_type:
+                kind = old.record.checksum_type
             chunks = (len(numbers), max(have.values()))
-            checksum = hash_file(work, kind)
-            self._objects.publish(bucket, key, work, kind, checksum, {}, chunks=chunks)
+            checksum, damage = hash_file(work, kind), _damage(upload, name)
+            self._objects.publish(
+                bucket, key, work, kind, checksum, {}, chunks=chunks, damage=damage
+            )
         except BaseException:
             with self._lock:  # it may be tried again, or aborted
                 self._uploads[request.query["uploadId"]] = upload
@@ -155,12 +177,10 @@ class Parts:
         return Reply()
 
     @staticmethod
-    def _put_together(upload: _Upload, numbers: list[int]) -> Path:
+    def _put_together(upload: _Upload) -> Path:
         """Make one file of the parts: the one that most are in, unless they turned out misplaced."""
-        pieces, end = [], 0
-        for number in numbers:
-            pieces.append(_Piece(number, end, upload.sizes[number]))
-            end += upload.sizes[number]
+        pieces = _pieces(upload)
+        end = pieces[-1].start + pieces[-1].size
         right = all(p.start == (p.number - 1) * upload.step for p in pieces if _placed(upload, p))
         target = upload.whole if right else upload.folder / "moved"
         with _open_at(target, 0) as file:
@@ -221,6 +241,24 @@ def _still_there(upload: _Upload) -> Iterator[None]:
         raise Failure(404, text, "ErrNotFound") from error
 
 
+def _pieces(upload: _Upload) -> list[_Piece]:
+    """Give all parts in order, with their places in the object."""
+    pieces, end = [], 0
+    for number, size in sorted(upload.sizes.items()):
+        pieces.append(_Piece(number, end, size))
+        end += size
+    return pieces
+
+
+def _damage(upload: _Upload, name: str) -> Damage | None:
+    lost = tuple(
+        LostPart(p.start, p.size, f"{name}.{upload.folder.name[-9:]}.{p.number:04d}")
+        for p in _pieces(upload)
+        if p.number in upload.lost
+    )
+    return Damage(lost) if lost else None
+
+
 def _placed(upload: _Upload, piece: _Piece) -> bool:
     return piece.number in upload.placed
 
@@ -230,11 +268,6 @@ def _open_at(path: Path, offset: int) -> BinaryIO:
     file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644), "wb")
     file.seek(offset)
     return file
-
-
-def _compare(kind: str, given: str, hasher: Hasher) -> None:
-    if given and hasher.hexdigest() != given:
-        raise failures.wrong_checksum(kind, given, hasher.hexdigest())
 
 
 def _copy(source: Path, at: int, target: int, piece: _Piece) -> None:

@@ -16,13 +16,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from aisfs.server.damage import Damage
+
 log = logging.getLogger(__name__)
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS objects (
     key BLOB NOT NULL, size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, version TEXT NOT NULL,
     checksum_type TEXT NOT NULL, checksum TEXT NOT NULL, custom TEXT NOT NULL,
-    chunks TEXT NOT NULL DEFAULT '', PRIMARY KEY (key, size, mtime_ns)) WITHOUT ROWID;
+    chunks TEXT NOT NULL DEFAULT '', damage TEXT NOT NULL DEFAULT '',
+    PRIMARY KEY (key, size, mtime_ns)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS bucket (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """
 
@@ -37,6 +42,7 @@ class Record:
     custom: dict[str, str] = field(default_factory=dict)
     chunks: tuple[int, int] | None = None
     """Number and largest size of the parts it was uploaded in."""
+    damage: Damage | None = None
 
 
 class Records:
@@ -55,7 +61,7 @@ class Records:
             if (db := self._reader()) is None:
                 return None
             row = db.execute(
-                "SELECT version, checksum_type, checksum, custom, chunks FROM objects"
+                "SELECT version, checksum_type, checksum, custom, chunks, damage FROM objects"
                 " WHERE key = ? AND size = ? AND mtime_ns = ?",
                 (key, size, mtime_ns),
             ).fetchone()
@@ -67,8 +73,8 @@ class Records:
             if (db := self._reader()) is None:
                 return {}
             rows = db.execute(
-                "SELECT key, size, mtime_ns, version, checksum_type, checksum, custom, chunks"
-                " FROM objects"
+                "SELECT key, size, mtime_ns, version, checksum_type, checksum, custom, chunks,"
+                " damage FROM objects"
                 " WHERE key >= ? AND key <= ?",
                 (first, last),
             ).fetchall()
@@ -106,7 +112,7 @@ class Records:
                 (key, old_size, old_mtime),
             )
             db.execute(
-                "INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     key,
                     size,
@@ -116,6 +122,7 @@ class Records:
                     record.checksum,
                     custom,
                     json.dumps(record.chunks) if record.chunks else "",
+                    msgspec.json.encode(record.damage).decode() if record.damage else "",
                 ),
             )
 
@@ -192,20 +199,21 @@ class Records:
             db.execute("PRAGMA synchronous = OFF")
             db.executescript(_SCHEMA)
             columns = {row[1] for row in db.execute("PRAGMA table_info(objects)")}
-            if "chunks" not in columns:  # made before uploads in parts were known
-                db.execute("ALTER TABLE objects ADD COLUMN chunks TEXT NOT NULL DEFAULT ''")
+            for name in {"chunks", "damage"} - columns:  # made before these were known
+                db.execute(f"ALTER TABLE objects ADD COLUMN {name} TEXT NOT NULL DEFAULT ''")
         except sqlite3.DatabaseError:
             db.close()
             raise
         return db
 
 
-def _record(row: tuple[str, str, str, str, str]) -> Record:
-    version, checksum_type, checksum, custom, chunks = row
+def _record(row: tuple[str, str, str, str, str, str]) -> Record:
+    version, checksum_type, checksum, custom, chunks, damage = row
     return Record(
         version,
         checksum_type,
         checksum,
         json.loads(custom) if custom else {},
         tuple(json.loads(chunks)) if chunks else None,
+        msgspec.json.decode(damage, type=Damage) if damage else None,
     )

@@ -42,6 +42,7 @@ def serve(
     port: int = 8080,
     ready: Callable[[int], None] | None = None,
     threads: int = 16,
+    traps: bool = False,
 ) -> None:
     """Serve a directory until SIGTERM or SIGINT; blocks, and needs the main thread.
 
@@ -51,11 +52,19 @@ def serve(
         port: 0 takes a free one.
         ready: called with the real port once connections are accepted.
         threads: requests served at the same time.
+        traps: destroy and hide what a real AIStore would; see `aisfs.server.traps`.
 
     Raises:
         ConfigError: the directory is missing, served already, or the port is taken.
     """
-    serve_app(lambda: make_app(root), root, host=host, port=port, ready=ready, threads=threads)
+    serve_app(
+        lambda: make_app(root, traps=traps),
+        root,
+        host=host,
+        port=port,
+        ready=ready,
+        threads=threads,
+    )
 
 
 def serve_app(

@@ -72,16 +72,27 @@ def list_page(http: requests.Session, server: RunningServer, bucket: str, **valu
 
 
 @pytest.mark.skipif(not CONFORMANCE.exists(), reason=f"{CONFORMANCE} is not there")
-@pytest.mark.parametrize("areas", ["core", "multipart", "get-batch"])
-def test_conformance(server: RunningServer, areas: str) -> None:
-    chosen = ["--level", "core"] if areas == "core" else ["--only", areas]
-    check = subprocess.run(
-        [sys.executable, str(CONFORMANCE), server.endpoint, *chosen],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert check.returncode == 0, check.stdout[-4000:] + check.stderr
+@pytest.mark.parametrize(
+    ("traps", "areas"),
+    [
+        (False, ("--level", "core")),
+        (False, ("--only", "multipart")),
+        (False, ("--only", "get-batch")),
+        (True, ("--level", "core")),
+        (True, ("--only", "trap-multipart", "--level", "traps")),
+        (True, ("--only", "trap-names", "--level", "traps")),
+    ],
+)
+def test_conformance(root: Path, traps: bool, areas: tuple[str, ...]) -> None:
+    with running_server(root, traps=traps) as server:
+        check = subprocess.run(
+            [sys.executable, str(CONFORMANCE), server.endpoint, *areas],
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert check.returncode == 0, check.stdout[-4000:] + check.stderr
+        assert "Traceback" not in server.log()
 
 
 def test_the_real_sdk(server: RunningServer, tmp_path: Path) -> None:

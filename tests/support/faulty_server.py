@@ -224,13 +224,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--token")
+    parser.add_argument("--traps", action="store_true")
     parser.add_argument("--no-faults", action="store_true")
     parser.add_argument("--stop-with-stdin", action="store_true")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
 
     def factory() -> WsgiApp:
-        app = make_app(options.directory, options.token)
+        app = make_app(options.directory, options.token, traps=options.traps)
         return app if options.no_faults else FaultInjector(app)
 
     def ready(port: int) -> None:

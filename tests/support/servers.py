@@ -84,16 +84,23 @@ class RunningServer:
 
 @contextmanager
 def running_server(
-    root: Path, *, faulty: bool = False, token: str | None = None, port: int = 0
+    root: Path,
+    *,
+    faulty: bool = False,
+    token: str | None = None,
+    port: int = 0,
+    traps: bool = False,
 ) -> Iterator[RunningServer]:
     """Run the server over `root` on a loopback port until the block ends.
 
     `faulty` adds the fault injection of `tests.support.faulty_server`; `token` makes the proxy side
-    ask for `Authorization: Bearer <token>`; `port` 0 takes a free one.
+    ask for `Authorization: Bearer <token>`; `port` 0 takes a free one; `traps` makes it
+    destroy and hide what a real AIStore would.
     """
     words = [str(root), "--port", str(port), "--stop-with-stdin"]
     words += [] if faulty else ["--no-faults"]
     words += ["--token", token] if token else []
+    words += ["--traps"] if traps else []
     read_end, write_end = os.pipe()
     log_path = root.parent / f".{root.name}.server-{os.getpid()}-{read_end}.log"
     with open(read_end, "rb") as stdout, log_path.open("wb") as log:

@@ -1,0 +1,51 @@
+"""What a trap has spoiled of an object, kept with its record until the object is replaced.
+
+The file stays as it was meant; it is the replies that hold back what a real AIStore would have lost.
+"""
+
+import errno
+import os
+from collections.abc import Iterator
+
+import msgspec
+
+from aisfs.server.failures import Failure, Headers
+
+_PIECE = 1 << 20
+
+
+class LostPart(msgspec.Struct, frozen=True):
+    """A part of an upload whose file is gone, and where it lay in the object."""
+
+    start: int
+    size: int
+    name: str
+
+
+class Damage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """All that is wrong with one object."""
+
+    lost: tuple[LostPart, ...] = ()
+
+    def readable(self, start: int, size: int, headers: Headers) -> int:
+        """Say how many bytes of a range can be read.
+
+        Raises:
+            Failure: 404 when the first one is lost; with the headers that the range would have had.
+        """
+        for part in self.lost:
+            if part.start <= start < part.start + part.size:
+                told = [h for h in headers if h[0] in ("Accept-Ranges", "Content-Range")]
+                text = f"[fs-path] {part.name}: chunk does not exist"
+                raise Failure(404, text, "PathError", headers=told)
+        return min([size, *(p.start - start for p in self.lost if p.start > start)])
+
+
+def break_off(fd: int, start: int, size: int) -> Iterator[bytes]:
+    """Give the first bytes of a reply that is longer, then drop the connection; closes `fd`."""
+    with os.fdopen(fd, "rb") as file:
+        file.seek(start)
+        while size and (piece := file.read(min(size, _PIECE))):
+            size -= len(piece)
+            yield piece
+    raise ConnectionResetError(errno.ECONNRESET, "the rest is lost")
