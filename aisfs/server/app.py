@@ -39,7 +39,8 @@ from aisfs.server.exchange import (
 )
 from aisfs.server.failures import Failure, NotAllowed, no_object, text_of, unsupported
 from aisfs.server.jobs import Jobs
-from aisfs.server.objects import Objects, check_key
+from aisfs.server.names import check_key
+from aisfs.server.objects import Objects
 from aisfs.server.parts import Parts
 from aisfs.server.storage import Storage
 from aisfs.server.traps import Kindness, Traps

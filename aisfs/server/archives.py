@@ -18,6 +18,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import IO, Literal
 
+import re2
+
 from aisfs.server.failures import Failure, text_of, unsupported, uri_of
 
 
@@ -30,6 +32,8 @@ class Format(StrEnum):
     LZ4 = ".tar.lz4"
 
 
+_QUIET = re2.Options()
+_QUIET.log_errors = False
 MODES = ("regexp", "prefix", "suffix", "substr", "wdskey")
 BROKEN = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, OSError)
 _EXTENSIONS = {
@@ -168,9 +172,10 @@ def matcher(mode: str, pattern: str) -> Callable[[str], bool]:
         return lambda _: True
     if mode == "regexp":
         try:
-            expression = re.compile(pattern)
-        except re.error as error:
-            raise Failure(400, f"invalid regular expression: {error}") from error
+            expression = re2.compile(pattern, _QUIET)
+        except re2.error as error:
+            reason = error.args[0].decode(errors="replace") if error.args else ""
+            raise Failure(400, f"invalid regular expression: {reason}") from error
         return lambda name: expression.search(name) is not None
     tests: dict[str, Callable[[str], bool]] = {
         "prefix": lambda name: name.startswith(pattern),

@@ -19,7 +19,7 @@ import msgspec
 from aisfs.server import archives, failures
 from aisfs.server.exchange import Reply, Request, stamp
 from aisfs.server.failures import Failure
-from aisfs.server.objects import check_key
+from aisfs.server.names import check_key
 from aisfs.server.storage import Bucket, Storage
 
 MOST_MISSING = 8

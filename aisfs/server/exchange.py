@@ -129,10 +129,12 @@ class Request:
 
     def body(self, limit: int = 64 << 20) -> bytes:
         """Give the whole body of at most `limit` bytes; for control messages."""
-        data = b"".join(self.pieces())
-        if len(data) > limit:
-            raise Failure(400, "request body is too large")
-        return data
+        data = bytearray()
+        for piece in self.pieces():
+            data += piece
+            if len(data) > limit:
+                raise Failure(400, "request body is too large")
+        return bytes(data)
 
     def drain(self) -> None:
         """Read the body to its end and forget it."""
@@ -148,7 +150,7 @@ class Request:
         text = self.body()
         try:
             found = json.loads(text.decode(errors="surrogateescape"))  # names may be any bytes
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             what = str(error) if text else "EOF"
             message = f"failed to unmarshal [*apc.ActMsg] ({self.method}), err: {what}"
             raise Failure(400, f"{{role}}[{{node}}]: {message}") from error

@@ -12,11 +12,14 @@ from aisfs.server.cluster import Cluster
 from aisfs.server.directories import Directories, walk
 from aisfs.server.exchange import Reply
 from aisfs.server.failures import Failure, unsupported, uri_of
-from aisfs.server.objects import Objects, check_key
+from aisfs.server.names import check_key
+from aisfs.server.objects import Objects
 from aisfs.server.properties import checksum_type
 from aisfs.server.storage import Bucket, Storage, hash_file
 
-_BRACES = re.compile(r"\{(\d+)\.\.(\d+)(?:\.\.(\d+))?\}")
+_BRACES = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})(?:\.\.0*([1-9]\d{0,17}))?\}")
+MOST_NAMES = 1_000_000
+"""Names that one template may stand for: about 100 MB of them, and some minutes of work."""
 
 
 class Jobs:
@@ -31,8 +34,11 @@ class Jobs:
         """Delete the selected objects; AIStore's empty selector means all of them, here too."""
         missing = ""
         for key in list(self._selected(bucket, value)):
-            if not self._storage.delete(bucket, key):
-                missing = f"{uri_of(bucket.name, key)} does not exist"
+            try:
+                if not self._storage.delete(bucket, key):
+                    missing = f"{uri_of(bucket.name, key)} does not exist"
+            except Failure as failure:
+                missing = failure.message
         return self._cluster.finished("delete-listrange", missing)
 
     def copy_bucket(self, bucket: Bucket, to: str, value: dict[str, Any]) -> Reply:
@@ -55,7 +61,6 @@ class Jobs:
         error = ""
         for key in keys:
             try:
-                check_key(front + key)
                 self._storage.copy(bucket, key, target, front + key)
             except Failure as failure:
                 error = failure.message
@@ -81,7 +86,7 @@ class Jobs:
                         continue
                     info = tarfile.TarInfo(member.decode("utf-8", "surrogateescape"))
                     info.size, info.mode, info.mtime = found.size, 0o644, found.mtime_ns // 10**9
-                    with open(bucket.path_of(member), "rb") as file:
+                    with os.fdopen(bucket.open(member), "rb") as file:
                         tar.addfile(info, file)
             kind = checksum_type(target)
             checksum = hash_file(work, kind) if kind in HASHERS else ""
@@ -96,10 +101,21 @@ class Jobs:
         if names:
             yield from (os.fsencode(str(name)) for name in names)
         elif _BRACES.search(template):
+            if count_names(template) > MOST_NAMES:
+                text = f"template {template[:100]!r} stands for more than {MOST_NAMES:,} names"
+                raise Failure(400, text)
             yield from (os.fsencode(name) for name in expand(template))
         else:
             prefix = os.fsencode(template)
             yield from walk(Directories(), bucket.folder, prefix, b"", continued=False)
+
+
+def count_names(template: str) -> int:
+    """Return how many names a template stands for."""
+    count = 1
+    for first, last, step in _BRACES.findall(template):
+        count *= len(range(int(first), int(last) + 1, int(step or 1)))
+    return count
 
 
 def expand(template: str) -> Iterator[str]:

@@ -13,6 +13,7 @@ from aisfs.server.checksums import HASHERS
 from aisfs.server.damage import Damage, break_off
 from aisfs.server.exchange import HeldFile, Reply, Request, base36
 from aisfs.server.failures import Failure, Headers, uri_of
+from aisfs.server.names import check_key
 from aisfs.server.object_headers import attributes, chunk_headers, custom_pairs, parse_range
 from aisfs.server.properties import checksum_type, range_checksums, versioned
 from aisfs.server.records import Record
@@ -39,21 +40,6 @@ HEAD_PROPS = frozenset(
         "chunked",
     }
 )
-
-
-def check_key(key: bytes) -> None:
-    """Refuse names that AIStore refuses, and those no file can have.
-
-    Raises:
-        Failure: 400.
-    """
-    parts = key.split(b"/")
-    # AIStore stores empty components but never lists them; as files they cannot exist.
-    home = parts[0] == b"~" and len(parts) > 1
-    if b"" in parts or b"." in parts or b".." in parts or home or b"\0" in key:
-        raise failures.bad_name(failures.text_of(key))
-    if max(map(len, parts)) > 255:
-        raise Failure(400, "file name too long", "errInvalidPath")
 
 
 class Objects:
@@ -161,8 +147,7 @@ class Objects:
 
     def _open(self, bucket: Bucket, key: bytes) -> tuple[int, Found]:
         try:
-            # Never wait for the writer of a fifo somebody dropped in.
-            fd = os.open(bucket.path_of(key), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            fd = bucket.open(key)
         except OSError as error:
             if isinstance(error, PermissionError):
                 raise Failure(500, f"{uri_of(bucket.name, key)}: permission denied") from error

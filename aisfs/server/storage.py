@@ -23,10 +23,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from aisfs.errors import ConfigError
+from aisfs.openat2 import open_beneath
 from aisfs.server import failures
 from aisfs.server.checksums import HASHERS, Hasher
 from aisfs.server.failures import Failure
 from aisfs.server.locks import ObjectLocks
+from aisfs.server.names import check_key
 from aisfs.server.records import Record, Records
 
 STATE_DIRECTORY = ".aisfs-server"
@@ -52,24 +54,60 @@ class Found:
 
 
 class Bucket:
-    """One bucket: its folder and its records."""
+    """One bucket: its folder and its records.
 
-    def __init__(self, name: str, folder: bytes, records: Records) -> None:
+    Names come from clients and symbolic links from whoever fills the directory: what is not opened
+    by `open` goes through `check_place` first, so that nothing leads out of the served directory.
+    """
+
+    def __init__(self, root: int, name: str, folder: bytes, records: Records) -> None:
+        """Describe the bucket `name`, whose `folder` lies in the directory open as `root`."""
         self.name = name
         self.folder = folder
         self.records = records
+        self._root = root
 
     def path_of(self, key: bytes) -> bytes:
-        """Give the path of a key that `check_key` has accepted."""
+        """Return the path of a key that was listed, found or checked."""
         return self.folder + b"/" + key
+
+    def open(self, key: bytes, flags: int = os.O_RDONLY | os.O_NONBLOCK) -> int:
+        """Return a descriptor of the file of a key; never waits for the writer of a fifo.
+
+        Raises:
+            OSError: there is none below the served directory, or it cannot be opened.
+            Failure: 400; no object can have this name.
+        """
+        check_key(key)
+        return open_beneath(self._root, os.fsencode(self.name) + b"/" + key, flags)
+
+    def check_place(self, key: bytes) -> None:
+        """Make sure that a file of this key would lie below the served directory.
+
+        Raises:
+            Failure: 400.
+        """
+        check_key(key)
+        folder = os.fsencode(self.name) + b"/" + os.path.dirname(key)
+        try:
+            os.close(open_beneath(self._root, folder, os.O_PATH))
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            text = f"{failures.text_of(key)}: a link on the way leads out of the served directory"
+            raise Failure(400, text, "errInvalidPath") from error
 
     def find(self, key: bytes, status: os.stat_result | None = None) -> Found | None:
         """Look an object up; None when there is no regular file at its key."""
         if status is None:
             try:
-                status = os.stat(self.path_of(key))
+                descriptor = self.open(key, os.O_PATH)
             except OSError:
                 return None
+            try:
+                status = os.fstat(descriptor)
+            finally:
+                os.close(descriptor)
         if not stat.S_ISREG(status.st_mode):
             return None
         record = self.records.find(key, status.st_size, status.st_mtime_ns)
@@ -97,6 +135,7 @@ class Storage:
         if not root.is_dir():
             raise ConfigError(f"{root} is not a directory that can be served")
         self.root = root
+        self._root = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self.state = root / STATE_DIRECTORY
         self.locks = ObjectLocks()
         self._buckets: dict[str, Bucket] = {}
@@ -121,18 +160,24 @@ class Storage:
         Raises:
             Failure: 404 when there is no such folder.
         """
-        bucket = self._buckets.get(name)
-        if bucket is not None and os.path.isdir(bucket.folder):
-            return bucket
-        if not BUCKET_NAME.fullmatch(name) or not (self.root / name).is_dir():
+        if not BUCKET_NAME.fullmatch(name) or not self._is_folder(name):
             raise failures.no_bucket(name)
+        if (bucket := self._buckets.get(name)) is not None:
+            return bucket
         with self._guard:
             return self._buckets.setdefault(name, self._make(name))
 
     def names(self) -> list[str]:
-        """List the buckets: folders whose name a bucket may have."""
-        with os.scandir(self.root) as entries:
-            return sorted(e.name for e in entries if BUCKET_NAME.fullmatch(e.name) and e.is_dir())
+        """List the buckets: folders below the root whose name a bucket may have."""
+        found = sorted(filter(BUCKET_NAME.fullmatch, os.listdir(self.root)))
+        return [name for name in found if self._is_folder(name)]
+
+    def _is_folder(self, name: str) -> bool:
+        try:
+            os.close(open_beneath(self._root, os.fsencode(name), os.O_PATH | os.O_DIRECTORY))
+        except OSError:
+            return False
+        return True
 
     def create(self, name: str, properties: dict[str, Any]) -> None:
         """Make an empty bucket; 409 when it exists."""
@@ -169,12 +214,13 @@ class Storage:
 
     def _make(self, name: str) -> Bucket:
         records = Records(self.state / "records" / f"{name}.sqlite")
-        return Bucket(name, os.fsencode(self.root / name), records)
+        return Bucket(self._root, name, os.fsencode(self.root / name), records)
 
     def close(self) -> None:
         """Close every database."""
         for bucket in self._buckets.values():
             bucket.records.close()
+        os.close(self._root)
 
     # Objects
 
@@ -200,6 +246,7 @@ class Storage:
         return Bucket.found(status, record)
 
     def _rename(self, bucket: Bucket, key: bytes, work: Path) -> None:
+        bucket.check_place(key)
         path = bucket.path_of(key)
         for _ in range(100):
             try:
@@ -231,6 +278,7 @@ class Storage:
 
     def delete(self, bucket: Bucket, key: bytes) -> bool:
         """Remove an object and the directories it leaves empty; False when there is none."""
+        bucket.check_place(key)
         path = bucket.path_of(key)
         with self.locks.writing((bucket.name, key)):
             try:
