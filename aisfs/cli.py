@@ -106,9 +106,22 @@ def umount(mountpoint: str, lazy: bool) -> None:
     is_flag=True,
     help="Destroy and hide what a real AIStore would, to test clients against it.",
 )
+@click.option(
+    "--allow-host",
+    "allow_hosts",
+    metavar="NAME",
+    multiple=True,
+    help="Also serve requests to this host name; addresses and localhost always are. Repeatable.",
+)
 @logs.log_options
 def serve(
-    directory: Path, host: str, port: int, traps: bool, log_level: str, log_file: Path | None
+    directory: Path,
+    host: str,
+    port: int,
+    allow_hosts: tuple[str, ...],
+    traps: bool,
+    log_level: str,
+    log_file: Path | None,
 ) -> None:
     """Serve a directory as a small AIStore.
 
@@ -125,4 +138,4 @@ def serve(
     def ready(actual: int) -> None:
         click.echo(f"http://{f'[{host}]' if ':' in host else host}:{actual}")
 
-    run_server(directory, host=host, port=port, ready=ready, traps=traps)
+    run_server(directory, host=host, port=port, allow_hosts=allow_hosts, ready=ready, traps=traps)

@@ -106,6 +106,10 @@ class Server:
             # Nobody is left to read this; it must not be taken for success, nor logged as ours.
             log.debug("%s %s: %s", request.method, request.path, short)
             reply = error_reply(Failure(400, "short body"), request, self._cluster.node_id)
+        except ValueError as error:
+            # A NUL, a lone surrogate or a number of thousands of digits where none can be.
+            self.counters.add("refused")
+            reply = error_reply(Failure(400, f"bad value: {error}"), request, self._cluster.node_id)
         except (OSError, sqlite3.Error) as error:
             log.error("%s %r: %s", request.method, request.path, error)
             reply = error_reply(_disk_failure(error), request, self._cluster.node_id)

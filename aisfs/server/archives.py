@@ -6,6 +6,7 @@ first bytes, in this order.
 """
 
 import io
+import os
 import re
 import shutil
 import tarfile
@@ -172,11 +173,11 @@ def matcher(mode: str, pattern: str) -> Callable[[str], bool]:
         return lambda _: True
     if mode == "regexp":
         try:
-            expression = re2.compile(pattern, _QUIET)
+            expression = re2.compile(os.fsencode(pattern), _QUIET)
         except re2.error as error:
             reason = error.args[0].decode(errors="replace") if error.args else ""
             raise Failure(400, f"invalid regular expression: {reason}") from error
-        return lambda name: expression.search(name) is not None
+        return lambda name: expression.search(os.fsencode(name)) is not None
     tests: dict[str, Callable[[str], bool]] = {
         "prefix": lambda name: name.startswith(pattern),
         "suffix": lambda name: name.endswith(pattern),

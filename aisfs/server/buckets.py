@@ -94,6 +94,8 @@ class Buckets:
 
     def _job(self, request: Request, name: str, message: dict[str, Any]) -> Reply:
         action, value = message.get("action"), message.get("value") or {}
+        if not isinstance(value, dict):
+            raise Failure(400, f'action "{action}": its value must be a JSON object')
         if action in _REMOTE_ONLY:
             self._storage.bucket(name)
             raise Failure(400, f'action "{action}" is for remote buckets, not ais://{name}')

@@ -14,6 +14,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from aisfs.server.storage import Bucket
+
 NAMES_KEPT = 3_000_000
 """Names kept over all directories: a listing of a million objects and some change, about 0.2 GB."""
 SETTLED_NS = 50_000_000
@@ -34,78 +36,88 @@ class Directories:
     """Sorted names of directories, most recently used first to stay."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[bytes, _Scan] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, bytes], _Scan] = OrderedDict()
         self._count = 0
         self._lock = threading.Lock()
 
-    def names(self, path: bytes, continued: bool) -> list[bytes]:
-        """Give the sorted names in a directory; none when it is not there."""
+    def names(self, bucket: Bucket, inside: bytes, continued: bool) -> list[bytes]:
+        """Return the sorted names in the directory `inside` of a bucket; none when it is not there."""
         try:
-            mtime_ns = os.stat(path).st_mtime_ns
+            descriptor = bucket.open_folder(inside)
         except OSError:
             return []
+        try:
+            return self._names(bucket, inside, descriptor, continued)
+        finally:
+            os.close(descriptor)
+
+    def _names(
+        self, bucket: Bucket, inside: bytes, descriptor: int, continued: bool
+    ) -> list[bytes]:
+        place = (bucket.name, inside)
+        mtime_ns = os.fstat(descriptor).st_mtime_ns
         with self._lock:
-            scan = self._kept.get(path)
+            scan = self._kept.get(place)
             if scan is not None:
-                self._kept.move_to_end(path)
+                self._kept.move_to_end(place)
         if scan is not None:
             unchanged = scan.settled and scan.mtime_ns == mtime_ns
             if unchanged or (continued and time.monotonic() - scan.made < CONTINUED_SECONDS):
                 return scan.names
-        names = _scan(path)
-        self._keep(path, _Scan(mtime_ns, time.time_ns() - mtime_ns > SETTLED_NS, 0.0, names))
+        names = _scan(bucket, inside, descriptor)
+        self._keep(place, _Scan(mtime_ns, time.time_ns() - mtime_ns > SETTLED_NS, 0.0, names))
         return names
 
-    def _keep(self, path: bytes, scan: _Scan) -> None:
+    def _keep(self, place: tuple[str, bytes], scan: _Scan) -> None:
         scan.made = time.monotonic()
         with self._lock:
-            old = self._kept.pop(path, None)
+            old = self._kept.pop(place, None)
             self._count += len(scan.names) - (len(old.names) if old else 0)
-            self._kept[path] = scan
+            self._kept[place] = scan
             while self._count > NAMES_KEPT and len(self._kept) > 1:
                 _, dropped = self._kept.popitem(last=False)
                 self._count -= len(dropped.names)
 
 
-def _scan(path: bytes) -> list[bytes]:
+def _scan(bucket: Bucket, inside: bytes, descriptor: int) -> list[bytes]:
     names = []
-    try:
-        with os.scandir(path) as entries:
-            for entry in entries:
-                # Links to files count as files; links to directories could form loops.
-                if entry.is_dir(follow_symlinks=False):
-                    names.append(entry.name + b"/")
-                elif entry.is_file():
-                    names.append(entry.name)
-    except OSError:
-        return []
+    with os.scandir(descriptor) as entries:
+        for entry in entries:
+            name = os.fsencode(entry.name)
+            # Links to files count as files; links to directories could form loops.
+            if entry.is_dir(follow_symlinks=False):
+                names.append(name + b"/")
+            elif not entry.is_symlink():
+                names += [name] if entry.is_file() else []
+            elif bucket.is_file(inside + name):
+                names.append(name)
     names.sort()
     return names
 
 
 def walk(
-    directories: Directories, folder: bytes, prefix: bytes, after: bytes, continued: bool
+    directories: Directories, bucket: Bucket, prefix: bytes, after: bytes, continued: bool
 ) -> Iterator[bytes]:
     """Give all keys that start with `prefix` and follow `after`, in order."""
-    yield from _walk(directories, folder, b"", prefix, after, continued)
+    yield from _walk(directories, bucket, b"", prefix, after, continued)
 
 
 def _walk(
     directories: Directories,
-    folder: bytes,
+    bucket: Bucket,
     inside: bytes,
     prefix: bytes,
     after: bytes,
     continued: bool,
 ) -> Iterator[bytes]:
-    names = directories.names(folder + b"/" + inside, continued)
+    names = directories.names(bucket, inside, continued)
     first = max(_component(prefix, inside), _component(after, inside))
     for at in range(bisect_left(names, first), len(names)):
         name = names[at]
         key = inside + name
         if name.endswith(b"/"):
             if key.startswith(prefix) or prefix.startswith(key):
-                yield from _walk(directories, folder, key, prefix, after, continued)
+                yield from _walk(directories, bucket, key, prefix, after, continued)
             elif key > prefix:
                 return
         elif not key.startswith(prefix):
@@ -124,7 +136,7 @@ def _component(key: bytes, inside: bytes) -> bytes:
 
 
 def children(
-    directories: Directories, folder: bytes, prefix: bytes, after: bytes, continued: bool
+    directories: Directories, bucket: Bucket, prefix: bytes, after: bytes, continued: bool
 ) -> Iterator[bytes]:
     """Give one level: keys of objects, and of directories with their slash.
 
@@ -133,7 +145,7 @@ def children(
     """
     inside, _, base = prefix.rpartition(b"/")
     inside += b"/" if inside or prefix.startswith(b"/") else b""
-    names = directories.names(folder + b"/" + inside, continued)
+    names = directories.names(bucket, inside, continued)
     start = bisect_left(names, base)
     if after.startswith(inside):
         rest = after[len(inside) :]
@@ -146,6 +158,6 @@ def children(
         if not name.startswith(base):
             return
         if base and name == base + b"/":
-            yield from children(directories, folder, inside + name, after, continued)
+            yield from children(directories, bucket, inside + name, after, continued)
         elif inside + name > after:
             yield inside + name

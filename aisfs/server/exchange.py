@@ -23,6 +23,8 @@ WsgiApp = Callable[[Environ, StartResponse], Iterable[bytes]]
 
 PIECE = 1 << 20
 """Bytes per read of a body: large enough that Python's part of a copy disappears."""
+SILENT_SECONDS = 60.0
+"""A client that sends no byte of a body for this long is given up, and its thread is free again."""
 REPEATED = "\n"
 """Joins repeated `Ais-Custom-Md` lines; a header value cannot contain it (see run.py)."""
 _HOST = re.compile(r"[A-Za-z0-9.\-_\[\]:]+")
@@ -114,6 +116,8 @@ class Request:
         stream, expected = self.environ["wsgi.input"], self.environ.get("CONTENT_LENGTH")
         if not expected and "HTTP_TRANSFER_ENCODING" not in self.environ:
             return
+        if (sock := self.environ.get("gunicorn.socket")) is not None:
+            sock.settimeout(SILENT_SECONDS)
         got = 0
         while True:
             try:

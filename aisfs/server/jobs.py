@@ -44,7 +44,7 @@ class Jobs:
     def copy_bucket(self, bucket: Bucket, to: str, value: dict[str, Any]) -> Reply:
         """Copy a bucket, or the part of it below a prefix."""
         prefix = os.fsencode(str(value.get("prefix", "")))
-        keys = walk(Directories(), bucket.folder, prefix, b"", continued=False)
+        keys = walk(Directories(), bucket, prefix, b"", continued=False)
         return self._copy("copy-bck", bucket, to, list(keys), value)
 
     def copy_list(self, bucket: Bucket, value: dict[str, Any]) -> Reply:
@@ -98,6 +98,8 @@ class Jobs:
     @staticmethod
     def _selected(bucket: Bucket, value: dict[str, Any]) -> Iterator[bytes]:
         names, template = value.get("objnames") or [], str(value.get("template") or "")
+        if not isinstance(names, list):
+            raise Failure(400, "objnames must be a list of names")
         if names:
             yield from (os.fsencode(str(name)) for name in names)
         elif _BRACES.search(template):
@@ -107,7 +109,7 @@ class Jobs:
             yield from (os.fsencode(name) for name in expand(template))
         else:
             prefix = os.fsencode(template)
-            yield from walk(Directories(), bucket.folder, prefix, b"", continued=False)
+            yield from walk(Directories(), bucket, prefix, b"", continued=False)
 
 
 def count_names(template: str) -> int:

@@ -136,12 +136,12 @@ class Lister:
         first = os.fsencode(message.start_after)
         if prefix.startswith(b"/"):
             return iter(())
-        folder, known = bucket.folder, self._directories
+        known = self._directories
         if int(message.flags) & NO_RECURSION:
-            level = children(known, folder, prefix, token, bool(token))
+            level = children(known, bucket, prefix, token, bool(token))
             # AIStore's start_after leaves directories alone.
             return (k for k in level if k.endswith(b"/") or k > first)
-        return walk(known, folder, prefix, max(token, first), bool(token))
+        return walk(known, bucket, prefix, max(token, first), bool(token))
 
     def _entries(
         self,

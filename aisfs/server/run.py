@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from gunicorn.workers.base import Worker
 from aisfs.errors import ConfigError
 from aisfs.server.app import make_app
 from aisfs.server.exchange import REPEATED, WsgiApp
+from aisfs.server.same_site import SameSite
 from aisfs.server.storage import hold_directory
 from aisfs.server.worker import StayingWorker
 
@@ -33,6 +34,9 @@ KEEP_ALIVE_SECONDS = 75
 STOP_SECONDS = 1
 """How long requests in flight may take to finish after SIGTERM."""
 BACKLOG = 1024
+THREADS = 128
+"""Requests at a time. One whose body does not come holds a thread, so there are more of them than
+two cores need; those that nobody waits for are never started."""
 
 
 def serve(
@@ -40,8 +44,9 @@ def serve(
     *,
     host: str = "127.0.0.1",
     port: int = 8080,
+    allow_hosts: Iterable[str] = (),
     ready: Callable[[int], None] | None = None,
-    threads: int = 16,
+    threads: int = THREADS,
     traps: bool = False,
 ) -> None:
     """Serve a directory until SIGTERM or SIGINT; blocks, and needs the main thread.
@@ -50,6 +55,7 @@ def serve(
         root: one folder per bucket; objects are the files below it.
         host: address to listen on; there is no authentication.
         port: 0 takes a free one.
+        allow_hosts: names of this machine that clients may use, besides `host` and `localhost`.
         ready: called with the real port once connections are accepted.
         threads: requests served at the same time.
         traps: destroy and hide what a real AIStore would; see `aisfs.server.traps`.
@@ -57,14 +63,11 @@ def serve(
     Raises:
         ConfigError: the directory is missing, served already, or the port is taken.
     """
-    serve_app(
-        lambda: make_app(root, traps=traps),
-        root,
-        host=host,
-        port=port,
-        ready=ready,
-        threads=threads,
-    )
+
+    def factory() -> WsgiApp:
+        return SameSite(make_app(root, traps=traps), (host, *allow_hosts))
+
+    serve_app(factory, root, host=host, port=port, ready=ready, threads=threads)
 
 
 def serve_app(
@@ -74,7 +77,7 @@ def serve_app(
     host: str,
     port: int,
     ready: Callable[[int], None] | None = None,
-    threads: int = 16,
+    threads: int = THREADS,
 ) -> None:
     """Do what `serve` does for an application made by `factory` in the worker process."""
     if not root.is_dir():

@@ -81,6 +81,15 @@ class Bucket:
         check_key(key)
         return open_beneath(self._root, os.fsencode(self.name) + b"/" + key, flags)
 
+    def open_folder(self, key: bytes) -> int:
+        """Return a descriptor of the directory of a key, or of the bucket itself for an empty one.
+
+        Raises:
+            OSError: there is none below the served directory.
+        """
+        path = os.fsencode(self.name) + b"/" + key
+        return open_beneath(self._root, path, os.O_RDONLY | os.O_DIRECTORY)
+
     def check_place(self, key: bytes) -> None:
         """Make sure that a file of this key would lie below the served directory.
 
@@ -123,9 +132,11 @@ class Bucket:
         atime = max(status.st_atime_ns, status.st_mtime_ns)
         return Found(status.st_size, status.st_mtime_ns, atime, record)
 
-    def is_directory(self, key: bytes) -> bool:
-        """Say whether other keys lie below this one."""
-        return os.path.isdir(self.path_of(key))
+    def is_file(self, key: bytes) -> bool:
+        """Return whether a regular file below the served directory has this key."""
+        with contextlib.suppress(Failure):
+            return self.find(key) is not None
+        return False
 
 
 class Storage:

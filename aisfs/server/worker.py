@@ -1,21 +1,28 @@
-"""gunicorn's worker, whose threads stay with a connection while its requests follow each other closely.
+"""gunicorn's worker, changed in two ways.
 
-gunicorn hands a connection back to its main thread after each reply and gets it from there for the
-next request: four wake-ups, which cost as much as storing a small object.
+Its threads stay with a connection while its requests follow each other closely: gunicorn hands a
+connection back to its main thread after each reply and gets it from there for the next request:
+four wake-ups, which cost as much as storing a small object.
+
+A connection has no thread until all headers of its request are there, so that silent clients,
+however many, keep nobody else waiting.
 """
 
 import select
+import socket
 import threading
 from typing import Any
 
-from gunicorn.workers.gthread import TConn, ThreadWorker
+from gunicorn.workers.gthread import _DEFER, TConn, ThreadWorker
 
 STAY_SECONDS = 0.01
 """How long a thread waits for the next request: longer than a client takes from file to file."""
+MOST_HEADERS = 64 << 10
+"""Bytes of headers to wait for; what is longer is left to gunicorn to refuse."""
 
 
 class StayingWorker(ThreadWorker):  # type: ignore[misc]
-    """Half of the threads at most wait; the others are free for whoever comes."""
+    """Half of the threads at most wait; the others are free for new connections."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - gunicorn's own signature
         super().__init__(*args, **kwargs)
@@ -23,8 +30,11 @@ class StayingWorker(ThreadWorker):  # type: ignore[misc]
 
     def handle(self, conn: TConn) -> object:
         """Serve the request that came, and those that follow it; see `ThreadWorker`."""
+        if not _headers_are_there(conn):
+            conn.data_ready = True
+            return _DEFER
         kept = super().handle(conn)
-        while kept is True and self._next_came(conn):
+        while kept is True and self._next_came(conn) and _headers_are_there(conn):
             kept = super().handle(conn)
         return kept
 
@@ -39,3 +49,21 @@ class StayingWorker(ThreadWorker):  # type: ignore[misc]
             return bool(poll.poll(STAY_SECONDS * 1000))
         finally:
             self._may_wait.release()
+
+
+def _headers_are_there(conn: TConn) -> bool:
+    """Return whether a thread can read all headers of the next request without waiting.
+
+    If not, the connection is made to count as readable only when more has come.
+    """
+    if conn.initialized and conn.parser.unreader.buf.getvalue():
+        return True
+    try:
+        came = conn.sock.recv(MOST_HEADERS, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # gunicorn closes it
+    whole = not came or b"\r\n\r\n" in came or len(came) == MOST_HEADERS
+    conn.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1 if whole else len(came) + 1)
+    return whole
