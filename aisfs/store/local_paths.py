@@ -6,6 +6,7 @@ link is followed on the way; the last step may be one, if it leads to a file bel
 Everything here blocks. Must not know trio.
 """
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.model import Bucket
+from aisfs.openat2 import open_beneath
 from aisfs.store.local_errors import os_errors, writing_errors
 from aisfs.store.local_writing import UNFINISHED
 
@@ -96,20 +98,36 @@ class KeyPaths:
         path = self.path(bucket, key)
         with os_errors(subject):
             self.check_bucket(bucket)
-            # The way there must be free of links, as no listing leads through one; the last step
-            # may be one. What it leads to is opened as no link itself, should it be swapped now.
-            folder, real = os.path.dirname(path), os.path.realpath(path)
-            if os.path.realpath(folder) != folder or not self.is_within(real):
-                raise NotFound(f"{subject}: no such object")
-            # A pipe in its place must not make the call wait for a writer.
-            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-            descriptor = os.open(real, flags)
+            descriptor = self._open(raw_key(bucket, key), path)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise NotFound(f"{subject}: not a file")
             yield descriptor
         finally:
             os.close(descriptor)
+
+    def _open(self, raw: bytes, path: bytes) -> int:
+        # A pipe in its place must not make the call wait for a writer.
+        flags = os.O_RDONLY | os.O_NONBLOCK
+        root = os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            try:
+                return open_beneath(root, raw, flags, links=False)
+            except OSError as error:
+                if error.errno != errno.ELOOP:
+                    raise
+            # The way there must be free of links, as no listing leads through one; the last step
+            # may be one. What it leads to is opened without links, should it be swapped now.
+            missing = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            try:
+                folder, real = os.path.dirname(path), os.path.realpath(path)
+                if os.path.realpath(folder) != folder or not self.is_within(real):
+                    raise missing
+            except OSError as error:  # EINVAL, when a link is no link any more
+                raise missing from error
+            return open_beneath(root, os.path.relpath(real, self.root), flags, links=False)
+        finally:
+            os.close(root)
 
     def is_within(self, path: bytes) -> bool:
         """Say whether a path without links lies below the root."""
