@@ -10,9 +10,11 @@ import socket
 import string
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from http.client import HTTPConnection, HTTPResponse, IncompleteRead
+from http.client import HTTPConnection, HTTPResponse
+from typing import cast
 from urllib.parse import quote
 
+from aisfs.ais.replies import BoundedReply
 from aisfs.ais.wire import Reply
 
 SMALL = 64 << 10
@@ -37,12 +39,13 @@ def exchange(
     The connection is closed when it is not fit for another request.
 
     Args:
-        connection: What to use.
+        connection: What to use; its replies are `BoundedReply`.
         method: Of the request.
         target: Path and query.
         headers: All but Host.
         pieces: The body, as long as its header says.
-        timeout: Seconds without a byte of the reply; None waits for ever.
+        timeout: Seconds until the reply has a head, and then until its body is whole; None waits
+            for ever.
 
     Raises:
         HTTPException, OSError: there is no reply, or it is none.
@@ -61,11 +64,10 @@ def exchange(
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
         whole = True
     sock.settimeout(timeout)
-    response = HTTPConnection.getresponse(connection)  # urllib3's would be wrapped once more
+    # urllib3's would be wrapped once more.
+    response = cast("BoundedReply", HTTPConnection.getresponse(connection))
     try:
-        body = response.read(_MOST_BODY)
-        if response.length and len(body) < _MOST_BODY:
-            raise IncompleteRead(body, response.length)
+        body = response.take(_MOST_BODY, timeout)
         whole = whole and response.isclosed()  # which it is when it was read to its end
     finally:
         response.close()

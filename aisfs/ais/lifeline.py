@@ -7,17 +7,21 @@ waits on them: connecting, the TLS handshake, sending, receiving. Only a name lo
 Each socket is kept as a duplicate: urllib3 wraps, detaches and closes its own in the worker thread
 meanwhile, and a descriptor number closed there may already mean another file here.
 
-Must not know: HTTP, trio.
+Must not know: what is sent, trio.
 """
 
 import contextlib
 import socket
+import ssl
 import threading
 from functools import partial
 from typing import Any
 
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import ConnectTimeoutError, NameResolutionError, NewConnectionError
+
+from aisfs.ais.network import say_whose
+from aisfs.ais.replies import BoundedReply
 
 
 class Lifeline:
@@ -107,7 +111,9 @@ class Lifeline:
 
 
 class _Watched(HTTPConnection):
-    """A connection whose socket is watched from before it connects."""
+    """A connection whose socket is watched from before it connects, and whose replies are bounded."""
+
+    response_class = BoundedReply
 
     def __init__(self, *args: Any, lifeline: Lifeline, **kwargs: Any) -> None:  # noqa: ANN401
         super().__init__(*args, **kwargs)
@@ -149,4 +155,10 @@ class _HTTP(_Watched):
 
 
 class _HTTPS(_Watched, HTTPSConnection):
-    pass
+    def connect(self) -> None:
+        """Connect, or say whose certificate the host shows."""
+        try:
+            super().connect()
+        except ssl.SSLCertVerificationError as error:
+            say_whose(error, (self._dns_host, self.port or 443), self.ca_certs)
+            raise

@@ -12,8 +12,6 @@ or its connection closed before a call returns.
 Everything here blocks; must not know trio.
 """
 
-import http.client
-import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,7 +19,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import requests
-import urllib3
 from requests.adapters import HTTPAdapter
 from requests.structures import CaseInsensitiveDict
 
@@ -32,9 +29,11 @@ from aisfs.ais.counted_body import BodyDelivered, CountedBody
 from aisfs.ais.exchange import exchange
 from aisfs.ais.failures import failure
 from aisfs.ais.lifeline import Lifeline
+from aisfs.ais.network import network, tls_options
 from aisfs.ais.redirects import REDIRECTS, Way, is_target
+from aisfs.ais.replies import BoundedReply
 from aisfs.config import ClusterSettings
-from aisfs.errors import AisfsError, ConfigError, ProtocolError, Unavailable
+from aisfs.errors import ProtocolError, Unavailable
 
 _AGENT = f"aisfs/{__version__}"
 _NO_PROXY = "is the endpoint a proxy of AIStore?"
@@ -107,18 +106,24 @@ class Body:
         """Read until `view` is full or the body ends; say how many bytes came."""
         # urllib3's own readinto copies; http.client's receives straight into the view. What
         # urllib3 misses of it is only its count of the length, which `_settle` does without.
-        body: Any = self._response.raw._fp
+        body = _bounded(self._response)
         done = 0
-        with _network(self._subject):
+        with network(self._subject):
             while done < len(view) and (got := body.readinto(view[done:])):
                 done += got
         return done
 
-    def read(self) -> bytes:
-        """Read all of it."""
-        with _network(self._subject):
-            content: bytes = self._response.raw.read()
-            return content
+    def read(self, most: int, seconds: float | None) -> bytes:
+        """Read all of it, which may be `most` bytes and take so many seconds.
+
+        Raises:
+            ProtocolError: it is longer.
+        """
+        with network(self._subject):
+            content = _bounded(self._response).take(most + 1, seconds)
+        if len(content) > most:
+            raise ProtocolError(f"{self._subject}: an answer of more than {most} bytes")
+        return content
 
 
 class Transport:
@@ -135,7 +140,8 @@ class Transport:
         self._credentials = Credentials.load(settings)
         # requests takes "no timeout" as None, users write it as 0.
         self._timeouts: Any = (settings.connect_timeout or None, settings.read_timeout or None)
-        self._tls = _tls_options(settings)
+        self._deadline = settings.io_timeout or None
+        self._tls = tls_options(settings)
 
     def __repr__(self) -> str:
         return f"<Transport {self.endpoint} {self._credentials!r}>"
@@ -143,12 +149,13 @@ class Transport:
     def fetch(self, line: Line, request: wire.Request) -> wire.Reply:
         """Get the whole of a successful reply."""
         with self.open(line, request) as body:
-            return replace(body.reply, body=body.read())
+            content = body.read(request.most_reply, self._deadline)
+            return replace(body.reply, body=content)
 
     def ask(self, line: Line, request: wire.Request) -> wire.Reply:
         """Get a reply of any status, its body left out."""
         response = self._send(line, request)
-        return _reply(response, _drain(response, request.subject))
+        return _reply(response, self._drain(response, request.subject))
 
     def line(self) -> Line:
         """Make a new set of connections."""
@@ -227,7 +234,7 @@ class Transport:
         response = self._send(line, request)
         try:
             if response.status_code not in (200, 206):
-                raise failure(request, _reply(response, _drain(response, request.subject)))
+                raise failure(request, _reply(response, self._drain(response, request.subject)))
             yield Body(response, request.subject)
         finally:
             _settle(response)
@@ -239,7 +246,7 @@ class Transport:
         if response.status_code == 401:
             renewed = self._credentials.renew(authorization)
             if renewed:
-                _drain(response, request.subject)
+                self._drain(response, request.subject)
                 return self._follow(line, request, renewed)
         return response
 
@@ -253,7 +260,7 @@ class Transport:
             location = response.headers.get("Location")
             if response.status_code not in REDIRECTS or not location:
                 return response
-            _drain(response, request.subject)
+            self._drain(response, request.subject)
             way.go(way.absolute(location))
 
     def _exchange(
@@ -273,7 +280,7 @@ class Transport:
         elif "Content-Length" not in headers:
             headers["Content-Length"] = "0"
         connect, silent = self._timeouts
-        with _network(request.subject):
+        with network(request.subject):
             if not body:
                 line.lifeline.hold()
             try:
@@ -288,6 +295,14 @@ class Transport:
                     )
             finally:
                 line.lifeline.release()
+
+    def _drain(self, response: requests.Response, subject: str) -> bytes:
+        """Read the body of an unwanted response, the start of a long one, and be done with it."""
+        try:
+            with network(subject):
+                return _bounded(response).take(_MOST_DRAINED, self._timeouts[1])
+        finally:
+            _settle(response)
 
     @staticmethod
     def _headers(request: wire.Request, authorization: str | None) -> dict[str, str]:
@@ -312,7 +327,7 @@ class Transport:
             prepared.headers["Content-Length"] = str(len(request.body))
         connect, silent = self._timeouts
         timeouts: Any = (connect, silent + request.patience if silent else None)
-        with _network(request.subject):
+        with network(request.subject):
             if request.method not in ("GET", "HEAD"):
                 line.lifeline.hold()
             try:
@@ -321,35 +336,15 @@ class Transport:
                 line.lifeline.release()
 
 
-def _tls_options(settings: ClusterSettings) -> dict[str, Any]:
-    for path in (settings.client_ca, settings.client_cert, settings.client_key):
-        if path and not path.exists():
-            raise ConfigError(f"{path}: no such file, but the TLS settings name it")
-    if settings.client_key and not settings.client_cert:
-        raise ConfigError("AIS_CRT_KEY is of no use without AIS_CRT")
-    cert: Any = str(settings.client_cert) if settings.client_cert else None
-    if cert and settings.client_key:
-        cert = (cert, str(settings.client_key))
-    if settings.skip_verify:
-        # The user knows; urllib3 would say so with each connection.
-        urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
-        return {"verify": False, "cert": cert}
-    return {"verify": str(settings.client_ca) if settings.client_ca else True, "cert": cert}
-
-
 def _reply(response: requests.Response, body: bytes = b"") -> wire.Reply:
     headers = {name.lower(): value for name, value in response.headers.items()}
     return wire.Reply(response.status_code, headers, body)
 
 
-def _drain(response: requests.Response, subject: str) -> bytes:
-    """Read the body of an unwanted response, the beginning of a long one, and be done with it."""
-    try:
-        with _network(subject):
-            body: bytes = response.raw.read(_MOST_DRAINED)
-            return body
-    finally:
-        _settle(response)
+def _bounded(response: requests.Response) -> BoundedReply:
+    raw: Any = response.raw
+    bounded: BoundedReply = raw._fp
+    return bounded
 
 
 def _settle(response: requests.Response) -> None:
@@ -359,37 +354,3 @@ def _settle(response: requests.Response) -> None:
         raw.release_conn()
     else:
         raw.close()
-
-
-@contextmanager
-def _network(subject: str) -> Iterator[None]:
-    """Turn what the libraries below raise into our errors. No sink is called in the block."""
-    try:
-        yield
-    except (
-        requests.RequestException,
-        urllib3.exceptions.HTTPError,
-        http.client.HTTPException,
-        OSError,
-    ) as error:
-        raise _network_failure(subject, error) from error
-
-
-def _network_failure(subject: str, error: Exception) -> AisfsError:
-    cause: BaseException = error
-    while True:
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return ConfigError(
-                f"{subject}: the cluster's certificate is not trusted ({cause.verify_message}): "
-                "name its CA in AIS_CLIENT_CA"
-            )
-        # A connection that is refused counts as timed out to urllib3: its cause says what it was.
-        refused = isinstance(cause, urllib3.exceptions.NewConnectionError)
-        if not refused and isinstance(cause, TimeoutError | urllib3.exceptions.TimeoutError):
-            return Unavailable(f"{subject}: no answer in time ({cause})")
-        # urllib3 and requests keep the real cause in `reason`, or as an argument.
-        inner = [getattr(cause, "reason", None), *reversed(cause.args), cause.__cause__]
-        deeper = next((found for found in inner if isinstance(found, BaseException)), None)
-        if deeper is None:
-            return Unavailable(f"{subject}: the connection failed ({cause})")
-        cause = deeper

@@ -33,6 +33,12 @@ _NO_RECURSION = "2048"  # a string: the server answers 400 to a number
 _LIST_PROPS = "name,size,version,checksum,custom"
 _HEAD_PROPS = "checksum,version,custom"
 _NS = 1_000_000_000
+_CONTROL_REPLY = 1 << 20
+"""Bytes; what is asked for besides listings are ids and a few numbers."""
+_PAGE = 64 << 20
+"""Bytes of a page: 10,000 names of the longest, 4 KiB, with what is said of each."""
+_BUCKETS = 16 << 20
+"""Bytes of a list of buckets: room for a hundred thousand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,8 @@ class Request:
     body: bytes = b""
     patience: float = 0.0
     """Seconds that the server may be silent beyond the usual, since it works."""
+    most_reply: int = _CONTROL_REPLY
+    """Bytes of a reply that is read into memory; content of objects is not."""
 
     def __post_init__(self) -> None:
         """Refuse what could change more than one object.
@@ -102,7 +110,8 @@ def list_buckets(provider: Provider | None) -> Request:
     query = urlencode({"provider": provider.value}) if provider else ""
     subject = f"buckets of {provider.scheme}://" if provider else "buckets"
     body = encode_json({"action": "list", "name": "", "value": None})
-    return Request("GET", "/v1/buckets", query, subject, {"Content-Type": JSON}, body)
+    headers = {"Content-Type": JSON}
+    return Request("GET", "/v1/buckets", query, subject, headers, body, most_reply=_BUCKETS)
 
 
 def head_bucket(bucket: Bucket) -> Request:
@@ -135,7 +144,8 @@ def list_page(bucket: Bucket, prefix: str, token: str, page_size: int) -> Reques
     body = encode_json({"action": "list", "name": "", "value": value})
     headers = {"Content-Type": JSON, "Accept": MSGPACK}
     subject = f"{bucket}/{prefix}"
-    return Request("GET", _bucket_path(bucket), bucket_query(bucket), subject, headers, body)
+    path, query = _bucket_path(bucket), bucket_query(bucket)
+    return Request("GET", path, query, subject, headers, body, most_reply=_PAGE)
 
 
 def head_object(bucket: Bucket, key: str, *, with_props: bool = True) -> Request:

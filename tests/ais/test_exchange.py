@@ -9,6 +9,7 @@ from http.client import HTTPConnection
 import pytest
 
 from aisfs.ais.exchange import exchange
+from aisfs.ais.replies import BoundedReply
 
 OK = b"HTTP/1.1 200 OK\r\n"
 
@@ -43,6 +44,7 @@ class Ends:
 def ends() -> Iterator[Ends]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         connection = HTTPConnection(*listener.getsockname())
+        connection.response_class = BoundedReply
         connection.connect()
         server, _ = listener.accept()
         with server:

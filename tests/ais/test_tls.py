@@ -3,6 +3,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import threading
 import time
 import warnings
 
@@ -60,6 +61,51 @@ async def test_unknown_authority_is_a_matter_of_settings(certificate):
     async with connected(certificate, MiniCluster({}, "https")) as (client, _):
         with pytest.raises(ConfigError, match="AIS_CLIENT_CA"):
             await client.head(B, "k")
+
+
+async def test_the_certificate_of_another_host_is_told(certificate):
+    cluster = MiniCluster({}, "https")
+    async with connected(certificate, cluster) as (_, server):
+        endpoint = server.endpoint.replace("127.0.0.1", "localhost")
+        client = AISClient(ClusterSettings(endpoint=endpoint, client_ca=certificate[1]))
+        # The two ways to connect.
+        with pytest.raises(ConfigError, match=r"is for 127\.0\.0\.1, not localhost"):
+            await client.head(B, "k")
+        with pytest.raises(ConfigError, match=r"is for 127\.0\.0\.1, not localhost"):
+            await client.upload(B, "k", BytesContent(b"x"))
+        await client.aclose()
+
+
+async def test_no_tls_where_it_was_asked_for_is_told():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def refuse():
+            with listener.accept()[0] as connection:
+                connection.recv(100)
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        endpoint = f"https://127.0.0.1:{listener.getsockname()[1]}"
+        client = AISClient(ClusterSettings(endpoint=endpoint))
+        with pytest.raises(ConfigError, match="does not speak TLS: use http://"):
+            await client.head(B, "k")
+        await client.aclose()
+        thread.join()
+
+
+def test_a_client_certificate_needs_its_key(certificate, tmp_path):
+    key, crt = certificate
+    with pytest.raises(ConfigError, match="name the key in AIS_CRT_KEY"):
+        AISClient(ClusterSettings(endpoint="https://h", client_cert=crt))
+    other = tmp_path / "other.pem"
+    other.write_bytes(crt.read_bytes())
+    with pytest.raises(ConfigError, match="no certificate and its key"):
+        AISClient(ClusterSettings(endpoint="https://h", client_cert=crt, client_key=other))
+    both = tmp_path / "both.pem"
+    both.write_bytes(crt.read_bytes() + key.read_bytes())
+    AISClient(ClusterSettings(endpoint="https://h", client_cert=both))
+    AISClient(ClusterSettings(endpoint="https://h", client_cert=crt, client_key=key))
 
 
 async def test_unverified_without_a_word(certificate):

@@ -1,0 +1,132 @@
+"""TLS settings, and what the failures of connections mean.
+
+Must not know: requests and replies.
+"""
+
+import http.client
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import urllib3
+
+from aisfs.ais.replies import SpeaksTls
+from aisfs.config import ClusterSettings
+from aisfs.errors import AisfsError, ConfigError, Unavailable
+
+_OTHER_NAME = frozenset({62, 64})
+"""What OpenSSL says of a certificate for another host, and for another address."""
+_NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"})
+_NO_CERTIFICATE = frozenset({"TLSV13_ALERT_CERTIFICATE_REQUIRED", "SSLV3_ALERT_HANDSHAKE_FAILURE"})
+
+
+class WrongHost(OSError):
+    """A trusted certificate of another host; the text says of which."""
+
+
+def tls_options(settings: ClusterSettings) -> dict[str, Any]:
+    """Return what requests takes as TLS settings.
+
+    Raises:
+        ConfigError: they are unusable.
+    """
+    for path in (settings.client_ca, settings.client_cert, settings.client_key):
+        if path and not path.exists():
+            raise ConfigError(f"{path}: no such file, but the TLS settings name it")
+    if settings.client_key and not settings.client_cert:
+        raise ConfigError("AIS_CRT_KEY is of no use without AIS_CRT")
+    cert: Any = str(settings.client_cert) if settings.client_cert else None
+    if settings.client_cert:
+        _check_key(settings)
+    if cert and settings.client_key:
+        cert = (cert, str(settings.client_key))
+    if settings.skip_verify:
+        # The user knows; urllib3 would say so with each connection.
+        urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
+        return {"verify": False, "cert": cert}
+    return {"verify": str(settings.client_ca) if settings.client_ca else True, "cert": cert}
+
+
+def _check_key(settings: ClusterSettings) -> None:
+    cert, key = settings.client_cert, settings.client_key
+    assert cert
+    try:
+        # An empty password, so that nobody is asked for one.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(cert, key, password="")
+    except OSError as error:
+        if key:
+            why = f"AIS_CRT and AIS_CRT_KEY ({cert}, {key}) are no certificate and its key"
+        else:
+            why = f"AIS_CRT ({cert}) holds no certificate with its key: name the key in AIS_CRT_KEY"
+        raise ConfigError(f"{why} ({error.strerror or error})") from error
+
+
+def say_whose(error: ssl.SSLCertVerificationError, address: tuple[str, int], ca: Any) -> None:  # noqa: ANN401 - as requests has it
+    """Find out whose certificate it is that is not that of the host.
+
+    Raises:
+        WrongHost: it is trusted but for the name.
+    """
+    if error.verify_code not in _OTHER_NAME:
+        return
+    context = ssl.create_default_context(cafile=ca)
+    context.check_hostname = False
+    try:
+        # A failed handshake shows no certificate: this one is over before anything is sent.
+        with (
+            socket.create_connection(address, 3) as plain,
+            context.wrap_socket(plain, server_hostname=address[0]) as sock,
+        ):
+            shown: Any = sock.getpeercert() or {}
+            names = [name for _, name in shown.get("subjectAltName", ())]
+    except (OSError, ValueError):
+        names = []
+    whose = " or ".join(names) or "another host"
+    raise WrongHost(f"the certificate is for {whose}, not {address[0]}") from error
+
+
+@contextmanager
+def network(subject: str) -> Iterator[None]:
+    """Turn what the libraries below raise into our errors. No sink is called in the block."""
+    try:
+        yield
+    except (urllib3.exceptions.HTTPError, http.client.HTTPException, OSError) as error:
+        # What requests raises is an OSError.
+        raise _failure(subject, error) from error
+
+
+def _failure(subject: str, error: Exception) -> AisfsError:
+    cause: BaseException = error
+    while True:
+        if (wrong := _setting(cause)) is not None:
+            return ConfigError(f"{subject}: {wrong}")
+        # A connection that is refused counts as timed out to urllib3: its cause says what it was.
+        refused = isinstance(cause, urllib3.exceptions.NewConnectionError)
+        if not refused and isinstance(cause, TimeoutError | urllib3.exceptions.TimeoutError):
+            return Unavailable(f"{subject}: no answer in time ({cause})")
+        # urllib3 and requests keep the real cause in `reason`, or as an argument.
+        inner = [getattr(cause, "reason", None), *reversed(cause.args), cause.__cause__]
+        deeper = next((found for found in inner if isinstance(found, BaseException)), None)
+        if deeper is None:
+            return Unavailable(f"{subject}: the connection failed ({cause})")
+        cause = deeper
+
+
+def _setting(cause: BaseException) -> str | None:
+    """Say which setting is wrong, if that is why."""
+    if isinstance(cause, WrongHost):
+        return f"{cause}: use a name it is for in the endpoint, or add this one to it"
+    if isinstance(cause, SpeaksTls):
+        return str(cause)
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return (
+            f"the cluster's certificate is not trusted ({cause.verify_message}): "
+            "name its CA in AIS_CLIENT_CA"
+        )
+    if isinstance(cause, ssl.SSLError) and cause.reason in _NO_TLS:
+        return "the server does not speak TLS: use http://"
+    if isinstance(cause, ssl.SSLError) and cause.reason in _NO_CERTIFICATE:
+        return "the cluster wants a client certificate: name it in AIS_CRT and AIS_CRT_KEY"
+    return None
