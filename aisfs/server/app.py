@@ -42,7 +42,7 @@ from aisfs.server.jobs import Jobs
 from aisfs.server.names import check_key
 from aisfs.server.objects import Objects
 from aisfs.server.parts import Parts
-from aisfs.server.storage import Storage
+from aisfs.server.storage import STATE_DIRECTORY, Storage
 from aisfs.server.traps import Kindness, Traps
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ def make_app(root: Path, token: str | None = None, *, traps: bool = False) -> Ws
     Raises:
         ConfigError: the directory is missing or cannot hold the server's own files.
     """
-    return Server(root, token, Traps() if traps else Kindness())
+    return Server(root, token, Traps(root / STATE_DIRECTORY / "disks") if traps else Kindness())
 
 
 class Server:
@@ -78,14 +78,13 @@ class Server:
 
     def __init__(self, root: Path, token: str | None, traps: Kindness) -> None:
         self._token = token
-        self._traps = traps
         self.counters = Counters()
-        self._storage = Storage(root)
+        self._storage = Storage(root, traps)
         self._cluster = Cluster(root)
         node = self._cluster.node_id
         self._objects = Objects(self._storage, node)
         self._appends = Appends(self._storage, self._objects, node)
-        self._parts = Parts(self._storage, self._objects, traps)
+        self._parts = Parts(self._storage, self._objects)
         self._batches = Batches(self._storage, self._cluster.proxy_id)
         jobs = Jobs(self._storage, self._objects, self._cluster)
         self._buckets = Buckets(self._storage, self._cluster, jobs, self.counters)
@@ -264,7 +263,7 @@ class Server:
         if request.header("Connection").lower() != "close":
             request.drain()
         self.counters.add("redirect")
-        path = self._traps.location(request.raw_path)
+        path = self._storage.traps.location(request.raw_path)
         query = request.environ.get("QUERY_STRING", "")
         mark = f"pid={self._cluster.proxy_id}&utm={stamp()}"
         location = f"{request.base_url}{path}?{query}{'&' if query else ''}{mark}"

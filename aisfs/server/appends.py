@@ -3,16 +3,20 @@
 import os
 import re
 import shutil
+import uuid
 from dataclasses import replace
 from pathlib import Path
 
 from aisfs.server import archives, failures
-from aisfs.server.exchange import Reply, Request
+from aisfs.server.bucket import Bucket, Found
+from aisfs.server.checksums import hash_file
+from aisfs.server.damage import Damage
+from aisfs.server.exchange import Reply, Request, ShortBody
 from aisfs.server.failures import Failure, uri_of
 from aisfs.server.objects import Objects
 from aisfs.server.properties import checksum_type
 from aisfs.server.records import Record
-from aisfs.server.storage import Bucket, Storage, hash_file, write_out
+from aisfs.server.storage import Storage, write_out
 
 APPEND, APPEND_OR_CREATE = "1", "2"
 """Values of `Ais-Pine`; without the header the shard is replaced."""
@@ -49,9 +53,11 @@ class Appends:
             work = self._storage.work_path()
             work = work.with_name(f"append-{work.name}")
             with self._storage.locks.reading((bucket.name, key)):
-                if bucket.find(key) is None:
+                found = bucket.find(key)
+                if found is None:
                     work.touch()
                 else:
+                    found.check()
                     shutil.copyfile(bucket.path_of(key), work)
         before = work.stat().st_size
         with work.open("ab") as file:
@@ -97,30 +103,81 @@ class Appends:
     def archive(self, request: Request, bucket: Bucket, key: bytes) -> Reply:
         """Add a member to a shard, or make a shard of one member."""
         name, mime = request.query["archpath"], request.query.get("archmime", "")
-        content = request.body(MEMBER_LIMIT)
+        flags, uri = request.header("Ais-Pine"), uri_of(bucket.name, key)
+        if request.environ.get("CONTENT_LENGTH") in (None, "", "0"):
+            request.drain()
+            text = f'failed to archive {uri}: missing "Content-Length" in the request'
+            raise Failure(400, text)
+        received, short = b"", None
+        try:
+            received = request.body(MEMBER_LIMIT)
+        except ShortBody as error:
+            if not self._storage.traps.appends_in_place or flags not in (APPEND, APPEND_OR_CREATE):
+                raise
+            received, short = error.received, error
         archives.check_member_name(name)
-        if not content:
-            raise Failure(400, f"cannot append an empty member to {uri_of(bucket.name, key)}")
-        flags = request.header("Ais-Pine")
         work = self._storage.work_path()
         try:
             # Readers keep the old shard; the new one is a copy with one member more.
             with self._storage.locks.writing((bucket.name, key)):
-                old = bucket.find(key) if flags in (APPEND, APPEND_OR_CREATE) else None
-                if old is None and flags == APPEND:
-                    raise failures.no_object(bucket.name, key)
+                found = bucket.find(key)
+                old = self._shard(bucket, key, flags, found)
                 source = Path(os.fsdecode(bucket.path_of(key))) if old else None
                 form = self._format(bucket, key, mime, source)
-                self._write(source, work, form, name, content)
-                if old is None:
-                    kind = checksum_type(bucket)
-                    record = Record("", kind, hash_file(work, kind))
-                else:  # as in AIStore: a shard that grew keeps its version and has no checksum
-                    record = replace(old.record, checksum_type="", checksum="")
-                self._storage.commit(bucket, key, work, record, bucket.find(key))
+                if short is None:
+                    self._write(source, work, form, name, received)
+                    record = self._record(bucket, work, form, old)
+                elif old and source and form is archives.Format.TAR:
+                    size = int(request.environ["CONTENT_LENGTH"])
+                    length = archives.break_tar(source, work, name, size, received)
+                    record = replace(old.record, damage=_contradiction(old, length))
+                else:
+                    raise short
+                self._storage.commit(bucket, key, work, record, found)
         finally:
             work.unlink(missing_ok=True)
+        if short:
+            raise short
         return Reply()
+
+    def _shard(self, bucket: Bucket, key: bytes, flags: str, found: Found | None) -> Found | None:
+        """Give the shard that a member is to be added to; None to make a new one."""
+        if flags not in (APPEND, APPEND_OR_CREATE):
+            return None
+        if found is not None:
+            found.check()
+            return found
+        if flags == APPEND:
+            raise failures.no_object(bucket.name, key)
+        folder, slash, name = key.rpartition(b"/")
+        if slash and self._storage.traps.appends_in_place and not self._exists(bucket, folder):
+            work = folder + b"/append-to-arch." + name
+            text = f"[fs-path] {uri_of(bucket.name, work)}.{uuid.uuid4().hex[:9]}.0"
+            raise Failure(404, f"{text}: work file does not exist", "PathError")
+        return None
+
+    def _exists(self, bucket: Bucket, folder: bytes) -> bool:
+        try:
+            os.close(bucket.open_folder(folder))
+        except OSError:
+            return self._storage.traps.kept(bucket.name, folder) is not None
+        return True
+
+    def _record(
+        self, bucket: Bucket, work: Path, form: archives.Format, old: Found | None
+    ) -> Record:
+        """Describe a shard that was made, or has grown; its version stays, as in AIStore."""
+        known = old.record if old else Record()
+        if old is None or not old.size or form is not archives.Format.TAR:
+            kind = checksum_type(bucket)
+            return replace(known, checksum_type=kind, checksum=hash_file(work, kind))
+        damage = None
+        if self._storage.traps.appends_in_place:
+            # The old file is longer as a rule, being padded, and AIStore leaves the rest where it is.
+            before = known.damage.length if known.damage and known.damage.length else old.size
+            after = work.stat().st_size
+            damage = Damage(length=before if before > after else 0, unchecked=True)
+        return replace(known, checksum_type="", checksum="", damage=damage)
 
     @staticmethod
     def _format(bucket: Bucket, key: bytes, mime: str, source: Path | None) -> archives.Format:
@@ -145,3 +202,10 @@ class Appends:
             archives.append_member(source, work, form, name, content)
         except archives.BROKEN as error:
             raise Failure(400, f"archive: {error}") from error
+
+
+def _contradiction(old: Found, length: int) -> Damage | None:
+    """Say what is wrong with a shard whose file has become longer than its metadata says."""
+    if length == old.size:
+        return old.record.damage
+    return Damage(length=length, noticed=True, unchecked=True)

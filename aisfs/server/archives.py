@@ -14,10 +14,11 @@ import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO
 
 import re2
 
@@ -241,8 +242,7 @@ def append_member(
     source: Path | None, target: Path, form: Format, name: str, content: bytes
 ) -> None:
     """Write a copy of a shard with one more member; without a source, a new shard."""
-    info = tarfile.TarInfo(name)
-    info.size, info.mode, info.mtime = len(content), 0o644, int(time.time())
+    info = _new_member(name, len(content))
     if form is Format.ZIP:
         if source is not None:
             shutil.copyfile(source, target)
@@ -250,15 +250,11 @@ def append_member(
             archive.writestr(name, content)
         return
     if form is Format.TAR:
-        if source is not None:
-            shutil.copyfile(source, target)
-        mode: Literal["a", "w"] = "a" if source else "w"
-        target.touch()
-        with target.open("r+b") as grown:
-            tar = tarfile.open(fileobj=grown, mode=mode, format=tarfile.PAX_FORMAT)  # noqa: SIM115
-            tar.addfile(info, io.BytesIO(content))
-            # Not closed: Go ends a tar with two blocks, and leaves zeros that follow alone.
-            grown.write(bytes(1024))
+        with _at_end_of_tar(source, target) as grown:
+            grown.write(info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
+            grown.write(content + bytes(-len(content) % 512))
+            grown.write(bytes(1024))  # Go ends a tar with two blocks, whatever was there
+            grown.truncate()
         return
     with tarfile.open(target, "w:gz", format=tarfile.PAX_FORMAT) as tar:
         if source is not None:
@@ -266,3 +262,48 @@ def append_member(
                 for member in old:
                     tar.addfile(member, old.extractfile(member) if member.isreg() else None)
         tar.addfile(info, io.BytesIO(content))
+
+
+def break_tar(source: Path, target: Path, name: str, size: int, content: bytes) -> int:
+    """Write a copy of a shard as it is when adding a member in place stops after these bytes of it.
+
+    Returns the length that the file would have; what is written keeps that of the source.
+    """
+    old_size = source.stat().st_size
+    with _at_end_of_tar(source, target) as grown:
+        grown.write(_new_member(name, size).tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
+        grown.write(content)
+        end = grown.tell()
+        grown.truncate(old_size)
+    return max(end, old_size)
+
+
+def _new_member(name: str, size: int) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode, info.mtime = size, 0o644, int(time.time())
+    return info
+
+
+@contextmanager
+def _at_end_of_tar(source: Path | None, target: Path) -> Iterator[IO[bytes]]:
+    """Copy a tar, and give the copy at the end of its last member.
+
+    Raises:
+        Failure: 500 when it is none.
+    """
+    size = source.stat().st_size if source else 0
+    if source and size:
+        shutil.copyfile(source, target)
+    if 0 < size < tarfile.BLOCKSIZE:
+        raise Failure(500, "unexpected EOF")
+    target.touch()
+    with target.open("r+b") as grown:
+        if size:
+            try:
+                with tarfile.open(fileobj=grown, mode="r:") as tar:
+                    for _ in tar:
+                        _forget_headers(tar)
+                    grown.seek(tar.offset)
+            except BROKEN as error:
+                raise Failure(500, "archive/tar: invalid tar header") from error
+        yield grown

@@ -17,10 +17,11 @@ from urllib.parse import quote
 import msgspec
 
 from aisfs.server import archives, failures
+from aisfs.server.bucket import Bucket
 from aisfs.server.exchange import Reply, Request, stamp
 from aisfs.server.failures import Failure
 from aisfs.server.names import check_key
-from aisfs.server.storage import Bucket, Storage
+from aisfs.server.storage import Storage
 
 MOST_MISSING = 8
 """AIStore's `max_soft_errs`: more missing items end the whole request, `coer` or not."""
@@ -140,6 +141,7 @@ class Batches:
             found = bucket.find(key)
             if found is None:
                 raise failures.no_object(bucket.name, key)
+            bucket.load(key, found)
             with open(bucket.path_of(key), "rb") as file:
                 offset, size = 0, found.size
                 if item.archpath:

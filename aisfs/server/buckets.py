@@ -25,7 +25,7 @@ class Buckets:
         self._storage = storage
         self._jobs = jobs
         self._counters = counters
-        self._lister = Lister(cluster.node_id)
+        self._lister = Lister(cluster.node_id, storage.traps)
 
     def serve(self, request: Request, name: str) -> Reply:
         """Answer a request below `/v1/buckets`; `name` is empty for all buckets."""

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 import xxhash
@@ -45,3 +46,12 @@ HASHERS: dict[str, Callable[[], Hasher]] = {
 def digest_of(text: str) -> int:
     """Hash a node id or an object's uname the way the cluster map does."""
     return xxhash.xxh64_intdigest(text.encode(), seed=NODE_SEED)
+
+
+def hash_file(path: Path, kind: str) -> str:
+    """Compute a whole file's checksum."""
+    hasher = HASHERS[kind]()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            hasher.update(piece)
+    return hasher.hexdigest()

@@ -26,6 +26,12 @@ class Damage(msgspec.Struct, frozen=True, omit_defaults=True):
     """All that is wrong with one object."""
 
     lost: tuple[LostPart, ...] = ()
+    length: int = 0
+    """Of the file, where it is not the object's size; 0 where it is."""
+    noticed: bool = False
+    """Whether the two lengths have been compared; from then on nobody gets at the object."""
+    unchecked: bool = False
+    """Grown in place, without a checksum: a bucket that validates reads takes it for bad data."""
 
     def readable(self, start: int, size: int, headers: Headers) -> int:
         """Say how many bytes of a range can be read.

@@ -11,10 +11,11 @@ import threading
 import time
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from aisfs.server.storage import Bucket
+from aisfs.server.bucket import Bucket
 
 NAMES_KEPT = 3_000_000
 """Names kept over all directories: a listing of a million objects and some change, about 0.2 GB."""
@@ -35,7 +36,9 @@ class _Scan:
 class Directories:
     """Sorted names of directories, most recently used first to stay."""
 
-    def __init__(self) -> None:
+    def __init__(self, order: Callable[[bytes], Any] | None = None) -> None:
+        """`order` is the key to sort names by, where it is not the names themselves."""
+        self._order = order
         self._kept: OrderedDict[tuple[str, bytes], _Scan] = OrderedDict()
         self._count = 0
         self._lock = threading.Lock()
@@ -65,6 +68,7 @@ class Directories:
             if unchanged or (continued and time.monotonic() - scan.made < CONTINUED_SECONDS):
                 return scan.names
         names = _scan(bucket, inside, descriptor)
+        names.sort(key=self._order)
         self._keep(place, _Scan(mtime_ns, time.time_ns() - mtime_ns > SETTLED_NS, 0.0, names))
         return names
 
@@ -91,7 +95,6 @@ def _scan(bucket: Bucket, inside: bytes, descriptor: int) -> list[bytes]:
                 names += [name] if entry.is_file() else []
             elif bucket.is_file(inside + name):
                 names.append(name)
-    names.sort()
     return names
 
 

@@ -32,7 +32,9 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class ShortBody(Exception):
-    """The client went away before it had sent its whole body."""
+    """The client went away before it had sent its whole body; `Request.body` adds what came."""
+
+    received = b""
 
 
 class FileBody(Protocol):
@@ -134,10 +136,14 @@ class Request:
     def body(self, limit: int = 64 << 20) -> bytes:
         """Give the whole body of at most `limit` bytes; for control messages."""
         data = bytearray()
-        for piece in self.pieces():
-            data += piece
-            if len(data) > limit:
-                raise Failure(400, "request body is too large")
+        try:
+            for piece in self.pieces():
+                data += piece
+                if len(data) > limit:
+                    raise Failure(400, "request body is too large")
+        except ShortBody as short:
+            short.received = bytes(data)
+            raise
         return bytes(data)
 
     def drain(self) -> None:

@@ -61,6 +61,16 @@ def no_bucket(bucket: str) -> Failure:
     return Failure(404, f'bucket "ais://{bucket}" does not exist', "ErrBckNotFound")
 
 
+def is_directory(bucket: str, key: bytes) -> Failure:
+    """Say that a directory was found where an object is to be read."""
+    return Failure(500, f"{uri_of(bucket, key)}, err: no data available", "ErrLmetaNotFound")
+
+
+def virtual_directory() -> Failure:
+    """Say that there is a directory where the object would be."""
+    return Failure(400, "destination exists and is a virtual directory", "ErrMv")
+
+
 def bad_name(name: str) -> Failure:
     """Say that no object can have this name."""
     return Failure(400, f'invalid object name "{name}"', "errInvalidPath")

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from aisfs.server import archives
-from aisfs.server.checksums import HASHERS
+from aisfs.server.bucket import Bucket
+from aisfs.server.checksums import HASHERS, hash_file
 from aisfs.server.cluster import Cluster
 from aisfs.server.directories import Directories, walk
 from aisfs.server.exchange import Reply
@@ -15,7 +16,7 @@ from aisfs.server.failures import Failure, unsupported, uri_of
 from aisfs.server.names import check_key
 from aisfs.server.objects import Objects
 from aisfs.server.properties import checksum_type
-from aisfs.server.storage import Bucket, Storage, hash_file
+from aisfs.server.storage import Storage
 
 _BRACES = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})(?:\.\.0*([1-9]\d{0,17}))?\}")
 MOST_NAMES = 1_000_000

@@ -11,11 +11,13 @@ from typing import Any
 
 import msgspec
 
+from aisfs.server import paging
 from aisfs.server.archives import list_members
+from aisfs.server.bucket import Bucket, Found
 from aisfs.server.directories import Directories, children, walk
 from aisfs.server.exchange import Reply
 from aisfs.server.failures import Failure
-from aisfs.server.storage import Bucket, Found
+from aisfs.server.traps import Kindness, disk_of
 
 PAGE = 10_000
 """AIStore's page size for its own buckets, used when the request names none."""
@@ -99,16 +101,20 @@ def parse(value: object, bucket: str) -> Message:
 class Lister:
     """Makes pages of listings."""
 
-    def __init__(self, node_id: str) -> None:
-        self._directories = Directories()
+    def __init__(self, node_id: str, traps: Kindness) -> None:
+        self._traps = traps
+        self._directories = Directories(paging.as_met if traps.loses_names else None)
         self._node_id = node_id
 
     def page(self, bucket: Bucket, message: Message, packed: bool) -> Reply:
         """Answer one list request."""
         limit = message.pagesize if message.pagesize > 0 else PAGE
-        keys = list(islice(self._keys(bucket, message), limit))
+        if self._traps.loses_names:
+            keys, token = self._real_page(bucket, message, limit)
+        else:
+            keys = list(islice(self._keys(bucket, message), limit))
+            token = keys[-1] if len(keys) == limit else b""
         entries = self._entries(bucket, keys, message, PackedEntry if packed else Entry)
-        token = keys[-1] if len(keys) == limit else b""
         uuid = message.uuid or secrets.token_urlsafe(6)
         if packed:
             body = msgspec.msgpack.encode(
@@ -143,6 +149,29 @@ class Lister:
             return (k for k in level if k.endswith(b"/") or k > first)
         return walk(known, bucket, prefix, max(token, first), bool(token))
 
+    def _real_page(self, bucket: Bucket, message: Message, limit: int) -> tuple[list[bytes], bytes]:
+        prefix = os.fsencode(message.prefix)
+        token, first = os.fsencode(message.continuation_token), os.fsencode(message.start_after)
+        if prefix.startswith(b"/"):
+            return [], b""
+        recursive = not int(message.flags) & NO_RECURSION
+        corrupted = frozenset[bytes]() if _only_names(message) else bucket.corrupted()
+        after = max(token, first) if recursive else token
+        if corrupted:
+            after = b""  # a walk comes by what is not listed, too
+
+        def names(inside: bytes) -> list[bytes]:
+            found = self._directories.names(bucket, inside, bool(token))
+            kept = self._traps.kept(bucket.name, inside)
+            return sorted({*found, *kept}, key=paging.as_met) if kept else found
+
+        def walk_of(disk: int) -> Iterator[bytes]:
+            for key in paging.walk(names, prefix, after, recursive):
+                if key.endswith(b"/") or disk_of(bucket.name, key) == disk:
+                    yield key
+
+        return paging.cut_page([walk_of(0), walk_of(1)], token, first, limit, corrupted)
+
     def _entries(
         self,
         bucket: Bucket,
@@ -150,10 +179,9 @@ class Lister:
         message: Message,
         kind: type[Entry] | type[PackedEntry],
     ) -> list[Entry | PackedEntry]:
-        props = set((message.props or "name,size,cached").split(","))
-        flags = int(message.flags)
+        props, flags = _props(message), int(message.flags)
         name = _packed if kind is PackedEntry else _quoted
-        if flags & NAME_ONLY or props == {"name"}:
+        if _only_names(message):
             props = {"name"}
         bare = props <= {"name", "cached", "status"} and not flags & ARCHIVE_CONTENTS
         records = None
@@ -205,6 +233,14 @@ class Lister:
         if "location" in props:
             fields["location"] = f"t[{self._node_id}]:mp[/]"
         return kind((_packed if kind is PackedEntry else _quoted)(key), **fields)
+
+
+def _props(message: Message) -> set[str]:
+    return set((message.props or "name,size,cached").split(","))
+
+
+def _only_names(message: Message) -> bool:
+    return bool(int(message.flags) & NAME_ONLY) or _props(message) == {"name"}
 
 
 def _contents(

@@ -9,15 +9,16 @@ from itertools import chain
 from pathlib import Path
 
 from aisfs.server import archives, failures
+from aisfs.server.bucket import Bucket, Found
 from aisfs.server.checksums import HASHERS
 from aisfs.server.damage import Damage, break_off
 from aisfs.server.exchange import HeldFile, Reply, Request, base36
 from aisfs.server.failures import Failure, Headers, uri_of
 from aisfs.server.names import check_key
 from aisfs.server.object_headers import attributes, chunk_headers, custom_pairs, parse_range
-from aisfs.server.properties import checksum_type, range_checksums, versioned
+from aisfs.server.properties import checksum_type, range_checksums, validates, versioned
 from aisfs.server.records import Record
-from aisfs.server.storage import Bucket, Found, Storage, write_out
+from aisfs.server.storage import Storage, write_out
 
 SMALL = 128 << 10
 """Objects up to this size are read at once and release their lock before they are sent: they fit
@@ -56,6 +57,7 @@ class Objects:
         found = bucket.find(key)
         if found is None:
             raise failures.no_object(bucket.name, key)
+        found.check(400)
         props = request.query.get("props", "")
         if not props:
             return Reply(headers=self._head_v1(bucket, key, found))
@@ -119,6 +121,8 @@ class Objects:
         _check_member_request(path, mode, request.header("Range"))
         wanted = archives.matcher(mode, query.get("archregx", "")) if mode else None
         name = (bucket.name, key)
+        if validates(bucket):
+            self._validate(bucket, key)
         self._storage.locks.acquire_read(name)
         held = True
 
@@ -128,6 +132,7 @@ class Objects:
         fd = -1
         try:
             fd, found = self._open(bucket, key)
+            bucket.load(key, found)
             if path:
                 reply = self._member(fd, bucket, key, path, query.get("archmime", ""), release)
             elif wanted is not None:
@@ -151,6 +156,8 @@ class Objects:
         except OSError as error:
             if isinstance(error, PermissionError):
                 raise Failure(500, f"{uri_of(bucket.name, key)}: permission denied") from error
+            if self._storage.traps.blocks(bucket.name, key):
+                raise failures.is_directory(bucket.name, key) from error
             raise failures.no_object(bucket.name, key) from error
         status = os.fstat(fd)
         found = bucket.find(key, status)
@@ -158,9 +165,16 @@ class Objects:
             return fd, found
         os.close(fd)
         if stat.S_ISDIR(status.st_mode):
-            text = f"{uri_of(bucket.name, key)}, err: no data available"
-            raise Failure(500, text, "ErrLmetaNotFound")
+            raise failures.is_directory(bucket.name, key)
         raise failures.no_object(bucket.name, key)
+
+    def _validate(self, bucket: Bucket, key: bytes) -> None:
+        """Delete an object that has grown in place, as AIStore does where reads are validated."""
+        found = bucket.find(key)
+        if found and found.record.damage and found.record.damage.unchecked:
+            self._storage.delete(bucket, key)
+            context = f"o[{bucket.name}/{failures.text_of(key)}]"
+            raise failures.wrong_checksum("none", "", "", context)
 
     def _content(
         self,

@@ -19,13 +19,14 @@ from typing import BinaryIO
 import msgspec
 
 from aisfs.server import failures
+from aisfs.server.bucket import Bucket
+from aisfs.server.checksums import hash_file
 from aisfs.server.damage import Damage, LostPart
 from aisfs.server.exchange import Reply, Request, text_reply
 from aisfs.server.failures import Failure, uri_of
 from aisfs.server.objects import Objects
 from aisfs.server.properties import checksum_type
-from aisfs.server.storage import Bucket, Storage, hash_file, write_out
-from aisfs.server.traps import Kindness
+from aisfs.server.storage import Storage, write_out
 
 CHECKSUM = "crc32c"
 """What an object has whose parts did not come in order, unless it replaces one that has another."""
@@ -92,10 +93,9 @@ class _Piece:
 class Parts:
     """The uploads in parts that are under way."""
 
-    def __init__(self, storage: Storage, objects: Objects, traps: Kindness) -> None:
+    def __init__(self, storage: Storage, objects: Objects) -> None:
         self._storage = storage
         self._objects = objects
-        self._traps = traps
         self._lock = threading.Lock()
         self._uploads: dict[str, _Upload] = {}
 
@@ -129,7 +129,7 @@ class Parts:
             with _still_there(upload), work.open("xb") as file:
                 size = write_out(request.pieces(), file, ())
             with self._lock, _still_there(upload):
-                if number in upload.sizes and self._traps.loses_repeated_parts:
+                if number in upload.sizes and self._storage.traps.loses_repeated_parts:
                     upload.lost.add(number)
                 os.replace(work, upload.part(number))
                 upload.keep(number, size)

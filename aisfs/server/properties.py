@@ -4,9 +4,9 @@ import json
 import os
 from typing import Any
 
+from aisfs.server.bucket import Bucket
 from aisfs.server.checksums import HASHERS
 from aisfs.server.failures import Failure
-from aisfs.server.storage import Bucket
 
 _DEFAULTS: dict[str, Any] = {
     "backend_bck": {"name": "", "provider": "", "namespace": {"uuid": "", "name": ""}},
@@ -95,6 +95,11 @@ def checksum_type(bucket: Bucket) -> str:
 def range_checksums(bucket: Bucket) -> bool:
     """Say whether range replies carry the range's own checksum."""
     return bool(_section(bucket, "checksum")["enable_read_range"])
+
+
+def validates(bucket: Bucket) -> bool:
+    """Say whether the checksum of an object is compared when it is read."""
+    return bool(_section(bucket, "checksum")["validate_warm_get"])
 
 
 def versioned(bucket: Bucket) -> bool:

@@ -80,6 +80,14 @@ class Records:
             ).fetchall()
         return {(row[0], row[1], row[2]): _record(row[3:]) for row in rows}
 
+    def damaged(self) -> list[bytes]:
+        """Give the keys that have, or lately had, an object with damage."""
+        with self._lock:
+            if (db := self._reader()) is None:
+                return []
+            query = "SELECT DISTINCT key FROM objects WHERE damage != ''"
+            return [row[0] for row in db.execute(query).fetchall()]
+
     @property
     def has_chunks(self) -> bool:
         """Whether any object of the bucket may have been uploaded in parts."""
@@ -201,6 +209,7 @@ class Records:
             columns = {row[1] for row in db.execute("PRAGMA table_info(objects)")}
             for name in {"chunks", "damage"} - columns:  # made before these were known
                 db.execute(f"ALTER TABLE objects ADD COLUMN {name} TEXT NOT NULL DEFAULT ''")
+            db.execute("CREATE INDEX IF NOT EXISTS damaged ON objects (key) WHERE damage != ''")
         except sqlite3.DatabaseError:
             db.close()
             raise

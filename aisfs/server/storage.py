@@ -13,23 +13,23 @@ import fcntl
 import os
 import re
 import shutil
-import stat
 import threading
 import time
 import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from aisfs.errors import ConfigError
 from aisfs.openat2 import open_beneath
 from aisfs.server import failures
-from aisfs.server.checksums import HASHERS, Hasher
+from aisfs.server.bucket import Bucket, Found
+from aisfs.server.checksums import Hasher
 from aisfs.server.failures import Failure
 from aisfs.server.locks import ObjectLocks
-from aisfs.server.names import check_key
 from aisfs.server.records import Record, Records
+from aisfs.server.traps import Kindness
 
 STATE_DIRECTORY = ".aisfs-server"
 BUCKET_NAME = re.compile(r"(?!\.)(?!.*\.\.)[A-Za-z0-9_.\-]{1,64}")
@@ -38,111 +38,11 @@ TAKEOVER_SECONDS = 3.0
 """A killed server's worker needs up to a second to notice; a new one waits this long for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """One object as it is on the disk now, with what is known of it."""
-
-    size: int
-    mtime_ns: int
-    atime_ns: int
-    record: Record
-
-    @property
-    def identity(self) -> tuple[int, int]:
-        """What ties a record to a file."""
-        return self.size, self.mtime_ns
-
-
-class Bucket:
-    """One bucket: its folder and its records.
-
-    Names come from clients and symbolic links from whoever fills the directory: what is not opened
-    by `open` goes through `check_place` first, so that nothing leads out of the served directory.
-    """
-
-    def __init__(self, root: int, name: str, folder: bytes, records: Records) -> None:
-        """Describe the bucket `name`, whose `folder` lies in the directory open as `root`."""
-        self.name = name
-        self.folder = folder
-        self.records = records
-        self._root = root
-
-    def path_of(self, key: bytes) -> bytes:
-        """Return the path of a key that was listed, found or checked."""
-        return self.folder + b"/" + key
-
-    def open(self, key: bytes, flags: int = os.O_RDONLY | os.O_NONBLOCK) -> int:
-        """Return a descriptor of the file of a key; never waits for the writer of a fifo.
-
-        Raises:
-            OSError: there is none below the served directory, or it cannot be opened.
-            Failure: 400; no object can have this name.
-        """
-        check_key(key)
-        return open_beneath(self._root, os.fsencode(self.name) + b"/" + key, flags)
-
-    def open_folder(self, key: bytes) -> int:
-        """Return a descriptor of the directory of a key, or of the bucket itself for an empty one.
-
-        Raises:
-            OSError: there is none below the served directory.
-        """
-        path = os.fsencode(self.name) + b"/" + key
-        return open_beneath(self._root, path, os.O_RDONLY | os.O_DIRECTORY)
-
-    def check_place(self, key: bytes) -> None:
-        """Make sure that a file of this key would lie below the served directory.
-
-        Raises:
-            Failure: 400.
-        """
-        check_key(key)
-        folder = os.fsencode(self.name) + b"/" + os.path.dirname(key)
-        try:
-            os.close(open_beneath(self._root, folder, os.O_PATH))
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        except OSError as error:
-            text = f"{failures.text_of(key)}: a link on the way leads out of the served directory"
-            raise Failure(400, text, "errInvalidPath") from error
-
-    def find(self, key: bytes, status: os.stat_result | None = None) -> Found | None:
-        """Look an object up; None when there is no regular file at its key."""
-        if status is None:
-            try:
-                descriptor = self.open(key, os.O_PATH)
-            except OSError:
-                return None
-            try:
-                status = os.fstat(descriptor)
-            finally:
-                os.close(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            return None
-        record = self.records.find(key, status.st_size, status.st_mtime_ns)
-        return self.found(status, record)
-
-    @staticmethod
-    def found(status: os.stat_result, record: Record | None) -> Found:
-        """Combine a file and its record; without one, the file's time stands in for a version."""
-        if record is None:
-            # A file nobody PUT: its time of change is at least as good a change indicator as a
-            # counter, and stays a decimal number that a later PUT can count up.
-            record = Record(version=str(status.st_mtime_ns))
-        atime = max(status.st_atime_ns, status.st_mtime_ns)
-        return Found(status.st_size, status.st_mtime_ns, atime, record)
-
-    def is_file(self, key: bytes) -> bool:
-        """Return whether a regular file below the served directory has this key."""
-        with contextlib.suppress(Failure):
-            return self.find(key) is not None
-        return False
-
-
 class Storage:
     """The directory behind a server."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, traps: Kindness) -> None:
+        self.traps = traps
         if not root.is_dir():
             raise ConfigError(f"{root} is not a directory that can be served")
         self.root = root
@@ -206,6 +106,7 @@ class Storage:
                 raise Failure(409, message, "ErrBucketAlreadyExists") from error
             bucket = self._make(name)
             bucket.records.delete()
+            self.traps.drop_bucket(name)
             bucket.records.set_properties({"created": str(time.time_ns()), **properties})
             self._buckets[name] = bucket
 
@@ -221,6 +122,7 @@ class Storage:
                 folder.rename(aside)
             self._buckets.pop(name, None)
             bucket.records.delete()
+            self.traps.drop_bucket(name)
         _remove(aside)
 
     def _make(self, name: str) -> Bucket:
@@ -259,6 +161,8 @@ class Storage:
     def _rename(self, bucket: Bucket, key: bytes, work: Path) -> None:
         bucket.check_place(key)
         path = bucket.path_of(key)
+        if self.traps.blocks(bucket.name, key):
+            raise failures.virtual_directory()
         for _ in range(100):
             try:
                 os.rename(work, path)
@@ -267,8 +171,7 @@ class Storage:
                 self._make_parents(bucket, path)
             except IsADirectoryError as error:
                 if not _drop_empty(path):
-                    message = "destination exists and is a virtual directory"
-                    raise Failure(400, message, "ErrMv") from error
+                    raise failures.virtual_directory() from error
             except OSError as error:
                 raise Failure(400, f"{failures.text_of(key)}: {error.strerror}") from error
         raise Failure(500, f"{failures.text_of(key)}: its directory keeps vanishing")
@@ -292,11 +195,15 @@ class Storage:
         bucket.check_place(key)
         path = bucket.path_of(key)
         with self.locks.writing((bucket.name, key)):
+            if found := bucket.find(key):
+                found.check(400)
             try:
                 os.unlink(path)
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                self.traps.drop_directory(bucket.name, key)
                 return False
             bucket.records.forget(key)
+            self.traps.keep_directory(bucket.name, key)
         self._prune(bucket, path)
         return True
 
@@ -313,14 +220,13 @@ class Storage:
     def rename(self, bucket: Bucket, key: bytes, new_key: bytes) -> None:
         """Move an object within its bucket, over whatever is at the new key."""
         with self.locks.writing((bucket.name, key), (bucket.name, new_key)):
-            source = bucket.find(key)
-            if source is None:
-                raise failures.no_object(bucket.name, key)
+            source = _source(bucket, key)
             old = bucket.find(new_key)
             keep = old.identity if old else None
             bucket.records.store(new_key, source.size, source.mtime_ns, source.record, keep)
             self._rename(bucket, new_key, Path(os.fsdecode(bucket.path_of(key))))
             bucket.records.forget(key)
+            self.traps.keep_directory(bucket.name, key)
         self._prune(bucket, bucket.path_of(key))
 
     def copy(self, source: Bucket, key: bytes, target: Bucket, new_key: bytes) -> None:
@@ -328,9 +234,7 @@ class Storage:
         work = self.work_path()
         try:
             with self.locks.reading((source.name, key)):
-                found = source.find(key)
-                if found is None:
-                    raise failures.no_object(source.name, key)
+                found = _source(source, key)
                 shutil.copyfile(source.path_of(key), work)
             with self.locks.writing((target.name, new_key)):
                 self.commit(target, new_key, work, found.record, target.find(new_key))
@@ -350,6 +254,19 @@ class Storage:
             bucket.records.store(key, found.size, found.mtime_ns, record)
 
 
+def _source(bucket: Bucket, key: bytes) -> Found:
+    """Look up an object that is to be moved or copied."""
+    found = bucket.find(key)
+    if found is None:
+        raise failures.no_object(bucket.name, key)
+    try:
+        found.check()
+    except Failure as error:
+        text = f"t[{{node}}]: failed to coi-load {failures.uri_of(bucket.name, key)}, err: {error}"
+        raise Failure(400, text, "ErrFailedTo") from error
+    return found
+
+
 def write_out(
     pieces: Iterable[bytes],
     target: BinaryIO,
@@ -365,15 +282,6 @@ def write_out(
         for hasher in feeding:
             hasher.update(piece)
     return total
-
-
-def hash_file(path: Path, kind: str) -> str:
-    """Compute a whole file's checksum."""
-    hasher = HASHERS[kind]()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            hasher.update(piece)
-    return hasher.hexdigest()
 
 
 def hold_directory(root: Path) -> int:

@@ -4,7 +4,13 @@ Seen on AIStore 5.0. The handlers ask the object that a server was made with: `K
 person's laptop, `Traps` for clients that have to be safe on a real cluster.
 """
 
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
 from urllib.parse import quote
+
+import xxhash
 
 _PATH = "/$&+,:;=@~"
 """What Go leaves as it is in the path of a redirect, besides letters, digits and `-._`."""
@@ -15,16 +21,44 @@ class Kindness:
 
     loses_repeated_parts = False
     """A part number that comes twice in one upload takes the part with it, and nobody is told."""
+    appends_in_place = False
+    """A member is written over the end of its tar, whose file is not cut where it ends now, and
+    half of it stays when the client goes away; a new shard needs a directory that is there."""
+    loses_names = False
+    """Listings are those of `aisfs.server.paging`."""
 
     def location(self, path: bytes) -> str:
         """Give the path of a redirect for the path of a request, decoded; `%2B` comes back as `+`."""
         return quote(path, safe=_PATH)
 
+    def keep_directory(self, bucket: str, key: bytes) -> None:
+        """Keep the directories above an object that is going."""
+
+    def drop_directory(self, bucket: str, key: bytes) -> None:
+        """Remove an empty directory that was kept, if an object of this name would be on its disk."""
+
+    def drop_bucket(self, bucket: str) -> None:
+        """Remove what was kept of a bucket."""
+
+    def blocks(self, bucket: str, key: bytes) -> bool:
+        """Say whether a directory that was kept is where an object of this name would be."""
+        return False
+
+    def kept(self, bucket: str, inside: bytes) -> set[bytes] | None:
+        """Give the directories that were kept in this one, with their slash; None if it was not."""
+        return None
+
 
 class Traps(Kindness):
-    """A server that bites as the real one does."""
+    """A server that bites as the real one does: a target with two disks."""
 
     loses_repeated_parts = True
+    appends_in_place = True
+    loses_names = True
+
+    def __init__(self, folder: Path) -> None:
+        """`folder` is where directories are kept that outlive their objects."""
+        self._folder = folder
 
     def location(self, path: bytes) -> str:
         """Give the path of a redirect; one with line breaks goes out raw, and they become spaces."""
@@ -32,3 +66,43 @@ class Traps(Kindness):
             return super().location(path)
         printable = "".join(map(chr, range(0x20, 0x7F)))
         return quote(path.replace(b"\n", b" ").replace(b"\r", b" "), safe=printable)
+
+    def keep_directory(self, bucket: str, key: bytes) -> None:
+        """Keep the directories above an object, on its disk; nothing but `drop_directory` ends them."""
+        if b"/" in key:
+            os.makedirs(os.path.dirname(self._place(bucket, key)), exist_ok=True)
+
+    def drop_directory(self, bucket: str, key: bytes) -> None:
+        """Remove a directory, as a DELETE of an object does that finds one in its place."""
+        with suppress(OSError):
+            os.rmdir(self._place(bucket, key))
+
+    def drop_bucket(self, bucket: str) -> None:
+        """Remove what was kept of a bucket."""
+        for folder in self._disks(bucket):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def blocks(self, bucket: str, key: bytes) -> bool:
+        """Say whether there is a directory on the disk that this name falls on."""
+        return os.path.isdir(self._place(bucket, key))
+
+    def kept(self, bucket: str, inside: bytes) -> set[bytes] | None:
+        """Give the directories in this one on either disk."""
+        found = None
+        for folder in self._disks(bucket):
+            with suppress(OSError):
+                found = {name + b"/" for name in os.listdir(folder + b"/" + inside)} | (
+                    found or set()
+                )
+        return found
+
+    def _disks(self, bucket: str) -> list[bytes]:
+        return [os.fsencode(self._folder / str(disk) / bucket) for disk in range(2)]
+
+    def _place(self, bucket: str, key: bytes) -> bytes:
+        return self._disks(bucket)[disk_of(bucket, key)] + b"/" + key
+
+
+def disk_of(bucket: str, key: bytes) -> int:
+    """Say on which of two disks an object is."""
+    return xxhash.xxh64_intdigest(bucket.encode() + b"/" + key) & 1

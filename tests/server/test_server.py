@@ -79,8 +79,7 @@ def list_page(http: requests.Session, server: RunningServer, bucket: str, **valu
         (False, ("--only", "multipart")),
         (False, ("--only", "get-batch")),
         (True, ("--level", "core")),
-        (True, ("--only", "trap-multipart", "--level", "traps")),
-        (True, ("--only", "trap-names", "--level", "traps")),
+        (True, ("--level", "traps")),
     ],
 )
 def test_conformance(root: Path, traps: bool, areas: tuple[str, ...]) -> None:

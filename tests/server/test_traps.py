@@ -1,5 +1,8 @@
 """Where the server destroys or hides data as a real AIStore does, and where it does not."""
 
+import io
+import socket
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -89,3 +92,158 @@ def test_line_breaks_in_a_redirect(
     assert path == ("/v1/objects/b/a b" if traps else "/v1/objects/b/a%0Ab")
     followed = http.get(url(server, "a%0Ab"))
     assert followed.content == (b"with a space" if traps else b"with a line feed")
+
+
+def padded_tar(*members: str) -> bytes:
+    """A tar as GNU tar and Python make them: padded to 10 KiB."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for name in members:
+            tar.addfile(tarfile.TarInfo(name))
+    return file.getvalue()
+
+
+def members(data: bytes) -> list[str]:
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        return tar.getnames()
+
+
+def append(http: requests.Session, server: RunningServer, key: str, data: bytes = b"new") -> int:
+    query, header = {"archpath": "new"}, {"Ais-Pine": "2"}
+    return http.put(url(server, key), data=data, params=query, headers=header).status_code
+
+
+def names(http: requests.Session, server: RunningServer, **value: str) -> list[str]:
+    reply = http.get(
+        f"{server.endpoint}/v1/buckets/b",
+        json={"action": "list", "value": {"props": "name,size", **value}},
+    )
+    assert reply.status_code == 200
+    return [entry["name"] for entry in reply.json()["entries"] or []]
+
+
+def test_a_padded_shard_that_was_appended_to_breaks_and_cuts_listings_short(
+    server: RunningServer, traps: bool, http: requests.Session
+) -> None:
+    for key in ("a", "z"):
+        http.put(url(server, key), data=b"1")
+    http.put(url(server, "s.tar"), data=padded_tar("old"))
+    assert append(http, server, "s.tar") == 200
+    assert members(http.get(url(server, "s.tar")).content) == ["old", "new"]
+    assert http.get(url(server, "s.tar")).status_code == (500 if traps else 200)
+    assert names(http, server) == (["a"] if traps else ["a", "s.tar", "z"])
+    assert names(http, server, props="name") == ["a", "s.tar", "z"]
+    http.put(url(server, "s.tar"), data=b"over it")
+    assert http.get(url(server, "s.tar")).content == b"over it"
+    assert names(http, server) == ["a", "s.tar", "z"]
+
+
+def test_a_broken_shard_stays_broken_after_a_restart(
+    tmp_path: Path, http: requests.Session
+) -> None:
+    (tmp_path / "b").mkdir()
+    with running_server(tmp_path, traps=True) as first:
+        http.put(url(first, "s.tar"), data=padded_tar("old"))
+        append(http, first, "s.tar")
+        assert http.get(url(first, "s.tar")).status_code == 200
+        first.kill()
+    with running_server(tmp_path, traps=True) as second:
+        assert http.get(url(second, "s.tar")).status_code == 500
+        assert names(http, second) == []
+
+
+def test_an_append_cut_off_within_the_padding_changes_the_shard_silently(
+    server: RunningServer, traps: bool, http: requests.Session
+) -> None:
+    """Its length is as before then, and so nothing is noticed but by who compares the checksum."""
+    before = padded_tar("old")
+    stored = http.put(url(server, "s.tar"), data=before)
+    port = int(server.endpoint.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port)) as raw:
+        raw.sendall(
+            b"PUT /v1/objects/b/s.tar?archpath=new&pid=p&utm=1 HTTP/1.1\r\nHost: x\r\n"
+            b"Ais-Pine: 1\r\nContent-Length: 900\r\n\r\nhalf"
+        )
+        raw.shutdown(socket.SHUT_WR)
+        while raw.recv(4096):
+            pass
+    after = http.get(url(server, "s.tar"))
+    assert (after.content == before) is not traps
+    assert len(after.content) == len(before)
+    assert after.headers["Ais-Checksum-Value"] == stored.headers["Ais-Checksum-Value"]
+
+
+def test_a_bucket_that_validates_reads_deletes_what_was_appended_to(
+    server: RunningServer, traps: bool, http: requests.Session
+) -> None:
+    value = {"checksum": {"validate_warm_get": True}}
+    bucket = f"{server.endpoint}/v1/buckets/b"
+    http.patch(bucket, json={"action": "set-bprops", "value": value}).raise_for_status()
+    http.put(url(server, "s.tar"), data=padded_tar("old"))
+    assert http.get(url(server, "s.tar")).status_code == 200
+    assert append(http, server, "s.tar", bytes(20_000)) == 200
+    statuses = [http.get(url(server, "s.tar")).status_code for _ in range(2)]
+    assert statuses == ([500, 404] if traps else [200, 200])
+
+
+def test_what_is_no_tar_is_refused_and_intact(
+    server: RunningServer, http: requests.Session
+) -> None:
+    for data in (b"short", b"no tar\n" * 1000):
+        http.put(url(server, "s.tar"), data=data)
+        assert append(http, server, "s.tar") == 500
+        assert http.get(url(server, "s.tar")).content == data
+
+
+def test_a_directory_outlives_its_objects(
+    server: RunningServer, traps: bool, http: requests.Session
+) -> None:
+    """Whatever emptied it; and until the bucket is destroyed."""
+    for key in ("deleted/x", "renamed/sub/x", "listed/x"):
+        http.put(url(server, key), data=b"x")
+    http.delete(url(server, "deleted/x"))
+    http.post(url(server, "renamed/sub/x"), json={"action": "rename-obj", "name": "x"})
+    bucket = f"{server.endpoint}/v1/buckets/b"
+    http.delete(bucket, json={"action": "delete-listrange", "value": {"objnames": ["listed/x"]}})
+    left = ["deleted/", "listed/", "renamed/"] if traps else []
+    assert names(http, server, flags="2048") == [*left, "x"]
+    assert names(http, server, flags="2048", prefix="renamed/") == (
+        ["renamed/sub/"] if traps else []
+    )
+    assert names(http, server) == ["x"]
+    http.put(url(server, "deleted/y"), data=b"y")
+    assert names(http, server, flags="2048", prefix="deleted/") == ["deleted/y"]
+    http.delete(bucket, json={"action": "destroy-bck"})
+    http.post(bucket, json={"action": "create-bck"})
+    assert names(http, server, flags="2048") == []
+
+
+def test_an_object_named_as_an_emptied_directory(
+    server: RunningServer, traps: bool, http: requests.Session
+) -> None:
+    """Refused where it falls on the same disk, else stored beside it: so some of many are each."""
+    statuses = set()
+    for number in range(16):
+        name = f"d{number}"
+        http.put(url(server, f"{name}/x"), data=b"x")
+        http.delete(url(server, f"{name}/x"))
+        status = http.put(url(server, name), data=b"o").status_code
+        assert http.get(url(server, name)).status_code == (200 if status == 200 else 500)
+        statuses.add(status)
+        http.delete(url(server, name))
+    assert statuses == ({200, 400} if traps else {200})
+
+
+def test_pages_lose_names(server: RunningServer, traps: bool, http: requests.Session) -> None:
+    for key in ("n/x", "n y", "n.tar", "o"):
+        http.put(url(server, key), data=b"1")
+    found, token = [], ""
+    while True:
+        message = {"pagesize": 1, "flags": "2048", "continuation_token": token}
+        reply = http.get(
+            f"{server.endpoint}/v1/buckets/b", json={"action": "list", "value": message}
+        ).json()
+        found += [entry["name"] for entry in reply["entries"] or []]
+        if not (token := reply["continuation_token"]):
+            break
+    assert sorted(found) == (["n/", "o"] if traps else ["n y", "n.tar", "n/", "o"])
