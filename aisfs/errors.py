@@ -57,10 +57,6 @@ class InvalidName(AisfsError):
     """A name that the store refuses."""
 
 
-class EmptyMember(AisfsError):
-    """AIStore appends no empty member to a shard."""
-
-
 class ContentUnreadable(AisfsError):
     """The bytes that were to be written cannot be read, or are no longer as they were."""
 

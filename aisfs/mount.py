@@ -267,7 +267,14 @@ def _build_filesystem(
         lister=engine.lister,
         make=make,
         clock=CLOCK,
-        writer=Writer(base.store, base.staging, base.services, endpoint=origin_of(plan)),
+        writer=Writer(
+            base.store,
+            base.staging,
+            base.services,
+            endpoint=origin_of(plan),
+            ignore_zeros=plan.tree.ignore_zeros,
+            indexer=engine.indexer,
+        ),
         settings=plan.writing,
     )
 

@@ -14,11 +14,14 @@ from aisfs.ais.client import AISClient
 from aisfs.config import ClusterSettings, WriteSettings
 from aisfs.core.journal import StagedRecord, version_text
 from aisfs.core.stamps import stamped
+from aisfs.engine.appender import Appender
 from aisfs.engine.parked import Parked, adopt_dead_sessions, parked
-from aisfs.errors import AisfsError, ConfigError, NotFound, SourceMissing, Stale
+from aisfs.engine.shard_copy import END_MARK, NewMember
+from aisfs.engine.staging import StagingArea
+from aisfs.errors import AisfsError, BucketNotFound, ConfigError, NotFound, SourceMissing, Stale
 from aisfs.exits import Exit
 from aisfs.model import ObjectInfo
-from aisfs.store.content import FileContent
+from aisfs.store.content import BytesContent, FileContent
 from aisfs.store.local import LocalStore
 from aisfs.store.port import WritableStore
 from aisfs.store.retry import RetryingStore
@@ -52,7 +55,8 @@ def recover(
     if upload and drop:
         raise click.UsageError("--upload and --drop: one of them")
     logs.configure("error", None, foreground=True)
-    directory = WriteSettings.load({"staging_dir": staging_dir}).staging_dir
+    settings = WriteSettings.load({"staging_dir": staging_dir})
+    directory = settings.staging_dir
     if not directory.is_dir():
         return _nowhere(directory, names, given=staging_dir is not None)
     adopt_dead_sessions(directory)
@@ -66,7 +70,7 @@ def recover(
     for one in _chosen(found, names, everything=everything):
         try:
             if upload:
-                trio.run(_upload, one, force)
+                trio.run(_upload, one, force, settings)
             elif one.record.upload:
                 trio.run(_forget_parts, one)
             one.drop()
@@ -105,11 +109,12 @@ def _list(found: Sequence[Parked]) -> None:
         click.echo(f"    {one.record.reason or 'the mount was killed before it was uploaded'}")
 
 
-async def _upload(one: Parked, force: bool) -> None:
+async def _upload(one: Parked, force: bool, settings: WriteSettings) -> None:
     """Upload one.
 
     Raises:
         Stale: the object is not what it was when it was opened to be changed.
+        NotFound: the shard is gone that it was to be added to.
     """
     record = one.record
     async with _opened(record.endpoint) as store:
@@ -118,12 +123,40 @@ async def _upload(one: Parked, force: bool) -> None:
             if not force and not record.member:
                 await _check_unchanged(store, record, content)
             if record.member:
-                await store.append_member(record.bucket, record.key, record.member, content)
+                await _append(store, one, content, force, settings)
             else:
                 custom = stamped({}, mtime_ns=one.mtime_ns, mode=record.mode)
                 await store.upload(record.bucket, record.key, content, custom=custom)
         if record.upload:
             await _abandon(store, record)
+
+
+async def _append(
+    store: WritableStore, one: Parked, content: FileContent, force: bool, settings: WriteSettings
+) -> None:
+    """Add a member to its shard; by force also to one that is not there any more."""
+    record = one.record
+    if force:
+        try:
+            await store.head(record.bucket, record.key)
+        except BucketNotFound:
+            raise
+        except NotFound:
+            await store.upload(record.bucket, record.key, BytesContent(END_MARK))
+    member = NewMember(record.member, content, record.mode, one.mtime_ns)
+    staging = StagingArea(settings.staging_dir, settings.staging_limit())
+    failed: AisfsError | None = None
+    try:
+        async with trio.open_nursery() as services:
+            try:
+                await Appender(store, staging, services).append(record.bucket, record.key, member)
+            except AisfsError as error:  # a nursery would put it into a group
+                failed = error
+            services.cancel_scope.cancel()
+    finally:
+        staging.close()
+    if failed is not None:
+        raise failed
 
 
 async def _forget_parts(one: Parked) -> None:

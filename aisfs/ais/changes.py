@@ -59,26 +59,6 @@ def patch_custom(bucket: Bucket, key: str, custom: str) -> Request:
     return _request("PATCH", bucket, key, headers={"Content-Type": JSON}, body=body)
 
 
-def append_member(bucket: Bucket, key: str, member: str, shard_size: int) -> Request:
-    """Append a member to a shard, or make the shard; the content goes along."""
-    headers = {"Ais-Pine": "2"}  # without it the shard would be replaced
-    query = {"archpath": member, "archmime": ".tar"}
-    request = _request("PUT", bucket, key, query, headers=headers)
-    return replace(request, patience=shard_size / _BYTES_A_SECOND)
-
-
-def mark_appended(bucket: Bucket, key: str, mark: str) -> Request:
-    """Make a shard look different from what it was; see `wire.told_apart`."""
-    body = encode_json({"action": "", "name": "", "value": {"aisfs-appended": mark}})
-    return _request("PATCH", bucket, key, headers={"Content-Type": JSON}, body=body)
-
-
-def get_member(bucket: Bucket, key: str, member: str, shard_size: int) -> Request:
-    """Ask for a member of a shard."""
-    request = _request("GET", bucket, key, {"archpath": member, "archmime": ".tar"})
-    return replace(request, patience=shard_size / _BYTES_A_SECOND)
-
-
 def start_parts(bucket: Bucket, key: str) -> Request:
     """Begin an upload in parts."""
     return _action("POST", bucket, key, {}, {"action": "mpt-upload"})

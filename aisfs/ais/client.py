@@ -23,7 +23,7 @@ from aisfs.ais.transport import Line, Transport
 from aisfs.ais.uploads import Uploads
 from aisfs.ais.worker import run_interruptible
 from aisfs.config import ClusterSettings
-from aisfs.core.names import check_new_key, check_new_member, check_new_shard
+from aisfs.core.names import check_new_key
 from aisfs.errors import AisfsError, BucketNotFound, Stale, Unavailable
 from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo, Page, Provider
 from aisfs.store.custom import encode_custom
@@ -202,14 +202,6 @@ class AISClient:
             raise ValueError(f"{bucket}/{key}: renamed to itself")
         check_new_key(bucket, new_key)
         return await self._edits.rename(bucket, key, new_key)
-
-    async def append_member(
-        self, bucket: Bucket, key: str, member: str, content: Content
-    ) -> ObjectInfo:
-        """Add a member to the end of a tar."""
-        check_new_shard(bucket, key)
-        check_new_member(member)
-        return await self._edits.append_member(bucket, key, member, content)
 
     async def set_custom(
         self, bucket: Bucket, expected: ObjectInfo, custom: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""What changes objects without uploading them: delete, copy, rename, append, custom metadata.
+"""What changes objects without uploading them: delete, copy, rename, custom metadata.
 
 AIStore's copy and rename may say yes and lose the object. So a rename is a copy, a look at the
 copy, and only then a delete; and what the cluster does not copy goes through this machine.
@@ -8,11 +8,9 @@ Must not know: HTTP, requests, errnos.
 
 import logging
 import tempfile
-import time
 from collections.abc import Awaitable, Callable, Mapping
 
 from aisfs.ais import changes
-from aisfs.ais.checksums import DEFAULT_TYPE, checksum_of, hasher_of
 from aisfs.ais.session import Session
 from aisfs.ais.transport import Line
 from aisfs.ais.wire import Request
@@ -22,18 +20,15 @@ from aisfs.errors import (
     NotFound,
     OutOfSpace,
     ProtocolError,
-    Unavailable,
     Unsupported,
 )
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.store.content import FileContent, pieces_of
+from aisfs.store.content import FileContent
 from aisfs.store.custom import encode_custom, stamp_of
 from aisfs.store.port import Content, Sink
 from aisfs.store.retry import Retrier
 
 log = logging.getLogger(__name__)
-
-_PIECE = 1 << 20
 
 Fetch = Callable[[Bucket, ObjectInfo, Sink], Awaitable[None]]
 Store = Callable[[Bucket, str, Content, Mapping[str, str]], Awaitable[ObjectInfo]]
@@ -115,36 +110,6 @@ class Edits:
             log.debug("%s/%s: without custom metadata: %s", bucket, info.key, error)
             return info
 
-    async def append_member(
-        self, bucket: Bucket, key: str, member: str, content: Content
-    ) -> ObjectInfo:
-        """Append a member to a shard, once, and make sure that it grew."""
-        subject = f"{bucket}/{key}"
-        if not content.size:
-            raise Unsupported(f"{subject}: AIStore appends no empty member: {member!r}")
-        before = await self._find(bucket, key)
-        request = changes.append_member(bucket, key, member, before.size if before else 0)
-
-        def work(line: Line) -> None:
-            pieces = pieces_of(content)
-            self._session.transport.upload(line, request, content.size, pieces)
-
-        unclear: Unavailable | None = None
-        try:
-            await self._session.run(subject, work, bucket)
-        except Unavailable as error:
-            unclear = error
-        after = await self._retrier.run(subject, lambda: self._find(bucket, key))
-        grew = after is not None and (before is None or after.size > before.size)
-        if after and grew and not unclear:
-            return after
-        if after and await self._has_member(bucket, after, member, content):
-            return await self._marked(bucket, after) if before else after
-        if grew:
-            raise ProtocolError(f"{subject}: nobody knows whether {member!r} was appended")
-        # As it was: it may be tried again.
-        raise unclear or Unavailable(f"{subject}: the cluster did not append {member!r}")
-
     # Parts of these ---------------------------------------------------------------------------
 
     async def _copy_within(
@@ -183,37 +148,6 @@ class Edits:
             await self._fetch(bucket, source, sink)
             content = FileContent(file.fileno(), source.size, f"{bucket}/{source.key}")
             return await self._store(to_bucket, new_key, content, source.custom)
-
-    async def _marked(self, bucket: Bucket, shard: ObjectInfo) -> ObjectInfo:
-        """Make a difference where AIStore shows none; else caches would keep what they have."""
-        await self._do(changes.mark_appended(bucket, shard.key, f"{time.time_ns():x}"), bucket)
-        return await self._session.head(bucket, shard.key)
-
-    async def _has_member(
-        self, bucket: Bucket, shard: ObjectInfo, member: str, content: Content
-    ) -> bool:
-        """Say whether a member of this path has these bytes."""
-        if content.size > shard.size:
-            return False
-        request = changes.get_member(bucket, shard.key, member, shard.size)
-
-        def work(line: Line) -> bool:
-            hasher, size = hasher_of(DEFAULT_TYPE), 0
-            with self._session.transport.open(line, request) as body:
-                buffer = memoryview(bytearray(_PIECE))
-                while got := body.read_into(buffer):
-                    hasher.update(buffer[:got])
-                    size += got
-            wanted = checksum_of(content, DEFAULT_TYPE)
-            return size == content.size and f"{DEFAULT_TYPE}:{hasher.hexdigest()}" == wanted
-
-        async def attempt() -> bool:
-            return await self._session.run(request.subject, work, bucket)
-
-        try:
-            return await self._retrier.run(request.subject, attempt)
-        except NotFound:
-            return False
 
     async def _find(self, bucket: Bucket, key: str) -> ObjectInfo | None:
         try:

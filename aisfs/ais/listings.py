@@ -16,7 +16,6 @@ from aisfs.ais.wire import (
     Reply,
     last_modified,
     mtime_of_version,
-    told_apart,
     with_custom,
 )
 from aisfs.errors import ProtocolError
@@ -143,8 +142,6 @@ def parse_page(
             version, mtime = known
         else:
             mtime = last_modified(entry.custom)
-        if entry.custom:
-            version = told_apart(version, entry.custom)
         checksum = label + checksum if len(checksum) == usual else labelled(kind, checksum)
         info = ObjectInfo(name, entry.size, version, checksum, mtime)
         objects.append(with_custom(info, entry.custom) if entry.custom else info)

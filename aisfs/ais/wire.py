@@ -255,26 +255,8 @@ def parse_object(reply: Reply, bucket: Bucket, key: str, facts: BucketFacts) -> 
         mtime = mtime_of_version(facts, version)
     else:
         mtime = last_modified(custom)
-    version = told_apart(version, custom) if custom else version
     info = ObjectInfo(key, size, version, _checksum(reply, facts), mtime)
     return with_custom(info, custom) if custom else info
-
-
-_APPENDED = re.compile(r"(?:^|[\[\s,;])aisfs-appended[:=]([A-Za-z0-9_-]+)")
-
-
-def told_apart(version: str, text: str) -> str:
-    """Complete a version by the mark of the last append that AIStore itself does not show.
-
-    A shard keeps its version when a member is appended, and its size as well when zeros at its
-    end made room. Then `aisfs.ais.changes.mark_appended` makes the difference.
-
-    Args:
-        version: AIStore's version.
-        text: Custom metadata, of a listing or of headers.
-    """
-    match = _APPENDED.search(text)
-    return f"{version}-{match[1]}" if match else version
 
 
 _CUSTOM = re.compile(r"(?:^|[\[\s,;])aisfs[:=]([A-Za-z0-9_-]+)")
@@ -322,10 +304,7 @@ def check_content(
     if checksum and checksum.partition(":")[2] == expected.checksum.partition(":")[2]:
         # Objects older than a change of the bucket's type keep theirs; listings cannot tell.
         checksum = expected.checksum
-    version = told_apart(
-        reply.headers.get("ais-version", ""), reply.headers.get("ais-custom-md", "")
-    )
-    found = ObjectInfo(expected.key, size, version, checksum)
+    found = ObjectInfo(expected.key, size, reply.headers.get("ais-version", ""), checksum)
     if not expected.same_content(found):
         raise Stale(
             f"{subject}: changed on the server (was {_brief(expected)}, is {_brief(found)})"

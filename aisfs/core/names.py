@@ -66,18 +66,6 @@ def check_new_key(bucket: Bucket, key: str) -> None:
         raise InvalidName(f"{bucket}: {key!r} cannot be written: AIStore refuses a leading ~/")
 
 
-def check_new_shard(bucket: Bucket, key: str) -> None:
-    """Refuse to write a shard that would not be shown as one.
-
-    Raises:
-        ValueError: the key does not end in `.tar`: the caller's bug.
-        InvalidName, NameTooLong: as for any key.
-    """
-    check_new_key(bucket, key)
-    if not is_shard(os.fsencode(key.rpartition("/")[2])):
-        raise ValueError(f"{bucket}/{key} is not the name of a shard")
-
-
 def check_new_member(member: str) -> None:
     """Refuse a path of a member that tools would not extract to that very path.
 

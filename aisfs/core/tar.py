@@ -107,6 +107,11 @@ class TarScanner:
         return self._rows
 
     @property
+    def end(self) -> int:
+        """Where the zeros are that end the tar, or would be: the place of a further member."""
+        return self._position if self._end_mark is None else self._end_mark
+
+    @property
     def done(self) -> bool:
         """Whether further bytes would change nothing."""
         return self.needed >= self._object_size

@@ -196,10 +196,13 @@ def _samples(
             left_out[INCOMPLETE] += 1
 
 
-def member_header(name: str, size: int, *, mode: int = MODE, mtime: int = 0) -> bytes:
+def member_header(
+    name: str, size: int, *, mode: int = MODE, mtime: int = 0, directory: bool = False
+) -> bytes:
     """Give all header blocks of a member; `mtime` in seconds."""
     info = tarfile.TarInfo(name)
     info.size, info.mode, info.mtime = size, mode, mtime
+    info.type = tarfile.DIRTYPE if directory else tarfile.REGTYPE
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
 

@@ -37,6 +37,8 @@ from aisfs.core.zip_directory import ZipScanner
 from aisfs.engine.background import unattended
 from aisfs.engine.fetcher import Fetcher
 from aisfs.engine.parts import Data
+from aisfs.engine.shard_copy import scan
+from aisfs.engine.staging import StagedFile
 from aisfs.engine.unpacker import Unpacker
 from aisfs.errors import AisfsError, ShardDamaged
 from aisfs.model import Bucket, ByteRange, ObjectInfo
@@ -129,6 +131,20 @@ class Indexer:
         with self._lock:
             self._views.pop((bucket, shard), None)
 
+    def view_of(self, index: MemberIndex, tar: StagedFile) -> MembersView:
+        """Lay out the members of a plain tar on the local disk. For a worker thread."""
+        if self._nesting:
+            scanner = self._scanner(tar.size, Form.TAR)
+            scan(scanner, tar)
+            index = scanner.finish()
+        return self._lay_out(index)
+
+    def learn(self, bucket: Bucket, shard: ObjectInfo, view: MembersView) -> None:
+        """Take what `view_of` gave for what is in this version of a shard, which was written here."""
+        if _memory(view) <= self._views.maxsize:
+            with self._lock:
+                self._views[bucket, shard] = view
+
     async def keep(self, bucket: Bucket, shard: ObjectInfo) -> bool:
         """Have the index of this version on disk, also if somebody cleared the cache since it was
         read; say whether it is there now.
@@ -174,9 +190,7 @@ class Indexer:
         view = await trio.to_thread.run_sync(self._lay_out, index)
         for warning in index.warnings:
             log.warning("%s/%s: %s", bucket, shard.key, warning)
-        if _memory(view) <= self._views.maxsize:
-            with self._lock:
-                self._views[bucket, shard] = view
+        self.learn(bucket, shard, view)
         return view
 
     async def labels(
@@ -221,7 +235,7 @@ class Indexer:
         if form is Form.ZIP:  # members are read one by one there, so nothing else need be
             zipped = index or await self._scan_zip(bucket, shard)
             return zipped, await _read_labels(rule, zipped, partial(read, bucket, shard, zipped))
-        scanner = self._scanner(shard, form)
+        scanner = self._scanner(shard.size, form)
         scan = LabelScan(rule, scanner.rows)
         index = await self._scan_tar(bucket, shard, form, scanner, scan)
         return index, await trio.to_thread.run_sync(scan.finish, index)
@@ -271,11 +285,11 @@ class Indexer:
     async def _scan(self, bucket: Bucket, shard: ObjectInfo, form: Form) -> MemberIndex:
         if form is Form.ZIP:
             return await self._scan_zip(bucket, shard)
-        return await self._scan_tar(bucket, shard, form, self._scanner(shard, form))
+        return await self._scan_tar(bucket, shard, form, self._scanner(shard.size, form))
 
-    def _scanner(self, shard: ObjectInfo, form: Form) -> TarScanner:
+    def _scanner(self, size: int, form: Form) -> TarScanner:
         # How long the content of a compressed one is, is known when it has all been seen.
-        size = CONTENT_MAX if form.compressed else shard.size
+        size = CONTENT_MAX if form.compressed else size
         return TarScanner(size, ignore_zeros=self._ignore_zeros, nesting=self._nesting)
 
     async def _scan_zip(self, bucket: Bucket, shard: ObjectInfo) -> MemberIndex:

@@ -134,6 +134,13 @@ class StagedFile:
             self._area.give_back(growth)
             raise
 
+    def empty(self) -> int:
+        """Let the bytes of a clean file go, which are the caller's to count; gives how many."""
+        size, self.size, self.in_order = self.size, 0, 0
+        with suppress(OSError):
+            os.ftruncate(self._fd, 0)
+        return size
+
     def mark_dirty(self, record: StagedRecord) -> None:
         """Record whose bytes these are, before the first change is acknowledged."""
         if record == self._record:
@@ -268,6 +275,8 @@ class StagingArea:
         self.limit = limit
         self.open: set[StagedFile] = set()
         self._spare: list[_Slot] = []
+        self._kept: list[StagedFile] = []
+        """Files whose bytes are wanted as long as nobody else needs the room; the oldest first."""
         self._serial = 0
         self._books = threading.Lock()
         """Held for an instant: the lane's thread writes to staged files too."""
@@ -317,6 +326,9 @@ class StagingArea:
         """
         if self._fits(size):
             return
+        while self._empty_kept():
+            if self._fits(size):
+                return
         self.count_parked()  # `aisfs recover` may have made room
         if not self._fits(size):
             raise OutOfSpace(
@@ -329,6 +341,26 @@ class StagingArea:
             fits = self.used + size <= self.limit
             self._used += size if fits else 0
         return fits
+
+    def keep(self, staged: StagedFile) -> None:
+        """Keep the bytes of a clean file for as long as nobody else needs the room."""
+        with self._books:
+            self._kept.append(staged)
+
+    def reuse(self, staged: StagedFile) -> bool:
+        """Take such a file back; says whether it still has its bytes."""
+        with self._books:
+            kept = staged in self._kept
+            self._kept = [one for one in self._kept if one is not staged]
+            return kept
+
+    def _empty_kept(self) -> bool:
+        """Take the room of a file that is only kept, from any thread; says whether there was one."""
+        with self._books:  # so that nobody makes use of the file meanwhile
+            if not self._kept:
+                return False
+            self._used -= self._kept.pop(0).empty()
+            return True
 
     def give_back(self, size: int) -> None:
         """Count `size` bytes less; nothing when it is negative."""

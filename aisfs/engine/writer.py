@@ -12,23 +12,30 @@ import trio
 from aisfs.core.journal import StagedRecord, version_text
 from aisfs.core.stamps import stamped
 from aisfs.engine.ahead import Ahead
+from aisfs.engine.appender import Appender, load
+from aisfs.engine.indexer import Indexer
+from aisfs.engine.shard_copy import END_MARK, NewMember
 from aisfs.engine.staging import StagedFile, StagingArea
-from aisfs.errors import CrossDevice, EmptyMember, NotFound
+from aisfs.errors import CrossDevice, NotFound
 from aisfs.model import Bucket, ObjectInfo, Page
 from aisfs.store.content import BytesContent
 from aisfs.store.port import WritableStore
 
 log = logging.getLogger(__name__)
 
-EMPTY_TAR = bytes(1024)
-"""Two blocks of zeros: a shard without members, to which AIStore appends."""
-
 
 class Writer:
     """Writes to the store."""
 
     def __init__(
-        self, store: WritableStore, staging: StagingArea, services: trio.Nursery, *, endpoint: str
+        self,
+        store: WritableStore,
+        staging: StagingArea,
+        services: trio.Nursery,
+        *,
+        endpoint: str,
+        ignore_zeros: bool = False,
+        indexer: Indexer | None = None,
     ) -> None:
         """Write to `store` what is in `staging`.
 
@@ -37,13 +44,16 @@ class Writer:
             staging: Where files are until then.
             services: Runs what sends large files while they are written.
             endpoint: What the records say about `store`.
+            ignore_zeros: See `Appender`.
+            indexer: See `Appender`.
         """
         self._store = store
         self._staging = staging
         self._ahead = Ahead(store, services)
         self._endpoint = endpoint
-        self._shards: dict[tuple[Bucket, str], trio.Lock] = {}
-        """Held while a member is appended to a shard; such calls must not overlap."""
+        self.appender = Appender(
+            store, staging, services, ignore_zeros=ignore_zeros, indexer=indexer
+        )
 
     # staged files ----------------------------------------------------------------------------
 
@@ -77,22 +87,7 @@ class Writer:
             Stale, NotFound: it is another version by now, or gone.
             OutOfSpace: it does not fit.
         """
-        staged = self._staging.create()
-        position = 0
-
-        def take(piece: memoryview) -> None:
-            nonlocal position
-            staged.fill(position, piece)
-            position += len(piece)
-
-        try:
-            if info.size:
-                staged.truncate(info.size)
-                await self._store.stream(bucket, info, take)
-        except BaseException:
-            staged.discard()
-            raise
-        return staged
+        return await load(self._store, self._staging, bucket, info)
 
     # objects ---------------------------------------------------------------------------------
 
@@ -169,22 +164,23 @@ class Writer:
 
     async def make_shard(self, bucket: Bucket, key: str) -> ObjectInfo:
         """Make a shard without members."""
-        return await self._store.upload(bucket, key, BytesContent(EMPTY_TAR))
+        return await self._store.upload(bucket, key, BytesContent(END_MARK))
 
     async def append(
-        self, bucket: Bucket, shard: str, member: str, staged: StagedFile
+        self,
+        bucket: Bucket,
+        shard: str,
+        member: str,
+        staged: StagedFile | None,
+        *,
+        mtime_ns: int,
+        mode: int | None,
+        again: bool = False,
     ) -> ObjectInfo:
-        """Append a member to a shard; gives the shard as it is then.
+        """Add a member to a shard, without `staged` a directory; gives the shard as it is then.
 
-        Raises:
-            EmptyMember: it is empty, which AIStore refuses.
+        With `again` it takes the place of what was appended under this name before.
         """
-        if not staged.size:
-            raise EmptyMember(f"{bucket}/{shard}: AIStore appends no empty member ({member})")
-        lock = self._shards.setdefault((bucket, shard), trio.Lock())
-        try:
-            async with lock:
-                return await self._store.append_member(bucket, shard, member, staged.content())
-        finally:
-            if not lock.statistics().tasks_waiting and not lock.locked():
-                self._shards.pop((bucket, shard), None)
+        content = staged.content() if staged is not None else None
+        new = NewMember(member, content, mode, mtime_ns, replaces=again)
+        return await self.appender.append(bucket, shard, new)

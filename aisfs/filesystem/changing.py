@@ -1,10 +1,12 @@
 """New files, sizes, modes and times of a tree that can be written."""
 
 import os
+import stat
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aisfs.core import names
+from aisfs.core.stamps import mode_of, mtime_of
 from aisfs.errors import (
     AisfsError,
     AlreadyExists,
@@ -48,7 +50,7 @@ class ChangingFileSystem(WritingFileSystem):
         """
         node = await self._settled(parent)
         if isinstance(node, ShardNode):
-            return await self._create_member(node, parent, name, flags)
+            return await self._create_member(node, parent, name, mode, flags)
         where = self._writable_directory(node)
         key = self._new_key(where, name)
         found = await self.tree.find(where, parent, name)
@@ -89,21 +91,48 @@ class ChangingFileSystem(WritingFileSystem):
             return entry, self._opened_new(file, entry, flags)
 
     async def _create_member(
-        self, node: ShardNode, parent: int, name: bytes, flags: int
+        self, node: ShardNode, parent: int, name: bytes, mode: int, flags: int
     ) -> tuple[Entry, OpenFile]:
-        """Begin a new member of a shard; it is appended when it is closed."""
+        """Begin a new member of a shard; it is added when it is closed."""
+        if await self._place_in_shard(node, parent, name) is not None:
+            raise ReadOnly("members of a shard cannot be changed")
+        path = await self._folders.path(node, parent, name)
+        file = self._new_file(pending_node(node.bucket, node.info.key, parent, name), mode, path)
+        entry = Entry(name, self._file_attr(file), 0.0)
+        return entry, self._opened_new(file, entry, flags)
+
+    async def _place_in_shard(self, node: ShardNode, parent: int, name: bytes) -> Entry | None:
+        """Make sure that a name can be in a folder of a shard; gives what it stands for already."""
         names.check_new_member(os.fsdecode(name))
         if not names.is_plain_tar(os.fsencode(node.info.key)):
             raise ReadOnly(f"{node.bucket}/{node.info.key}: only plain tars take new members")
         if await self._folders.in_opened_tar(node, parent):
             raise ReadOnly(f"{node.bucket}/{node.info.key}: a tar in it takes no new members")
-        lacks = self._lacks_member(parent, name)
-        if not lacks and await self._find_member(parent, name) is not None:
-            raise ReadOnly("members of a shard cannot be changed")
+        return await self._find_member(parent, name)
+
+    async def _make_folder(self, node: ShardNode, parent: int, name: bytes, mode: int) -> Entry:
+        """Make a directory in a shard, which has it when this returns."""
+        if await self._place_in_shard(node, parent, name) is not None:
+            raise AlreadyExists(f"{node.bucket}/{node.info.key}.d/{os.fsdecode(name)} exists")
         path = await self._folders.path(node, parent, name)
-        file = self._new_file(pending_node(node.bucket, node.info.key, parent, name), None, path)
-        entry = Entry(name, self._file_attr(file), 0.0)
-        return entry, self._opened_new(file, entry, flags)
+        return await self._store_folder(node, path, mode & 0o777, time.time_ns())
+
+    async def _store_folder(
+        self, node: ShardNode, path: str, mode: int | None, mtime_ns: int
+    ) -> Entry:
+        """Add a directory to a shard, or what is different of it; gives its entry, counted."""
+        bucket, key = node.bucket, node.info.key
+        kept = bucket, f"{key}//{path}"
+        if mode is None:  # which nobody else remembers
+            mode, _ = self._directory_attrs.get(kept, (None, None))
+        async with self._name_changes.using(lambda: frozenset({(bucket, key)})):
+            info = await self._writer.append(bucket, key, path, None, mtime_ns=mtime_ns, mode=mode)
+            self._directory_attrs[kept] = mode, None
+            now = replace(node, info=info)
+            first = self.inodes.number(identity(now), shard=True)
+            entry = await self._folders.resolve(now, first, path)
+        self.remember(entry.attr.ino, now)
+        return entry
 
     async def _find_member(self, parent: int, name: bytes) -> Entry | None:
         """Look a member up without counting it."""
@@ -145,10 +174,10 @@ class ChangingFileSystem(WritingFileSystem):
             ReadOnly: in a shard.
         """
         node = await self._settled(ino)
-        if isinstance(node, ShardNode):
-            raise ReadOnly("members of a shard cannot be changed")
         attr = await self.getattr(ino)
         self._check_owner(changes, attr)
+        if isinstance(node, ShardNode):
+            return await self._set_folder(node, attr, changes)
         if isinstance(node, DirectoryNode):
             mode, mtime_ns = self._directory_attrs.get((node.bucket, node.prefix), (None, None))
             self._directory_attrs[node.bucket, node.prefix] = (
@@ -173,6 +202,34 @@ class ChangingFileSystem(WritingFileSystem):
                 await self._settle_unopened(file)
         return self._file_attr(file)
 
+    async def _set_folder(self, node: ShardNode, attr: Attr, changes: Changes) -> Attr:
+        """Change mode or time of a directory of a shard: the shard gets another header of it.
+
+        Those of the folder of the shard itself are the object's.
+        """
+        if not stat.S_ISDIR(attr.mode):
+            raise ReadOnly("members of a shard cannot be changed")
+        mode = None if changes.mode is None else changes.mode & 0o777
+        if mode is None and changes.mtime_ns is None:
+            return attr
+        path = await self._folders.path_of(node, attr.ino)
+        if path:
+            mtime_ns = attr.mtime_ns if changes.mtime_ns is None else changes.mtime_ns
+            entry = await self._store_folder(node, path, mode, mtime_ns)
+            self.forget(entry.attr.ino, 1)
+            return replace(entry.attr, ino=attr.ino)
+        try:
+            now = await self._writer.head(node.bucket, node.info.key)
+            mtime_ns = mtime_of(now) if changes.mtime_ns is None else changes.mtime_ns
+            mode = mode_of(now) if mode is None else mode
+            info = await self._writer.set_attributes(node.bucket, now, mtime_ns=mtime_ns, mode=mode)
+        except Unsupported as error:
+            if self._settings.ignore_attr_changes:
+                return attr
+            raise NotPermitted(f"{node.bucket} cannot keep modes and times") from error
+        self._lister.settle(node.bucket, node.info.key, info)
+        return attr
+
     def _check_owner(self, changes: Changes, attr: Attr) -> None:
         same = changes.uid in (None, attr.uid) and changes.gid in (None, attr.gid)
         if not same and not self._settings.ignore_attr_changes:
@@ -191,8 +248,9 @@ class ChangingFileSystem(WritingFileSystem):
                 file.staged.set_mtime(file.mtime_ns)
         if file.unlinked or (file.mode, file.mtime_ns) == old:
             return
-        if file.dirty:
+        if file.dirty or file.member:  # of a member they are in its header
             self._record(file)
+            file.dirty = True
             return
         try:
             await self._store_attributes(file)
@@ -209,8 +267,6 @@ class ChangingFileSystem(WritingFileSystem):
     async def _store_attributes(self, file: WrittenFile) -> None:
         """Store mode and time of a file whose content is stored."""
         assert file.base is not None, "what is not dirty is in the store"
-        if file.member:
-            return  # AIStore gives members times and modes of its own
         file.base = await self._writer.set_attributes(
             file.bucket, file.base, mtime_ns=file.mtime_ns, mode=file.mode
         )

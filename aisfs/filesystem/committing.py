@@ -26,6 +26,8 @@ class CommittingFileSystem(WrittenNames):
         async with file.lock:
             committed = await self._commit_locked(file)
         if committed and self.kernel is not None:  # not with the lock, which a rename may wait for
+            if file.member:
+                self.kernel.invalidate_inode(file.node.parent)
             for parent, name in self._other_names(file):
                 self.kernel.invalidate_inode(parent)
                 await self.kernel.invalidated(parent, name)
@@ -58,16 +60,23 @@ class CommittingFileSystem(WrittenNames):
             file.base = info
             file.dirty = False
             file.failed = None
-            self._lister.settle(file.bucket, file.key, info)
+            if not file.member:
+                self._lister.settle(file.bucket, file.key, info)
         return True
 
     async def _append(self, file: WrittenFile, staged: StagedFile) -> ObjectInfo:
         """Append a member to its shard, whatever it is called by now."""
         async with self._name_changes.using(lambda: frozenset({(file.bucket, file.key)})):
             self._check_not_lost(file)
-            info = await self._writer.append(file.bucket, file.key, file.member, staged)
-            self._note_append(file, info)
-        return info
+            return await self._writer.append(
+                file.bucket,
+                file.key,
+                file.member,
+                staged,
+                mtime_ns=file.mtime_ns,
+                mode=file.mode,
+                again=file.base is not None,
+            )
 
     async def _settle_unopened(self, file: WrittenFile) -> None:
         """Upload what nobody has closed properly, a mapping for example, and let the disk go."""
@@ -83,7 +92,7 @@ class CommittingFileSystem(WrittenNames):
             if file.dirty and not file.unlinked:
                 if error is None:
                     return  # truncated meanwhile, by somebody who will settle it as well
-                if file.torn is not None or (file.member and not file.size):
+                if file.torn is not None:
                     self._discard(file, error)
                 else:
                     self._park(file, error)

@@ -12,7 +12,6 @@ from aisfs.errors import (
     ContentUnreadable,
     CrossDevice,
     DeadlineExceeded,
-    EmptyMember,
     InvalidName,
     IsADirectory,
     NameGone,
@@ -42,7 +41,6 @@ ERRNOS: dict[type[AisfsError], tuple[int, int]] = {
     OutOfSpace: (errno.ENOSPC, logging.ERROR),
     Unsupported: (errno.EOPNOTSUPP, logging.WARNING),
     InvalidName: (errno.EINVAL, logging.WARNING),
-    EmptyMember: (errno.EINVAL, logging.DEBUG),  # a shell closes what it has not written yet
     ContentUnreadable: (errno.EIO, logging.ERROR),
     ProtocolError: (errno.EIO, logging.ERROR),
     ShardDamaged: (errno.EIO, logging.ERROR),

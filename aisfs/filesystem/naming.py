@@ -32,8 +32,7 @@ from aisfs.model import Bucket, ObjectInfo
 
 log = logging.getLogger(__name__)
 
-RENAME_NOREPLACE = 1
-"""As of renameat2(2); the kernel's own number."""
+RENAME_NOREPLACE = 1  # as of renameat2(2)
 
 
 class NamingFileSystem(ChangingFileSystem):
@@ -145,7 +144,10 @@ class NamingFileSystem(ChangingFileSystem):
         Raises:
             AlreadyExists: the name is taken.
         """
-        where = self._writable_directory(await self._settled(parent))
+        node = await self._settled(parent)
+        if isinstance(node, ShardNode):
+            return await self._make_folder(node, parent, name, mode)
+        where = self._writable_directory(node)
         key = self._new_key(where, name)
         if await self.tree.find(where, parent, name) is not None:
             raise AlreadyExists(f"{where.bucket}/{key} exists")

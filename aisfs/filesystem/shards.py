@@ -12,7 +12,7 @@ from aisfs.core.member_columns import column_at
 from aisfs.core.member_index import EXECUTABLE, MemberIndex, MemberKind
 from aisfs.core.views import Child, Directory, MembersView
 from aisfs.engine.indexer import Indexer
-from aisfs.errors import NotADirectory
+from aisfs.errors import NotADirectory, NotFound
 from aisfs.filesystem.attributes import FOREVER, Attr, AttrMaker, Entry, FileRun
 from aisfs.filesystem.nodes import ShardNode
 
@@ -74,6 +74,24 @@ class ShardFolders:
         """Give the path of a name in the directory with the number `ino` of an open shard."""
         folder = view.directory(_split(ino)[2]).path
         return os.fsdecode(folder + b"/" + name if folder else name)
+
+    async def path_of(self, shard: ShardNode, ino: int) -> str:
+        """Give the path, inside the shard, of the directory with the number `ino`."""
+        if is_folder(ino):
+            return ""
+        return os.fsdecode((await self.view(shard)).path(_split(ino)[2]))
+
+    async def resolve(self, shard: ShardNode, first: int, path: str) -> Entry:
+        """Give the entry of what is at a path, in the shard whose first number is `first`.
+
+        Raises:
+            NotFound: there is nothing.
+        """
+        view = await self.view(shard)
+        child = view.resolve(os.fsencode(path))
+        if child is None:
+            raise NotFound(f"{shard.info.key}: nothing at {path!r}")
+        return self._entry(shard, view, first, child)
 
     async def in_opened_tar(self, shard: ShardNode, ino: int) -> bool:
         """Say whether the directory with the number `ino` is in a tar in the shard."""

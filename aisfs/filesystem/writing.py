@@ -311,8 +311,6 @@ class WritingFileSystem(CommittingFileSystem):
 
     def _touch(self, file: WrittenFile) -> None:
         """Take note of a change that is about to be made."""
-        if file.member and file.base is not None:
-            raise ReadOnly("members of a shard cannot be changed")
         file.failed = None
         file.mtime_ns = time.time_ns()
         if not file.unlinked:

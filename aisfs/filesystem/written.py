@@ -11,8 +11,6 @@ from itertools import count
 from msgspec import structs
 
 from aisfs.core.listing import PENDING_VERSION
-from aisfs.core.names import shard_of_bytes, shard_of_directory
-from aisfs.core.views import MembersView
 from aisfs.engine.staging import StagedFile
 from aisfs.errors import AisfsError
 from aisfs.filesystem.content_lock import ContentLock
@@ -91,24 +89,6 @@ class WrittenFile:
         if self.unlinked or self.lost is not None:
             return False
         return self.dirty or (self.base is not None and self.base.same_content(info))
-
-
-@dataclass(eq=False, slots=True)
-class AppendedShard:
-    """A shard that this mount appended to: what is in it, without scanning each of its versions."""
-
-    info: ObjectInfo
-    """The version after the last append."""
-    view: MembersView
-    """The members before the first one."""
-    names: set[bytes]
-    """What was appended since, in the folder of the shard itself."""
-
-    def has(self, name: bytes) -> bool:
-        """Say whether the folder has this name, or may have it."""
-        if {name, shard_of_directory(name), shard_of_bytes(name)} & self.names:
-            return True
-        return self.view.directory(0).find(name) is not None
 
 
 def pending_node(bucket: Bucket, key: str, parent: int, name: bytes) -> ObjectNode:

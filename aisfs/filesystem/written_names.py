@@ -3,18 +3,18 @@
 Above `FileSystem`, which knows versions of objects, and below `filesystem.writing`, which changes them.
 """
 
-import os
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from cachetools import LRUCache
 from msgspec import structs
 
 from aisfs.cache.metadata import UNKNOWN
 from aisfs.config import WriteSettings
 from aisfs.core import names
+from aisfs.core.inodes import directory_number, member_number
+from aisfs.engine.appender import Appended
 from aisfs.engine.assembler import Assembler
 from aisfs.engine.overlay import OverlaidLister
 from aisfs.engine.reader import Reader
@@ -28,18 +28,14 @@ from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.handles import DirectoryHandle
 from aisfs.filesystem.name_changes import NameChanges
 from aisfs.filesystem.nodes import DirectoryNode, Node, ObjectNode, ShardNode, identity
-from aisfs.filesystem.shards import ShardFolders, is_folder
+from aisfs.filesystem.shards import ShardFolders
 from aisfs.filesystem.tree import Children, Found, Objects, Tree
 from aisfs.filesystem.written import (
-    AppendedShard,
     WrittenFile,
     WrittenFiles,
     versioned_identity,
 )
-from aisfs.model import Bucket, ObjectInfo
-
-APPENDED_MAX = 16
-"""Shards whose appended members are remembered."""
+from aisfs.model import Bucket
 
 
 class WrittenNames(FileSystem):
@@ -89,7 +85,7 @@ class WrittenNames(FileSystem):
         self._going: set[int] = set()
         """Versions that are being removed: who opens one now has to be known to the trio thread."""
         self._salted: dict[int, bytes] = {}
-        self._appended: LRUCache[tuple[Bucket, str], AppendedShard] = LRUCache(APPENDED_MAX)
+        writer.appender.on_append = self._shard_appended
         self._directory_attrs: dict[tuple[Bucket, str], tuple[int | None, int | None]] = {}
         """Mode and time of directories, which have nowhere to be stored."""
 
@@ -98,8 +94,6 @@ class WrittenNames(FileSystem):
     async def lookup(self, parent: int, name: bytes) -> Entry | None:
         """See `FileSystem`; a new member of a shard is there before its shard has it."""
         await self._settled(parent)
-        if self._lacks_member(parent, name):
-            return None
         file = await self._new_member(parent, name)
         if file is None:
             return await super().lookup(parent, name)
@@ -107,35 +101,27 @@ class WrittenNames(FileSystem):
         self.remember(entry.attr.ino, file.node)
         return entry
 
-    def _lacks_member(self, parent: int, name: bytes) -> bool:
-        """Say whether a shard just appended to has no such name, as far as its append tells.
+    def _shard_appended(self, appended: Appended) -> None:
+        """Let the kernel's numbers in a shard stand for the version that it became here.
 
-        Without this each file that is copied into a shard would cost a scan of all of it.
+        It has what the one before had, and more: whoever stands in a folder of it sees what is new.
         """
-        node = self.node(parent)
-        if not isinstance(node, ShardNode) or not is_folder(parent):
-            return False
-        appended = self._appended.get((node.bucket, node.info.key))
-        if appended is None or appended.info != node.info or self._folders.known_view(node):
-            return False
-        pending = self._files.of_member(node.bucket, node.info.key, os.fsdecode(name))
-        return pending is None and not appended.has(name)
-
-    def _note_append(self, file: WrittenFile, info: ObjectInfo) -> None:
-        """Remember what the new version of a shard has."""
-        shard = self.inodes.get(file.node.parent)
-        key = (file.bucket, file.key)
-        appended = self._appended.pop(key, None)
-        if not isinstance(shard, ShardNode):
-            return
-        if appended is None or appended.info != shard.info:
-            view = self._folders.known_view(shard)
-            if view is None:
-                return
-            appended = AppendedShard(info, view, set())
-        appended.info = info
-        appended.names.add(os.fsencode(file.member))
-        self._appended[key] = appended
+        bucket, info, growth = appended.bucket, appended.info, appended.growth
+        old = ShardNode(bucket, appended.base, 0, b"")
+        with self.changing:
+            number = self.inodes.number(identity(old), shard=True)
+            node = self.inodes.get(number)
+            known = isinstance(node, ShardNode) and identity(node) == identity(old)
+            if known and growth.changed and growth.in_place:
+                assert isinstance(node, ShardNode), "just asked"
+                moved = replace(node, info=info)
+                with self._lock:
+                    self.inodes.move(number, identity(moved), moved)
+                if self.kernel is not None:
+                    self.kernel.invalidate_inode(directory_number(number, 0))
+                    if growth.replaced is not None:
+                        self.kernel.invalidate_inode(member_number(number, growth.replaced))
+            self._lister.settle(bucket, info.key, info)
 
     async def _new_member(self, parent: int, name: bytes) -> WrittenFile | None:
         node = self.node(parent)

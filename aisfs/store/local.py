@@ -23,11 +23,8 @@ from typing import TypeVar
 import trio
 from msgspec import structs
 
-from aisfs.core.names import check_new_member, check_new_shard
 from aisfs.errors import (
-    BucketNotFound,
     InvalidName,
-    NotFound,
     Stale,
     Unsupported,
 )
@@ -39,7 +36,6 @@ from aisfs.store.local_errors import error_of, os_errors, writing_errors
 from aisfs.store.local_paths import KeyPaths, raw_key
 from aisfs.store.nothing_ahead import NothingAhead
 from aisfs.store.port import Content, Progress, Sink, UploadAhead
-from aisfs.store.tar_append import append_to_tar
 
 T = TypeVar("T")
 
@@ -191,31 +187,6 @@ class LocalStore(NothingAhead):
                 with writing_errors(f"{bucket}/{new_key}"):
                     local_writing.move(self._paths.root, self._paths.path(bucket, key), new_path)
                 return _described(new_key, descriptor)
-
-        return await self._run(work)
-
-    async def append_member(
-        self, bucket: Bucket, key: str, member: str, content: Content
-    ) -> ObjectInfo:
-        """Add a member to the end of a tar, as a new file in place of the old."""
-        check_new_shard(bucket, key)
-        check_new_member(member)
-
-        def write(descriptor: int, old: int | None) -> None:
-            if old is not None:
-                whole = FileContent(old, os.fstat(old).st_size, f"{bucket}/{key}")
-                local_writing.write_content(descriptor, whole)
-            with os.fdopen(descriptor, "r+b", closefd=False) as file:
-                append_to_tar(file, f"{bucket}/{key}", member, content)
-
-        def work() -> ObjectInfo:
-            try:
-                with self._paths.open(bucket, key) as old:
-                    return self._publish(bucket, key, partial(write, old=old), NO_CUSTOM)
-            except BucketNotFound:
-                raise
-            except NotFound:
-                return self._publish(bucket, key, partial(write, old=None), NO_CUSTOM)
 
         return await self._run(work)
 

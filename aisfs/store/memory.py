@@ -5,7 +5,6 @@ bytewise, names may be object and directory at once. What tests need besides: co
 as small as wanted, and a hook that is awaited before each call to delay it or make it fail.
 """
 
-import io
 import zlib
 from bisect import bisect_left, bisect_right
 from collections import Counter
@@ -15,13 +14,12 @@ from typing import TypeVar
 import trio
 from msgspec import structs
 
-from aisfs.core.names import check_new_key, check_new_member, check_new_shard
+from aisfs.core.names import check_new_key
 from aisfs.errors import BucketNotFound, NotFound, Stale, Unsupported
 from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo, Page, Provider
 from aisfs.store.custom import encode_custom
 from aisfs.store.nothing_ahead import NothingAhead
 from aisfs.store.port import Content, Progress, Sink, UploadAhead
-from aisfs.store.tar_append import append_to_tar
 
 T = TypeVar("T")
 
@@ -248,18 +246,6 @@ class MemoryStore(NothingAhead):
         info, data = self._object(bucket, key)
         self.delete(bucket, key)
         return self._write(bucket, new_key, data, info.custom)
-
-    async def append_member(
-        self, bucket: Bucket, key: str, member: str, content: Content
-    ) -> ObjectInfo:
-        """Add a member to the end of a tar."""
-        check_new_shard(bucket, key)
-        check_new_member(member)
-        await self._enter("append_member", bucket, key)
-        old = self._contents(bucket).objects.get(key)
-        file = io.BytesIO(old[1] if old else b"")
-        await self._in_thread(lambda: append_to_tar(file, f"{bucket}/{key}", member, content))
-        return self._write(bucket, key, file.getvalue(), NO_CUSTOM)
 
     async def set_custom(
         self, bucket: Bucket, expected: ObjectInfo, custom: Mapping[str, str]

@@ -136,15 +136,6 @@ class MeteredStore:
         with self._timed("rename"):
             return await self._inner.rename(bucket, key, new_key)
 
-    async def append_member(
-        self, bucket: Bucket, key: str, member: str, content: Content
-    ) -> ObjectInfo:
-        """See `WritableStore`."""
-        with self._timed("append_member"):
-            info = await self._inner.append_member(bucket, key, member, content)
-        self._metrics.bytes_sent.inc(content.size)
-        return info
-
     async def set_custom(
         self, bucket: Bucket, expected: ObjectInfo, custom: Mapping[str, str]
     ) -> ObjectInfo:

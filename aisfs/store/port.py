@@ -248,29 +248,6 @@ class WritableStore(ObjectStore, Protocol):
         """
         ...
 
-    async def append_member(
-        self, bucket: Bucket, key: str, member: str, content: Content
-    ) -> ObjectInfo:
-        """Add a regular file to the end of a tar, which is made when there is none.
-
-        The member has mode 0644 and the time of now. Calls for the same shard must not overlap.
-        Should the shard have a member of that path already, both stay; readers take the last.
-
-        Args:
-            bucket: The bucket.
-            key: Name of the shard; ends in `.tar`, else ValueError.
-            member: Path in the shard; checked like a key.
-            content: Its bytes.
-
-        Returns:
-            The shard as it is now.
-
-        Raises:
-            ShardDamaged: the object is not a tar.
-            Unsupported: the store cannot append this, for example an empty member.
-        """
-        ...
-
     async def set_custom(
         self, bucket: Bucket, expected: ObjectInfo, custom: Mapping[str, str]
     ) -> ObjectInfo:

@@ -268,13 +268,6 @@ class RetryingStore:
         attempt = partial(self._inner.rename, bucket, key, new_key)
         return await self._retrier.run(f"{bucket}/{key}", attempt, cut=False)
 
-    async def append_member(
-        self, bucket: Bucket, key: str, member: str, content: Content
-    ) -> ObjectInfo:
-        """Add a member to the end of a tar."""
-        attempt = partial(self._inner.append_member, bucket, key, member, content)
-        return await self._retrier.run(f"{bucket}/{key}", attempt, cut=False)
-
     async def set_custom(
         self, bucket: Bucket, expected: ObjectInfo, custom: Mapping[str, str]
     ) -> ObjectInfo:

@@ -48,7 +48,6 @@ def test_every_change_names_an_object(key):
         lambda: changes.delete_object(PETS, key),
         lambda: changes.copy_object(PETS, info, PETS, "to"),
         lambda: changes.patch_custom(PETS, key, "x"),
-        lambda: changes.append_member(PETS, key, "m", 0),
         lambda: changes.start_parts(PETS, key),
         lambda: changes.put_part(PETS, key, "id", 1),
         lambda: changes.complete_parts(PETS, key, "id", [1]),
@@ -75,10 +74,6 @@ def test_copy():
     assert request.patience == 20
     plain = changes.copy_object(PETS, ObjectInfo("k", 0), PETS, "l\udcff")
     assert plain.query == "provider=ais&object_to=ais%2F%40%23%2Fpets%2Fl%FF"
-
-
-def test_append_never_replaces_the_shard():
-    assert changes.append_member(PETS, "s.tar", "m", 0).headers == {"Ais-Pine": "2"}
 
 
 def test_complete():
@@ -108,11 +103,6 @@ def test_custom_metadata_among_that_of_others(join):
 @pytest.mark.parametrize("text", ["", "aisfs=", "aisfs=x", "aisfs=bm9uc2Vuc2U", "naisfs=W10", "a"])
 def test_custom_metadata_that_is_not_ours(text):
     assert wire.with_custom(ObjectInfo("k", 5, "7"), text).custom == {}
-
-
-def test_a_mark_tells_appends_apart():
-    assert wire.told_apart("7", "[a:b aisfs-appended:17c]") == "7-17c"
-    assert wire.told_apart("7", "aisfs=abc") == "7"
 
 
 def test_types_of_checksums_in_listings():

@@ -3,10 +3,8 @@
 The server's directory and plain HTTP say what is stored; the client only says what it believes.
 """
 
-import io
 import random
 import shutil
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -17,7 +15,7 @@ import trio
 
 from aisfs.ais.client import AISClient
 from aisfs.config import ClusterSettings
-from aisfs.errors import AisfsError, DeadlineExceeded, NotFound, OutOfSpace, ProtocolError, Stale
+from aisfs.errors import AisfsError, DeadlineExceeded, NotFound, OutOfSpace, ProtocolError
 from aisfs.model import Bucket
 from aisfs.store.content import BytesContent
 from aisfs.store.retry import RetryingStore
@@ -233,19 +231,6 @@ async def test_one_failure_of_a_rename(server, store, method, fault, stage):
     assert info == await store.head(B, "k")
 
 
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("fault", FAULTS, ids=str)
-async def test_one_failure_of_an_append(server, store, fault, stage):
-    delete(server, "s.tar")
-    await store.append_member(B, "s.tar", "a", BytesContent(b"first"))
-    server.faults([rule(fault, stage, query_contains="archpath", method="PUT")])
-    await store.append_member(B, "s.tar", "b", BytesContent(SMALL))
-    assert struck(server) == 1
-    assert stored(server, "s.tar?archpath=b") == SMALL
-    # Once, and not twice.
-    assert len(stored(server, "s.tar")) < 2 * len(SMALL)
-
-
 async def test_damage_on_the_way_is_sent_again(server, store):
     body = {"tcode": "ErrBadCksum", "message": "BAD DATA CHECKSUM: xxhash2(1 != 2)"}
     fault = {"action": "status", "status": 500, "body": body}
@@ -385,22 +370,3 @@ async def test_a_server_without_parts_gets_one_piece(server, store):
     await store.upload(B, "k", BytesContent(LARGE[1:]))
     assert struck(server) == 1
     assert stored(server, "k") == LARGE[1:]
-
-
-async def test_an_append_that_does_not_make_the_shard_longer_is_seen(server, store):
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as tar:
-        tar.addfile(tarfile.TarInfo("first"))
-    put(server, "padded.tar", file.getvalue())
-    before = await store.head(B, "padded.tar")
-    first = await store.append_member(B, "padded.tar", "a", BytesContent(b"1"))
-    second = await store.append_member(B, "padded.tar", "b", BytesContent(b"2"))
-    assert before.size == first.size == second.size
-    assert not before.same_content(first)
-    assert not first.same_content(second)
-    listed = {info.key: info for info in (await store.list_page(B, "")).objects}
-    assert listed["padded.tar"] == second
-    buffer = bytearray(second.size)
-    await store.read_range(B, second, 0, memoryview(buffer))
-    with pytest.raises(Stale):
-        await store.read_range(B, first, 0, memoryview(buffer))

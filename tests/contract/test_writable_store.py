@@ -1,10 +1,8 @@
 """What every implementation of the port does alike when it writes."""
 
-import io
 import os
 import random
 import sys
-import tarfile
 
 import pytest
 import trio
@@ -15,7 +13,6 @@ from aisfs.errors import (
     InvalidName,
     NameTooLong,
     NotFound,
-    ShardDamaged,
     Stale,
     Unavailable,
 )
@@ -139,8 +136,6 @@ async def test_names_that_are_refused(subject, key):
         await subject.store.rename(subject.bucket, "k", key)
     with pytest.raises(error):
         await subject.store.copy(subject.bucket, "k", subject.bucket, key)
-    with pytest.raises(error):
-        await subject.store.append_member(subject.bucket, "s.tar", key, BytesContent(b"x"))
     assert await keys(subject) == ["k"]
 
 
@@ -154,7 +149,6 @@ async def test_missing_bucket(subject):
         store.rename(nowhere, "k", "l"),
         store.copy(nowhere, "k", subject.bucket, "l"),
         store.copy(subject.bucket, "k", nowhere, "l"),
-        store.append_member(nowhere, "k.tar", "l", BytesContent(b"1")),
         store.set_custom(nowhere, info, {}),
     ):
         with pytest.raises(BucketNotFound):
@@ -249,46 +243,6 @@ async def test_custom_metadata_that_is_refused(subject, custom):
     with pytest.raises(ValueError, match="custom metadata"):
         await upload(subject, "k", b"two", custom=custom)
     assert await read(subject, "k") == b"one"
-
-
-def members(data):
-    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        return [(member.name, tar.extractfile(member).read()) for member in tar]
-
-
-async def test_append_members(subject):
-    store, bucket = subject.store, subject.bucket
-    wanted = [("a", b"1"), ("dir/b.jpg", b"x" * 5000), ("dir/" + "n" * 200, b"y" * 512)]
-    last = None
-    for name, data in wanted:
-        info = await store.append_member(bucket, "d/s.tar", name, BytesContent(data))
-        assert info == await store.head(bucket, "d/s.tar")
-        assert last is None or not last.same_content(info)
-        last = info
-    content = await read(subject, "d/s.tar")
-    assert members(content) == wanted
-    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
-        assert {member.mode for member in tar} == {0o644}
-
-
-async def test_append_to_a_tar_made_elsewhere(subject):
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as tar:
-        header = tarfile.TarInfo("first")
-        header.size = 700
-        tar.addfile(header, io.BytesIO(b"f" * 700))
-    subject.put("s.tar", file.getvalue())
-    await subject.store.append_member(subject.bucket, "s.tar", "second", BytesContent(b"s"))
-    assert members(await read(subject, "s.tar")) == [("first", b"f" * 700), ("second", b"s")]
-
-
-async def test_append_to_what_is_no_tar(subject):
-    subject.put("s.tar", b"hello" * 300)
-    with pytest.raises(ShardDamaged):
-        await subject.store.append_member(subject.bucket, "s.tar", "m", BytesContent(b"s"))
-    assert await read(subject, "s.tar") == b"hello" * 300
-    with pytest.raises(ValueError, match="shard"):
-        await subject.store.append_member(subject.bucket, "s.txt", "m", BytesContent(b"s"))
 
 
 async def test_cancelled_upload_is_whole_or_nothing(subject):

@@ -1,8 +1,10 @@
-"""New members of shards: appended, never changed."""
+"""New members of shards: each time the whole shard is written; what it had is not changed."""
 
 import errno
 import os
 import re
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 
 from tests.mount.writable import Writable, writable
 from tests.support.mounts import eventually, succeed
+from tests.support.servers import RunningServer
 
 pytestmark = pytest.mark.mount
 
@@ -109,7 +112,6 @@ def test_members_cannot_be_changed(place: Writable):
         lambda: os.truncate(folder / "m", 1),
         lambda: os.rename(folder / "m", folder / "n"),
         lambda: os.rename(folder / "m", place.path / "n"),
-        lambda: os.mkdir(folder / "d"),
         lambda: os.rmdir(folder),
         lambda: os.rename(folder, place.path / "other.tar.d"),
         lambda: os.chmod(folder / "m", 0o600),
@@ -130,11 +132,224 @@ def test_mv_into_a_shard_copies(place: Writable):
     assert members(place, "mv.tar") == {"m": b"loose"}
 
 
-def test_an_empty_member_is_refused(place: Writable):
+def test_an_empty_member(place: Writable):
     os.mkdir(place.path / "empty.tar.d")
-    with pytest.raises(OSError, match="Invalid argument"):
-        (place.path / "empty.tar.d" / "m").write_bytes(b"")
-    assert members(place, "empty.tar") == {}
+    (place.path / "empty.tar.d" / "m").write_bytes(b"")
+    assert members(place, "empty.tar") == {"m": b""}
+    succeed("touch", "n", cwd=place.path / "empty.tar.d")
+    assert members(place, "empty.tar") == {"m": b"", "n": b""}
+    assert sorted(os.listdir(place.path / "empty.tar.d")) == ["m", "n"]
+
+
+def test_what_a_shell_writes_is_there_once(place: Writable):
+    """It closes a copy of the descriptor before it writes, so the member is stored empty first."""
+    folder = place.path / "shell.tar.d"
+    os.mkdir(folder)
+    script = "for n in 1 2 3; do echo $n > $n; cat $n; done; cat 1 2 3; ls"
+    assert succeed("sh", "-c", script, cwd=folder) == b"1\n2\n3\n1\n2\n3\n1\n2\n3\n"
+    with tarfile.open(place.objects() / "shell.tar") as tar:
+        assert tar.getnames() == ["1", "2", "3"]
+    assert members(place, "shell.tar") == {n: f"{n}\n".encode() for n in "123"}
+
+
+def test_a_member_can_be_changed_as_long_as_it_is_open(place: Writable):
+    folder = place.path / "going.tar.d"
+    os.mkdir(folder)
+    (folder / "before").write_bytes(b"before")
+    with open(folder / "m", "wb", buffering=0) as file:
+        file.write(b"first " * 200)
+        os.fsync(file)
+        assert members(place, "going.tar") == {"before": b"before", "m": b"first " * 200}
+        (folder / "after").write_bytes(b"after")
+        file.write(b"second")
+    expected = {"before": b"before", "after": b"after", "m": b"first " * 200 + b"second"}
+    assert members(place, "going.tar") == expected
+    with tarfile.open(place.objects() / "going.tar") as tar:
+        assert tar.getnames() == ["before", "after", "m"]
+    assert {name: (folder / name).read_bytes() for name in os.listdir(folder)} == expected
+
+
+def test_directories(place: Writable, tmp_path: Path):
+    folder = place.path / "dirs.tar.d"
+    os.mkdir(folder)
+    os.mkdir(folder / "sub", 0o750)
+    os.mkdir(folder / "sub" / "deep")
+    with pytest.raises(FileExistsError):
+        os.mkdir(folder / "sub")
+    (folder / "sub" / "deep" / "m").write_bytes(b"deep")
+    with tarfile.open(place.objects() / "dirs.tar") as tar:
+        found = {member.name: (member.isdir(), member.mode) for member in tar}
+    assert found == {"sub": (True, 0o750), "sub/deep": (True, 0o755), "sub/deep/m": (False, 0o644)}
+    assert os.listdir(folder) == ["sub"]
+    assert os.listdir(folder / "sub" / "deep") == ["m"]
+    for change in (
+        lambda: os.rmdir(folder / "sub"),
+        lambda: os.rename(folder / "sub", folder / "n"),
+    ):
+        with pytest.raises(OSError, match="Read-only"):
+            change()
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A tree with an empty directory and file, names of all lengths, and times long ago."""
+    tree = tmp_path / "tree"
+    (tree / "a" / "b").mkdir(parents=True)
+    (tree / "none").mkdir()
+    for number, name in enumerate(["empty", "x" * 101, "a/one", "a/b/two", "ä ö", "a/b/three.bin"]):
+        (tree / name).write_bytes(name.encode() * number * 200)
+        (tree / name).chmod(0o600 if number % 2 else 0o755)
+    for directory, _, files in os.walk(tree, topdown=False):
+        for name in [*files, "."]:
+            os.utime(Path(directory, name), (1_500_000_000, 1_500_000_000))
+    return tree
+
+
+def shapes(tree: Path) -> dict[str, tuple[bool, bytes, int]]:
+    return {
+        str(path.relative_to(tree)): (
+            path.is_dir(),
+            b"" if path.is_dir() else path.read_bytes(),
+            path.stat().st_mtime_ns,
+        )
+        for path in tree.rglob("*")
+    }
+
+
+@pytest.mark.parametrize("way", ["cp -r", "cp -a", "tar x", "tar x within"])
+def test_trees(way: str, place: Writable, tree: Path, tmp_path: Path):
+    key = way.replace(" ", "_") + ".tar"
+    folder = place.path / f"{key}.d"
+    os.mkdir(folder)
+    (folder / "before").write_bytes(b"before")
+    if way.startswith("cp"):
+        succeed(*way.split(), tree, folder)
+    else:
+        succeed("tar", "-cf", tmp_path / "a.tar", "-C", tmp_path, "tree")
+        where = [] if "within" in way else ["-C", folder]
+        cwd = folder if "within" in way else tmp_path
+        succeed("tar", "-xf", tmp_path / "a.tar", *where, cwd=cwd)
+    times = way != "cp -r"
+    expected = shapes(tree)
+    shown = shapes(folder / "tree")
+    assert shown.keys() == expected.keys()
+    for name, (is_directory, content, mtime_ns) in expected.items():
+        assert shown[name][:2] == (is_directory, content), name
+        assert not times or shown[name][2] == mtime_ns, name
+    (tmp_path / "out").mkdir()
+    succeed("tar", "-xpf", place.objects() / key, "-C", tmp_path / "out")
+    got = tmp_path / "out" / "tree"
+    assert {name: shape[:2] for name, shape in shapes(got).items()} == {
+        name: shape[:2] for name, shape in expected.items()
+    }
+    if times:
+        assert shapes(got) == expected
+        for path in tree.rglob("*"):
+            mode = path.stat().st_mode
+            assert (got / path.relative_to(tree)).stat().st_mode == mode, path
+    assert (tmp_path / "out" / "before").read_bytes() == b"before"
+
+
+def test_who_is_in_a_folder_sees_what_is_new(place: Writable, tmp_path: Path):
+    """Each new member makes another version of the shard, but what it had is still the same."""
+    folder = place.path / "stay.tar.d"
+    os.mkdir(folder)
+    os.mkdir(folder / "sub")
+    (folder / "sub" / "old").write_bytes(b"old" * 5000)
+    inodes = [path.stat().st_ino for path in (folder, folder / "sub", folder / "sub" / "old")]
+    script = """if True:
+        import os
+        for n in range(5):
+            with open(f"new{n}", "w") as file: file.write(str(n))
+            assert open(f"new{n}").read() == str(n)
+            assert open("old").read() == "old" * 5000
+        assert sorted(os.listdir()) == [*(f"new{n}" for n in range(5)), "old"], os.listdir()
+    """
+    with open(folder / "sub" / "old", "rb") as reading:
+        succeed(sys.executable, "-c", script, cwd=folder / "sub")
+        assert reading.read() == b"old" * 5000
+    now = [path.stat().st_ino for path in (folder, folder / "sub", folder / "sub" / "old")]
+    assert now == inodes
+
+
+def test_what_was_there_is_not_touched(place: Writable, tmp_path: Path):
+    """Whatever wrote the shard, its bytes are the same up to its end."""
+    for number, options in enumerate(
+        [["-b", "20"], ["-b", "1"], ["--format=v7"], ["--format=pax"]]
+    ):
+        (tmp_path / "x").write_bytes(b"x" * 700)
+        key = f"as-{number}.tar"
+        succeed("tar", *options, "-cf", tmp_path / key, "-C", tmp_path, "x")
+        before = (tmp_path / key).read_bytes()
+        with tarfile.open(tmp_path / key) as tar:
+            (first,) = tar.getmembers()
+            end = first.offset_data + 1024
+        (place.path / key).write_bytes(before)
+        (place.path / f"{key}.d" / "y").write_bytes(b"y")
+        after = place.stored(key)
+        assert after is not None
+        assert after[:end] == before[:end]
+        assert after[-1024:] == bytes(1024)
+        assert len(after) == end + 1024 + 1024
+        assert members(place, key) == {"x": b"x" * 700, "y": b"y"}
+        assert succeed("tar", "-tf", place.objects() / key) == b"x\ny\n"
+
+
+def test_a_tar_without_an_end(place: Writable, tmp_path: Path):
+    (tmp_path / "x").write_bytes(b"x" * 700)
+    succeed("tar", "-cf", tmp_path / "x.tar", "-C", tmp_path, "x")
+    for key, size in (("without.tar", 1536), ("unpadded.tar", 512 + 700), ("half.tar", 2048)):
+        (place.path / key).write_bytes((tmp_path / "x.tar").read_bytes()[:size])
+        (place.path / f"{key}.d" / "y").write_bytes(b"y")
+        assert members(place, key) == {"x": b"x" * 700, "y": b"y"}
+
+
+def test_an_empty_object(place: Writable):
+    (place.path / "nothing.tar").write_bytes(b"")
+    (place.path / "nothing.tar.d" / "y").write_bytes(b"y")
+    assert members(place, "nothing.tar") == {"y": b"y"}
+
+
+def test_many_at_once_go_together(place: Writable):
+    """Far fewer uploads than members: while one is under way the others wait, and go together."""
+    folder = place.path / "together.tar.d"
+    os.mkdir(folder)
+    (folder / "large").write_bytes(os.urandom(8 << 20))
+    server = place.server
+    before = server.requests() if isinstance(server, RunningServer) else {}
+    script = """if True:
+        import os, sys, threading
+        def write(n):
+            with open(f"{sys.argv[1]}-{n}", "wb") as file: file.write(b"%d" % n * 1000)
+        threads = [threading.Thread(target=write, args=[n]) for n in range(16)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+    """
+    programs = [
+        subprocess.Popen([sys.executable, "-c", script, str(n)], cwd=folder) for n in range(4)
+    ]
+    assert [program.wait(120) for program in programs] == [0] * 4
+    found = members(place, "together.tar")
+    del found["large"]
+    assert found == {f"{p}-{n}": b"%d" % n * 1000 for p in range(4) for n in range(16)}
+    with tarfile.open(place.objects() / "together.tar") as tar:
+        assert len(tar.getnames()) == 65, "each is there once"
+    if before:
+        now = server.requests()
+        assert now.get("append", 0) == 0
+        assert now["put"] - before["put"] < 40
+
+
+def test_another_client_writes_the_shard_between_two_members(place: Writable, tmp_path: Path):
+    folder = place.path / "theirs.tar.d"
+    os.mkdir(folder)
+    (folder / "ours").write_bytes(b"ours")
+    (tmp_path / "m").write_bytes(b"theirs")
+    succeed("tar", "-cf", tmp_path / "theirs.tar", "-C", tmp_path, "m")
+    with open(folder / "late", "wb") as late:
+        late.write(b"late")
+        place.put("theirs.tar", (tmp_path / "theirs.tar").read_bytes())
+    assert members(place, "theirs.tar") == {"m": b"theirs", "late": b"late"}
 
 
 def test_overwriting_a_shard_changes_its_folder(place: Writable, tmp_path: Path):
