@@ -32,6 +32,8 @@ from aisfs.server.records import Record, Records
 from aisfs.server.traps import Kindness
 
 STATE_DIRECTORY = ".aisfs-server"
+SYSTEM_BUCKETS = frozenset({".sys-shardidx"})
+"""Never listed; they are there for who has made the folder, since this server fills none itself."""
 BUCKET_NAME = re.compile(r"(?!\.)(?!.*\.\.)[A-Za-z0-9_.\-]{1,64}")
 _ANY_TIME = contextlib.nullcontext()
 TAKEOVER_SECONDS = 3.0
@@ -71,7 +73,8 @@ class Storage:
         Raises:
             Failure: 404 when there is no such folder.
         """
-        if not BUCKET_NAME.fullmatch(name) or not self._is_folder(name):
+        named = BUCKET_NAME.fullmatch(name) or name in SYSTEM_BUCKETS
+        if not named or not self._is_folder(name):
             raise failures.no_bucket(name)
         if (bucket := self._buckets.get(name)) is not None:
             return bucket

@@ -21,6 +21,7 @@ Actions:
     stall     wait `seconds` before the body, or after `fraction` of it when that is given
     spaces    serve the request, with spaces for the line breaks of names in `Location`
     drip      send `piece` bytes (default 1024) every `seconds` (default 0.05)
+    expire    refuse the token of the request with 401, as a proxy that knew it until now: quoting it
 
 The first three have a `stage`, for requests with a body: `headers` (nothing of the body was read;
 the default of reset and kill), `mid` (half of it was), `body` (all of it was, and nothing done; the
@@ -42,13 +43,22 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import parse_qs
 
 from aisfs.errors import AisfsError
 from aisfs.server.app import make_app
-from aisfs.server.exchange import Environ, StartResponse, WsgiApp
+from aisfs.server.exchange import (
+    Environ,
+    Request,
+    StartResponse,
+    WsgiApp,
+    error_reply,
+    send,
+)
+from aisfs.server.failures import Failure
 from aisfs.server.run import serve_app
+from tests.support.targets import Targets
 
 
 class FaultInjector:
@@ -65,26 +75,29 @@ class FaultInjector:
         rule = None if environ["PATH_INFO"].startswith("/-/") else self._strike(environ)
         if rule is None:
             return self._app(environ, start_response)
-        sock = environ["gunicorn.socket"]
         match rule["action"]:
             case "status":
                 return self._status(rule, environ, start_response)
-            case "reset":
-                self._reach(rule.get("stage", "headers"), environ)
-                _reset(sock)
-                raise ConnectionResetError(104, "injected")
-            case "kill":
-                self._reach(rule.get("stage", "headers"), environ)
-                os.killpg(0, signal.SIGKILL)
+            case "reset" | "kill":
+                self._end(rule, environ)
             case "truncate":
-                return self._truncate(rule, environ, start_response, sock)
+                return self._truncate(rule, environ, start_response)
             case "stall":
                 return self._stall(rule, environ, start_response)
             case "spaces":
                 return self._app(environ, _spaces(start_response))
             case "drip":
                 return self._drip(rule, environ, start_response)
+            case "expire":
+                return self._expire(environ, start_response)
         raise ValueError(f"no such action: {rule}")
+
+    def _end(self, rule: dict[str, Any], environ: Environ) -> NoReturn:
+        self._reach(rule.get("stage", "headers"), environ)
+        if rule["action"] == "kill":
+            os.killpg(0, signal.SIGKILL)
+        _reset(environ["gunicorn.socket"])
+        raise ConnectionResetError(104, "injected")
 
     def _status(
         self, rule: dict[str, Any], environ: Environ, start_response: StartResponse
@@ -131,11 +144,11 @@ class FaultInjector:
         return None
 
     def _truncate(
-        self, rule: dict[str, Any], environ: Environ, start_response: StartResponse, sock: Any
+        self, rule: dict[str, Any], environ: Environ, start_response: StartResponse
     ) -> Iterator[bytes]:
         body = self._whole(environ, start_response)
         yield body[: int(len(body) * rule.get("fraction", 0.5))]
-        sock.shutdown(socket.SHUT_RDWR)
+        environ["gunicorn.socket"].shutdown(socket.SHUT_RDWR)
 
     def _stall(
         self, rule: dict[str, Any], environ: Environ, start_response: StartResponse
@@ -159,6 +172,15 @@ class FaultInjector:
         for at in range(0, len(body), piece):
             yield body[at : at + piece]
             time.sleep(rule.get("seconds", 0.05))
+
+    @staticmethod
+    def _expire(environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        token = environ.get("HTTP_AUTHORIZATION", "").removeprefix("Bearer ")
+        text = 'invalid token from header "Authorization": invalid token [err: token expired]'
+        failure = Failure(401, f"{text}: {token}", "wrapError")
+        request = Request(environ)
+        request.drain()
+        return send(error_reply(failure, request, "proxy"), environ, start_response)
 
     def _whole(self, environ: Environ, start_response: StartResponse) -> bytes:
         """Get the real reply in one piece; locks are released before anything is delayed."""
@@ -225,13 +247,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--token")
     parser.add_argument("--traps", action="store_true")
+    parser.add_argument("--targets", type=int, default=1)
+    parser.add_argument("--joined", type=int)
     parser.add_argument("--no-faults", action="store_true")
     parser.add_argument("--stop-with-stdin", action="store_true")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
 
     def factory() -> WsgiApp:
-        app = make_app(options.directory, options.token, traps=options.traps)
+        root, count, joined = options.directory, options.targets, options.joined
+        app = make_app(root, options.token, traps=options.traps)
+        if count > 1:
+            app = Targets(app, root, count, count if joined is None else joined, options.traps)
         return app if options.no_faults else FaultInjector(app)
 
     def ready(port: int) -> None:

@@ -52,6 +52,11 @@ class RunningServer:
         if rules:
             self._control("POST", "/-/faults", list(rules))
 
+    def join(self, joined: int, ready: bool | None = None) -> None:
+        """Make it a proxy that knows this many of its `targets`, as one does that has just started."""
+        state = {"joined": joined} if ready is None else {"joined": joined, "ready": ready}
+        self._control("POST", "/-/targets", state)
+
     def kill(self) -> None:
         """Kill the whole process group the hard way, as a power cut would."""
         _signal_group(self._process, signal.SIGKILL)
@@ -90,17 +95,22 @@ def running_server(
     token: str | None = None,
     port: int = 0,
     traps: bool = False,
+    targets: int = 1,
+    joined: int | None = None,
 ) -> Iterator[RunningServer]:
     """Run the server over `root` on a loopback port until the block ends.
 
     `faulty` adds the fault injection of `tests.support.faulty_server`; `token` makes the proxy side
     ask for `Authorization: Bearer <token>`; `port` 0 takes a free one; `traps` makes it
-    destroy and hide what a real AIStore would.
+    destroy and hide what a real AIStore would. `targets` up to 3 make it look like a cluster of these, of
+    which the first `joined` are known at the start; see `tests.support.targets`.
     """
     words = [str(root), "--port", str(port), "--stop-with-stdin"]
     words += [] if faulty else ["--no-faults"]
     words += ["--token", token] if token else []
     words += ["--traps"] if traps else []
+    words += ["--targets", str(targets)] if targets > 1 else []
+    words += ["--joined", str(joined)] if joined is not None else []
     read_end, write_end = os.pipe()
     log_path = root.parent / f".{root.name}.server-{os.getpid()}-{read_end}.log"
     with open(read_end, "rb") as stdout, log_path.open("wb") as log:

@@ -1,0 +1,128 @@
+"""The server that looks like several targets: the ones that have not joined, and shard indexes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import requests
+
+from tests.support.servers import RunningServer, running_server
+
+KEYS = [f"dir/{number}" for number in range(24)]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RunningServer]:
+    root = tmp_path / "served"
+    (root / "b").mkdir(parents=True)
+    with running_server(root, traps=True, targets=3) as running:
+        yield running
+        assert "Traceback" not in running.log()
+
+
+@pytest.fixture
+def http() -> Iterator[requests.Session]:
+    with requests.Session() as session:
+        yield session
+
+
+def url(server: RunningServer, key: str, bucket: str = "b") -> str:
+    return f"{server.endpoint}/v1/objects/{bucket}/{key}"
+
+
+def cluster_map(http: requests.Session, server: RunningServer) -> tuple[int, int]:
+    found = http.get(f"{server.endpoint}/v1/daemon?what=smap").json()
+    return len(found["tmap"]), int(found["version"])
+
+
+def test_objects_are_spread_over_the_targets(server: RunningServer, http: requests.Session) -> None:
+    hosts = set()
+    for key in KEYS:
+        assert http.put(url(server, key), data=key.encode()).status_code == 200
+        reply = http.get(url(server, key))
+        assert reply.content == key.encode()
+        hosts.add(urlsplit(reply.url).hostname)
+    assert len(hosts) == 3
+    listed = http.get(
+        f"{server.endpoint}/v1/buckets/b", json={"action": "list", "value": {}}
+    ).json()["entries"]
+    assert {entry["name"] for entry in listed} == set(KEYS)
+    assert cluster_map(http, server) == (3, 4)
+
+
+def test_a_proxy_that_knows_no_target(server: RunningServer, http: requests.Session) -> None:
+    http.put(url(server, "x"), data=b"old")
+    server.join(0)
+    for method, status in (("GET", 400), ("PUT", 400), ("DELETE", 400), ("HEAD", 500)):
+        reply = http.request(method, url(server, "x"), data=b"x" if method == "PUT" else None)
+        assert reply.status_code == status
+        assert "ErrNoNodes" in (reply.text or reply.headers["Hdr-Error"])
+    listing = http.get(f"{server.endpoint}/v1/buckets/b", json={"action": "list", "value": {}})
+    assert (listing.status_code, listing.content) == (503, b"")
+    assert http.get(f"{server.endpoint}/v1/health").status_code == 200
+    assert http.get(f"{server.endpoint}/v1/health?prr=true").status_code == 503
+    assert cluster_map(http, server) == (0, 1)
+    server.join(3)
+    assert http.get(f"{server.endpoint}/v1/health?prr=true").status_code == 200
+    assert http.get(url(server, "x")).content == b"old"
+
+
+def test_what_is_put_while_targets_are_missing_is_acknowledged_and_not_there_afterwards(
+    server: RunningServer, http: requests.Session
+) -> None:
+    for key in KEYS:
+        http.put(url(server, key), data=b"old")
+    server.join(1)
+    hidden = [key for key in KEYS if http.get(url(server, key)).status_code == 404]
+    assert 0 < len(hidden) < len(KEYS)
+    assert all(http.delete(url(server, key)).status_code == 404 for key in hidden)
+    for key in KEYS:
+        stored = http.put(url(server, key), data=b"new")
+        assert stored.status_code == 200
+        assert stored.headers["Ais-Checksum-Value"]
+    assert http.get(url(server, hidden[0])).content == b"new"
+    assert cluster_map(http, server) == (1, 2)
+    server.join(3, ready=False)
+    assert http.get(f"{server.endpoint}/v1/health?prr=true").status_code == 503
+    after = {key: http.get(url(server, key)).content for key in KEYS}
+    assert after == {key: b"old" if key in hidden else b"new" for key in KEYS}
+
+
+def test_a_proxy_that_has_just_started(tmp_path: Path, http: requests.Session) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "x").write_bytes(b"1")
+    with running_server(tmp_path, targets=2, joined=0) as server:
+        assert http.get(url(server, "x")).status_code == 400
+        server.join(2)
+        assert http.get(url(server, "x")).content == b"1"
+
+
+def test_a_shard_index_is_with_its_shard(server: RunningServer, http: requests.Session) -> None:
+    """So most of them are not found by their name."""
+    found = set()
+    for number in range(12):
+        shard = f"s{number}.tar"
+        index = server.root / ".sys-shardidx" / "ais" / "@#" / "b" / f"{shard}.idx"
+        index.parent.mkdir(parents=True, exist_ok=True)
+        index.write_bytes(b"index")
+        http.put(url(server, shard), data=b"shard")
+        asked = http.get(url(server, shard), allow_redirects=False).headers["Location"]
+        name = f"ais/@%23/b/{shard}.idx"
+        there = urlsplit(asked)
+        at_shard = f"http://{there.netloc}/v1/objects/.sys-shardidx/{name}?{there.query}"
+        assert http.get(at_shard).content == b"index"
+        found.add(http.get(url(server, name, ".sys-shardidx")).status_code)
+    assert found == {200, 404}
+
+
+def test_an_expired_token_is_quoted(tmp_path: Path, http: requests.Session) -> None:
+    (tmp_path / "b").mkdir()
+    headers = {"Authorization": "Bearer eyJh.eyJi.c"}
+    with running_server(tmp_path, faulty=True, token="eyJh.eyJi.c") as server:
+        server.faults([{"action": "expire", "match": {"method": "PUT"}}])
+        reply = http.put(url(server, "x"), data=b"1", headers=headers)
+        assert reply.status_code == 401
+        assert reply.json()["tcode"] == "wrapError"
+        assert reply.json()["message"].endswith("[err: token expired]: eyJh.eyJi.c")
+        assert http.put(url(server, "x"), data=b"1", headers=headers).status_code == 200
