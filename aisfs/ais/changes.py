@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from aisfs.ais.object_replies import parse_object
 from aisfs.ais.wire import (
     JSON,
     BucketFacts,
@@ -16,7 +17,6 @@ from aisfs.ais.wire import (
     bucket_query,
     encode_json,
     object_path,
-    parse_object,
 )
 from aisfs.errors import InvalidName, ProtocolError
 from aisfs.model import Bucket, ObjectInfo

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import trio
 
-from aisfs.ais import listings, wire
+from aisfs.ais import listings, object_replies, wire
 from aisfs.ais.batches import Batches
 from aisfs.ais.edits import Edits
 from aisfs.ais.failures import failure, refuses_props
@@ -103,7 +103,13 @@ class AISClient:
                 reply = self.transport.ask(line, plain)
             if reply.status != 200:
                 raise failure(request, reply)
-            return wire.parse_object(reply, bucket, key, facts)
+            if object_replies.lacks_size(reply, facts):
+                byte = wire.get_range(bucket, key, 0, 1)
+                first = self.transport.ask(line, byte)
+                if first.status not in (200, 206, 416):
+                    raise failure(byte, first)
+                reply = object_replies.with_size(reply, first, byte)
+            return object_replies.parse_object(reply, bucket, key, facts)
 
         return await self.run(request.subject, work, bucket)
 
@@ -119,7 +125,7 @@ class AISClient:
         def work(line: Line) -> None:
             facts = self.facts_of(line, bucket)
             with self.transport.open(line, request) as body:
-                wire.check_content(body.reply, bucket, expected, facts, start, stop)
+                object_replies.check_content(body.reply, bucket, expected, facts, start, stop)
                 got = body.read_into(buffer)
             if got < len(buffer):
                 raise _cut_short(request.subject, got, len(buffer))
@@ -140,7 +146,7 @@ class AISClient:
             facts = self.facts_of(line, bucket)
             with self.transport.open(line, request) as body:
                 size = expected.size
-                wire.check_content(body.reply, bucket, expected, facts, 0, size)
+                object_replies.check_content(body.reply, bucket, expected, facts, 0, size)
                 piece = memoryview(bytearray(min(_PIECE, size + 1)))
                 done = 0
                 while got := body.read_into(piece):

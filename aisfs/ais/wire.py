@@ -20,7 +20,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 from msgspec import structs
 
-from aisfs.errors import InvalidName, ProtocolError, Stale
+from aisfs.errors import InvalidName
 from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.store.custom import decode_custom
 
@@ -246,19 +246,6 @@ def parse_bucket_facts(reply: Reply) -> BucketFacts:
     )
 
 
-def parse_object(reply: Reply, bucket: Bucket, key: str, facts: BucketFacts) -> ObjectInfo:
-    """Read the reply to a HEAD of an object, of the old and the new kind."""
-    # The old kind leaves the length of an empty object out.
-    size = _number(reply.headers.get("content-length", "0"), f"{bucket}/{key}")
-    version, custom = reply.headers.get("ais-version", ""), reply.headers.get("ais-custom-md", "")
-    if bucket.provider is Provider.AIS:
-        mtime = mtime_of_version(facts, version)
-    else:
-        mtime = last_modified(custom)
-    info = ObjectInfo(key, size, version, _checksum(reply, facts), mtime)
-    return with_custom(info, custom) if custom else info
-
-
 _CUSTOM = re.compile(r"(?:^|[\[\s,;])aisfs[:=]([A-Za-z0-9_-]+)")
 
 
@@ -273,78 +260,12 @@ def with_custom(info: ObjectInfo, text: str) -> ObjectInfo:
     return structs.replace(info, custom=decode_custom(match[1], info)) if match else info
 
 
-def check_content(
-    reply: Reply, bucket: Bucket, expected: ObjectInfo, facts: BucketFacts, start: int, stop: int
-) -> None:
-    """Make sure that the body to come is the bytes `[start, stop)` of exactly `expected`.
-
-    Raises:
-        Stale: it is another version.
-        ProtocolError: it is another range.
-    """
-    subject = f"{bucket}/{expected.key}"
-    length = reply.headers.get("content-length")
-    whole = (start, stop) == (0, expected.size)
-    # Something between us and the cluster may compress what it lets through.
-    if (coding := reply.headers.get("content-encoding", "identity")) != "identity":
-        raise ProtocolError(f"{subject}: the bytes came as {coding!r}")
-    if reply.status == 206:
-        first, last, size = _content_range(reply, subject)
-        if length is not None and _number(length, subject) != last + 1 - first:
-            raise ProtocolError(f"{subject}: {length} bytes came for bytes {first}-{last}")
-    elif whole:
-        # Without a length the body is counted as it comes.
-        size = expected.size if length is None else _number(length, subject)
-        first, last = start, stop - 1
-    else:
-        raise ProtocolError(f"{subject}: the whole object came instead of a part of it")
-    checksum = _checksum(reply, facts)
-    if facts.checksum_of_ranges and reply.status == 206:
-        checksum = ""
-    if checksum and checksum.partition(":")[2] == expected.checksum.partition(":")[2]:
-        # Objects older than a change of the bucket's type keep theirs; listings cannot tell.
-        checksum = expected.checksum
-    found = ObjectInfo(expected.key, size, reply.headers.get("ais-version", ""), checksum)
-    if not expected.same_content(found):
-        raise Stale(
-            f"{subject}: changed on the server (was {_brief(expected)}, is {_brief(found)})"
-        )
-    if (first, last) != (start, stop - 1):
-        raise ProtocolError(f"{subject}: bytes {first}-{last} came instead of {start}-{stop - 1}")
-
-
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
-
-
-def _content_range(reply: Reply, subject: str) -> tuple[int, int, int]:
-    text = reply.headers.get("content-range", "")
-    match = _CONTENT_RANGE.fullmatch(text)
-    if not match:
-        raise ProtocolError(f"{subject}: Content-Range is {text!r}")
-    first, last, size = match.groups()
-    return int(first), int(last), int(size)
-
-
-def _checksum(reply: Reply, facts: BucketFacts) -> str:
-    value = reply.headers.get("ais-checksum-value", "")
-    kind = reply.headers.get("ais-checksum-type", "") or facts.checksum_type
-    return f"{kind}:{value}" if value and kind and kind != "none" else ""
-
-
-def _number(text: str, subject: str) -> int:
-    if not text.isdecimal():
-        raise ProtocolError(f"{subject}: Content-Length is {text!r}")
-    return int(text)
-
-
-def _brief(info: ObjectInfo) -> str:
-    known = f"{info.size} bytes, version {info.version or 'unknown'}"
-    return f"{known}, {info.checksum}" if info.checksum else known
-
-
 # Times ---------------------------------------------------------------------------------------
 
 _LAST_MODIFIED = re.compile(r'LastModified[=:]\s*"?([A-Z][a-z]{2}, [^"=]*?GMT|\d{4}-[^\s"\]]+)')
+
+
+_COUNTER = re.compile(r"[0-9]{1,10}")
 
 
 def mtime_of_version(facts: BucketFacts, version: str) -> int:
@@ -353,7 +274,7 @@ def mtime_of_version(facts: BucketFacts, version: str) -> int:
     AIStore keeps none for its own objects: a listing knows only the access time, which every
     read changes. Versions of `ais://` objects are counters, so each stands for one second.
     """
-    if facts.created_ns and version.isdecimal() and 0 < int(version) < 2**31:
+    if facts.created_ns and _COUNTER.fullmatch(version) and 0 < int(version) < 2**31:
         return facts.created_ns + (int(version) - 1) * _NS
     return facts.created_ns
 

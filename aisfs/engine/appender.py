@@ -94,9 +94,9 @@ async def load(
         position += len(piece)
 
     try:
-        if info.size:
-            staged.truncate(info.size)
-            await store.stream(bucket, info, take)
+        # Of an empty one too: only its bytes prove that there are none.
+        staged.truncate(info.size)
+        await store.stream(bucket, info, take)
     except BaseException:
         staged.discard()
         raise

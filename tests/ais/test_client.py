@@ -190,7 +190,8 @@ async def test_head_of_an_old_server():
             connection.sendall(reply(400, error(400, "", "invalid object prop")[0]))
             return True
         if seen.method == "HEAD" and "pid" in seen.query:
-            connection.sendall(b"HTTP/1.1 200 OK\r\nAis-Version: 3\r\n\r\n")
+            empty = b"Ais-Checksum-Type: xxhash2\r\nAis-Checksum-Value: ef46db3751d8e999\r\n"
+            connection.sendall(b"HTTP/1.1 200 OK\r\nAis-Version: 3\r\n" + empty + b"\r\n")
             return True
         return None
 
@@ -200,6 +201,30 @@ async def test_head_of_an_old_server():
             info = await client.head(B, "k")
             assert (info.size, info.version) == (0, "3")
         assert len([seen for seen in server.seen if "props" in seen.query]) == 1
+
+
+@pytest.mark.parametrize("said", [b"", b"Content-Length: 0\r\n"])
+@pytest.mark.parametrize("content", [b"", b"12345"])
+async def test_the_size_of_a_head_without_length_is_asked_for(said, content):
+    """Some gateways leave it out; that is no empty object."""
+    cluster = MiniCluster({"k": content})
+
+    def before(seen, connection):
+        if "pid" not in seen.query or "/objects/" not in seen.path:
+            return None
+        if seen.method == "HEAD":
+            marks = b"Ais-Version: 1\r\nAis-Checksum-Type: xxhash2\r\nAis-Checksum-Value: ff\r\n"
+            connection.sendall(b"HTTP/1.1 200 OK\r\n" + marks + said + b"\r\n")
+            return True
+        if not content:
+            connection.sendall(reply(416, {"Content-Range": "bytes */0"}))
+            return True
+        return None
+
+    cluster.before = before
+    async with connected(cluster) as (client, server):
+        assert (await client.head(B, "k")).size == len(content)
+        assert server.seen[-1].headers["range"] == "bytes=0-0"
 
 
 # Tokens

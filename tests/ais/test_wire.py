@@ -4,7 +4,7 @@ import time
 import msgspec
 import pytest
 
-from aisfs.ais import listings, wire
+from aisfs.ais import listings, object_replies, wire
 from aisfs.ais.failures import failure, refuses_props
 from aisfs.ais.wire import BucketFacts, Reply, Request
 from aisfs.errors import (
@@ -221,7 +221,7 @@ def test_cloud_times_come_from_custom_metadata():
         "ais-custom-md": "ETag=abc, LastModified=Tue, 02 Jan 2024 03:04:05 GMT, source=aws",
         "content-length": "1",
     }
-    info = wire.parse_object(Reply(200, headers), bucket, "k", FACTS)
+    info = object_replies.parse_object(Reply(200, headers), bucket, "k", FACTS)
     assert info.mtime_ns == 1_704_164_645_000_000_000
 
 
@@ -300,16 +300,80 @@ def test_object():
         "ais-checksum-value": "abc",
     }
     info = ObjectInfo("k", 100, "2", "md5:abc", CREATED + 1_000_000_000)
-    assert wire.parse_object(Reply(200, headers), PETS, "k", FACTS) == info
+    assert object_replies.parse_object(Reply(200, headers), PETS, "k", FACTS) == info
 
 
-def test_empty_object_of_an_old_server_has_no_length():
-    assert wire.parse_object(Reply(200, {}), PETS, "k", FACTS).size == 0
+EMPTY = {"ais-checksum-type": "xxhash2", "ais-checksum-value": "ef46db3751d8e999"}
+SOME = {"ais-checksum-type": "md5", "ais-checksum-value": "900150983cd24fb0d6963f7d28e17f72"}
 
 
-@pytest.mark.parametrize("version", ["", "abc", "2147483648", "0"])
+@pytest.mark.parametrize(
+    ("headers", "lacks"),
+    [
+        (EMPTY, False),  # as old servers say of empty objects
+        ({**EMPTY, "content-length": "0"}, False),
+        ({**SOME, "content-length": "3"}, False),
+        ({"content-length": "0"}, False),
+        ({}, True),
+        ({"ais-version": "1"}, True),
+        (SOME, True),
+        ({**SOME, "content-length": "0"}, True),
+    ],
+)
+def test_a_size_is_zero_only_with_proof(headers, lacks):
+    assert object_replies.lacks_size(Reply(200, headers), FACTS) is lacks
+
+
+GET_FIRST = wire.get_range(PETS, "k", 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("first", "size"),
+    [
+        (Reply(206, {"content-range": "bytes 0-0/100", "content-length": "1"}), 100),
+        (Reply(416, {"content-range": "bytes */0"}), 0),
+        (Reply(416, {}), 0),
+        (Reply(200, {"content-length": "100"}), 100),  # ranges are not for everybody
+        (Reply(200, {"content-length": "0"}), 0),
+    ],
+)
+def test_a_size_from_the_first_byte(first, size):
+    whole = object_replies.with_size(Reply(200, {"ais-version": "1"}), first, GET_FIRST)
+    info = object_replies.parse_object(whole, PETS, "k", FACTS)
+    assert (info.size, info.version) == (size, "1")
+
+
+@pytest.mark.parametrize(
+    ("first", "kind"),
+    [
+        (Reply(200, {}), ProtocolError),
+        (Reply(206, {}), ProtocolError),
+        (Reply(206, {"content-range": "bytes 0-0/*"}), ProtocolError),
+        (Reply(206, {"content-range": "bytes 0-0/" + "9" * 5000}), ProtocolError),
+        (Reply(416, {"content-range": "bytes */5"}), ProtocolError),
+        (Reply(206, {"content-range": "bytes 0-0/9", "ais-version": "2"}), Unavailable),
+    ],
+)
+def test_no_size_from_the_first_byte(first, kind):
+    def described():
+        whole = object_replies.with_size(Reply(200, {"ais-version": "1"}), first, GET_FIRST)
+        return object_replies.parse_object(whole, PETS, "k", FACTS)
+
+    with pytest.raises(kind):
+        described()
+
+
+@pytest.mark.parametrize(
+    "length", ["-1", "1_0", " 5", "5, 5", "9" * 5000, "9" * 19, "0x5", "\u0665"]
+)
+def test_what_is_no_length(length):
+    with pytest.raises(ProtocolError, match="a length of"):
+        object_replies.parse_object(Reply(200, {"content-length": length}), PETS, "k", FACTS)
+
+
+@pytest.mark.parametrize("version", ["", "abc", "2147483648", "0", "9" * 5000])
 def test_versions_that_count_nothing_leave_the_creation_time(version):
-    info = wire.parse_object(Reply(200, {"ais-version": version}), PETS, "k", FACTS)
+    info = object_replies.parse_object(Reply(200, {"ais-version": version}), PETS, "k", FACTS)
     assert info.mtime_ns == CREATED
 
 
@@ -329,12 +393,13 @@ GOOD = {
     "change",
     [
         {},
-        {"ais-version": "", "ais-checksum-value": ""},
+        {"ais-version": ""},
+        {"ais-checksum-value": ""},
         {"ais-checksum-type": "md5"},  # the bucket's type was changed after this object
     ],
 )
 def test_expected_content(change):
-    wire.check_content(Reply(206, {**GOOD, **change}), PETS, EXPECTED, FACTS, 10, 20)
+    object_replies.check_content(Reply(206, {**GOOD, **change}), PETS, EXPECTED, FACTS, 10, 20)
 
 
 @pytest.mark.parametrize(
@@ -343,26 +408,41 @@ def test_expected_content(change):
 )
 def test_other_version_is_stale(change):
     with pytest.raises(Stale, match="ais://pets/k: changed"):
-        wire.check_content(Reply(206, {**GOOD, **change}), PETS, EXPECTED, FACTS, 10, 20)
+        object_replies.check_content(Reply(206, {**GOOD, **change}), PETS, EXPECTED, FACTS, 10, 20)
+
+
+@pytest.mark.parametrize("status", [200, 206])
+def test_bytes_of_no_known_version_are_not_believed(status):
+    """As a gateway's own page, or its cache, would come."""
+    headers = {"content-length": "100", "content-range": "bytes 0-99/100"}
+    reply = Reply(status, headers)
+    with pytest.raises(Unavailable, match="which version"):
+        object_replies.check_content(reply, PETS, EXPECTED, FACTS, 0, 100)
+    # Whether it says what is known is what counts.
+    only_version = ObjectInfo("k", 100, "2")
+    marked = Reply(status, {**headers, "ais-checksum-value": "abc"})
+    with pytest.raises(Unavailable):
+        object_replies.check_content(marked, PETS, only_version, FACTS, 0, 100)
+    object_replies.check_content(reply, PETS, ObjectInfo("k", 100), FACTS, 0, 100)
 
 
 @pytest.mark.parametrize("text", ["", "bytes */100", "bytes 0-9/100", "bytes 10-18/100"])
 def test_other_range_is_no_answer(text):
     reply = Reply(206, {**GOOD, "content-range": text})
     with pytest.raises(ProtocolError):
-        wire.check_content(reply, PETS, EXPECTED, FACTS, 10, 20)
+        object_replies.check_content(reply, PETS, EXPECTED, FACTS, 10, 20)
 
 
 @pytest.mark.parametrize("length", ["9", "11", "x"])
 def test_a_body_of_another_length_than_its_range_is_no_answer(length):
     reply = Reply(206, {**GOOD, "content-length": length})
     with pytest.raises(ProtocolError):
-        wire.check_content(reply, PETS, EXPECTED, FACTS, 10, 20)
+        object_replies.check_content(reply, PETS, EXPECTED, FACTS, 10, 20)
 
 
 def test_a_length_is_not_needed():
     reply = Reply(206, {name: text for name, text in GOOD.items() if name != "content-length"})
-    wire.check_content(reply, PETS, EXPECTED, FACTS, 10, 20)
+    object_replies.check_content(reply, PETS, EXPECTED, FACTS, 10, 20)
 
 
 @pytest.mark.parametrize("status", [200, 206])
@@ -370,30 +450,30 @@ def test_bytes_that_somebody_compressed_are_no_answer(status):
     reply = Reply(status, {**GOOD, "content-range": "bytes 0-99/100", "content-encoding": "gzip"})
     del reply.headers["content-length"]
     with pytest.raises(ProtocolError, match="gzip"):
-        wire.check_content(reply, PETS, EXPECTED, FACTS, 0, 100)
+        object_replies.check_content(reply, PETS, EXPECTED, FACTS, 0, 100)
     reply.headers["content-encoding"] = "identity"
-    wire.check_content(reply, PETS, EXPECTED, FACTS, 0, 100)
+    object_replies.check_content(reply, PETS, EXPECTED, FACTS, 0, 100)
 
 
 def test_checksums_of_ranges_are_not_those_of_objects():
     facts = BucketFacts(0, "xxhash2", checksum_of_ranges=True)
-    wire.check_content(
+    object_replies.check_content(
         Reply(206, {**GOOD, "ais-checksum-value": "x"}), PETS, EXPECTED, facts, 10, 20
     )
     headers = {"content-length": "100", "ais-checksum-value": "x"}
     with pytest.raises(Stale):
-        wire.check_content(Reply(200, headers), PETS, EXPECTED, facts, 0, 100)
+        object_replies.check_content(Reply(200, headers), PETS, EXPECTED, facts, 0, 100)
 
 
 def test_whole_object_only_for_the_whole_range():
     whole = {"content-length": "100", "ais-version": "2"}
-    wire.check_content(Reply(200, whole), PETS, EXPECTED, FACTS, 0, 100)
-    wire.check_content(Reply(200, {"ais-version": "2"}), PETS, EXPECTED, FACTS, 0, 100)
+    object_replies.check_content(Reply(200, whole), PETS, EXPECTED, FACTS, 0, 100)
+    object_replies.check_content(Reply(200, {"ais-version": "2"}), PETS, EXPECTED, FACTS, 0, 100)
     with pytest.raises(ProtocolError):
-        wire.check_content(Reply(200, whole), PETS, EXPECTED, FACTS, 0, 99)
+        object_replies.check_content(Reply(200, whole), PETS, EXPECTED, FACTS, 0, 99)
     reply = Reply(200, {**whole, "content-length": "99"})
     with pytest.raises(Stale):
-        wire.check_content(reply, PETS, EXPECTED, FACTS, 0, 100)
+        object_replies.check_content(reply, PETS, EXPECTED, FACTS, 0, 100)
 
 
 # Failures

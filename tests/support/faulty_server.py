@@ -19,7 +19,7 @@ Actions:
     kill      kill the whole server, as a power cut would
     truncate  announce the whole length, send `fraction` of it (default 0.5), drop the connection
     stall     wait `seconds` before the body, or after `fraction` of it when that is given
-    spaces    serve the request, with spaces for the line breaks of names in `Location`
+    strip     serve the request without the headers `names`
     drip      send `piece` bytes (default 1024) every `seconds` (default 0.05)
     expire    refuse the token of the request with 401, as a proxy that knew it until now: quoting it
 
@@ -84,8 +84,8 @@ class FaultInjector:
                 return self._truncate(rule, environ, start_response)
             case "stall":
                 return self._stall(rule, environ, start_response)
-            case "spaces":
-                return self._app(environ, _spaces(start_response))
+            case "strip":
+                return self._app(environ, _stripped(start_response, rule["names"]))
             case "drip":
                 return self._drip(rule, environ, start_response)
             case "expire":
@@ -206,15 +206,11 @@ def _matches(match: dict[str, Any], environ: Environ) -> bool:
     return all(tests[name](wanted) for name, wanted in match.items())
 
 
-def _spaces(start_response: StartResponse) -> StartResponse:
-    """Do to a redirect what AIStore does: it names another object."""
+def _stripped(start_response: StartResponse, names: list[str]) -> StartResponse:
+    """Leave headers out, as some gateways do."""
 
     def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
-        return start_response(status, [(name, spaced(value)) for name, value in headers], *more)
-
-    def spaced(value: str) -> str:
-        path, mark, query = value.partition("?")  # which comes as it was sent
-        return path.replace("%0A", "%20").replace("%0D", "%20") + mark + query
+        return start_response(status, [pair for pair in headers if pair[0] not in names], *more)
 
     return start
 
