@@ -19,7 +19,7 @@ from aisfs.core.names import is_shard
 from aisfs.core.prefetch import ShardQueue
 from aisfs.engine.background import unattended
 from aisfs.engine.fetcher import Fetcher
-from aisfs.engine.lister import Lister
+from aisfs.engine.lister import AT_ONCE_MAX, Lister
 from aisfs.model import Bucket, ObjectInfo
 
 DIRECTORIES_MAX = 1000
@@ -44,6 +44,10 @@ class _Directory:
     """The shard whose folder was listed last."""
 
 
+_DirectoryId = tuple[Bucket, str]
+_Decide = Callable[[Bucket, ObjectInfo, _Directory], None]
+
+
 class Prefetcher:
     """Decides with `core.prefetch`, fetches in the background."""
 
@@ -62,7 +66,9 @@ class Prefetcher:
         self._services = services
         self._max_shards = max_shards
         self._budget = budget
-        self._directories: LRUCache[tuple[Bucket, str], _Directory] = LRUCache(DIRECTORIES_MAX)
+        self._directories: LRUCache[_DirectoryId, _Directory] = LRUCache(DIRECTORIES_MAX)
+        self._looking: set[_DirectoryId] = set()
+        """Directories whose shards are being looked for."""
         self._under_way: set[tuple[Bucket, ObjectInfo]] = set()
         self._done: TTLCache[tuple[Bucket, ObjectInfo], bool] = TTLCache(
             100 * DIRECTORIES_MAX, AGAIN_SECONDS, trio.current_time
@@ -72,12 +78,31 @@ class Prefetcher:
         """Finds the members of a shard, for `folder_listed`."""
 
     def in_order(self, bucket: Bucket, info: ObjectInfo) -> None:
-        """A shard is being read in order: perhaps the next ones are wanted soon."""
-        if self._fetcher.cache is None or not self._max_shards:
+        """An object is being read in order: if it is a shard, perhaps the next ones are wanted soon."""
+        if self._prefetches_beside(info):
+            self._look_around(bucket, info, self._fetch_following)
+
+    def streamed(self, bucket: Bucket, info: ObjectInfo) -> None:
+        """An object is being read in order: if it is a shard, fetch it whole if `touched` would."""
+        if is_shard(_name(info)):
+            self.touched(bucket, info)
+
+    def touched(self, bucket: Bucket, info: ObjectInfo) -> None:
+        """A shard is being read: if all shards beside it fit the cache, fetch it whole."""
+        if self._fetcher.cache is None or (bucket, info) in self._done:
             return
-        directory, name = self._directory(bucket, info)
-        if directory is None or not is_shard(name):
-            return
+        self._look_around(bucket, info, self._fetch_fitting)
+
+    def folder_listed(self, bucket: Bucket, info: ObjectInfo) -> None:
+        """The folder of a shard is being listed: the second of two neighbours brings the next one."""
+        if self._prefetches_beside(info):
+            self._look_around(bucket, info, self._open_following)
+
+    def _prefetches_beside(self, info: ObjectInfo) -> bool:
+        return self._fetcher.cache is not None and self._max_shards > 0 and is_shard(_name(info))
+
+    def _fetch_following(self, bucket: Bucket, info: ObjectInfo, directory: _Directory) -> None:
+        name = _name(info)
         for following in directory.queue.opened(
             name, directory.shards, lambda n: _size(directory, n)
         ):
@@ -85,26 +110,14 @@ class Prefetcher:
             if listed is not None:
                 self._fetch(bucket, listed)
 
-    def streamed(self, bucket: Bucket, info: ObjectInfo) -> None:
-        """An object is being read in order: fetch it whole, if `touched` would."""
-        if is_shard(os.fsencode(info.key.rpartition("/")[2])):
-            self.touched(bucket, info)
-
-    def touched(self, bucket: Bucket, info: ObjectInfo) -> None:
-        """A shard is being read: if all shards beside it fit the cache, fetch this one whole."""
+    def _fetch_fitting(self, bucket: Bucket, info: ObjectInfo, directory: _Directory) -> None:
         cache = self._fetcher.cache
-        if cache is None or (bucket, info) in self._done:
-            return
-        directory, _ = self._directory(bucket, info)
-        if directory is not None and directory.total <= FITS * cache.limit:
+        if cache is not None and directory.total <= FITS * cache.limit:
             self._fetch(bucket, info)
 
-    def folder_listed(self, bucket: Bucket, info: ObjectInfo) -> None:
-        """The folder of a shard is being listed: the second of two neighbours brings the next one."""
-        if self._fetcher.cache is None or not self._max_shards:
-            return
-        directory, name = self._directory(bucket, info)
-        if directory is None or name == directory.folder:
+    def _open_following(self, bucket: Bucket, info: ObjectInfo, directory: _Directory) -> None:
+        name = _name(info)
+        if name == directory.folder:
             return
         before, directory.folder = directory.folder, name
         following = _behind(before, name, directory.shards)
@@ -114,22 +127,46 @@ class Prefetcher:
             work = partial(self.open_folder, bucket, listed)
             self._services.start_soon(unattended, what, work)
 
-    def _directory(self, bucket: Bucket, info: ObjectInfo) -> tuple[_Directory | None, bytes]:
-        """Give the directory of a shard as it was last listed; none if it never was."""
-        prefix, slash, base = info.key.rpartition("/")
-        name = os.fsencode(base)
-        listing = self._lister.last_listing(bucket, prefix + slash)
-        if listing is None:
-            return None, name
+    def _look_around(self, bucket: Bucket, info: ObjectInfo, decide: _Decide) -> None:
+        """Decide on the directory of a shard as it was last listed, if it ever was.
+
+        To find the shards of a large directory takes a while. It is done in a thread, once, and
+        only the first decision waits for it: the others would come too late, or come again.
+        """
+        prefix, slash, _ = info.key.rpartition("/")
         key = (bucket, prefix + slash)
+        listing = self._lister.last_listing(*key)
         known = self._directories.get(key)
-        if known is None or known.listing is not listing:
-            shards = sorted(n for _, n, listed in listing.after(0) if listed and is_shard(n))
-            queue = known.queue if known else ShardQueue(self._max_shards, self._budget)
-            folder = known.folder if known else b""
-            total = sum(_object_size(listing, n) for n in shards)
-            known = self._directories[key] = _Directory(listing, shards, total, queue, folder)
-        return known, name
+        if listing is None or key in self._looking:
+            return
+        if known is not None and known.listing is listing:
+            decide(bucket, info, known)
+        elif len(listing) <= AT_ONCE_MAX:
+            decide(bucket, info, self._learn(key, *_shards(listing)))
+        else:
+            self._looking.add(key)
+            work = partial(self._look, key, listing, partial(decide, bucket, info))
+            what = f"looking for shards beside {bucket}/{info.key}"
+            self._services.start_soon(unattended, what, work)
+
+    async def _look(
+        self, key: _DirectoryId, listing: Listing, decide: Callable[[_Directory], None]
+    ) -> None:
+        try:
+            found = await trio.to_thread.run_sync(_shards, listing)
+        finally:
+            self._looking.discard(key)
+        decide(self._learn(key, *found))
+
+    def _learn(
+        self, key: _DirectoryId, listing: Listing, shards: list[bytes], total: int
+    ) -> _Directory:
+        """Note the shards of a directory; how they are read stays known from listing to listing."""
+        known = self._directories.get(key)
+        queue = known.queue if known else ShardQueue(self._max_shards, self._budget)
+        folder = known.folder if known else b""
+        found = self._directories[key] = _Directory(listing, shards, total, queue, folder)
+        return found
 
     def _fetch(self, bucket: Bucket, info: ObjectInfo) -> None:
         key = (bucket, info)
@@ -166,6 +203,16 @@ def _behind(before: bytes, name: bytes, shards: Sequence[bytes]) -> bytes | None
     else:
         return None
     return shards[following] if 0 <= following < len(shards) else None
+
+
+def _shards(listing: Listing) -> tuple[Listing, list[bytes], int]:
+    """Find the shards of a directory, and what they take together."""
+    shards = sorted(n for _, n, listed in listing.after(0) if listed and is_shard(n))
+    return listing, shards, sum(_object_size(listing, n) for n in shards)
+
+
+def _name(info: ObjectInfo) -> bytes:
+    return os.fsencode(info.key.rpartition("/")[2])
 
 
 def _object_size(listing: Listing, name: bytes) -> int:
