@@ -42,6 +42,7 @@ from aisfs.server.jobs import Jobs
 from aisfs.server.names import check_key
 from aisfs.server.objects import Objects
 from aisfs.server.parts import Parts
+from aisfs.server.sorts import Sorts
 from aisfs.server.storage import STATE_DIRECTORY, Storage
 from aisfs.server.traps import Kindness, Traps
 
@@ -86,6 +87,7 @@ class Server:
         self._appends = Appends(self._storage, self._objects, node)
         self._parts = Parts(self._storage, self._objects)
         self._batches = Batches(self._storage, self._cluster.proxy_id)
+        self._sorts = Sorts(self._storage, self._objects, node)
         jobs = Jobs(self._storage, self._objects, self._cluster)
         self._buckets = Buckets(self._storage, self._cluster, jobs, self.counters)
 
@@ -163,8 +165,8 @@ class Server:
             return self._cluster.what(request)
         if name == "reverse" and request.method == "GET":
             return self._cluster.reverse(request)
-        if name == "sort" and request.method == "GET" and "uuid" not in request.query:
-            return json_reply([])
+        if name == "sort":
+            return self._sorts.serve(request, rest)
         raise unsupported(f"{request.method} {request.path}")
 
     def _authorize(self, request: Request) -> None:

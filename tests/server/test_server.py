@@ -73,19 +73,19 @@ def list_page(http: requests.Session, server: RunningServer, bucket: str, **valu
 
 @pytest.mark.skipif(not CONFORMANCE.exists(), reason=f"{CONFORMANCE} is not there")
 @pytest.mark.parametrize(
-    ("traps", "areas"),
+    ("traps", "level"),
     [
-        (False, ("--level", "core")),
-        (False, ("--only", "multipart")),
-        (False, ("--only", "get-batch")),
-        (True, ("--level", "core")),
-        (True, ("--level", "traps")),
+        (False, "core"),
+        (False, "full"),
+        (True, "core"),
+        (True, "full"),
+        (True, "traps"),
     ],
 )
-def test_conformance(root: Path, traps: bool, areas: tuple[str, ...]) -> None:
+def test_conformance(root: Path, traps: bool, level: str) -> None:
     with running_server(root, traps=traps) as server:
         check = subprocess.run(
-            [sys.executable, str(CONFORMANCE), server.endpoint, *areas],
+            [sys.executable, str(CONFORMANCE), server.endpoint, "--level", level],
             capture_output=True,
             text=True,
             timeout=100,
@@ -168,6 +168,42 @@ def test_batches_with_the_real_sdk(server: RunningServer, streaming: bool) -> No
     got = [data for _, data in batch.get()]
     assert got == [*contents.values(), b"member"]
     assert server.requests()["batch"] == 1
+
+
+def test_shards_are_sorted_into_shards_of_a_size(
+    root: Path, server: RunningServer, http: requests.Session
+) -> None:
+    (root / "b").mkdir()
+    (root / "out").mkdir()
+    for number in range(2):
+        names = [f"{name}{number}.{kind}" for name in "ba" for kind in ("txt", "cls")]
+        data = tar_of([(name, name.encode() * 100) for name in names])
+        http.put(object_url(server, f"in-{number}.tar"), data=data)
+    spec = {
+        "input_bck": {"name": "b"},
+        "output_bck": {"name": "out"},
+        "input_format": {"template": "in-{0..2}"},
+        "output_format": "s-{0..9}",
+        "input_extension": ".tar",
+        "output_extension": ".tar",
+        "output_shard_size": "2KB",
+    }
+    started = http.post(f"{server.endpoint}/v1/sort", json=spec)
+    assert started.text.startswith("srt-")
+    found = []
+    for number in range(2):
+        shard = http.get(object_url(server, f"s-{number}.tar", "out")).content
+        with tarfile.open(fileobj=io.BytesIO(shard)) as tar:
+            found.append(tar.getnames())
+            for member in tar:
+                assert tar.extractfile(member).read() == member.name.encode() * 100
+    assert found == [
+        ["a0.txt", "a0.cls", "a1.txt", "a1.cls"],
+        ["b0.txt", "b0.cls", "b1.txt", "b1.cls"],
+    ]
+    assert http.get(object_url(server, "s-2.tar", "out")).status_code == 404
+    (root / "b" / "in-2.tar").write_bytes(b"no tar" * 1000)
+    assert http.post(f"{server.endpoint}/v1/sort", json=spec).status_code == 400
 
 
 def test_batch_with_too_many_missing_ends_early(

@@ -1,0 +1,249 @@
+"""dSort: the members of many shards sorted, or shuffled, into shards of a certain size.
+
+A job is done when its id is given out. What is offered: plain tars, by name or shuffled.
+"""
+
+import os
+import random
+import re
+import secrets
+import tarfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from aisfs.server import archives
+from aisfs.server.bucket import Bucket
+from aisfs.server.checksums import hash_file
+from aisfs.server.cluster import JOBS_KEPT
+from aisfs.server.exchange import Reply, Request, json_reply, text_reply
+from aisfs.server.failures import Failure, unsupported, uri_of
+from aisfs.server.jobs import MOST_NAMES, count_names, expand
+from aisfs.server.names import check_key
+from aisfs.server.objects import Objects
+from aisfs.server.properties import checksum_type
+from aisfs.server.storage import Storage
+
+_SIZE = re.compile(r"(\d{1,15})\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+_OURS = {"provider": "ais", "namespace": {"uuid": "", "name": ""}}
+
+
+class _Place(msgspec.Struct):
+    name: str
+
+
+class _Template(msgspec.Struct):
+    template: str
+
+
+class _Algorithm(msgspec.Struct):
+    kind: str = "alphanumeric"
+    decreasing: bool = False
+    seed: str = ""
+
+
+class Spec(msgspec.Struct):
+    """What is asked; fields the server has no use for are not read."""
+
+    input_bck: _Place
+    output_bck: _Place
+    input_format: _Template
+    output_format: str
+    output_shard_size: str
+    input_extension: str
+    output_extension: str
+    algorithm: _Algorithm = msgspec.field(default_factory=_Algorithm)
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    shard: bytes
+    info: tarfile.TarInfo
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """Members that have one name but for its extension, in the order they came in."""
+
+    parts: dict[str, _Member]
+
+    @property
+    def members(self) -> list[_Member]:
+        return list(self.parts.values())
+
+
+class Sorts:
+    """Starts sorts and remembers the last ones."""
+
+    def __init__(self, storage: Storage, objects: Objects, node_id: str) -> None:
+        self._storage = storage
+        self._objects = objects
+        self._node_id = node_id
+        self._done: dict[str, dict[str, Any]] = {}
+
+    def serve(self, request: Request, rest: str) -> Reply:
+        """Start a sort, tell about one or all, or forget one."""
+        asked = request.query.get("uuid", "")
+        if rest:
+            raise unsupported(f"{request.method} {request.path}")
+        if request.method == "POST":
+            return self._start(request)
+        if request.method == "GET" and not asked:
+            wanted = archives.matcher("regexp", request.query.get("regex", ""))
+            found = [job for job in self._done.values() if wanted(job["Metrics"]["description"])]
+            return _as_text([{k: v for k, v in job.items() if k != "Metrics"} for job in found])
+        if asked not in self._done:
+            raise Failure(404, f"%!s(<nil>): [dsort] {asked} does not exist")
+        if request.method == "GET":
+            return _as_text({self._node_id: self._done[asked]})
+        request.drain()
+        self._done.pop(asked, None)
+        return Reply()
+
+    def _start(self, request: Request) -> Reply:
+        try:
+            spec = msgspec.json.decode(request.body(), type=Spec)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            text = f"p[{{node}}]: failed to unmarshal dsort request, err: {error}"
+            raise Failure(400, text, "wrapError") from error
+        if {spec.input_extension, spec.output_extension} != {".tar"}:
+            raise unsupported("sorting anything but .tar")
+        source = self._storage.bucket(spec.input_bck.name)
+        target = self._storage.bucket(spec.output_bck.name)
+        began = time.time_ns()
+        shards, records = _extract(source, spec)
+        _order(records, spec.algorithm)
+        created = 0
+        names = expand(spec.output_format)
+        for members in _split(records, _bytes(spec.output_shard_size)):
+            if (name := next(names, None)) is None:
+                raise Failure(400, f"output_format {spec.output_format!r} has too few names")
+            self._write(source, target, os.fsencode(name + spec.output_extension), members)
+            created += 1
+        job = _info(spec, began, shards, [m for r in records for m in r.members], created)
+        self._done[job["id"]] = job
+        while len(self._done) > JOBS_KEPT:
+            self._done.pop(next(iter(self._done)))
+        return text_reply(job["id"])
+
+    def _write(self, source: Bucket, target: Bucket, key: bytes, members: list[_Member]) -> None:
+        check_key(key)
+        work = self._storage.work_path()
+        try:
+            with tarfile.open(work, "w", format=tarfile.PAX_FORMAT) as tar:
+                for member in members:
+                    with os.fdopen(source.open(member.shard), "rb") as file:
+                        file.seek(member.info.offset_data)
+                        tar.addfile(member.info, file)
+            kind = checksum_type(target)
+            self._objects.publish(target, key, work, kind, hash_file(work, kind), {})
+        finally:
+            work.unlink(missing_ok=True)
+
+
+def _extract(bucket: Bucket, spec: Spec) -> tuple[int, list[_Record]]:
+    """Give the number of shards that are there, and the records in them; one that repeats is ignored."""
+    shards, records = 0, dict[str, _Record]()
+    if count_names(spec.input_format.template) > MOST_NAMES:
+        raise Failure(400, f"the template stands for more than {MOST_NAMES:,} names")
+    for name in expand(spec.input_format.template):
+        key = os.fsencode(name + spec.input_extension)
+        if (found := bucket.find(key)) is None:
+            continue  # AIStore warns of it as a rule, and goes on
+        bucket.load(key, found)
+        shards += 1
+        for info in _members(bucket, key):
+            stem, dot, extension = info.name.rpartition(".")
+            record = records.setdefault(stem if dot else info.name, _Record({}))
+            record.parts.setdefault(dot + extension, _Member(key, info))
+    ordered = sorted(records.items())
+    return shards, [record for _, record in ordered]
+
+
+def _members(bucket: Bucket, key: bytes) -> list[tarfile.TarInfo]:
+    with (
+        os.fdopen(bucket.open(key), "rb") as file,
+        archives.open_tar(file, archives.Format.TAR) as tar,
+    ):
+        try:
+            return [info for info in tar if info.isreg()]
+        except archives.BROKEN as error:
+            raise Failure(400, f"{uri_of(bucket.name, key)}: archive/tar: {error}") from error
+
+
+def _order(records: list[_Record], algorithm: _Algorithm) -> None:
+    """Bring records, which are sorted by name, into the order that is asked for."""
+    if algorithm.kind == "shuffle":
+        random.Random(algorithm.seed or None).shuffle(records)
+    elif algorithm.kind not in ("", "none", "alphanumeric"):
+        raise unsupported(f"sorting by {algorithm.kind}")
+    elif algorithm.decreasing:
+        records.reverse()
+
+
+def _split(records: list[_Record], limit: int) -> Iterator[list[_Member]]:
+    """Give the members of each new shard; one is full when its contents reach the limit."""
+    members: list[_Member] = []
+    size = 0
+    for record in records:
+        members += record.members
+        size += sum(member.info.size for member in record.members)
+        if size >= limit:
+            yield members
+            members, size = [], 0
+    if members:
+        yield members
+
+
+def _bytes(text: str) -> int:
+    found = _SIZE.fullmatch(text.strip())
+    if not found:
+        raise Failure(400, f"invalid output_shard_size {text!r}")
+    return int(found[1]) << (10 * " KMGT".index(found[2].upper() or " "))
+
+
+def _info(
+    spec: Spec, began: int, shards: int, members: list[_Member], created: int
+) -> dict[str, Any]:
+    """Give AIStore's report on a job that is done."""
+    now = time.time_ns()
+    size = sum(member.info.size for member in members)
+    phase = {"started_time": _time(began), "end_time": _time(now), "finished": True}
+    return {
+        "id": f"srt-{secrets.token_urlsafe(6)}",
+        "src-bck": {"name": spec.input_bck.name, **_OURS},
+        "dst-bck": {"name": spec.output_bck.name, **_OURS},
+        "started_time": _time(began),
+        "finish_time": _time(now),
+        "started_meta_sorting": began,
+        "started_shard_creation": began,
+        "finished_shard_creation": now,
+        "loc-objs": str(created),
+        "loc-bytes": str(size),
+        "Metrics": {
+            "local_extraction": {
+                **phase,
+                "extracted_count": str(shards),
+                "extracted_record_count": str(len(members)),
+            },
+            "shard_creation": {**phase, "created_count": str(created)},
+            "description": spec.description,
+        },
+        "aborted": False,
+        "archived": True,
+    }
+
+
+def _time(time_ns: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time_ns // 10**9))
+
+
+def _as_text(value: object) -> Reply:
+    """Answer with JSON that AIStore calls text."""
+    reply = json_reply(value)
+    reply.headers = [("Content-Type", "text/plain; charset=utf-8")]
+    return reply
