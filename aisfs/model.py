@@ -55,6 +55,17 @@ class Bucket:
     path: str = field(default="", compare=False)
     """Where a directory lies that stands for a bucket; messages then call it by that."""
 
+    @property
+    def cluster(self) -> str:
+        """Uuid or alias of the other AIStore cluster that it is in; empty for this one."""
+        space = self.namespace
+        return space[1:].partition("#")[0] if space.startswith("@") else ""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether its objects are in this cluster and nowhere else."""
+        return self.provider is Provider.AIS and not self.cluster
+
     def __str__(self) -> str:
         if self.path:
             return self.path.rstrip("/")

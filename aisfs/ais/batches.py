@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 from aisfs.ais import wire
 from aisfs.ais.checksums import hasher_of, is_known
+from aisfs.ais.line import Line
 from aisfs.ais.session import Session
-from aisfs.ais.transport import Line
 from aisfs.core.tar_header import BLOCK, padded, parse_header, parse_pax, text
 from aisfs.errors import ProtocolError, Unavailable
 from aisfs.model import Bucket, ObjectInfo

@@ -18,13 +18,14 @@ from aisfs.ais import listings, object_replies, wire
 from aisfs.ais.batches import Batches
 from aisfs.ais.edits import Edits
 from aisfs.ais.failures import failure, refuses_props
+from aisfs.ais.line import Line
 from aisfs.ais.parts import BegunUpload, Parts, Upload
-from aisfs.ais.transport import Line, Transport
+from aisfs.ais.transport import Transport
 from aisfs.ais.uploads import Uploads
 from aisfs.ais.worker import run_interruptible
 from aisfs.config import ClusterSettings
 from aisfs.core.names import check_new_key
-from aisfs.errors import AisfsError, BucketNotFound, Stale, Unavailable
+from aisfs.errors import AisfsError, BucketNotFound, NotFound, Stale, Unavailable
 from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo, Page, Provider
 from aisfs.store.custom import encode_custom
 from aisfs.store.port import Content, Progress, Sink, UploadAhead
@@ -85,7 +86,10 @@ class AISClient:
         def work(line: Line) -> Page:
             facts = self.facts_of(line, bucket)
             reply = self.transport.fetch(line, request)
-            return listings.parse_page(reply, bucket, prefix, facts, after=token)
+            page = listings.parse_page(reply, bucket, prefix, facts, after=token)
+            if bucket.is_local:
+                self.transport.settle(line, request.subject)
+            return page
 
         return await self.run(request.subject, work, bucket)
 
@@ -245,7 +249,8 @@ class AISClient:
             line = self._idle.pop() if self._idle else self.transport.line()
             self._busy.add(line)
             try:
-                return await run_interruptible(partial(work, line), line.lifeline.cut)
+                call = partial(self._work, subject, work, line, bucket)
+                return await run_interruptible(call, line.lifeline.cut)
             except BucketNotFound:
                 # Created again under the same name, it would be another bucket.
                 if bucket:
@@ -259,6 +264,18 @@ class AISClient:
                 self._take_back(line)
         finally:
             self._limiter.release()
+
+    def _work(
+        self, subject: str, work: Callable[[Line], T], line: Line, bucket: Bucket | None
+    ) -> T:
+        """Do the work. In the thread."""
+        try:
+            return work(line)
+        except NotFound:
+            # What lies elsewhere is asked for there, whichever targets there are.
+            if bucket and bucket.is_local:
+                self.transport.settle(line, subject)
+            raise
 
     def _take_back(self, line: Line) -> None:
         self._busy.discard(line)

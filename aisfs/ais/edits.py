@@ -11,8 +11,8 @@ import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 
 from aisfs.ais import changes
+from aisfs.ais.line import Line
 from aisfs.ais.session import Session
-from aisfs.ais.transport import Line
 from aisfs.ais.wire import Request
 from aisfs.errors import (
     AccessDenied,
@@ -158,7 +158,10 @@ class Edits:
             return None
 
     async def _do(self, request: Request, bucket: Bucket) -> None:
+        transport = self._session.transport
+
         def work(line: Line) -> None:
-            self._session.transport.fetch(line, request)
+            with transport.readiness.undisturbed(request.subject):
+                transport.fetch(line, request)
 
         await self._session.run(request.subject, work, bucket)

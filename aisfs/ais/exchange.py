@@ -20,7 +20,7 @@ from aisfs.ais.wire import Reply
 SMALL = 64 << 10
 """Bytes of a body that are worth a copy in memory, so that they are read once."""
 _MOST_BODY = 64 << 10
-"""Bytes of a reply's body that are read; for more of them the connection is given up."""
+"""Bytes of a reply's body that are read unless more are wanted."""
 _IN_TARGET = "".join(set(string.punctuation) - set('"<>\\^`{|}'))
 
 
@@ -32,6 +32,7 @@ def exchange(
     pieces: Iterable[memoryview] = (),
     *,
     timeout: float | None,
+    most_body: int = _MOST_BODY,
 ) -> Reply:
     """Send a request over a connected connection and receive its reply, without all of a long body.
 
@@ -46,6 +47,7 @@ def exchange(
         pieces: The body, as long as its header says.
         timeout: Seconds until the reply has a head, and then until its body is whole; None waits
             for ever.
+        most_body: Bytes of the reply's body that are read; for more the connection is given up.
 
     Raises:
         HTTPException, OSError: there is no reply, or it is none.
@@ -67,7 +69,7 @@ def exchange(
     # urllib3's would be wrapped once more.
     response = cast("BoundedReply", HTTPConnection.getresponse(connection))
     try:
-        body = response.take(_MOST_BODY, timeout)
+        body = response.take(most_body, timeout)
         whole = whole and response.isclosed()  # which it is when it was read to its end
     finally:
         response.close()

@@ -30,6 +30,8 @@ from aisfs.errors import (
 _MOST_TEXT = 300
 """Characters of the server's own message that are passed on."""
 
+_NO_NODES = "ErrNoNodes"
+_CORRUPTED = "ErrLmetaCorrupted"
 _BUCKET_GONE = frozenset({"ErrBckNotFound", "ErrRemoteBckNotFound"})
 
 # A 500 is usually a bug or damage, which a retry only repeats; these words tell of a neighbour
@@ -73,7 +75,27 @@ _PLAIN: dict[int, tuple[type[AisfsError], str]] = {
 }
 
 
+_BY_NAME: dict[str, tuple[type[AisfsError], str]] = {
+    _NO_NODES: (Unavailable, "the cluster has no target yet, or none any more"),
+    _CORRUPTED: (
+        ProtocolError,
+        "the cluster's record of this object contradicts its file, as after an append that went "
+        "wrong, and names behind it may be missing from listings. To repair that, PUT anything "
+        "over it (`ais put`), then remove it",
+    ),
+}
+"""What these names mean, whatever the status."""
+
 _NO_BATCHES: tuple[type[AisfsError], str] = Unsupported, "the cluster has no GetBatch"
+
+
+_GATEWAY = frozenset({502, 503, 504})
+
+
+def is_of_restart(reply: Reply) -> bool:
+    """Say whether a reply may be that of a cluster whose proxy was just started."""
+    details = _details(reply)
+    return details.tcode == _NO_NODES or (reply.status in _GATEWAY and not details.message)
 
 
 def failure(request: Request, reply: Reply) -> AisfsError:
@@ -84,7 +106,9 @@ def failure(request: Request, reply: Reply) -> AisfsError:
         reply: An answer that is not a success; its body may be cut short.
     """
     details = _details(reply)
-    if _lacks_batches(request, reply, details):
+    if details.tcode in _BY_NAME:
+        kind, text = _BY_NAME[details.tcode]
+    elif _lacks_batches(request, reply, details):
         kind, text = _NO_BATCHES
     elif reply.status in _PLAIN:
         kind, text = _PLAIN[reply.status]

@@ -14,6 +14,7 @@ import contextlib
 import socket
 import ssl
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -27,14 +28,21 @@ from aisfs.ais.replies import BoundedReply
 class Lifeline:
     """The sockets of some connections, and the means to cut them all."""
 
-    def __init__(self, send_timeout: float | None = None) -> None:
+    def __init__(
+        self,
+        send_timeout: float | None = None,
+        admit: Callable[[HTTPConnection], None] = lambda connection: None,
+    ) -> None:
         """Begin without sockets.
 
         Args:
             send_timeout: Seconds that a peer may take no byte of what is sent; None waits for
                 ever. urllib3 itself would give a body the time that connecting may take.
+            admit: Called with each new connection before anything else is sent; it may talk over
+                its socket, and refuse it by an exception.
         """
         self.send_timeout = send_timeout
+        self.admit = admit
         self._lock = threading.Lock()
         self._twins: dict[HTTPConnection, socket.socket] = {}
         self._cut = False
@@ -118,6 +126,17 @@ class _Watched(HTTPConnection):
     def __init__(self, *args: Any, lifeline: Lifeline, **kwargs: Any) -> None:  # noqa: ANN401
         super().__init__(*args, **kwargs)
         self._lifeline = lifeline
+
+    def connect(self) -> None:
+        """Connect to a peer that is fit to be asked."""
+        super().connect()
+        try:
+            self._lifeline.admit(self)
+        except BaseException:
+            self.close()
+            raise
+        if self.sock is None:  # a peer that closes after each reply was asked and is fit
+            super().connect()
 
     def send(self, data: Any) -> None:  # noqa: ANN401 - http.client's own signature
         """Send a part of a request."""

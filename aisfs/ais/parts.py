@@ -17,8 +17,8 @@ import trio
 
 from aisfs.ais import changes
 from aisfs.ais.checksums import DEFAULT_TYPE, checksum_of, is_known
+from aisfs.ais.line import Line
 from aisfs.ais.session import Session
-from aisfs.ais.transport import Line
 from aisfs.ais.wire import BucketFacts, Reply, Request
 from aisfs.errors import (
     AisfsError,
@@ -276,8 +276,11 @@ class Parts:
         failed: AisfsError | None = None
         expected = ""
 
+        transport = self._session.transport
+
         def work(line: Line) -> None:
-            self._session.transport.fetch(line, request)
+            with transport.readiness.undisturbed(request.subject):
+                transport.fetch(line, request)
 
         async def sum_up() -> None:
             nonlocal expected

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from aisfs.ais.transport import Line, Transport
+from aisfs.ais.line import Line
+from aisfs.ais.transport import Transport
 from aisfs.ais.wire import BucketFacts
 from aisfs.model import Bucket, ObjectInfo
 

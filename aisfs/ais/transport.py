@@ -1,6 +1,6 @@
 """Send a request from a worker thread and give its reply: redirects, token, TLS, cutting.
 
-The only module that imports requests. It knows HTTP and what is particular about AIStore's use of
+Only this module and `aisfs.ais.line` import requests. It knows HTTP and what is particular about AIStore's use of
 it, and nothing of what the requests mean.
 
 Object requests go to a proxy, which redirects to the target that has the object. Redirects are
@@ -19,7 +19,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import requests
-from requests.adapters import HTTPAdapter
 from requests.structures import CaseInsensitiveDict
 
 from aisfs import __version__
@@ -27,9 +26,10 @@ from aisfs.ais import wire
 from aisfs.ais.auth import Credentials
 from aisfs.ais.counted_body import BodyDelivered, CountedBody
 from aisfs.ais.exchange import exchange
-from aisfs.ais.failures import failure
-from aisfs.ais.lifeline import Lifeline
+from aisfs.ais.failures import failure, is_of_restart
+from aisfs.ais.line import Line
 from aisfs.ais.network import network, tls_options
+from aisfs.ais.readiness import Readiness
 from aisfs.ais.redirects import REDIRECTS, Way, is_target
 from aisfs.ais.replies import BoundedReply
 from aisfs.config import ClusterSettings
@@ -37,61 +37,8 @@ from aisfs.errors import ProtocolError, Unavailable
 
 _AGENT = f"aisfs/{__version__}"
 _NO_PROXY = "is the endpoint a proxy of AIStore?"
-_MAX_HOSTS = 256
-"""Hosts one line keeps a connection to; more than any cluster's targets seen in practice."""
 _MOST_DRAINED = 64 * 1024
 """Bytes of an unwanted body read to keep its connection; a new connection is cheaper than more."""
-
-
-class Line(HTTPAdapter):
-    """Keep-alive connections to the hosts of a cluster, one to each, for one request at a time."""
-
-    def __init__(self, send_timeout: float | None = None) -> None:
-        self.lifeline = Lifeline(send_timeout)
-        self._pools: dict[str, Any] = {}
-        super().__init__(pool_connections=_MAX_HOSTS, pool_maxsize=1)
-
-    def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - requests' own signature
-        """Give urllib3's pool for a host, made to use connections that can be cut."""
-        pool: Any = super().get_connection_with_tls_context(*args, **kwargs)
-        pool.ConnectionCls = getattr(self.lifeline, pool.scheme)
-        return pool
-
-    @contextmanager
-    def connection(self, url: str, tls: dict[str, Any], timeout: float | None) -> Iterator[Any]:
-        """Lend the connection to the host of `url`, connected; it is closed when the block fails."""
-        pool = self._pool(url, tls)
-        connection = pool._get_conn()
-        try:
-            if connection.sock is None:
-                connection.timeout = timeout
-                connection.connect()
-            yield connection
-        except BaseException:
-            connection.close()
-            raise
-        finally:
-            pool._put_conn(connection)
-
-    def _pool(self, url: str, tls: dict[str, Any]) -> Any:  # noqa: ANN401 - urllib3's pool
-        """Give the pool of a host; which one that is costs requests as much as sending to it."""
-        parts = urlsplit(url)
-        origin = f"{parts.scheme}://{parts.netloc}"
-        if (pool := self._pools.get(origin)) is None:
-            while len(self._pools) >= _MAX_HOSTS:
-                del self._pools[next(iter(self._pools))]
-            prepared = requests.PreparedRequest()
-            prepared.url = url
-            pool = self.get_connection_with_tls_context(prepared, tls["verify"], cert=tls["cert"])
-            self.cert_verify(pool, url, tls["verify"], tls["cert"])  # type: ignore[no-untyped-call]
-            self._pools[origin] = pool
-        return pool
-
-    def close(self) -> None:
-        """Close all connections. Only when no request is under way."""
-        self._pools.clear()
-        super().close()
-        self.lifeline.close()
 
 
 class Body:
@@ -142,6 +89,7 @@ class Transport:
         self._timeouts: Any = (settings.connect_timeout or None, settings.read_timeout or None)
         self._deadline = settings.io_timeout or None
         self._tls = tls_options(settings)
+        self.readiness = Readiness(self._credentials.authorization, self._timeouts[1])
 
     def __repr__(self) -> str:
         return f"<Transport {self.endpoint} {self._credentials!r}>"
@@ -155,11 +103,27 @@ class Transport:
     def ask(self, line: Line, request: wire.Request) -> wire.Reply:
         """Get a reply of any status, its body left out."""
         response = self._send(line, request)
-        return _reply(response, self._drain(response, request.subject))
+        return self._refusal(line, _reply(response, self._drain(response, request.subject)))
 
     def line(self) -> Line:
         """Make a new set of connections."""
-        return Line(self._timeouts[1])
+        return Line(self._timeouts[1], self.endpoint, self.readiness.admit)
+
+    def settle(self, line: Line, subject: str) -> None:
+        """Make sure that what the cluster does not have is nowhere: each target was asked.
+
+        Raises:
+            Unavailable: it may be somewhere.
+        """
+        if self.readiness.may_miss:
+            connect = self._timeouts[0]
+            with (
+                self._watched(line, self.endpoint, subject),
+                line.connection(self.endpoint, self._tls, connect) as connection,
+            ):
+                doubt = self.readiness.settle(connection)
+            if doubt:
+                raise Unavailable(f"{subject}: {doubt}")
 
     def upload(
         self, line: Line, request: wire.Request, size: int, pieces: Iterator[memoryview]
@@ -209,14 +173,14 @@ class Transport:
         if reply.status == 200:
             raise ProtocolError(f"{request.subject}: taken without its content; {_NO_PROXY}")
         if reply.status not in REDIRECTS:
-            raise failure(request, reply)
+            raise failure(request, self._refusal(line, reply))
         return way
 
     def _follow_to_target(
         self, line: Line, request: wire.Request, authorization: str | None
     ) -> tuple[Way, wire.Reply]:
         """Follow redirects until one leads to a target; return the way there and the last reply."""
-        way = Way(self.endpoint, request, authorization)
+        way = self._way(line, request, authorization)
         while True:
             reply = self._exchange(line, request, way.url, way.authorization)
             location = reply.headers.get("location")
@@ -234,7 +198,8 @@ class Transport:
         response = self._send(line, request)
         try:
             if response.status_code not in (200, 206):
-                raise failure(request, _reply(response, self._drain(response, request.subject)))
+                reply = _reply(response, self._drain(response, request.subject))
+                raise failure(request, self._refusal(line, reply))
             yield Body(response, request.subject)
         finally:
             _settle(response)
@@ -254,7 +219,7 @@ class Transport:
         self, line: Line, request: wire.Request, authorization: str | None
     ) -> requests.Response:
         """Send a request and go where it is redirected to."""
-        way = Way(self.endpoint, request, authorization)
+        way = self._way(line, request, authorization)
         while True:
             response = self._transmit(line, request, way.url, way.authorization)
             location = response.headers.get("Location")
@@ -280,7 +245,7 @@ class Transport:
         elif "Content-Length" not in headers:
             headers["Content-Length"] = "0"
         connect, silent = self._timeouts
-        with network(request.subject):
+        with self._watched(line, url, request.subject):
             if not body:
                 line.lifeline.hold()
             try:
@@ -303,6 +268,32 @@ class Transport:
                 return _bounded(response).take(_MOST_DRAINED, self._timeouts[1])
         finally:
             _settle(response)
+
+    def _way(self, line: Line, request: wire.Request, authorization: str | None) -> Way:
+        """Begin at the endpoint, if what it says can be believed."""
+        if line.episode != self.readiness.episode:
+            line.episode = self.readiness.episode
+            line.disconnect(self.endpoint, self._tls)
+        if self.readiness.missed and request.method not in ("GET", "HEAD"):
+            self.settle(line, request.subject)
+        return Way(self.endpoint, request, authorization)
+
+    @contextmanager
+    def _watched(self, line: Line, url: str, subject: str) -> Iterator[None]:
+        """Send something to `url`: an endpoint that fails may have been started again."""
+        try:
+            with network(subject):
+                yield
+        except Unavailable:
+            if url.startswith(self.endpoint):
+                self.readiness.disturbed(line.episode)
+            raise
+
+    def _refusal(self, line: Line, reply: wire.Reply) -> wire.Reply:
+        """Look at a reply that may be a refusal: it may be a sign of a restart."""
+        if is_of_restart(reply):
+            self.readiness.disturbed(line.episode)
+        return reply
 
     @staticmethod
     def _headers(request: wire.Request, authorization: str | None) -> dict[str, str]:
@@ -327,7 +318,7 @@ class Transport:
             prepared.headers["Content-Length"] = str(len(request.body))
         connect, silent = self._timeouts
         timeouts: Any = (connect, silent + request.patience if silent else None)
-        with network(request.subject):
+        with self._watched(line, url, request.subject):
             if request.method not in ("GET", "HEAD"):
                 line.lifeline.hold()
             try:

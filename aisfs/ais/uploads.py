@@ -11,9 +11,9 @@ import logging
 from aisfs.ais import changes
 from aisfs.ais.counted_body import BodyDelivered
 from aisfs.ais.exchange import SMALL
+from aisfs.ais.line import Line
 from aisfs.ais.parts import BegunUpload, Parts, Upload, checksum_for, send_content
 from aisfs.ais.session import Session
-from aisfs.ais.transport import Line
 from aisfs.errors import NotFound, Unavailable
 from aisfs.model import ObjectInfo, Provider
 from aisfs.store.content import in_memory
@@ -60,7 +60,8 @@ class Uploads:
                 upload.bucket, upload.key, checksum=checksum, custom=custom
             )
             try:
-                reply = send_content(self._session, line, request, content, upload.progress)
+                with self._session.transport.readiness.undisturbed(str(upload)):
+                    reply = send_content(self._session, line, request, content, upload.progress)
             except BodyDelivered as error:
                 log.info("%s: asking whether it was written: %s", upload, error)
                 # On another line: this one's connection is of no more use.

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from urllib.parse import parse_qs, unquote_to_bytes, urlsplit
 
+QUESTIONS = ("/v1/health", "/v1/daemon")
+"""What a new connection begins with; see `aisfs.ais.readiness`."""
+
 
 @dataclass
 class Seen:
@@ -37,6 +40,7 @@ Handler = Callable[[Seen, socket.socket], bool | None]
 class ScriptedServer:
     handler: Handler
     seen: list[Seen] = field(default_factory=list)
+    """All but `QUESTIONS`."""
     stopping: threading.Event = field(default_factory=threading.Event)
     closed_by_client: threading.Event = field(default_factory=threading.Event)
     endpoint: str = ""
@@ -52,7 +56,8 @@ class ScriptedServer:
         with connection, connection.makefile("rb") as stream:
             try:
                 while (seen := _read_request(stream)) is not None:
-                    self.seen.append(seen)
+                    if seen.path not in QUESTIONS:
+                        self.seen.append(seen)
                     if self.handler(seen, connection) is False:
                         return
             except OSError:

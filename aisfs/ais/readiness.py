@@ -1,0 +1,201 @@
+"""Whether the cluster is whole: a proxy that was just started knows no, or not all, targets.
+
+Such a proxy answers 404 for objects that exist, and sends what is written to targets that nobody
+will ask for it later. It cannot be told by its replies, so each new connection to a proxy begins
+with the question whether it is ready: behind one connection there is one process, and one that is
+ready stays so. When nothing happens this costs a request for each connection that is made
+(docs/adr/0025).
+
+A target that vanished from the cluster's map without having been put into maintenance is missed:
+until it is back, or the mount is made anew, nothing is changed, and neither "no such object" nor a
+listing is believed. What is there is read.
+
+Any thread may call everything. Must not know: redirects, what requests mean, trio.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+
+import msgspec
+
+from aisfs.ais.counted_body import BodyDelivered
+from aisfs.ais.exchange import exchange
+from aisfs.ais.replies import BoundedReply
+from aisfs.ais.wire import Reply
+from aisfs.errors import Unavailable
+
+log = logging.getLogger(__name__)
+
+_HEALTH = "/v1/health?prr=true"
+_MAP = "/v1/daemon?what=smap"
+_MOST_MAP = 16 << 20
+"""Bytes of a map: some 600 for each target, and no cluster has 20,000."""
+_LEAVING = 4 | 8
+"""Flags of a target in maintenance, or being taken out for good."""
+_NS = 1_000_000_000
+
+
+class _Node(msgspec.Struct):
+    flags: int = 0
+
+
+class _Map(msgspec.Struct):
+    uuid: str
+    version: int
+    tmap: dict[str, _Node] | None = None
+
+
+# Not strict: the version is a string.
+_decode_map = msgspec.json.Decoder(_Map, strict=False).decode
+
+
+class Readiness:
+    """What is known about the proxies and targets of one cluster."""
+
+    def __init__(self, authorization: Callable[[], str | None], timeout: float | None) -> None:
+        """Know nothing yet.
+
+        Args:
+            authorization: Gives the value of that header, or None.
+            timeout: Seconds without a byte of a reply; None waits for ever.
+        """
+        self._authorization = authorization
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self.episode = 0
+        """Changes whenever a proxy may have been started again: connections of before are not
+        to be used any more."""
+        self.missed: frozenset[str] = frozenset()
+        """Targets that are gone and should not be."""
+        self._targets: frozenset[str] = frozenset()
+        """Those that should be there."""
+        self._cluster = ""
+        self._version = 0
+        self._looked = float("-inf")
+        """When the map was last asked for, on the clock of `time.monotonic`."""
+
+    def disturbed(self, episode: int) -> None:
+        """Note a sign of a restart that showed on a connection of `episode`."""
+        with self._lock:
+            if episode == self.episode:
+                self.episode += 1
+
+    @contextmanager
+    def undisturbed(self, subject: str) -> Iterator[None]:
+        """Surround a change: done while a proxy was started again, it may be in the wrong place.
+
+        Raises:
+            BodyDelivered: it was.
+        """
+        before = self.episode
+        yield
+        if self.episode != before:
+            raise BodyDelivered(f"{subject}: the cluster was started again meanwhile")
+
+    def admit(self, connection: HTTPConnection) -> None:
+        """Make sure that a new connection leads to a proxy that is ready.
+
+        Raises:
+            Unavailable: it does not.
+            HTTPException, OSError: no answer.
+        """
+        reply = self._ask(connection, _HEALTH)
+        if reply.status >= 500 or reply.status == 429:
+            raise Unavailable(f"the cluster is starting, or stopping (HTTP {reply.status})")
+        # Other refusals are those of a proxy that is not the primary, or of a gateway; then the
+        # map alone tells.
+        started_since = reply.status != 200 or _start_of(reply) > self._looked
+        if started_since and connection.sock is not None:
+            self._look(connection)
+            if self.missed:
+                raise self._incomplete()
+
+    @property
+    def may_miss(self) -> bool:
+        """Whether objects can be out of reach while others are not."""
+        return len(self._targets) > 1
+
+    def settle(self, connection: HTTPConnection) -> Unavailable | None:
+        """Say why something that was not found, or a listing, cannot be believed; None if it can.
+
+        Raises:
+            HTTPException, OSError: no answer.
+        """
+        changed = self._look(connection)
+        if self.missed:
+            return self._incomplete()
+        return Unavailable("the cluster's map changed meanwhile") if changed else None
+
+    def _incomplete(self) -> Unavailable:
+        return Unavailable(f"the cluster misses {_named(self.missed)}")
+
+    def _look(self, connection: HTTPConnection) -> bool:
+        """Ask for the map; say whether it changed. Not everybody may ask: then nothing is known."""
+        now = time.monotonic()
+        reply = self._ask(connection, _MAP)
+        if reply.status >= 500:
+            raise Unavailable(f"the cluster does not give its map (HTTP {reply.status})")
+        try:
+            found = _decode_map(reply.body) if reply.status == 200 else None
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            found = None
+        with self._lock:
+            self._looked = now
+            if found is None:
+                log.debug("the cluster does not give its map (HTTP %d)", reply.status)
+                return False
+            return self._take(found)
+
+    def _take(self, found: _Map) -> bool:
+        nodes = found.tmap or {}
+        active = frozenset(name for name, node in nodes.items() if not node.flags & _LEAVING)
+        first = not self._cluster
+        if not first and found.uuid != self._cluster:
+            log.warning("another cluster answers at this endpoint: %s", found.uuid)
+            first = True
+        missed = frozenset() if first else self._targets - nodes.keys()
+        if missed and missed != self.missed:
+            log.warning(
+                "the cluster misses %s. Until it is back nothing is changed, and what is not "
+                "found may be there. If it was taken out for good, mount again",
+                _named(missed),
+            )
+        elif self.missed and not missed:
+            log.warning("the cluster is complete again")
+        if not first and found.version < self._version:
+            self.episode += 1
+        changed = not first and found.version != self._version
+        self.missed, self._targets = missed, active | missed
+        self._cluster, self._version = found.uuid, found.version
+        return changed
+
+    def _ask(self, connection: HTTPConnection, target: str) -> Reply:
+        headers = {"Content-Length": "0"}
+        # Health is told to everybody; a token goes no further than it has to.
+        if target == _MAP and (authorization := self._authorization()):
+            headers["Authorization"] = authorization
+        # On the same socket, but apart from the request that the connection may be made for.
+        own = HTTPConnection(connection.host, connection.port)
+        own.response_class = BoundedReply
+        own.sock = connection.sock
+        try:
+            return exchange(own, "GET", target, headers, timeout=self._timeout, most_body=_MOST_MAP)
+        finally:
+            if own.sock is None:  # the server wanted to close it
+                connection.sock = None
+
+
+def _start_of(reply: Reply) -> float:
+    """When the process behind a reply was started; after everything else if it does not say."""
+    uptime = reply.headers.get("ais-node-uptime", "")
+    return time.monotonic() - int(uptime) / _NS if uptime.isdecimal() else float("inf")
+
+
+def _named(targets: frozenset[str]) -> str:
+    shown = ", ".join(sorted(targets)[:5])
+    plural = "s" if len(targets) > 1 else ""
+    return f"{len(targets)} target{plural} ({shown}{', …' if len(targets) > 5 else ''})"
