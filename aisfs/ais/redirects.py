@@ -30,12 +30,13 @@ class Way:
 
     def __init__(self, endpoint: str, request: Request, authorization: str | None) -> None:
         """Begin at the endpoint."""
-        self.url = self._origin = endpoint + request.target
+        self.url = self._origin = endpoint + (request.beside or request.target)
         """Where to send the request now."""
         self.authorization = authorization
         """What to say there."""
         self._endpoint = endpoint
-        self._path = request.path
+        self._path, self._query = request.path, request.query
+        self._beside = request.beside
         self._subject = request.subject
         self._hops = 0
 
@@ -57,8 +58,24 @@ class Way:
             if parts.scheme in ("http", "https") and host and parts.port != 0 and version:
                 # A name need not be escaped there: its question mark is not the last one.
                 query = place[place.rfind("?") :] if "?" in place else ""
-                return f"{parts.scheme}://{parts.netloc}{before}{self._path}{query}"
+                path = self._path
+                if self._beside and is_target(query):
+                    query = self._own_query(query)
+                elif self._beside:
+                    path = self._beside.partition("?")[0]
+                return f"{parts.scheme}://{parts.netloc}{before}{path}{query}"
         raise ProtocolError(f"{self._subject}: redirected to {place!r}")
+
+    def _own_query(self, query: str) -> str:
+        """Give the query of the request itself, with what the proxy has added to another one."""
+        known = {part.partition("=")[0] for part in self._beside.partition("?")[2].split("&")}
+        added = [part for part in query[1:].split("&") if part.partition("=")[0] not in known]
+        return "?" + "&".join([self._query, *added])
+
+    @property
+    def arrived(self) -> bool:
+        """Whether this is where the answer to the request itself comes from."""
+        return not self._beside or is_target(self.url)
 
     def go(self, target: str) -> None:
         """Go where the request is redirected to.

@@ -12,6 +12,9 @@ system bucket `.sys-shardidx`; reading it takes an administrator's token where A
 The offset is that of the header block right before the data, not of the pax or long-name headers
 that come first, so data starts 512 bytes after it.
 
+The index lies on the target of its shard, and not where its own name would have it: nobody finds it by
+its name on most clusters of several targets. Who asks for one goes where the shard is (`shard_of_index`).
+
 What a scan of ours knows and this index does not:
 - mtimes and execute bits: members get the shard's time and 0444;
 - directories, links, sparse and contiguous members, and all but the first of members with one name,
@@ -34,7 +37,7 @@ from xxhash import xxh64_intdigest
 
 from aisfs.core.index_builder import MemberIndexBuilder
 from aisfs.core.member_index import MAX_LEAD, MemberIndex
-from aisfs.model import Bucket, ObjectInfo
+from aisfs.model import Bucket, ObjectInfo, Provider
 
 SYSTEM_BUCKET = Bucket(".sys-shardidx")
 MAX_BYTES = 256 << 20
@@ -71,6 +74,19 @@ def shard_index_location(bucket: Bucket, key: str) -> tuple[Bucket, str]:
     return SYSTEM_BUCKET, (
         f"{bucket.provider.value}/{space or _GLOBAL_NAMESPACE}/{bucket.name}/{key}.idx"
     )
+
+
+def shard_of_index(bucket: Bucket, key: str) -> tuple[Bucket, str] | None:
+    """Undo `shard_index_location`; None for whatever is no shard index."""
+    parts = key.split("/", 3)
+    if bucket != SYSTEM_BUCKET or len(parts) < 4 or not key.endswith(".idx"):
+        return None
+    provider, space, name, shard = parts
+    try:
+        found = Bucket(name, Provider(provider), "" if space == _GLOBAL_NAMESPACE else space)
+    except ValueError:
+        return None
+    return found, shard.removesuffix(".idx")
 
 
 def decode_shard_index(data: bytes, expected: ObjectInfo) -> MemberIndex | None:

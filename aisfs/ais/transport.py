@@ -224,7 +224,10 @@ class Transport:
             response = self._transmit(line, request, way.url, way.authorization)
             location = response.headers.get("Location")
             if response.status_code not in REDIRECTS or not location:
-                return response
+                if way.arrived or response.status_code not in (200, 206):
+                    return response
+                _settle(response)
+                raise ProtocolError(f"{request.subject}: nobody says where it is; {_NO_PROXY}")
             self._drain(response, request.subject)
             way.go(way.absolute(location))
 

@@ -20,6 +20,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 from msgspec import structs
 
+from aisfs.ais.shard_index import shard_of_index
 from aisfs.errors import InvalidName
 from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.store.custom import decode_custom
@@ -54,6 +55,8 @@ class Request:
     body: bytes = b""
     patience: float = 0.0
     """Seconds that the server may be silent beyond the usual, since it works."""
+    beside: str = ""
+    """Path and query of the object on whose target this one lies, if not where its own name says."""
     most_reply: int = _CONTROL_REPLY
     """Bytes of a reply that is read into memory; content of objects is not."""
 
@@ -156,7 +159,8 @@ def head_object(bucket: Bucket, key: str, *, with_props: bool = True) -> Request
     query = bucket_query(bucket)
     if with_props:
         query += "&" + urlencode({"props": _HEAD_PROPS})
-    return Request("HEAD", object_path(bucket, key), query, f"{bucket}/{key}")
+    path, beside = object_path(bucket, key), _beside(bucket, key)
+    return Request("HEAD", path, query, f"{bucket}/{key}", beside=beside)
 
 
 def get_object(bucket: Bucket, key: str) -> Request:
@@ -174,8 +178,15 @@ def get_range(bucket: Bucket, key: str, start: int, stop: int) -> Request:
     if not 0 <= start < stop:
         raise ValueError(f"the range [{start}, {stop}) is empty")
     headers = {"Range": f"bytes={start}-{stop - 1}"}
-    path = object_path(bucket, key)
-    return Request("GET", path, bucket_query(bucket), f"{bucket}/{key}", headers)
+    path, beside = object_path(bucket, key), _beside(bucket, key)
+    query = bucket_query(bucket)
+    return Request("GET", path, query, f"{bucket}/{key}", headers, beside=beside)
+
+
+def _beside(bucket: Bucket, key: str) -> str:
+    """Give path and query of the shard that an index is of; empty for any other object."""
+    shard = shard_of_index(bucket, key)
+    return f"{object_path(*shard)}?{bucket_query(shard[0])}" if shard is not None else ""
 
 
 def _bucket_path(bucket: Bucket) -> str:

@@ -3,17 +3,28 @@
 import io
 import struct
 import tarfile
+from pathlib import Path
 
 import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aisfs.ais import shard_index
-from aisfs.ais.shard_index import SYSTEM_BUCKET, decode_shard_index, shard_index_location
+from aisfs.ais import shard_index, wire
+from aisfs.ais.client import AISClient
+from aisfs.ais.redirects import Way
+from aisfs.ais.shard_index import (
+    SYSTEM_BUCKET,
+    decode_shard_index,
+    shard_index_location,
+    shard_of_index,
+)
+from aisfs.config import ClusterSettings
 from aisfs.core.member_index import MemberIndex
 from aisfs.core.tar import TarScanner
+from aisfs.errors import NotFound
 from aisfs.model import Bucket, ObjectInfo, Provider
+from tests.support.servers import running_server
 from tests.support.tars import BLOCK, END, GNU, entry, long_name, pax, shard
 
 CHECKSUM = "92f0de5a88a3c094"
@@ -363,3 +374,62 @@ def test_what_is_believed_is_what_a_scan_finds(makers, rounds):
         assert hidden * BLOCK < 10240 + 1024 or hidden == 2 * len(index)
     else:
         assert shown(index) == shown(scanned)
+
+
+def test_which_shard_an_index_is_of():
+    for bucket in (
+        Bucket("b"),
+        Bucket("b", Provider.AIS, "@uuid#"),
+        Bucket("b", Provider.AIS, "@uuid#name"),
+        Bucket("b", Provider.AWS),
+    ):
+        for key in ("x.tar", "d/e/x.tar", "a.idx", "\udcff.tar"):
+            assert shard_of_index(*shard_index_location(bucket, key)) == (bucket, key)
+    for bucket, key in (
+        (SYSTEM_BUCKET, "ais/@#/b/x.tar"),
+        (SYSTEM_BUCKET, "ais/@#/b.idx"),
+        (SYSTEM_BUCKET, "nobody/@#/b/x.tar.idx"),
+        (Bucket("b"), "ais/@#/b/x.tar.idx"),
+    ):
+        assert shard_of_index(bucket, key) is None
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_every_index_is_found_with_its_shard(count: int, tmp_path: Path):
+    """By their own names two of three are not there."""
+    shards = [f"d/s{n} +&?%41.tar" for n in range(12)]
+    (tmp_path / "b" / "d").mkdir(parents=True)
+    for key in shards:
+        (tmp_path / "b" / key).write_bytes(b"the shard of that name" * 10)
+        place, name = shard_index_location(Bucket("b"), key)
+        index = tmp_path / place.name / name
+        index.parent.mkdir(parents=True, exist_ok=True)
+        index.write_bytes(key.encode())
+    with running_server(tmp_path, targets=count) as server:
+        client = AISClient(ClusterSettings(endpoint=server.endpoint, skip_verify=False))
+        for key in shards:
+            place, name = shard_index_location(Bucket("b"), key)
+            info = await client.head(place, name)
+            buffer = bytearray(info.size)
+            await client.read_range(place, info, 0, memoryview(buffer))
+            assert bytes(buffer) == key.encode()
+        place, name = shard_index_location(Bucket("b"), "d/none.tar")
+        with pytest.raises(NotFound):
+            await client.head(place, name)
+        await client.aclose()
+
+
+def test_the_shard_is_never_taken_for_its_index():
+    """A server that redirects nobody answers with the shard that was asked for."""
+    request = wire.get_range(*shard_index_location(Bucket("b"), "x.tar"), 0, 10)
+    way = Way("http://proxy", request, None)
+    assert way.url == "http://proxy/v1/objects/b/x.tar?provider=ais"
+    assert not way.arrived
+    way.go(way.absolute("http://other/v1/objects/b/x.tar?provider=ais"))
+    assert way.url == "http://other/v1/objects/b/x.tar?provider=ais"
+    assert not way.arrived
+    way.go(way.absolute("http://t/v1/objects/b/x.tar?provider=ais&pid=p1&utm=2&u=a%3D"))
+    assert way.url == (
+        "http://t/v1/objects/.sys-shardidx/ais/%40%23/b/x.tar.idx?provider=ais&pid=p1&utm=2&u=a%3D"
+    )
+    assert way.arrived
