@@ -5,11 +5,16 @@ No errno here (filesystem/ maps to errno) and no HTTP status as identity (ais/ m
 Every message names the thing that failed and, where there is one, what the user can do.
 """
 
+from aisfs.redaction import shown
+
 
 class AisfsError(Exception):
     """Anything aisfs reports on purpose."""
 
     transient = False
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(shown(text))
 
 
 # What a store can say ------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from aisfs.errors import (
     SourceMissing,
     Unavailable,
 )
+from aisfs.redaction import shown
 
 
 class Exit(IntEnum):
@@ -62,6 +63,6 @@ def exit_code(error: AisfsError) -> Exit:
 
 def fail(reason: str, code: int) -> int:
     """Say in one line why the command failed; gives the code."""
-    line = " ".join(reason.split())
+    line = " ".join(shown(reason).split())
     click.echo(f"aisfs: {line}", err=True)
     return code

@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from aisfs.redaction import shown
+
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 SYSLOG_FORMAT = "aisfs[%(process)d]: %(levelname)s %(message)s"
 LEVELS = ("debug", "info", "warning", "error")
@@ -21,10 +23,14 @@ _NOBODY_WAITS = f"fuse_reply_* failed with {os.strerror(errno.ENOENT)}"
 
 
 class _Printable(logging.Formatter):
-    """Writes out what is not UTF-8, as in some names; a line that cannot be written would be lost."""
+    """Writes out what is not UTF-8, as in some names; a line that cannot be written would be lost.
+
+    No secret either, whoever wrote the line and whatever its traceback quotes.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
-        return super().format(record).encode(errors="backslashreplace").decode()
+        line = super().format(record).encode(errors="backslashreplace").decode()
+        return shown(line)
 
 
 def log_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ import msgspec
 
 from aisfs.config import ClusterSettings
 from aisfs.errors import ConfigError
+from aisfs.redaction import remember
 
 
 class _TokenFile(msgspec.Struct):
@@ -87,4 +88,5 @@ def _checked(token: str, origin: str) -> str:
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         # Said here, since later http.client would quote the token in its own message.
         raise ConfigError(f"{origin}: the token is empty or holds characters no token has")
+    remember(token)
     return token

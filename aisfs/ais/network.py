@@ -15,11 +15,15 @@ import urllib3
 from aisfs.ais.replies import SpeaksTls
 from aisfs.config import ClusterSettings
 from aisfs.errors import AisfsError, ConfigError, Unavailable
+from aisfs.redaction import shown
 
 _OTHER_NAME = frozenset({62, 64})
 """What OpenSSL says of a certificate for another host, and for another address."""
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"})
 _NO_CERTIFICATE = frozenset({"TLSV13_ALERT_CERTIFICATE_REQUIRED", "SSLV3_ALERT_HANDSHAKE_FAILURE"})
+
+_MOST_TEXT = 300
+"""Characters of what a library says that are passed on."""
 
 
 class WrongHost(OSError):
@@ -105,13 +109,18 @@ def _failure(subject: str, error: Exception) -> AisfsError:
         # A connection that is refused counts as timed out to urllib3: its cause says what it was.
         refused = isinstance(cause, urllib3.exceptions.NewConnectionError)
         if not refused and isinstance(cause, TimeoutError | urllib3.exceptions.TimeoutError):
-            return Unavailable(f"{subject}: no answer in time ({cause})")
+            return Unavailable(f"{subject}: no answer in time ({_brief(cause)})")
         # urllib3 and requests keep the real cause in `reason`, or as an argument.
         inner = [getattr(cause, "reason", None), *reversed(cause.args), cause.__cause__]
         deeper = next((found for found in inner if isinstance(found, BaseException)), None)
         if deeper is None:
-            return Unavailable(f"{subject}: the connection failed ({cause})")
+            return Unavailable(f"{subject}: the connection failed ({_brief(cause)})")
         cause = deeper
+
+
+def _brief(cause: BaseException) -> str:
+    """Return what it says, which may be what the server said, as a part of a line."""
+    return " ".join(shown(str(cause)).split())[:_MOST_TEXT]
 
 
 def _setting(cause: BaseException) -> str | None:

@@ -12,6 +12,7 @@ from aisfs.filesystem.nodes import ObjectNode, ShardNode
 from aisfs.filesystem.shards import ShardFolders
 from aisfs.metrics import Metrics
 from aisfs.model import ByteRange
+from aisfs.redaction import shown
 
 PREFIX = b"user.ais"
 """How the names of all begin."""
@@ -85,8 +86,8 @@ class Xattrs:
         node = self._filesystem.node(ino)
         match node:
             case ObjectNode(_, info):
-                found = {VERSION: info.version.encode(), CHECKSUM: info.checksum.encode()}
-                return {name: value for name, value in found.items() if value}
+                found = {VERSION: info.version, CHECKSUM: info.checksum}
+                return {name: shown(said).encode() for name, said in found.items() if said}
             case ShardNode():
                 return await self._in_shard(node, ino)
         return _skipped(await self._filesystem.tree.report(node))
