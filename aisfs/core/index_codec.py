@@ -13,7 +13,7 @@ arithmetic on a column is arithmetic on big integers that have a value in every 
 - Offsets follow from sizes and header counts, except where something hidden lies between.
 
 Invariants:
-- `decode(encode(index))` answers everything as `index` does;
+- `decode(encode(index))` answers everything as `index` does, and what could not be decoded is not encoded;
 - other bytes, damaged ones included, are a `DamagedIndex` and never another error;
 - nothing is inflated beyond the stated length, nor stated lengths beyond `MAX_INFLATED` believed.
 
@@ -76,6 +76,8 @@ class DamagedIndex(ValueError):
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=_MAX_ROWS)]
 _Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Stop = Annotated[int, msgspec.Meta(ge=0)]
+"""Of a member that says it is longer than any object: an offset plus a size, below 2^64."""
 
 
 class _Description(msgspec.Struct, array_like=True, frozen=True):
@@ -95,7 +97,7 @@ class _Description(msgspec.Struct, array_like=True, frozen=True):
     """Rows whose data does not follow that of the row before as expected: how many units after."""
     targets: dict[_Count, bytes]
     contents: dict[_Count, _Count]
-    stored_stops: dict[_Count, _Offset]
+    stored_stops: dict[_Count, _Stop]
     form: Form = Form.TAR
     packing: tuple[bytes, bytes, bytes] | None = None
 
@@ -107,7 +109,7 @@ def encode(index: MemberIndex) -> bytes:
     """Return the stored form of an index.
 
     Raises:
-        ValueError: it is too large to be worth storing.
+        ValueError: it is too large to be worth storing, or has numbers that no object has.
     """
     columns = index.columns
     if len(index) > _MAX_ROWS or max(map(max, turns(columns.offsets)), default=0) >= 2**63:
@@ -122,7 +124,7 @@ def encode(index: MemberIndex) -> bytes:
         parts.append(planes)
     widths = _write_names(bytes(columns.names), lengths, parts)
     unit: Literal[1, 512] = 1 if divisor_of(columns.offsets) % _BLOCK else 512
-    description = msgspec.msgpack.encode(
+    description = _encode_description(
         _Description(
             index.object_size,
             len(index),
@@ -144,6 +146,20 @@ def encode(index: MemberIndex) -> bytes:
         raise ValueError(f"an index of {len(index)} members takes {len(raw)} bytes: too many")
     rest = _LENGTHS.pack(len(raw), len(description)) + zlib.compress(raw, LEVEL)
     return _MARK.pack(_MAGIC, _LAYOUT, zlib.crc32(rest)) + rest
+
+
+def _encode_description(description: _Description) -> bytes:
+    """Return the description as bytes, which `decode` takes.
+
+    Raises:
+        ValueError: it holds a number that `decode` would refuse.
+    """
+    try:
+        data = msgspec.msgpack.encode(description)
+        _decode_description(data)
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise ValueError(f"an index with such numbers cannot be stored: {error}") from None
+    return data
 
 
 def decode(data: bytes | memoryview) -> MemberIndex:

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from aisfs.core.index_builder import MemberIndexBuilder
-from aisfs.core.index_codec import DamagedIndex
+from aisfs.core.index_codec import MAX_INFLATED, DamagedIndex
 from aisfs.core.member_index import MemberIndex, MemberKind
 from aisfs.core.view_spec import LabelRule, LabelSource
 from aisfs.errors import ConfigError
@@ -71,9 +71,16 @@ class LabelColumn:
         return {row: self.table[i] for row, i in zip(self.rows, self.ids, strict=True)}
 
     def encode(self) -> bytes:
-        """Give this as bytes, to be kept."""
+        """Give this as bytes, to be kept.
+
+        Raises:
+            ValueError: it is too large to be worth keeping.
+        """
         parts = [*map(_little, (self.rows, self.ids)), self.table]
-        rest = zlib.compress(msgspec.msgpack.encode(parts), 1)
+        raw = msgspec.msgpack.encode(parts)
+        if len(raw) > MAX_INFLATED:
+            raise ValueError(f"{len(raw)} bytes of labels are too many")
+        rest = zlib.compress(raw, 1)
         return _MAGIC + _CHECK.pack(zlib.crc32(rest)) + rest
 
     @classmethod
@@ -88,7 +95,7 @@ class LabelColumn:
         if len(head) < start or head != _MAGIC + _CHECK.pack(zlib.crc32(rest)):
             raise DamagedIndex("the checksum of the labels does not hold")
         try:
-            raw = zlib.decompressobj().decompress(rest, CONTENT_MAX * 256)
+            raw = zlib.decompressobj().decompress(rest, MAX_INFLATED)
             rows, ids, table = msgspec.msgpack.decode(raw, type=tuple[bytes, bytes, list[bytes]])
             column = cls(_array(rows), _array(ids), table)
         except (zlib.error, msgspec.MsgspecError, ValueError) as error:

@@ -193,7 +193,7 @@ def _rows(draw) -> tuple:
         draw(_times),
         kind | bits | (SPARSE if holes else 0),
         draw(_paths) if linked else None,
-        draw(_large) if holes else None,
+        draw(st.one_of(_large, st.integers(2**63, 2**64 - 1))) if holes else None,
     )
 
 
@@ -212,6 +212,20 @@ def indexes(draw) -> MemberIndex:
     for reason in draw(st.lists(st.sampled_from(["climbs", "device", "é"]), max_size=5)):
         builder.skip(reason)
     return builder.build()
+
+
+def test_a_member_that_says_it_is_longer_than_any_object_survives():
+    longest = entry(b"GNUSparseFile.0/holes", b"", magic=GNU, size=base256(2**63 - 1, 12))
+    said = pax({b"GNU.sparse.size": b"5000", b"GNU.sparse.map": b"0,10", b"GNU.sparse.name": b"h"})
+    index = scan(said + longest + bytes(1024))
+    assert index.columns.stored_stops == {0: 2**63 - 1 + len(said) + 512}
+    assert_survives(index)
+
+
+@pytest.mark.parametrize("size", [2**63, 2**64 - 1, 2**64, 2**100])
+def test_what_cannot_be_decoded_is_not_encoded(size):
+    with pytest.raises(ValueError, match="cannot be stored"):
+        encode(MemberIndexBuilder(size).build())
 
 
 @given(indexes())

@@ -64,6 +64,15 @@ def test_labels_do_not_depend_on_how_the_bytes_are_cut(members, cuts):
     assert LabelColumn.decode(column.encode(), index) == column
 
 
+def test_labels_that_could_not_be_decoded_are_not_encoded(monkeypatch):
+    index, column = scan(tar_of([(f"{at}.cls", b"%099d" % at) for at in range(100)]), [])
+    monkeypatch.setattr("aisfs.core.labels.MAX_INFLATED", 11_000)
+    assert LabelColumn.decode(column.encode(), index) == column
+    monkeypatch.setattr("aisfs.core.labels.MAX_INFLATED", 10_000)
+    with pytest.raises(ValueError, match="too many"):
+        column.encode()
+
+
 @given(MEMBERS)
 def test_skipping_contents_nobody_wants_reads_the_same_labels(members):
     content = tar_of(members)
