@@ -78,7 +78,7 @@ class ShardDamaged(AisfsError):
 
 
 class ArchiveTooLarge(AisfsError):
-    """Decompressed, the archive or its member is larger than the cache may hold."""
+    """Decompressing the archive or its member takes more of the cache, or of memory, than it may."""
 
 
 class ReadOnly(AisfsError):

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import BinaryIO, NamedTuple, Protocol, cast
 
 from aisfs.core.forms import Form
-from aisfs.errors import AisfsError, Unsupported
+from aisfs.errors import AisfsError, ArchiveTooLarge, Unsupported
 
 
 class Codec(Protocol):
@@ -50,6 +50,7 @@ def read_piece(codec: Codec, buffer: memoryview) -> Piece:
     """Fill a buffer, as far as there is something.
 
     Raises:
+        ArchiveTooLarge: the codec would need more memory than `MEMORY_MAX`.
         AisfsError: the file below cannot be read.
     """
     length = 0
@@ -63,6 +64,11 @@ def read_piece(codec: Codec, buffer: memoryview) -> Piece:
     except AisfsError:
         raise
     except Exception as error:  # noqa: BLE001 - each codec has its own, of no common class
+        if any(said in str(error) for said in _NEEDS_MEMORY):
+            raise ArchiveTooLarge(
+                f"it takes more than {MEMORY_MAX >> 20} MiB of memory to decompress:"
+                " compress it again with a smaller dictionary or window, as `xz -9` does"
+            ) from None
         return Piece(length, str(error) or type(error).__name__)
     return Piece(length)
 
@@ -101,6 +107,44 @@ class Inflater:
         return b""
 
 
+class _Unxz:
+    """The streams of an xz file, one after the other; as `lzma.LZMAFile`, which has no limit."""
+
+    def __init__(self, file: io.BufferedReader) -> None:
+        self._file = file
+        self._stream = self._next()
+
+    def _next(self) -> lzma.LZMADecompressor:
+        return lzma.LZMADecompressor(memlimit=MEMORY_MAX)
+
+    def read1(self, size: int, /) -> bytes:
+        """Read some bytes, `size` at most; none at the end.
+
+        Raises:
+            EOFError: it is cut off.
+            lzma.LZMAError: it is damaged, or needs more memory than `MEMORY_MAX`.
+        """
+        while True:
+            data = b""
+            if self._stream.eof:
+                data = self._stream.unused_data or self._file.read1(_INPUT)
+                if not data:
+                    return b""
+                self._stream = self._next()
+            elif self._stream.needs_input:
+                data = self._file.read1(_INPUT)
+                if not data:
+                    raise EOFError("it ends before its last stream does")
+            found = self._stream.decompress(data, size)
+            if found:
+                return found
+
+
+MEMORY_MAX = 128 << 20
+"""Memory one codec may take: twice what `xz -9` asks for, and the window zstd takes unasked. The
+file says how much it needs, up to 4 GiB, and several are read at once."""
+_NEEDS_MEMORY = ("Memory usage limit exceeded", "too much memory")
+"""What lzma and zstd say then; their classes of errors do not tell."""
 _INPUT = 64 * 1024
 
 
@@ -129,10 +173,10 @@ class _Module(Protocol):
     LZ4FrameFile: Callable[[BinaryIO], object]
 
 
-_CODECS: dict[Form, Callable[[BinaryIO], Codec]] = {
+_CODECS: dict[Form, Callable[[io.BufferedReader], Codec]] = {
     Form.TAR_GZ: _gzip,
     Form.TAR_BZ2: bz2.BZ2File,
-    Form.TAR_XZ: lzma.LZMAFile,
+    Form.TAR_XZ: _Unxz,
     Form.TAR_ZST: _zstd,
     Form.TAR_LZ4: _lz4,
 }

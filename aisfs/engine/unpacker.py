@@ -162,7 +162,7 @@ class Unpacker:
 
         Raises:
             Unsupported: there is no cache, or no package for the form.
-            ArchiveTooLarge: it does not fit into the cache.
+            ArchiveTooLarge: it does not fit into the cache, or takes too much memory.
             Stale: the shard changed meanwhile.
         """
         return await self._pass(self._tar(bucket, shard, form), feed)
@@ -333,7 +333,10 @@ class Unpacker:
         self, content: _Content, codec: Codec, buffer: memoryview, feed: Feed | None
     ) -> tuple[Piece, bool]:
         """Decompress a piece, look at it and keep it. Runs in a worker thread."""
-        piece = read_piece(codec, buffer)
+        try:
+            piece = read_piece(codec, buffer)
+        except ArchiveTooLarge as error:
+            raise ArchiveTooLarge(f"{content.name}: {error}") from None
         there = ByteRange(content.position, content.position + piece.length)
         self._check_size(content, there.stop)
         if not there:

@@ -4,14 +4,15 @@ import io
 import zlib
 
 import pytest
+from backports import zstd
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from aisfs.core.decompression import Inflater, open_codec, read_piece
 from aisfs.core.forms import Form, form_of_content
 from aisfs.core.tar import TarScanner
-from aisfs.errors import Stale
-from tests.support.archives import COMPRESSIONS, make_tar, text
+from aisfs.errors import ArchiveTooLarge, Stale
+from tests.support.archives import COMPRESSIONS, make_tar, text, xz_with_dictionary
 
 FORMS = {
     Form.TAR_GZ: "tgz",
@@ -65,6 +66,35 @@ def test_several_streams_are_one_content(form, parts, step, size):
 
 WHOLE = text(50_000)
 PACKED = {form: COMPRESSIONS[name](WHOLE) for form, name in FORMS.items()}
+
+
+def zst(data: bytes, window_log: int) -> bytes:
+    options = {zstd.CompressionParameter.window_log: window_log}
+    compressor = zstd.ZstdCompressor(options=options)
+    return compressor.compress(data) + compressor.flush()  # of unknown length: the window counts
+
+
+@pytest.mark.parametrize(
+    ("form", "modest", "greedy"),
+    [
+        (
+            Form.TAR_XZ,
+            xz_with_dictionary(b"x" * 5000, 1 << 26),
+            xz_with_dictionary(b"x" * 5000, 2**32 - 1),
+        ),
+        (
+            Form.TAR_XZ,
+            xz_with_dictionary(b"x" * 5000, 1 << 26),
+            xz_with_dictionary(b"x" * 5000, 1 << 28),
+        ),
+        (Form.TAR_ZST, zst(b"x" * 5000, 27), zst(b"x" * 5000, 28)),
+    ],
+)
+def test_what_takes_too_much_memory_is_refused_even_behind_what_does_not(form, modest, greedy):
+    assert drain(open_codec(form, Dripping(modest, 1000))) == (b"x" * 5000, "")
+    for data in (greedy, modest + greedy):
+        with pytest.raises(ArchiveTooLarge, match="128 MiB of memory"):
+            drain(open_codec(form, Dripping(data, 1000)))
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -16,7 +16,15 @@ from pathlib import Path
 import pytest
 
 from tests.mount.content import fill, payload
-from tests.support.archives import COMPRESSIONS, SUFFIXES, make, make_tar, make_zip, text
+from tests.support.archives import (
+    COMPRESSIONS,
+    SUFFIXES,
+    make,
+    make_tar,
+    make_zip,
+    text,
+    xz_with_dictionary,
+)
 from tests.support.mounts import Mount, eventually, mounted
 from tests.support.servers import RunningServer, running_server
 
@@ -314,6 +322,20 @@ def test_bombs_are_errors_and_the_disk_stays_below_the_limit(
         assert (mountpoint / "bomb.zip.d" / "fine").read_bytes() == b"1"
         assert unpacked(mountpoint / "good.tgz.d") == MEMBERS
         assert "--cache-size" in mount.log()
+
+
+def test_archives_that_take_too_much_memory_are_refused_and_say_why(damaged, mountpoint: Path):
+    tar = make_tar(MEMBERS)
+    objects = {
+        "modest.tar.xz": xz_with_dictionary(tar, 1 << 26),
+        "greedy.tar.xz": xz_with_dictionary(tar, 2**32 - 1),
+    }
+    with damaged(objects, log=("more than 128 MiB of memory",)) as mount:
+        for _ in range(2):
+            with pytest.raises(OSError, match="File too large"):
+                os.listdir(mountpoint / "greedy.tar.xz.d")
+        assert unpacked(mountpoint / "modest.tar.xz.d") == MEMBERS
+        assert "greedy.tar.xz (decompressed): it takes more than 128 MiB" in mount.log()
 
 
 def _disk(folder: Path) -> int:

@@ -7,6 +7,7 @@ import lzma
 import random
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 
 import lz4.frame
@@ -55,3 +56,16 @@ def make(suffix: str, members: Mapping[str, bytes]) -> bytes:
     if suffix == "zip":
         return make_zip(members)
     return COMPRESSIONS[suffix](make_tar(members))
+
+
+def xz_with_dictionary(data: bytes, dictionary: int) -> bytes:
+    """As `xz --lzma2=dict=…` writes it, but that the header only says so: it takes no memory here."""
+    raw = bytearray(lzma.compress(data, preset=0))
+    header = 12  # behind that of the stream: one block, of which the last property is its size
+    assert raw[header + 2 : header + 4] == b"\x21\x01"
+    half = dictionary.bit_length() - 12  # in steps of 2^n and 3 * 2^(n-1), from 4 KiB on
+    raw[header + 4] = 40 if dictionary == 2**32 - 1 else 2 * half - 2
+    length = 4 * (raw[header] + 1)
+    stop = header + length
+    raw[stop - 4 : stop] = zlib.crc32(raw[header : stop - 4]).to_bytes(4, "little")
+    return bytes(raw)
