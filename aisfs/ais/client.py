@@ -93,12 +93,15 @@ class AISClient:
 
         return await self.run(request.subject, work, bucket)
 
-    async def head(self, bucket: Bucket, key: str) -> ObjectInfo:
+    async def head(self, bucket: Bucket, key: str, *, latest: bool = False) -> ObjectInfo:
         """Describe the current version of one object."""
         request = wire.head_object(bucket, key, with_props=self._head_with_props)
         plain = wire.head_object(bucket, key, with_props=False)
+        byte = wire.get_range(bucket, key, 0, 1, latest=latest and not bucket.is_local)
 
         def work(line: Line) -> ObjectInfo:
+            if latest and not bucket.is_local:  # a GET renews the copy, a HEAD would only complain
+                self._first_byte(line, byte)
             facts = self.facts_of(line, bucket)
             reply = self.transport.ask(line, request)
             if refuses_props(reply):
@@ -108,14 +111,17 @@ class AISClient:
             if reply.status != 200:
                 raise failure(request, reply)
             if object_replies.lacks_size(reply, facts):
-                byte = wire.get_range(bucket, key, 0, 1)
-                first = self.transport.ask(line, byte)
-                if first.status not in (200, 206, 416):
-                    raise failure(byte, first)
-                reply = object_replies.with_size(reply, first, byte)
+                reply = object_replies.with_size(reply, self._first_byte(line, byte), byte)
             return object_replies.parse_object(reply, bucket, key, facts)
 
         return await self.run(request.subject, work, bucket)
+
+    def _first_byte(self, line: Line, request: wire.Request) -> wire.Reply:
+        """Ask for the first byte of an object, which may be empty."""
+        reply = self.transport.ask(line, request)
+        if reply.status not in (200, 206, 416):
+            raise failure(request, reply)
+        return reply
 
     async def read_range(
         self, bucket: Bucket, expected: ObjectInfo, start: int, buffer: memoryview

@@ -154,7 +154,7 @@ def list_page(bucket: Bucket, prefix: str, token: str, page_size: int) -> Reques
 def head_object(bucket: Bucket, key: str, *, with_props: bool = True) -> Request:
     """Ask about one object; servers before 4.2 ignore the props and say everything.
 
-    `latest-ver` is never sent: the server drops the connection of such a HEAD on `ais://`.
+    `latest-ver` is never sent here: the server drops the connection of such a HEAD on `ais://`.
     """
     query = bucket_query(bucket)
     if with_props:
@@ -168,8 +168,8 @@ def get_object(bucket: Bucket, key: str) -> Request:
     return Request("GET", object_path(bucket, key), bucket_query(bucket), f"{bucket}/{key}")
 
 
-def get_range(bucket: Bucket, key: str, start: int, stop: int) -> Request:
-    """Ask for the bytes `[start, stop)`.
+def get_range(bucket: Bucket, key: str, start: int, stop: int, *, latest: bool = False) -> Request:
+    """Ask for the bytes `[start, stop)`; of the `latest` version where AIStore has but a copy.
 
     Raises:
         ValueError: the range is empty. Sent, it would panic the server's handler and leave the
@@ -179,7 +179,7 @@ def get_range(bucket: Bucket, key: str, start: int, stop: int) -> Request:
         raise ValueError(f"the range [{start}, {stop}) is empty")
     headers = {"Range": f"bytes={start}-{stop - 1}"}
     path, beside = object_path(bucket, key), _beside(bucket, key)
-    query = bucket_query(bucket)
+    query = bucket_query(bucket, {"latest-ver": "true"} if latest else None)
     return Request("GET", path, query, f"{bucket}/{key}", headers, beside=beside)
 
 

@@ -196,7 +196,7 @@ class Appender:
         raise Stale(f"{bucket}/{key}: somebody else changes it again and again")
 
     async def _load(self, bucket: Bucket, key: str) -> _Kept:
-        info = await self._store.head(bucket, key)
+        info = await self._store.head(bucket, key, latest=True)
         staged = await load(self._store, self._staging, bucket, info)
         read = partial(ShardCopy, staged, f"{bucket}/{key}", ignore_zeros=self._ignore_zeros)
         try:
@@ -214,7 +214,7 @@ class Appender:
         view: MembersView | None = None
         if self._indexer is not None and growth.changed:
             view = await trio.to_thread.run_sync(self._indexer.view_of, shard.index, shard.staged)
-        now = await self._store.head(bucket, base.key)
+        now = await self._store.head(bucket, base.key, latest=True)
         if not now.same_content(base):
             return None
         if not growth.changed:

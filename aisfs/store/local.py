@@ -80,7 +80,7 @@ class LocalStore(NothingAhead):
             raise InvalidName(f"{bucket}/{prefix}: a directory prefix ends in '/'")
         return await self._run(partial(self._list, bucket, prefix, token, page_size))
 
-    async def head(self, bucket: Bucket, key: str) -> ObjectInfo:
+    async def head(self, bucket: Bucket, key: str, *, latest: bool = False) -> ObjectInfo:
         """Describe the file as it is now."""
 
         def work() -> ObjectInfo:

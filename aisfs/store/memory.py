@@ -156,7 +156,7 @@ class MemoryStore(NothingAhead):
                 position += 1
         return page
 
-    async def head(self, bucket: Bucket, key: str) -> ObjectInfo:
+    async def head(self, bucket: Bucket, key: str, *, latest: bool = False) -> ObjectInfo:
         """Describe the current version of one object."""
         await self._enter("head", bucket, key)
         return self._object(bucket, key)[0]

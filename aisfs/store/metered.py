@@ -42,10 +42,10 @@ class MeteredStore:
         with self._timed("list_page"):
             return await self._inner.list_page(bucket, prefix, token=token, page_size=page_size)
 
-    async def head(self, bucket: Bucket, key: str) -> ObjectInfo:
+    async def head(self, bucket: Bucket, key: str, *, latest: bool = False) -> ObjectInfo:
         """See `ObjectStore`."""
         with self._timed("head"):
-            return await self._inner.head(bucket, key)
+            return await self._inner.head(bucket, key, latest=latest)
 
     async def read_range(
         self, bucket: Bucket, expected: ObjectInfo, start: int, buffer: memoryview

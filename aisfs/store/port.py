@@ -39,8 +39,13 @@ class ObjectStore(Protocol):
         """
         ...
 
-    async def head(self, bucket: Bucket, key: str) -> ObjectInfo:
+    async def head(self, bucket: Bucket, key: str, *, latest: bool = False) -> ObjectInfo:
         """Describe the current version of one object.
+
+        Args:
+            bucket: The bucket.
+            key: Name of the object.
+            latest: Where the cluster only keeps copies of what is elsewhere, have it look there.
 
         Raises:
             NotFound: no such object; `BucketNotFound` when it is the bucket that is missing.

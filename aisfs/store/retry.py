@@ -157,9 +157,10 @@ class RetryingStore:
         attempt = partial(self._inner.list_page, bucket, prefix, token=token, page_size=page_size)
         return await self._retrier.run(f"{bucket}/{prefix}", attempt)
 
-    async def head(self, bucket: Bucket, key: str) -> ObjectInfo:
+    async def head(self, bucket: Bucket, key: str, *, latest: bool = False) -> ObjectInfo:
         """Describe the current version of one object."""
-        return await self._retrier.run(f"{bucket}/{key}", partial(self._inner.head, bucket, key))
+        attempt = partial(self._inner.head, bucket, key, latest=latest)
+        return await self._retrier.run(f"{bucket}/{key}", attempt)
 
     async def read_range(
         self, bucket: Bucket, expected: ObjectInfo, start: int, buffer: memoryview

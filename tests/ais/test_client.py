@@ -227,6 +227,34 @@ async def test_the_size_of_a_head_without_length_is_asked_for(said, content):
         assert server.seen[-1].headers["range"] == "bytes=0-0"
 
 
+@pytest.mark.parametrize("content", [b"", b"new content"])
+async def test_the_latest_version_of_what_is_elsewhere(content):
+    """AIStore goes on serving its copy, until a GET asks for the latest version."""
+    cluster = MiniCluster({"k": b"old"})
+
+    def before(seen, connection):
+        if seen.query.get("latest-ver") == ["true"] and "pid" in seen.query:
+            assert seen.method == "GET", "a HEAD would only complain"
+            cluster.objects["k"], cluster.version = content, "2"
+            if not content:
+                connection.sendall(reply(416, {"Content-Range": "bytes */0"}))
+                return True
+        return None
+
+    cluster.before = before
+    remote = Bucket("b", Provider.AIS, "@uuid#")
+    async with connected(cluster) as (client, server):
+        assert (await client.head(remote, "k")).size == 3
+        assert (await client.head(remote, "k", latest=True)).size == len(content)
+        asked = len(server.seen)
+        await client.head(B, "k", latest=True)
+        assert not any("latest-ver" in seen.target for seen in server.seen[asked:])
+        del cluster.objects["k"]
+        cluster.before = None
+        with pytest.raises(NotFound):
+            await client.head(remote, "k", latest=True)
+
+
 # Tokens
 
 

@@ -204,6 +204,20 @@ async def test_a_shard_that_changes_meanwhile_is_read_anew(store: MemoryStore, a
     assert await members(store) == [("theirs", b"t"), ("ours", b"o")]
 
 
+async def test_the_latest_version_is_asked_for(store: MemoryStore, appender: Appender):
+    """Else a shard of a remote bucket would be written as the cluster remembers it."""
+    asked: list[bool] = []
+    head = store.head
+
+    async def listening(bucket: Bucket, key: str, *, latest: bool = False):
+        asked.append(latest)
+        return await head(bucket, key)
+
+    store.head = listening
+    await appender.append(B, "s.tar", new("m", b"o"))
+    assert asked == [True, True]
+
+
 async def test_a_shard_that_never_rests(store: MemoryStore, appender: Appender):
     async def hook(method: str, bucket: Bucket | None, key: str) -> None:
         if method == "head":
