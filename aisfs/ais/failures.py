@@ -163,6 +163,8 @@ def _bad_request(request: Request, details: _Details) -> _Verdict:
         return IsADirectory, "other names begin with this one, or the cluster keeps its directory"
     if request.method == "PUT" and "archpath=" in request.query:
         return ShardDamaged, "the cluster cannot append to this"
+    if details.tcode == "ErrFailedTo" and "failed to call" in details.message:
+        return Unavailable, "a part of the cluster is not there"
     if details.tcode == "ErrInvalidBackendProvider":
         return Unsupported, "the cluster does not know this provider"
     return ProtocolError, "the cluster does not understand the request"

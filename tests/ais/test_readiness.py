@@ -260,6 +260,22 @@ async def test_a_listing_without_the_objects_of_a_target_is_an_error():
             await store.list_page(B, "")
 
 
+async def test_a_listing_waits_for_a_target_that_does_not_answer():
+    cluster, left = Cluster(), [2]
+
+    def dead(seen: Seen, connection: socket.socket) -> bool | None:
+        if seen.path != "/v1/buckets/b" or seen.method != "GET" or not left[0]:
+            return None
+        left[0] -= 1
+        said = "p[p1]: failed to call t[t2] list[x], err: dial tcp: connect: connection refused"
+        connection.sendall(reply(400, *error(400, "ErrFailedTo", said)))
+        return True
+
+    cluster.before = dead
+    async with store_of(cluster) as store:
+        assert len((await store.list_page(B, "")).objects) == 1
+
+
 async def test_a_listing_during_which_the_map_changed_is_asked_for_again():
     cluster = Cluster()
     async with store_of(cluster) as store:
