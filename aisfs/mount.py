@@ -14,6 +14,7 @@ from pathlib import Path
 
 import trio
 
+from aisfs import descriptors
 from aisfs.allocator import map_large_blocks
 from aisfs.assembly import (
     CLOCK,
@@ -114,6 +115,7 @@ async def run(plan: MountPlan, on_ready: Callable[[], None]) -> None:
     """
     sys.setswitchinterval(SWITCH_SECONDS)
     map_large_blocks()
+    descriptors.allow_many()
     if plan.kernel.lane and not serves_descriptors():
         log.warning("mounting without the lane, which is slower: it needs libfuse 3.3 or later")
         plan = replace(plan, kernel=plan.kernel.model_copy(update={"lane": False}))

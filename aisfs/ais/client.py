@@ -288,7 +288,7 @@ class AISClient:
         if self._closed or line.lifeline.is_cut:
             line.close()
         else:
-            line.lifeline.prune()
+            line.lifeline.rest()
             self._idle.append(line)
         if self._closed and not self._busy:
             self._all_returned.set()

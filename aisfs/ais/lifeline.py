@@ -4,13 +4,14 @@ A thread in `recv` cannot be cancelled, but shutting its socket down makes the c
 A `Lifeline` belongs to one set of connections that one request at a time uses; `cut` ends whatever
 waits on them: connecting, the TLS handshake, sending, receiving. Only a name lookup is out of reach.
 
-Each socket is kept as a duplicate: urllib3 wraps, detaches and closes its own in the worker thread
+Each socket in use is kept as a duplicate: urllib3 wraps, detaches and closes its own in the thread
 meanwhile, and a descriptor number closed there may already mean another file here.
 
 Must not know: what is sent, trio.
 """
 
 import contextlib
+import os
 import socket
 import ssl
 import threading
@@ -45,6 +46,7 @@ class Lifeline:
         self.admit = admit
         self._lock = threading.Lock()
         self._twins: dict[HTTPConnection, socket.socket] = {}
+        self._connections: set[HTTPConnection] = set()
         self._cut = False
         self._holding = False
         self.http = partial(_HTTP, lifeline=self)
@@ -56,7 +58,7 @@ class Lifeline:
         return self._cut
 
     def watch(self, connection: HTTPConnection, sock: socket.socket) -> None:
-        """Take a socket into account before it connects.
+        """Take a socket into account before it connects, or is used again.
 
         Raises:
             ConnectionAbortedError: the lifeline was cut.
@@ -64,10 +66,17 @@ class Lifeline:
         with self._lock:
             if self._cut:
                 raise ConnectionAbortedError("given up")
+            self._connections.add(connection)
             old = self._twins.pop(connection, None)
-            self._twins[connection] = sock.dup()
+            # `dup` is not for sockets with TLS, and would make a blocking call of it.
+            twin = os.dup(sock.fileno())
+            self._twins[connection] = socket.socket(sock.family, sock.type, sock.proto, twin)
         if old:
             old.close()
+
+    def watches(self, connection: HTTPConnection) -> bool:
+        """Say whether the socket of a connection is taken into account."""
+        return connection in self._twins
 
     def cut(self) -> None:
         """Make every call that waits on one of the sockets return now. Any thread may call it."""
@@ -98,24 +107,20 @@ class Lifeline:
         with self._lock:
             self._holding = False
 
-    def prune(self) -> None:
-        """Forget closed connections. Only when no request is under way.
-
-        A connection counts as closed as soon as its last reply has begun, so not before.
-        """
+    def rest(self) -> None:
+        """Forget the sockets, so that each has one descriptor. Only when no request is under way."""
         with self._lock:
-            closed = [connection for connection in self._twins if connection.sock is None]
-            twins = [self._twins.pop(connection) for connection in closed]
-        for twin in twins:
+            twins, self._twins = self._twins, {}
+            self._connections = {each for each in self._connections if each.sock is not None}
+        for twin in twins.values():
             twin.close()
 
     def close(self) -> None:
         """Close all connections. Only when no request is under way."""
-        with self._lock:
-            twins, self._twins = self._twins, {}
-        for connection, twin in twins.items():
+        self.rest()
+        for connection in self._connections:
             connection.close()
-            twin.close()
+        self._connections.clear()
 
 
 class _Watched(HTTPConnection):
@@ -141,6 +146,8 @@ class _Watched(HTTPConnection):
     def send(self, data: Any) -> None:  # noqa: ANN401 - http.client's own signature
         """Send a part of a request."""
         if self.sock is not None:
+            if not self._lifeline.watches(self):
+                self._lifeline.watch(self, self.sock)
             self.sock.settimeout(self._lifeline.send_timeout)
         super().send(data)
 

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
+from aisfs import descriptors
 from aisfs.cache import entry as entries
 from aisfs.cache.entry import PAGE, SEGMENT, STEP
 from aisfs.cache.ledger import Piece, Row
@@ -19,9 +20,10 @@ from aisfs.core.ranges import RangeSet
 from aisfs.model import ByteRange
 
 OPEN_FILES = 192
-"""Segments mapped at a time: 3 GiB, with two or, of those written to, three descriptors each within
-the usual limit of 1024.
-Mapping one again takes some 30 µs."""
+"""Segments mapped at a time, at most: 3 GiB. Mapping one again takes some 30 µs."""
+_SHARE = 12
+"""One of so many descriptors is that of a segment. A mapping has one too, and writing past the page
+cache a third, so all of them take a quarter: the rest is for connections."""
 _INLINE_RUNS = 3
 """Extents that ext4 keeps in the inode, besides the header's."""
 _RUNS_PER_BLOCK = 64
@@ -73,7 +75,8 @@ def runs_of(pages: int) -> Iterator[tuple[int, int]]:
 
 
 class OpenFiles:
-    """The files that are open, at most `OPEN_FILES`, the one not used for longest goes."""
+    """The files that are open, at most `OPEN_FILES` and within their share of descriptors; the ones
+    not used for longest go."""
 
     def __init__(self) -> None:
         self._files: OrderedDict[Segment, SegmentFile] = OrderedDict()
@@ -85,7 +88,8 @@ class OpenFiles:
         """Keep a file."""
         segment.file = file
         self._files[segment] = file
-        if len(self._files) > OPEN_FILES:
+        most = min(OPEN_FILES, max(1, descriptors.allowed() // _SHARE))
+        while len(self._files) > most:
             self._files.popitem(last=False)[0].file = None
 
     def use(self, segment: "Segment") -> None:
