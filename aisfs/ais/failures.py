@@ -136,7 +136,7 @@ def _details(reply: Reply) -> _Details:
     raw = reply.body or reply.headers.get("hdr-error", "").encode("latin-1", "replace")
     try:
         details = _decode(raw.decode("utf-8", "replace"))
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return _Details()
     printable = "".join(c if c.isprintable() else " " for c in details.message)
     return _Details(details.tcode, printable.strip(), details.url_path)

@@ -6,6 +6,7 @@ that are not UTF-8 take a slower way with the same result. Pure, like `aisfs.ais
 
 import json
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 
@@ -22,11 +23,16 @@ from aisfs.errors import ProtocolError
 from aisfs.model import Bucket, ObjectInfo, Page, Provider
 
 _ENTRY_IS_DIRECTORY = 256
+_MOST_ENTRIES = 200_000
+"""In one page, of which AIStore makes at most 10,000; an entry of five bytes takes 200 of memory."""
+_UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+
+_Size = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 
 
 class _Entry(msgspec.Struct, gc=False):
     name: str = msgspec.field(name="n")
-    size: int = msgspec.field(name="s", default=0)
+    size: _Size = msgspec.field(name="s", default=0)
     version: str = msgspec.field(name="v", default="")
     checksum: str = msgspec.field(name="cs", default="")
     custom: str = msgspec.field(name="m", default="")
@@ -42,7 +48,7 @@ class _RawEntry(msgspec.Struct):
     """An entry of a listing that holds names which are not UTF-8."""
 
     name: msgspec.Raw = msgspec.field(name="n")
-    size: int = msgspec.field(name="s", default=0)
+    size: _Size = msgspec.field(name="s", default=0)
     version: str = msgspec.field(name="v", default="")
     checksum: str = msgspec.field(name="cs", default="")
     custom: msgspec.Raw = msgspec.field(name="m", default_factory=msgspec.Raw)
@@ -56,7 +62,7 @@ class _RawListing(msgspec.Struct):
 
 class _JsonEntry(msgspec.Struct, gc=False):
     name: str
-    size: int = 0
+    size: _Size = 0
     version: str = ""
     checksum: str = ""
     custom: str = msgspec.field(name="custom-md", default="")
@@ -90,7 +96,7 @@ def parse_buckets(reply: Reply) -> list[Bucket]:
     """Read a list of buckets, sorted; those of providers nobody knows are left out."""
     try:
         entries = _decode_buckets(reply.body) or []
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise ProtocolError(f"list of buckets: {error}") from error
     known = {provider.value for provider in Provider}
     return sorted(
@@ -151,6 +157,8 @@ def parse_page(
 def _decode_listing(reply: Reply, subject: str) -> tuple[Sequence[_Entry | _JsonEntry], str]:
     # The server decides: it may send JSON although it was asked for msgpack.
     kind = reply.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if reply.body.count(b"\xa1n" if kind == MSGPACK else b'"name"') > _MOST_ENTRIES:
+        raise ProtocolError(f"{subject}: a page of more than {_MOST_ENTRIES} names")
     try:
         if kind != MSGPACK:
             return _decode_json_listing(reply.body)
@@ -161,7 +169,7 @@ def _decode_listing(reply: Reply, subject: str) -> tuple[Sequence[_Entry | _Json
             entries = [_entry_of_raw(entry) for entry in raw.entries or []]
             return entries, _text(raw.token)
         return listing.entries or [], listing.token
-    except (msgspec.MsgspecError, ValueError) as error:
+    except _UNREADABLE as error:
         raise ProtocolError(f"{subject}: the listing is unreadable: {error}") from error
 
 
@@ -186,7 +194,9 @@ def _text(raw: msgspec.Raw) -> str:
     if not data:
         return ""
     # fixstr holds its length in the first byte; str 8, 16 and 32 in the 1, 2 and 4 after it.
-    skip = {0xD9: 2, 0xDA: 3, 0xDB: 5}.get(data[0], 1)
+    skip = 1 if 0xA0 <= data[0] <= 0xBF else {0xD9: 2, 0xDA: 3, 0xDB: 5}.get(data[0], 0)
+    if not skip:
+        raise ValueError("a name that is no text")
     return data[skip:].decode("utf-8", "surrogateescape")
 
 

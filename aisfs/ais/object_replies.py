@@ -18,6 +18,10 @@ from aisfs.ais.wire import (
 )
 from aisfs.errors import ProtocolError, Stale, Unavailable
 from aisfs.model import Bucket, ObjectInfo, Provider
+from aisfs.redaction import shown
+
+_MOST_TEXT = 150
+"""Characters of what a header says that are passed on; checksums have up to 128."""
 
 
 def lacks_size(reply: Reply, facts: BucketFacts) -> bool:
@@ -48,7 +52,7 @@ def with_size(reply: Reply, first: Reply, request: Request) -> Reply:
     elif first.status == 416:
         total = first.headers.get("content-range", "bytes */0").removeprefix("bytes */")
         if total != "0":
-            raise ProtocolError(f"{subject}: no first byte of {total!r} bytes")
+            raise ProtocolError(f"{subject}: no first byte of {shown(total)[:_MOST_TEXT]!r} bytes")
     marks = [
         (head, get)
         for name in ("ais-version", "ais-checksum-value")
@@ -86,7 +90,7 @@ def check_content(
     whole = (start, stop) == (0, expected.size)
     # Something between us and the cluster may compress what it lets through.
     if (coding := reply.headers.get("content-encoding", "identity")) != "identity":
-        raise ProtocolError(f"{subject}: the bytes came as {coding!r}")
+        raise ProtocolError(f"{subject}: the bytes came as {shown(coding)[:_MOST_TEXT]!r}")
     if reply.status == 206:
         first, last, size = _content_range(reply, subject)
         if length is not None and _number(length, subject) != last + 1 - first:
@@ -126,7 +130,7 @@ def _content_range(reply: Reply, subject: str) -> tuple[int, int, int]:
     text = reply.headers.get("content-range", "")
     match = _CONTENT_RANGE.fullmatch(text)
     if not match:
-        raise ProtocolError(f"{subject}: Content-Range is {text!r}")
+        raise ProtocolError(f"{subject}: Content-Range is {shown(text)[:_MOST_TEXT]!r}")
     first, last, size = match.groups()
     return int(first), int(last), int(size)
 
@@ -139,10 +143,10 @@ def _checksum(reply: Reply, facts: BucketFacts) -> str:
 
 def _number(text: str, subject: str) -> int:
     if not _NUMBER.fullmatch(text):
-        raise ProtocolError(f"{subject}: a length of {text[:40]!r} bytes")
+        raise ProtocolError(f"{subject}: a length of {shown(text)[:_MOST_TEXT]!r} bytes")
     return int(text)
 
 
 def _brief(info: ObjectInfo) -> str:
-    known = f"{info.size} bytes, version {info.version or 'unknown'}"
-    return f"{known}, {info.checksum}" if info.checksum else known
+    known = f"{info.size} bytes, version {shown(info.version)[:_MOST_TEXT] or 'unknown'}"
+    return f"{known}, {shown(info.checksum)[:_MOST_TEXT]}" if info.checksum else known

@@ -14,6 +14,7 @@ Any thread may call everything. Must not know: redirects, what requests mean, tr
 """
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -141,7 +142,7 @@ class Readiness:
             raise Unavailable(f"the cluster does not give its map (HTTP {reply.status})")
         try:
             found = _decode_map(reply.body) if reply.status == 200 else None
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             found = None
         with self._lock:
             self._looked = now
@@ -189,10 +190,13 @@ class Readiness:
                 connection.sock = None
 
 
+_UPTIME = re.compile(r"[0-9]{1,19}")
+
+
 def _start_of(reply: Reply) -> float:
     """When the process behind a reply was started; after everything else if it does not say."""
     uptime = reply.headers.get("ais-node-uptime", "")
-    return time.monotonic() - int(uptime) / _NS if uptime.isdecimal() else float("inf")
+    return time.monotonic() - int(uptime) / _NS if _UPTIME.fullmatch(uptime) else float("inf")
 
 
 def _named(targets: frozenset[str]) -> str:

@@ -10,8 +10,11 @@ from urllib.parse import quote, urljoin, urlsplit
 
 from aisfs.ais.wire import Request
 from aisfs.errors import ProtocolError
+from aisfs.redaction import shown
 
 REDIRECTS = frozenset({301, 302, 307, 308})
+_MOST_TEXT = 300
+"""Characters of a `Location` that are passed on."""
 _MAX_HOPS = 3
 """Redirects in a row: AIStore needs one; a load balancer in front may add another."""
 _TARGET_MARKS = (re.compile(r"[?&]pid="), re.compile(r"[?&]utm="))
@@ -64,7 +67,7 @@ class Way:
                 elif self._beside:
                     path = self._beside.partition("?")[0]
                 return f"{parts.scheme}://{parts.netloc}{before}{path}{query}"
-        raise ProtocolError(f"{self._subject}: redirected to {place!r}")
+        raise ProtocolError(f"{self._subject}: redirected to {shown(place)[:_MOST_TEXT]!r}")
 
     def _own_query(self, query: str) -> str:
         """Give the query of the request itself, with what the proxy has added to another one."""
@@ -89,7 +92,7 @@ class Way:
         self._hops += 1
         if self._hops > _MAX_HOPS:
             raise ProtocolError(
-                f"{self._subject}: redirected in circles, from {self._origin} to {target}"
+                f"{self._subject}: redirected in circles, from {self._origin} to {shown(target)[:_MOST_TEXT]}"
             )
 
 

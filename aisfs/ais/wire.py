@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -36,10 +36,10 @@ _HEAD_PROPS = "checksum,version,custom"
 _NS = 1_000_000_000
 _CONTROL_REPLY = 1 << 20
 """Bytes; what is asked for besides listings are ids and a few numbers."""
-_PAGE = 64 << 20
-"""Bytes of a page: 10,000 names of the longest, 4 KiB, with what is said of each."""
-_BUCKETS = 16 << 20
-"""Bytes of a list of buckets: room for a hundred thousand."""
+_PAGE = 32 << 20
+"""Bytes of a page: 3 KiB for each of 10,000 objects, twice the longest name of a cloud."""
+_BUCKETS = 4 << 20
+"""Bytes of a list of buckets: room for tens of thousands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +237,8 @@ class _ChecksumProps(msgspec.Struct):
 
 
 class _BucketProps(msgspec.Struct):
-    created: int = 0
+    # With the seconds of all versions it is to fit into 64 bits: up to the year 2096.
+    created: Annotated[int, msgspec.Meta(lt=4 * 10**18)] = 0
     checksum: _ChecksumProps = msgspec.field(default_factory=_ChecksumProps)
 
 
@@ -249,7 +250,7 @@ def parse_bucket_facts(reply: Reply) -> BucketFacts:
     """Read what is useful from the properties of a bucket; anything unreadable is unknown."""
     try:
         props = _decode_props(reply.headers.get("ais-bucket-props", "{}"))
-    except (msgspec.MsgspecError, UnicodeError):
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return BucketFacts()
     kind, none = props.checksum.type, props.checksum.type == "none"
     return BucketFacts(
@@ -299,6 +300,7 @@ def last_modified(custom: str) -> int:
     try:
         parse = datetime.fromisoformat if text[0].isdigit() else parsedate_to_datetime
         moment = parse(text)
-    except ValueError:
+        seconds = int(moment.replace(tzinfo=moment.tzinfo or UTC).timestamp())
+    except (ValueError, OverflowError):
         return 0
-    return int(moment.replace(tzinfo=moment.tzinfo or UTC).timestamp()) * _NS
+    return seconds * _NS if 0 <= seconds < 2**33 else 0

@@ -46,6 +46,6 @@ def decode_custom(text: str, info: ObjectInfo) -> Mapping[str, str]:
         stamp, custom = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
         if stamp and stamp == stamp_of(info):
             return {str(name): str(value) for name, value in custom.items()}
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         pass  # not ours, whoever wrote it
     return NO_CUSTOM

@@ -39,7 +39,7 @@ def test_list_page_request():
         b'{"action": "list", "name": "", "value": {"uuid": "", "props": '
         b'"name,size,version,checksum,custom", "prefix": "train/", "continuation_token": "train/a", '
         b'"flags": "2048", "pagesize": 100}}',
-        most_reply=64 << 20,
+        most_reply=32 << 20,
     )
 
 
@@ -67,7 +67,7 @@ def test_list_buckets_request():
         "buckets of s3://",
         {"Content-Type": "application/json"},
         b'{"action": "list", "name": "", "value": null}',
-        most_reply=16 << 20,
+        most_reply=4 << 20,
     )
     assert wire.list_buckets(None).target == "/v1/buckets"
 
