@@ -82,6 +82,11 @@ class InnerTars:
         return f"in {path[:_SHOWN_NAME].decode(errors='backslashreplace')!r}: "
 
     @staticmethod
+    def is_about(warning: str) -> bool:
+        """Say whether a warning is about a tar in the shard, and not about the shard."""
+        return warning.startswith(("in '", 'in "'))
+
+    @staticmethod
     def opens(path: bytes) -> bool:
         """Say whether a file is taken for a tar, if its content is one."""
         name = path[path.rfind(b"/") + 1 :]

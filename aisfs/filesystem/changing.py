@@ -108,7 +108,10 @@ class ChangingFileSystem(WritingFileSystem):
             raise ReadOnly(f"{node.bucket}/{node.info.key}: only plain tars take new members")
         if await self._folders.in_opened_tar(node, parent):
             raise ReadOnly(f"{node.bucket}/{node.info.key}: a tar in it takes no new members")
-        return await self._find_member(parent, name)
+        found = await self._find_member(parent, name)
+        if found is None:
+            await self._folders.check_whole(node)
+        return found
 
     async def _make_folder(self, node: ShardNode, parent: int, name: bytes, mode: int) -> Entry:
         """Make a directory in a shard, which has it when this returns."""

@@ -7,12 +7,13 @@ import os
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from aisfs.core.inner_tars import InnerTars
 from aisfs.core.inodes import directory_number, member_number, split_member
 from aisfs.core.member_columns import column_at
 from aisfs.core.member_index import EXECUTABLE, MemberIndex, MemberKind
 from aisfs.core.views import Child, Directory, MembersView
 from aisfs.engine.indexer import Indexer
-from aisfs.errors import NotADirectory, NotFound
+from aisfs.errors import NotADirectory, NotFound, ShardDamaged
 from aisfs.filesystem.attributes import FOREVER, Attr, AttrMaker, Entry, FileRun
 from aisfs.filesystem.nodes import ShardNode
 
@@ -97,6 +98,12 @@ class ShardFolders:
         """Say whether the directory with the number `ino` is in a tar in the shard."""
         _, _, low = _split(ino)
         return bool(low) and (await self.view(shard)).in_opened_tar(low)
+
+    async def check_whole(self, shard: ShardNode) -> None:
+        """Raise `ShardDamaged` when what is known of the shard says that nothing can be added to it."""
+        for warning in (await self.view(shard)).index.warnings:
+            if not InnerTars.is_about(warning):
+                raise ShardDamaged(f"{shard.info.key}: nothing can be added: {warning}")
 
     def children_in(
         self, view: MembersView, shard: ShardNode, ino: int

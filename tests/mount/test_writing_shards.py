@@ -20,7 +20,8 @@ pytestmark = pytest.mark.mount
 @pytest.fixture(scope="module", params=["ais", "directory"])
 def place(request: pytest.FixtureRequest, lane: bool, tmp_path_factory: pytest.TempPathFactory):
     base = tmp_path_factory.mktemp(f"s-{request.param}")
-    with writable(base, backend=request.param, deadline=600) as place:
+    damaged = [r"(truncated|joined|no)\.tar: "]
+    with writable(base, backend=request.param, deadline=600, expected_log=damaged) as place:
         yield place
 
 
@@ -302,6 +303,60 @@ def test_a_tar_without_an_end(place: Writable, tmp_path: Path):
         (place.path / key).write_bytes((tmp_path / "x.tar").read_bytes()[:size])
         (place.path / f"{key}.d" / "y").write_bytes(b"y")
         assert members(place, key) == {"x": b"x" * 700, "y": b"y"}
+
+
+def test_what_cannot_be_added_to_says_so_at_once(place: Writable, tmp_path: Path):
+    for name in "ab":
+        (tmp_path / name).write_bytes(name.encode() * 700)
+        succeed("tar", "-cf", tmp_path / f"{name}.tar", "-C", tmp_path, name)
+    one, two = ((tmp_path / f"{name}.tar").read_bytes() for name in "ab")
+    succeed("tar", "-czf", tmp_path / "a.tgz", "-C", tmp_path, "a")
+    for key, content, code in [
+        ("truncated.tar", one[:1000], errno.EIO),
+        ("joined.tar", one + two, errno.EIO),
+        ("no.tar", b"hello" * 300, errno.EIO),
+        ("packed.tgz", (tmp_path / "a.tgz").read_bytes(), errno.EROFS),
+    ]:
+        (place.path / key).write_bytes(content)
+        for attempt in (
+            lambda key=key: (place.path / f"{key}.d" / "new").write_bytes(b"new"),
+            lambda key=key: os.mkdir(place.path / f"{key}.d" / "new"),
+        ):
+            with pytest.raises(OSError, match=r".") as caught:
+                attempt()
+            assert caught.value.errno == code, key
+        assert place.stored(key) == content
+    assert place.parked() == []
+
+
+@pytest.mark.parametrize("shards", ["dir", "both"])
+def test_joined_and_nested_tars(shards: str, lane: bool, tmp_path: Path):
+    """A damaged tar in the shard is nothing to the shard; a new member goes behind the last tar."""
+    base, work = tmp_path / "base", tmp_path / "work"
+    (base / "store" / "b").mkdir(parents=True)
+    work.mkdir()
+    (work / "x").write_bytes(b"x" * 700)
+    succeed("tar", "-cf", work / "in.tar", "-C", work, "x")
+    (work / "cut.tar").write_bytes((work / "in.tar").read_bytes()[:1000])
+    succeed("tar", "-cf", work / "out.tar", "-C", work, "in.tar", "cut.tar")
+    joined = base / "store" / "b" / "s.tar"
+    joined.write_bytes((work / "in.tar").read_bytes() + (work / "out.tar").read_bytes())
+    options = ["--shards", shards, "--ignore-zeros", "--recursive"]
+    damage = [r"in 'cut\.tar'"]
+    with writable(base, backend="directory", options=options, expected_log=damage) as place:
+        ending = "" if shards == "dir" else ".d"
+        folder = place.path / f"s.tar{ending}"
+        within = folder / f"in.tar{ending}"
+        inodes = [(folder / "x").stat().st_ino, (within / "x").stat().st_ino]
+        os.mkdir(folder / "new")
+        (folder / "new" / "y").write_bytes(b"y")
+        assert [(folder / "x").stat().st_ino, (within / "x").stat().st_ino] == inodes
+        assert (within / "x").read_bytes() == b"x" * 700
+        assert (folder / "new" / "y").read_bytes() == b"y"
+        with pytest.raises(OSError, match="Read-only"):
+            os.mkdir(within / "new")
+    names = succeed("tar", "--ignore-zeros", "-tf", joined).split()
+    assert names == [b"x", b"in.tar", b"cut.tar", b"new/", b"new/y"]
 
 
 def test_an_empty_object(place: Writable):
