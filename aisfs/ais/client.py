@@ -19,7 +19,8 @@ from aisfs.ais.batches import Batches
 from aisfs.ais.edits import Edits
 from aisfs.ais.failures import failure, refuses_props
 from aisfs.ais.line import Line
-from aisfs.ais.parts import BegunUpload, Parts, Upload
+from aisfs.ais.parts import BegunUpload, Parts
+from aisfs.ais.sending import Upload
 from aisfs.ais.transport import Transport
 from aisfs.ais.uploads import Uploads
 from aisfs.ais.worker import run_interruptible
@@ -28,7 +29,7 @@ from aisfs.core.names import check_new_key
 from aisfs.errors import AisfsError, BucketNotFound, NotFound, Stale, Unavailable
 from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo, Page, Provider
 from aisfs.store.custom import encode_custom
-from aisfs.store.port import Content, Progress, Sink, UploadAhead
+from aisfs.store.port import Announce, Content, Progress, Sink, UploadAhead
 from aisfs.store.retry import Retrier
 
 log = logging.getLogger(__name__)
@@ -178,13 +179,15 @@ class AISClient:
         custom: Mapping[str, str] = NO_CUSTOM,
         progress: Progress | None = None,
         ahead: UploadAhead | None = None,
+        announce: Announce | None = None,
     ) -> ObjectInfo:
         """Write one object whole, or not at all."""
         assert ahead is None or isinstance(ahead, BegunUpload), "made by `begin_upload`"
         check_new_key(bucket, key)
         encode_custom(custom, "")
-        told = progress or (lambda done: None)
-        info = await self._uploads.upload(Upload(bucket, key, content, custom, told), ahead)
+        told, named = progress or (lambda done: None), announce or (lambda name: None)
+        upload = Upload(bucket, key, content, custom, told, named)
+        info = await self._uploads.upload(upload, ahead)
         return await self._edits.with_custom(bucket, info, custom)
 
     @property

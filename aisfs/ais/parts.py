@@ -1,5 +1,10 @@
 """Objects in parts: sent in parallel, some while the rest is not known yet, then put together.
 
+AIStore destroys a part whose number arrives twice, says 200 to both, and puts together an object
+with the right size and checksum and a hole. So no part is sent again that the cluster may have:
+an upload with such a part is aborted, and another one sends all parts. And what was put together is
+not believed before a byte of each part was read back.
+
 An upload that fails, or is not wanted any more, is aborted, and leaves nothing.
 
 Must not know: HTTP, requests, errnos.
@@ -8,18 +13,16 @@ Must not know: HTTP, requests, errnos.
 import logging
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import trio
 
 from aisfs.ais import changes
-from aisfs.ais.checksums import DEFAULT_TYPE, checksum_of, is_known
+from aisfs.ais.completion import Completion
 from aisfs.ais.line import Line
+from aisfs.ais.sending import Upload, all_of, checksum_for, send_content
 from aisfs.ais.session import Session
-from aisfs.ais.wire import BucketFacts, Reply, Request
 from aisfs.errors import (
     AisfsError,
     BucketNotFound,
@@ -28,8 +31,8 @@ from aisfs.errors import (
     Unavailable,
     Unsupported,
 )
-from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo
-from aisfs.store.content import PartOfContent, pieces_of
+from aisfs.model import Bucket, ObjectInfo
+from aisfs.store.content import PartOfContent
 from aisfs.store.port import Content, Progress
 from aisfs.store.retry import Movement, Retrier
 
@@ -43,26 +46,8 @@ _LEAST_AHEAD = 5 << 20
 """Bytes; the clouds take no smaller part, but for the last."""
 _AHEAD_SHARE = 4
 """A quarter of the part size is sent ahead at once: what is left at the close is at most about that."""
-_PARTS_AT_ONCE = 8
-"""Enough to keep several disks of a target busy."""
-_TYPE_OF_PARTS = "crc32c"
-"""The checksum that AIStore computes of what was put together, but of new versions of others."""
 _ABORT_SECONDS = 10.0
 """How long a cancelled upload may take to remove its parts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Upload:
-    """What is to be written."""
-
-    bucket: Bucket
-    key: str
-    content: Content
-    custom: Mapping[str, str] = field(default_factory=lambda: NO_CUSTOM)
-    progress: Progress = lambda done: None
-
-    def __str__(self) -> str:
-        return f"{self.bucket}/{self.key}"
 
 
 class BegunUpload:
@@ -78,8 +63,12 @@ class BegunUpload:
         self._step = step
         self._begun = 0
         """Parts that were sent ahead, or tried to, each of `_step` bytes."""
-        self._sent: set[int] = set()
-        self._spoiled: set[int] = set()
+        self.delivered: set[int] = set()
+        """Parts that went out whole: the cluster may have them, so they must not be sent again."""
+        self.confirmed: set[int] = set()
+        """Of them, those that the cluster said it has."""
+        self.is_lost = False
+        """See `UploadAhead`."""
 
     def __str__(self) -> str:
         return f"{self.bucket}/{self.key}"
@@ -94,18 +83,12 @@ class BegunUpload:
         number = self._begun
         self._begun += 1
         part = PartOfContent(content, number * self._step, self._step)
-
-        async def send() -> None:
-            await self._parts.send(self, number, part, once=True)
-            self._sent.add(number)
-
-        return send
+        return partial(self._parts.send, self, number, part, once=True)
 
     def spoil(self, start: int, stop: int) -> None:
         """See `UploadAhead`."""
-        begun = self._begun
-        if start < begun * self._step:
-            self._spoiled.update(range(start // self._step, min(-(-stop // self._step), begun)))
+        if start < min(stop, self._begun * self._step):
+            self.is_lost = True
 
     async def abandon(self) -> None:
         """See `UploadAhead`."""
@@ -114,13 +97,8 @@ class BegunUpload:
             await self._parts.abort(self)
 
     def fits(self, size: int) -> bool:
-        """Say whether a content of `size` bytes goes in parts, beginning with those sent ahead.
-
-        Not when some were changed and no reply to them came: they might come after what replaces them.
-        """
-        unclear = set(range(self._begun)) - self._sent
-        fits = size > self._parts.above and self._begun * self._step <= size
-        return fits and not unclear & self._spoiled
+        """Say whether a content of `size` bytes goes in parts, beginning with those sent ahead."""
+        return size > self._parts.above and self._begun * self._step <= size and not self.is_lost
 
     def split(self, content: Content) -> list[PartOfContent]:
         """Cut a content into parts, those that were sent ahead as they are."""
@@ -132,10 +110,6 @@ class BegunUpload:
             PartOfContent(content, start, stop - start)
             for start, stop in zip(starts, stops, strict=True)
         ]
-
-    def has(self, number: int) -> bool:
-        """Say whether the cluster has a part as it is now."""
-        return number in self._sent and number not in self._spoiled
 
 
 class Parts:
@@ -153,6 +127,7 @@ class Parts:
         self._session = session
         self._retrier = retrier
         self._part_size = part_size
+        self._completion = Completion(session, retrier)
         self._are_known = True
 
     @property
@@ -187,7 +162,7 @@ class Parts:
         done = False
         try:
             sizes = await self._send_rest(upload, begun)
-            info = await self._complete(upload, begun, sizes)
+            info = await self._completion.complete(upload, begun.name, sizes)
             done = True
             return info
         except BucketNotFound:
@@ -200,23 +175,12 @@ class Parts:
 
     async def _send_rest(self, upload: Upload, begun: BegunUpload) -> list[int]:
         parts = begun.split(upload.content)
-        tally, limiter = _Tally(upload.progress), trio.CapacityLimiter(_PARTS_AT_ONCE)
-        failed: list[AisfsError] = []
-
-        async def send(number: int, part: PartOfContent) -> None:
-            async with limiter:
-                try:
-                    await self.send(begun, number, part, partial(tally.told, number))
-                except AisfsError as error:
-                    failed.append(error)
-                    nursery.cancel_scope.cancel()
-
-        async with trio.open_nursery() as nursery:
-            for number, part in enumerate(parts):
-                if not begun.has(number):
-                    nursery.start_soon(send, number, part)
-        if failed:
-            raise failed[0]
+        tally = _Tally(upload.progress)
+        await all_of(
+            partial(self.send, begun, number, part, partial(tally.told, number))
+            for number, part in enumerate(parts)
+            if number not in begun.confirmed
+        )
         return [part.size for part in parts]
 
     async def send(
@@ -228,11 +192,16 @@ class Parts:
         *,
         once: bool = False,
     ) -> None:
-        """Send one part, counted from 0; sent again it replaces the one before."""
+        """Send one part, counted from 0; again only if not all of it went out.
+
+        A target stores a part when its last byte has arrived (protocol notes 0.2, T1).
+        """
         subject = f"{begun}, part {number + 1}"
         token, movement = trio.lowlevel.current_trio_token(), Movement()
 
         def told(sent: int) -> None:
+            if sent == part.size:
+                begun.delivered.add(number)
             token.run_sync_soon(movement.told, sent)
             progress(sent)
 
@@ -243,64 +212,21 @@ class Parts:
             request = changes.put_part(begun.bucket, begun.key, name, number + 1, checksum)
             send_content(self._session, line, request, part, told)
 
-        attempt = partial(self._session.run, subject, work, begun.bucket)
-        await self._retrier.run(subject, attempt, final=lambda: once, movement=movement)
+        def is_final() -> bool:
+            return once or number in begun.delivered
 
-    async def _complete(self, upload: Upload, begun: BegunUpload, sizes: list[int]) -> ObjectInfo:
-        unclear, expected = await self._put_together(upload, begun, sizes)
-        if unclear is not None:
-            log.info("%s: asking whether it was put together: %s", upload, unclear)
-        head = partial(self._session.head, upload.bucket, upload.key)
+        async def attempt() -> None:
+            if number in begun.delivered:  # and then the deadline passed, and was postponed
+                raise Unavailable(f"{subject}: the cluster may have it")
+            await self._session.run(subject, work, begun.bucket)
+
         try:
-            info = await self._retrier.run(str(upload), head)
-        except NotFound:
-            raise unclear or Unavailable(f"{upload}: the cluster lost the parts") from None
-        kind = info.checksum.partition(":")[0]
-        if info.size != upload.content.size or (unclear and not is_known(kind)):
-            raise unclear or Unavailable(f"{upload}: the cluster put other parts together")
-        if is_known(kind):
-            if kind != _TYPE_OF_PARTS or not expected:
-                expected = await self._sum(upload, kind)
-            if expected != info.checksum:
-                raise unclear or Unavailable(f"{upload}: the cluster has other bytes")
-        return info
-
-    async def _put_together(
-        self, upload: Upload, begun: BegunUpload, sizes: list[int]
-    ) -> tuple[Unavailable | None, str]:
-        """Have the parts put together; gives why that is unclear, and the checksum to expect.
-
-        The cluster reads all of the object for its checksum, and meanwhile so do we.
-        """
-        request = changes.complete_parts(upload.bucket, upload.key, begun.name, sizes)
-        failed: AisfsError | None = None
-        expected = ""
-
-        transport = self._session.transport
-
-        def work(line: Line) -> None:
-            with transport.readiness.undisturbed(request.subject):
-                transport.fetch(line, request)
-
-        async def sum_up() -> None:
-            nonlocal expected
-            with suppress(AisfsError):  # it is computed once more, if it is wanted
-                expected = await self._sum(upload, _TYPE_OF_PARTS)
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(sum_up)
-            try:
-                await self._session.run(request.subject, work, upload.bucket)
-            except AisfsError as error:
-                failed = error
-        if failed is not None and not isinstance(failed, Unavailable):
-            raise failed
-        return failed, expected
-
-    async def _sum(self, upload: Upload, kind: str) -> str:
-        return await self._session.run(
-            str(upload), lambda line: _checksum_as(kind, upload.content, line)
-        )
+            await self._retrier.run(subject, attempt, final=is_final, movement=movement)
+        except BaseException:
+            if number in begun.delivered:
+                begun.is_lost = True
+            raise
+        begun.confirmed.add(number)
 
     async def abort(self, begun: BegunUpload) -> None:
         """Throw the parts away; what stays in the cluster is logged."""
@@ -344,23 +270,3 @@ class _Tally:
             self._total += sent - self._sent.get(number, 0)
             self._sent[number] = sent
             self._progress(self._total)
-
-
-def send_content(
-    session: Session, line: Line, request: Request, content: Content, progress: Progress
-) -> Reply:
-    """Send a request with a content, and receive its reply."""
-    pieces: Iterator[memoryview] = pieces_of(content, progress)
-    return session.transport.upload(line, request, content.size, pieces)
-
-
-def checksum_for(facts: BucketFacts, content: Content, line: Line) -> str:
-    """Compute what the bucket wants to know; empty when it keeps none."""
-    if not facts.keeps_checksums:
-        return ""
-    kind = facts.checksum_type
-    return _checksum_as(kind if is_known(kind) else DEFAULT_TYPE, content, line)
-
-
-def _checksum_as(kind: str, content: Content, line: Line) -> str:
-    return checksum_of(content, kind, lambda: not line.lifeline.is_cut)

@@ -27,3 +27,9 @@ class Session(Protocol):
     async def head(self, bucket: Bucket, key: str) -> ObjectInfo:
         """Describe the current version of one object."""
         ...
+
+    async def read_range(
+        self, bucket: Bucket, expected: ObjectInfo, start: int, buffer: memoryview
+    ) -> None:
+        """Fill `buffer` with the bytes from `start` on of exactly the version `expected`."""
+        ...

@@ -12,7 +12,8 @@ from aisfs.ais import changes
 from aisfs.ais.counted_body import BodyDelivered
 from aisfs.ais.exchange import SMALL
 from aisfs.ais.line import Line
-from aisfs.ais.parts import BegunUpload, Parts, Upload, checksum_for, send_content
+from aisfs.ais.parts import BegunUpload, Parts
+from aisfs.ais.sending import Upload, checksum_for, send_content
 from aisfs.ais.session import Session
 from aisfs.errors import NotFound, Unavailable
 from aisfs.model import ObjectInfo, Provider
@@ -45,6 +46,7 @@ class Uploads:
         if size > self._parts.above:
             begun = await self._parts.begin(upload.bucket, upload.key, ahead=False)
             if begun is not None:
+                upload.announce(begun.name)
                 return await self._parts.finish(upload, begun)
         return await self._whole(upload)
 

@@ -1,8 +1,9 @@
 """Large files are sent while they are written, so that their close waits for the last part only.
 
-A part is sent once all of it was written in order. Bytes of it that are changed afterwards are sent
-again by the upload at the close, which nobody sees anything of before: an error here is no more than
-a part that the upload sends.
+A part is sent once all of it was written in order, and only once: AIStore destroys what it gets twice.
+So when bytes are changed afterwards, or nobody knows whether a part arrived, what was sent is thrown
+away, and the upload at the close sends all. Nobody sees anything of it before: an error here is no
+more than parts that the close sends.
 """
 
 import logging
@@ -98,6 +99,7 @@ class Ahead:
             sending.upload = await self._store.begin_upload(record.bucket, record.key)
             if sending.upload is not None and staged.is_dirty:
                 staged.sent_ahead = sending.upload
+                staged.note_upload(sending.upload.name)
                 await self._send(sending, sending.upload)
         finally:
             del self._sending[staged]
@@ -106,7 +108,7 @@ class Ahead:
                 await sending.upload.abandon()
 
     async def _send(self, sending: _Sending, upload: UploadAhead) -> None:
-        """Send parts until the file is closed, or not wanted any more."""
+        """Send parts until the file is closed or not wanted any more, or what was sent is lost."""
         staged, free = sending.staged, trio.Semaphore(_PARTS_AT_ONCE)
         # A descriptor of its own: the file may be removed while a part is read. What another file
         # has in its place by then may be sent too, to an upload that is thrown away.
@@ -116,13 +118,13 @@ class Ahead:
             try:
                 await part()
             except AisfsError as error:
-                log.info("%s: sent again when it is closed: %s", sending.record.name, error)
+                log.info("%s: sent when it is closed: %s", sending.record.name, error)
                 sending.failed = True
             free.release()
 
         try:
             async with trio.open_nursery() as parts:
-                while not sending.claimed:
+                while not sending.claimed and not upload.is_lost:
                     sending.look = trio.Event()
                     if not staged.is_dirty:
                         parts.cancel_scope.cancel()

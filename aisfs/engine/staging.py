@@ -14,6 +14,7 @@ are in the page cache, and what survives is what survives the end of a process.
 
 import errno
 import fcntl
+import logging
 import os
 import sys
 import threading
@@ -25,9 +26,11 @@ from pathlib import Path
 
 from aisfs.core.journal import StagedRecord
 from aisfs.engine.parked import DATA, PARKED, RECORD, adopt_dead_sessions, park, parked
-from aisfs.errors import ConfigError, OutOfSpace, Unavailable
+from aisfs.errors import AisfsError, ConfigError, OutOfSpace, Unavailable
 from aisfs.store.content import FileContent
 from aisfs.store.port import UploadAhead
+
+log = logging.getLogger(__name__)
 
 NEVER = sys.maxsize
 """More bytes than a file can have."""
@@ -46,6 +49,10 @@ class StagedFile:
         self._path = slot.path
         self._fd = slot.data
         self._record: StagedRecord | None = None
+        self._upload = ""
+        """What the store calls the upload of these bytes that began last."""
+        self._recording = threading.Lock()
+        """Held to write the record: the lane's thread does so, and the tasks that upload."""
         self.size = 0
         """Bytes."""
         self.in_order = 0
@@ -143,6 +150,26 @@ class StagedFile:
 
     def mark_dirty(self, record: StagedRecord) -> None:
         """Record whose bytes these are, before the first change is acknowledged."""
+        with self._recording:
+            if record.upload != self._upload:
+                record = replace(record, upload=self._upload)
+            self._write_record(record)
+
+    def note_upload(self, name: str) -> None:
+        """Record what an upload is called that begins, so that its parts are found if it is not ended.
+
+        That they are found is not worth failing for.
+        """
+        with self._recording:
+            self._upload = name
+            if self._record is None:
+                return
+            try:
+                self._write_record(replace(self._record, upload=name))
+            except AisfsError as error:
+                log.warning("%s: killed now, it would leave parts: %s", self._record.name, error)
+
+    def _write_record(self, record: StagedRecord) -> None:
         if record == self._record:
             return
         with _as_ours(self._path):
@@ -157,6 +184,7 @@ class StagedFile:
         if self._record is not None:
             self._slot.clear_record()
             self._record = None
+            self._upload = ""
             if self.sent_ahead is not None and self._call is not None:
                 self._call(self)
 

@@ -74,11 +74,8 @@ class Writer:
         mode: int | None,
     ) -> None:
         """Write down what a staged file is to become, before a change to it is acknowledged."""
-        upload = staged.sent_ahead.name if staged.sent_ahead is not None else ""
         base_text = version_text(base)
-        staged.mark_dirty(
-            StagedRecord(self._endpoint, bucket, key, member, base_text, mode, upload=upload)
-        )
+        staged.mark_dirty(StagedRecord(self._endpoint, bucket, key, member, base_text, mode))
 
     async def load(self, bucket: Bucket, info: ObjectInfo) -> StagedFile:
         """Stage the content of a version of an object.
@@ -110,7 +107,12 @@ class Writer:
         ahead = await self._ahead.take(staged)
         try:
             return await self._store.upload(
-                bucket, key, staged.content(), custom=custom, ahead=ahead
+                bucket,
+                key,
+                staged.content(),
+                custom=custom,
+                ahead=ahead,
+                announce=staged.note_upload,
             )
         finally:
             if ahead is not None:

@@ -35,7 +35,7 @@ from aisfs.store.custom import decode_custom, encode_custom, stamp_of
 from aisfs.store.local_errors import error_of, os_errors, writing_errors
 from aisfs.store.local_paths import KeyPaths, raw_key
 from aisfs.store.nothing_ahead import NothingAhead
-from aisfs.store.port import Content, Progress, Sink, UploadAhead
+from aisfs.store.port import Announce, Content, Progress, Sink, UploadAhead
 
 T = TypeVar("T")
 
@@ -144,6 +144,7 @@ class LocalStore(NothingAhead):
         custom: Mapping[str, str] = NO_CUSTOM,
         progress: Progress | None = None,
         ahead: UploadAhead | None = None,
+        announce: Announce | None = None,
     ) -> ObjectInfo:
         """Write one file whole, or not at all."""
         encode_custom(custom, "")

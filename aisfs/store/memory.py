@@ -19,7 +19,7 @@ from aisfs.errors import BucketNotFound, NotFound, Stale, Unsupported
 from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo, Page, Provider
 from aisfs.store.custom import encode_custom
 from aisfs.store.nothing_ahead import NothingAhead
-from aisfs.store.port import Content, Progress, Sink, UploadAhead
+from aisfs.store.port import Announce, Content, Progress, Sink, UploadAhead
 
 T = TypeVar("T")
 
@@ -211,6 +211,7 @@ class MemoryStore(NothingAhead):
         custom: Mapping[str, str] = NO_CUSTOM,
         progress: Progress | None = None,
         ahead: UploadAhead | None = None,
+        announce: Announce | None = None,
     ) -> ObjectInfo:
         """Write one object whole, or not at all."""
         check_new_key(bucket, key)

@@ -8,7 +8,7 @@ import trio
 
 from aisfs.metrics import Metrics
 from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo, Page, Provider
-from aisfs.store.port import Content, Progress, Sink, UploadAhead, WritableStore
+from aisfs.store.port import Announce, Content, Progress, Sink, UploadAhead, WritableStore
 
 _WORTH_SHOWING = 1 << 20
 """Bytes of an upload that somebody may want to look at while it is under way."""
@@ -80,6 +80,7 @@ class MeteredStore:
         custom: Mapping[str, str] = NO_CUSTOM,
         progress: Progress | None = None,
         ahead: UploadAhead | None = None,
+        announce: Announce | None = None,
     ) -> ObjectInfo:
         """See `WritableStore`."""
         assert ahead is None or isinstance(ahead, _MeteredAhead), "made by `begin_upload`"
@@ -97,7 +98,13 @@ class MeteredStore:
             told(0)
             with self._timed("upload"):
                 info = await self._inner.upload(
-                    bucket, key, content, custom=custom, progress=told, ahead=inner
+                    bucket,
+                    key,
+                    content,
+                    custom=custom,
+                    progress=told,
+                    ahead=inner,
+                    announce=announce,
                 )
         finally:
             if shown is not None:
@@ -201,6 +208,11 @@ class _MeteredAhead:
     def spoil(self, start: int, stop: int) -> None:
         """See `UploadAhead`."""
         self.inner.spoil(start, stop)
+
+    @property
+    def is_lost(self) -> bool:
+        """See `UploadAhead`."""
+        return self.inner.is_lost
 
     async def abandon(self) -> None:
         """See `UploadAhead`."""

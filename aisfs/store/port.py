@@ -125,6 +125,10 @@ class Content(Protocol):
 Progress = Callable[[int], None]
 """Told, in a worker thread, how many bytes of a content were sent so far; a retry begins lower."""
 
+Announce = Callable[[str], None]
+"""Told, before anything of an upload is sent, the name by which `abandon_upload` knows it; once more
+for each try. Nothing may come out of it."""
+
 
 class UploadAhead(Protocol):
     """An upload that began before all of its content was known; `WritableStore.upload` ends it."""
@@ -147,9 +151,15 @@ class UploadAhead(Protocol):
         ...
 
     def spoil(self, start: int, stop: int) -> None:
-        """Take note, from any thread, that the bytes [start, stop) were changed.
+        """Take note, from any thread, that the bytes [start, stop) were changed."""
+        ...
 
-        What was sent of them will be sent again; so will what is under way.
+    @property
+    def is_lost(self) -> bool:
+        """Whether no object comes of it any more, and `upload` sends all of the content anew.
+
+        So it is when bytes were changed that were sent, or are being sent, and when the store may
+        have a part that it did not confirm.
         """
         ...
 
@@ -186,6 +196,7 @@ class WritableStore(ObjectStore, Protocol):
         custom: Mapping[str, str] = NO_CUSTOM,
         progress: Progress | None = None,
         ahead: UploadAhead | None = None,
+        announce: Announce | None = None,
     ) -> ObjectInfo:
         """Write one object whole, or not at all, and describe it.
 
@@ -198,6 +209,7 @@ class WritableStore(ObjectStore, Protocol):
             progress: See `Progress`.
             ahead: What `begin_upload` gave for this object, no part of which is under way. It
                 is over after this call, which need not make use of it.
+            announce: See `Announce`; not called where nothing can be left behind.
 
         Raises:
             ContentUnreadable: what `content` gave; nothing was changed.

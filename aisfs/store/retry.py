@@ -25,7 +25,7 @@ import trio
 from aisfs.errors import AisfsError, BucketNotFound, DeadlineExceeded, NotFound
 from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo, Page, Provider
 from aisfs.store.content import PIECE
-from aisfs.store.port import Content, Progress, Sink, UploadAhead, WritableStore
+from aisfs.store.port import Announce, Content, Progress, Sink, UploadAhead, WritableStore
 
 log = logging.getLogger(__name__)
 
@@ -210,6 +210,7 @@ class RetryingStore:
         custom: Mapping[str, str] = NO_CUSTOM,
         progress: Progress | None = None,
         ahead: UploadAhead | None = None,
+        announce: Announce | None = None,
     ) -> ObjectInfo:
         """Write one object whole, or not at all."""
         token = trio.lowlevel.current_trio_token()
@@ -222,7 +223,14 @@ class RetryingStore:
                 progress(done)
 
         attempt = partial(
-            self._inner.upload, bucket, key, content, custom=custom, progress=told, ahead=ahead
+            self._inner.upload,
+            bucket,
+            key,
+            content,
+            custom=custom,
+            progress=told,
+            ahead=ahead,
+            announce=announce,
         )
         return await self._retrier.run(f"{bucket}/{key}", attempt, movement=movement)
 

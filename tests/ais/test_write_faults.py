@@ -115,47 +115,6 @@ async def test_one_failure_of_a_put(server, store, fault, stage):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("fault", FAULTS, ids=str)
-@pytest.mark.parametrize(
-    "match",
-    [
-        {"method": "PUT", "query_contains": "partNumber=2"},
-        {"method": "POST", "query_contains": "uploadId"},
-        {"method": "POST"},
-    ],
-    ids=["part", "complete", "start"],
-)
-async def test_one_failure_of_an_upload_in_parts(server, store, match, fault, stage):
-    server.faults([rule(fault, stage, **match)])
-    info = await store.upload(B, "k", BytesContent(LARGE), custom={"mode": "0600"})
-    assert struck(server) == 1
-    assert stored(server, "k") == LARGE
-    assert info == await store.head(B, "k")
-    assert info.custom == {"mode": "0600"}
-    if match != {"method": "POST"} or stage != "done":  # nobody knows the id of that one
-        assert left_over(server.root) == []
-
-
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("fault", FAULTS, ids=str)
-@pytest.mark.parametrize("changed", [False, True])
-async def test_one_failure_of_a_part_sent_ahead(server, store, fault, stage, changed):
-    begun = await store.begin_upload(B, "k")
-    server.faults([rule(fault, stage, method="PUT", query_contains="partNumber=1")])
-    with pytest.raises(AisfsError):
-        await begun.next_part(BytesContent(LARGE))()
-    assert struck(server) == 1
-    content = bytearray(LARGE)
-    if changed:
-        begun.spoil(0, 1)
-        content[0] ^= 1
-    info = await store.upload(B, "k", BytesContent(content), ahead=begun)
-    assert stored(server, "k") == content
-    assert info == await store.head(B, "k")
-    assert left_over(server.root) == []
-
-
-@pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("data", [SMALL, LARGE], ids=["whole", "parts"])
 @pytest.mark.parametrize(
     ("fault", "error"),

@@ -5,10 +5,15 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import quote
+from urllib.request import urlopen
 
 import pytest
 
@@ -17,7 +22,7 @@ from tests.contract.subjects import CLUSTER
 from tests.mount.content import payload
 from tests.mount.writable import Writable, writable
 from tests.support.mounts import aisfs, eventually
-from tests.support.servers import running_server
+from tests.support.servers import RunningServer, running_server
 
 pytestmark = [
     pytest.mark.mount,
@@ -35,7 +40,9 @@ NUMBERS = count()
 
 @pytest.fixture(scope="module")
 def place(lane: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Writable]:
-    with writable(tmp_path_factory.mktemp("ahead"), options=OPTIONS, deadline=600) as place:
+    with writable(
+        tmp_path_factory.mktemp("ahead"), options=OPTIONS, traps=True, deadline=600
+    ) as place:
         yield place
 
 
@@ -53,6 +60,19 @@ def uploads(place: Writable) -> list[Path]:
 def sent(place: Writable) -> int:
     """Bytes that the server has of files that are still being written."""
     return sum(f.stat().st_blocks * 512 for one in uploads(place) for f in one.iterdir())
+
+
+def stored(place: Writable, key: str) -> bytes | None:
+    """What another client reads."""
+    assert place.server is not None
+    try:
+        with urlopen(f"{place.server.endpoint}/v1/objects/b/{quote(key)}", timeout=60) as reply:
+            content: bytes = reply.read()
+    except HTTPError as error:
+        if error.code != 404:
+            raise
+        return None
+    return content
 
 
 def write(descriptor: int, data: bytes) -> None:
@@ -77,11 +97,11 @@ def begin(place: Writable, path: Path, size: int = 3 * PART + 1) -> int:
 
 def test_parts_are_there_before_the_close(place: Writable, path: Path):
     descriptor = begin(place, path)
-    assert place.stored(path.name) is None
+    assert stored(place, path.name) is None
     write(descriptor, CONTENT[3 * PART + 1 :])
-    assert place.stored(path.name) is None
+    assert stored(place, path.name) is None
     os.close(descriptor)
-    assert place.stored(path.name) == CONTENT
+    assert stored(place, path.name) == CONTENT
     assert path.read_bytes() == CONTENT
     assert uploads(place) == []
 
@@ -106,9 +126,9 @@ def test_status_tells_how_far_it_is(place: Writable, path: Path):
 def test_the_old_object_stays_until_the_close(place: Writable, path: Path):
     path.write_bytes(b"old")
     descriptor = begin(place, path)
-    assert place.stored(path.name) == b"old"
+    assert stored(place, path.name) == b"old"
     os.close(descriptor)
-    assert place.stored(path.name) == CONTENT[: 3 * PART + 1]
+    assert stored(place, path.name) == CONTENT[: 3 * PART + 1]
     assert uploads(place) == []
 
 
@@ -120,7 +140,20 @@ def test_changes_to_what_was_sent(place: Writable, path: Path):
     os.close(descriptor)
     expected = bytearray(CONTENT[: 3 * PART + 1])
     expected[:4] = expected[2 * PART - 2 : 2 * PART + 2] = b"head"
-    assert place.stored(path.name) == expected
+    assert stored(place, path.name) == expected
+    assert uploads(place) == []
+
+
+def test_what_was_sent_and_changed_since_is_thrown_away_at_once(place: Writable, path: Path):
+    """AIStore would destroy a part that comes twice; so `close` sends all of it, to another upload."""
+    descriptor = begin(place, path)
+    assert os.pwrite(descriptor, b"head", PART) == 4
+    write(descriptor, CONTENT[3 * PART + 1 :])
+    assert eventually(lambda: uploads(place) == [])
+    os.close(descriptor)
+    expected = bytearray(CONTENT)
+    expected[PART : PART + 4] = b"head"
+    assert stored(place, path.name) == expected
     assert uploads(place) == []
 
 
@@ -129,7 +162,7 @@ def test_cut_below_what_was_sent(place: Writable, path: Path, size: int):
     descriptor = begin(place, path)
     os.ftruncate(descriptor, size)
     os.close(descriptor)
-    assert place.stored(path.name) == CONTENT[:size]
+    assert stored(place, path.name) == CONTENT[:size]
     assert uploads(place) == []
 
 
@@ -138,18 +171,18 @@ def test_cut_and_made_longer(place: Writable, path: Path):
     os.ftruncate(descriptor, PART // 2)
     os.ftruncate(descriptor, 4 * PART)
     os.close(descriptor)
-    assert place.stored(path.name) == CONTENT[: PART // 2].ljust(4 * PART, b"\0")
+    assert stored(place, path.name) == CONTENT[: PART // 2].ljust(4 * PART, b"\0")
     assert uploads(place) == []
 
 
 def test_a_sync_stores_all_and_more_may_follow(place: Writable, path: Path):
     descriptor = begin(place, path)
     os.fsync(descriptor)
-    assert place.stored(path.name) == CONTENT[: 3 * PART + 1]
+    assert stored(place, path.name) == CONTENT[: 3 * PART + 1]
     assert uploads(place) == []
     write(descriptor, CONTENT[3 * PART + 1 :])
     os.close(descriptor)
-    assert place.stored(path.name) == CONTENT
+    assert stored(place, path.name) == CONTENT
     assert uploads(place) == []
 
 
@@ -165,7 +198,7 @@ def test_the_output_of_a_shell(place: Writable, path: Path):
     finally:
         (path.parent / f"{path.name}-go").unlink()
     assert shell.wait(60) == 0
-    assert place.stored(path.name) == bytes(15 * MIB)
+    assert stored(place, path.name) == bytes(15 * MIB)
     assert uploads(place) == []
 
 
@@ -175,7 +208,7 @@ def test_removed_while_it_is_written(place: Writable, path: Path):
     assert eventually(lambda: not uploads(place))
     write(descriptor, CONTENT[3 * PART + 1 :])
     os.close(descriptor)
-    assert place.stored(path.name) is None
+    assert stored(place, path.name) is None
     assert uploads(place) == []
 
 
@@ -184,8 +217,8 @@ def test_renamed_while_it_is_written(place: Writable, path: Path):
     path.rename(path.with_name(f"{path.name}-moved"))
     write(descriptor, CONTENT[3 * PART + 1 :])
     os.close(descriptor)
-    assert place.stored(f"{path.name}-moved") == CONTENT
-    assert place.stored(path.name) is None
+    assert stored(place, f"{path.name}-moved") == CONTENT
+    assert stored(place, path.name) is None
     assert uploads(place) == []
 
 
@@ -197,7 +230,7 @@ def test_nothing_of_what_may_stay_small_or_is_not_in_order(place: Writable, path
     assert uploads(place) == []
     os.pwrite(descriptor, CONTENT[PART : 2 * PART], PART)
     os.close(descriptor)
-    assert place.stored(path.name) == CONTENT
+    assert stored(place, path.name) == CONTENT
     assert uploads(place) == []
 
 
@@ -231,17 +264,17 @@ def test_at_random_like_a_model(place: Writable, path: Path, seed: int):
             model = model[:size].ljust(size, b"\0")
         elif what == "sync" and rng.random() < 0.3:
             os.fsync(descriptor)
-            assert place.stored(path.name) == model
+            assert stored(place, path.name) == model
         elif what == "read" and model:
             start = rng.randrange(len(model))
             assert os.pread(descriptor, MIB, start) == model[start : start + MIB]
     os.close(descriptor)
-    assert place.stored(path.name) == model
+    assert stored(place, path.name) == model
     assert uploads(place) == []
 
 
 def test_cut_before_the_upload_began(tmp_path: Path, lane: bool):
-    with writable(tmp_path, options=OPTIONS, faulty=True) as place:
+    with writable(tmp_path, options=OPTIONS, traps=True, faulty=True) as place:
         assert place.server is not None
         stall = {"action": "stall", "seconds": 1.0, "fraction": 0.0, "times": 1}
         place.server.faults([{**stall, "match": {"method": "POST", "marked": True}}])
@@ -249,41 +282,81 @@ def test_cut_before_the_upload_began(tmp_path: Path, lane: bool):
         write(descriptor, CONTENT[: PART + 1])
         os.ftruncate(descriptor, 0)
         os.close(descriptor)
-        assert place.stored("f") == b""
+        assert stored(place, "f") == b""
         assert uploads(place) == []
 
 
 # Faults -----------------------------------------------------------------------------------------
 
 
-def die_while_writing(place: Writable) -> None:
-    """Kill the daemon when all of a file is written and it is not closed."""
-    descriptor = begin(place, place.path / "f")
-    write(descriptor, CONTENT[3 * PART + 1 :])
+def die(place: Writable) -> None:
+    """Kill the daemon."""
     for pid in place.mount.pids:
         os.kill(pid, signal.SIGKILL)
     assert eventually(lambda: not place.mount.living())
     subprocess.run(["fusermount3", "-uz", place.path], check=True, timeout=30)
+
+
+def die_while_writing(place: Writable, size: int = len(CONTENT)) -> None:
+    """Kill the daemon when so much of a file is written and it is not closed."""
+    soon = min(size, 3 * PART + 1)
+    descriptor = begin(place, place.path / "f", soon)
+    write(descriptor, CONTENT[soon:size])
+    die(place)
     with pytest.raises(OSError, match="not connected"):
         os.close(descriptor)
 
 
+def check_recovery(place: Writable, action: str, content: bytes) -> None:
+    """Recover the one file that was not uploaded; nothing of it stays in the cluster."""
+    assert stored(place, "f") is None
+    assert len(uploads(place)) == 1
+    done = aisfs("recover", "--staging-dir", place.staging, action, "--all")
+    assert done.returncode == 0, done.stderr
+    assert stored(place, "f") == (content if action == "--upload" else None)
+    assert uploads(place) == []
+
+
+def suppressed_close(descriptor: int) -> None:
+    with suppress(OSError):
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("size", [PART + 1, len(CONTENT)], ids=["no write since", "written"])
 @pytest.mark.parametrize("action", ["--upload", "--drop"])
-def test_the_daemon_dies(tmp_path: Path, lane: bool, action: str):
-    with writable(tmp_path, options=OPTIONS) as place:
-        die_while_writing(place)
-        assert place.stored("f") is None
-        assert len(uploads(place)) == 1
-        done = aisfs("recover", "--staging-dir", place.staging, action, "--all")
-        assert done.returncode == 0, done.stderr
-        assert place.stored("f") == (CONTENT if action == "--upload" else None)
+def test_the_daemon_dies(tmp_path: Path, lane: bool, action: str, size: int):
+    with writable(tmp_path, options=OPTIONS, traps=True) as place:
+        die_while_writing(place, size)
+        check_recovery(place, action, CONTENT[:size])
+
+
+@pytest.mark.parametrize("action", ["--upload", "--drop"])
+def test_the_daemon_dies_in_an_upload_that_began_at_the_close(
+    tmp_path: Path, lane: bool, action: str
+):
+    with writable(tmp_path, options=OPTIONS, traps=True, faulty=True) as place:
+        assert isinstance(place.server, RunningServer)
+        stall = {"action": "stall", "seconds": 60.0, "fraction": 0.0, "times": -1}
+        last = {"method": "PUT", "query_contains": "partNumber=5", "marked": True}
+        place.server.faults([{**stall, "match": last}])
+        descriptor = os.open(place.path / "f", os.O_WRONLY | os.O_CREAT)
+        os.lseek(descriptor, PART, os.SEEK_SET)  # not in order, so nothing is sent before the close
+        write(descriptor, CONTENT[PART:])
+        os.pwrite(descriptor, CONTENT[:PART], 0)
         assert uploads(place) == []
+        closing = threading.Thread(target=lambda: suppressed_close(descriptor))
+        closing.start()
+        assert eventually(lambda: sent(place) >= 4 * PART)
+        die(place)
+        closing.join()
+        place.server.faults([])
+        check_recovery(place, action, CONTENT)
 
 
 def test_dropped_while_the_cluster_is_away(tmp_path: Path, lane: bool):
     (tmp_path / "store" / "b").mkdir(parents=True)
     with (
-        running_server(tmp_path / "store") as server,
+        running_server(tmp_path / "store", traps=True) as server,
         writable(tmp_path, options=OPTIONS, server=server) as place,
     ):
         die_while_writing(place)
@@ -296,7 +369,9 @@ def test_dropped_while_the_cluster_is_away(tmp_path: Path, lane: bool):
 
 
 def test_unmounted_while_it_is_written(tmp_path: Path, lane: bool):
-    with writable(tmp_path, options=OPTIONS, expected_log=["was not uploaded"]) as place:
+    with writable(
+        tmp_path, options=OPTIONS, traps=True, expected_log=["was not uploaded"]
+    ) as place:
         descriptor = begin(place, place.path / "f")
         os.kill(place.mount.pid, signal.SIGTERM)
         assert eventually(lambda: not place.mount.living(), 60)
@@ -309,16 +384,41 @@ def test_unmounted_while_it_is_written(tmp_path: Path, lane: bool):
 def test_the_server_forgets_the_parts(tmp_path: Path, lane: bool):
     """It was killed and started again; what it had of an upload is gone."""
     (tmp_path / "store" / "b").mkdir(parents=True)
-    with running_server(tmp_path / "store") as first:
+    with running_server(tmp_path / "store", traps=True) as first:
         port = int(first.endpoint.rpartition(":")[2])
         with writable(tmp_path, options=OPTIONS, server=first, expected_log=["."]) as place:
             descriptor = begin(place, place.path / "f")
             first.kill()
             write(descriptor, CONTENT[3 * PART + 1 :])
-            with running_server(tmp_path / "store", port=port):
+            with running_server(tmp_path / "store", port=port, traps=True):
                 os.close(descriptor)
-                assert place.stored("f") == CONTENT
+                assert stored(place, "f") == CONTENT
                 assert uploads(place) == []
+
+
+def test_what_cannot_be_read_back_is_an_error_of_the_close(tmp_path: Path, lane: bool):
+    options = [*OPTIONS, "--io-timeout", "3"]
+    with writable(
+        tmp_path,
+        options=options,
+        traps=True,
+        faulty=True,
+        expected_log=["flush failed", "was not uploaded"],
+    ) as place:
+        assert isinstance(place.server, RunningServer)
+        gone = {"tcode": "PathError", "message": "chunk does not exist"}
+        lost = {"action": "status", "status": 404, "body": gone, "times": -1}
+        place.server.faults([{**lost, "match": {"method": "GET", "range": True, "marked": True}}])
+        descriptor = os.open(place.path / "f", os.O_WRONLY | os.O_CREAT)
+        write(descriptor, CONTENT)
+        with pytest.raises(OSError, match="timed out"):
+            os.close(descriptor)
+        assert eventually(lambda: len(place.parked()) == 1)
+        place.server.faults([])
+        done = aisfs("recover", "--staging-dir", place.staging, "--upload", "--all", "--force")
+        assert done.returncode == 0, done.stderr
+        assert stored(place, "f") == CONTENT
+        assert uploads(place) == []
 
 
 @pytest.mark.parametrize(
@@ -335,7 +435,9 @@ def test_the_server_forgets_the_parts(tmp_path: Path, lane: bool):
 def test_a_fault_ahead_of_the_close_is_nobodys_error(
     tmp_path: Path, lane: bool, fault: dict[str, object], what: str
 ):
-    with writable(tmp_path, options=OPTIONS, faulty=True, expected_log=["part"]) as place:
+    with writable(
+        tmp_path, options=OPTIONS, traps=True, faulty=True, expected_log=["part"]
+    ) as place:
         match = (
             {"method": "POST", "marked": True}
             if what == "start"
@@ -344,6 +446,6 @@ def test_a_fault_ahead_of_the_close_is_nobodys_error(
         assert place.server is not None
         place.server.faults([{**fault, "times": 1, "match": match}])
         (place.path / "f").write_bytes(CONTENT)
-        assert place.stored("f") == CONTENT
+        assert stored(place, "f") == CONTENT
         left = uploads(place)
         assert left == [] or (what == "start" and fault["action"] == "truncate"), "its id got lost"

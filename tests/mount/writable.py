@@ -146,6 +146,7 @@ def writable(
     options: Sequence[str] = (),
     expected_log: Sequence[str] = (),
     faulty: bool = False,
+    traps: bool = False,
     deadline: float = 200.0,
     server: RunningServer | ClusterBucket | None = None,
     name: str = "mnt",
@@ -160,7 +161,7 @@ def writable(
             server = stack.enter_context(cluster_bucket())
             server.fill(objects)
         elif backend == "ais" and server is None:
-            server = stack.enter_context(running_server(base / "store", faulty=faulty))
+            server = stack.enter_context(running_server(base / "store", faulty=faulty, traps=traps))
         bucket = server.name if isinstance(server, ClusterBucket) else "b"
         mount = stack.enter_context(
             mounted(

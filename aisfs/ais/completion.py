@@ -1,0 +1,143 @@
+"""The end of an upload in parts: they become an object, which is not believed before it was verified.
+
+Must not know: HTTP, requests, errnos.
+"""
+
+import logging
+from contextlib import suppress
+from functools import partial
+from itertools import accumulate
+
+import trio
+
+from aisfs.ais import changes
+from aisfs.ais.checksums import is_known
+from aisfs.ais.line import Line
+from aisfs.ais.sending import Upload, all_of, checksum_as
+from aisfs.ais.session import Session
+from aisfs.errors import (
+    AisfsError,
+    BucketNotFound,
+    NotFound,
+    ProtocolError,
+    Stale,
+    Unavailable,
+)
+from aisfs.model import ObjectInfo
+from aisfs.store.retry import Retrier
+
+log = logging.getLogger(__name__)
+
+_TYPE_OF_PARTS = "crc32c"
+"""The checksum that AIStore computes of what was put together, but of new versions of others."""
+
+
+class Completion:
+    """Makes objects of parts."""
+
+    def __init__(self, session: Session, retrier: Retrier) -> None:
+        """Be a part of the client `session`; `retrier` tries again what changes nothing."""
+        self._session = session
+        self._retrier = retrier
+
+    async def complete(self, upload: Upload, name: str, sizes: list[int]) -> ObjectInfo:
+        """Have the parts of these sizes put together, and verify what came of it.
+
+        Raises:
+            Unavailable: it is not known to be what was sent; sent once more, it may be.
+        """
+        unclear, expected = await self._put_together(upload, name, sizes)
+        if unclear is not None:
+            log.info("%s: asking whether it was put together: %s", upload, unclear)
+        head = partial(self._session.head, upload.bucket, upload.key)
+        try:
+            info = await self._retrier.run(str(upload), head)
+        except NotFound:
+            raise unclear or Unavailable(f"{upload}: the cluster lost the parts") from None
+        kind = info.checksum.partition(":")[0]
+        if info.size != upload.content.size or (unclear and not is_known(kind)):
+            raise unclear or Unavailable(f"{upload}: the cluster put other parts together")
+        if is_known(kind):
+            if kind != _TYPE_OF_PARTS or not expected:
+                expected = await self._sum(upload, kind)
+            if expected != info.checksum:
+                raise unclear or Unavailable(f"{upload}: the cluster has other bytes")
+        await self._read_back(upload, info, sizes)
+        return info
+
+    async def _read_back(self, upload: Upload, info: ObjectInfo, sizes: list[int]) -> None:
+        """Compare the last byte of each part: an object that lost one has its size and checksum.
+
+        Raises:
+            Unavailable: one cannot be had, or is another.
+        """
+        bucket, content = upload.bucket, upload.content
+        lasts = [stop - 1 for stop in accumulate(sizes)]
+        sent, found = bytearray(len(lasts)), bytearray(len(lasts))
+
+        def read_sent() -> None:
+            for at, last in enumerate(lasts):
+                content.read_into(last, memoryview(sent)[at : at + 1])
+
+        await trio.to_thread.run_sync(read_sent)
+
+        async def read(at: int) -> None:
+            byte = memoryview(found)[at : at + 1]
+            attempt = partial(self._session.read_range, bucket, info, lasts[at], byte)
+            await self._retrier.run(str(upload), attempt)
+            if found[at] != sent[at]:
+                raise Unavailable(f"{upload}: the cluster has another part {at + 1}")
+
+        try:
+            await all_of(partial(read, at) for at in range(len(lasts)))
+        except BucketNotFound:
+            raise
+        except Stale as error:
+            now = await self._session.head(bucket, upload.key)
+            if now.same_bytes(info):
+                raise Unavailable(f"{upload}: the cluster changed it: {error}") from error
+            log.info("%s: overwritten by somebody else as soon as it was there", upload)
+        except (NotFound, ProtocolError) as error:
+            raise Unavailable(f"{upload}: the cluster lost a part of it: {error}") from error
+
+    async def _put_together(
+        self, upload: Upload, name: str, sizes: list[int]
+    ) -> tuple[Unavailable | None, str]:
+        """Have the parts put together; gives why that is unclear, and the checksum to expect.
+
+        The cluster reads all of the object for its checksum, and meanwhile so do we.
+        """
+        request = changes.complete_parts(upload.bucket, upload.key, name, sizes)
+        failed: AisfsError | None = None
+        expected = ""
+
+        transport = self._session.transport
+
+        def work(line: Line) -> None:
+            with transport.readiness.undisturbed(request.subject):
+                transport.fetch(line, request)
+
+        async def sum_up() -> None:
+            nonlocal expected
+            with suppress(AisfsError):  # it is computed once more, if it is wanted
+                expected = await self._sum(upload, _TYPE_OF_PARTS)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(sum_up)
+            try:
+                await self._session.run(request.subject, work, upload.bucket)
+            except BucketNotFound as error:
+                failed = error
+            except NotFound as error:
+                # Lost; or put together already, by the same request that something repeated.
+                failed = Unavailable(f"{upload}: the cluster forgot the parts: {error}")
+            except AisfsError as error:
+                failed = error
+        if failed is not None and not isinstance(failed, Unavailable):
+            raise failed
+        return failed, expected
+
+    async def _sum(self, upload: Upload, kind: str) -> str:
+        return await self._session.run(
+            str(upload), lambda line: checksum_as(kind, upload.content, line)
+        )
