@@ -235,6 +235,7 @@ def _build_lane(
         base.metrics,
         negative_timeout=operations.negative_timeout,
         observe=observe,
+        on_fault=base.blocks.distrust if base.blocks is not None else lambda _: None,
     )
 
 

@@ -8,11 +8,12 @@ What it promises (invariants I3 and I9)
   ledger that they were not found; the log says so once.
 - A process that is killed leaves nothing but unpublished pages, which the next one gives back.
 
-    hit, read      bytes that are here, as a view of the mapped file
+    hit            bytes that are here, as a view of the mapped file, for the kernel only
+    copied, read   a copy of them, for everybody: to touch a view of a file that was cut kills
     reserve        room for bytes that are to be fetched; None: fetch them, but do not keep them
     sync           once a second: tells other processes and listens to them
 
-`hit` answers within microseconds on the caller's thread. Everything else may wait for the disk and
+`hit` and `copied` answer within microseconds on the caller's thread. Everything else may wait for the disk and
 belongs on a worker thread; all of it may be called from any thread. A forked child must not use it.
 """
 
@@ -85,6 +86,10 @@ class BlockCache:
         self.hit = books.shelf.hit
         """`hit(entry, wanted)`: a view of bytes that are mapped and verified, counted as a use, or
         None; waits for nothing. `wanted` must not reach beyond the object."""
+        self.copied = books.shelf.copied
+        """`copied(entry, wanted)`: a copy of what `hit` gives, or None; waits for nothing either."""
+        self.distrust = books.shelf.distrust
+        """`distrust(view)`: the kernel could not read a view that `hit` gave. Waits for nothing."""
 
     @classmethod
     def open(cls, directory: Path, limit: int | None) -> Self:
@@ -169,45 +174,48 @@ class BlockCache:
 
     # Reading -----------------------------------------------------------------------------------
 
-    def read(self, entry: EntryId, wanted: ByteRange) -> memoryview | None:
-        """Give a range, cut at the end of the object, if all of it is here; counts as a use.
+    def read(
+        self, entry: EntryId, wanted: ByteRange, room: memoryview | None = None
+    ) -> memoryview | None:
+        """Return a copy of a range, cut at the end of the object, if all of it is here.
 
-        A range that crosses from one segment to the next is a copy.
+        Counts as a use. The copy is made in `room` if that is given, which is as long as the range.
         """
         wanted = ByteRange(wanted.start, min(wanted.stop, entry.size))
         if wanted.start >= wanted.stop:
             return memoryview(b"")
-        view = self._shelf.hit(entry, wanted)
-        if view is not None:
-            return view
-        views = []
+        if room is None:
+            room = memoryview(bytearray(len(wanted)))
+        if len(entry.numbers(wanted)) == 1 and self._shelf.copied(entry, wanted, room) is not None:
+            return room
+        found = True
         for number in entry.numbers(wanted):
             start = number * SEGMENT
             part = ByteRange(max(wanted.start, start), min(wanted.stop, start + SEGMENT))
-            view = self._part(entry.key(number), part)
-            if view is None:
+            at = part.start - wanted.start
+            found = self._read_part(entry.key(number), part, room[at : at + len(part)])
+            if not found:
                 break
-            views.append(view)
-        self._shelf.requested(entry, wanted, found=view is not None)
-        if view is None or len(views) == 1:
-            return view
-        return memoryview(b"".join(views))
+        self._shelf.requested(entry, wanted, found=found)
+        return room if found else None
 
-    def _part(self, key: bytes, wanted: ByteRange) -> memoryview | None:
+    def _read_part(self, key: bytes, wanted: ByteRange, room: memoryview) -> bool:
         segment = self._shelf.segments.get(key)
         if segment is None or self._health.broken:
-            return None
+            return False
         try:
             if not self._load(segment).valid.covers(wanted):
-                return None
+                return False
             file = self._books.open(segment)
             self._books.verify(segment, file, wanted)
-            return file.view[wanted.start - file.base : wanted.stop - file.base]
+            if not file.read_into(wanted.start, room):
+                raise self._books.drop(segment, f"{wanted} of the object cannot be read")
         except Damaged:
-            return None
+            return False
         except (OSError, sqlite3.Error) as error:
             self._health.trouble(error)
-            return None
+            return False
+        return True
 
     def _load(self, segment: Segment) -> Segment:
         if segment.stale:

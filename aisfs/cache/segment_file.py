@@ -136,6 +136,13 @@ class SegmentFile:
         """
         return os.pread(self.descriptor, stop - start, start - self.base)
 
+    def read_into(self, start: int, room: memoryview) -> bool:
+        """Fill `room` with the bytes from `start` on; return whether all of them could be read."""
+        try:
+            return os.preadv(self.descriptor, [room], start - self.base) == len(room)
+        except OSError:
+            return False
+
     def sum_up(self, start: int, stop: int) -> int:
         """Compute the checksum of bytes of the object; -1 if they cannot be read."""
         try:

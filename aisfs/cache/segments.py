@@ -166,6 +166,11 @@ class Segment:
         self.sums = array("Q", [step[2] for step in steps])
         self.stale = False
 
+    def distrust(self) -> None:
+        """Have everything verified again before it is read."""
+        self.verified = RangeSet()
+        self.stale = True
+
     def unverified(self, wanted: ByteRange) -> list[Step]:
         """Give the steps that have to be verified before `wanted` can be read."""
         if not self.sums or self.verified.covers(wanted):

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 
 from aisfs.cache.entry import SEGMENT, EntryId
 from aisfs.cache.ledger import Row
+from aisfs.cache.segment_file import SegmentFile
 from aisfs.cache.segments import OpenFiles, Segment
 from aisfs.core.admission import Admission
 from aisfs.model import ByteRange
@@ -80,7 +81,40 @@ class Shelf:
         """Segments that left, for whatever reason."""
 
     def hit(self, entry: EntryId, wanted: ByteRange) -> memoryview | None:
-        """Give bytes that are mapped and verified already."""
+        """Return bytes that are mapped and verified already, for the kernel to copy.
+
+        Whoever touches them in this process is killed (SIGBUS) should the file have been cut or the
+        disk fail: that is what `copied` is for. The kernel answers EFAULT instead; see `distrust`.
+        """
+        file = self._hit_file(entry, wanted)
+        if file is None:
+            return None
+        return file.view[wanted.start - file.base : wanted.stop - file.base]
+
+    def copied(
+        self, entry: EntryId, wanted: ByteRange, room: memoryview | None = None
+    ) -> memoryview | None:
+        """Return a copy of what `hit` would return, in `room` if that is given."""
+        file = self._hit_file(entry, wanted)
+        if file is None:
+            return None
+        if room is None:
+            room = memoryview(bytearray(len(wanted)))
+        if not file.read_into(wanted.start, room):
+            self.distrust(file.view)
+            return None
+        return room
+
+    def distrust(self, data: bytes | bytearray | memoryview) -> None:
+        """Have the file that `data` is a view of verified anew: its bytes could not be read."""
+        mapping = memoryview(data).obj
+        with self.lock:
+            for segment, file in list(self.files):
+                if file.view.obj is mapping:
+                    self.files.drop(segment)
+                    segment.distrust()
+
+    def _hit_file(self, entry: EntryId, wanted: ByteRange) -> SegmentFile | None:
         with self.lock:
             segment = self.segments.get(entry.key(wanted.start // SEGMENT))
             if segment is None:
@@ -94,8 +128,7 @@ class Shelf:
             length = wanted.stop - wanted.start
             whole = min(SEGMENT, entry.size - segment.start)
             self.admission.request(segment.key, length, whole=whole)
-            base = file.base
-            return file.view[wanted.start - base : wanted.stop - base]
+            return file
 
     def requested(self, entry: EntryId, wanted: ByteRange, *, found: bool) -> None:
         """Count a read that was not a plain hit."""

@@ -44,6 +44,8 @@ FAR_SECONDS = 0.02
 """A part that took longer came over a link with latency, or a slow one: more may be under way."""
 SPARE_SECONDS = 2.0
 """How long a buffer is kept that nobody needs: longer than the pause between two batches."""
+COPIED_MAX = 1 << 20
+"""Bytes that the trio thread copies from the disk cache itself: one READ of the kernel, 0.1 ms."""
 DIRECT_BEHIND = 64 << 20
 """Bytes that may wait for the disk when more are written past the page cache."""
 
@@ -135,19 +137,33 @@ class Fetcher:
         return self._objects.add(opened)
 
     def known(self, opened: OpenObject, wanted: ByteRange) -> Data | None:
-        """Give a range that is in memory or mapped. Waits for nothing, from any thread."""
-        there = self._known_piece(opened, wanted)
-        border = wanted.stop // SEGMENT * SEGMENT
-        if there is not None or not wanted.start < border < wanted.stop:
-            return there
-        # No file of the cache has all of it, and whoever asks cannot wait for a part to be made.
-        before = self._known_piece(opened, ByteRange(wanted.start, border))
-        behind = self._known_piece(opened, ByteRange(border, wanted.stop))
-        return b"".join((before, behind)) if before is not None and behind is not None else None
+        """Return a range that is in memory or mapped, for the kernel; see `BlockCache.hit`.
 
-    def _known_piece(self, opened: OpenObject, wanted: ByteRange) -> memoryview | None:
+        Waits for nothing, from any thread.
+        """
         there = opened.landed(wanted) if opened.parts else None  # the disk might have to be read
-        return there if there is not None else self._hit(opened, wanted)
+        if there is None:
+            there = self._mapped(opened, wanted)
+        return there if there is not None else self._joined(opened, wanted)
+
+    def copied(self, opened: OpenObject, wanted: ByteRange) -> bytearray | memoryview | None:
+        """Return a copy of what `known` returns, for whoever touches it."""
+        landed = opened.landed(wanted) if opened.parts else None
+        if landed is not None:
+            return bytearray(landed)
+        there = self._copied(opened, wanted)
+        return there if there is not None else self._joined(opened, wanted)
+
+    def _joined(self, opened: OpenObject, wanted: ByteRange) -> bytearray | None:
+        """Return a range of which no file of the cache has all: it crosses a border of segments."""
+        border = wanted.stop // SEGMENT * SEGMENT
+        if not wanted.start < border < wanted.stop:
+            return None
+        before = self.copied(opened, ByteRange(wanted.start, border))
+        behind = self.copied(opened, ByteRange(border, wanted.stop)) if before is not None else None
+        if before is None or behind is None:
+            return None
+        return bytearray().join((before, behind))
 
     def distinguished(self, bucket: Bucket, info: ObjectInfo) -> Bucket:
         """Name the bucket so that a cache can tell this version from those of other clusters."""
@@ -170,7 +186,7 @@ class Fetcher:
         """
         overlapping = opened.overlapping(wanted) if opened.parts else []
         if not overlapping:
-            there = self._hit(opened, wanted)
+            there = self._copied_here(opened, wanted)
             if there is not None:
                 return Reading(wanted, [there])
         found: list[Data | Part] = []
@@ -194,7 +210,8 @@ class Fetcher:
                 with opened.lock:
                     opened.read_ahead.shrink()
                 return
-            self.start(opened, piece, together)
+            if opened.parts or self._mapped(opened, piece) is None:
+                self.start(opened, piece, together)
 
     async def stream(
         self, opened: OpenObject, wanted: ByteRange | None = None, *, held_up: bool = True
@@ -244,10 +261,19 @@ class Fetcher:
 
     # pieces ----------------------------------------------------------------------------------
 
-    def _hit(self, opened: OpenObject, wanted: ByteRange) -> memoryview | None:
+    def _mapped(self, opened: OpenObject, wanted: ByteRange) -> memoryview | None:
         if opened.cache is None or opened.entry is None:
             return None
         return opened.cache.hit(opened.entry, wanted)
+
+    def _copied(self, opened: OpenObject, wanted: ByteRange) -> memoryview | None:
+        if opened.cache is None or opened.entry is None:
+            return None
+        return opened.cache.copied(opened.entry, wanted)
+
+    def _copied_here(self, opened: OpenObject, wanted: ByteRange) -> memoryview | None:
+        """Return a copy of what is on disk; one that takes longer is left to a worker thread."""
+        return self._copied(opened, wanted) if len(wanted) <= COPIED_MAX else None
 
     def _fill(
         self,
@@ -258,7 +284,7 @@ class Fetcher:
     ) -> None:
         """Cover a range that no part covers."""
         for piece in pieces(gap, PART_MAX):
-            there = self._hit(opened, piece)
+            there = self._copied_here(opened, piece)
             found.append(self._begin(opened, piece, together) if there is None else there)
 
     # parts -----------------------------------------------------------------------------------

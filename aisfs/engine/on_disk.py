@@ -17,23 +17,18 @@ def look(
     Returns:
         What is missing, each with its reservation; None where it is not to be kept.
     """
-    whole = cache.read(entry, part.range)
-    if whole is not None:
-        part.content = whole
-        return []
     room = part.allocate()
+    if cache.read(entry, part.range, room) is not None:
+        return []
     missing = cache.missing(entry, part.range)
     position = part.range.start
     gaps: list[ByteRange] = []
     for gap in [*missing, ByteRange(part.range.stop, part.range.stop)]:
         between = ByteRange(position, gap.start)
         if between:
-            there = cache.read(entry, between)
-            if there is None:  # it turned out to be damaged, or was evicted
-                gap = ByteRange(position, gap.stop)
-            else:
-                start = position - part.range.start
-                room[start : start + len(between)] = there
+            start = position - part.range.start
+            if cache.read(entry, between, room[start : start + len(between)]) is None:
+                gap = ByteRange(position, gap.stop)  # it turned out to be damaged, or was evicted
         if gap:
             gaps.append(gap)
         position = gap.stop

@@ -200,8 +200,12 @@ class Reader:
         return data
 
     def known_stored(self, reads: MemberReads, wanted: ByteRange) -> Data | None:
-        """Give stored bytes of a shard that are here; None when they are not."""
+        """Return stored bytes of a shard that are here, for the kernel; None when they are not."""
         return self._fetcher.known(reads.opened, wanted)
+
+    def copied_stored(self, reads: MemberReads, wanted: ByteRange) -> bytearray | memoryview | None:
+        """Return a copy of what `known_stored` returns."""
+        return self._fetcher.copied(reads.opened, wanted)
 
     def pushed(
         self, reads: MemberReads, row: int, last: int, stored: ByteRange, *, stalled: bool

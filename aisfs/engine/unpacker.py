@@ -251,11 +251,8 @@ class Unpacker:
     def _read_kept(self, content: _Content, wanted: _Wanted) -> bool:
         """Read what is in the cache, if it is. Runs in a worker thread."""
         assert self._cache is not None, "there is no content without a cache"
-        kept = self._cache.read(content.entry, ByteRange(wanted.start, wanted.stop))
-        if kept is None:
-            return False
-        wanted.buffer[:] = kept
-        return True
+        there = ByteRange(wanted.start, wanted.stop)
+        return self._cache.read(content.entry, there, wanted.buffer) is not None
 
     async def _serve(self, content: _Content) -> None:
         """Make passes until nobody waits. Never raises but Cancelled."""

@@ -52,8 +52,12 @@ class Members:
             return None
 
     def stored(self, shard: OpenShard, wanted: ByteRange) -> Data | None:
-        """Give stored bytes of a shard that are in memory or mapped."""
+        """Return stored bytes of a shard that are in memory or mapped, for the kernel."""
         return self._reader.known_stored(shard.reads, wanted)
+
+    def copied(self, shard: OpenShard, wanted: ByteRange) -> bytearray | memoryview | None:
+        """Return a copy of them."""
+        return self._reader.copied_stored(shard.reads, wanted)
 
     def pushed(
         self, shard: OpenShard, row: int, last: int, rows: Sequence[int], lacking: Sequence[int]

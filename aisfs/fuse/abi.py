@@ -375,7 +375,9 @@ def store_header(nodeid: int, offset: int, size: int) -> bytes:
     return _STORE.pack(STORE_HEADER + size, _STORE_CODE, 0, nodeid, offset, size, 0)
 
 
-def store_messages(room: bytearray, files: Iterable[tuple[int, int, int]]) -> Iterator[memoryview]:
+def store_messages(
+    room: bytearray | memoryview, files: Iterable[tuple[int, int, int]]
+) -> Iterator[memoryview]:
     """Make notifications of whole files whose bytes lie in `room`, each in one piece there.
 
     Args:

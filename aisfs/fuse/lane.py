@@ -56,7 +56,8 @@ COUNTING = (Opcode.LOOKUP, Opcode.READDIRPLUS)
 """Requests whose successful replies count lookups."""
 _ENDED = (errno.ENODEV, errno.ECONNABORTED)
 
-Reply = tuple[bytes | bytearray | memoryview, ...]
+Buffer = bytes | bytearray | memoryview
+Reply = tuple[Buffer, ...]
 FORWARD = None
 """Not answered here."""
 SILENCE: Reply = ()
@@ -95,6 +96,7 @@ class Lane:
         list_by_inode: Callable[[], bool],
         negotiation: Negotiation,
         observer: Observer,
+        on_fault: Callable[[Buffer], None],
         spin: float = SPIN_SECONDS,
     ) -> None:
         """Work on a mounted device once `start` is called.
@@ -111,6 +113,7 @@ class Lane:
             list_by_inode: Whether directories are read by inode, whatever their handle.
             negotiation: What the kernel and pyfuse3 are made to agree on.
             observer: Told of what was answered here.
+            on_fault: Told of bytes that the kernel could not read. Must not wait.
             spin: Seconds to poll the device after an answer; 0 never.
         """
         self._device = device
@@ -125,6 +128,7 @@ class Lane:
         self._list_by_inode = list_by_inode
         self._negotiation = negotiation
         self._observer = observer
+        self._on_fault = on_fault
         self._spin = spin
         self._stopping = False
         self._wake_reader, self._wake_writer = os.pipe()
@@ -283,7 +287,9 @@ class Lane:
         try:
             os.writev(self._device, parts)
         except OSError as error:
-            if error.errno not in (errno.ENOENT, *_ENDED):
+            if error.errno == errno.EFAULT:  # the kernel has ended the request; it reads again
+                self._on_fault(parts[-1])
+            elif error.errno not in (errno.ENOENT, *_ENDED):
                 log.error("the kernel refused a reply to request %d: %s", opcode, error.strerror)
                 _, _, unique = abi.REPLY.unpack_from(parts[0])
                 with suppress(OSError):  # whoever waits must not wait for ever

@@ -34,9 +34,13 @@ Buffer = bytes | bytearray | memoryview
 class Notifier:
     """Sends notifications, one after the other."""
 
-    def __init__(self, fd: int) -> None:
-        """Write to the device `fd`, which must stay open until `close`."""
+    def __init__(self, fd: int, on_fault: Callable[[Buffer], None] = lambda _: None) -> None:
+        """Write to the device `fd`, which must stay open until `close`.
+
+        `on_fault` is told of data that the kernel could not read, and must not wait.
+        """
         self._fd = fd
+        self._on_fault = on_fault
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._closing = False
         self._thread = threading.Thread(target=self._serve, name="aisfs notifier", daemon=True)
@@ -104,7 +108,7 @@ class Notifier:
                 try:
                     write(fd, message)
                 except OSError as error:
-                    self._refused(error)
+                    self._refused(error, message)
                     refused.append(place)
         finally:
             self.sending_since = None
@@ -116,14 +120,16 @@ class Notifier:
         try:
             os.writev(self._fd, message)
         except OSError as error:
-            self._refused(error)
+            self._refused(error, message[-1])
             return False
         finally:
             self.sending_since = None
         return True
 
-    def _refused(self, error: OSError) -> None:
-        if error.errno not in _GONE:
+    def _refused(self, error: OSError, data: Buffer) -> None:
+        if error.errno == errno.EFAULT:
+            self._on_fault(data)
+        elif error.errno not in _GONE:
             log.warning("the kernel refused a notification: %s", error.strerror)
 
     def _send_alone(self, message: bytes) -> None:

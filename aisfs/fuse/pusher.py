@@ -252,7 +252,7 @@ class Pusher:
         span = ByteRange(start, last + size)
         found = None
         if 0 < len(span) <= SPAN_MAX and start >= 0 and max(map(itemgetter(1), places)) <= COPIED:
-            found = self._members.stored(shard.members, span)
+            found = self._members.copied(shard.members, span)
         if found is None:
             return self._store_singly(shard, hand, places)
         # The tar's own header in front of a member makes room for the header of the message, so
@@ -261,7 +261,7 @@ class Pusher:
             (shard.first | row, at - start, length)
             for row, (at, length) in zip(hand, places, strict=True)
         ]
-        refused = self._sender.send_all(store_messages(bytearray(found), files))
+        refused = self._sender.send_all(store_messages(found, files))
         return len(hand), [hand[place] for place in refused], False
 
     def _store_singly(

@@ -21,7 +21,7 @@ from aisfs.fuse.answers import Answers
 from aisfs.fuse.changes import Changes
 from aisfs.fuse.device import Device, mount_device
 from aisfs.fuse.interruptions import ASKING, Interruptions
-from aisfs.fuse.lane import SPIN_SECONDS, Lane, grow
+from aisfs.fuse.lane import SPIN_SECONDS, Buffer, Lane, grow
 from aisfs.fuse.negotiation import Negotiation
 from aisfs.fuse.notifier import Notifier
 from aisfs.fuse.observer import Nobody, Observer
@@ -53,6 +53,7 @@ class LaneSession:
         negative_timeout: float,
         spin: float = SPIN_SECONDS,
         observe: Callable[[Notifier], Observer] = lambda notifier: Nobody(),
+        on_fault: Callable[[Buffer], None] = lambda _: None,
     ) -> None:
         """Put a lane before `operations`.
 
@@ -64,6 +65,7 @@ class LaneSession:
             negative_timeout: Seconds the kernel may keep a missing name.
             spin: See `Lane`.
             observe: Makes the one who is told of reads and listings, and may notify.
+            on_fault: Told of bytes that the kernel could not read. Must not wait.
         """
         self._operations = operations
         self._filesystem = filesystem
@@ -72,6 +74,7 @@ class LaneSession:
         self._negative_timeout = negative_timeout
         self._spin = spin
         self._observe = observe
+        self._on_fault = on_fault
         self._token = trio.lowlevel.current_trio_token()
         self._serving = False
         self._stopped = False
@@ -122,7 +125,7 @@ class LaneSession:
     def _make(self, device: Device, ours: socket.socket, its: socket.socket) -> "_Threads":
         pending = Pending()
         interruptions = Interruptions(pending)
-        notifier = Notifier(device.fd)
+        notifier = Notifier(device.fd, self._on_fault)
         observer = self._observe(notifier)
         reads = WaitingReads(self._filesystem, pending, self._metrics, observer)
         changes = self._changes(pending)
@@ -145,6 +148,7 @@ class LaneSession:
             list_by_inode=lambda: answers.lists_by_inode,
             negotiation=negotiation,
             observer=observer,
+            on_fault=self._on_fault,
             spin=self._spin,
         )
         interruptions.reply = lane.reply

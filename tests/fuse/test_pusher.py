@@ -53,6 +53,10 @@ class Members:
             return None
         return memoryview(shard.tar)[wanted.start : wanted.stop]
 
+    def copied(self, shard: Shard, wanted: ByteRange) -> bytearray | None:
+        found = self.stored(shard, wanted)
+        return None if found is None else bytearray(found)
+
     def pushed(
         self, shard: Shard, row: int, last: int, rows: list[int], lacking: list[int]
     ) -> None:

@@ -57,6 +57,7 @@ class Stand:
                 max_message=1 << 20,
             ),
             observer=Nobody(),
+            on_fault=lambda _: None,
         )  # fmt: skip
         self.watchdog = Watchdog(
             device, self.lane, self.notifier, self.pending, Interruptions(self.pending)
