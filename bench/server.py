@@ -49,6 +49,7 @@ def running_server(
     log: Path,
     delay: float = 0.0,
     bandwidth: float | None = None,
+    traps: bool = False,
 ) -> Iterator[Endpoint]:
     """Run the embedded server over a directory until the block ends.
 
@@ -57,6 +58,7 @@ def running_server(
     """
     command = [sys.executable, "-m", "bench.server", str(root), "--delay", str(delay)]
     command += ["--bandwidth", str(bandwidth)] if bandwidth else []
+    command += ["--traps"] if traps else []
     process: subprocess.Popen[bytes] | None = None
     try:
         with interruptions.held(), log.open("ab") as stderr:
@@ -94,11 +96,12 @@ def main() -> int:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--delay", type=float, default=0.0)
     parser.add_argument("--bandwidth", type=float)
+    parser.add_argument("--traps", action="store_true")
     options = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
 
     def factory() -> WsgiApp:
-        app = make_app(options.directory)
+        app = make_app(options.directory, traps=options.traps)
         return paced(app, delay=options.delay, bandwidth=options.bandwidth)
 
     def ready(port: int) -> None:

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from copy import copy
 from itertools import count
 from pathlib import Path
 from typing import TypeVar
@@ -125,6 +126,24 @@ class Stage:
             delay=delay,
             bandwidth=bandwidth,
         )
+
+    @contextmanager
+    def trapped(self) -> Iterator["Stage"]:
+        """Give a stage whose server is empty, and destroys and hides what a real AIStore would.
+
+        A real one is used as it is.
+        """
+        if not self.embedded:
+            yield self
+            return
+        log = self.directory / "trapped-server.log"
+        with (
+            self.folder("trapped-store") as root,
+            running_server(root, interruptions=self.interruptions, log=log, traps=True) as endpoint,
+        ):
+            stage = copy(self)
+            stage.endpoint, stage.store = endpoint, EmbeddedStore(root)
+            yield stage
 
     def cool(self, *served: Samples) -> None:
         """Empty what the reading side remembers; what the server sends stays in its memory.

@@ -36,7 +36,12 @@ def many_case(files: int) -> str:
 
 
 def run(stage: Stage, progress: Callable[[str], None]) -> list[Row]:
-    """Measure."""
+    """Measure, against a server that destroys what is written carelessly."""
+    with stage.trapped() as trapped:
+        return _measured(trapped, progress)
+
+
+def _measured(stage: Stage, progress: Callable[[str], None]) -> list[Row]:
     settings = stage.settings
     size, files = settings.written_bytes, settings.written_files
     progress(f"writing: {size / 1e6:,.0f} MB in one file, {files:,} small files")

@@ -94,7 +94,7 @@ def running_server(
     faulty: bool = False,
     token: str | None = None,
     port: int = 0,
-    traps: bool = False,
+    traps: bool = True,
     targets: int = 1,
     joined: int | None = None,
 ) -> Iterator[RunningServer]:
@@ -102,7 +102,7 @@ def running_server(
 
     `faulty` adds the fault injection of `tests.support.faulty_server`; `token` makes the proxy side
     ask for `Authorization: Bearer <token>`; `port` 0 takes a free one; `traps` makes it
-    destroy and hide what a real AIStore would. `targets` up to 3 make it look like a cluster of these, of
+    destroy and hide what a real AIStore would, so that only clients which are safe there pass. `targets` up to 3 make it look like a cluster of these, of
     which the first `joined` are known at the start; see `tests.support.targets`.
     """
     words = [str(root), "--port", str(port), "--stop-with-stdin"]
