@@ -207,9 +207,9 @@ def error_reply(failure: Failure, request: Request, node_id: str) -> Reply:
     role = failure.node or ("t" if request.marked else "p")
     document = {
         **({"tcode": failure.tcode} if failure.tcode else {}),
-        "message": failure.message.replace("{node}", node_id).replace("{role}", role),
+        "message": _as_go(failure.message.replace("{node}", node_id).replace("{role}", role)),
         "method": failure.method or request.method,
-        "url_path": request.path,
+        "url_path": _as_go(request.path),
         "remote_addr": request.remote,
         "caller": "",
         "node": f"{role}[{node_id}]",
@@ -224,6 +224,11 @@ def error_reply(failure: Failure, request: Request, node_id: str) -> Reply:
     if request.method == "HEAD":
         return Reply(failure.status, [*headers, ("Hdr-Error", text)])
     return Reply(failure.status, headers, text.encode() + b"\n")
+
+
+def _as_go(text: str) -> str:
+    """Show bytes that are not UTF-8 as Go's JSON does, and not as surrogates, which no JSON may have."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def stamp() -> str:

@@ -1,6 +1,7 @@
 """The embedded server as a process: what AIStore's users and a careful operator rely on."""
 
 import io
+import json
 import os
 import re
 import socket
@@ -344,6 +345,8 @@ def test_names_that_are_not_utf8(root: Path, server: RunningServer, http: reques
     (root / "b").mkdir()
     (root / "b" / os.fsdecode(b"\xff\xfe")).write_bytes(b"odd")
     assert http.get(object_url(server, "%ff%fe")).content == b"odd"
+    missing = http.head(object_url(server, "%ff%fd"), allow_redirects=True)
+    assert json.loads(missing.headers["Hdr-Error"])["url_path"] == "/v1/objects/b/\ufffd\ufffd"
     value = {"action": "list", "value": {}}
     listed = http.get(f"{server.endpoint}/v1/buckets/b", json=value)
     assert b'"name":"\xff\xfe"' in listed.content
