@@ -19,6 +19,8 @@ import re
 import secrets
 import shutil
 import stat
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,6 +33,9 @@ _TOKEN_BYTES = 8
 _TOKEN = re.compile(rf"[0-9a-f]{{{2 * _TOKEN_BYTES}}}")
 NO_FILE = (errno.EISDIR, errno.ELOOP, errno.ENXIO)
 """What opening a directory, a symbolic link or a socket gives."""
+_OPENING_SECONDS = 10.0
+"""Opening takes a second at most, with some thousand files of dead processes to look at."""
+_RETRY_SECONDS = 0.05
 _DISCARDED = "discarded."
 _PUNCH_HOLE = 0x02 | 0x01
 """FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE of Linux."""
@@ -88,10 +93,26 @@ class CacheDirectory:
         except OSError as error:
             raise self._unusable(error) from None
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            self._take(descriptor)
             yield
         finally:
             os.close(descriptor)
+
+    def _take(self, descriptor: int) -> None:
+        """Lock, waiting for a process that opens the cache just now, but for no longer."""
+        deadline = time.monotonic() + _OPENING_SECONDS
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise ConfigError(
+                        f"cache directory {self.directory} is being opened by another process, "
+                        f"for {_OPENING_SECONDS:.0f} s now: `fuser {self.directory / 'lock'}` "
+                        "tells which; end it, or use another --cache-dir"
+                    ) from None
+            threading.Event().wait(_RETRY_SECONDS)
 
     def close(self) -> None:
         """Undo `create`, as far as this process is concerned."""

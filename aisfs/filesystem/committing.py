@@ -109,6 +109,12 @@ class CommittingFileSystem(WrittenNames):
             self._files.unname(file)
         if self.inodes.get(file.ino) is None:
             self._files.drop(file)
+            return
+        # The kernel keeps an inode as long as it likes. Made to look its name up again it gets the
+        # number of the version that is stored, and forgets this one when nobody uses it.
+        old = self._files.rest(file)
+        if old is not None and not old.busy and self.kernel is not None:
+            self.kernel.invalidate_entry(old.node.parent, old.node.name)
 
     def _park(self, file: WrittenFile, error: AisfsError) -> None:
         """Keep what could not be uploaded for `aisfs recover`; the name shows the store again."""

@@ -18,6 +18,8 @@ from aisfs.filesystem.nodes import ObjectNode, identity
 from aisfs.model import Bucket, ObjectInfo
 
 _serial = count(1)
+MOST_AT_REST = 1000
+"""Written files that are in the store and kept only for their number: 1.5 KB each, here."""
 
 
 @dataclass(eq=False, slots=True)
@@ -105,6 +107,8 @@ class WrittenFiles:
         self.by_ino: dict[int, WrittenFile] = {}
         self._by_key: dict[tuple[Bucket, str], WrittenFile] = {}
         self._members: dict[tuple[Bucket, str, str], WrittenFile] = {}
+        self._at_rest: dict[int, WrittenFile] = {}
+        """Those that nobody has open, in the order of their last close."""
 
     def __len__(self) -> int:
         return len(self.by_ino) + len(self._by_key)
@@ -155,8 +159,17 @@ class WrittenFiles:
             file.base = structs.replace(file.base, key=key)
         self.add(file)
 
+    def rest(self, file: WrittenFile) -> WrittenFile | None:
+        """Note that nobody has a file open; return one that has been so for too long, if any has."""
+        self._at_rest.pop(file.ino, None)
+        self._at_rest[file.ino] = file
+        if len(self._at_rest) <= MOST_AT_REST:
+            return None
+        return self._at_rest.pop(next(iter(self._at_rest)))
+
     def drop(self, file: WrittenFile) -> None:
         """Forget it."""
+        self._at_rest.pop(file.ino, None)
         self.unname(file)
         self.by_ino.pop(file.ino, None)
 

@@ -22,6 +22,8 @@ from aisfs.fuse.tuning import CONNECTIONS, device_minor
 log = logging.getLogger(__name__)
 
 _COMMFD = "_FUSE_COMMFD"
+MOUNT_SECONDS = 20
+"""It takes milliseconds, unless a directory above is on a file system that does not answer."""
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOATIME = 1, 2, 4, 1024
 _FLAGS = {"ro": _MS_RDONLY, "noatime": _MS_NOATIME}
 _OURS = ("nonempty", "fsname", "subtype", "rw")
@@ -104,13 +106,20 @@ def _ask_fusermount(mountpoint: Path, options: set[str]) -> int:
     with ours, its:
         # In the environment of the child only, which is how libfuse talks to it.
         command = ["env", f"{_COMMFD}={its.fileno()}", FUSERMOUNT]
-        done = subprocess.run(
-            [*command, "-o", ",".join(sorted(options)), "--", str(mountpoint)],
-            pass_fds=[its.fileno()],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                [*command, "-o", ",".join(sorted(options)), "--", str(mountpoint)],
+                pass_fds=[its.fileno()],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=MOUNT_SECONDS,
+            )
+        except subprocess.TimeoutExpired:
+            raise MountError(
+                f"cannot mount on {mountpoint}: {FUSERMOUNT} does not end; is a directory above it "
+                "on a file system that does not answer?"
+            ) from None
         its.close()
         if done.returncode:
             reason = done.stderr.strip().removeprefix(f"{FUSERMOUNT}: ").replace("\n", "; ")

@@ -35,7 +35,7 @@ ASKING = frozenset(
     }
 )
 """Requests that leave nothing behind. Any other may happen although its caller was told EINTR."""
-_PENDING = ("SigPnd:", "ShdPnd:")
+_PENDING = (b"SigPnd:", b"ShdPnd:")
 
 
 class Interruptions:
@@ -76,7 +76,8 @@ class Interruptions:
 def _is_ending(pid: int) -> bool:
     """Say whether a signal that ends it waits for a thread; also when the thread is gone."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
+        # Bytes: its first line is the name of the program, in whatever encoding that is.
+        status = Path(f"/proc/{pid}/status").read_bytes()
     except OSError:
         return True
     waiting = 0

@@ -56,7 +56,11 @@ class Watchdog:
         last: tuple[str, float] | None = None
         sights = 0
         while not self._end.wait(INTERVAL):
-            self._interruptions.check()
+            try:
+                self._interruptions.check()
+            except Exception:
+                # What hangs must be noticed all the same.
+                log.exception("looking after interrupted requests failed: please report it")
             stuck = self.stuck(time.monotonic())
             sights = sights + 1 if stuck == last else 1
             last = stuck
