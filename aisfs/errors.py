@@ -5,6 +5,8 @@ No errno here (filesystem/ maps to errno) and no HTTP status as identity (ais/ m
 Every message names the thing that failed and, where there is one, what the user can do.
 """
 
+import copy
+
 from aisfs.redaction import shown
 
 
@@ -138,3 +140,12 @@ class FuseUnavailable(AisfsError):
 
 class SourceMissing(AisfsError):
     """The directory to mount does not exist."""
+
+
+def untraced(error: Exception) -> Exception:
+    """Return a copy of an error that holds on to nothing.
+
+    A traceback keeps all frames it passed, and with them the buffers they filled. And one object that
+    several waiters raise gets the frames of all of them.
+    """
+    return copy.copy(error).with_traceback(None)

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 import trio
 
-from aisfs.errors import Unavailable
+from aisfs.errors import Unavailable, untraced
 
 KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")
@@ -40,7 +40,7 @@ class SingleFlight(Generic[KeyT, ValueT]):
         """Return what `work` returns, or join the flight already under way for `key`.
 
         Raises:
-            Exception: whatever `work` raised; each waiter gets the same error.
+            Exception: whatever `work` raised; each waiter gets a copy of the error.
         """
         flight = self._flights.get(key)
         if flight is None:
@@ -48,7 +48,7 @@ class SingleFlight(Generic[KeyT, ValueT]):
             self._nursery.start_soon(self._run, key, flight, work)
         await flight.done.wait()
         if flight.error is not None:
-            raise flight.error
+            raise untraced(flight.error)
         return flight.value[0]
 
     async def _run(
@@ -57,7 +57,7 @@ class SingleFlight(Generic[KeyT, ValueT]):
         try:
             flight.value.append(await work())
         except Exception as error:  # noqa: BLE001 - handed to everyone who waits
-            flight.error = error
+            flight.error = untraced(error)
         finally:
             del self._flights[key]
             if not flight.value and flight.error is None:

@@ -32,7 +32,7 @@ from aisfs.engine.on_disk import look, lost, store
 from aisfs.engine.opened import OpenObject, OpenObjects, Source
 from aisfs.engine.parts import FIRST_PART, PART_MAX, BufferPool, Data, Part, Reading
 from aisfs.engine.running_sums import RunningSums
-from aisfs.errors import AisfsError, Unavailable
+from aisfs.errors import AisfsError, Unavailable, untraced
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 from aisfs.store.port import ObjectStore
 
@@ -308,11 +308,11 @@ class Fetcher:
         try:
             kept = await self._fetch_and_store(opened, part, source)
         except AisfsError as error:
-            part.error = error
+            part.error = untraced(error)
         except Exception as error:
             log.exception("fetching failed: this is a bug in aisfs, please report it")
             if not part.done.is_set():  # what landed is good, even if it could not be kept
-                part.error = error
+                part.error = untraced(error)
         finally:
             if not part.done.is_set() and part.error is None:
                 part.error = Unavailable("the mount is going away")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import trio
 
+from aisfs.errors import untraced
 from aisfs.model import ByteRange
 
 PART_MAX = 8 << 20
@@ -165,7 +166,7 @@ class Reading:
             if isinstance(piece, Part):
                 await piece.done.wait()
                 if piece.error is not None:
-                    raise piece.error
+                    raise untraced(piece.error)
                 found.append(piece.view(self.wanted, by_reader=by_reader))
             else:
                 found.append(piece)

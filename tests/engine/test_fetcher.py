@@ -1,6 +1,9 @@
 """Shared fetching: each byte once, failures and cancellations, and the bounds of memory."""
 
+import gc
 import threading
+import traceback
+import weakref
 from contextlib import asynccontextmanager
 
 import pytest
@@ -14,7 +17,7 @@ from aisfs.engine import fetcher as fetcher_module
 from aisfs.engine.background import background_thread
 from aisfs.engine.fetcher import STREAM_BYTES, Fetcher
 from aisfs.engine.parts import FIRST_PART, PART_MAX
-from aisfs.errors import Stale, Unavailable
+from aisfs.errors import NotFound, Stale, Unavailable
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 from aisfs.store.memory import MemoryStore
 
@@ -417,3 +420,29 @@ async def test_end_of_the_mount_ends_everybody_who_waits():
         readers.start_soon(read, setup)
         await trio.testing.wait_all_tasks_blocked()
     assert outcome == ["ended"]
+
+
+async def failure_of(reading):
+    try:
+        await reading.wait()
+    except NotFound as error:
+        return id(error), len(traceback.extract_tb(error.__traceback__))
+    raise AssertionError("it was read")
+
+
+async def test_failed_part_holds_no_memory_and_no_waiter_adds_to_the_error_of_another():
+    async def fail(method, bucket, key):
+        raise NotFound("gone")
+
+    async with fetching(hook=fail) as setup:
+        gc.disable()
+        try:
+            reading = setup.fetcher.start(setup.opened, ByteRange(0, 2 * MIB))
+            part = weakref.ref(reading.pieces[0])
+            first, second = await failure_of(reading), await failure_of(reading)
+            assert first[1] == second[1]
+            await trio.testing.wait_all_tasks_blocked()
+            del reading
+            assert part() is None
+        finally:
+            gc.enable()
