@@ -238,3 +238,20 @@ def test_a_shard_that_is_gone_comes_back_by_force_only(place: Writable):
     assert place.stored("3.tar") is None
     assert aisfs(*words, "--force").returncode == 0
     assert members(place, "3.tar") == {"y": b"y"}
+
+
+def test_a_large_shard_goes_in_parts(tmp_path: Path):
+    base = tmp_path.resolve()
+    (base / "store" / "b").mkdir(parents=True)
+    large = random.Random(7).randbytes(12 << 20)
+    (base / "store" / "b" / "s.tar").write_bytes(padded({"x": large}))
+    with (
+        running_server(base / "store", traps=True) as server,
+        writable(base, server=server, options=["--part-size", "5MiB"]) as place,
+    ):
+        folder = place.path / "s.tar.d"
+        (folder / "y").write_bytes(b"y" * 3000)
+        (folder / "z").write_bytes(b"z")
+        assert members(place, "s.tar") == {"x": large, "y": b"y" * 3000, "z": b"z"}
+        assert server.requests()["part"] >= 6
+        assert (folder / "x").read_bytes() == large
