@@ -38,7 +38,7 @@ from aisfs.engine.unpacker import Unpacker
 from aisfs.errors import AccessDenied, BucketNotFound, ConfigError, NotFound, SourceMissing
 from aisfs.filesystem.nodes import DatasetNode, DirectoryNode, Node, RootNode
 from aisfs.metrics import Metrics
-from aisfs.model import Bucket, Page
+from aisfs.model import Bucket
 from aisfs.mount_plan import SourcePlan, is_local, origin_of
 from aisfs.store.local import LocalStore
 from aisfs.store.port import WritableStore
@@ -123,8 +123,8 @@ async def check_source(store: WritableStore, source: Source) -> None:
     """
     match source:
         case BucketSource(bucket, prefix):
-            page = await _check_bucket(store, bucket, prefix)
-            if prefix and not (page.objects or page.directories or page.next_token):
+            occupied = await _check_bucket(store, bucket, prefix)
+            if prefix and not occupied:
                 await _check_no_object(store, bucket, prefix.removesuffix("/"))
         case DatasetSource():
             for bucket in source.buckets:
@@ -133,9 +133,10 @@ async def check_source(store: WritableStore, source: Source) -> None:
             await store.list_buckets()
 
 
-async def _check_bucket(store: WritableStore, bucket: Bucket, prefix: str) -> Page:
+async def _check_bucket(store: WritableStore, bucket: Bucket, prefix: str) -> bool:
+    """Make sure that a bucket is there; says whether anything is below `prefix`."""
     try:
-        return await store.list_page(bucket, prefix, page_size=1)
+        return bool((await store.first_keys(bucket, prefix, 1)).found)
     except BucketNotFound as error:
         raise BucketNotFound(f"bucket {bucket} does not exist; `ais ls` shows what does") from error
 

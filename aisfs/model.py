@@ -141,6 +141,20 @@ class Page:
     next_token: str
     """Page token of the next page; empty when this is the last one."""
 
+    @property
+    def names(self) -> list[str]:
+        """All keys and prefixes."""
+        return [*(info.key for info in self.objects), *self.directories]
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The first keys that a store gives of all that begin with a prefix."""
+
+    found: list[str]
+    complete: bool
+    """Whether these are all."""
+
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:

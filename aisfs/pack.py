@@ -20,6 +20,7 @@ from aisfs.ais.checksums import DEFAULT_TYPE, checksum_of, hasher_of, is_known
 from aisfs.core.packing import END, File, Layout, ShardNames, header_of
 from aisfs.errors import AccessDenied, AisfsError, ContentUnreadable, NotFound, SourceMissing
 from aisfs.model import Bucket, ObjectInfo
+from aisfs.store.pages import pages_of
 from aisfs.store.port import ObjectStore, WritableStore
 
 
@@ -116,16 +117,13 @@ async def shards_there(
 ) -> list[tuple[int, ObjectInfo]]:
     """List the shards of these names that exist, each with its index, in that order."""
     folder = names.before.rpartition("/")[0]
-    prefix, token, found = f"{folder}/" if folder else "", "", []
-    while True:
-        page = await store.list_page(bucket, prefix, token=token)
+    found: dict[str, tuple[int, ObjectInfo]] = {}
+    async for page in pages_of(store, bucket, f"{folder}/" if folder else ""):
         for info in page.objects:
             index = names.index(info.key)
             if index is not None:
-                found.append((index, info))
-        token = page.next_token
-        if not token:
-            return sorted(found, key=lambda pair: pair[0])
+                found[info.key] = index, info
+    return sorted(found.values(), key=lambda pair: pair[0])
 
 
 async def each(jobs: int, works: Sequence[Callable[[], Awaitable[None]]]) -> None:

@@ -8,7 +8,8 @@ Must not know: HTTP beyond a reply's status, requests, errnos.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -25,9 +26,18 @@ from aisfs.ais.transport import Transport
 from aisfs.ais.uploads import Uploads
 from aisfs.ais.worker import run_interruptible
 from aisfs.config import ClusterSettings
+from aisfs.core import names
+from aisfs.core.listing import ListingBounds
 from aisfs.core.names import check_new_key
-from aisfs.errors import AisfsError, BucketNotFound, NotFound, Stale, Unavailable
-from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo, Page, Provider
+from aisfs.errors import (
+    AisfsError,
+    BucketNotFound,
+    IsADirectory,
+    NotFound,
+    Stale,
+    Unavailable,
+)
+from aisfs.model import NO_CUSTOM, Bucket, Keys, ObjectInfo, Page, Provider
 from aisfs.store.custom import encode_custom
 from aisfs.store.port import Announce, Content, Progress, Sink, UploadAhead
 from aisfs.store.retry import Retrier
@@ -59,6 +69,8 @@ class AISClient:
         self._closed = False
         self._facts: dict[Bucket, wire.BucketFacts] = {}
         self._head_with_props = True
+        self.page_size = 0
+        """Entries of a page; 0 is as many as the cluster gives, which loses no name. See `page_tokens`."""
         retrier = Retrier(deadline=settings.io_timeout)
         self._parts = Parts(self, retrier, int(settings.part_size))
         self._uploads = Uploads(self, self._parts)
@@ -78,11 +90,11 @@ class AISClient:
             lambda line: listings.parse_buckets(self.transport.fetch(line, request)),
         )
 
-    async def list_page(
-        self, bucket: Bucket, prefix: str, *, token: str = "", page_size: int = 0
-    ) -> Page:
+    async def list_page(self, bucket: Bucket, prefix: str, *, token: str = "") -> Page:
         """List one page of the directory `prefix`."""
-        request = wire.list_page(bucket, prefix, token, page_size)
+        if names.never_below(prefix):
+            return Page([], [], "")
+        request = wire.list_page(bucket, prefix, token, self.page_size)
 
         def work(line: Line) -> Page:
             facts = self.facts_of(line, bucket)
@@ -93,6 +105,27 @@ class AISClient:
             return page
 
         return await self.run(request.subject, work, bucket)
+
+    async def first_keys(self, bucket: Bucket, prefix: str, most: int) -> Keys:
+        """Give `most` keys at most of objects below the directory `prefix`."""
+        if names.never_below(prefix):
+            return Keys([], complete=True)
+        subject = f"{bucket}/{prefix}"
+
+        def work(line: Line) -> Keys:
+            bounds = ListingBounds(subject)
+            found: list[str] = []
+            token = ""
+            while True:  # a page of a cloud may be empty and not the last
+                request = wire.first_keys(bucket, prefix, token, most + 1)
+                reply = self.transport.fetch(line, request)
+                keys, token = listings.parse_keys(reply, bucket, prefix)
+                found += keys
+                if not token or len(found) >= most:
+                    return Keys(found[:most], not token and len(found) <= most)
+                bounds.check(keys, token)
+
+        return await self.run(subject, work, bucket)
 
     async def head(self, bucket: Bucket, key: str, *, latest: bool = False) -> ObjectInfo:
         """Describe the current version of one object."""
@@ -187,7 +220,8 @@ class AISClient:
         encode_custom(custom, "")
         told, named = progress or (lambda done: None), announce or (lambda name: None)
         upload = Upload(bucket, key, content, custom, told, named)
-        info = await self._uploads.upload(upload, ahead)
+        async with self._telling_of_emptied(bucket, key):
+            info = await self._uploads.upload(upload, ahead)
         return await self._edits.with_custom(bucket, info, custom)
 
     @property
@@ -213,20 +247,35 @@ class AISClient:
         if (bucket, key) == (to_bucket, new_key):
             raise ValueError(f"{bucket}/{key}: copied onto itself")
         check_new_key(to_bucket, new_key)
-        return await self._edits.copy(bucket, key, to_bucket, new_key)
+        async with self._telling_of_emptied(to_bucket, new_key):
+            return await self._edits.copy(bucket, key, to_bucket, new_key)
 
     async def rename(self, bucket: Bucket, key: str, new_key: str) -> ObjectInfo:
         """Copy, make sure, delete: AIStore's own rename may lose the object."""
         if key == new_key:
             raise ValueError(f"{bucket}/{key}: renamed to itself")
         check_new_key(bucket, new_key)
-        return await self._edits.rename(bucket, key, new_key)
+        async with self._telling_of_emptied(bucket, new_key):
+            return await self._edits.rename(bucket, key, new_key)
 
     async def set_custom(
         self, bucket: Bucket, expected: ObjectInfo, custom: Mapping[str, str]
     ) -> ObjectInfo:
         """Replace the custom metadata of the content `expected`."""
         return await self._edits.set_custom(bucket, expected, custom)
+
+    @asynccontextmanager
+    async def _telling_of_emptied(self, bucket: Bucket, key: str) -> AsyncIterator[None]:
+        """Say so if an object cannot be written because of a directory that is not to be seen."""
+        try:
+            yield
+        except IsADirectory as error:
+            if (await self.first_keys(bucket, f"{key}/", 1)).found:
+                raise
+            raise IsADirectory(
+                f"{bucket}/{key}: on the disk where AIStore would put this object is an emptied "
+                "directory of that name, which it never removes: choose another name"
+            ) from error
 
     async def _store(
         self, bucket: Bucket, key: str, content: Content, custom: Mapping[str, str]

@@ -11,6 +11,7 @@ from typing import Annotated
 import msgspec
 
 from aisfs.ais.checksums import label_of_usual, labelled
+from aisfs.ais.page_tokens import resume_after
 from aisfs.ais.wire import (
     MSGPACK,
     BucketFacts,
@@ -121,11 +122,11 @@ def parse_page(
         ProtocolError: the reply is not a listing, or does not get on.
     """
     entries, token = _decode_listing(reply, f"{bucket}/{prefix}")
-    if token and token == after:
-        raise ProtocolError(f"{bucket}/{prefix}: the listing stands still at {token!r}")
-    if not after.isascii() and not _is_utf8(after):
-        # A server that reads JSON by the book resumes at U+FFFD, before this name, and repeats it.
-        entries = [entry for entry in entries if _raw(entry.name) > _raw(after)]
+    if token and bucket.provider is Provider.AIS:
+        if entries:
+            token = resume_after([entry.name for entry in entries], prefix, token)
+        if token <= after:
+            raise ProtocolError(f"{bucket}/{prefix}: the listing stands still at {after!r}")
     kind = facts.checksum_type if facts.keeps_checksums else "none"
     label, usual = label_of_usual(kind)
     ais = bucket.provider is Provider.AIS
@@ -152,6 +153,16 @@ def parse_page(
         info = ObjectInfo(name, entry.size, version, checksum, mtime)
         objects.append(with_custom(info, entry.custom) if entry.custom else info)
     return Page(objects, list(dict.fromkeys(directories)), token)
+
+
+def parse_keys(reply: Reply, bucket: Bucket, prefix: str) -> tuple[list[str], str]:
+    """Read one page of a listing of names, and the cluster's token of the next.
+
+    Raises:
+        ProtocolError: the reply is not a listing.
+    """
+    entries, token = _decode_listing(reply, f"{bucket}/{prefix}")
+    return [entry.name for entry in entries], token
 
 
 def _decode_listing(reply: Reply, subject: str) -> tuple[Sequence[_Entry | _JsonEntry], str]:
@@ -198,11 +209,3 @@ def _text(raw: msgspec.Raw) -> str:
     if not skip:
         raise ValueError("a name that is no text")
     return data[skip:].decode("utf-8", "surrogateescape")
-
-
-def _raw(name: str) -> bytes:
-    return name.encode("utf-8", "surrogateescape")
-
-
-def _is_utf8(name: str) -> bool:
-    return _raw(name).decode("utf-8", "replace") == name

@@ -31,6 +31,7 @@ BATCHES = "/v1/ml/moss"
 """Where GetBatch is."""
 
 _NO_RECURSION = "2048"  # a string: the server answers 400 to a number
+_NAME_ONLY = "16"
 _LIST_PROPS = "name,size,version,checksum,custom"
 _HEAD_PROPS = "checksum,version,custom"
 _NS = 1_000_000_000
@@ -122,8 +123,8 @@ def head_bucket(bucket: Bucket) -> Request:
     return Request("HEAD", _bucket_path(bucket), bucket_query(bucket), str(bucket))
 
 
-def list_page(bucket: Bucket, prefix: str, token: str, page_size: int) -> Request:
-    """Ask for one page of a directory.
+def list_page(bucket: Bucket, prefix: str, token: str, page_size: int = 0) -> Request:
+    """Ask for one page of a directory, the largest one unless `page_size` says otherwise.
 
     The listing id (`uuid`) stays empty: with an id the server goes on with the prefix that the id
     was made for, whatever prefix is sent; without one the token alone says where to go on.
@@ -132,16 +133,31 @@ def list_page(bucket: Bucket, prefix: str, token: str, page_size: int) -> Reques
         InvalidName: `prefix` is neither empty nor a directory; the server's answer would mix
             the directory with its siblings.
     """
+    return _listing(bucket, prefix, token, page_size, props=_LIST_PROPS, flags=_NO_RECURSION)
+
+
+def first_keys(bucket: Bucket, prefix: str, token: str, most: int) -> Request:
+    """Ask for names of objects below a directory, however deep.
+
+    A listing of names alone is what a corrupt object does not cut short. Its pages lose names, so
+    only what one page says counts.
+    """
+    return _listing(bucket, prefix, token, most, props="name", flags=_NAME_ONLY)
+
+
+def _listing(
+    bucket: Bucket, prefix: str, token: str, page_size: int, *, props: str, flags: str
+) -> Request:
     if prefix:
         if not prefix.endswith("/"):
             raise InvalidName(f"{bucket}/{prefix}: a directory prefix ends in '/'")
         _check_key(bucket, prefix)
     value = {
         "uuid": "",
-        "props": _LIST_PROPS,
+        "props": props,
         "prefix": prefix,
         "continuation_token": token,
-        "flags": _NO_RECURSION,
+        "flags": flags,
         "pagesize": page_size,
     }
     body = encode_json({"action": "list", "name": "", "value": value})

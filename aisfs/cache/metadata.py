@@ -116,6 +116,11 @@ class MetadataCache:
             dated = self._listings.get(directory)
             if dated is not None:
                 self._listings[directory] = Dated(dated.value, float("-inf"))
-            if name is not None:
-                self._found.pop((*directory, name), None)
-                self._missing.pop((*directory, name), None)
+        if name is not None:
+            self.forget((*directory, name))
+
+    def forget(self, name: NameId) -> None:
+        """Believe no longer what a name asked for singly stood for."""
+        with self._lock:
+            self._found.pop(name, None)
+            self._missing.pop(name, None)

@@ -17,10 +17,12 @@ ValueT = TypeVar("ValueT")
 
 
 class _Flight(Generic[ValueT]):
-    __slots__ = ("done", "error", "value")
+    __slots__ = ("done", "error", "scope", "value", "waiting")
 
     def __init__(self) -> None:
         self.done = trio.Event()
+        self.scope = trio.CancelScope()
+        self.waiting = 0
         self.value: list[ValueT] = []
         self.error: Exception | None = None
 
@@ -28,9 +30,10 @@ class _Flight(Generic[ValueT]):
 class SingleFlight(Generic[KeyT, ValueT]):
     """Share the result of fetches that are under way."""
 
-    def __init__(self, nursery: trio.Nursery) -> None:
-        """Run fetches in `nursery`; they end with it."""
+    def __init__(self, nursery: trio.Nursery, *, wanted_only: bool = False) -> None:
+        """Run fetches in `nursery`; they end with it, and if `wanted_only` when nobody waits any more."""
         self._nursery = nursery
+        self._wanted_only = wanted_only
         self._flights: dict[KeyT, _Flight[ValueT]] = {}
 
     def __len__(self) -> int:
@@ -46,7 +49,14 @@ class SingleFlight(Generic[KeyT, ValueT]):
         if flight is None:
             flight = self._flights[key] = _Flight()
             self._nursery.start_soon(self._run, key, flight, work)
-        await flight.done.wait()
+        flight.waiting += 1
+        try:
+            await flight.done.wait()
+        finally:
+            flight.waiting -= 1
+            if self._wanted_only and not flight.waiting and not flight.done.is_set():
+                flight.scope.cancel()
+                self._forget(key, flight)
         if flight.error is not None:
             raise untraced(flight.error)
         return flight.value[0]
@@ -55,11 +65,16 @@ class SingleFlight(Generic[KeyT, ValueT]):
         self, key: KeyT, flight: _Flight[ValueT], work: Callable[[], Awaitable[ValueT]]
     ) -> None:
         try:
-            flight.value.append(await work())
+            with flight.scope:
+                flight.value.append(await work())
         except Exception as error:  # noqa: BLE001 - handed to everyone who waits
             flight.error = untraced(error)
         finally:
-            del self._flights[key]
+            self._forget(key, flight)
             if not flight.value and flight.error is None:
                 flight.error = Unavailable("the mount is going away")
             flight.done.set()
+
+    def _forget(self, key: KeyT, flight: _Flight[ValueT]) -> None:
+        if self._flights.get(key) is flight:
+            del self._flights[key]

@@ -10,13 +10,30 @@ import os
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    KeysView,
+    Mapping,
+    Sequence,
+)
 
 from aisfs.core.names import NAME_MAX, Refusal, entry_name, refusal
+from aisfs.errors import ProtocolError
 from aisfs.model import ObjectInfo, Page
 
 PENDING_VERSION = "pending"
 """The version of an object that is being written here and that the store does not have yet."""
+
+ENTRIES_MAX = 10_000_000
+"""Names of one directory. In memory they take half a kilobyte each, so 5 GB."""
+NAME_BYTES_MAX = 2 << 30
+"""Bytes of all names of one directory: 200 for each of so many."""
+SHORT_PAGE, SHORT_PAGES_MAX = 10, 1000
+"""Pages that may have fewer names than this. Usual ones have 1,000 or 10,000, but where many objects of
+a cloud were just deleted they may be all but empty for a while."""
 
 Listed = ObjectInfo | None
 """What a name stands for: an object, or None for a directory."""
@@ -63,6 +80,11 @@ class Listing:
     def __getitem__(self, name: bytes) -> Listed:
         return self._entries[name]
 
+    @property
+    def names(self) -> KeysView[bytes]:
+        """All names."""
+        return self._entries.keys()
+
     def changes_since(self, previous: "Listing") -> list[bytes]:
         """Name what is new, gone, or another version than in `previous`."""
         ours, theirs = self._entries, previous._entries
@@ -92,6 +114,36 @@ class Listing:
         return self._offsets[start : start + len(objects)], names[: len(objects)], objects
 
 
+class ListingBounds:
+    """Ends a listing that does not get on, or that nobody could keep."""
+
+    def __init__(self, subject: str) -> None:
+        """Watch the pages of one listing; `subject` begins each message."""
+        self._subject = subject
+        self._tokens: set[str] = set()
+        self._entries = self._bytes = 0
+
+    def check(self, names: Collection[str], token: str) -> None:
+        """Take note of a page and the token of the next.
+
+        Raises:
+            ProtocolError: no listing of a bucket is like that.
+        """
+        self._entries += len(names)
+        self._bytes += sum(map(len, names))
+        pages = len(self._tokens)
+        if token and token in self._tokens:
+            raise self._error(f"it goes in circles, and is at {token[:100]!r} again")
+        if self._entries > ENTRIES_MAX or self._bytes > NAME_BYTES_MAX:
+            raise self._error(f"more than {self._entries} names, {self._bytes >> 20} MiB of them")
+        if pages > SHORT_PAGES_MAX + self._entries // SHORT_PAGE:
+            raise self._error(f"{pages} pages brought {self._entries} names only")
+        self._tokens.add(token)
+
+    def _error(self, why: str) -> ProtocolError:
+        return ProtocolError(f"{self._subject}: the listing has no end: {why}")
+
+
 class ListingBuilder:
     """Makes a listing of the pages of one directory, each as it comes."""
 
@@ -105,6 +157,29 @@ class ListingBuilder:
 
     def __len__(self) -> int:
         return len(self._directories) + len(self._objects)
+
+    def __contains__(self, name: bytes) -> bool:
+        return name in self._objects or name in self._directories
+
+    @property
+    def directories(self) -> KeysView[bytes]:
+        """The names of directories."""
+        return self._directories.keys()
+
+    @property
+    def ambiguous(self) -> set[bytes]:
+        """The names that stand for an object and for a directory."""
+        return self._directories.keys() & self._objects.keys()
+
+    def lacking(self, previous: Listing) -> dict[bytes, Listed]:
+        """Give what an earlier listing has and this one has not."""
+        gone = previous.names - self._objects.keys() - self._directories.keys()
+        return {name: previous[name] for name in gone}
+
+    def drop(self, directories: Iterable[bytes]) -> None:
+        """Leave directories out."""
+        for name in directories:
+            self._directories.pop(name, None)
 
     def add(self, page: Page) -> None:
         """Take the next page."""
@@ -132,7 +207,7 @@ class ListingBuilder:
     def finish(self, previous: Listing | None = None) -> Listing:
         """Give the listing, in the order of `previous`, the last one of the same directory."""
         refused = self._refused.copy()
-        hidden = self._directories.keys() & self._objects.keys()
+        hidden = self.ambiguous
         if hidden:
             refused[Refusal.HIDDEN_BY_DIRECTORY] += len(hidden)
         entries = self._objects | self._directories if self._directories else self._objects

@@ -66,6 +66,12 @@ def check_new_key(bucket: Bucket, key: str) -> None:
         raise InvalidName(f"{bucket}: {key!r} cannot be written: AIStore refuses a leading ~/")
 
 
+def never_below(prefix: str) -> bool:
+    """Say whether AIStore refuses, or never lists, every key that begins with this directory."""
+    parts = prefix.split("/")[:-1]
+    return parts[:1] == ["~"] or not {"", ".", ".."}.isdisjoint(parts)
+
+
 def check_new_member(member: str) -> None:
     """Refuse a path of a member that tools would not extract to that very path.
 

@@ -17,9 +17,10 @@ from cachetools import TTLCache
 
 from aisfs.cache.metadata import UNKNOWN, Dated, DirectoryId, MetadataCache, Unknown
 from aisfs.cache.single_flight import SingleFlight
-from aisfs.core.listing import Listed, Listing, ListingBuilder, Wanted
+from aisfs.core.listing import Listed, Listing, ListingBounds, ListingBuilder, Wanted
 from aisfs.core.names import child_key, child_prefix, refusal
-from aisfs.errors import AccessDenied, AisfsError, InvalidName, NotFound
+from aisfs.engine.probes import Probes
+from aisfs.errors import AccessDenied, AisfsError, InvalidName, NotFound, ProtocolError
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, Page
 from aisfs.store.port import ObjectStore
@@ -53,16 +54,21 @@ class Lister:
         """List through `store` what is `wanted`; shared requests run in `nursery`."""
         self._wanted = wanted
         self._store = store
+        self._probes = Probes(store)
         self._cache = cache
         self._clock = clock
         self._metrics = metrics
         self.list_ttl = list_ttl
         """Seconds a listing may be believed."""
-        self._listings: SingleFlight[DirectoryId, Dated[Listing]] = SingleFlight(nursery)
-        self._first_pages: SingleFlight[DirectoryId, Dated[Listing] | None] = SingleFlight(nursery)
+        self._listings: SingleFlight[DirectoryId, Dated[Listing]] = SingleFlight(
+            nursery, wanted_only=True
+        )
+        self._first_pages: SingleFlight[DirectoryId, Dated[Listing] | None] = SingleFlight(
+            nursery, wanted_only=True
+        )
         self._bucket_lists: SingleFlight[str, Dated[list[Bucket]]] = SingleFlight(nursery)
         self._buckets: Dated[list[Bucket]] | None = None
-        self._single_lookups: TTLCache[DirectoryId, int] = TTLCache(
+        self._single_lookups: TTLCache[DirectoryId, list[bytes]] = TTLCache(
             LARGE_DIRECTORIES_MAX, list_ttl, clock
         )
         self.on_change: Callable[[Bucket, str, list[bytes]], None] = lambda *_: None
@@ -133,7 +139,7 @@ class Lister:
             known = await self.buckets()
             if bucket in known.value:
                 return known.expires
-        await self._store.list_page(bucket, "", page_size=1)
+        await self._probes.is_occupied(bucket, "")
         return self._clock() + self.list_ttl
 
     def last_listing(self, bucket: Bucket, prefix: str) -> Listing | None:
@@ -154,26 +160,82 @@ class Lister:
         """List the directory if that is at most one page, or was earned by many single look-ups."""
         if self.list_ttl == 0:
             return None
-        asked = self._single_lookups.get(directory, 0)
-        if asked >= SINGLE_LOOKUPS:
+        asked = self._single_lookups.get(directory)
+        if asked is None:
+            return await self._first_pages.fetch(directory, lambda: self._list_one_page(directory))
+        if len(asked) >= SINGLE_LOOKUPS:
             return await self.directory(*directory)
-        if asked:
-            return None
-        return await self._first_pages.fetch(directory, lambda: self._list_one_page(directory))
+        return None
 
     async def _list(self, bucket: Bucket, prefix: str) -> Dated[Listing]:
-        builder = ListingBuilder(prefix, self._wanted)
-        page = await self._store.list_page(bucket, prefix)
-        while page.next_token:
-            page = await self._page_behind((bucket, prefix), page, builder)
-        return await self._keep((bucket, prefix), page, builder)
+        return await self._list_on((bucket, prefix), await self._store.list_page(bucket, prefix))
 
     async def _list_one_page(self, directory: DirectoryId) -> Dated[Listing] | None:
         page = await self._store.list_page(*directory)
         if not page.next_token:
-            return await self._keep(directory, page, ListingBuilder(directory[1], self._wanted))
-        self._single_lookups[directory] = 1
+            return await self._list_on(directory, page)
+        self._single_lookups[directory] = []
         return None
+
+    async def _list_on(self, directory: DirectoryId, page: Page) -> Dated[Listing]:
+        """Make the listing that begins with `page`, and believe it from now on."""
+        expected, last = self._expected(directory), self._cache.last_listing(directory)
+        builder = await self._build(directory, page)
+        try:
+            await self._check_complete(directory, builder, expected, last)
+        except ProtocolError as error:
+            log.info("listed again: %s", error)  # names may come and go while they are listed
+            builder = await self._build(directory, await self._store.list_page(*directory))
+            await self._check_complete(directory, builder, expected, last)
+        unclear = builder.ambiguous | (builder.directories & self._removed_in(directory))
+        if unclear:
+            occupied = await self._probes.occupied(directory, unclear)
+            builder.drop(unclear - occupied)
+            self._found_occupied(directory, occupied)
+        return await self._keep(directory, builder)
+
+    async def _build(self, directory: DirectoryId, page: Page) -> ListingBuilder:
+        """Take in all pages of a listing, `page` being the first."""
+        builder = ListingBuilder(directory[1], self._wanted)
+        bounds = ListingBounds("/".join(map(str, directory)))
+        bounds.check(page.names, page.next_token)
+        while page.next_token:
+            page = await self._page_behind(directory, page, builder)
+            bounds.check(page.names, page.next_token)
+        await _work(_size(page), partial(builder.add, page))
+        return builder
+
+    async def _check_complete(
+        self,
+        directory: DirectoryId,
+        builder: ListingBuilder,
+        expected: dict[bytes, Listed],
+        last: Dated[Listing] | None,
+    ) -> None:
+        """Make sure of names that were there, and that a listing lacks.
+
+        Raises:
+            ProtocolError: it is not complete.
+        """
+        lacking = {name: listed for name, listed in expected.items() if name not in builder}
+        if last is not None:
+            lacking |= await _work(len(last.value), partial(builder.lacking, last.value))
+        await self._probes.check_gone(directory, lacking)
+
+    def _expected(self, directory: DirectoryId) -> dict[bytes, Listed]:
+        """Give what is known to be in a directory, whatever was listed."""
+        found = ((n, self._cache.found((*directory, n))) for n in self._asked_in(directory))
+        return {name: dated.value for name, dated in found if dated is not None}
+
+    def _asked_in(self, directory: DirectoryId) -> list[bytes]:
+        return self._single_lookups.get(directory, [])
+
+    def _removed_in(self, directory: DirectoryId) -> set[bytes]:
+        """Name directories that are there only if something is below them."""
+        return set()
+
+    def _found_occupied(self, directory: DirectoryId, names: set[bytes]) -> None:
+        """Take note of directories in which there is something."""
 
     async def _page_behind(
         self, directory: DirectoryId, page: Page, builder: ListingBuilder
@@ -188,11 +250,8 @@ class Lister:
                 failure = error
         raise failure
 
-    async def _keep(
-        self, directory: DirectoryId, page: Page, builder: ListingBuilder
-    ) -> Dated[Listing]:
-        """Take the last page and believe the listing from now on. Does not wait after that."""
-        await _work(_size(page), partial(builder.add, page))
+    async def _keep(self, directory: DirectoryId, builder: ListingBuilder) -> Dated[Listing]:
+        """Believe a listing from now on. Does not wait after that."""
         while True:
             last = self._cache.last_listing(directory)
             finish = partial(_finish, builder, last)
@@ -215,10 +274,10 @@ class Lister:
         directory = (bucket, prefix)
         asked = self._single_lookups.get(directory)
         if asked is not None:
-            self._single_lookups[directory] = asked + 1
+            asked.append(name)
         try:
             below, key = child_prefix(prefix, name), child_key(prefix, name)
-            if self._shows(below) and await self._is_directory(bucket, below):
+            if self._shows(below) and await self._probes.is_occupied(bucket, below):
                 return self._cache.keep_found((*directory, name), None)
             if not self._shows(key):
                 self._cache.keep_missing((*directory, name))
@@ -231,17 +290,6 @@ class Lister:
 
     def _shows(self, key: str) -> bool:
         return self._wanted is None or self._wanted(key)
-
-    async def _is_directory(self, bucket: Bucket, prefix: str) -> bool:
-        """Say whether anything lies below `prefix`; a page may be empty and not the last."""
-        token = ""
-        while True:
-            page = await self._store.list_page(bucket, prefix, token=token, page_size=1)
-            if page.objects or page.directories:
-                return True
-            if not page.next_token:
-                return False
-            token = page.next_token
 
 
 async def _work(entries: int, work: Callable[[], ResultT]) -> ResultT:

@@ -16,6 +16,7 @@ from aisfs.cache.metadata import Dated, DirectoryId, MetadataCache, Unknown
 from aisfs.core.listing import Listed, Listing
 from aisfs.core.names import entry_name
 from aisfs.engine.lister import Lister
+from aisfs.engine.own_directories import HeldDirectories, RemovedDirectories
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.store.port import ObjectStore
@@ -72,6 +73,8 @@ class OverlaidLister(Lister):
         super().__init__(store, cache, nursery, list_ttl=list_ttl, clock=clock, metrics=metrics)
         self._change_ttl = change_ttl
         self._directories: dict[DirectoryId, _Directory] = {}
+        self._removed = RemovedDirectories()
+        self.held = HeldDirectories()
         self._number = 0
         self.changing = threading.RLock()
         """Held by the trio thread while it changes, perhaps in several steps but never waiting, what
@@ -90,9 +93,12 @@ class OverlaidLister(Lister):
         The directories a directory is in are there as long as it is, whoever empties them.
         """
         with self.changing:
-            self._set(bucket, key, listed, None)
-            for prefix in _directories_above(key) if listed is None else []:
+            if listed is not None:
+                self._set(bucket, key, listed, None)
+            for prefix in [key, *_directories_above(key)] if listed is None else []:
+                self._removed.discard(*_place(bucket, prefix))
                 self._set(bucket, prefix, None, None)
+                self.held.make(bucket, prefix)
 
     def settle(self, bucket: Bucket, key: str, info: ObjectInfo, *, below: str = "") -> None:
         """Show an object that the store has now, and the directories above it.
@@ -107,7 +113,8 @@ class OverlaidLister(Lister):
                 held = change is not None and change.expires is None
                 if held and self._holds_directories((bucket, prefix)):
                     continue
-                unlisted = held or (change is not None and change.listed is ABSENT)
+                was_removed = self._removed.discard(*_place(bucket, prefix))
+                unlisted = held or was_removed or (change and change.listed is ABSENT)
                 if unlisted or (below and prefix.startswith(below)):
                     self._set(bucket, prefix, None, expires)
 
@@ -122,12 +129,24 @@ class OverlaidLister(Lister):
         """
         expires = self._clock() + self._change_ttl
         with self.changing:
-            self._set(bucket, key, ABSENT, expires)
+            self._set_absent(bucket, key, expires)
             for prefix in _directories_above(key):
                 if hold:
-                    self._set(bucket, prefix, None, None)
+                    self._hold(bucket, prefix, expires)
                 elif below and prefix.startswith(below):
-                    self._set(bucket, prefix, ABSENT, expires)
+                    self._set_absent(bucket, prefix, expires)
+
+    def _set_absent(self, bucket: Bucket, key: str, expires: float) -> None:
+        self._set(bucket, key, ABSENT, expires)
+        if key.endswith("/"):
+            self._removed.add(*_place(bucket, key))
+
+    def _hold(self, bucket: Bucket, prefix: str, expires: float) -> None:
+        """Keep a directory that may be empty now."""
+        self._set(bucket, prefix, None, None)
+        too_many = self.held.empty(bucket, prefix)
+        if too_many is not None:
+            self._set(*too_many, None, expires)
 
     def _holds_directories(self, directory: DirectoryId) -> bool:
         """Say whether there are directories in it that the store does not have."""
@@ -140,18 +159,6 @@ class OverlaidLister(Lister):
         """Take a pending change back."""
         self._take_back(*_place(bucket, key))
 
-    def pending_directories(self, bucket: Bucket, prefix: str) -> list[str]:
-        """Give the directories at and below `prefix` that this mount holds."""
-        return [
-            place + name.decode(errors="surrogateescape") + "/"
-            for (at, place), known in self._directories.items()
-            for name, change in known.changes.items()
-            if at == bucket
-            and change.listed is None
-            and change.expires is None
-            and f"{place}{name.decode(errors='surrogateescape')}/".startswith(prefix)
-        ]
-
     # what it answers -------------------------------------------------------------------------
 
     async def directory(self, bucket: Bucket, prefix: str) -> Dated[Listing]:
@@ -159,10 +166,20 @@ class OverlaidLister(Lister):
         dated = await super().directory(bucket, prefix)
         return self._overlaid((bucket, prefix), dated)
 
-    async def fresh(self, bucket: Bucket, prefix: str) -> Listing:
-        """List a directory now, whatever is believed about it."""
-        dated = await self._list(bucket, prefix)
-        return self._overlaid((bucket, prefix), dated).value
+    async def is_empty(self, bucket: Bucket, prefix: str) -> bool:
+        """Say whether a directory may be removed now, whatever is believed about it.
+
+        Directories with nothing below them, which AIStore goes on listing, do not count; those that
+        this mount shows do.
+        """
+        asked = self._number
+        if await self._probes.is_occupied(bucket, prefix):
+            return False
+        known = self._directories.get((bucket, prefix))
+        return known is None or not any(
+            change.listed is not ABSENT and (change.expires is None or change.number > asked)
+            for change in known.changes.values()
+        )
 
     def known_directory(self, bucket: Bucket, prefix: str) -> Dated[Listing] | None:
         """See `Lister`; None also where a listing and its changes have to be merged first."""
@@ -225,6 +242,9 @@ class OverlaidLister(Lister):
             known = self._directories.setdefault(directory, _Directory())
             known.changes[name] = _Change(listed, self._number, expires)
             known.last = self._number
+            self._cache.forget((*directory, name))
+            if key.endswith("/") and (listed is not None or expires is not None):
+                self.held.let_go(bucket, key)
             if self._number % SWEEP_EVERY == 0:
                 self._sweep()
 
@@ -290,6 +310,25 @@ class OverlaidLister(Lister):
         with self.changing:
             self._keep_changes(directory, lambda c: c.expires is None or c.number > asked)
             self._outlast(directory, asked)
+
+    def _expected(self, directory: DirectoryId) -> dict[bytes, Listed]:
+        """See `Lister`; what this mount has stored is there as well."""
+        known, now = self._directories.get(directory), self._clock()
+        stored = {
+            name: change.listed
+            for name, change in (known.changes.items() if known is not None else ())
+            if isinstance(change.listed, ObjectInfo) and change.expires and now < change.expires
+        }
+        return super()._expected(directory) | stored
+
+    def _removed_in(self, directory: DirectoryId) -> set[bytes]:
+        """See `Lister`; what was removed here and is listed nevertheless."""
+        return self._removed.within(directory)
+
+    def _found_occupied(self, directory: DirectoryId, names: set[bytes]) -> None:
+        """See `Lister`; somebody else has put something into these."""
+        for name in names:
+            self._removed.discard(directory, name)
 
     def _outlast(self, directory: DirectoryId, asked: int) -> None:
         """Show settled changes for longer than what was asked for before them and kept just now."""

@@ -17,8 +17,9 @@ from aisfs.engine.indexer import Indexer
 from aisfs.engine.shard_copy import END_MARK, NewMember
 from aisfs.engine.staging import StagedFile, StagingArea
 from aisfs.errors import CrossDevice, NotFound
-from aisfs.model import Bucket, ObjectInfo, Page
+from aisfs.model import Bucket, ObjectInfo
 from aisfs.store.content import BytesContent
+from aisfs.store.pages import pages_of
 from aisfs.store.port import WritableStore
 
 log = logging.getLogger(__name__)
@@ -144,23 +145,19 @@ class Writer:
         Raises:
             CrossDevice: there are more than `limit`.
         """
-        found: list[ObjectInfo] = []
+        found: dict[str, ObjectInfo] = {}
         directories = [prefix]
         while directories:
-            directory = directories.pop()
-            token = ""
-            while True:
-                page: Page = await self._store.list_page(bucket, directory, token=token)
-                found += page.objects
-                directories += page.directories
+            within: set[str] = set()
+            async for page in pages_of(self._store, bucket, directories.pop()):
+                found |= {info.key: info for info in page.objects}
+                within.update(page.directories)
                 if len(found) > limit:
                     raise CrossDevice(
                         f"{bucket}/{prefix}: more than {limit} objects; see --rename-dir-limit"
                     )
-                token = page.next_token
-                if not token:
-                    break
-        return found
+            directories += within
+        return list(found.values())
 
     # shards ----------------------------------------------------------------------------------
 

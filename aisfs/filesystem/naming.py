@@ -160,6 +160,7 @@ class NamingFileSystem(ChangingFileSystem):
             self._lister.settle(where.bucket, shard_key, info)
             self._invalidate(parent, shard)
         else:
+            self._lister.held.check_room(where.bucket, f"{key}/")
             with self.changing:
                 self._lister.set_pending(where.bucket, f"{key}/", None)
                 self._directory_attrs[where.bucket, f"{key}/"] = (mode & 0o777, None)
@@ -193,8 +194,7 @@ class NamingFileSystem(ChangingFileSystem):
             self._directory_attrs.pop((node.bucket, node.prefix), None)
 
     async def _check_empty(self, node: DirectoryNode) -> None:
-        listing = await self._lister.fresh(node.bucket, node.prefix)
-        if len(listing) or listing.refused:
+        if not await self._lister.is_empty(node.bucket, node.prefix):
             raise NotEmpty(f"{node.bucket}/{node.prefix} is not empty")
 
     async def _found(self, where: DirectoryNode, parent: int, name: bytes) -> Found:
@@ -368,7 +368,7 @@ class NamingFileSystem(ChangingFileSystem):
         for member in self._files.new_members(bucket, prefix):
             self._files.rename(member, renamed(member.key), member.node.parent, member.node.name)
         self._move_inodes_below(node, new_prefix, moved)
-        for held in self._lister.pending_directories(bucket, prefix):
+        for held in self._lister.held.below(bucket, prefix):
             self._lister.remove(bucket, held, hold=False)
             self._lister.set_pending(bucket, renamed(held), None)
         for old_key, new_info in moved.items():

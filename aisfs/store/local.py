@@ -28,7 +28,7 @@ from aisfs.errors import (
     Stale,
     Unsupported,
 )
-from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo, Page, Provider
+from aisfs.model import NO_CUSTOM, Bucket, Keys, ObjectInfo, Page, Provider
 from aisfs.store import local_writing
 from aisfs.store.content import FileContent
 from aisfs.store.custom import decode_custom, encode_custom, stamp_of
@@ -69,16 +69,25 @@ class LocalStore(NothingAhead):
         await trio.lowlevel.checkpoint()
         return [self.bucket] if provider in (None, Provider.AIS) else []
 
-    async def list_page(
-        self, bucket: Bucket, prefix: str, *, token: str = "", page_size: int = 0
-    ) -> Page:
-        """List one page of the directory `prefix`; all of it unless `page_size` says otherwise.
-
-        Each page scans the directory anew, which is why a store left to choose makes one page.
-        """
+    async def list_page(self, bucket: Bucket, prefix: str, *, token: str = "") -> Page:
+        """List the directory `prefix`, all of it on one page."""
         if prefix and not prefix.endswith("/"):
             raise InvalidName(f"{bucket}/{prefix}: a directory prefix ends in '/'")
-        return await self._run(partial(self._list, bucket, prefix, token, page_size))
+        return await self._run(partial(self._list, bucket, prefix))
+
+    async def first_keys(self, bucket: Bucket, prefix: str, most: int) -> Keys:
+        """Give `most` keys at most of files below the directory `prefix`."""
+
+        def work() -> Keys:
+            found: list[str] = []
+            folders = [prefix]
+            while folders and len(found) <= most:
+                page = self._list(bucket, folders.pop())
+                found += [info.key for info in page.objects]
+                folders += page.directories
+            return Keys(found[:most], len(found) <= most and not folders)
+
+        return await self._run(work)
 
     async def head(self, bucket: Bucket, key: str, *, latest: bool = False) -> ObjectInfo:
         """Describe the file as it is now."""
@@ -236,7 +245,7 @@ class LocalStore(NothingAhead):
             local_writing.publish(self._paths.root, path, write_all)
         return info
 
-    def _list(self, bucket: Bucket, prefix: str, token: str, page_size: int) -> Page:
+    def _list(self, bucket: Bucket, prefix: str) -> Page:
         with os_errors(f"{bucket}/{prefix}"):
             self._paths.check_bucket(bucket)
             folder = self._paths.folder(bucket, prefix)
@@ -249,20 +258,14 @@ class LocalStore(NothingAhead):
                     for entry in entries
                     if not entry.name.startswith(local_writing.UNFINISHED)
                 }
-        start, last = raw_key(bucket, prefix), raw_key(bucket, token)
+        start = raw_key(bucket, prefix)
         page = Page([], [], "")
-        shown = b""
-        for name in sorted(name for name in found if start + name > last):
-            if page_size and len(page.objects) + len(page.directories) == page_size:
-                return Page(page.objects, page.directories, os.fsdecode(shown))
+        for name in sorted(found):
             key = os.fsdecode(start + name)
             if name.endswith(b"/"):
                 page.directories.append(key)
             elif info := self._entry_info(found[name], key):
                 page.objects.append(info)
-            else:
-                continue
-            shown = start + name
         return page
 
     def _entry_info(self, entry: "os.DirEntry[bytes]", key: str) -> ObjectInfo | None:

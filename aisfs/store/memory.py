@@ -16,7 +16,7 @@ from msgspec import structs
 
 from aisfs.core.names import check_new_key
 from aisfs.errors import BucketNotFound, NotFound, Stale, Unsupported
-from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo, Page, Provider
+from aisfs.model import NO_CUSTOM, Bucket, Keys, ObjectInfo, Page, Provider
 from aisfs.store.custom import encode_custom
 from aisfs.store.nothing_ahead import NothingAhead
 from aisfs.store.port import Announce, Content, Progress, Sink, UploadAhead
@@ -64,7 +64,7 @@ class MemoryStore(NothingAhead):
         """Start without buckets.
 
         Args:
-            page_size: Most entries of a page, whatever the caller asks for.
+            page_size: Most entries of a page.
             piece_size: Most bytes a sink gets at once.
             hook: See `Hook`; may be replaced at any time.
             sink_in_thread: Call sinks, and read contents, in a worker thread, as the port says. A MockClock that
@@ -132,19 +132,16 @@ class MemoryStore(NothingAhead):
         await self._enter("list_buckets", None, "")
         return sorted(b for b in self._buckets if provider is None or b.provider is provider)
 
-    async def list_page(
-        self, bucket: Bucket, prefix: str, *, token: str = "", page_size: int = 0
-    ) -> Page:
+    async def list_page(self, bucket: Bucket, prefix: str, *, token: str = "") -> Page:
         """List one page of the directory `prefix`."""
         await self._enter("list_page", bucket, prefix)
         contents = self._contents(bucket)
         keys, start = contents.sorted_keys(), _raw(prefix)
-        limit = min(page_size or self.page_size, self.page_size)
         page = Page([], [], "")
         position = _after(keys, _raw(token)) if token else bisect_left(keys, start)
         last = ""
         while position < len(keys) and keys[position].startswith(start):
-            if len(page.objects) + len(page.directories) == limit:
+            if len(page.objects) + len(page.directories) == self.page_size:
                 return Page(page.objects, page.directories, last)
             name, slash, _ = keys[position][len(start) :].partition(b"/")
             last = _text(start + name + slash)
@@ -155,6 +152,14 @@ class MemoryStore(NothingAhead):
                 page.objects.append(contents.objects[last][0])
                 position += 1
         return page
+
+    async def first_keys(self, bucket: Bucket, prefix: str, most: int) -> Keys:
+        """Give `most` keys at most of objects below the directory `prefix`."""
+        await self._enter("first_keys", bucket, prefix)
+        keys = self._contents(bucket).sorted_keys()
+        start, stop = bisect_left(keys, _raw(prefix)), _after(keys, _raw(prefix) or b"\xff" * 4)
+        found = [_text(key) for key in keys[start:stop]]
+        return Keys(found[:most], len(found) <= most)
 
     async def head(self, bucket: Bucket, key: str, *, latest: bool = False) -> ObjectInfo:
         """Describe the current version of one object."""

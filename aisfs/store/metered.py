@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 import trio
 
 from aisfs.metrics import Metrics
-from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo, Page, Provider
+from aisfs.model import NO_CUSTOM, Bucket, Keys, ObjectInfo, Page, Provider
 from aisfs.store.port import Announce, Content, Progress, Sink, UploadAhead, WritableStore
 
 _WORTH_SHOWING = 1 << 20
@@ -35,12 +35,15 @@ class MeteredStore:
         with self._timed("list_buckets"):
             return await self._inner.list_buckets(provider)
 
-    async def list_page(
-        self, bucket: Bucket, prefix: str, *, token: str = "", page_size: int = 0
-    ) -> Page:
+    async def list_page(self, bucket: Bucket, prefix: str, *, token: str = "") -> Page:
         """See `ObjectStore`."""
         with self._timed("list_page"):
-            return await self._inner.list_page(bucket, prefix, token=token, page_size=page_size)
+            return await self._inner.list_page(bucket, prefix, token=token)
+
+    async def first_keys(self, bucket: Bucket, prefix: str, most: int) -> Keys:
+        """See `ObjectStore`."""
+        with self._timed("first_keys"):
+            return await self._inner.first_keys(bucket, prefix, most)
 
     async def head(self, bucket: Bucket, key: str, *, latest: bool = False) -> ObjectInfo:
         """See `ObjectStore`."""

@@ -8,7 +8,7 @@ Failures are `aisfs.errors` only; `error.transient` tells whether to try again.
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
-from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo, Page, Provider
+from aisfs.model import NO_CUSTOM, Bucket, Keys, ObjectInfo, Page, Provider
 
 Sink = Callable[[memoryview], None]
 """Takes the next bytes of a stream, in order. The view is only valid during the call."""
@@ -21,18 +21,27 @@ class ObjectStore(Protocol):
         """List the buckets this client may see, sorted; all providers when None."""
         ...
 
-    async def list_page(
-        self, bucket: Bucket, prefix: str, *, token: str = "", page_size: int = 0
-    ) -> Page:
+    async def list_page(self, bucket: Bucket, prefix: str, *, token: str = "") -> Page:
         """List one page of the directory `prefix`, without recursion.
 
         Args:
             bucket: The bucket.
             prefix: Empty for the top level, otherwise ends in `/`.
             token: `next_token` of the page before; empty for the first page.
-            page_size: Most entries wanted; 0 leaves it to the store. Fewer may come on any page.
 
-        A directory without entries is an empty page, not an error.
+        A directory without entries is an empty page, not an error. An entry may come again on a later
+        page. A directory may be listed although nothing is below it any more; see `first_keys`.
+
+        Raises:
+            BucketNotFound: the bucket does not exist.
+        """
+        ...
+
+    async def first_keys(self, bucket: Bucket, prefix: str, most: int) -> Keys:
+        """Give `most` keys at most of objects below the directory `prefix`, however deep.
+
+        What tells whether there is anything in a directory; the marker that some tools leave in
+        clouds, an object called `prefix`, is something. Which keys come first is the store's choice.
 
         Raises:
             BucketNotFound: the bucket does not exist.

@@ -23,7 +23,7 @@ from typing import TypeVar
 import trio
 
 from aisfs.errors import AisfsError, BucketNotFound, DeadlineExceeded, NotFound
-from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo, Page, Provider
+from aisfs.model import NO_CUSTOM, Bucket, Keys, ObjectInfo, Page, Provider
 from aisfs.store.content import PIECE
 from aisfs.store.port import Announce, Content, Progress, Sink, UploadAhead, WritableStore
 
@@ -150,11 +150,14 @@ class RetryingStore:
         """List the buckets this client may see."""
         return await self._retrier.run("buckets", partial(self._inner.list_buckets, provider))
 
-    async def list_page(
-        self, bucket: Bucket, prefix: str, *, token: str = "", page_size: int = 0
-    ) -> Page:
+    async def list_page(self, bucket: Bucket, prefix: str, *, token: str = "") -> Page:
         """List one page of the directory `prefix`."""
-        attempt = partial(self._inner.list_page, bucket, prefix, token=token, page_size=page_size)
+        attempt = partial(self._inner.list_page, bucket, prefix, token=token)
+        return await self._retrier.run(f"{bucket}/{prefix}", attempt)
+
+    async def first_keys(self, bucket: Bucket, prefix: str, most: int) -> Keys:
+        """Give `most` keys at most of objects below the directory `prefix`."""
+        attempt = partial(self._inner.first_keys, bucket, prefix, most)
         return await self._retrier.run(f"{bucket}/{prefix}", attempt)
 
     async def head(self, bucket: Bucket, key: str, *, latest: bool = False) -> ObjectInfo:

@@ -148,7 +148,7 @@ PAGE = Page(
         ObjectInfo("a/1", 100, "3", "xxhash2:92f0de5a88a3c094", CREATED + 2_000_000_000),
     ],
     ["a/sub/"],
-    "a/sub/",
+    "a/1",  # not the cluster's, behind which names may be missing
 )
 
 
@@ -178,14 +178,14 @@ def test_empty_page(reply):
 
 def test_page_with_names_that_are_not_utf8():
     packed = (
-        b"\x82\xb1ContinuationToken\xa2a\xff\xa7Entries\x92"
+        b"\x82\xb1ContinuationToken\xa3\xc3\xbcb\xa7Entries\x92"
         b"\x82\xa1n\xa2a\xff\xa1s\x05\x81\xa1n\xd9\x03\xc3\xbcb"
     )
-    page = Page([ObjectInfo("a\udcff", 5), ObjectInfo("üb", 0)], [], "a\udcff")
+    page = Page([ObjectInfo("a\udcff", 5), ObjectInfo("üb", 0)], [], "üb")
     reply = Reply(200, {"content-type": "application/msgpack"}, packed)
     assert listings.parse_page(reply, PETS, "", BucketFacts()) == page
     text = (
-        b'{"continuation_token":"a\xff","entries":[{"name":"a\xff","size":"5"},'
+        b'{"continuation_token":"\xc3\xbcb","entries":[{"name":"a\xff","size":"5"},'
         b'{"name":"\xc3\xbcb"}]}'
     )
     reply = Reply(200, {"content-type": "application/json"}, text)
@@ -195,12 +195,6 @@ def test_page_with_names_that_are_not_utf8():
 def test_listing_that_stands_still():
     with pytest.raises(ProtocolError, match="stands still"):
         listings.parse_page(Reply(200, {}, JSON_PAGE), PETS, "a/", FACTS, after="a/sub/")
-
-
-def test_token_that_json_cannot_carry_repeats_nothing():
-    body = b'{"continuation_token":"b","entries":[{"name":"a\xfe"},{"name":"a\xff"},{"name":"b"}]}'
-    page = listings.parse_page(Reply(200, {}, body), PETS, "", FACTS, after="a\udcfe")
-    assert [info.key for info in page.objects] == ["a\udcff", "b"]
 
 
 def test_directory_markers_of_clouds_are_directories():

@@ -12,6 +12,7 @@ from aisfs.config import ClusterSettings
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.store.local import LocalStore
 from aisfs.store.memory import MemoryStore
+from aisfs.store.pages import pages_of
 from aisfs.store.port import WritableStore
 from aisfs.store.retry import RetryingStore
 
@@ -56,19 +57,20 @@ class Subject:
         await self.store.stream(self.bucket, info, lambda piece: pieces.append(bytes(piece)))
         return b"".join(pieces)
 
-    async def list(self, prefix: str, page_size: int = 0) -> tuple[list[ObjectInfo], list[str]]:
-        objects: list[ObjectInfo] = []
-        directories: list[str] = []
-        token = ""
-        for _ in range(1000):
-            page = await self.store.list_page(self.bucket, prefix, token=token, page_size=page_size)
-            assert not page_size or len(page.objects) + len(page.directories) <= page_size
-            objects += page.objects
-            directories += page.directories
-            token = page.next_token
-            if not token:
-                return objects, directories
-        raise AssertionError("the listing has no end")
+    pages = 0
+    """Listed so far."""
+
+    def page_size(self, size: int) -> None:
+        """Have pages of so many entries, if the store has any pages."""
+
+    async def list(self, prefix: str) -> tuple[list[ObjectInfo], list[str]]:
+        objects: dict[str, ObjectInfo] = {}
+        directories: dict[str, None] = {}
+        async for page in pages_of(self.store, self.bucket, prefix):
+            self.pages += 1
+            objects |= {info.key: info for info in page.objects}
+            directories |= dict.fromkeys(page.directories)
+        return list(objects.values()), list(directories)
 
 
 class MemorySubject(Subject):
@@ -79,6 +81,9 @@ class MemorySubject(Subject):
         self.bucket = Bucket("b")
         self.memory.add_bucket(self.bucket)
         self.store = RetryingStore(self.memory, deadline=60) if retrying else self.memory
+
+    def page_size(self, size: int) -> None:
+        self.memory.page_size = size
 
     def put(self, key: str, data: bytes) -> None:
         self.memory.put(self.bucket, key, data)
@@ -114,7 +119,10 @@ class ClusterSubject(Subject):
         settings = ClusterSettings(
             endpoint=endpoint, skip_verify=False, max_connections=16, part_size=5 << 20
         )
-        self.store = AISClient(settings)
+        self.store = self.client = AISClient(settings)
+
+    def page_size(self, size: int) -> None:
+        self.client.page_size = size
 
     def create(self) -> None:
         action = {"action": "create-bck", "name": "", "value": None}

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 BUCKET = "odd"
-PAGE = 3
+PAGE = 8
 NO_RECURSION = 2048
 DIRECTORY = 256
 PROPS = {"provider": "ais", "versioning": {"enabled": True}, "checksum": {"type": "none"}}

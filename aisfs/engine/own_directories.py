@@ -1,0 +1,102 @@
+"""Directories that are there, or not, because of what this mount did, whatever the store lists.
+
+A bucket has no empty directories. One that was made here, or emptied here, is kept in memory; and one
+that was removed here is remembered, since AIStore goes on listing it.
+"""
+
+from collections import OrderedDict
+
+from aisfs.cache.metadata import DirectoryId
+from aisfs.errors import OutOfSpace
+from aisfs.model import Bucket
+
+HELD_MAX = 100_000
+"""Empty directories that were made here, and as many that were emptied: some 50 MB in all."""
+
+REMOVED_MAX = 10_000
+"""Directories remembered, some 2 MB. Of the oldest the cluster's word counts again: they show as empty."""
+
+
+class HeldDirectories:
+    """Directories that the store does not have, or may not have."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._made: dict[DirectoryId, None] = {}
+        self._emptied: dict[DirectoryId, None] = {}
+        """The one emptied first comes first."""
+
+    def check_room(self, bucket: Bucket, prefix: str) -> None:
+        """Make sure that one more may be made.
+
+        Raises:
+            OutOfSpace: there are too many with nothing in them.
+        """
+        if len(self._made) >= HELD_MAX:
+            raise OutOfSpace(
+                f"{bucket}/{prefix}: {HELD_MAX} directories that were made here are still empty; AIStore "
+                "cannot store those, and they take memory: put something into them, or remove some"
+            )
+
+    def make(self, bucket: Bucket, prefix: str) -> None:
+        """Keep a directory until something is put into it or it is removed."""
+        self._emptied.pop((bucket, prefix), None)
+        self._made[bucket, prefix] = None
+
+    def empty(self, bucket: Bucket, prefix: str) -> DirectoryId | None:
+        """Keep a directory out of which something was removed; gives one that is no longer kept."""
+        if (bucket, prefix) in self._made:
+            return None
+        self._emptied.pop((bucket, prefix), None)  # it goes to the end
+        self._emptied[bucket, prefix] = None
+        return next(iter(self._emptied)) if len(self._emptied) > HELD_MAX else None
+
+    def let_go(self, bucket: Bucket, prefix: str) -> None:
+        """Keep a directory no longer."""
+        self._made.pop((bucket, prefix), None)
+        self._emptied.pop((bucket, prefix), None)
+
+    def below(self, bucket: Bucket, prefix: str) -> list[str]:
+        """Give those at and below `prefix`."""
+        held = [*self._made, *self._emptied]
+        return [place for at, place in held if at == bucket and place.startswith(prefix)]
+
+
+class RemovedDirectories:
+    """Names of removed directories, by the directory they were in."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._within: OrderedDict[DirectoryId, set[bytes]] = OrderedDict()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def within(self, directory: DirectoryId) -> set[bytes]:
+        """Give the names removed in a directory."""
+        return self._within.get(directory, set())
+
+    def add(self, directory: DirectoryId, name: bytes) -> None:
+        """Remember a directory that was removed."""
+        names = self._within.setdefault(directory, set())
+        self._within.move_to_end(directory)
+        self._count += name not in names
+        names.add(name)
+        while self._count > REMOVED_MAX:
+            oldest, some = next(iter(self._within.items()))
+            some.pop()
+            self._count -= 1
+            if not some:
+                del self._within[oldest]
+
+    def discard(self, directory: DirectoryId, name: bytes) -> bool:
+        """Forget a directory, which is there again; says whether it was remembered."""
+        names = self._within.get(directory, set())
+        if name not in names:
+            return False
+        names.remove(name)
+        self._count -= 1
+        if not names:
+            del self._within[directory]
+        return True

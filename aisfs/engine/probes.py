@@ -1,0 +1,101 @@
+"""Single questions about what a listing leaves open.
+
+AIStore goes on listing a directory after its last object was removed, and it ends a listing silently at
+an object whose metadata is corrupt. Both can be found out by asking for what is there.
+"""
+
+from collections.abc import Collection, Mapping
+
+import trio
+
+from aisfs.cache.metadata import DirectoryId
+from aisfs.core.listing import Listed
+from aisfs.core.names import child_key, child_prefix, entry_name
+from aisfs.errors import AccessDenied, AisfsError, NotFound, ProtocolError
+from aisfs.model import Bucket
+from aisfs.store.port import ObjectStore
+
+FEW = 8
+"""Directories asked about one by one. For more of them, one page of all keys below their parent most
+often says it at once."""
+KEYS = 10_000
+"""Of such a page: what AIStore gives at most."""
+AT_ONCE = 8
+"""Questions under way: what a small cluster answers without delaying others."""
+CHECKED = 8
+"""Names asked for of those that a listing lacks. A cut listing lacks all behind the cut, so the first
+and the last of them tell."""
+
+
+class Probes:
+    """Asks a store."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        """Ask `store`."""
+        self._store = store
+
+    async def is_occupied(self, bucket: Bucket, prefix: str) -> bool:
+        """Say whether there is any object below a directory."""
+        return bool((await self._store.first_keys(bucket, prefix, 1)).found)
+
+    async def occupied(self, directory: DirectoryId, names: Collection[bytes]) -> set[bytes]:
+        """Say which directories in a directory have any object below them."""
+        bucket, prefix = directory
+        unclear, occupied = set(names), set[bytes]()
+        if len(unclear) > FEW:
+            keys = await self._store.first_keys(bucket, prefix, KEYS)
+            heads = {entry_name(prefix, key[: key.find("/", len(prefix))]) for key in keys.found}
+            occupied = unclear & heads
+            unclear = set() if keys.complete else unclear - heads
+        failures: list[AisfsError] = []
+        limiter = trio.CapacityLimiter(AT_ONCE)
+
+        async def ask(name: bytes) -> None:
+            async with limiter:
+                try:
+                    if await self.is_occupied(bucket, child_prefix(prefix, name)):
+                        occupied.add(name)
+                except AisfsError as error:  # out of the nursery it would come in a group
+                    failures.append(error)
+                    nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            for name in unclear:
+                nursery.start_soon(ask, name)
+        if failures:
+            raise failures[0]
+        return occupied
+
+    async def check_gone(self, directory: DirectoryId, lacking: Mapping[bytes, Listed]) -> None:
+        """Make sure that names which a listing lacks are gone indeed.
+
+        Raises:
+            ProtocolError: one of them is there.
+        """
+        bucket, prefix = directory
+        names = sorted(lacking)
+        if len(names) > CHECKED:
+            names = names[: CHECKED // 2] + names[-(CHECKED // 2) :]
+        for name in names:
+            why = await self._why_there(bucket, prefix, name, lacking[name])
+            if why is not None:
+                raise ProtocolError(
+                    f"{bucket}/{prefix}: the cluster's listing is cut short: it lacks {name!r}, {why}. "
+                    "Most likely an object before it is corrupt (ErrLmetaCorrupted), where its target "
+                    "ends every listing: look for the first name that only a listing of names shows "
+                    "(`ais ls --name-only`), and put an object over it"
+                )
+
+    async def _why_there(
+        self, bucket: Bucket, prefix: str, name: bytes, listed: Listed
+    ) -> str | None:
+        try:
+            if listed is None:
+                there = await self.is_occupied(bucket, child_prefix(prefix, name))
+                return "below which there are objects" if there else None
+            await self._store.head(bucket, child_key(prefix, name))
+        except (NotFound, AccessDenied):
+            return None
+        except ProtocolError as error:
+            return f"whose metadata the cluster cannot read ({error})"
+        return "which exists"

@@ -1,0 +1,24 @@
+"""All pages of one directory, one after the other."""
+
+from collections.abc import AsyncIterator
+
+from aisfs.core.listing import ListingBounds
+from aisfs.model import Bucket, Page
+from aisfs.store.port import ObjectStore
+
+
+async def pages_of(store: ObjectStore, bucket: Bucket, prefix: str) -> AsyncIterator[Page]:
+    """Give the pages of a directory; an entry may come twice.
+
+    Raises:
+        ProtocolError: the listing has no end.
+    """
+    bounds = ListingBounds(f"{bucket}/{prefix}")
+    token = ""
+    while True:
+        page = await store.list_page(bucket, prefix, token=token)
+        token = page.next_token
+        bounds.check(page.names, token)
+        yield page
+        if not token:
+            return
