@@ -186,6 +186,9 @@ class ClusterSettings(_Settings):
     """Seconds without a byte from the server; 0 waits for ever. The SDK's default."""
     io_timeout: float = Field(default=60.0, gt=0)
     """Seconds until a request, its retries included, ends in an error (invariant I10)."""
+    latest: bool = False
+    """Have AIStore compare its copy of a remote or cloud object with the original when it is first
+    read. Off, since that is a request to the other cluster or the cloud, which may cost money."""
     max_connections: int = Field(default=32, ge=1)
     """Requests under way at once. Enough to hide 20 ms of latency at 1 MiB a request and
     1 GiB/s; more only queues on the targets' disks."""

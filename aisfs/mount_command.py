@@ -136,6 +136,12 @@ log = logging.getLogger(__name__)
     metavar="S",
     help="Seconds until a request that keeps failing is an error [60].",
 )
+@click.option(
+    "--latest",
+    is_flag=True,
+    default=None,
+    help="Compare what is read of a cloud or another cluster with the original.",
+)
 @click.option("--max-connections", type=int, metavar="N", help="Requests under way at once [32].")
 @click.option(
     "--part-size",

@@ -8,8 +8,8 @@ Must not know: HTTP beyond a reply's status, requests, errnos.
 """
 
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -21,8 +21,9 @@ from aisfs.ais.edits import Edits
 from aisfs.ais.failures import failure, refuses_props
 from aisfs.ais.line import Line
 from aisfs.ais.parts import BegunUpload, Parts
+from aisfs.ais.remotes import Originals, Remotes
 from aisfs.ais.sending import Upload
-from aisfs.ais.transport import Transport
+from aisfs.ais.transport import Body, Transport
 from aisfs.ais.uploads import Uploads
 from aisfs.ais.worker import run_interruptible
 from aisfs.config import ClusterSettings
@@ -67,6 +68,8 @@ class AISClient:
         self._busy: set[Line] = set()
         self._all_returned = trio.Event()
         self._closed = False
+        self.remotes = Remotes(self.transport)
+        self._originals = Originals(look=settings.latest)
         self._facts: dict[Bucket, wire.BucketFacts] = {}
         self._head_with_props = True
         self.page_size = 0
@@ -83,12 +86,19 @@ class AISClient:
         )
 
     async def list_buckets(self, provider: Provider | None = None) -> list[Bucket]:
-        """List the buckets this client may see; remote AIStore clusters are not asked."""
+        """List the buckets this client may see, those of attached AIStore clusters too."""
         request = wire.list_buckets(provider)
-        return await self.run(
-            request.subject,
-            lambda line: listings.parse_buckets(self.transport.fetch(line, request)),
-        )
+
+        def work(line: Line) -> list[Bucket]:
+            found = listings.parse_buckets(self.transport.fetch(line, request))
+            if provider in (None, Provider.AIS):
+                elsewhere = self.remotes.buckets(line)
+                # Of those in use already the first list has some, by the uuid of their cluster.
+                found = [each for each in found if not self.remotes.is_attached(each)]
+                found += elsewhere
+            return sorted(found)
+
+        return await self.run(request.subject, work)
 
     async def list_page(self, bucket: Bucket, prefix: str, *, token: str = "") -> Page:
         """List one page of the directory `prefix`."""
@@ -164,44 +174,73 @@ class AISClient:
         stop = start + len(buffer)
         if stop > expected.size:
             raise ValueError(f"[{start}, {stop}) is not within the {expected.size} bytes")
-        request = wire.get_range(bucket, expected.key, start, stop)
+        request = partial(wire.get_range, bucket, expected.key, start, stop)
+        subject = f"{bucket}/{expected.key}"
 
         def work(line: Line) -> None:
-            facts = self.facts_of(line, bucket)
-            with self.transport.open(line, request) as body:
-                object_replies.check_content(body.reply, bucket, expected, facts, start, stop)
+            with self._open(line, bucket, expected, request, start, stop) as body:
                 got = body.read_into(buffer)
             if got < len(buffer):
-                raise _cut_short(request.subject, got, len(buffer))
+                raise _cut_short(subject, got, len(buffer))
 
-        await self.run(request.subject, work, bucket)
+        await self.run(subject, work, bucket)
+
+    @contextmanager
+    def _open(
+        self,
+        line: Line,
+        bucket: Bucket,
+        expected: ObjectInfo,
+        request: Callable[..., wire.Request],
+        start: int,
+        stop: int,
+    ) -> Iterator[Body]:
+        """Open the bytes `[start, stop)` of exactly the version `expected`."""
+        facts = self.facts_of(line, bucket)
+
+        @contextmanager
+        def opened(*, latest: bool) -> Iterator[Body]:
+            with self.transport.open(line, request(latest=latest)) as body:
+                object_replies.check_content(body.reply, bucket, expected, facts, start, stop)
+                yield body
+
+        with ExitStack() as stack:
+            latest = self._originals.are_due(bucket, expected)
+            try:
+                body = stack.enter_context(opened(latest=latest))
+            except Stale:
+                if latest or bucket.is_local:
+                    raise
+                # AIStore may have another version than it lists, until it is told to look.
+                body = stack.enter_context(opened(latest=True))
+            yield body
 
     async def read_many(
         self, bucket: Bucket, wanted: Sequence[tuple[ObjectInfo, memoryview]]
     ) -> list[bool]:
         """Fill buffers with whole objects, with one GetBatch; says which are filled."""
+        if self._originals.look and not bucket.is_local:
+            return [False] * len(wanted)  # a batch looks at no original
         return await self._batches.read(bucket, wanted)
 
     async def stream(self, bucket: Bucket, expected: ObjectInfo, sink: Sink) -> None:
         """Send the whole object, version `expected`, to `sink` as the bytes arrive."""
-        request = wire.get_object(bucket, expected.key)
+        request = partial(wire.get_object, bucket, expected.key)
+        subject, size = f"{bucket}/{expected.key}", expected.size
 
         def work(line: Line) -> None:
-            facts = self.facts_of(line, bucket)
-            with self.transport.open(line, request) as body:
-                size = expected.size
-                object_replies.check_content(body.reply, bucket, expected, facts, 0, size)
+            with self._open(line, bucket, expected, request, 0, size) as body:
                 piece = memoryview(bytearray(min(_PIECE, size + 1)))
                 done = 0
                 while got := body.read_into(piece):
                     done += got
                     if done > size:
-                        raise Stale(f"{request.subject}: longer than its {size} bytes")
+                        raise Stale(f"{subject}: longer than its {size} bytes")
                     sink(piece[:got])
             if done < size:
-                raise _cut_short(request.subject, done, size)
+                raise _cut_short(subject, done, size)
 
-        await self.run(request.subject, work, bucket)
+        await self.run(subject, work, bucket)
 
     async def upload(
         self,

@@ -9,6 +9,7 @@ Must not know: HTTP, requests, errnos.
 import logging
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
 from aisfs.ais import changes
 from aisfs.ais.line import Line
@@ -119,7 +120,11 @@ class Edits:
         # Without a checksum only the size can prove a copy, and only where it was not there before.
         before = None if source.checksum else await self._find(to_bucket, new_key)
         try:
-            await self._do(changes.copy_object(bucket, source, to_bucket, new_key), bucket)
+            place = to_bucket
+            if to_bucket.cluster:
+                look_up = partial(self._session.remotes.by_uuid, bucket=to_bucket)
+                place = await self._session.run(str(to_bucket), look_up)
+            await self._do(changes.copy_object(bucket, source, place, new_key), bucket)
         except (Unsupported, ProtocolError) as error:
             log.info("%s/%s: not copied by the cluster: %s", bucket, source.key, error)
             return None

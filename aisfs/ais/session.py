@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from aisfs.ais.line import Line
+from aisfs.ais.remotes import Remotes
 from aisfs.ais.transport import Transport
 from aisfs.ais.wire import BucketFacts
 from aisfs.model import Bucket, ObjectInfo
@@ -15,6 +16,7 @@ class Session(Protocol):
     """A client, as those see it who do a part of its work."""
 
     transport: Transport
+    remotes: Remotes
 
     async def run(self, subject: str, work: Callable[[Line], T], bucket: Bucket | None = None) -> T:
         """Run `work` in a thread, on a line of its own; a cancellation cuts the line."""

@@ -30,6 +30,7 @@ JSON = "application/json"
 BATCHES = "/v1/ml/moss"
 """Where GetBatch is."""
 
+_LATEST = {"latest-ver": "true"}
 _NO_RECURSION = "2048"  # a string: the server answers 400 to a number
 _NAME_ONLY = "16"
 _LIST_PROPS = "name,size,version,checksum,custom"
@@ -109,10 +110,12 @@ class BucketFacts:
 # Requests ------------------------------------------------------------------------------------
 
 
-def list_buckets(provider: Provider | None) -> Request:
+def list_buckets(provider: Provider | None, namespace: str = "") -> Request:
     """Ask for the buckets of one provider, or of all configured ones."""
     query = urlencode({"provider": provider.value}) if provider else ""
-    subject = f"buckets of {provider.scheme}://" if provider else "buckets"
+    subject = f"buckets of {provider.scheme}://{namespace}" if provider else "buckets"
+    if namespace:
+        query += "&" + urlencode({"namespace": namespace})
     body = encode_json({"action": "list", "name": "", "value": None})
     headers = {"Content-Type": JSON}
     return Request("GET", "/v1/buckets", query, subject, headers, body, most_reply=_BUCKETS)
@@ -179,9 +182,10 @@ def head_object(bucket: Bucket, key: str, *, with_props: bool = True) -> Request
     return Request("HEAD", path, query, f"{bucket}/{key}", beside=beside)
 
 
-def get_object(bucket: Bucket, key: str) -> Request:
-    """Ask for a whole object."""
-    return Request("GET", object_path(bucket, key), bucket_query(bucket), f"{bucket}/{key}")
+def get_object(bucket: Bucket, key: str, *, latest: bool = False) -> Request:
+    """Ask for a whole object; the `latest` version where AIStore has but a copy."""
+    query = bucket_query(bucket, _LATEST if latest else None)
+    return Request("GET", object_path(bucket, key), query, f"{bucket}/{key}")
 
 
 def get_range(bucket: Bucket, key: str, start: int, stop: int, *, latest: bool = False) -> Request:
@@ -195,7 +199,7 @@ def get_range(bucket: Bucket, key: str, start: int, stop: int, *, latest: bool =
         raise ValueError(f"the range [{start}, {stop}) is empty")
     headers = {"Range": f"bytes={start}-{stop - 1}"}
     path, beside = object_path(bucket, key), _beside(bucket, key)
-    query = bucket_query(bucket, {"latest-ver": "true"} if latest else None)
+    query = bucket_query(bucket, _LATEST if latest else None)
     return Request("GET", path, query, f"{bucket}/{key}", headers, beside=beside)
 
 

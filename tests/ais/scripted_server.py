@@ -192,5 +192,8 @@ class MiniCluster:
         if "range" not in seen.headers:
             return reply(200, headers, data)
         first, last = map(int, seen.headers["range"].removeprefix("bytes=").split("-"))
+        if first >= len(data):
+            return reply(416, {"Content-Range": f"bytes */{len(data)}"})
+        last = min(last, len(data) - 1)
         headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
         return reply(206, headers, data[first : last + 1])

@@ -1,0 +1,120 @@
+"""Buckets whose objects are elsewhere: in other AIStore clusters, or in clouds.
+
+AIStore keeps a copy of what was read of them and does not look at the original again by itself.
+
+Any thread may call everything. Must not know: HTTP beyond requests and replies, trio.
+"""
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import replace
+
+import msgspec
+
+from aisfs.ais.line import Line
+from aisfs.ais.listings import parse_buckets
+from aisfs.ais.transport import Transport
+from aisfs.ais.wire import Request, list_buckets
+from aisfs.errors import AisfsError
+from aisfs.model import Bucket, ObjectInfo, Provider
+
+log = logging.getLogger(__name__)
+
+_LOOKED_AT_MAX = 10_000
+"""Versions whose originals were looked at; as many as the engine remembers objects."""
+_LOOKED_AT_SECONDS = 60.0
+"""How long that counts: as long as a name is believed, by default."""
+
+
+class _Attached(msgspec.Struct):
+    alias: str = ""
+    uuid: str = ""
+
+
+class _AllAttached(msgspec.Struct):
+    a: list[_Attached] | None = None
+
+
+_decode = msgspec.json.Decoder(_AllAttached).decode
+
+
+class Remotes:
+    """The other clusters that are attached to this one."""
+
+    def __init__(self, transport: Transport) -> None:
+        """Ask nothing yet."""
+        self._transport = transport
+        self._uuids: dict[str, str] = {}
+        self._buckets: dict[str, list[Bucket]] = {}
+
+    def buckets(self, line: Line) -> list[Bucket]:
+        """List the buckets of the attached clusters; of one that does not answer, those of before."""
+        known = {}
+        for name in self._attached(line):
+            space = f"@{name}#"
+            known[name] = self._buckets.get(name, [])
+            try:
+                reply = self._transport.fetch(line, list_buckets(Provider.AIS, space))
+                known[name] = [replace(each, namespace=space) for each in parse_buckets(reply)]
+            except AisfsError as error:
+                log.warning("the buckets of the attached cluster %s are unknown: %s", name, error)
+        self._buckets = known
+        return [bucket for found in known.values() for bucket in found]
+
+    def is_attached(self, bucket: Bucket) -> bool:
+        """Say whether a bucket is in a cluster that was found to be attached."""
+        return bucket.cluster in self._uuids.values()
+
+    def by_uuid(self, line: Line, bucket: Bucket) -> Bucket:
+        """Name the cluster of a bucket by its uuid: as the place of a copy AIStore takes no alias."""
+        alias = bucket.cluster
+        if not alias:
+            return bucket
+        if alias not in self._uuids:
+            self._attached(line)
+        name = bucket.namespace.partition("#")[2]
+        return replace(bucket, namespace=f"@{self._uuids.get(alias, alias)}#{name}")
+
+    def _attached(self, line: Line) -> list[str]:
+        """Give the names of the attached clusters; none where the token may not see them."""
+        request = Request("GET", "/v1/cluster", "what=remote", "attached clusters")
+        try:
+            found = _decode(self._transport.fetch(line, request).body).a or []
+        except msgspec.MsgspecError as error:
+            log.debug("the attached clusters are unknown: %s", error)
+            return []
+        except AisfsError as error:
+            if error.transient:
+                raise
+            log.debug("the attached clusters are unknown: %s", error)
+            return []
+        self._uuids = {each.alias: each.uuid for each in found if each.alias and each.uuid}
+        return [each.alias or each.uuid for each in found if each.alias or each.uuid]
+
+
+class Originals:
+    """Which versions AIStore was told to compare with their originals, lately."""
+
+    def __init__(self, *, look: bool) -> None:
+        """Have looked at none."""
+        self.look = look
+        """Whether all are to be compared, when they are first read."""
+        self._lock = threading.Lock()
+        self._looked_at: OrderedDict[tuple[Bucket, ObjectInfo], float] = OrderedDict()
+
+    def are_due(self, bucket: Bucket, version: ObjectInfo) -> bool:
+        """Say whether to look at the original now; from then on it counts as looked at."""
+        if not self.look or bucket.is_local:
+            return False
+        now = time.monotonic()
+        with self._lock:
+            last = self._looked_at.get((bucket, version))
+            if last is not None and now - last < _LOOKED_AT_SECONDS:
+                return False
+            self._looked_at[bucket, version] = now
+            self._looked_at.move_to_end((bucket, version))
+            while len(self._looked_at) > _LOOKED_AT_MAX:
+                self._looked_at.popitem(last=False)
+        return True
