@@ -1,5 +1,6 @@
 """`aisfs warm` and `aisfs cache`: fill the disk cache, look at it, clean it."""
 
+import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -11,7 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 from rich.table import Table
 
 from aisfs import logs
-from aisfs.cache.blocks import LEAST, BlockCache, Statistics
+from aisfs.cache.blocks import BlockCache, Statistics
 from aisfs.cache.directory import LAYOUT, CacheDirectory
 from aisfs.cache.indexes import IndexCache
 from aisfs.cache.verifying import CheckReport
@@ -133,14 +134,28 @@ def verify(cache_dir: Path | None) -> int:
 @_cache_dir_option
 def clear(cache_dir: Path | None) -> None:
     """Remove everything from the cache."""
-    settings = CacheSettings.load({"cache_dir": cache_dir})
+    directory = CacheSettings.load({"cache_dir": cache_dir}).cache_dir
+    IndexCache(directory, 0).clear()  # first: the ledger may need the room
     try:
-        blocks = _open_cache(cache_dir)
-    except ConfigError:
-        if settings.free_disk() >= LEAST:
+        with closing(_open_cache(cache_dir)) as blocks:
+            blocks.clear()
+    except ConfigError as error:
+        if not _hopeless(error.__cause__):
             raise
-        CacheDirectory(settings.cache_dir).empty()  # the ledger needs room to be opened
-        blocks = _open_cache(cache_dir)
-    with closing(blocks):
-        blocks.clear()
-    IndexCache(settings.cache_dir, 0).clear()
+        place = CacheDirectory(directory)
+        with place.opening():
+            place.remove()
+            in_use = place.in_use()
+        if in_use:
+            click.echo(
+                "aisfs: the books of the cache could not be written, so mounts that use it go on"
+                " without a disk cache until they are mounted again",
+                err=True,
+            )
+
+
+def _hopeless(cause: BaseException | None) -> bool:
+    """Say whether the ledger cannot be used at all: no room, for example; not when it is busy."""
+    if isinstance(cause, sqlite3.Error):
+        return cause.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY
+    return isinstance(cause, OSError)

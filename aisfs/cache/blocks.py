@@ -114,7 +114,7 @@ class BlockCache:
                     place.discard()
                     return cls._start(place, limit)
             except (OSError, sqlite3.Error) as error:
-                raise ConfigError(f"cache directory {directory} cannot be used: {error}") from None
+                raise ConfigError(f"cache directory {directory} cannot be used: {error}") from error
 
     @classmethod
     def _start(cls, place: CacheDirectory, limit: int | None) -> Self:
@@ -157,9 +157,7 @@ class BlockCache:
                 except (OSError, sqlite3.Error) as error:
                     self._health.trouble(error)
             self._health.broken = True
-            with self._shelf.lock:
-                for segment in list(self._shelf.segments.values()):
-                    self._shelf.forget(segment)
+            self._shelf.forget_all()
             ledger.close()
         self._books.directory.leave(self._token, self._descriptor)
         self._books.directory.close()
@@ -355,4 +353,4 @@ class BlockCache:
                 directory = self._books.directory.directory
                 raise ConfigError(
                     f"cache directory {directory} cannot be cleared: {error}"
-                ) from None
+                ) from error

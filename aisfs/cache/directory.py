@@ -78,7 +78,7 @@ class CacheDirectory:
             self.close()
             self._files = os.open(self._data, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
-            raise self._unusable(error) from None
+            raise self._unusable(error) from error
 
     @contextlib.contextmanager
     def opening(self) -> Iterator[None]:
@@ -157,15 +157,29 @@ class CacheDirectory:
                     total += file.stat(follow_symlinks=False).st_blocks * 512
         return total
 
-    def empty(self) -> None:
-        """Remove all segments' files when the ledger cannot be told; without them it is a miss.
+    def in_use(self) -> bool:
+        """Say whether some process uses this cache."""
+        try:
+            return any(map(self.alive, filter(_TOKEN.fullmatch, os.listdir(self._owners))))
+        except OSError:
+            return False
+
+    def remove(self) -> None:
+        """Remove the books and all segments' files, which takes no room; only while `opening`.
+
+        Processes that use them find that out in their `sync`.
 
         Raises:
-            ConfigError: the directory cannot be used; the message names it.
+            ConfigError: something cannot be removed; the message names the directory.
         """
         try:
-            for name in filter(_SEGMENT_NAME.fullmatch, os.listdir(self._data)):
-                remove(self._data / name)
+            for path in reversed(self._database):
+                remove(path)
+            with contextlib.suppress(FileNotFoundError):
+                for name in filter(_SEGMENT_NAME.fullmatch, os.listdir(self._data)):
+                    remove(self._data / name)
+                with contextlib.suppress(OSError):  # somebody else's files are in it
+                    self._data.rmdir()
         except OSError as error:
             raise self._unusable(error) from None
 

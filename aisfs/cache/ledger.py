@@ -21,6 +21,7 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -110,6 +111,8 @@ class Ledger:
                 path.chmod(0o600)
             if writing.execute("PRAGMA user_version").fetchone() != (_VERSION,):
                 raise sqlite3.DatabaseError("written by another version")
+            if _tables(writing) != _expected_tables():
+                raise sqlite3.DatabaseError("tables are missing, or others than they should be")
             reading = stack.enter_context(contextlib.closing(_connect(path)))
             ledger = cls(writing, reading)
             if writing.execute("SELECT boot FROM totals").fetchone() != (boot,):
@@ -332,6 +335,18 @@ class Ledger:
     def _change(self) -> int:
         update = "UPDATE totals SET changes = changes + 1 RETURNING changes"
         return int(self._writing.execute(update).fetchone()[0])
+
+
+def _tables(connection: sqlite3.Connection) -> set[tuple[str, str | None]]:
+    """Name what a database consists of, and how it was made."""
+    return set(connection.execute("SELECT name, sql FROM sqlite_master"))
+
+
+@cache
+def _expected_tables() -> set[tuple[str, str | None]]:
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        connection.executescript(_SCHEMA)
+        return _tables(connection)
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -43,7 +43,10 @@ class Health:
     def trouble(self, error: Exception) -> None:
         """Take note of a failure and stop admitting, for a while or for good; logs once."""
         full = isinstance(error, OSError) and error.errno in _FULL
-        if isinstance(error, sqlite3.Error) and not isinstance(error, sqlite3.OperationalError):
+        operational = isinstance(error, sqlite3.OperationalError)
+        # The database as such is fine, but has lost a table: that does not pass either.
+        lost = operational and getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR
+        if isinstance(error, sqlite3.Error) and (lost or not operational):
             self.fail(f"its ledger is damaged ({error})")
         elif self.admits:
             reason = "the disk is full" if full else str(error)
@@ -194,6 +197,12 @@ class Shelf:
         self.touched.discard(segment)
         del self.segments[segment.key], self.by_id[segment.id]
         self.admission.evicted(segment.key)
+
+    def forget_all(self) -> None:
+        """Know nothing more; files that nobody looks at are closed. The caller holds no lock."""
+        with self.lock:
+            for segment in list(self.segments.values()):
+                self.forget(segment)
 
     # Pins; the caller holds the lock ---------------------------------------------------------------
 

@@ -68,6 +68,7 @@ class Upkeep:
                 books.ledger.tidy(books.directory.ledger.with_name("ledger.db-wal"), _WAL_MAX)
         except FileNotFoundError:
             books.health.fail(f"{books.directory.root} was removed")
+            books.shelf.forget_all()  # open files take room on the disk, though they have no name
         except (TypeError, ValueError) as error:
             books.health.fail(f"its ledger makes no sense ({error})")
         except (OSError, sqlite3.Error) as error:

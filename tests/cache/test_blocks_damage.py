@@ -3,6 +3,8 @@
 import errno
 import logging
 import os
+import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -191,21 +193,30 @@ def zeros_within(path):
     path.write_bytes(data)
 
 
-def of_another_version(path):
-    import sqlite3
-    from contextlib import closing
-
+def run_in(path, statement):
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA user_version = 99")
+        connection.executescript(statement)
 
+
+TABLES = ("totals", "segments", "pieces", "gone", "owners", "writers", "pins")
 
 LEDGERS = {
+    **{
+        f"without {table}": lambda path, table=table: run_in(path, f"DROP TABLE {table}")
+        for table in TABLES
+    },
+    "without any table": lambda path: run_in(path, "; ".join(f"DROP TABLE {t}" for t in TABLES)),
+    "without an index": lambda path: run_in(path, "DROP INDEX gone_changed"),
+    "other columns": lambda path: run_in(
+        path, "DROP TABLE pins; CREATE TABLE pins (owner INTEGER)"
+    ),
+    "nothing in totals": lambda path: run_in(path, "DELETE FROM totals"),
     "garbage": garbage,
     "zeros": zeros_within,
     "empty": lambda path: path.write_bytes(b""),
     "cut": lambda path: os.truncate(path, 5000),
     "gone": lambda path: path.unlink(),
-    "version": of_another_version,
+    "version": lambda path: run_in(path, "PRAGMA user_version = 99"),
 }
 
 
@@ -254,6 +265,25 @@ def test_ledger_that_breaks_while_in_use_means_bypass(tmp_path, caplog):
     assert len([each for each in caplog.records if each.levelno >= logging.WARNING]) <= 3
     cache = BlockCache.open(tmp_path, LIMIT)
     assert fill(cache, entries[0])
+    check_books(cache)
+    cache.close()
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_ledger_that_loses_a_table_while_in_use_means_bypass(tmp_path, caplog, table):
+    cache = BlockCache.open(tmp_path, LIMIT)
+    assert fill(cache, an_entry("one"))
+    cache.sync()
+    run_in(tmp_path / "v1" / "ledger.db", f"DROP TABLE {table}")
+    for name in ("two", "three"):
+        fill(cache, an_entry(name))
+        cache.sync()
+    cache.drop(an_entry("one"))
+    cache.close()
+    assert len([each for each in caplog.records if each.levelno >= logging.WARNING]) == 1
+    assert "cache not used until the next start" in caplog.text
+    cache = BlockCache.open(tmp_path, LIMIT)
+    assert fill(cache, an_entry("two"))
     check_books(cache)
     cache.close()
 
@@ -312,7 +342,7 @@ def test_what_others_put_there_is_left_alone(tmp_path, filled):
     assert all(get(cache, entry) for entry in filled)
     cache.clear()
     cache.close()
-    CacheDirectory(tmp_path).empty()
+    CacheDirectory(tmp_path).remove()
     assert all(path.is_dir() for path in strange)
 
 

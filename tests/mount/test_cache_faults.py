@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import os
 import random
 import re
 import shutil
@@ -10,8 +11,9 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -166,6 +168,63 @@ def test_a_disk_that_is_full_before_the_mount(
         done = aisfs("cache", "clear", "--cache-dir", disk / "cache")
         assert done.returncode == 0, done.stderr
         assert disk_usage(disk / "cache") < 2 * MIB
+
+
+@pytest.mark.parametrize(
+    ("full", "spare", "in_use"),
+    [
+        ("size=30m", 0, False),
+        ("size=30m", 2, True),
+        ("size=60m,nr_inodes=60", 0, False),
+        ("size=60m,nr_inodes=60", 0, True),
+    ],
+)
+def test_clear_works_on_a_full_disk(
+    full: str, spare: int, in_use: bool, shards: Dataset, server: RunningServer,
+    mountpoint: Path, tmp_path: Path,
+):  # fmt: skip
+    """With no room at all, or so little that the ledger can be opened and not be changed."""
+    with tmpfs(tmp_path / "tiny", full) as disk:
+        settings = ("--cache-dir", str(disk / "cache"), "--cache-size", "20MiB")
+        with ExitStack() as stack:
+            mount = stack.enter_context(
+                mounted(
+                    "ais://shards", mountpoint, endpoint=server.endpoint, options=settings,
+                    expected_log=[BYPASSED, NOT_USED, INDEXES],
+                )
+            )  # fmt: skip
+            read(mount.path, shards.files)
+            if not in_use:
+                stack.close()
+            fill_disk(disk, spare)
+            for _ in range(2):
+                done = aisfs("cache", "clear", "--cache-dir", disk / "cache")
+                assert done.returncode == 0, done.stderr
+                assert disk_usage(disk / "cache") < 2 * MIB
+                fill_disk(disk, spare)
+            if in_use:
+                read(mount.path, shards.files, shuffled(shards.members, 0))
+        for path in disk.glob("other*"):
+            path.unlink()
+        meter = Meter(server)
+        with mounted(
+            "ais://shards", mountpoint, endpoint=server.endpoint, options=settings,
+            expected_log=[BYPASSED],
+        ) as mount:  # fmt: skip
+            read(mount.path, shards.files)
+            meter.take()
+
+
+def fill_disk(disk: Path, spare: int) -> None:
+    """Leave so many blocks, and so many files if there is a limit to them."""
+    with suppress(OSError), (disk / f"other{uuid4()}").open("wb", buffering=0) as file:
+        with suppress(OSError):
+            while file.write(bytes(4096)):
+                pass
+        file.truncate(max(0, file.tell() - 4096 * spare))
+    for _ in range(max(0, min(100, os.statvfs(disk).f_ffree - spare))):
+        with suppress(OSError):
+            (disk / f"other{uuid4()}").touch()
 
 
 def test_what_is_cached_does_not_count_against_the_default_limit(
