@@ -96,7 +96,7 @@ class Fetcher:
         self.far = False
         """Whether the latest part to land took `FAR_SECONDS`."""
         self.buffered = 0
-        """Bytes of all parts, under way or kept."""
+        """Bytes that all parts cost, under way or kept."""
         self._unwritten = 0
         """Of those the bytes that landed and are on their way to disk."""
 
@@ -292,7 +292,7 @@ class Fetcher:
     def _begin(self, opened: OpenObject, wanted: ByteRange, together: Gathering | None) -> Part:
         part = Part(wanted, self._pool)
         opened.add(part)
-        self.buffered += len(wanted)
+        self.buffered += part.cost
         seat = None
         if together is not None and len(wanted) == opened.info.size:
             seat = together.seat(opened.bucket, opened.info)
@@ -383,7 +383,7 @@ class Fetcher:
     def _drop(self, opened: OpenObject, part: Part) -> None:
         self._kept.remove(part)
         if opened.remove(part):
-            self.buffered -= len(part.range)
+            self.buffered -= part.cost
             self._tell()
 
     def _tell(self) -> None:

@@ -14,6 +14,10 @@ from aisfs.model import Bucket, ByteRange, ObjectInfo
 OBJECTS_MAX = 10_000
 """Objects whose read-ahead is remembered."""
 
+LOOKS = 16
+"""Objects looked at when one is added: few enough to take microseconds, and more than one, so that the
+number falls again after most of them had parts."""
+
 Source = Callable[[int, memoryview], Awaitable[None]]
 """Fills a buffer with the bytes from an offset on; raises as `ObjectStore.read_range` does."""
 
@@ -127,12 +131,19 @@ class OpenObjects:
         with self._lock:
             found = self._objects.setdefault(opened.key, opened)
             self._objects.move_to_end(opened.key)
-            while len(self._objects) > OBJECTS_MAX:
-                key, oldest = next(iter(self._objects.items()))
-                if oldest.parts:
-                    break
-                del self._objects[key]
+            self._forget_oldest()
             return found
+
+    def _forget_oldest(self) -> None:
+        """Forget those used longest ago, but none with parts: memory bounds how many these are."""
+        for _ in range(min(LOOKS, len(self._objects))):
+            if len(self._objects) <= OBJECTS_MAX:
+                return
+            key, oldest = next(iter(self._objects.items()))
+            if oldest.parts:
+                self._objects.move_to_end(key)  # else it would hide those behind it
+            else:
+                del self._objects[key]
 
 
 def _start(part: Part) -> int:
