@@ -63,6 +63,12 @@ class Subject:
     def page_size(self, size: int) -> None:
         """Have pages of so many entries, if the store has any pages."""
 
+    async def occupied(self, prefix: str) -> tuple[list[ObjectInfo], list[str]]:
+        """List a directory without the emptied ones in it, which a cluster goes on listing."""
+        objects, directories = await self.list(prefix)
+        first = [(await self.store.first_keys(self.bucket, each, 1)).found for each in directories]
+        return objects, [each for each, keys in zip(directories, first, strict=True) if keys]
+
     async def list(self, prefix: str) -> tuple[list[ObjectInfo], list[str]]:
         objects: dict[str, ObjectInfo] = {}
         directories: dict[str, None] = {}

@@ -170,8 +170,8 @@ async def test_missing_object(subject):
         with pytest.raises(NotFound) as caught:
             await call
         assert caught.type is NotFound
-    # Nor is there a directory any more.
-    assert await subject.list("") == ([], [])
+    # Nor is there anything in the directory.
+    assert await subject.occupied("") == ([], [])
 
 
 async def test_rename_and_copy_overwrite(subject):
@@ -278,7 +278,7 @@ async def test_many_directories_come_and_go(subject):
     async with trio.open_nursery() as nursery:
         for n in range(8):
             nursery.start_soon(cycle, n)
-    assert await subject.list("") == ([], [])
+    assert await subject.occupied("") == ([], [])
 
 
 # Sent ahead -------------------------------------------------------------------------------------
