@@ -8,8 +8,8 @@ Must not know: HTTP beyond a reply's status, requests, errnos.
 """
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -23,7 +23,7 @@ from aisfs.ais.line import Line
 from aisfs.ais.parts import BegunUpload, Parts
 from aisfs.ais.remotes import Originals, Remotes
 from aisfs.ais.sending import Upload
-from aisfs.ais.transport import Body, Transport
+from aisfs.ais.transport import Transport
 from aisfs.ais.uploads import Uploads
 from aisfs.ais.worker import run_interruptible
 from aisfs.config import ClusterSettings
@@ -69,7 +69,7 @@ class AISClient:
         self._all_returned = trio.Event()
         self._closed = False
         self.remotes = Remotes(self.transport)
-        self._originals = Originals(look=settings.latest)
+        self._originals = Originals(self.transport, look=settings.latest)
         self._facts: dict[Bucket, wire.BucketFacts] = {}
         self._head_with_props = True
         self.page_size = 0
@@ -110,8 +110,7 @@ class AISClient:
             facts = self.facts_of(line, bucket)
             reply = self.transport.fetch(line, request)
             page = listings.parse_page(reply, bucket, prefix, facts, after=token)
-            if bucket.is_local:
-                self.transport.settle(line, request.subject)
+            self._settle(line, bucket, request.subject)
             return page
 
         return await self.run(request.subject, work, bucket)
@@ -132,6 +131,7 @@ class AISClient:
                 keys, token = listings.parse_keys(reply, bucket, prefix)
                 found += keys
                 if not token or len(found) >= most:
+                    self._settle(line, bucket, subject)
                     return Keys(found[:most], not token and len(found) <= most)
                 bounds.check(keys, token)
 
@@ -178,42 +178,13 @@ class AISClient:
         subject = f"{bucket}/{expected.key}"
 
         def work(line: Line) -> None:
-            with self._open(line, bucket, expected, request, start, stop) as body:
+            facts = self.facts_of(line, bucket)
+            with self._originals.open(line, bucket, expected, request, facts, start, stop) as body:
                 got = body.read_into(buffer)
             if got < len(buffer):
                 raise _cut_short(subject, got, len(buffer))
 
         await self.run(subject, work, bucket)
-
-    @contextmanager
-    def _open(
-        self,
-        line: Line,
-        bucket: Bucket,
-        expected: ObjectInfo,
-        request: Callable[..., wire.Request],
-        start: int,
-        stop: int,
-    ) -> Iterator[Body]:
-        """Open the bytes `[start, stop)` of exactly the version `expected`."""
-        facts = self.facts_of(line, bucket)
-
-        @contextmanager
-        def opened(*, latest: bool) -> Iterator[Body]:
-            with self.transport.open(line, request(latest=latest)) as body:
-                object_replies.check_content(body.reply, bucket, expected, facts, start, stop)
-                yield body
-
-        with ExitStack() as stack:
-            latest = self._originals.are_due(bucket, expected)
-            try:
-                body = stack.enter_context(opened(latest=latest))
-            except Stale:
-                if latest or bucket.is_local:
-                    raise
-                # AIStore may have another version than it lists, until it is told to look.
-                body = stack.enter_context(opened(latest=True))
-            yield body
 
     async def read_many(
         self, bucket: Bucket, wanted: Sequence[tuple[ObjectInfo, memoryview]]
@@ -229,7 +200,8 @@ class AISClient:
         subject, size = f"{bucket}/{expected.key}", expected.size
 
         def work(line: Line) -> None:
-            with self._open(line, bucket, expected, request, 0, size) as body:
+            facts = self.facts_of(line, bucket)
+            with self._originals.open(line, bucket, expected, request, facts, 0, size) as body:
                 piece = memoryview(bytearray(min(_PIECE, size + 1)))
                 done = 0
                 while got := body.read_into(piece):
@@ -369,10 +341,14 @@ class AISClient:
         try:
             return work(line)
         except NotFound:
-            # What lies elsewhere is asked for there, whichever targets there are.
-            if bucket and bucket.is_local:
-                self.transport.settle(line, subject)
+            self._settle(line, bucket, subject)
             raise
+
+    def _settle(self, line: Line, bucket: Bucket | None, subject: str) -> None:
+        """Make sure that what was not found is nowhere. In the thread."""
+        # What lies elsewhere is asked for there, whichever targets there are.
+        if bucket and bucket.is_local:
+            self.transport.settle(line, subject)
 
     def _take_back(self, line: Line) -> None:
         self._busy.discard(line)

@@ -9,15 +9,18 @@ import logging
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import msgspec
 
 from aisfs.ais.line import Line
 from aisfs.ais.listings import parse_buckets
-from aisfs.ais.transport import Transport
-from aisfs.ais.wire import Request, list_buckets
-from aisfs.errors import AisfsError
+from aisfs.ais.object_replies import check_content
+from aisfs.ais.transport import Body, Transport
+from aisfs.ais.wire import BucketFacts, Request, list_buckets
+from aisfs.errors import AisfsError, Stale
 from aisfs.model import Bucket, ObjectInfo, Provider
 
 log = logging.getLogger(__name__)
@@ -95,16 +98,51 @@ class Remotes:
 
 
 class Originals:
-    """Which versions AIStore was told to compare with their originals, lately."""
+    """Reads objects, and has AIStore look at the original of what may be an old copy."""
 
-    def __init__(self, *, look: bool) -> None:
+    def __init__(self, transport: Transport, *, look: bool) -> None:
         """Have looked at none."""
+        self._transport = transport
         self.look = look
         """Whether all are to be compared, when they are first read."""
         self._lock = threading.Lock()
         self._looked_at: OrderedDict[tuple[Bucket, ObjectInfo], float] = OrderedDict()
 
-    def are_due(self, bucket: Bucket, version: ObjectInfo) -> bool:
+    @contextmanager
+    def open(
+        self,
+        line: Line,
+        bucket: Bucket,
+        expected: ObjectInfo,
+        request: Callable[..., Request],
+        facts: BucketFacts,
+        start: int,
+        stop: int,
+    ) -> Iterator[Body]:
+        """Open the bytes `[start, stop)` of exactly the version `expected`, got by `request`.
+
+        Raises:
+            Stale: it is another version, also where the object comes from.
+        """
+
+        @contextmanager
+        def opened(*, latest: bool) -> Iterator[Body]:
+            with self._transport.open(line, request(latest=latest)) as body:
+                check_content(body.reply, bucket, expected, facts, start, stop)
+                yield body
+
+        with ExitStack() as stack:
+            latest = self._is_due(bucket, expected)
+            try:
+                body = stack.enter_context(opened(latest=latest))
+            except Stale:
+                if latest or bucket.is_local:
+                    raise
+                # AIStore may have another version than it lists, until it is told to look.
+                body = stack.enter_context(opened(latest=True))
+            yield body
+
+    def _is_due(self, bucket: Bucket, version: ObjectInfo) -> bool:
         """Say whether to look at the original now; from then on it counts as looked at."""
         if not self.look or bucket.is_local:
             return False

@@ -258,6 +258,8 @@ async def test_a_listing_without_the_objects_of_a_target_is_an_error():
         cluster.known, cluster.map_version = ["t1", "t3"], 8
         with pytest.raises(DeadlineExceeded, match="misses 1 target"):
             await store.list_page(B, "")
+        with pytest.raises(DeadlineExceeded, match="misses 1 target"):
+            await store.first_keys(B, "", 1)
 
 
 async def test_a_listing_waits_for_a_target_that_does_not_answer():
