@@ -285,6 +285,8 @@ class Fetcher:
         """Cover a range that no part covers."""
         for piece in pieces(gap, PART_MAX):
             there = self._copied_here(opened, piece)
+            if there is None and piece == gap:
+                piece = opened.as_failed(piece)
             found.append(self._begin(opened, piece, together) if there is None else there)
 
     # parts -----------------------------------------------------------------------------------
@@ -309,6 +311,7 @@ class Fetcher:
             kept = await self._fetch_and_store(opened, part, source)
         except AisfsError as error:
             part.error = untraced(error)
+            opened.note_failure(part.range)
         except Exception as error:
             log.exception("fetching failed: this is a bug in aisfs, please report it")
             if not part.done.is_set():  # what landed is good, even if it could not be kept

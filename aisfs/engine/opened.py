@@ -11,6 +11,8 @@ from aisfs.core.readahead import ReadAhead
 from aisfs.engine.parts import Part
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 
+_FAILED_MAX = 16
+"""Failed ranges that are remembered of an object: what readers and their read-ahead have under way."""
 OBJECTS_MAX = 10_000
 """Objects whose read-ahead is remembered."""
 
@@ -25,7 +27,7 @@ Source = Callable[[int, memoryview], Awaitable[None]]
 class OpenObject:
     """What is known about reading one version of one object, or what it is when decompressed."""
 
-    __slots__ = ("bucket", "cache", "entry", "info", "kept_by_source", "key", "lock", "parts",
+    __slots__ = ("bucket", "cache", "entry", "failed", "info", "kept_by_source", "key", "lock", "parts",
                  "read_ahead", "source")  # fmt: skip
 
     def __init__(
@@ -60,6 +62,8 @@ class OpenObject:
         self.cache: BlockCache | None = cached[0] if cached else None
         self.entry: EntryId | None = cached[1] if cached else None
         self.kept_by_source = kept_by_source
+        self.failed: tuple[ByteRange, ...] = ()
+        """The latest ranges that could not be fetched. Belongs to the trio thread."""
         self.parts: list[Part] = []
         """Sorted, disjoint. Changed by the trio thread only; `landed` looks at it from any."""
 
@@ -96,6 +100,27 @@ class OpenObject:
             found.append(parts[at])
             at += 1
         return found
+
+    def note_failure(self, failed: ByteRange) -> None:
+        """Remember a range that could not be fetched."""
+        self.failed = (*self.failed, failed)[-_FAILED_MAX:]
+
+    def as_failed(self, wanted: ByteRange) -> ByteRange:
+        """Widen a range that no part covers to the failed one around it, as far as none does.
+
+        The kernel asks again for each page of a READ that failed, and each would be a request.
+        """
+        for failed in self.failed:
+            if failed.start <= wanted.start and wanted.stop <= failed.stop:
+                self.failed = tuple(other for other in self.failed if other != failed)
+                start, stop = failed.start, failed.stop
+                for part in self.overlapping(failed):
+                    if part.range.stop <= wanted.start:
+                        start = part.range.stop
+                    else:
+                        stop = min(stop, part.range.start)
+                return ByteRange(start, stop)
+        return wanted
 
     def add(self, part: Part) -> None:
         """Take in a part of a range that no other has."""

@@ -18,7 +18,7 @@ from aisfs.engine import opened as opened_module
 from aisfs.engine.background import background_thread
 from aisfs.engine.fetcher import STREAM_BYTES, Fetcher
 from aisfs.engine.parts import BOOKS, FIRST_PART, PART_MAX
-from aisfs.errors import NotFound, Stale, Unavailable
+from aisfs.errors import NotFound, ProtocolError, Stale, Unavailable
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 from aisfs.store.memory import MemoryStore
 
@@ -197,6 +197,53 @@ async def test_failure_goes_to_all_who_wait_and_no_further():
         failing = False
         assert await setup.read(0, 1000) == setup.content[:1000]
         assert setup.fetcher.buffered == 1000 + BOOKS
+
+
+async def test_what_failed_is_fetched_as_a_whole_by_who_asks_for_a_page_of_it():
+    """The kernel asks for each page of a failed read again, one after another."""
+    failing = True
+
+    async def fail(method, bucket, key):
+        if failing:
+            raise ProtocolError("injected")
+
+    async with fetching(hook=fail) as setup:
+        with pytest.raises(ProtocolError):
+            await setup.read(MIB, 2 * MIB)
+        with pytest.raises(ProtocolError):
+            await setup.read(3 * MIB, 4 * MIB)
+        with pytest.raises(ProtocolError):
+            await setup.read(MIB, MIB + 4096)  # it is as it was before
+        assert setup.gets == 3
+        failing = False
+        assert await setup.read(MIB + 8192, MIB + 8292) == setup.content[MIB + 8192 : MIB + 8292]
+        for start in range(MIB, 2 * MIB, 4096):
+            assert await setup.read(start, start + 4096) == setup.content[start : start + 4096]
+        assert setup.gets == 4
+        assert setup.store.bytes_read == MIB
+        assert await setup.read(MIB - 10, MIB) == setup.content[MIB - 10 : MIB]
+        assert setup.store.bytes_read == MIB + 10
+
+
+async def test_parts_under_way_stay_apart_from_what_failed_around_them():
+    failing = True
+
+    async def fail(method, bucket, key):
+        if failing:
+            raise ProtocolError("injected")
+
+    async with fetching(hook=fail) as setup:
+        with pytest.raises(ProtocolError):
+            await setup.read(0, MIB)
+        failing = False
+        setup.opened.failed = ()
+        assert await setup.read(5000, 6000) == setup.content[5000:6000]
+        assert await setup.read(9000, 9500) == setup.content[9000:9500]
+        setup.opened.failed = (ByteRange(0, MIB),)
+        assert await setup.read(7000, 7100) == setup.content[7000:7100]
+        assert setup.store.bytes_read == 1000 + 500 + 3000
+        assert await setup.read(0, MIB) == setup.content[:MIB]
+        assert setup.store.bytes_read == MIB
 
 
 async def test_change_of_the_object_is_stale():
