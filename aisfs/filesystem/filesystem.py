@@ -327,8 +327,9 @@ class FileSystem:
             )
         except (Stale, NotFound) as error:
             self._changed(node)
+            what = "changed" if isinstance(error, Stale) else "is gone"
             raise Stale(
-                f"{node.bucket}/{node.info.key} changed since it was opened; open it again"
+                f"{node.bucket}/{node.info.key} {what} since it was opened: {error}"
             ) from error
 
     async def readlink(self, ino: int) -> bytes:

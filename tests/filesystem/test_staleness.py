@@ -449,3 +449,19 @@ async def test_shard_replaced_in_the_middle_of_its_scan(scene: Scene):
     with pytest.raises(Stale):
         await scene.fs.opendir(ino)
     assert isinstance(scene.fs.node(ino), ShardNode)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"), [("put", "changed since"), ("remove", "is gone since")]
+)
+async def test_changed_is_said_only_of_what_changed(scene: Scene, change: str, said: str):
+    scene.put("k", b"old")
+    entry = await scene.user.walk(b"k")
+    handle = await scene.fs.open(entry.attr.ino)
+    if change == "put":
+        scene.put("k", b"new!")
+    else:
+        await scene.store.remove(BUCKET, "k")
+    await push_out(scene.store, scene.fs)
+    with pytest.raises(Stale, match=said):
+        await scene.fs.read(handle, 0, 100)
