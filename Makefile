@@ -8,7 +8,7 @@ ARGS ?=
 # Images of containers set it; the thousands of processes of the tests would compile every module anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test check fix bench clean
+.PHONY: help setup demo test check fix bench torture clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ fix: .venv/ready  ## what lint and format can mend themselves
 
 bench: .venv/bench  ## measure beside peers, 20 minutes (ARGS=--quick: 3 minutes; ARGS=--write-docs: into docs/)
 	@$(BIN)/python -m bench $(ARGS)
+
+torture: .venv/ready  ## write while everything fails, read all of it back (ARGS='--minutes 60'; AIS_ENDPOINT=URL: there)
+	@$(BIN)/python -m tests.torture $(ARGS)
 
 clean:  ## remove the virtual environment and all caches
 	rm -rf .venv .*_cache .hypothesis
