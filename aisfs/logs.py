@@ -6,11 +6,13 @@ import logging.handlers
 import os
 import sys
 from collections.abc import Callable
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 import click
 
+from aisfs import private
 from aisfs.redaction import shown
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -33,6 +35,13 @@ class _Printable(logging.Formatter):
         return shown(line)
 
 
+class _PrivateFile(logging.FileHandler):
+    """Makes the file for its owner alone: it names objects."""
+
+    def _open(self) -> TextIOWrapper:
+        return open(self.baseFilename, "a", encoding=self.encoding, opener=private.opener)
+
+
 def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that `configure` takes."""
     levels = click.Choice(LEVELS, case_sensitive=False)
@@ -52,7 +61,7 @@ def configure(level: str, file: Path | None, *, foreground: bool) -> None:
     """
     handler: logging.Handler
     if file is not None:
-        handler = logging.FileHandler(file, encoding="utf-8")
+        handler = _PrivateFile(file, encoding="utf-8")
         handler.setFormatter(_Printable(FORMAT))
     elif foreground:
         handler = logging.StreamHandler(sys.stderr)

@@ -24,6 +24,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from aisfs import private
 from aisfs.cache.entry import Damaged
 from aisfs.errors import ConfigError
 
@@ -88,7 +89,7 @@ class CacheDirectory:
             ConfigError: the directory cannot be used; the message names it.
         """
         try:
-            self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            private.make_directory(self.directory)
             descriptor = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise self._unusable(error) from None

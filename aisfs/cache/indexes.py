@@ -27,6 +27,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from aisfs import private
 from aisfs.cache.directory import NO_FILE, remove
 from aisfs.core.index_codec import DamagedIndex, decode, encode
 from aisfs.core.labels import LabelColumn
@@ -221,7 +222,7 @@ class IndexCache:
     # Writing -------------------------------------------------------------------------------------
 
     def _store(self, path: Path, data: bytes) -> None:
-        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private.make_directory(self._root)
         with self._locked() as lock:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             total = _read_total(lock)
@@ -233,7 +234,7 @@ class IndexCache:
             temporary = path.with_suffix(_TEMPORARY)
             try:
                 remove(temporary)
-                with open(temporary, "xb", opener=_open_private) as file:
+                with open(temporary, "xb", opener=private.opener) as file:
                     file.write(data)
                 temporary.replace(path)
             except OSError:
@@ -299,10 +300,6 @@ class IndexCache:
 def _weight(size: int) -> int:
     """Return the space a file of that size takes on the disk."""
     return -(-size // _BLOCK) * _BLOCK
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _read_total(lock: int) -> int | None:

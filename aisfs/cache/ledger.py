@@ -17,6 +17,7 @@ not reach the disk fails its checksum. WAL, so that readers wait for nobody.
 """
 
 import contextlib
+import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
@@ -24,6 +25,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
+
+from aisfs import private
 
 BUSY_SECONDS = 5.0
 """How long a transaction waits for those of other processes, which take some 100 µs each."""
@@ -104,11 +107,12 @@ class Ledger:
             sqlite3.Error: it cannot be used.
         """
         new = not path.exists()
+        if new:  # sqlite would let everybody read it, and gives its other files the same mode
+            os.close(private.opener(str(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC))
         with contextlib.ExitStack() as stack:
             writing = stack.enter_context(contextlib.closing(_connect(path)))
             if new:
                 writing.executescript(_SCHEMA)
-                path.chmod(0o600)
             if writing.execute("PRAGMA user_version").fetchone() != (_VERSION,):
                 raise sqlite3.DatabaseError("written by another version")
             if _tables(writing) != _expected_tables():

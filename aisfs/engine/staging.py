@@ -24,6 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from aisfs import private
 from aisfs.core.journal import StagedRecord
 from aisfs.engine.parked import DATA, PARKED, RECORD, adopt_dead_sessions, park, parked
 from aisfs.errors import AisfsError, ConfigError, OutOfSpace, Unavailable
@@ -312,9 +313,10 @@ class StagingArea:
         self._parked = 0
         self._session = directory / uuid.uuid4().hex[:12]
         try:
-            (directory / PARKED).mkdir(parents=True, exist_ok=True, mode=0o700)
+            private.make_directory(directory / PARKED)
             self._session.mkdir(mode=0o700)
-            self._lock = os.open(self._session / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            self._lock = os.open(self._session / "lock", flags, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             adopt_dead_sessions(directory)
         except OSError as error:
