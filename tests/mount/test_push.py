@@ -3,9 +3,11 @@
 import hashlib
 import os
 import random
+import signal
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -168,6 +170,28 @@ def test_a_new_version_is_pushed_as_it_is(
             folder = mount.path / "changing.tar.d"
             paths = [folder / name for name in sorted(os.listdir(folder))]
             assert read(paths) == sha256(small(row, version) for row in range(500))
+
+
+def test_readers_outlive_a_daemon_that_is_stopped_while_it_pushes(
+    server: RunningServer, mountpoint: Path, tmp_path: Path, lane: bool
+):
+    """A thread may be in the kernel with a page that a reader waits for, or the other way round."""
+    content = [payload(size, row) for row, size in enumerate([*LARGE, *(3000,) * 300] * 4)]
+    put(server.endpoint, "b", "stopped.tar", shard(content))
+    options = ["--cache-dir", str(tmp_path / "cache")]
+    chance = random.Random("stopped")
+    with mounted("ais://b", mountpoint, endpoint=server.endpoint, options=options) as mount:
+        folder = mount.path / "stopped.tar.d"
+        paths = [folder / name for name in sorted(os.listdir(folder))]
+        with ThreadPoolExecutor(3) as pool:
+            found = [pool.submit(read, paths) for _ in range(3)]
+            for seconds in (2, *(0.1,) * 20):
+                time.sleep(chance.random() / 20)
+                os.kill(mount.pid, signal.SIGSTOP)
+                time.sleep(seconds)
+                os.kill(mount.pid, signal.SIGCONT)
+        assert {each.result() for each in found} == {sha256(content)}
+        assert (pushed(mount) > 0) == lane
 
 
 def test_a_local_directory_is_pushed_too(tmp_path: Path, mountpoint: Path, lane: bool):
