@@ -119,9 +119,9 @@ class LocalSubject(Subject):
 
 class ClusterSubject(Subject):
     def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
         self.bucket = Bucket(f"contract-{uuid.uuid4().hex[:12]}")
         self.buckets = f"{endpoint}/v1/buckets/{self.bucket.name}?provider=ais"
-        self.objects = f"{endpoint}/v1/objects/{self.bucket.name}/"
         settings = ClusterSettings(
             endpoint=endpoint, skip_verify=False, max_connections=16, part_size=5 << 20
         )
@@ -138,9 +138,6 @@ class ClusterSubject(Subject):
         action = {"action": "destroy-bck", "name": "", "value": None}
         requests.delete(self.buckets, json=action, timeout=30).raise_for_status()
 
-    def _url(self, key: str) -> str:
-        return self.objects + quote(os.fsencode(key)) + "?provider=ais"
-
     def put(self, key: str, data: bytes) -> None:
         self._send("PUT", key, data)
 
@@ -148,9 +145,16 @@ class ClusterSubject(Subject):
         self._send("DELETE", key)
 
     def _send(self, method: str, key: str, data: bytes = b"") -> None:
-        """Go where the redirect says, with our own path: AIStore spoils names with line breaks."""
-        url = self._url(key)
-        redirect = requests.request(method, url, timeout=30, allow_redirects=False)
-        goal, path = urlsplit(redirect.headers["Location"]), urlsplit(url).path
-        url = f"{goal.scheme}://{goal.netloc}{path}?{goal.query}"
-        requests.request(method, url, data=data, timeout=30).raise_for_status()
+        send(method, self._endpoint, self.bucket.name, key, data).raise_for_status()
+
+
+def send(method: str, endpoint: str, bucket: str, key: str, data: bytes = b"") -> requests.Response:
+    """Send a request for an object, and give the target's reply.
+
+    It goes where the redirect says, with our own path: AIStore spoils names with line breaks.
+    """
+    url = f"{endpoint}/v1/objects/{bucket}/{quote(os.fsencode(key))}?provider=ais"
+    redirect = requests.request(method, url, timeout=30, allow_redirects=False)
+    goal, path = urlsplit(redirect.headers["Location"]), urlsplit(url).path
+    url = f"{goal.scheme}://{goal.netloc}{path}?{goal.query}"
+    return requests.request(method, url, data=data, timeout=60)

@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,12 +30,12 @@ def recover(place: Writable, *words: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
-@pytest.fixture
-def killed(tmp_path: Path) -> Writable:
+@pytest.fixture(params=["directory", "ais"])
+def killed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Writable]:
     """A mount that was killed with three files dirty and one committed."""
     (tmp_path / "store" / "b").mkdir(parents=True)
     (tmp_path / "store" / "b" / "old").write_bytes(b"old content")
-    with writable(tmp_path, backend="directory") as place:
+    with writable(tmp_path, backend=request.param) as place:
         (place.path / "done").write_bytes(b"acknowledged")
         handles = [open(place.path / name, "wb") for name in ("new", "synced")]  # noqa: SIM115
         handles.append(open(place.path / "old", "r+b"))  # noqa: SIM115
@@ -48,7 +49,11 @@ def killed(tmp_path: Path) -> Writable:
         for handle in handles:
             with pytest.raises(OSError, match="not connected"):
                 handle.close()
-    return place
+        yield place
+
+
+def uri(place: Writable, key: str) -> str:
+    return f"ais://{place.bucket}/{key}"
 
 
 def test_nothing_is_lost_and_nothing_is_uploaded_by_surprise(killed: Writable):
@@ -58,19 +63,20 @@ def test_nothing_is_lost_and_nothing_is_uploaded_by_surprise(killed: Writable):
     assert killed.stored("old") == b"old content"
     code, listed, _ = recover(killed)
     assert code == 0
-    for name in ("ais://b/new", "ais://b/old", "ais://b/synced"):
-        assert name in listed
+    for name in ("new", "old", "synced"):
+        assert uri(killed, name) in listed
     assert "done" not in listed
     assert killed.stored("new") is None
 
 
 def test_upload_by_name(killed: Writable):
-    code, said, _ = recover(killed, "--upload", "ais://b/new")
-    assert (code, said) == (0, "ais://b/new: uploaded\n")
+    new = uri(killed, "new")
+    code, said, _ = recover(killed, "--upload", new)
+    assert (code, said) == (0, f"{new}: uploaded\n")
     assert killed.stored("new") == b"unsaved"
     assert killed.stored("old") == b"old content"
-    assert "ais://b/new" not in recover(killed)[1]
-    code, _, complaint = recover(killed, "--upload", "ais://b/new")
+    assert new not in recover(killed)[1]
+    code, _, complaint = recover(killed, "--upload", new)
     assert code == 2
     assert "nothing of this name" in complaint
 
@@ -86,11 +92,11 @@ def test_upload_all(killed: Writable):
 
 def test_upload_does_not_overwrite_what_somebody_else_changed(killed: Writable):
     killed.put("old", b"theirs")
-    code, _, complaint = recover(killed, "--upload", "ais://b/old")
+    code, _, complaint = recover(killed, "--upload", uri(killed, "old"))
     assert code == 1
     assert "changed by somebody else" in complaint
     assert killed.stored("old") == b"theirs"
-    assert recover(killed, "--upload", "ais://b/old", "--force")[0] == 0
+    assert recover(killed, "--upload", uri(killed, "old"), "--force")[0] == 0
     assert killed.stored("old") == b"unsavedtent"
 
 
@@ -109,7 +115,8 @@ def test_drop(killed: Writable):
 
 
 def test_the_next_mount_says_that_there_is_something(killed: Writable, tmp_path: Path):
-    with writable(tmp_path, backend="directory", expected_log=KILLED) as place:
+    backend = "ais" if killed.server else "directory"
+    with writable(tmp_path, backend=backend, server=killed.server, expected_log=KILLED) as place:
         assert place.mount.log().count(KILLED[0]) == 3
         assert sorted(os.listdir(place.path)) == ["done", "old", "synced"]
         assert (place.path / "old").read_bytes() == b"old content"

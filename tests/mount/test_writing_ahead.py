@@ -11,28 +11,18 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
-from urllib.parse import quote
-from urllib.request import urlopen
 
 import pytest
 
 from aisfs.status import read_counters, summary, table
-from tests.contract.subjects import CLUSTER
 from tests.mount.content import payload
-from tests.mount.writable import Writable, writable
+from tests.mount.writable import PART, Writable, writable
 from tests.support.mounts import aisfs, eventually
 from tests.support.servers import RunningServer, running_server
 
-pytestmark = [
-    pytest.mark.mount,
-    pytest.mark.timeout(300),
-    pytest.mark.skipif(bool(CLUSTER), reason="looks at the parts on the embedded server's disk"),
-]
+pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
 
 MIB = 1 << 20
-PART = 5 * MIB
-"""The smallest that `--part-size` takes; parts that are sent ahead are as large then."""
 OPTIONS = ["--part-size", "5MiB"]
 CONTENT = payload(4 * PART + 12_345, "ahead")
 NUMBERS = count()
@@ -52,27 +42,9 @@ def path(place: Writable, request: pytest.FixtureRequest) -> Path:
     return place.path / f"{request.node.name}-{next(NUMBERS)}"
 
 
-def uploads(place: Writable) -> list[Path]:
-    """The uploads in parts that the server knows."""
-    return list((place.files.parent / ".aisfs-server" / "tmp").glob("parts-*"))
-
-
 def sent(place: Writable) -> int:
-    """Bytes that the server has of files that are still being written."""
-    return sum(f.stat().st_blocks * 512 for one in uploads(place) for f in one.iterdir())
-
-
-def stored(place: Writable, key: str) -> bytes | None:
-    """What another client reads."""
-    assert place.server is not None
-    try:
-        with urlopen(f"{place.server.endpoint}/v1/objects/b/{quote(key)}", timeout=60) as reply:
-            content: bytes = reply.read()
-    except HTTPError as error:
-        if error.code != 404:
-            raise
-        return None
-    return content
+    """Bytes that the cluster has of files that are still being written."""
+    return sum(place.uploads())
 
 
 def write(descriptor: int, data: bytes) -> None:
@@ -97,18 +69,18 @@ def begin(place: Writable, path: Path, size: int = 3 * PART + 1) -> int:
 
 def test_parts_are_there_before_the_close(place: Writable, path: Path):
     descriptor = begin(place, path)
-    assert stored(place, path.name) is None
+    assert place.fetched(path.name) is None
     write(descriptor, CONTENT[3 * PART + 1 :])
-    assert stored(place, path.name) is None
+    assert place.fetched(path.name) is None
     os.close(descriptor)
-    assert stored(place, path.name) == CONTENT
+    assert place.fetched(path.name) == CONTENT
     assert path.read_bytes() == CONTENT
-    assert uploads(place) == []
+    assert place.uploads() == []
 
 
 def test_status_tells_how_far_it_is(place: Writable, path: Path):
     before = status(place)["writing"]["sent_bytes"]
-    name = f"ais://b/{path.name}"
+    name = f"ais://{place.bucket}/{path.name}"
     descriptor = begin(place, path)
     assert eventually(
         lambda: status(place)["uploads"] == {name: {"sent_bytes": 3 * PART, "size_bytes": None}}
@@ -126,10 +98,10 @@ def test_status_tells_how_far_it_is(place: Writable, path: Path):
 def test_the_old_object_stays_until_the_close(place: Writable, path: Path):
     path.write_bytes(b"old")
     descriptor = begin(place, path)
-    assert stored(place, path.name) == b"old"
+    assert place.fetched(path.name) == b"old"
     os.close(descriptor)
-    assert stored(place, path.name) == CONTENT[: 3 * PART + 1]
-    assert uploads(place) == []
+    assert place.fetched(path.name) == CONTENT[: 3 * PART + 1]
+    assert place.uploads() == []
 
 
 def test_changes_to_what_was_sent(place: Writable, path: Path):
@@ -140,8 +112,8 @@ def test_changes_to_what_was_sent(place: Writable, path: Path):
     os.close(descriptor)
     expected = bytearray(CONTENT[: 3 * PART + 1])
     expected[:4] = expected[2 * PART - 2 : 2 * PART + 2] = b"head"
-    assert stored(place, path.name) == expected
-    assert uploads(place) == []
+    assert place.fetched(path.name) == expected
+    assert place.uploads() == []
 
 
 def test_what_was_sent_and_changed_since_is_thrown_away_at_once(place: Writable, path: Path):
@@ -149,12 +121,12 @@ def test_what_was_sent_and_changed_since_is_thrown_away_at_once(place: Writable,
     descriptor = begin(place, path)
     assert os.pwrite(descriptor, b"head", PART) == 4
     write(descriptor, CONTENT[3 * PART + 1 :])
-    assert eventually(lambda: uploads(place) == [])
+    assert eventually(lambda: place.uploads() == [])
     os.close(descriptor)
     expected = bytearray(CONTENT)
     expected[PART : PART + 4] = b"head"
-    assert stored(place, path.name) == expected
-    assert uploads(place) == []
+    assert place.fetched(path.name) == expected
+    assert place.uploads() == []
 
 
 @pytest.mark.parametrize("size", [0, 1000, PART, PART + 1, 2 * PART, 3 * PART])
@@ -162,8 +134,8 @@ def test_cut_below_what_was_sent(place: Writable, path: Path, size: int):
     descriptor = begin(place, path)
     os.ftruncate(descriptor, size)
     os.close(descriptor)
-    assert stored(place, path.name) == CONTENT[:size]
-    assert uploads(place) == []
+    assert place.fetched(path.name) == CONTENT[:size]
+    assert place.uploads() == []
 
 
 def test_cut_and_made_longer(place: Writable, path: Path):
@@ -171,19 +143,19 @@ def test_cut_and_made_longer(place: Writable, path: Path):
     os.ftruncate(descriptor, PART // 2)
     os.ftruncate(descriptor, 4 * PART)
     os.close(descriptor)
-    assert stored(place, path.name) == CONTENT[: PART // 2].ljust(4 * PART, b"\0")
-    assert uploads(place) == []
+    assert place.fetched(path.name) == CONTENT[: PART // 2].ljust(4 * PART, b"\0")
+    assert place.uploads() == []
 
 
 def test_a_sync_stores_all_and_more_may_follow(place: Writable, path: Path):
     descriptor = begin(place, path)
     os.fsync(descriptor)
-    assert stored(place, path.name) == CONTENT[: 3 * PART + 1]
-    assert uploads(place) == []
+    assert place.fetched(path.name) == CONTENT[: 3 * PART + 1]
+    assert place.uploads() == []
     write(descriptor, CONTENT[3 * PART + 1 :])
     os.close(descriptor)
-    assert stored(place, path.name) == CONTENT
-    assert uploads(place) == []
+    assert place.fetched(path.name) == CONTENT
+    assert place.uploads() == []
 
 
 def test_the_output_of_a_shell(place: Writable, path: Path):
@@ -198,18 +170,18 @@ def test_the_output_of_a_shell(place: Writable, path: Path):
     finally:
         (path.parent / f"{path.name}-go").unlink()
     assert shell.wait(60) == 0
-    assert stored(place, path.name) == bytes(15 * MIB)
-    assert uploads(place) == []
+    assert place.fetched(path.name) == bytes(15 * MIB)
+    assert place.uploads() == []
 
 
 def test_removed_while_it_is_written(place: Writable, path: Path):
     descriptor = begin(place, path)
     path.unlink()
-    assert eventually(lambda: not uploads(place))
+    assert eventually(lambda: not place.uploads())
     write(descriptor, CONTENT[3 * PART + 1 :])
     os.close(descriptor)
-    assert stored(place, path.name) is None
-    assert uploads(place) == []
+    assert place.fetched(path.name) is None
+    assert place.uploads() == []
 
 
 def test_renamed_while_it_is_written(place: Writable, path: Path):
@@ -217,9 +189,9 @@ def test_renamed_while_it_is_written(place: Writable, path: Path):
     path.rename(path.with_name(f"{path.name}-moved"))
     write(descriptor, CONTENT[3 * PART + 1 :])
     os.close(descriptor)
-    assert stored(place, f"{path.name}-moved") == CONTENT
-    assert stored(place, path.name) is None
-    assert uploads(place) == []
+    assert place.fetched(f"{path.name}-moved") == CONTENT
+    assert place.fetched(path.name) is None
+    assert place.uploads() == []
 
 
 def test_nothing_of_what_may_stay_small_or_is_not_in_order(place: Writable, path: Path):
@@ -227,11 +199,11 @@ def test_nothing_of_what_may_stay_small_or_is_not_in_order(place: Writable, path
     write(descriptor, CONTENT[:PART])
     os.lseek(descriptor, 2 * PART, os.SEEK_SET)
     write(descriptor, CONTENT[2 * PART :])
-    assert uploads(place) == []
+    assert place.uploads() == []
     os.pwrite(descriptor, CONTENT[PART : 2 * PART], PART)
     os.close(descriptor)
-    assert stored(place, path.name) == CONTENT
-    assert uploads(place) == []
+    assert place.fetched(path.name) == CONTENT
+    assert place.uploads() == []
 
 
 def test_a_member_of_a_shard_is_appended_whole(place: Writable, path: Path):
@@ -239,7 +211,7 @@ def test_a_member_of_a_shard_is_appended_whole(place: Writable, path: Path):
     shard.mkdir()
     (shard / "large.bin").write_bytes(CONTENT)
     assert (shard / "large.bin").read_bytes() == CONTENT
-    assert uploads(place) == []
+    assert place.uploads() == []
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -264,13 +236,13 @@ def test_at_random_like_a_model(place: Writable, path: Path, seed: int):
             model = model[:size].ljust(size, b"\0")
         elif what == "sync" and rng.random() < 0.3:
             os.fsync(descriptor)
-            assert stored(place, path.name) == model
+            assert place.fetched(path.name) == model
         elif what == "read" and model:
             start = rng.randrange(len(model))
             assert os.pread(descriptor, MIB, start) == model[start : start + MIB]
     os.close(descriptor)
-    assert stored(place, path.name) == model
-    assert uploads(place) == []
+    assert place.fetched(path.name) == model
+    assert place.uploads() == []
 
 
 def test_cut_before_the_upload_began(tmp_path: Path, lane: bool):
@@ -282,8 +254,8 @@ def test_cut_before_the_upload_began(tmp_path: Path, lane: bool):
         write(descriptor, CONTENT[: PART + 1])
         os.ftruncate(descriptor, 0)
         os.close(descriptor)
-        assert stored(place, "f") == b""
-        assert uploads(place) == []
+        assert place.fetched("f") == b""
+        assert place.uploads() == []
 
 
 # Faults -----------------------------------------------------------------------------------------
@@ -309,12 +281,12 @@ def die_while_writing(place: Writable, size: int = len(CONTENT)) -> None:
 
 def check_recovery(place: Writable, action: str, content: bytes) -> None:
     """Recover the one file that was not uploaded; nothing of it stays in the cluster."""
-    assert stored(place, "f") is None
-    assert len(uploads(place)) == 1
+    assert place.fetched("f") is None
+    assert len(place.uploads()) == 1
     done = aisfs("recover", "--staging-dir", place.staging, action, "--all")
     assert done.returncode == 0, done.stderr
-    assert stored(place, "f") == (content if action == "--upload" else None)
-    assert uploads(place) == []
+    assert place.fetched("f") == (content if action == "--upload" else None)
+    assert place.uploads() == []
 
 
 def suppressed_close(descriptor: int) -> None:
@@ -343,7 +315,7 @@ def test_the_daemon_dies_in_an_upload_that_began_at_the_close(
         os.lseek(descriptor, PART, os.SEEK_SET)  # not in order, so nothing is sent before the close
         write(descriptor, CONTENT[PART:])
         os.pwrite(descriptor, CONTENT[:PART], 0)
-        assert uploads(place) == []
+        assert place.uploads() == []
         closing = threading.Thread(target=lambda: suppressed_close(descriptor))
         closing.start()
         assert eventually(lambda: sent(place) >= 4 * PART)
@@ -377,7 +349,7 @@ def test_unmounted_while_it_is_written(tmp_path: Path, lane: bool):
         assert eventually(lambda: not place.mount.living(), 60)
         with pytest.raises(OSError, match="not connected"):
             os.close(descriptor)
-        assert uploads(place) == []
+        assert place.uploads() == []
         assert len(place.parked()) == 1
 
 
@@ -392,8 +364,8 @@ def test_the_server_forgets_the_parts(tmp_path: Path, lane: bool):
             write(descriptor, CONTENT[3 * PART + 1 :])
             with running_server(tmp_path / "store", port=port, traps=True):
                 os.close(descriptor)
-                assert stored(place, "f") == CONTENT
-                assert uploads(place) == []
+                assert place.fetched("f") == CONTENT
+                assert place.uploads() == []
 
 
 def test_what_cannot_be_read_back_is_an_error_of_the_close(tmp_path: Path, lane: bool):
@@ -417,8 +389,8 @@ def test_what_cannot_be_read_back_is_an_error_of_the_close(tmp_path: Path, lane:
         place.server.faults([])
         done = aisfs("recover", "--staging-dir", place.staging, "--upload", "--all", "--force")
         assert done.returncode == 0, done.stderr
-        assert stored(place, "f") == CONTENT
-        assert uploads(place) == []
+        assert place.fetched("f") == CONTENT
+        assert place.uploads() == []
 
 
 @pytest.mark.parametrize(
@@ -446,6 +418,6 @@ def test_a_fault_ahead_of_the_close_is_nobodys_error(
         assert place.server is not None
         place.server.faults([{**fault, "times": 1, "match": match}])
         (place.path / "f").write_bytes(CONTENT)
-        assert stored(place, "f") == CONTENT
-        left = uploads(place)
+        assert place.fetched("f") == CONTENT
+        left = place.uploads()
         assert left == [] or (what == "start" and fault["action"] == "truncate"), "its id got lost"

@@ -4,6 +4,7 @@ With AIS_ENDPOINT set the embedded server's place is taken by a fresh bucket of 
 objects are brought into files when a test looks at them.
 """
 
+import re
 import shutil
 import uuid
 from collections.abc import Iterator, Sequence
@@ -11,13 +12,26 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+import requests
 from aistore.sdk import Client
-from aistore.sdk.errors import ErrObjNotFound
 
-from tests.contract.subjects import CLUSTER
+from tests.contract.subjects import CLUSTER, send
 from tests.support.mounts import Mount, mounted
 from tests.support.servers import RunningServer, running_server
+
+PART = 5 << 20
+"""The smallest that `--part-size` takes; parts that are sent ahead are as large then."""
+
+
+def fetched(endpoint: str, bucket: str, key: str) -> bytes | None:
+    """What a cluster gives to another client."""
+    reply = send("GET", endpoint, bucket, key)
+    if reply.status_code == 404:
+        return None
+    reply.raise_for_status()
+    return reply.content
 
 
 @dataclass(frozen=True)
@@ -32,26 +46,29 @@ class ClusterBucket:
         for file in folder.rglob("*"):
             if file.is_file():
                 key = str(file.relative_to(folder))
-                self._bucket.object(key).get_writer().put_content(file.read_bytes())
-
-    def get(self, key: str) -> bytes | None:
-        """Give an object."""
-        try:
-            content: bytes = self._bucket.object(key).get_reader().read_all()
-        except ErrObjNotFound:
-            return None
-        return content
+                send("PUT", self.endpoint, self.name, key, file.read_bytes()).raise_for_status()
 
     def fetch(self, folder: Path, prefix: str) -> None:
         """Make the files below `folder` the objects it has below `prefix` now."""
         shutil.rmtree(folder)
         folder.mkdir()
         for found in self._bucket.list_all_objects(prefix=prefix):
-            content = self.get(found.name)
+            content = fetched(self.endpoint, self.name, found.name)
             if content is not None:
                 file = folder / found.name
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(content)
+
+    def uploads(self) -> list[int]:
+        """Bytes in parts of each upload that the cluster knows; it tells their number only."""
+        at = f"{self.endpoint}/s3/{self.name}"
+        listed = requests.get(f"{at}?uploads", timeout=30)
+        listed.raise_for_status()
+        uploads = []
+        for key, name in re.findall("<Key>(.*?)</Key><UploadId>(.*?)</UploadId>", listed.text):
+            parts = requests.get(f"{at}/{quote(key)}?uploadId={name}", timeout=30)
+            uploads.append(PART * parts.text.count("<PartNumber>"))
+        return uploads
 
     @property
     def _bucket(self) -> Any:
@@ -87,17 +104,33 @@ class Writable:
             self.server.fetch(self.files, prefix)
         return self.files / prefix
 
+    @property
+    def bucket(self) -> str:
+        return self.server.name if isinstance(self.server, ClusterBucket) else "b"
+
     def stored(self, key: str) -> bytes | None:
         """What the store holds, whatever the mount shows."""
         if isinstance(self.server, ClusterBucket):
-            return self.server.get(key)
+            return self.fetched(key)
         file = self.files / key
         return file.read_bytes() if file.is_file() else None
+
+    def fetched(self, key: str) -> bytes | None:
+        """What the cluster gives to another client."""
+        assert self.server is not None
+        return fetched(self.server.endpoint, self.bucket, key)
+
+    def uploads(self) -> list[int]:
+        """Bytes in parts of each upload that the cluster knows, of files that are not stored yet."""
+        if isinstance(self.server, ClusterBucket):
+            return self.server.uploads()
+        folders = (self.files.parent / ".aisfs-server" / "tmp").glob("parts-*")
+        return [_allocated(folder) for folder in folders]
 
     def put(self, key: str, content: bytes) -> None:
         """Write an object as another client."""
         if self.server is not None:
-            self._object(key).get_writer().put_content(content)
+            self._send("PUT", key, content)
             return
         file = self.files / key
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +141,7 @@ class Writable:
     def delete(self, key: str) -> None:
         """Delete an object as another client; empty directories are nothing to a bucket."""
         if self.server is not None:
-            self._object(key).delete()
+            self._send("DELETE", key)
             return
         file = self.files / key
         file.unlink()
@@ -117,10 +150,9 @@ class Writable:
                 break
             folder.rmdir()
 
-    def _object(self, key: str) -> Any:
+    def _send(self, method: str, key: str, content: bytes = b"") -> None:
         assert self.server is not None
-        bucket = self.server.name if isinstance(self.server, ClusterBucket) else "b"
-        return Client(self.server.endpoint).bucket(bucket).object(key)
+        send(method, self.server.endpoint, self.bucket, key, content).raise_for_status()
 
     def names(self) -> set[str]:
         objects = self.objects()
@@ -136,6 +168,13 @@ class Writable:
 
     def parked(self) -> list[Path]:
         return sorted((self.staging / "parked").glob("*.json"))
+
+
+def _allocated(folder: Path) -> int:
+    try:
+        return sum(file.stat().st_blocks * 512 for file in folder.iterdir())
+    except FileNotFoundError:
+        return 0  # thrown away meanwhile
 
 
 @contextmanager
