@@ -240,18 +240,22 @@ def test_a_shard_that_is_gone_comes_back_by_force_only(place: Writable):
     assert members(place, "3.tar") == {"y": b"y"}
 
 
-def test_a_large_shard_goes_in_parts(tmp_path: Path):
+@pytest.mark.parametrize("fault", [None, "the reply lost"])
+def test_a_large_shard_goes_in_parts(fault: str | None, tmp_path: Path):
+    """AIStore destroys a part that it gets twice, as it would when the reply to it was lost."""
     base = tmp_path.resolve()
     (base / "store" / "b").mkdir(parents=True)
     large = random.Random(7).randbytes(12 << 20)
     (base / "store" / "b" / "s.tar").write_bytes(padded({"x": large}))
     with (
-        running_server(base / "store", traps=True) as server,
+        running_server(base / "store", faulty=True, traps=True) as server,
         writable(base, server=server, options=["--part-size", "5MiB"]) as place,
     ):
         folder = place.path / "s.tar.d"
         (folder / "y").write_bytes(b"y" * 3000)
+        if fault is not None:
+            set_rule(place, PASSING[fault], 1)
         (folder / "z").write_bytes(b"z")
         assert members(place, "s.tar") == {"x": large, "y": b"y" * 3000, "z": b"z"}
-        assert server.requests()["part"] >= 6
+        assert server.requests()["part"] >= (6 if fault is None else 7)
         assert (folder / "x").read_bytes() == large
