@@ -9,7 +9,6 @@ The store cannot write on a condition. That the shard is still the version the c
 asked right before the upload; whoever writes it during the upload is overwritten, or overwrites.
 """
 
-import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from aisfs.engine.background import unattended
 from aisfs.engine.indexer import Indexer
 from aisfs.engine.shard_copy import Growth, NewMember, ShardCopy
 from aisfs.engine.staging import StagedFile, StagingArea
-from aisfs.errors import AisfsError, Stale
+from aisfs.errors import AisfsError, Stale, untraced
 from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo
 from aisfs.store.port import WritableStore
 
@@ -42,7 +41,7 @@ class _Waiting:
     member: NewMember
     info: ObjectInfo | None = None
     """The shard that has it."""
-    error: AisfsError | None = None
+    error: Exception | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -163,8 +162,8 @@ class Appender:
         try:
             appended = await self._rewrite(bucket, key, shard, [one.member for one in batch])
         except AisfsError as error:
-            for one in batch:  # one for each: what is raised grows a traceback
-                one.error = copy.copy(error).with_traceback(None)
+            for one in batch:
+                one.error = untraced(error)
         except BaseException:
             shard.waiting = batch + shard.waiting  # the next of them goes on
             raise

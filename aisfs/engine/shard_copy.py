@@ -97,28 +97,30 @@ class ShardCopy:
         """Add members, each one wholly or not at all.
 
         Raises:
-            OutOfSpace: the zeros at the end do not fit. The copy is of no more use.
+            OutOfSpace: the zeros at the end do not fit. After any error the copy is of no more use.
         """
         before = self.index
         growth = Growth([])
         rows = _rows(before)
         for member in members:
+            behind = self._end
             try:
                 row = rows.get(member.path.encode(errors="surrogateescape"))
                 if row is not None and self._is(row, member):
                     growth.errors.append(None)
                     continue
-                if row is not None and member.replaces:
-                    last = self._drop(row)
-                    growth.replaced = row if last else None
-                    growth.in_place &= last
-                    rows = _rows(self.index)
                 self._append(member)
             except AisfsError as error:
                 growth.errors.append(error)
-            else:
-                growth.errors.append(None)
-                growth.changed = True
+                continue
+            growth.errors.append(None)
+            growth.changed = True
+            if row is not None and member.replaces:
+                # Not before: the store may have the earlier state only, and the later one did not fit.
+                last = self._drop(row, behind)
+                growth.replaced = row if last else None
+                growth.in_place &= last
+                rows = _rows(self.index)
         self.staged.truncate(self._end)
         self.staged.write(self._end, END_MARK)
         self.index, self._end = self._scan()
@@ -173,11 +175,11 @@ class ShardCopy:
             at += len(piece)
         return True
 
-    def _drop(self, row: int) -> bool:
-        """Take a member out; says whether it was the last one, so that nothing had to be moved."""
+    def _drop(self, row: int, behind: int) -> bool:
+        """Take a member out; says whether it was the last one of those that end at `behind`."""
         span = self.index.span(row)
         to, start = span.start, span.start + padded(span.stop - span.start)
-        last = start >= self._end
+        last = start >= behind
         while start < self._end:
             piece = self.staged.read(start, min(_LOOK, self._end - start))
             self.staged.write(to, piece)

@@ -118,6 +118,22 @@ async def test_one_that_cannot_be_read_keeps_nobody_else_out(store: MemoryStore,
     assert sorted(await members(store)) == [("a", b"a"), ("b", b"b")]
 
 
+@pytest.mark.parametrize("beside", [[], [new("b", b"b")]])
+async def test_what_was_stored_outlives_a_later_state_that_does_not_fit(
+    beside: list[NewMember], store: MemoryStore, staging: StagingArea, appender: Appender
+):
+    await appender.append(B, "s.tar", new("a", b"first"))
+    async with trio.open_nursery() as tasks:
+        for member in beside:
+            tasks.start_soon(appender.append, B, "s.tar", member)
+        with pytest.raises(OutOfSpace):
+            await appender.append(B, "s.tar", new("a", bytes(LIMIT), replaces=True))
+    await appender.append(B, "s.tar", new("c", b"c"))
+    there = {one.path: b"b" for one in beside}
+    assert dict(await members(store)) == {"a": b"first", "c": b"c"} | there
+    assert len(await members(store)) == 2 + len(beside)
+
+
 async def test_who_leads_is_cancelled_and_the_others_go_on(store: MemoryStore, appender: Appender):
     begun = trio.Event()
 
