@@ -185,6 +185,7 @@ async def _build(
     filesystem = _build_filesystem(plan, base, root, tree, engine, folders, make)
     filesystem.kernel = PyfuseKernel()
     plain.watch(filesystem.listing_changed)
+    engine.fetcher.on_wrong = filesystem.content_was_wrong
     _describe(plan, base, filesystem)
 
     async def report() -> None:

@@ -274,7 +274,7 @@ class BlockCache:
             computed: The checksum of the bytes as they came; None reads them from the disk.
 
         Returns:
-            False if they differ; True also if the entry is not complete, or the checksum unknown.
+            False if they differ; True also if the entry is not complete, or nobody can tell.
         """
         if not can_verify(entry) or self.missing(entry, ByteRange(0, entry.size)):
             return True

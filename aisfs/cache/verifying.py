@@ -3,7 +3,6 @@
 Whatever differs is removed. It takes as long as the disk, so it belongs on a worker thread.
 """
 
-import logging
 import sqlite3
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,8 +13,6 @@ from aisfs.cache.segment_file import sums_of
 from aisfs.cache.segments import Segment
 from aisfs.cache.whole import hasher_for
 from aisfs.model import ByteRange
-
-logger = logging.getLogger(__name__)
 
 _CHUNK = 1024 * 1024
 
@@ -51,20 +48,23 @@ def verify_whole(books: Books, entry: EntryId, computed: str | None) -> bool:
         computed: The checksum of the bytes as they came; None reads them from the disk.
 
     Returns:
-        False if they differ, or if the disk fails; True also if it turns out to be damaged, and is
-        not complete any more.
+        False if they differ; True also if it turns out to be damaged, and is not complete any more,
+        or if the disk fails.
     """
     numbers = entry.numbers(ByteRange(0, entry.size))
     segments = [books.shelf.segments.get(entry.key(number)) for number in numbers]
     try:
         if computed is None:
             computed = _read(books, entry, filter(None, segments))
-        if computed == entry.checksum.partition(":")[2].lower():
-            return True
-        logger.warning("%s is not kept: its checksum is not %s", entry.name, entry.checksum)
-        books.remove([segment for segment in segments if segment is not None])
     except Damaged:
         return True
+    except (OSError, sqlite3.Error) as error:
+        books.health.trouble(error)
+        return True
+    if computed == entry.checksum.partition(":")[2].lower():
+        return True
+    try:
+        books.remove([segment for segment in segments if segment is not None])
     except (OSError, sqlite3.Error) as error:
         books.health.trouble(error)
     return False

@@ -28,7 +28,7 @@ from aisfs.core.readahead import ReadAhead
 from aisfs.engine.background import BackgroundThread
 from aisfs.engine.batches import Gathering
 from aisfs.engine.kept import Kept, KeptParts
-from aisfs.engine.on_disk import look, lost, store
+from aisfs.engine.on_disk import WrongContent, look, lost, store
 from aisfs.engine.opened import OpenObject, OpenObjects, Source
 from aisfs.engine.parts import FIRST_PART, PART_MAX, BufferPool, Data, Part, Reading
 from aisfs.engine.running_sums import RunningSums
@@ -92,6 +92,8 @@ class Fetcher:
         """Set, and made anew, whenever a part is dropped or may be."""
         self.on_landed: Callable[[], None] = lambda: None
         """Told whenever bytes came that were not there before."""
+        self.on_wrong: Callable[[Bucket, ObjectInfo], None] = lambda bucket, info: None
+        """Told of an object that readers got wrong bytes of."""
         self._pool = BufferPool(memory_limit)
         self.far = False
         """Whether the latest part to land took `FAR_SECONDS`."""
@@ -351,6 +353,9 @@ class Fetcher:
             work = partial(store, cache, entry, part, missing, self._sums, past_page_cache=direct)
             try:
                 stored = await self._background.run(work)
+            except WrongContent:
+                self._forget_wrong(opened)
+                return False
             finally:
                 self._unwritten -= len(part.range)
                 self._tell()
@@ -359,6 +364,17 @@ class Fetcher:
             return self._keep(opened, part, on_disk=stored)
         finally:
             await self._finish([reservation for _, reservation in missing if reservation])
+
+    def _forget_wrong(self, opened: OpenObject) -> None:
+        """Let nobody have any more of the bytes of an object that is not what it should be."""
+        log.error(
+            "%s/%s: readers got wrong bytes of version %s: the checksum of all of it is not %s."
+            " Nothing of it is kept here; look at the object in AIStore",
+            opened.bucket, opened.info.key, opened.info.version or "?", opened.info.checksum,
+        )  # fmt: skip
+        for part in [part for part in opened.parts if part.done.is_set()]:
+            self._drop(opened, part)
+        self.on_wrong(opened.bucket, opened.info)
 
     def _land(self, part: Part) -> None:
         part.done.set()

@@ -9,6 +9,10 @@ from aisfs.engine.running_sums import RunningSums
 from aisfs.model import ByteRange
 
 
+class WrongContent(Exception):
+    """All of an object is there, and it does not have the checksum that AIStore told."""
+
+
 def look(
     cache: BlockCache, entry: EntryId, part: Part, keep: bool
 ) -> list[tuple[ByteRange, Reservation | None]]:
@@ -44,7 +48,11 @@ def store(
     *,
     past_page_cache: bool,
 ) -> bool:
-    """Write what was fetched to disk; says whether all of it is there. Runs in one thread."""
+    """Write what was fetched to disk; says whether all of it is there. Runs in one thread.
+
+    Raises:
+        WrongContent: the object is complete now, and not what it should be; it is dropped.
+    """
     stored = True
     for gap, reservation in fetched:
         if reservation is None:
@@ -55,8 +63,9 @@ def store(
         stored = reservation.publish(gap, content) and stored
     if stored:
         sums.add(entry, part)
-        if not cache.missing(entry, ByteRange(0, entry.size)):
-            cache.verify_whole(entry, sums.finish(entry))
+        complete = not cache.missing(entry, ByteRange(0, entry.size))
+        if complete and not cache.verify_whole(entry, sums.finish(entry)):
+            raise WrongContent
     return stored
 
 

@@ -4,11 +4,11 @@ Every method takes and gives inode numbers, names as bytes and `aisfs.errors`. f
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from aisfs.core.inodes import ROOT, InodeTable, directory_number, split_member
+from aisfs.core.inodes import ROOT, InodeTable, directory_number, member_number, split_member
 from aisfs.core.member_index import MemberKind
 from aisfs.core.names import NAME_MAX
 from aisfs.core.views import MembersView
@@ -40,7 +40,7 @@ from aisfs.filesystem.object_runs import ObjectRuns
 from aisfs.filesystem.shards import ShardFolders, check_directory, is_folder
 from aisfs.filesystem.snapshots import Snapshots
 from aisfs.filesystem.tree import Children, Found, FoundMember, Names, Objects
-from aisfs.model import Bucket, ByteRange
+from aisfs.model import Bucket, ByteRange, ObjectInfo
 
 
 class FileSystem:
@@ -363,6 +363,28 @@ class FileSystem:
             self._beliefs.dropped(parent)
             if self.kernel is not None:
                 self.kernel.invalidate_inode(parent)
+
+    def content_was_wrong(self, bucket: Bucket, info: ObjectInfo) -> None:
+        """Make the kernel forget what it was given of an object that is not what it should be."""
+        if self.kernel is None:
+            return
+        with self._lock:
+            known = self.inodes.known()
+        for number, node in known:
+            if isinstance(node, VirtualShardNode):  # it may be made of it
+                self.kernel.drop_pages([number])
+            elif isinstance(node, ObjectNode | ShardNode) and node.info.key == info.key:
+                if (node.bucket, node.info) != (bucket, info):
+                    continue
+                self.kernel.drop_pages(self._files_of(number, node))
+
+    def _files_of(self, number: int, node: ObjectNode | ShardNode) -> Iterable[int]:
+        """Number the files whose bytes are those of an object: itself, or its members."""
+        if isinstance(node, ObjectNode):
+            return [number]
+        view = self._folders.known_view(node)
+        rows = range(len(view.index)) if view is not None else ()
+        return (member_number(number, row) for row in rows)
 
     def listing_changed(self, bucket: Bucket, prefix: str, names: list[bytes]) -> None:
         """Tell the kernel what is different in a listing that it may have believed for longer."""

@@ -1,5 +1,6 @@
 """What a file system may tell the kernel unasked."""
 
+from collections.abc import Iterable
 from typing import Protocol
 
 
@@ -12,6 +13,10 @@ class Kernel(Protocol):
 
     def invalidate_inode(self, ino: int) -> None:
         """Make the kernel ask for attributes and content again. Must not wait either."""
+        ...
+
+    def drop_pages(self, inodes: Iterable[int]) -> None:
+        """Make the kernel ask for the content of files again, read-only ones too. Must not wait."""
         ...
 
 

@@ -70,6 +70,17 @@ class Notifier:
         """Make the kernel ask for attributes, and for entries or bytes, of an inode again."""
         self.forward(abi.inval_inode(ino))
 
+    def drop_pages(self, inodes: Iterable[int]) -> None:
+        """Make the kernel ask for the content of files again."""
+
+        def drop() -> None:
+            for ino in inodes:
+                if self._closing:
+                    return
+                self.send(abi.inval_inode(ino))
+
+        self.put(drop)
+
     async def invalidated(self, parent: int, name: bytes) -> None:
         """Make the kernel look `name` up again, and wait until it knows, a second at most.
 

@@ -2,6 +2,8 @@
 
 import os
 import socket
+import threading
+from collections.abc import Iterable
 from contextlib import suppress
 
 import pyfuse3
@@ -23,6 +25,17 @@ class PyfuseKernel:
 
     def invalidate_inode(self, ino: int) -> None:
         """Nothing to do: without the lane the kernel keeps no listings, and has all pages written."""
+
+    def drop_pages(self, inodes: Iterable[int]) -> None:
+        """See `filesystem.kernel.Kernel`."""
+
+        def drop() -> None:
+            for ino in inodes:
+                with suppress(OSError):  # the kernel does not know it
+                    pyfuse3.invalidate_inode(pyfuse3.InodeT(ino))
+
+        # A page that is being read is waited for, and a thread of trio's may be who reads it.
+        threading.Thread(target=drop, name="aisfs drops pages", daemon=True).start()
 
     async def invalidated(self, parent: int, name: bytes) -> None:
         """See `filesystem.kernel.WaitingKernel`.
