@@ -9,6 +9,7 @@ import itertools
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,6 +20,7 @@ BUCKET = "odd"
 PAGE = 8
 NO_RECURSION = 2048
 DIRECTORY = 256
+STARTED_NS = time.monotonic_ns()
 PROPS = {"provider": "ais", "versioning": {"enabled": True}, "checksum": {"type": "none"}}
 
 
@@ -88,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
         parts = unquote(url.path).split("/", 4)[1:]
         match parts:
             case ["v1", "health", *_]:
-                self._reply(200, b"")
+                self._reply(200, b"", {"Ais-Node-Uptime": str(time.monotonic_ns() - STARTED_NS)})
             case ["v1", "buckets"] | ["v1", "buckets", ""]:
                 self._json(
                     [{"name": BUCKET, "provider": "ais", "namespace": {"uuid": "", "name": ""}}]
