@@ -143,11 +143,11 @@ def test_one_download_and_none_after_a_remount(tmp_path: Path, mountpoint: Path)
             assert unpacked(mountpoint / "x.tgz.d") == members
             assert _fetched(mountpoint) <= len(data) + 200_000
             assert "decompressed" in mount.log()
-        before = server.requests().get("get-object", 0)
+        before = server.requests().get("get", 0)
         with mounted("ais://b", mountpoint, endpoint=server.endpoint, **common):
             assert unpacked(mountpoint / "x.tgz.d") == members
             assert _fetched(mountpoint) == 0
-        assert server.requests().get("get-object", 0) == before
+        assert server.requests().get("get", 0) == before
 
 
 def _fetched(mountpoint: Path) -> float:

@@ -148,14 +148,14 @@ def test_what_is_found_is_kept_for_the_mount(
     assert (
         aisfs("inspect", "ais://b/train", "--endpoint", server.endpoint, *options).returncode == 0
     )
-    before = server.requests().get("get-object", 0)
+    before = server.requests().get("get", 0)
     with mounted("ais://b/train/", mountpoint, endpoint=server.endpoint, options=options):
         for key in SHARDS:
             folder = mountpoint / f"{os.path.basename(key)}.d"
             assert len(os.listdir(folder)) == 41
             if not key.endswith(".zip"):
                 assert (folder / "README").read_bytes() == b"hello"
-    assert server.requests().get("get-object", 0) == before
+    assert server.requests().get("get", 0) == before
 
 
 @pytest.mark.parametrize(
