@@ -9,7 +9,7 @@ Must not know: HTTP beyond a reply's status, requests, errnos.
 
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TypeVar
 
@@ -115,22 +115,32 @@ class AISClient:
 
         return await self.run(request.subject, work, bucket)
 
-    async def first_keys(self, bucket: Bucket, prefix: str, most: int) -> Keys:
+    async def first_keys(
+        self, bucket: Bucket, prefix: str, most: int, *, sure: bool = False
+    ) -> Keys:
         """Give `most` keys at most of objects below the directory `prefix`."""
         if names.never_below(prefix):
             return Keys([], complete=True)
+        keys = await self._first_keys(bucket, prefix, most)
+        if sure and not keys.found and bucket.provider is Provider.AIS:
+            for cut in (at for at, character in enumerate(prefix) if character == "/"):
+                with suppress(NotFound):
+                    await self.head(bucket, prefix[:cut])
+                    return await self._first_keys(bucket, prefix, most, prefix[:cut])
+        return keys
+
+    async def _first_keys(self, bucket: Bucket, prefix: str, most: int, beside: str = "") -> Keys:
         subject = f"{bucket}/{prefix}"
 
         def work(line: Line) -> Keys:
             bounds = ListingBounds(subject)
-            found: list[str] = []
-            token = ""
+            found, token = list[str](), prefix if beside else ""
             while True:  # a page of a cloud may be empty and not the last
-                request = wire.first_keys(bucket, prefix, token, most + 1)
+                request = wire.first_keys(bucket, prefix, token, most + 1, beside=beside)
                 reply = self.transport.fetch(line, request)
                 keys, token = listings.parse_keys(reply, bucket, prefix)
-                found += keys
-                if not token or len(found) >= most:
+                found += [key for key in keys if key.startswith(prefix)]
+                if not token or len(found) >= most or beside:
                     self._settle(line, bucket, subject)
                     return Keys(found[:most], not token and len(found) <= most)
                 bounds.check(keys, token)

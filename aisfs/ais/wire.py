@@ -139,17 +139,29 @@ def list_page(bucket: Bucket, prefix: str, token: str, page_size: int = 0) -> Re
     return _listing(bucket, prefix, token, page_size, props=_LIST_PROPS, flags=_NO_RECURSION)
 
 
-def first_keys(bucket: Bucket, prefix: str, token: str, most: int) -> Request:
+def first_keys(bucket: Bucket, prefix: str, token: str, most: int, *, beside: str = "") -> Request:
     """Ask for names of objects below a directory, however deep.
 
     A listing of names alone is what a corrupt object does not cut short. Its pages lose names, so
     only what one page says counts.
+
+    `beside` is an object with the name of the directory, or of one above it. Its disk has no such
+    directory, and AIStore then leaves out those of other disks too, at random. It does not where
+    it looks for all that begins with the name of the object, from the token `prefix` on.
     """
-    return _listing(bucket, prefix, token, most, props="name", flags=_NAME_ONLY)
+    names = {"props": "name", "flags": _NAME_ONLY, "begin": beside or prefix}
+    return _listing(bucket, prefix, token, most, **names)
 
 
 def _listing(
-    bucket: Bucket, prefix: str, token: str, page_size: int, *, props: str, flags: str
+    bucket: Bucket,
+    prefix: str,
+    token: str,
+    page_size: int,
+    *,
+    props: str,
+    flags: str,
+    begin: str | None = None,
 ) -> Request:
     if prefix:
         if not prefix.endswith("/"):
@@ -158,7 +170,7 @@ def _listing(
     value = {
         "uuid": "",
         "props": props,
-        "prefix": prefix,
+        "prefix": prefix if begin is None else begin,
         "continuation_token": token,
         "flags": flags,
         "pagesize": page_size,

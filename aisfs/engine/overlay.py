@@ -173,7 +173,7 @@ class OverlaidLister(Lister):
         this mount shows do.
         """
         asked = self._number
-        if await self._probes.is_occupied(bucket, prefix):
+        if await self._probes.is_occupied(bucket, prefix, sure=True):
             return False
         known = self._directories.get((bucket, prefix))
         return known is None or not any(

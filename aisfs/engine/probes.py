@@ -34,9 +34,9 @@ class Probes:
         """Ask `store`."""
         self._store = store
 
-    async def is_occupied(self, bucket: Bucket, prefix: str) -> bool:
-        """Say whether there is any object below a directory."""
-        return bool((await self._store.first_keys(bucket, prefix, 1)).found)
+    async def is_occupied(self, bucket: Bucket, prefix: str, *, sure: bool = False) -> bool:
+        """Say whether there is any object below a directory; see `first_keys`."""
+        return bool((await self._store.first_keys(bucket, prefix, 1, sure=sure)).found)
 
     async def occupied(self, directory: DirectoryId, names: Collection[bytes]) -> set[bytes]:
         """Say which directories in a directory have any object below them."""
@@ -44,7 +44,8 @@ class Probes:
         unclear, occupied = set(names), set[bytes]()
         if len(unclear) > FEW:
             keys = await self._store.first_keys(bucket, prefix, KEYS)
-            heads = {entry_name(prefix, key[: key.find("/", len(prefix))]) for key in keys.found}
+            ends = ((key, key.find("/", len(prefix))) for key in keys.found)
+            heads = {entry_name(prefix, key[:end]) for key, end in ends if end >= 0}
             occupied = unclear & heads
             unclear = set() if keys.complete else unclear - heads
         failures: list[AisfsError] = []
@@ -53,7 +54,7 @@ class Probes:
         async def ask(name: bytes) -> None:
             async with limiter:
                 try:
-                    if await self.is_occupied(bucket, child_prefix(prefix, name)):
+                    if await self.is_occupied(bucket, child_prefix(prefix, name), sure=True):
                         occupied.add(name)
                 except AisfsError as error:  # out of the nursery it would come in a group
                     failures.append(error)

@@ -75,7 +75,9 @@ class LocalStore(NothingAhead):
             raise InvalidName(f"{bucket}/{prefix}: a directory prefix ends in '/'")
         return await self._run(partial(self._list, bucket, prefix))
 
-    async def first_keys(self, bucket: Bucket, prefix: str, most: int) -> Keys:
+    async def first_keys(
+        self, bucket: Bucket, prefix: str, most: int, *, sure: bool = False
+    ) -> Keys:
         """Give `most` keys at most of files below the directory `prefix`."""
 
         def work() -> Keys:

@@ -153,7 +153,9 @@ class MemoryStore(NothingAhead):
                 position += 1
         return page
 
-    async def first_keys(self, bucket: Bucket, prefix: str, most: int) -> Keys:
+    async def first_keys(
+        self, bucket: Bucket, prefix: str, most: int, *, sure: bool = False
+    ) -> Keys:
         """Give `most` keys at most of objects below the directory `prefix`."""
         await self._enter("first_keys", bucket, prefix)
         keys = self._contents(bucket).sorted_keys()

@@ -40,10 +40,12 @@ class MeteredStore:
         with self._timed("list_page"):
             return await self._inner.list_page(bucket, prefix, token=token)
 
-    async def first_keys(self, bucket: Bucket, prefix: str, most: int) -> Keys:
+    async def first_keys(
+        self, bucket: Bucket, prefix: str, most: int, *, sure: bool = False
+    ) -> Keys:
         """See `ObjectStore`."""
         with self._timed("first_keys"):
-            return await self._inner.first_keys(bucket, prefix, most)
+            return await self._inner.first_keys(bucket, prefix, most, sure=sure)
 
     async def head(self, bucket: Bucket, key: str, *, latest: bool = False) -> ObjectInfo:
         """See `ObjectStore`."""

@@ -37,11 +37,19 @@ class ObjectStore(Protocol):
         """
         ...
 
-    async def first_keys(self, bucket: Bucket, prefix: str, most: int) -> Keys:
+    async def first_keys(
+        self, bucket: Bucket, prefix: str, most: int, *, sure: bool = False
+    ) -> Keys:
         """Give `most` keys at most of objects below the directory `prefix`, however deep.
 
         What tells whether there is anything in a directory; the marker that some tools leave in
         clouds, an object called `prefix`, is something. Which keys come first is the store's choice.
+
+        Args:
+            bucket: The bucket.
+            prefix: The directory, with its slash.
+            most: How many.
+            sure: Give one at least if there is any, even where an object has the directory's name.
 
         Raises:
             BucketNotFound: the bucket does not exist.

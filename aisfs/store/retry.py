@@ -155,9 +155,11 @@ class RetryingStore:
         attempt = partial(self._inner.list_page, bucket, prefix, token=token)
         return await self._retrier.run(f"{bucket}/{prefix}", attempt)
 
-    async def first_keys(self, bucket: Bucket, prefix: str, most: int) -> Keys:
+    async def first_keys(
+        self, bucket: Bucket, prefix: str, most: int, *, sure: bool = False
+    ) -> Keys:
         """Give `most` keys at most of objects below the directory `prefix`."""
-        attempt = partial(self._inner.first_keys, bucket, prefix, most)
+        attempt = partial(self._inner.first_keys, bucket, prefix, most, sure=sure)
         return await self._retrier.run(f"{bucket}/{prefix}", attempt)
 
     async def head(self, bucket: Bucket, key: str, *, latest: bool = False) -> ObjectInfo:
