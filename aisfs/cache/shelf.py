@@ -92,6 +92,9 @@ class Shelf:
         file = self._hit_file(entry, wanted)
         if file is None:
             return None
+        if not file.seems_whole():
+            self.distrust(file.view)
+            return None
         return file.view[wanted.start - file.base : wanted.stop - file.base]
 
     def copied(

@@ -99,6 +99,22 @@ def test_what_is_read_is_right(
             work(mount)
 
 
+def test_a_page_of_which_the_end_was_cut_is_not_believed(
+    server: RunningServer, shards: Dataset, mountpoint: Path, tmp_path: Path
+):
+    """It is mapped still, and reads as zeros from there on."""
+    cache = tmp_path / "cache"
+    with with_cache(server, mountpoint, cache) as mount:
+        read_large(mount)
+    with with_cache(server, mountpoint, cache) as mount:  # nothing is in the daemon's memory
+        read_large(mount)
+        read_large(mount)
+        for path in data_files(cache):
+            os.truncate(path, path.stat().st_size - 100)
+        time.sleep(0.02)  # its length is believed for half of that
+        read_large(mount)
+
+
 def whole(path: Path) -> bool:
     """Whether nothing is missing in a file; what is written behind a cut would make a hole of it."""
     found = path.stat()
