@@ -30,7 +30,7 @@ from aisfs.engine.batches import Gathering
 from aisfs.engine.kept import Kept, KeptParts
 from aisfs.engine.on_disk import WrongContent, look, lost, store
 from aisfs.engine.opened import OpenObject, OpenObjects, Source
-from aisfs.engine.parts import FIRST_PART, PART_MAX, BufferPool, Data, Part, Reading
+from aisfs.engine.parts import COPIED_MAX, FIRST_PART, PART_MAX, BufferPool, Data, Part, Reading
 from aisfs.engine.running_sums import RunningSums
 from aisfs.errors import AisfsError, Unavailable, untraced
 from aisfs.model import Bucket, ByteRange, ObjectInfo
@@ -44,8 +44,6 @@ FAR_SECONDS = 0.02
 """A part that took longer came over a link with latency, or a slow one: more may be under way."""
 SPARE_SECONDS = 2.0
 """How long a buffer is kept that nobody needs: longer than the pause between two batches."""
-COPIED_MAX = 1 << 20
-"""Bytes that the trio thread copies from the disk cache itself: one READ of the kernel, 0.1 ms."""
 DIRECT_BEHIND = 64 << 20
 """Bytes that may wait for the disk when more are written past the page cache."""
 
@@ -271,7 +269,7 @@ class Fetcher:
     def _copied(self, opened: OpenObject, wanted: ByteRange) -> memoryview | None:
         if opened.cache is None or opened.entry is None:
             return None
-        return opened.cache.copied(opened.entry, wanted)
+        return opened.cache.copied(opened.entry, wanted, self._pool.lend(len(wanted)))
 
     def _copied_here(self, opened: OpenObject, wanted: ByteRange) -> memoryview | None:
         """Return a copy of what is on disk; one that takes longer is left to a worker thread."""

@@ -1,6 +1,7 @@
 """Ranges of objects in memory: under way from the store, or landed."""
 
 import mmap
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ PART_MAX = 8 << 20
 the first byte of a part waits 8 ms for it."""
 FIRST_PART = 1 << 20
 """Bytes of the first GET of a whole object; the next ones are larger (`core.ranges.GROWTH`)."""
+COPIED_MAX = 1 << 20
+"""Bytes that the trio thread copies from the disk cache itself: one READ of the kernel, 0.1 ms."""
 BUFFERS_MAX = 16
 """Free buffers kept at most: 128 MiB, what one fast reader has under way."""
 
@@ -21,15 +24,20 @@ BOOKS = 2048
 """Bytes that a part costs beside its content: itself, its event, the object it belongs to, its places
 in dicts. 1,840 were measured; what small objects take is mostly this."""
 
+_LENT_FROM = 64 << 10
+"""Bytes from which fresh memory costs more than the copy into it: it is mapped page by page."""
+_LENT_MAX = 4
+"""Buffers of `COPIED_MAX` that are lent; most are free again as soon as the kernel has a reply."""
+
 _UNREAD_TAIL = 16 << 10
 """Bytes at the end of a part that a reader of members may leave out: padding and the next header."""
 
 Data = bytes | bytearray | memoryview
 
 
-def _new_buffer() -> mmap.mmap:
+def _new_buffer(size: int) -> mmap.mmap:
     """Give fresh memory in large pages: a hundredth of the page faults of small ones."""
-    buffer = mmap.mmap(-1, PART_MAX, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    buffer = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a kernel without large pages
         buffer.madvise(mmap.MADV_HUGEPAGE)
     return buffer
@@ -44,6 +52,7 @@ class BufferPool:
         self._spare = 0
         """How many of these, the first ones, nobody needed since `let_go` was called last."""
         self._most = min(BUFFERS_MAX, limit // PART_MAX)
+        self._lent: deque[mmap.mmap] = deque()
 
     def take(self, length: int) -> mmap.mmap | bytearray:
         """Give a buffer of at least `length` bytes; what is in it is undefined.
@@ -55,7 +64,7 @@ class BufferPool:
         try:
             buffer = self._free.pop()
         except IndexError:
-            return _new_buffer()
+            return _new_buffer(PART_MAX)
         self._spare = min(self._spare, len(self._free))
         return buffer
 
@@ -68,6 +77,29 @@ class BufferPool:
         except BufferError:
             return
         self._free.append(buffer)
+
+    def lend(self, length: int) -> memoryview:
+        """Return room for bytes, which is used again once there is no view of it. From any thread."""
+        if not _LENT_FROM <= length <= COPIED_MAX:
+            return memoryview(bytearray(length))
+        for _ in range(_LENT_MAX):
+            try:
+                buffer = self._lent.popleft()  # so that no other thread has it
+            except IndexError:
+                break
+            try:
+                buffer.resize(COPIED_MAX)  # to the size it has; refused while a view exists
+                return memoryview(buffer)[:length]
+            except BufferError:
+                pass
+            finally:
+                self._lent.append(buffer)
+        if len(self._lent) >= _LENT_MAX:
+            return memoryview(bytearray(length))
+        buffer = _new_buffer(COPIED_MAX)
+        room = memoryview(buffer)[:length]
+        self._lent.append(buffer)
+        return room
 
     def let_go(self) -> bool:
         """Give those back to the system that were not needed since the last call, if there are any."""
