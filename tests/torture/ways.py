@@ -234,6 +234,8 @@ class Writer:
             else:
                 self.ledger.doubt(path, ABSENT)
                 self.ledger.doubt(moved, *below[path])
+        lost = [s for s in self.ledger.given_up if s.startswith(folder)]
+        self.ledger.given_up |= {new + shard[len(folder) :] for shard in lost}
         for shard in [s for s in self.ledger.members if s.startswith(folder)]:
             members, moved = self.ledger.members.pop(shard), new + shard[len(folder) :]
             if done:
