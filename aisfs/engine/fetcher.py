@@ -210,7 +210,7 @@ class Fetcher:
                 with opened.lock:
                     opened.read_ahead.shrink()
                 return
-            if opened.parts or self._mapped(opened, piece) is None:
+            if self._mapped(opened, piece) is None:
                 self.start(opened, piece, together)
 
     async def stream(
