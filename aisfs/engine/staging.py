@@ -12,7 +12,6 @@ What a daemon that was killed leaves behind is for `engine.parked`. All of it is
 are in the page cache, and what survives is what survives the end of a process.
 """
 
-import errno
 import fcntl
 import logging
 import os
@@ -26,8 +25,9 @@ from pathlib import Path
 
 from aisfs import private
 from aisfs.core.journal import StagedRecord
-from aisfs.engine.parked import DATA, PARKED, RECORD, adopt_dead_sessions, park, parked
-from aisfs.errors import AisfsError, ConfigError, OutOfSpace, Unavailable
+from aisfs.engine.parked import DATA, PARKED, adopt_dead_sessions, park, parked
+from aisfs.engine.staging_slot import StagingSlot, staging_errors
+from aisfs.errors import AisfsError, ConfigError, OutOfSpace
 from aisfs.store.content import FileContent
 from aisfs.store.port import UploadAhead
 
@@ -37,13 +37,12 @@ NEVER = sys.maxsize
 """More bytes than a file can have."""
 _SPARE_MOST = 16
 """Empty files kept for the next; more are rarely open at once."""
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class StagedFile:
     """The local bytes of one file being written."""
 
-    def __init__(self, area: "StagingArea", slot: "_Slot") -> None:
+    def __init__(self, area: "StagingArea", slot: StagingSlot) -> None:
         """Begin with an empty file."""
         self._area = area
         self._slot = slot
@@ -70,7 +69,7 @@ class StagedFile:
 
     def read(self, offset: int, size: int) -> bytes:
         """Read up to `size` bytes; shorter only at the end."""
-        with _as_ours(self._path):
+        with staging_errors(self._path):
             return os.pread(self._fd, max(min(size, self.size - offset), 0), offset)
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
@@ -96,7 +95,7 @@ class StagedFile:
     def fill(self, offset: int, data: bytes | memoryview) -> None:
         """Write within the size, or within what was taken for it; from any thread."""
         view = memoryview(data)
-        with _as_ours(self._path):
+        with staging_errors(self._path):
             while view:
                 done = os.pwrite(self._fd, view, offset)
                 offset += done
@@ -108,7 +107,7 @@ class StagedFile:
 
     def truncate(self, size: int) -> None:
         """Cut or extend with zeros."""
-        with self._room_until(size), _as_ours(self._path):
+        with self._room_until(size), staging_errors(self._path):
             os.ftruncate(self._fd, size)
         self._area.give_back(self.size - size)
         self._spoil(min(size, self.size), NEVER)
@@ -173,7 +172,7 @@ class StagedFile:
     def _write_record(self, record: StagedRecord) -> None:
         if record == self._record:
             return
-        with _as_ours(self._path):
+        with staging_errors(self._path):
             if self._record is None:
                 self._slot.write_record(record)
             else:
@@ -201,7 +200,7 @@ class StagedFile:
 
     def set_mtime(self, mtime_ns: int) -> None:
         """Keep the modification time with the bytes, where a recovery finds it."""
-        with _as_ours(self._path):
+        with staging_errors(self._path):
             os.utime(self._fd, ns=(mtime_ns, mtime_ns))
 
     def discard(self) -> None:
@@ -223,70 +222,6 @@ class StagedFile:
         self._area.count_parked()
 
 
-class _Slot:
-    """A file for bytes, and one for the record beside it; empty when nobody has it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._record_path = str(path.with_suffix(RECORD))
-        with _as_ours(path):
-            self.data = _make(str(path))
-            try:
-                self._record = _make(self._record_path)
-            except BaseException:
-                os.close(self.data)
-                path.unlink()
-                raise
-
-    def write_record(self, record: StagedRecord) -> None:
-        """Write the first record; an error leaves none."""
-        encoded = record.encode()
-        done = 0
-        try:
-            done = os.pwrite(self._record, encoded, 0)
-        finally:
-            if done < len(encoded):
-                os.ftruncate(self._record, 0)
-        if done < len(encoded):
-            raise OSError(errno.ENOSPC, "not all of a record was written")
-
-    def replace_record(self, record: StagedRecord) -> None:
-        """Write another record, whole or not at all."""
-        temporary = f"{self._record_path}.tmp"
-        new = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        old, self._record = self._record, new
-        try:
-            self.write_record(record)
-            os.rename(temporary, self._record_path)
-        except BaseException:
-            self._record, old = old, new
-            with suppress(OSError):
-                os.unlink(temporary)
-            raise
-        finally:
-            os.close(old)
-
-    def clear_record(self) -> None:
-        """Say that the bytes are not wanted any more."""
-        os.ftruncate(self._record, 0)
-
-    def empty(self) -> None:
-        """Let the disk go; the record is cleared already."""
-        os.ftruncate(self.data, 0)
-
-    def remove(self) -> None:
-        """Remove both files."""
-        with suppress(FileNotFoundError):
-            os.unlink(self._record_path)
-        self.path.unlink(missing_ok=True)
-        self.close()
-
-    def close(self) -> None:
-        """Let go of the files."""
-        os.close(self.data)
-        os.close(self._record)
-
-
 class StagingArea:
     """The staging directory of one daemon, within its limit."""
 
@@ -303,7 +238,7 @@ class StagingArea:
         self.directory = directory
         self.limit = limit
         self.open: set[StagedFile] = set()
-        self._spare: list[_Slot] = []
+        self._spare: list[StagingSlot] = []
         self._kept: list[StagedFile] = []
         """Files whose bytes are wanted as long as nobody else needs the room; the oldest first."""
         self._serial = 0
@@ -335,12 +270,12 @@ class StagingArea:
             os.utime(slot.data)  # a recovery takes this for when the file was made
         else:
             self._serial += 1
-            slot = _Slot(self._session / f"{self._serial}{DATA}")
+            slot = StagingSlot(self._session / f"{self._serial}{DATA}")
         staged = StagedFile(self, slot)
         self.open.add(staged)
         return staged
 
-    def take_back(self, slot: _Slot) -> None:
+    def take_back(self, slot: StagingSlot) -> None:
         """Keep the files of what is not wanted any more for the next, or remove them."""
         if len(self._spare) < _SPARE_MOST:
             slot.empty()
@@ -414,17 +349,3 @@ class StagingArea:
         with suppress(OSError):
             self._session.rmdir()
         os.close(self._lock)
-
-
-def _make(path: str) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-
-
-@contextmanager
-def _as_ours(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _FULL:
-            raise OutOfSpace(f"staging file {path}: {error.strerror}") from error
-        raise Unavailable(f"staging file {path}: {error.strerror}") from error
