@@ -13,7 +13,7 @@ import trio
 from aisfs.ais import changes
 from aisfs.ais.checksums import is_known
 from aisfs.ais.line import Line
-from aisfs.ais.sending import Upload, all_of, checksum_as
+from aisfs.ais.sending import Upload, checksum_as
 from aisfs.ais.session import Session
 from aisfs.errors import (
     AisfsError,
@@ -24,6 +24,7 @@ from aisfs.errors import (
     Unavailable,
 )
 from aisfs.model import ObjectInfo
+from aisfs.store.at_once import all_of
 from aisfs.store.retry import Retrier
 
 log = logging.getLogger(__name__)

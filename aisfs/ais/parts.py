@@ -21,7 +21,7 @@ import trio
 from aisfs.ais import changes
 from aisfs.ais.completion import Completion
 from aisfs.ais.line import Line
-from aisfs.ais.sending import Upload, all_of, checksum_for, send_content
+from aisfs.ais.sending import Upload, checksum_for, send_content
 from aisfs.ais.session import Session
 from aisfs.errors import (
     AisfsError,
@@ -32,6 +32,7 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.model import Bucket, ObjectInfo
+from aisfs.store.at_once import all_of
 from aisfs.store.content import PartOfContent
 from aisfs.store.port import Content, Progress
 from aisfs.store.retry import Movement, Retrier

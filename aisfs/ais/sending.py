@@ -3,22 +3,16 @@
 Must not know: HTTP, requests, errnos.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-
-import trio
 
 from aisfs.ais.checksums import DEFAULT_TYPE, checksum_of, is_known
 from aisfs.ais.line import Line
 from aisfs.ais.session import Session
 from aisfs.ais.wire import BucketFacts, Reply, Request
-from aisfs.errors import AisfsError
 from aisfs.model import NO_CUSTOM, Bucket
 from aisfs.store.content import pieces_of
 from aisfs.store.port import Announce, Content, Progress
-
-_AT_ONCE = 8
-"""Enough to keep several disks of a target busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +49,3 @@ def checksum_for(facts: BucketFacts, content: Content, line: Line) -> str:
 def checksum_as(kind: str, content: Content, line: Line) -> str:
     """Compute the checksum of a content; what comes out is of no use once the line was cut."""
     return checksum_of(content, kind, lambda: not line.lifeline.is_cut)
-
-
-async def all_of(jobs: Iterable[Callable[[], Awaitable[None]]]) -> None:
-    """Run jobs, some at once; the first error ends the others and comes out."""
-    limiter = trio.CapacityLimiter(_AT_ONCE)
-    failed: list[AisfsError] = []
-
-    async def run(job: Callable[[], Awaitable[None]]) -> None:
-        async with limiter:
-            try:
-                await job()
-            except AisfsError as error:
-                failed.append(error)
-                nursery.cancel_scope.cancel()
-
-    async with trio.open_nursery() as nursery:
-        for job in jobs:
-            nursery.start_soon(run, job)
-    if failed:
-        raise failed[0]

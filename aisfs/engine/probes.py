@@ -5,14 +5,14 @@ an object whose metadata is corrupt. Both can be found out by asking for what is
 """
 
 from collections.abc import Collection, Mapping
-
-import trio
+from functools import partial
 
 from aisfs.cache.metadata import DirectoryId
 from aisfs.core.listing import Listed
 from aisfs.core.names import child_key, child_prefix, entry_name
-from aisfs.errors import AccessDenied, AisfsError, NotFound, ProtocolError
+from aisfs.errors import AccessDenied, NotFound, ProtocolError
 from aisfs.model import Bucket
+from aisfs.store.at_once import all_of
 from aisfs.store.port import ObjectStore
 
 FEW = 8
@@ -20,8 +20,6 @@ FEW = 8
 often says it at once."""
 KEYS = 10_000
 """Of such a page: what AIStore gives at most."""
-AT_ONCE = 8
-"""Questions under way: what a small cluster answers without delaying others."""
 CHECKED = 8
 """Names asked for of those that a listing lacks. A cut listing lacks all behind the cut, so the first
 and the last of them tell."""
@@ -48,23 +46,12 @@ class Probes:
             heads = {entry_name(prefix, key[:end]) for key, end in ends if end >= 0}
             occupied = unclear & heads
             unclear = set() if keys.complete else unclear - heads
-        failures: list[AisfsError] = []
-        limiter = trio.CapacityLimiter(AT_ONCE)
 
         async def ask(name: bytes) -> None:
-            async with limiter:
-                try:
-                    if await self.is_occupied(bucket, child_prefix(prefix, name), sure=True):
-                        occupied.add(name)
-                except AisfsError as error:  # out of the nursery it would come in a group
-                    failures.append(error)
-                    nursery.cancel_scope.cancel()
+            if await self.is_occupied(bucket, child_prefix(prefix, name), sure=True):
+                occupied.add(name)
 
-        async with trio.open_nursery() as nursery:
-            for name in unclear:
-                nursery.start_soon(ask, name)
-        if failures:
-            raise failures[0]
+        await all_of(partial(ask, name) for name in unclear)
         return occupied
 
     async def check_gone(self, directory: DirectoryId, lacking: Mapping[bytes, Listed]) -> None:
