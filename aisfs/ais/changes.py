@@ -20,7 +20,10 @@ from aisfs.ais.wire import (
 )
 from aisfs.errors import InvalidName, ProtocolError
 from aisfs.model import Bucket, ObjectInfo
+from aisfs.redaction import shown
 
+_MOST_TEXT = 150
+"""Characters of what should be an id that are passed on."""
 _BYTES_A_SECOND = 50e6
 """At least as fast reads and writes a target what it works on without a word to us."""
 
@@ -87,7 +90,7 @@ def parse_upload_id(reply: Reply, subject: str) -> str:
     """Read the id of an upload in parts."""
     text = reply.body.decode("ascii", "replace").strip()
     if not re.fullmatch(r"[!-~]{1,200}", text):
-        raise ProtocolError(f"{subject}: the id of the upload is {text!r}")
+        raise ProtocolError(f"{subject}: the id of the upload is {shown(text)[:_MOST_TEXT]!r}")
     return text
 
 

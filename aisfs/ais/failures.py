@@ -26,6 +26,7 @@ from aisfs.errors import (
     Unavailable,
     Unsupported,
 )
+from aisfs.redaction import shown
 
 _MOST_TEXT = 300
 """Characters of the server's own message that are passed on."""
@@ -118,7 +119,8 @@ def failure(request: Request, reply: Reply) -> AisfsError:
         kind, text = _server_error(request, details)
     else:
         kind, text = ProtocolError, "an answer that makes no sense; is this an AIStore proxy?"
-    said = details.message if len(details.message) <= _MOST_TEXT else details.message[:_MOST_TEXT]
+    # A secret that is cut is not known for one.
+    said = shown(details.message)[:_MOST_TEXT]
     return kind(f"{request.subject}: {text} (HTTP {reply.status}{': ' if said else ''}{said})")
 
 

@@ -23,6 +23,7 @@ from collections.abc import (
 from aisfs.core.names import NAME_MAX, Refusal, entry_name, refusal
 from aisfs.errors import ProtocolError
 from aisfs.model import ObjectInfo, Page
+from aisfs.redaction import shown
 
 PENDING_VERSION = "pending"
 """The version of an object that is being written here and that the store does not have yet."""
@@ -133,7 +134,7 @@ class ListingBounds:
         self._bytes += sum(map(len, names))
         pages = len(self._tokens)
         if token and token in self._tokens:
-            raise self._error(f"it goes in circles, and is at {token[:100]!r} again")
+            raise self._error(f"it goes in circles, and is at {shown(token)[:100]!r} again")
         if self._entries > ENTRIES_MAX or self._bytes > NAME_BYTES_MAX:
             raise self._error(f"more than {self._entries} names, {self._bytes >> 20} MiB of them")
         if pages > SHORT_PAGES_MAX + self._entries // SHORT_PAGE:
