@@ -59,21 +59,19 @@ class Edits:
     async def copy(self, bucket: Bucket, key: str, to_bucket: Bucket, new_key: str) -> ObjectInfo:
         """Copy an object and make sure that the copy is one."""
         source = await self._session.head(bucket, key)
-        copied = None
-        if not changes.may_be_lost(new_key):
-            copied = await self._copy_within(bucket, source, to_bucket, new_key)
-        if copied is None:
-            log.info("%s/%s: copied to %s through this machine", bucket, key, new_key)
-            copied = await self._copy_through(bucket, source, to_bucket, new_key)
-        return await self.with_custom(to_bucket, copied, source.custom)
+        return await self._copied(bucket, source, to_bucket, new_key)
 
     async def rename(self, bucket: Bucket, key: str, new_key: str) -> ObjectInfo:
-        """Copy, make sure, delete."""
-        renamed = await self.copy(bucket, key, bucket, new_key)
+        """Copy, make sure, delete what was copied."""
+        source = await self._session.head(bucket, key)
+        renamed = await self._copied(bucket, source, bucket, new_key)
 
         async def remove() -> None:
             try:
-                await self.remove(bucket, key)
+                # A large copy takes minutes. What somebody else wrote meanwhile stays, as if it
+                # had been written after the rename.
+                if source.same_content(await self._session.head(bucket, key)):
+                    await self.remove(bucket, key)
             except BucketNotFound:
                 raise
             except NotFound:
@@ -112,6 +110,17 @@ class Edits:
             return info
 
     # Parts of these ---------------------------------------------------------------------------
+
+    async def _copied(
+        self, bucket: Bucket, source: ObjectInfo, to_bucket: Bucket, new_key: str
+    ) -> ObjectInfo:
+        copied = None
+        if not changes.may_be_lost(new_key):
+            copied = await self._copy_within(bucket, source, to_bucket, new_key)
+        if copied is None:
+            log.info("%s/%s: copied to %s through this machine", bucket, source.key, new_key)
+            copied = await self._copy_through(bucket, source, to_bucket, new_key)
+        return await self.with_custom(to_bucket, copied, source.custom)
 
     async def _copy_within(
         self, bucket: Bucket, source: ObjectInfo, to_bucket: Bucket, new_key: str

@@ -252,6 +252,26 @@ async def test_a_rename_that_cannot_be_made_sure_of_leaves_the_source(server, st
     assert stored(server, "k") == OLD
 
 
+async def test_a_rename_does_not_delete_what_was_written_meanwhile(server, store, monkeypatch):
+    put(server, "from", OLD)
+    newer = [SMALL]
+
+    async def head(bucket, key, **options):
+        info = await client_head(bucket, key, **options)
+        if key == "to" and newer:  # the copy was just verified
+            put(server, "from", newer.pop())
+        return info
+
+    client_head = store._inner.head
+    monkeypatch.setattr(store._inner, "head", head)
+    await store.rename(B, "from", "to")
+    assert not newer
+    assert stored(server, "to") == OLD
+    assert stored(server, "from") == SMALL
+    delete(server, "to")
+    delete(server, "from")
+
+
 @pytest.mark.parametrize("name", ["100%", "a?b", "dir/%41"])
 async def test_names_that_aistore_loses_are_not_given_to_its_copy(server, store, name):
     put(server, "from", SMALL)
