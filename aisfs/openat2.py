@@ -59,7 +59,8 @@ def open_beneath(directory: int, path: bytes, flags: int, *, links: bool = True)
         number = ctypes.get_errno()
         if number not in (errno.EAGAIN, errno.EINTR):
             break
-    if number == errno.ENOSYS:
+    # Containers may refuse calls that they do not know as not permitted.
+    if number in (errno.ENOSYS, errno.EPERM):
         return _step_by_step(directory, path, flags)
     raise OSError(number, os.strerror(number), path)
 

@@ -1,5 +1,7 @@
 """What the embedded server refuses: names and links that lead out, foreign pages, endless requests."""
 
+import ctypes
+import errno
 import json
 import os
 import socket
@@ -127,14 +129,14 @@ def test_listings_do_not_follow_links_out(
     assert reply.json()["entries"] is None
 
 
-def test_an_older_kernel_is_as_strict(
-    tmp_path: Path, outside: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM])
+def test_without_the_system_call_it_is_as_strict(
+    tmp_path: Path, outside: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    import ctypes
-    import errno
+    """Containers of before 2021 refuse system calls they do not know as not permitted."""
 
     def unknown(*_: object) -> int:
-        ctypes.set_errno(errno.ENOSYS)
+        ctypes.set_errno(number)
         return -1
 
     monkeypatch.setattr("aisfs.openat2._syscall", unknown)
