@@ -135,6 +135,8 @@ class Originals:
             latest = self._is_due(bucket, expected)
             try:
                 body = stack.enter_context(opened(latest=latest))
+                if latest:
+                    self._note_look(bucket, expected)
             except Stale:
                 if latest or bucket.is_local:
                     raise
@@ -143,16 +145,17 @@ class Originals:
             yield body
 
     def _is_due(self, bucket: Bucket, version: ObjectInfo) -> bool:
-        """Say whether to look at the original now; from then on it counts as looked at."""
+        """Say whether to look at the original now."""
         if not self.look or bucket.is_local:
             return False
-        now = time.monotonic()
         with self._lock:
             last = self._looked_at.get((bucket, version))
-            if last is not None and now - last < _LOOKED_AT_SECONDS:
-                return False
-            self._looked_at[bucket, version] = now
+        return last is None or time.monotonic() - last >= _LOOKED_AT_SECONDS
+
+    def _note_look(self, bucket: Bucket, version: ObjectInfo) -> None:
+        """Count a version as looked at from now on."""
+        with self._lock:
+            self._looked_at[bucket, version] = time.monotonic()
             self._looked_at.move_to_end((bucket, version))
             while len(self._looked_at) > _LOOKED_AT_MAX:
                 self._looked_at.popitem(last=False)
-        return True

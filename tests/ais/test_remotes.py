@@ -114,6 +114,25 @@ async def test_latest_looks_at_the_original_of_what_is_first_read():
         assert await client.read_many(FAR, [(now, memoryview(bytearray(now.size)))]) == [False]
 
 
+async def test_a_look_at_the_original_that_failed_is_no_look():
+    cluster, failed = Copies(), []
+
+    def fails_once(seen: Seen, connection: socket.socket) -> bool | None:
+        if "latest-ver" not in seen.query or failed:
+            return None
+        failed.append(seen)
+        connection.sendall(reply(503, {}, b""))
+        return True
+
+    cluster.before = fails_once
+    async with connected(cluster, latest=True) as (client, _):
+        before = await client.head(FAR, "k")
+        with pytest.raises(Unavailable):
+            await read(client, FAR, before)
+        with pytest.raises(Stale):  # instead of the old bytes
+            await read(client, FAR, before)
+
+
 async def test_a_rename_names_the_other_cluster_by_its_uuid():
     cluster = Copies()
     cluster.before = attached
