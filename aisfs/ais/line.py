@@ -40,6 +40,8 @@ class Line(HTTPAdapter):
         self.lifeline = Lifeline(send_timeout, checked)
         self.episode = 0
         """In which the connection to the endpoint was made; see `Readiness`."""
+        self.map_version = 0
+        """Of the cluster's map that was known when the work on this line began."""
         self._pools: dict[str, Any] = {}
         super().__init__(pool_connections=_MAX_HOSTS, pool_maxsize=1)
 

@@ -75,7 +75,8 @@ class Readiness:
         self._targets: frozenset[str] = frozenset()
         """Those that should be there."""
         self._cluster = ""
-        self._version = 0
+        self.version = 0
+        """Of the map that is known; 0 when none is."""
         self._looked = float("-inf")
         """When the map was last asked for, on the clock of `time.monotonic`."""
 
@@ -120,22 +121,28 @@ class Readiness:
         """Whether objects can be out of reach while others are not."""
         return len(self._targets) > 1
 
-    def settle(self, connection: HTTPConnection) -> Unavailable | None:
+    def settle(self, connection: HTTPConnection, before: int) -> Unavailable | None:
         """Say why something that was not found, or a listing, cannot be believed; None if it can.
+
+        Args:
+            connection: One to the proxy.
+            before: Version of the map that was known before it was asked for.
 
         Raises:
             HTTPException, OSError: no answer.
         """
-        changed = self._look(connection)
+        self._look(connection)
         if self.missed:
             return self._incomplete()
-        return Unavailable("the cluster's map changed meanwhile") if changed else None
+        if before and self.version != before:
+            return Unavailable("the cluster's map changed meanwhile")
+        return None
 
     def _incomplete(self) -> Unavailable:
         return Unavailable(f"the cluster misses {_named(self.missed)}")
 
-    def _look(self, connection: HTTPConnection) -> bool:
-        """Ask for the map; say whether it changed. Not everybody may ask: then nothing is known."""
+    def _look(self, connection: HTTPConnection) -> None:
+        """Ask for the map. Not everybody may ask: then nothing is known."""
         now = time.monotonic()
         reply = self._ask(connection, _MAP)
         if reply.status >= 500:
@@ -145,13 +152,15 @@ class Readiness:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             found = None
         with self._lock:
+            if now < self._looked:  # another thread has a newer one
+                return
             self._looked = now
             if found is None:
                 log.debug("the cluster does not give its map (HTTP %d)", reply.status)
-                return False
-            return self._take(found)
+            else:
+                self._take(found)
 
-    def _take(self, found: _Map) -> bool:
+    def _take(self, found: _Map) -> None:
         nodes = found.tmap or {}
         active = frozenset(name for name, node in nodes.items() if not node.flags & _LEAVING)
         first = not self._cluster
@@ -167,12 +176,10 @@ class Readiness:
             )
         elif self.missed and not missed:
             log.warning("the cluster is complete again")
-        if not first and found.version < self._version:
+        if not first and found.version < self.version:
             self.episode += 1
-        changed = not first and found.version != self._version
         self.missed, self._targets = missed, active | missed
-        self._cluster, self._version = found.uuid, found.version
-        return changed
+        self._cluster, self.version = found.uuid, found.version
 
     def _ask(self, connection: HTTPConnection, target: str) -> Reply:
         headers = {"Content-Length": "0"}

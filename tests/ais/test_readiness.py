@@ -292,6 +292,36 @@ async def test_a_listing_during_which_the_map_changed_is_asked_for_again():
         assert [found.key for found in (await store.list_page(B, "")).objects] == ["k"]
 
 
+async def test_a_change_of_the_map_that_another_request_saw_first_counts_as_well():
+    cluster, began, gone_on = Cluster(), trio.Event(), trio.Event()
+    token = trio.lowlevel.current_trio_token()
+
+    def without_a_target_once(seen: Seen, connection: socket.socket) -> bool | None:
+        if seen.path != "/v1/buckets/b" or seen.method != "GET" or began.is_set():
+            return None
+        targets, cluster.targets = cluster.targets, {**cluster.targets, "t2": {}}
+        page = cluster.answer(seen)
+        cluster.targets, cluster.map_version = targets, 9  # the target was away, and is back
+        trio.from_thread.run_sync(began.set, trio_token=token)
+        trio.from_thread.run(gone_on.wait, trio_token=token)
+        connection.sendall(page)
+        return True
+
+    async with store_of(cluster) as store, trio.open_nursery() as nursery:
+        await store.head(B, "k")
+        cluster.before, found = without_a_target_once, []
+
+        async def listed() -> None:
+            found.extend((await store.list_page(B, "")).objects)
+
+        nursery.start_soon(listed)
+        await began.wait()
+        with pytest.raises(NotFound):
+            await store.head(B, "missing")
+        gone_on.set()
+    assert [info.key for info in found] == ["k"]
+
+
 async def test_a_target_that_was_taken_out_on_purpose_is_not_missed():
     cluster = Cluster()
     async with store_of(cluster) as store:
