@@ -134,15 +134,18 @@ class AISClient:
 
         def work(line: Line) -> Keys:
             bounds = ListingBounds(subject)
-            found, token = list[str](), prefix if beside else ""
+            found, token, pages = list[str](), prefix if beside else "", 0
             while True:  # a page of a cloud may be empty and not the last
+                pages += 1
                 request = wire.first_keys(bucket, prefix, token, most + 1, beside=beside)
                 reply = self.transport.fetch(line, request)
                 keys, token = listings.parse_keys(reply, bucket, prefix)
                 found += [key for key in keys if key.startswith(prefix)]
                 if not token or len(found) >= most or beside:
                     self._settle(line, bucket, subject)
-                    return Keys(found[:most], not token and len(found) <= most)
+                    # Between pages AIStore loses names.
+                    is_all = not token and (pages == 1 or bucket.provider is not Provider.AIS)
+                    return Keys(found[:most], is_all and len(found) <= most)
                 bounds.check(keys, token)
 
         return await self.run(subject, work, bucket)
@@ -348,6 +351,7 @@ class AISClient:
         self, subject: str, work: Callable[[Line], T], line: Line, bucket: Bucket | None
     ) -> T:
         """Do the work. In the thread."""
+        line.map_version = self.transport.readiness.version
         try:
             return work(line)
         except NotFound:

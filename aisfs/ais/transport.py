@@ -121,7 +121,7 @@ class Transport:
                 self._watched(line, self.endpoint, subject),
                 line.connection(self.endpoint, self._tls, connect) as connection,
             ):
-                doubt = self.readiness.settle(connection)
+                doubt = self.readiness.settle(connection, line.map_version)
             if doubt:
                 raise Unavailable(f"{subject}: {doubt}")
 
@@ -162,6 +162,8 @@ class Transport:
             raise
         if reply.status != 200:
             raise failure(request, reply)
+        if body.sent < size:
+            raise Unavailable(f"{request.subject}: taken before all of it was sent")
         return reply
 
     def _way_to_target(self, line: Line, request: wire.Request) -> Way:

@@ -640,3 +640,60 @@ def test_netrc_and_proxies_are_not_for_clusters(monkeypatch, tmp_path):
 
 def test_props_of_the_stub_are_those_of_the_reference():
     assert json.loads(PROPS)["created"].isdecimal()
+
+
+@pytest.mark.parametrize("provider", list(Provider)[:2])
+async def test_pages_that_may_lose_names_are_not_all_keys(provider):
+    cluster, bucket = MiniCluster({}), Bucket("b", provider)
+
+    def in_two_pages(seen, connection):
+        if seen.path != "/v1/buckets/b" or seen.method != "GET":
+            return None
+        first = not json.loads(seen.body)["value"]["continuation_token"]
+        page = {"entries": [{"name": "a" if first else "b"}], "continuation_token": "a" * first}
+        headers = {"Content-Type": "application/json"}
+        connection.sendall(reply(200, headers, json.dumps(page).encode()))
+        return True
+
+    cluster.before = in_two_pages
+    async with connected(cluster) as (client, _):
+        keys = await client.first_keys(bucket, "", 10)
+        assert keys.found == ["a", "b"]
+        assert keys.complete == (provider is not Provider.AIS)
+
+
+async def test_a_success_before_all_was_sent_is_none():
+    """As that of a gateway that answers by itself."""
+
+    def answer_early(listener):
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(1)
+                    connection.sendall(reply(200, {"Ais-Version": "1"}))
+                    time.sleep(0.3)  # the client has filled all buffers, and waits
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        host, port = listener.getsockname()
+
+        def away(seen, connection):
+            if seen.path == "/v1/buckets/b":
+                connection.sendall(reply(200, {"Ais-Bucket-Props": PROPS}))
+            elif seen.path.startswith("/v1/objects/"):
+                place = f"http://{host}:{port}{seen.target}&pid=p&utm=1"
+                connection.sendall(reply(307, {"Location": place}))
+            else:
+                connection.sendall(reply(200))
+            return True
+
+        thread = threading.Thread(target=answer_early, args=(listener,))
+        thread.start()
+        try:
+            async with connected(away, part_size="1GiB") as (client, _):
+                with pytest.raises(Unavailable):
+                    await client.upload(B, "k", BytesContent(bytes(32 << 20)))
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
