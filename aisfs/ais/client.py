@@ -81,9 +81,7 @@ class AISClient:
         self._batches = Batches(self)
 
     def __repr__(self) -> str:
-        return (
-            f"<AISClient {self.transport.endpoint} busy={len(self._busy)} idle={len(self._idle)}>"
-        )
+        return f"<AISClient {self.transport.endpoint} busy={len(self._busy)}>"
 
     async def list_buckets(self, provider: Provider | None = None) -> list[Bucket]:
         """List the buckets this client may see, those of attached AIStore clusters too."""
@@ -316,8 +314,6 @@ class AISClient:
             line.lifeline.cut()
         if self._busy:
             await self._all_returned.wait()
-
-    # On the trio thread -----------------------------------------------------------------------
 
     async def run(self, subject: str, work: Callable[[Line], T], bucket: Bucket | None = None) -> T:
         """Run `work` in a thread, on a line of its own; a cancellation cuts the line."""
