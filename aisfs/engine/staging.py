@@ -95,9 +95,14 @@ class StagedFile:
     def fill(self, offset: int, data: bytes | memoryview) -> None:
         """Write within the size, or within what was taken for it; from any thread."""
         view = memoryview(data)
-        with staging_errors(self._path):
-            while view:
-                done = os.pwrite(self._fd, view, offset)
+        while view:
+            try:
+                with staging_errors(self._path):
+                    done = os.pwrite(self._fd, view, offset)
+            except OutOfSpace:
+                if not self._area.empty_kept():
+                    raise
+            else:
                 offset += done
                 view = view[done:]
 
@@ -291,7 +296,7 @@ class StagingArea:
         """
         if self._fits(size):
             return
-        while self._empty_kept():
+        while self.empty_kept():
             if self._fits(size):
                 return
         self.count_parked()  # `aisfs recover` may have made room
@@ -319,7 +324,7 @@ class StagingArea:
             self._kept = [one for one in self._kept if one is not staged]
             return kept
 
-    def _empty_kept(self) -> bool:
+    def empty_kept(self) -> bool:
         """Take the room of a file that is only kept, from any thread; says whether there was one."""
         with self._books:  # so that nobody makes use of the file meanwhile
             if not self._kept:

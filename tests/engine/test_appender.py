@@ -1,6 +1,8 @@
 """New members into shards: what goes together, what is fetched again, and that tar agrees."""
 
+import errno
 import io
+import os
 import subprocess
 import tarfile
 from pathlib import Path
@@ -307,6 +309,22 @@ async def test_a_copy_gives_way(store: MemoryStore, staging: StagingArea, append
     await appender.append(B, "s.tar", new("m", b"m"))
     assert [name for name, _ in await members(store)] == ["large", "m"]
     assert store.calls["stream"] == 3
+
+
+async def test_a_copy_gives_way_on_a_full_disk(
+    staging: StagingArea, appender: Appender, monkeypatch: pytest.MonkeyPatch
+):
+    await appender.append(B, "s.tar", new("large", bytes(LIMIT // 2)))
+    staged, pwrite = staging.create(), os.pwrite
+
+    def write(fd: int, data: memoryview, offset: int) -> int:
+        if sum(path.stat().st_size for path in staging.directory.rglob("*.data")) > LIMIT // 2:
+            raise OSError(errno.ENOSPC, "full")
+        return pwrite(fd, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", write)
+    staged.write(0, b"more")
+    assert staged.read(0, 10) == b"more"
 
 
 # tar agrees
