@@ -81,7 +81,7 @@ class AISClient:
         self._batches = Batches(self)
 
     def __repr__(self) -> str:
-        return f"<AISClient {self.transport.endpoint} busy={len(self._busy)}>"
+        return f"<AISClient busy={len(self._busy)} idle={len(self._idle)}>"
 
     async def list_buckets(self, provider: Provider | None = None) -> list[Bucket]:
         """List the buckets this client may see, those of attached AIStore clusters too."""
