@@ -22,7 +22,11 @@ class Line(HTTPAdapter):
     """Keep-alive connections to the hosts of a cluster, one to each, for one request at a time."""
 
     def __init__(
-        self, send_timeout: float | None, endpoint: str, admit: Callable[[HTTPConnection], None]
+        self,
+        send_timeout: float | None,
+        endpoint: str,
+        admit: Callable[[HTTPConnection], None],
+        greet: Callable[[HTTPConnection], None],
     ) -> None:
         """Connect to nothing yet.
 
@@ -30,14 +34,19 @@ class Line(HTTPAdapter):
             send_timeout: Seconds that a peer may take no byte of what is sent; None waits for ever.
             endpoint: The proxy.
             admit: Called with each new connection to it, before anything else is sent.
+            greet: Called so with new connections to others, before a change is sent there.
         """
         proxy = _host_of(endpoint)
 
         def checked(connection: HTTPConnection) -> None:
             if (connection.host, connection.port) == proxy:
                 admit(connection)
+            elif self.changes:
+                greet(connection)
 
         self.lifeline = Lifeline(send_timeout, checked)
+        self.changes = False
+        """Whether the request that is under way changes something."""
         self.episode = 0
         """In which the connection to the endpoint was made; see `Readiness`."""
         self.map_version = 0

@@ -32,6 +32,7 @@ from aisfs.errors import Unavailable
 log = logging.getLogger(__name__)
 
 _HEALTH = "/v1/health?prr=true"
+_ALIVE = "/v1/health"
 _MAP = "/v1/daemon?what=smap"
 _MOST_MAP = 16 << 20
 """Bytes of a map: some 600 for each target, and no cluster has 20,000."""
@@ -115,6 +116,17 @@ class Readiness:
             self._look(connection)
             if self.missed:
                 raise self._incomplete()
+
+    def greet(self, connection: HTTPConnection) -> None:
+        """Make sure that a new connection leads to a target that runs, before a change is sent.
+
+        The kernel of one that was stopped takes what is sent all the same. When it goes on it would
+        do what was given up long ago, perhaps after what was sent later and acknowledged.
+
+        Raises:
+            HTTPException, OSError: no answer.
+        """
+        self._ask(connection, _ALIVE)
 
     @property
     def may_miss(self) -> bool:

@@ -107,7 +107,8 @@ class Transport:
 
     def line(self) -> Line:
         """Make a new set of connections."""
-        return Line(self._timeouts[1], self.endpoint, self.readiness.admit)
+        readiness = self.readiness
+        return Line(self._timeouts[1], self.endpoint, readiness.admit, readiness.greet)
 
     def settle(self, line: Line, subject: str) -> None:
         """Make sure that what the cluster does not have is nowhere: each target was asked.
@@ -279,7 +280,8 @@ class Transport:
         if line.episode != self.readiness.episode:
             line.episode = self.readiness.episode
             line.disconnect(self.endpoint, self._tls)
-        if self.readiness.missed and request.method not in ("GET", "HEAD"):
+        line.changes = request.method not in ("GET", "HEAD")
+        if self.readiness.missed and line.changes:
             self.settle(line, request.subject)
         return Way(self.endpoint, request, authorization)
 
