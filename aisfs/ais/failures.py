@@ -21,7 +21,6 @@ from aisfs.errors import (
     NotFound,
     OutOfSpace,
     ProtocolError,
-    ShardDamaged,
     Stale,
     Unavailable,
     Unsupported,
@@ -163,8 +162,6 @@ def _bad_request(request: Request, details: _Details) -> _Verdict:
         if "object in its path" in details.message:
             return NotADirectory, "a part of the path is an object"
         return IsADirectory, "other names begin with this one, or the cluster keeps its directory"
-    if request.method == "PUT" and "archpath=" in request.query:
-        return ShardDamaged, "the cluster cannot append to this"
     if details.tcode == "ErrFailedTo" and "failed to call" in details.message:
         return Unavailable, "a part of the cluster is not there"
     if details.message.startswith("remote-cluster[") and _PASSING.search(details.message):

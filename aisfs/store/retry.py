@@ -6,8 +6,8 @@ ranges of one version, each with a deadline of its own, so that no byte comes tw
 
 A write is safe to repeat: an upload writes the same whole object, and what else a store reports as
 `Unavailable` either had no effect or may have it twice. An upload has its deadline from the last
-new byte that went out, and the time a server takes to read it all again. Copying, renaming and appending may rightly take a server longer than any
-deadline: what is under way ends by itself, and only no further try begins after it.
+new byte that went out, and the time a server takes to read it all again. Copying and renaming may rightly take a server
+longer than any deadline: what is under way ends by itself, and only no further try begins after it.
 
 Must not know: what an error means beyond `error.transient`.
 """
