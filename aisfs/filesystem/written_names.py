@@ -120,7 +120,7 @@ class WrittenNames(FileSystem):
                 if self.kernel is not None:
                     self.kernel.invalidate_inode(directory_number(number, 0))
                     if growth.replaced is not None:
-                        self.kernel.invalidate_inode(member_number(number, growth.replaced))
+                        self.kernel.drop_pages([member_number(number, growth.replaced)])
             self._lister.settle(bucket, info.key, info)
 
     async def _new_member(self, parent: int, name: bytes) -> WrittenFile | None:

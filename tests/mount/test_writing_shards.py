@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tarfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,19 @@ def test_a_member_can_be_changed_as_long_as_it_is_open(place: Writable):
     with tarfile.open(place.objects() / "going.tar") as tar:
         assert tar.getnames() == ["before", "after", "m"]
     assert {name: (folder / name).read_bytes() for name in os.listdir(folder)} == expected
+
+
+def test_readers_see_each_state_of_a_member(place: Writable):
+    folder = place.path / "states.tar.d"
+    os.mkdir(folder)
+    with ExitStack() as readers, open(folder / "m", "wb", buffering=0) as file:
+        for state in (b"1" * 9000, b"2" * 9000, b"3" * 10_000):
+            os.pwrite(file.fileno(), state, 0)
+            os.fsync(file)
+            os.listdir(folder)
+            reader = readers.enter_context(open(folder / "m", "rb"))
+            assert reader.read() == state
+            assert (folder / "m").read_bytes() == state
 
 
 def test_directories(place: Writable, tmp_path: Path):

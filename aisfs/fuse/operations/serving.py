@@ -17,6 +17,10 @@ from aisfs.fuse.operations.reading import Operations
 class PyfuseKernel:
     """Tells the kernel through pyfuse3, which sends from a thread of its own."""
 
+    def __init__(self) -> None:
+        self._dropping: threading.Thread | None = None
+        """Drops pages."""
+
     def invalidate_entry(self, parent: int, name: bytes) -> None:
         """See `filesystem.kernel.Kernel`."""
         pyfuse3.invalidate_entry_async(
@@ -35,7 +39,8 @@ class PyfuseKernel:
                     pyfuse3.invalidate_inode(pyfuse3.InodeT(ino))
 
         # A page that is being read is waited for, and a thread of trio's may be who reads it.
-        threading.Thread(target=drop, name="aisfs drops pages", daemon=True).start()
+        self._dropping = threading.Thread(target=drop, name="aisfs drops pages", daemon=True)
+        self._dropping.start()
 
     async def invalidated(self, parent: int, name: bytes) -> None:
         """See `filesystem.kernel.WaitingKernel`.
@@ -44,7 +49,11 @@ class PyfuseKernel:
         being closed or synced here, so after a while the thread is left to itself.
         """
 
+        dropping = self._dropping
+
         def invalidate() -> None:
+            if dropping is not None:  # as with the lane: what was told before is known before
+                dropping.join()
             with suppress(OSError):  # the kernel does not know the name
                 pyfuse3.invalidate_entry(pyfuse3.InodeT(parent), pyfuse3.FileNameT(name))
 
