@@ -31,7 +31,7 @@ KEEP_SECONDS = 30.0
 KEPT_MAX = 8
 """Shards of which copies wait; a copy has two open files."""
 _TRIES = 5
-"""How often a shard is read anew that somebody else changes meanwhile."""
+"""How often a shard is read anew because another client changed it meanwhile."""
 
 
 @dataclass(eq=False, slots=True)
@@ -61,7 +61,7 @@ class _Shard:
     kept: _Kept | None = None
     used: float = 0.0
     tidied: bool = False
-    """Whether somebody sees to it that the copy goes."""
+    """Whether a task is running that will drop the copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +119,9 @@ class Appender:
         Args:
             store: Where the shards are.
             staging: Where their copies are.
-            services: Lets go of copies that nobody needs any more.
+            services: Runs the tasks that drop idle copies.
             ignore_zeros: Add behind the last of several tars that were joined.
-            indexer: Told what is in the new versions, so that nobody needs to fetch them.
+            indexer: Gets the index of each new version, which then need not be fetched.
         """
         self._store = store
         self._staging = staging
@@ -138,7 +138,7 @@ class Appender:
         Raises:
             NotFound: there is no such shard.
             ShardDamaged, Unsupported: nothing can be added to it without losing something.
-            Stale: somebody else changes it all the time.
+            Stale: another client keeps changing it.
         """
         shard = self._shards.setdefault((bucket, key), _Shard())
         mine = _Waiting(member)
@@ -153,7 +153,7 @@ class Appender:
             self._tidy(bucket, key, shard)
         if mine.error is not None:
             raise mine.error
-        assert mine.info is not None, "who waited has an answer"
+        assert mine.info is not None, "each waiting member gets an answer"
         return mine.info
 
     async def _write_waiting(self, bucket: Bucket, key: str, shard: _Shard) -> None:
@@ -192,7 +192,7 @@ class Appender:
                 continue
             self._keep(shard, _Kept(kept.copy, appended.info))
             return appended
-        raise Stale(f"{bucket}/{key}: somebody else changes it again and again")
+        raise Stale(f"{bucket}/{key}: another client keeps changing it")
 
     async def _load(self, bucket: Bucket, key: str) -> _Kept:
         info = await self._store.head(bucket, key, latest=True)
@@ -266,7 +266,7 @@ class Appender:
         self._services.start_soon(unattended, what, partial(self._expire, bucket, key, shard))
 
     async def _expire(self, bucket: Bucket, key: str, shard: _Shard) -> None:
-        """Let go of a copy that nobody has needed for a while."""
+        """Drop a copy that was not used for a while."""
         await trio.sleep_until(shard.used + KEEP_SECONDS)
         shard.tidied = False
         if trio.current_time() >= shard.used + KEEP_SECONDS:

@@ -44,7 +44,7 @@ class HeldDirectories:
         self._made[bucket, prefix] = None
 
     def empty(self, bucket: Bucket, prefix: str) -> DirectoryId | None:
-        """Keep a directory out of which something was removed; gives one that is no longer kept."""
+        """Keep a directory from which a name was removed; return one that is no longer kept."""
         if (bucket, prefix) in self._made:
             return None
         self._emptied.pop((bucket, prefix), None)  # it goes to the end
@@ -57,7 +57,7 @@ class HeldDirectories:
         self._emptied.pop((bucket, prefix), None)
 
     def below(self, bucket: Bucket, prefix: str) -> list[str]:
-        """Give those at and below `prefix`."""
+        """Return those at and below `prefix`."""
         held = [*self._made, *self._emptied]
         return [place for at, place in held if at == bucket and place.startswith(prefix)]
 
@@ -74,7 +74,7 @@ class RemovedDirectories:
         return self._count
 
     def within(self, directory: DirectoryId) -> set[bytes]:
-        """Give the names removed in a directory."""
+        """Return the names removed in a directory."""
         return self._within.get(directory, set())
 
     def add(self, directory: DirectoryId, name: bytes) -> None:
@@ -91,7 +91,7 @@ class RemovedDirectories:
                 del self._within[oldest]
 
     def discard(self, directory: DirectoryId, name: bytes) -> bool:
-        """Forget a directory, which is there again; says whether it was remembered."""
+        """Forget a directory, which is there again; return whether it was remembered."""
         names = self._within.get(directory, set())
         if name not in names:
             return False

@@ -33,11 +33,11 @@ class Probes:
         self._store = store
 
     async def is_occupied(self, bucket: Bucket, prefix: str, *, sure: bool = False) -> bool:
-        """Say whether there is any object below a directory; see `first_keys`."""
+        """Return whether there is any object below a directory; see `first_keys`."""
         return bool((await self._store.first_keys(bucket, prefix, 1, sure=sure)).found)
 
     async def occupied(self, directory: DirectoryId, names: Collection[bytes]) -> set[bytes]:
-        """Say which directories in a directory have any object below them."""
+        """Return which directories in a directory have any object below them."""
         bucket, prefix = directory
         unclear, occupied = set(names), set[bytes]()
         if len(unclear) > FEW:

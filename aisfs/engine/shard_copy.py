@@ -21,7 +21,7 @@ from aisfs.store.content import BytesContent, FileContent, pieces_of
 from aisfs.store.port import Content
 
 END_MARK = bytes(2 * BLOCK)
-"""What ends a tar. Nobody needs it to be filled up to a record, as tar does for tapes."""
+"""What ends a tar. Padding to a whole record, as tar writes for tapes, is not needed."""
 _LOOK = 256 << 10
 """Bytes read at once: some hundred small members, or little more than the header of a large one."""
 _SECOND = 1_000_000_000
@@ -42,7 +42,7 @@ class NewMember:
     """Whether it takes the place of what the shard has under this path: an earlier state of it."""
 
     def header(self) -> bytes:
-        """Give its header blocks."""
+        """Return its header blocks."""
         directory = self.content is None
         usual = _DIRECTORY_MODE if directory else _FILE_MODE
         return member_header(
@@ -90,7 +90,7 @@ class ShardCopy:
         self._check_behind()
 
     def content(self) -> FileContent:
-        """Give the bytes as they are to be uploaded."""
+        """Return the bytes as they are to be uploaded."""
         return self.staged.content()
 
     def add(self, members: Sequence[NewMember]) -> Growth:
@@ -161,7 +161,7 @@ class ShardCopy:
         self._end = following
 
     def _is(self, row: int, member: NewMember) -> bool:
-        """Say whether a member is there already: an earlier attempt may have got so far."""
+        """Return whether a member is there already: an earlier attempt may have got so far."""
         index, content = self.index, member.content
         if content is None or not index.plain(row) or index.size(row) != content.size:
             return False
@@ -176,7 +176,7 @@ class ShardCopy:
         return True
 
     def _drop(self, row: int, behind: int) -> bool:
-        """Take a member out; says whether it was the last one of those that end at `behind`."""
+        """Remove a member; return whether it was the last one of those that end at `behind`."""
         span = self.index.span(row)
         to, start = span.start, span.start + padded(span.stop - span.start)
         last = start >= behind
@@ -197,7 +197,7 @@ def scan(scanner: TarScanner, staged: StagedFile) -> None:
 
 
 def _rows(index: MemberIndex) -> dict[bytes, int]:
-    """Give the last member of each path, other than directories."""
+    """Return the last member of each path, other than directories."""
     return {
         name: row
         for row, name in enumerate(index.names())
@@ -206,7 +206,7 @@ def _rows(index: MemberIndex) -> dict[bytes, int]:
 
 
 def _extends(new: MemberIndex, old: MemberIndex, replaced: int | None) -> bool:
-    """Say whether all rows of an index are in another one as they were, but for one that is the last."""
+    """Return whether an index begins with all rows of another one, but for `replaced`, its last."""
     one, two = old.columns, new.columns
     rows = len(old) if replaced is None else replaced
     named = one.ends[len(old) - 1] if len(old) else 0
