@@ -16,13 +16,15 @@ import pytest
 
 from aisfs.status import read_counters, summary, table
 from tests.mount.content import payload
-from tests.mount.writable import PART, Writable, writable
+from tests.mount.writable import Writable, writable
 from tests.support.mounts import aisfs, eventually
 from tests.support.servers import RunningServer, running_server
 
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
 
 MIB = 1 << 20
+PART = 5 * MIB
+"""The smallest that `--part-size` takes; parts that are sent ahead are as large then."""
 OPTIONS = ["--part-size", "5MiB"]
 CONTENT = payload(4 * PART + 12_345, "ahead")
 NUMBERS = count()
@@ -42,11 +44,6 @@ def path(place: Writable, request: pytest.FixtureRequest) -> Path:
     return place.path / f"{request.node.name}-{next(NUMBERS)}"
 
 
-def sent(place: Writable) -> int:
-    """Bytes that the cluster has of files that are still being written."""
-    return sum(place.uploads())
-
-
 def write(descriptor: int, data: bytes) -> None:
     """Write in pieces, as `cp` does."""
     for start in range(0, len(data), MIB // 2):
@@ -63,7 +60,7 @@ def begin(place: Writable, path: Path, size: int = 3 * PART + 1) -> int:
     """Make a file, write some of it and wait until its parts are on the server."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     write(descriptor, CONTENT[:size])
-    assert eventually(lambda: sent(place) >= size // PART * PART)
+    assert eventually(lambda: place.sent() >= size // PART * PART)
     return descriptor
 
 
@@ -166,7 +163,7 @@ def test_the_output_of_a_shell(place: Writable, path: Path):
     command = f'"{sys.executable}" -c "$2" "$1-go" > "$1"'
     shell = subprocess.Popen(["sh", "-c", command, "sh", path, program])
     try:
-        assert eventually(lambda: sent(place) >= 2 * PART)
+        assert eventually(lambda: place.sent() >= 2 * PART)
     finally:
         (path.parent / f"{path.name}-go").unlink()
     assert shell.wait(60) == 0
@@ -318,7 +315,7 @@ def test_the_daemon_dies_in_an_upload_that_began_at_the_close(
         assert place.uploads() == []
         closing = threading.Thread(target=lambda: suppressed_close(descriptor))
         closing.start()
-        assert eventually(lambda: sent(place) >= 4 * PART)
+        assert eventually(lambda: place.sent() >= 4 * PART)
         die(place)
         closing.join()
         place.server.faults([])
