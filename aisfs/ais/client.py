@@ -113,14 +113,12 @@ class AISClient:
 
         return await self.run(request.subject, work, bucket)
 
-    async def first_keys(
-        self, bucket: Bucket, prefix: str, most: int, *, sure: bool = False
-    ) -> Keys:
+    async def first_keys(self, bucket: Bucket, prefix: str, most: int, sure: bool = False) -> Keys:
         """Give `most` keys at most of objects below the directory `prefix`."""
         if names.never_below(prefix):
             return Keys([], complete=True)
         keys = await self._first_keys(bucket, prefix, most)
-        if sure and not keys.found and bucket.provider is Provider.AIS:
+        if sure and (most > 1 or not keys.found) and bucket.provider is Provider.AIS:
             for cut in (at for at, character in enumerate(prefix) if character == "/"):
                 with suppress(NotFound):
                     await self.head(bucket, prefix[:cut])
@@ -141,8 +139,9 @@ class AISClient:
                 found += [key for key in keys if key.startswith(prefix)]
                 if not token or len(found) >= most or beside:
                     self._settle(line, bucket, subject)
+                    to_the_end = not token or not all(key.startswith(prefix) for key in keys)
                     # Between pages AIStore loses names.
-                    is_all = not token and (pages == 1 or bucket.provider is not Provider.AIS)
+                    is_all = to_the_end and (pages == 1 or bucket.provider is not Provider.AIS)
                     return Keys(found[:most], is_all and len(found) <= most)
                 bounds.check(keys, token)
 

@@ -7,13 +7,13 @@ listing all of it was the cheaper thing to do.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
 import trio
-from cachetools import TTLCache
+from cachetools import LRUCache, TTLCache
 
 from aisfs.cache.metadata import UNKNOWN, Dated, DirectoryId, MetadataCache, Unknown
 from aisfs.cache.single_flight import SingleFlight
@@ -22,7 +22,7 @@ from aisfs.core.names import child_key, child_prefix, refusal
 from aisfs.engine.probes import Probes
 from aisfs.errors import AccessDenied, AisfsError, InvalidName, NotFound, ProtocolError
 from aisfs.metrics import Metrics
-from aisfs.model import Bucket, Page
+from aisfs.model import Bucket, Page, Provider
 from aisfs.store.port import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -71,6 +71,8 @@ class Lister:
         self._single_lookups: TTLCache[DirectoryId, list[bytes]] = TTLCache(
             LARGE_DIRECTORIES_MAX, list_ttl, clock
         )
+        self._beside: LRUCache[DirectoryId, None] = LRUCache(LARGE_DIRECTORIES_MAX)
+        """Directories that have the name of an object."""
         self.on_change: Callable[[Bucket, str, list[bytes]], None] = lambda *_: None
         """Told of names that changed in a directory whose listing was believed a moment before."""
 
@@ -168,10 +170,10 @@ class Lister:
         return None
 
     async def _list(self, bucket: Bucket, prefix: str) -> Dated[Listing]:
-        return await self._list_on((bucket, prefix), await self._store.list_page(bucket, prefix))
+        return await self._list_on((bucket, prefix), await self._first_page((bucket, prefix)))
 
     async def _list_one_page(self, directory: DirectoryId) -> Dated[Listing] | None:
-        page = await self._store.list_page(*directory)
+        page = await self._first_page(directory)
         if not page.next_token:
             return await self._list_on(directory, page)
         self._single_lookups[directory] = []
@@ -185,14 +187,32 @@ class Lister:
             await self._check_complete(directory, builder, expected, last)
         except ProtocolError as error:
             log.info("listed again: %s", error)  # names may come and go while they are listed
-            builder = await self._build(directory, await self._store.list_page(*directory))
+            builder = await self._build(directory, await self._first_page(directory))
             await self._check_complete(directory, builder, expected, last)
         unclear = builder.ambiguous | (builder.directories & self._removed_in(directory))
         if unclear:
             occupied = await self._probes.occupied(directory, unclear)
+            self._note_beside(directory, builder.ambiguous & occupied)
             builder.drop(unclear - occupied)
             self._found_occupied(directory, occupied)
         return await self._keep(directory, builder)
+
+    async def _first_page(self, directory: DirectoryId) -> Page:
+        if self._is_beside(directory):
+            return await self._probes.page(directory)
+        return await self._store.list_page(*directory)
+
+    def _is_beside(self, directory: DirectoryId) -> bool:
+        """Return whether an object is known to have the name of a directory, or of one above it."""
+        bucket, prefix = directory
+        ends = (at + 1 for at, character in enumerate(prefix) if character == "/")
+        return bool(self._beside) and any((bucket, prefix[:end]) in self._beside for end in ends)
+
+    def _note_beside(self, directory: DirectoryId, names: Iterable[bytes]) -> None:
+        """Take note of directories that have the name of an object."""
+        bucket, prefix = directory
+        if bucket.provider is Provider.AIS:
+            self._beside.update({(bucket, child_prefix(prefix, name)): None for name in names})
 
     async def _build(self, directory: DirectoryId, page: Page) -> ListingBuilder:
         """Take in all pages of a listing, `page` being the first."""
@@ -277,7 +297,10 @@ class Lister:
             asked.append(name)
         try:
             below, key = child_prefix(prefix, name), child_key(prefix, name)
-            if self._shows(below) and await self._probes.is_occupied(bucket, below):
+            sure = self._is_beside(directory)
+            if self._shows(below) and await self._probes.is_occupied(bucket, below, sure=sure):
+                if await self._probes.may_be_object(bucket, key):
+                    self._note_beside(directory, [name])
                 return self._cache.keep_found((*directory, name), None)
             if not self._shows(key):
                 self._cache.keep_missing((*directory, name))

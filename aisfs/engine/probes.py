@@ -4,16 +4,20 @@ AIStore goes on listing a directory after its last object was removed, and it en
 an object whose metadata is corrupt. Both can be found out by asking for what is there.
 """
 
+import logging
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from functools import partial
 
 from aisfs.cache.metadata import DirectoryId
 from aisfs.core.listing import Listed
 from aisfs.core.names import child_key, child_prefix, entry_name
-from aisfs.errors import AccessDenied, NotFound, ProtocolError
-from aisfs.model import Bucket
+from aisfs.errors import AccessDenied, AisfsError, NotFound, ProtocolError
+from aisfs.model import Bucket, ObjectInfo, Page
 from aisfs.store.at_once import all_of
 from aisfs.store.port import ObjectStore
+
+log = logging.getLogger(__name__)
 
 FEW = 8
 """Directories asked about one by one. For more of them, one page of all keys below their parent most
@@ -53,6 +57,42 @@ class Probes:
 
         await all_of(partial(ask, name) for name in unclear)
         return occupied
+
+    async def may_be_object(self, bucket: Bucket, key: str) -> bool:
+        """Return whether there is an object of a name, or whether that cannot be told now."""
+        try:
+            await self._store.head(bucket, key)
+        except (NotFound, AccessDenied):
+            return False
+        except AisfsError as error:
+            log.info("%s/%s: taken for an object's name too: %s", bucket, key, error)
+        return True
+
+    async def page(self, directory: DirectoryId) -> Page:
+        """List a directory that has the name of an object, or is below one that has.
+
+        AIStore's own listing lacks names there, at random.
+
+        Raises:
+            ProtocolError: it is too large for that.
+        """
+        bucket, prefix = directory
+        keys = await self._store.first_keys(bucket, prefix, KEYS, sure=True)
+        if not keys.complete:
+            raise ProtocolError(
+                f"{bucket}/{prefix}: AIStore's listings lack names where an object has the name of a "
+                f"directory, and here are more than {KEYS} keys: rename that object"
+            )
+        objects: list[ObjectInfo] = []
+        directories = set[str]()
+        for key in keys.found:
+            end = key.find("/", len(prefix))
+            if end >= 0:
+                directories.add(key[: end + 1])
+                continue
+            with suppress(NotFound):
+                objects.append(await self._store.head(bucket, key))
+        return Page(objects, sorted(directories), "")
 
     async def check_gone(self, directory: DirectoryId, lacking: Mapping[bytes, Listed]) -> None:
         """Make sure that names which a listing lacks are gone indeed.

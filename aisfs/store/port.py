@@ -49,7 +49,7 @@ class ObjectStore(Protocol):
             bucket: The bucket.
             prefix: The directory, with its slash.
             most: How many.
-            sure: Give one at least if there is any, even where an object has the directory's name.
+            sure: Leave out nothing even where an object has the directory's name.
 
         Raises:
             BucketNotFound: the bucket does not exist.

@@ -6,7 +6,7 @@ import trio.testing
 
 from aisfs.cache.metadata import MetadataCache
 from aisfs.core.listing import SHORT_PAGES_MAX, ListingBounds
-from aisfs.engine import own_directories
+from aisfs.engine import own_directories, probes
 from aisfs.engine.overlay import OverlaidLister
 from aisfs.engine.own_directories import HeldDirectories, RemovedDirectories
 from aisfs.errors import OutOfSpace, ProtocolError
@@ -147,6 +147,50 @@ async def test_emptied_directory_gives_way_to_an_object(many, store, nursery):
     assert listing[b"e"] is None
     assert sum(listing.refused.values()) == 1
     assert store.calls["first_keys"] <= 2
+
+
+class TwoDisks(MemoryStore):
+    """Finds nothing in a directory with the name of an object, or below one, unless asked to be sure."""
+
+    def hides(self, bucket: Bucket, prefix: str) -> bool:
+        ends = (end for end, character in enumerate(prefix) if character == "/")
+        keys = self._contents(bucket).objects
+        return any(prefix[:end] in keys for end in ends)
+
+    async def list_page(self, bucket: Bucket, prefix: str, *, token: str = "") -> Page:
+        page = await super().list_page(bucket, prefix, token=token)
+        return Page([], [], "") if self.hides(bucket, prefix) else page
+
+    async def first_keys(
+        self, bucket: Bucket, prefix: str, most: int, *, sure: bool = False
+    ) -> Keys:
+        keys = await super().first_keys(bucket, prefix, most)
+        return keys if sure or not self.hides(bucket, prefix) else Keys([], complete=True)
+
+
+async def test_directory_beside_an_object_of_its_name_is_complete(nursery):
+    store = TwoDisks(sink_in_thread=False)
+    for name in ("p", "p/q", "p/s/deep/r", "p/s/t", "p2"):
+        store.put(BUCKET, name, b"1")
+    lister = overlaid(store, nursery)
+    assert await lister.find(BUCKET, "", b"p") is not None
+    for prefix, names in (("p/", {b"q", b"s"}), ("p/s/", {b"deep", b"t"}), ("p/s/deep/", {b"r"})):
+        assert (await lister.directory(BUCKET, prefix)).value.names == names
+        assert not await lister.is_empty(BUCKET, prefix)
+    listing = (await lister.directory(BUCKET, "p/")).value
+    assert listing[b"q"] == await store.head(BUCKET, "p/q")
+    assert listing[b"s"] is None
+
+
+async def test_too_large_directory_beside_an_object_is_an_error(nursery, monkeypatch):
+    monkeypatch.setattr(probes, "KEYS", 2)
+    store = TwoDisks(sink_in_thread=False)
+    for name in ("p", "p/1", "p/2", "p/3"):
+        store.put(BUCKET, name, b"1")
+    lister = make(store, nursery)
+    await lister.directory(BUCKET, "")
+    with pytest.raises(ProtocolError, match="rename that object"):
+        await lister.directory(BUCKET, "p/")
 
 
 async def test_removed_directory_stays_away_until_something_is_in_it(

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+import requests
 
 from tests.contract.subjects import CLUSTER
 from tests.mount.writable import Writable, writable
@@ -114,6 +115,40 @@ def test_a_file_takes_the_name_of_a_removed_directory(bucket: Writable, tmp_path
     with writable(bucket.files.parent.parent, server=bucket.server, name="other") as other:
         for name in taken:
             assert (other.path / name).read_bytes() == b"content\n"
+
+
+def put_both(bucket: Writable, name: str) -> bool:
+    """Put an object and a directory of one name; only different disks can have them."""
+    bucket.put(f"{name}/sub/x", b"x")
+    bucket.put(f"{name}/y", b"y")
+    try:
+        bucket.put(name, b"object")
+    except requests.HTTPError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("bucket", ["5"], ids=["believed"], indirect=True)
+def test_what_is_below_a_directory_beside_an_object_of_its_name_is_safe(bucket: Writable):
+    both = [name for name in (f"n{number}" for number in range(24)) if put_both(bucket, name)]
+    if not both:
+        pytest.skip("the embedded server has one disk, where there are no two of one name")
+    bucket.path.joinpath("other").mkdir()
+    for name in both:
+        path = bucket.path / name
+        assert tree(path) == ["sub", "sub/x", "y"]
+        for full in (path, path / "sub"):
+            with pytest.raises(OSError, match="not empty"):
+                os.rmdir(full)
+            with pytest.raises(OSError, match="not empty"):
+                os.rename(bucket.path / "other", full)
+        with pytest.raises(FileExistsError):
+            os.open(path / "y", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        succeed("rm", "-r", str(path))
+        assert bucket.stored(f"{name}/sub/x") is None
+    for name in both:
+        assert eventually((bucket.path / name).is_file, SECONDS)
+        assert (bucket.path / name).read_bytes() == b"object"
 
 
 NAMES = ["p", "q", "p/r", "p/r/s", "q/r", "t"]
