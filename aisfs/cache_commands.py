@@ -96,13 +96,23 @@ def _cache_dir_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
-def _open_cache(cache_dir: Path | None) -> BlockCache:
+def _existing(cache_dir: Path | None) -> Path:
+    """Return the cache directory.
+
+    Raises:
+        SourceMissing: there is none.
+    """
     directory = CacheSettings.load({"cache_dir": cache_dir}).cache_dir
     try:
         if not (directory / LAYOUT).is_dir():
             raise SourceMissing(f"{directory}: there is no cache")
     except OSError as error:
         raise SourceMissing(f"{directory}: {error.strerror}") from None
+    return directory
+
+
+def _open_cache(cache_dir: Path | None) -> BlockCache:
+    directory = _existing(cache_dir)
     logs.configure("warning", None, foreground=True)
     return BlockCache.open(directory, None)
 
@@ -134,7 +144,7 @@ def verify(cache_dir: Path | None) -> int:
 @_cache_dir_option
 def clear(cache_dir: Path | None) -> None:
     """Remove everything from the cache."""
-    directory = CacheSettings.load({"cache_dir": cache_dir}).cache_dir
+    directory = _existing(cache_dir)
     IndexCache(directory, 0).clear()  # first: the ledger may need the room
     try:
         with closing(_open_cache(cache_dir)) as blocks:
