@@ -35,6 +35,7 @@ ASKING = frozenset(
     }
 )
 """Requests that leave nothing behind. Any other may happen although its caller was told EINTR."""
+LISTING = frozenset({Opcode.READDIR, Opcode.READDIRPLUS})
 _PENDING = (b"SigPnd:", b"ShdPnd:")
 
 
@@ -47,6 +48,8 @@ class Interruptions:
         self._spared: set[int] = set()
         self.reply: Callable[[int, Reply], None] = lambda *_: None
         """Answers a request; set before the first one comes."""
+        self.listing_left: Callable[[], None] = lambda: None
+        """Told when somebody who reads a directory waits no more; likewise."""
 
     def interrupt(self, unique: int) -> None:
         """End a request if its caller is being ended, and else keep an eye on it. From thread L."""
@@ -65,6 +68,8 @@ class Interruptions:
         self.reply(opcode, (abi.error_reply(unique, errno.EINTR),))
         if request.cancel is not None:
             request.cancel()
+        if opcode in LISTING:
+            self.listing_left()
 
     def check(self) -> None:
         """Look again at requests that were interrupted and go on. From another thread than L."""

@@ -4,6 +4,7 @@ import logging
 import socket
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from aisfs.fuse.abi import Opcode
 from aisfs.fuse.answers import Answers
 from aisfs.fuse.changes import Changes
 from aisfs.fuse.device import Device, mount_device
-from aisfs.fuse.interruptions import ASKING, Interruptions
+from aisfs.fuse.interruptions import ASKING, LISTING, Interruptions
 from aisfs.fuse.lane import SPIN_SECONDS, Buffer, Lane, grow
 from aisfs.fuse.negotiation import Negotiation
 from aisfs.fuse.notifier import Notifier
@@ -152,11 +153,22 @@ class LaneSession:
             spin=self._spin,
         )
         interruptions.reply = lane.reply
+        interruptions.listing_left = partial(self._listing_left, pending)
         self._operations.lists_by_inode = lambda: answers.lists_by_inode
         self._filesystem.kernel = notifier
         self._metrics.before_text.append(partial(_count, lane.answered, Counter(), self._metrics))
         watchdog = Watchdog(device, lane, notifier, pending, interruptions)
         return _Threads(device, lane, notifier, watchdog, reads, changes, pending)
+
+    def _listing_left(self, pending: Pending) -> None:
+        """End what lists directories once no request waits for it. From any thread."""
+
+        def end() -> None:
+            if not any(request.opcode in LISTING for request in pending.all()):
+                self._operations.end_listings()
+
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(end)
 
     def _changes(self, pending: Pending) -> Changes | None:
         if not isinstance(self._filesystem, NamingFileSystem):

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import cast
 
 import pyfuse3
+import trio
 
 from aisfs.core.names import NAME_MAX
 from aisfs.errors import ReadOnly
@@ -55,6 +56,8 @@ class Operations(pyfuse3.Operations):
         """Does what the kernel asked before, and somebody else than pyfuse3 has to do."""
         self.lists_by_inode: Callable[[], bool] = lambda: False
         """Whether directories come without a handle, as their inode: the lane sees to that."""
+        self._listings: set[trio.CancelScope] = set()
+        """Of the tasks that list a directory for a request."""
 
     def init(self) -> None:
         """The kernel's first request came: the mount works."""
@@ -120,9 +123,21 @@ class Operations(pyfuse3.Operations):
     async def _readdir_by_inode(
         self, ino: pyfuse3.InodeT, start_id: int, token: pyfuse3.ReaddirToken
     ) -> None:
-        handle = await self._filesystem.directory(ino, start_id)
-        if not self._give_entries(handle, start_id, token):
-            self._filesystem.snapshots.end(ino)
+        with trio.CancelScope() as scope:
+            self._listings.add(scope)
+            try:
+                handle = await self._filesystem.directory(ino, start_id)
+            finally:
+                self._listings.discard(scope)
+            if not self._give_entries(handle, start_id, token):
+                self._filesystem.snapshots.end(ino)
+            return
+        raise pyfuse3.FUSEError(errno.EINTR)
+
+    def end_listings(self) -> None:
+        """End all listings that requests for directories by inode wait for; none does any more."""
+        for scope in self._listings:
+            scope.cancel()
 
     def _give_entries(
         self, handle: DirectoryHandle, start_id: int, token: pyfuse3.ReaddirToken
