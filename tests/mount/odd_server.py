@@ -100,9 +100,9 @@ class _Handler(BaseHTTPRequestHandler):
             case ["v1", "objects", bucket, key] if bucket == BUCKET and key in self.objects:
                 self._object(key, url.query)
             case _:
-                self._reply(
-                    404, b'{"tcode":"ErrNotFound","message":"does not exist","status":404}\n'
-                )
+                missing = '{"tcode":"ErrNotFound","message":"does not exist","status":404}'
+                # A HEAD has no body: AIStore says it in a header then.
+                self._reply(404, f"{missing}\n".encode(), {"Hdr-Error": missing})
 
     def _bucket(self, body: bytes) -> None:
         if self.command == "HEAD":
