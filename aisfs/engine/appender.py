@@ -212,7 +212,9 @@ class Appender:
         growth = await trio.to_thread.run_sync(shard.add, members)
         view: MembersView | None = None
         if self._indexer is not None and growth.changed:
-            view = await trio.to_thread.run_sync(self._indexer.view_of, shard.index, shard.staged)
+            view = await trio.to_thread.run_sync(
+                self._indexer.view_of, shard.index, shard.staged.size, shard.staged.read
+            )
         now = await self._store.head(bucket, base.key, latest=True)
         if not now.same_content(base):
             return None

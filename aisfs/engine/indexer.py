@@ -37,8 +37,6 @@ from aisfs.core.zip_directory import ZipScanner
 from aisfs.engine.background import unattended
 from aisfs.engine.fetcher import Fetcher
 from aisfs.engine.parts import Data
-from aisfs.engine.shard_copy import scan
-from aisfs.engine.staging import StagedFile
 from aisfs.engine.unpacker import Unpacker
 from aisfs.errors import AisfsError, ShardDamaged
 from aisfs.model import Bucket, ByteRange, ObjectInfo
@@ -48,6 +46,8 @@ log = logging.getLogger(__name__)
 
 ReadContent = Callable[[Bucket, ObjectInfo, MemberIndex, int], Awaitable[Data]]
 """Reads all of a member, which a row of the index stands for."""
+ReadLocal = Callable[[int, int], bytes]
+"""Returns the bytes at an offset of a local file; fewer than asked for only at its end."""
 ShardId = tuple[Bucket, ObjectInfo]
 """A version of a shard."""
 
@@ -57,6 +57,8 @@ FORMS_MAX = 100_000
 """Objects of which is remembered whether their content is an archive."""
 PUT_SECONDS = 1.0
 """How long after a scan its index is kept on disk: coding it takes as long as listing the shard."""
+LOCAL_READ = 256 << 10
+"""Bytes of a local tar read at once: some hundred small members, or the header of a large one."""
 HOP = 1 << 20
 """Bytes read at a header when data is skipped: a few hundred small members, or one large one's."""
 
@@ -131,11 +133,11 @@ class Indexer:
         with self._lock:
             self._views.pop((bucket, shard), None)
 
-    def view_of(self, index: MemberIndex, tar: StagedFile) -> MembersView:
+    def view_of(self, index: MemberIndex, size: int, read: ReadLocal) -> MembersView:
         """Lay out the members of a plain tar on the local disk. For a worker thread."""
         if self._nesting:
-            scanner = self._scanner(tar.size, Form.TAR)
-            scan(scanner, tar)
+            scanner = self._scanner(size, Form.TAR)
+            scan_local(scanner, size, read)
             index = scanner.finish()
         return self._lay_out(index)
 
@@ -356,3 +358,10 @@ def _needed(scanner: TarScanner, labels: LabelScan | None) -> int:
 
 def _memory(view: MembersView) -> int:
     return view.nbytes + view.index.nbytes
+
+
+def scan_local(scanner: TarScanner, size: int, read: ReadLocal) -> None:
+    """Feed a scanner what it needs of a tar on the local disk."""
+    while (start := scanner.needed) < size:
+        scanner.seek(start)
+        scanner.feed(read(start, LOCAL_READ))

@@ -15,6 +15,7 @@ from aisfs.core.member_index import MemberIndex, MemberKind
 from aisfs.core.tar import TarScanner
 from aisfs.core.tar_header import BLOCK, padded
 from aisfs.core.virtual_shard import member_header
+from aisfs.engine.indexer import scan_local
 from aisfs.engine.staging import StagedFile
 from aisfs.errors import AisfsError, ShardDamaged, Unsupported
 from aisfs.store.content import BytesContent, FileContent, pieces_of
@@ -132,7 +133,7 @@ class ShardCopy:
     def _scan(self) -> tuple[MemberIndex, int]:
         """Find the members, and where the next one goes."""
         scanner = TarScanner(self.staged.size, ignore_zeros=self._ignore_zeros)
-        scan(scanner, self.staged)
+        scan_local(scanner, self.staged.size, self.staged.read)
         index = scanner.finish()
         if index.warnings:
             raise ShardDamaged(f"{self._subject}: nothing can be added: {index.warnings[0]}")
@@ -187,13 +188,6 @@ class ShardCopy:
         self.staged.truncate(to)
         self.index, self._end = self._scan()
         return last
-
-
-def scan(scanner: TarScanner, staged: StagedFile) -> None:
-    """Show a scanner what it needs of a tar on the local disk."""
-    while (start := scanner.needed) < staged.size:
-        scanner.seek(start)
-        scanner.feed(staged.read(start, _LOOK))
 
 
 def _rows(index: MemberIndex) -> dict[bytes, int]:
