@@ -125,12 +125,12 @@ class ChangingFileSystem(WritingFileSystem):
     ) -> Entry:
         """Add a directory to a shard, or what is different of it; gives its entry, counted."""
         bucket, key = node.bucket, node.info.key
-        kept = bucket, f"{key}//{path}"
+        kept = f"{key}//{path}"
         if mode is None:  # which nobody else remembers
-            mode, _ = self._directory_attrs.get(kept, (None, None))
+            mode, _ = self._directory_attrs.of(bucket, kept)
         async with self._name_changes.using(lambda: frozenset({(bucket, key)})):
             info = await self._writer.append(bucket, key, path, None, mtime_ns=mtime_ns, mode=mode)
-            self._directory_attrs[kept] = mode, None
+            self._directory_attrs.keep(bucket, kept, mode, None)
             now = replace(node, info=info)
             first = self.inodes.number(identity(now), shard=True)
             entry = await self._folders.resolve(now, first, path)
@@ -182,8 +182,10 @@ class ChangingFileSystem(WritingFileSystem):
         if isinstance(node, ShardNode):
             return await self._set_folder(node, attr, changes)
         if isinstance(node, DirectoryNode):
-            mode, mtime_ns = self._directory_attrs.get((node.bucket, node.prefix), (None, None))
-            self._directory_attrs[node.bucket, node.prefix] = (
+            mode, mtime_ns = self._directory_attrs.of(node.bucket, node.prefix)
+            self._directory_attrs.keep(
+                node.bucket,
+                node.prefix,
                 mode if changes.mode is None else changes.mode & 0o7777,
                 mtime_ns if changes.mtime_ns is None else changes.mtime_ns,
             )

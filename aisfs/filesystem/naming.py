@@ -163,7 +163,7 @@ class NamingFileSystem(ChangingFileSystem):
             self._lister.held.check_room(where.bucket, f"{key}/")
             with self.changing:
                 self._lister.set_pending(where.bucket, f"{key}/", None)
-                self._directory_attrs[where.bucket, f"{key}/"] = (mode & 0o777, None)
+                self._directory_attrs.keep(where.bucket, f"{key}/", mode & 0o777, None)
         found = await self._found(where, parent, name)
         entry = self.entry(found)
         self.remember(entry.attr.ino, found.node)
@@ -191,7 +191,7 @@ class NamingFileSystem(ChangingFileSystem):
         await self._check_empty(node)
         with self.changing:
             self._lister.remove(node.bucket, node.prefix)
-            self._directory_attrs.pop((node.bucket, node.prefix), None)
+            self._directory_attrs.drop(node.bucket, node.prefix)
 
     async def _check_empty(self, node: DirectoryNode) -> None:
         if not await self._lister.is_empty(node.bucket, node.prefix):
@@ -374,8 +374,7 @@ class NamingFileSystem(ChangingFileSystem):
         for old_key, new_info in moved.items():
             self._lister.remove(bucket, old_key, hold=False, below=prefix)
             self._lister.settle(bucket, new_info.key, new_info, below=new_prefix)
-        for old in [d for b, d in self._directory_attrs if b == bucket and d.startswith(prefix)]:
-            self._directory_attrs[bucket, renamed(old)] = self._directory_attrs.pop((bucket, old))
+        self._directory_attrs.rename(bucket, prefix, new_prefix)
         self._lister.remove(bucket, prefix)
         if not moved:
             self._lister.set_pending(bucket, new_prefix, None)

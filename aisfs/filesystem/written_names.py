@@ -24,6 +24,7 @@ from aisfs.errors import (
     Stale,
 )
 from aisfs.filesystem.attributes import Attr, AttrMaker, Entry
+from aisfs.filesystem.directory_attributes import DirectoryAttributes
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.handles import DirectoryHandle
 from aisfs.filesystem.name_changes import NameChanges
@@ -35,7 +36,6 @@ from aisfs.filesystem.written import (
     WrittenFiles,
     versioned_identity,
 )
-from aisfs.model import Bucket
 
 
 class WrittenNames(FileSystem):
@@ -86,8 +86,7 @@ class WrittenNames(FileSystem):
         """Versions that are being removed: who opens one now has to be known to the trio thread."""
         self._salted: dict[int, bytes] = {}
         writer.appender.on_append = self._shard_appended
-        self._directory_attrs: dict[tuple[Bucket, str], tuple[int | None, int | None]] = {}
-        """Mode and time of directories, which have nowhere to be stored."""
+        self._directory_attrs = DirectoryAttributes()
 
     # names to inodes -------------------------------------------------------------------------
 
@@ -274,7 +273,7 @@ class WrittenNames(FileSystem):
         node = self.inodes.get(ino)
         if not isinstance(node, DirectoryNode):
             return True
-        _, mtime_ns = self._directory_attrs.get((node.bucket, node.prefix), (None, None))
+        _, mtime_ns = self._directory_attrs.of(node.bucket, node.prefix)
         return mtime_ns is None
 
     # attributes ------------------------------------------------------------------------------
@@ -299,7 +298,7 @@ class WrittenNames(FileSystem):
         attr = super().directory_attr(node, ino)
         if not isinstance(node, DirectoryNode):
             return attr
-        mode, mtime_ns = self._directory_attrs.get((node.bucket, node.prefix), (None, None))
+        mode, mtime_ns = self._directory_attrs.of(node.bucket, node.prefix)
         return replace(
             attr,
             mode=attr.mode if mode is None else stat.S_IFDIR | mode,
