@@ -205,6 +205,7 @@ async def _build(
         on_ready=lambda: base.services.start_soon(report),
     )
     if not plan.kernel.lane:
+        base.services.start_soon(operations.watch_callers)
         return operations, None
     return operations, _build_lane(base, operations, filesystem, tree, engine, folders)
 

@@ -7,19 +7,14 @@ kernel says it only once, so requests that were not ended are looked at again (`
 """
 
 import errno
-import signal
 from collections.abc import Callable
-from pathlib import Path
 
 from aisfs.fuse import abi
 from aisfs.fuse.abi import Opcode
+from aisfs.fuse.callers import is_ending
 from aisfs.fuse.lane import Reply
 from aisfs.fuse.pending import Pending
 
-ENDING = frozenset(
-    {signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP, signal.SIGKILL, signal.SIGALRM}
-)
-"""Signals that end what a program is doing. SIGALRM is how programs give up waiting."""
 ASKING = frozenset(
     {
         Opcode.LOOKUP,
@@ -36,7 +31,6 @@ ASKING = frozenset(
 )
 """Requests that leave nothing behind. Any other may happen although its caller was told EINTR."""
 LISTING = frozenset({Opcode.READDIR, Opcode.READDIRPLUS})
-_PENDING = (b"SigPnd:", b"ShdPnd:")
 
 
 class Interruptions:
@@ -56,7 +50,7 @@ class Interruptions:
         request = self._pending.get(unique)
         if request is None or request.opcode not in ASKING:
             return
-        if request.pid and not _is_ending(request.pid):
+        if request.pid and is_ending(request.pid) is False:
             self._spared.add(unique)
             return
         opcode = request.opcode
@@ -76,17 +70,3 @@ class Interruptions:
         for unique in list(self._spared):
             self._spared.discard(unique)
             self.interrupt(unique)
-
-
-def _is_ending(pid: int) -> bool:
-    """Say whether a signal that ends it waits for a thread; also when the thread is gone."""
-    try:
-        # Bytes: its first line is the name of the program, in whatever encoding that is.
-        status = Path(f"/proc/{pid}/status").read_bytes()
-    except OSError:
-        return True
-    waiting = 0
-    for line in status.splitlines():
-        if line.startswith(_PENDING):
-            waiting |= int(line.split()[1], 16)
-    return any(waiting >> (number - 1) & 1 for number in ENDING)

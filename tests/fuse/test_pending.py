@@ -91,7 +91,7 @@ def test_a_spared_request_is_looked_at_again(
     monkeypatch: pytest.MonkeyPatch,
 ):
     ending = False
-    monkeypatch.setattr(interruptions, "_is_ending", lambda pid: ending)
+    monkeypatch.setattr(interruptions, "is_ending", lambda pid: ending)
     pending.add(5, Opcode.LOOKUP, 4711)
     interrupting.interrupt(5)
     interrupting.check()

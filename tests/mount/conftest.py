@@ -20,7 +20,6 @@ ONCE = (
     "test_dataset_",
     "test_faults",
     "test_inspect",
-    "test_left_listings",
     "test_local_source",
     "test_many_objects",
     "test_memory",

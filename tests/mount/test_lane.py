@@ -203,10 +203,13 @@ def frozen(pid: int) -> Iterator[None]:
         os.killpg(pid, signal.SIGCONT)
 
 
+@pytest.mark.parametrize("with_it", [True, False], ids=["lane", "no-lane"])
 def test_only_a_signal_that_ends_it_interrupts_a_lookup(
-    server: RunningServer, mountpoint: Path, shards: Dataset
+    server: RunningServer, mountpoint: Path, shards: Dataset, with_it: bool
 ):
-    with with_lane(server, mountpoint) as mount:
+    with mounts.mounted(
+        "ais://b", mountpoint, endpoint=server.endpoint, options=LONG, lane=with_it
+    ) as mount:
         path = mount.path / next(iter(shards.files))
         with frozen(server.pid):
             process = subprocess.Popen(

@@ -18,24 +18,32 @@ PAGE = 10_000
 SLOW = {"action": "stall", "seconds": 0.5, "times": -1, "match": {"path_contains": "/v1/buckets/b"}}
 
 
-@pytest.mark.parametrize("options", [[], ["--writable"]], ids=["read-only", "writable"])
-def test_it_ends_with_its_reader(tmp_path: Path, mountpoint: Path, lane: bool, options: list[str]):
-    if not lane:
-        pytest.skip("pyfuse3 does not tell who was interrupted; limits end the listing there")
-    folder = fill(tmp_path / "store" / "b" / "many", {})
+@pytest.fixture(scope="module")
+def many(store: Path) -> Path:
+    """A store whose bucket has one directory of many pages."""
+    folder = fill(store / "b" / "many", {})
     for number in range(PAGES * PAGE):
         (folder / f"{number:07}").touch()
+    return store
+
+
+@pytest.mark.parametrize("options", [[], ["--writable"]], ids=["read-only", "writable"])
+def test_it_ends_with_its_last_reader(many: Path, mountpoint: Path, options: list[str]):
     with (
-        running_server(tmp_path / "store", faulty=True) as server,
+        running_server(many, faulty=True) as server,
         mounted("ais://b", mountpoint, endpoint=server.endpoint, options=options),
     ):
-        server.faults([SLOW])
 
         def pages() -> int:
             return server.requests().get("list_page", 0)
 
+        def listing() -> subprocess.Popen[bytes]:
+            return subprocess.Popen(["ls", "-U", mountpoint / "many"], stdout=subprocess.PIPE)
+
+        assert (mountpoint / "many").is_dir()
+        server.faults([SLOW])
         before = pages()
-        with subprocess.Popen(["ls", "-U", mountpoint / "many"], stdout=subprocess.DEVNULL) as ls:
+        with listing() as ls:
             assert eventually(lambda: pages() > before + 2)
             ls.send_signal(signal.SIGINT)
             assert ls.wait(20) == -signal.SIGINT
@@ -44,5 +52,13 @@ def test_it_ends_with_its_reader(tmp_path: Path, mountpoint: Path, lane: bool, o
         assert left < before + PAGES
         time.sleep(2.5)  # in which there would be four more
         assert pages() == left
+        before = pages()
+        with listing() as ls, listing() as other:
+            assert eventually(lambda: pages() > before + 2)
+            ls.send_signal(signal.SIGINT)
+            listed, _ = other.communicate(timeout=60)
+            assert len(listed.splitlines()) == PAGES * PAGE
+        assert ls.returncode == -signal.SIGINT
+        assert pages() <= before + PAGES + 1, "it was begun anew"
         server.faults([])
         assert len(run("ls", "-U", mountpoint / "many").stdout.splitlines()) == PAGES * PAGE

@@ -2,9 +2,9 @@
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
-from typing import cast
+from typing import TypeVar, cast
 
 import pyfuse3
 import trio
@@ -15,6 +15,7 @@ from aisfs.filesystem.attributes import BLOCK_SIZE, FOREVER
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.handles import DirectoryHandle, FileHandle
 from aisfs.filesystem.xattrs import Xattrs
+from aisfs.fuse.callers import is_ending
 from aisfs.fuse.handle_table import HandleTable, Opened
 from aisfs.fuse.operations.replies import attributes, entry_attributes, handler
 from aisfs.metrics import Metrics
@@ -26,6 +27,11 @@ with what they want to copy must not refuse."""
 FIRST_ENTRIES = 16
 """Of a directory listed for the first time with the lane, which gives the rest: it takes a tenth of
 the time for each, and from now on it can."""
+
+LOOK_SECONDS = 1.0
+"""How often callers are looked at."""
+
+ResultT = TypeVar("ResultT")
 
 
 class Operations(pyfuse3.Operations):
@@ -58,10 +64,29 @@ class Operations(pyfuse3.Operations):
         """Whether directories come without a handle, as their inode: the lane sees to that."""
         self._listings: set[trio.CancelScope] = set()
         """Of the tasks that list a directory for a request."""
+        self._callers: dict[trio.CancelScope, int] = {}
+        """Who waits for a name or a listing: 0 when it is in another namespace."""
 
     def init(self) -> None:
         """The kernel's first request came: the mount works."""
         self._on_ready()
+
+    async def watch_callers(self) -> None:
+        """End requests whose callers are being ended: without the lane nobody is told of that."""
+        while True:
+            await trio.sleep(LOOK_SECONDS)
+            for scope, pid in self._callers.items():
+                if pid and is_ending(pid):
+                    scope.cancel()
+
+    async def _unless_left(self, ctx: pyfuse3.RequestContext, work: Awaitable[ResultT]) -> ResultT:
+        with trio.CancelScope() as scope:
+            self._callers[scope] = ctx.pid
+            try:
+                return await work
+            finally:
+                del self._callers[scope]
+        raise pyfuse3.FUSEError(errno.EINTR)
 
     # names -----------------------------------------------------------------------------------
 
@@ -70,7 +95,7 @@ class Operations(pyfuse3.Operations):
         self, parent_inode: pyfuse3.InodeT, name: pyfuse3.FileNameT, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
         """Look up a name; a missing one is an answer too, which the kernel may keep."""
-        entry = await self._filesystem.lookup(parent_inode, name)
+        entry = await self._unless_left(ctx, self._filesystem.lookup(parent_inode, name))
         if entry is not None:
             return entry_attributes(entry)
         if not self.negative_timeout:
@@ -90,7 +115,7 @@ class Operations(pyfuse3.Operations):
         self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.EntryAttributes:
         """Describe an inode."""
-        return attributes(await self._filesystem.getattr(inode))
+        return attributes(await self._unless_left(ctx, self._filesystem.getattr(inode)))
 
     @handler
     async def readlink(
@@ -106,7 +131,7 @@ class Operations(pyfuse3.Operations):
         self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.FileHandleT:
         """Open a directory: list it."""
-        return self._keep(await self._filesystem.opendir(inode))
+        return self._keep(await self._unless_left(ctx, self._filesystem.opendir(inode)))
 
     @handler
     async def readdir(
