@@ -17,12 +17,19 @@ from aisfs.server.bucket import Bucket, Found
 from aisfs.server.directories import Directories, children, walk
 from aisfs.server.exchange import Reply
 from aisfs.server.failures import Failure
-from aisfs.server.traps import Kindness, disk_of
+from aisfs.server.traps import Kindness
 
 PAGE = 10_000
 """AIStore's page size for its own buckets, used when the request names none."""
-ARCHIVE_CONTENTS, NAME_ONLY, NOT_CACHED, NO_RECURSION, DIFF = 8, 16, 512, 2048, 4096
-CACHED, MEMBER, DIRECTORY, ARCHIVE = 64, 128, 256, 512
+WITH_MISPLACED, ARCHIVE_CONTENTS, NAME_ONLY, NOT_CACHED, NO_RECURSION, DIFF = (
+    2,
+    8,
+    16,
+    512,
+    2048,
+    4096,
+)
+MISPLACED, CACHED, MEMBER, DIRECTORY, ARCHIVE = 1, 64, 128, 256, 512
 CHUNKED = 8192
 _CONTROL = re.compile(rb"[\x00-\x1f]")
 _UUID = re.compile(r"[A-Za-z0-9_-]{7,64}")
@@ -165,12 +172,22 @@ class Lister:
             kept = self._traps.kept(bucket.name, inside)
             return sorted({*found, *kept}, key=paging.as_met) if kept else found
 
+        # Names alone are listed without what would tell that an object is misplaced.
+        misplaced = int(message.flags) & WITH_MISPLACED and not _only_names(message)
+
         def walk_of(disk: int) -> Iterator[bytes]:
             for key in paging.walk(names, prefix, after, recursive):
-                if key.endswith(b"/") or disk_of(bucket.name, key) == disk:
+                if key.endswith(b"/") or (
+                    self._traps.disk_of(bucket.name, key) == disk
+                    and (misplaced or not self._traps.is_misplaced(bucket.name, key))
+                ):
                     yield key
 
-        return paging.cut_page([walk_of(0), walk_of(1)], token, first, limit, corrupted)
+        pages = [
+            paging.cut_page([walk_of(2 * t), walk_of(2 * t + 1)], token, first, limit, corrupted)
+            for t in range(self._traps.targets)
+        ]
+        return paging.join_pages(pages, limit)
 
     def _entries(
         self,
@@ -193,7 +210,7 @@ class Lister:
                 entries.append(kind(name(key), flags=DIRECTORY))
                 continue
             if bare:
-                entries.append(kind(name(key), flags=CACHED))
+                entries.append(kind(name(key), flags=CACHED | self._place(bucket, key)))
                 continue
             try:
                 status = os.stat(bucket.path_of(key))
@@ -204,9 +221,13 @@ class Lister:
             record = (records or {}).get((key, status.st_size, status.st_mtime_ns))
             found = bucket.found(status, record)
             entries.append(self._entry(kind, key, found, props, message.time_format))
+            entries[-1].flags |= self._place(bucket, key)
             if flags & ARCHIVE_CONTENTS:
                 entries += _contents(bucket, key, entries[-1], kind)
         return entries
+
+    def _place(self, bucket: Bucket, key: bytes) -> int:
+        return MISPLACED if self._traps.is_misplaced(bucket.name, key) else 0
 
     def _entry(
         self,

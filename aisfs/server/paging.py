@@ -2,7 +2,7 @@
 
 A target walks every disk by itself and meets what is below a directory `X` where the bare `X` stands,
 before `X y` and `X.tar`. It merges these walks by bare name, ends a page after so many names, sorts the
-page, and gives the last name as token. The next page has what is greater than that, compared as a
+page, and the proxy sorts and cuts those of all targets and gives the last name as token. The next page has what is greater than that, compared as a
 string: after `X/`, or any name below it, all names between `X` and `X/` are skipped that were not on
 the page.
 """
@@ -71,8 +71,8 @@ def cut_page(
     start_after: bytes,
     size: int,
     corrupted: frozenset[bytes] = frozenset(),
-) -> tuple[list[bytes], bytes]:
-    """Give the names of one page, and the token for the next; an empty one ends the listing.
+) -> list[bytes]:
+    """Give the names that one target has for a page.
 
     Args:
         walks: one for each disk.
@@ -88,6 +88,11 @@ def cut_page(
         if key > token and (key > start_after or key.endswith(b"/")):
             found.add(key)
             if len(found) == size:
-                page = sorted(found)
-                return page, page[-1]
-    return sorted(found), b""
+                break
+    return sorted(found)
+
+
+def join_pages(pages: Iterable[Sequence[bytes]], size: int) -> tuple[list[bytes], bytes]:
+    """Give what a proxy makes of the pages of its targets: names sorted and cut again, and a token."""
+    found = sorted({key for page in pages for key in page})[:size]
+    return found, found[-1] if len(found) == size else b""

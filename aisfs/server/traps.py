@@ -26,6 +26,21 @@ class Kindness:
     half of it stays when the client goes away; a new shard needs a directory that is there."""
     loses_names = False
     """Listings are those of `aisfs.server.paging`."""
+    targets = 1
+    """How many targets there seem to be, each with two disks."""
+
+    def target_of(self, bucket: str, key: bytes) -> int:
+        """Return the number of the target that an object is with."""
+        return 0
+
+    def is_misplaced(self, bucket: str, key: bytes) -> bool:
+        """Return whether an object is with another target than its name belongs to."""
+        return False
+
+    def disk_of(self, bucket: str, key: bytes) -> int:
+        """Return the number of the disk that an object is on; those of a target follow each other."""
+        at = xxhash.xxh64_intdigest(bucket.encode() + b"/" + key) & 1
+        return 2 * self.target_of(bucket, key) + at
 
     def location(self, path: bytes) -> str:
         """Give the path of a redirect for the path of a request, decoded; `%2B` comes back as `+`."""
@@ -50,7 +65,7 @@ class Kindness:
 
 
 class Traps(Kindness):
-    """A server that bites as the real one does: a target with two disks."""
+    """A server that bites as the real one does: a target with two disks, unless a subclass has more."""
 
     loses_repeated_parts = True
     appends_in_place = True
@@ -87,7 +102,7 @@ class Traps(Kindness):
         return os.path.isdir(self._place(bucket, key))
 
     def kept(self, bucket: str, inside: bytes) -> set[bytes] | None:
-        """Give the directories in this one on either disk."""
+        """Give the directories in this one on any disk."""
         found = None
         for folder in self._disks(bucket):
             with suppress(OSError):
@@ -97,12 +112,7 @@ class Traps(Kindness):
         return found
 
     def _disks(self, bucket: str) -> list[bytes]:
-        return [os.fsencode(self._folder / str(disk) / bucket) for disk in range(2)]
+        return [os.fsencode(self._folder / str(disk) / bucket) for disk in range(2 * self.targets)]
 
     def _place(self, bucket: str, key: bytes) -> bytes:
-        return self._disks(bucket)[disk_of(bucket, key)] + b"/" + key
-
-
-def disk_of(bucket: str, key: bytes) -> int:
-    """Say on which of two disks an object is."""
-    return xxhash.xxh64_intdigest(bucket.encode() + b"/" + key) & 1
+        return self._disks(bucket)[self.disk_of(bucket, key)] + b"/" + key

@@ -116,6 +116,42 @@ def test_a_shard_index_is_with_its_shard(server: RunningServer, http: requests.S
     assert found == {200, 404}
 
 
+def test_a_misplaced_shard_index_is_listed_only_where_misplaced_ones_are_asked_for(
+    server: RunningServer, http: requests.Session
+) -> None:
+    """As recorded from AIStore 5.0 with three targets; names alone never show them."""
+    folder = server.root / ".sys-shardidx" / "ais" / "@#" / "b"
+    folder.mkdir(parents=True)
+    indexes = {f"ais/@#/b/s{number}.tar.idx" for number in range(12)}
+    for name in indexes:
+        (server.root / ".sys-shardidx" / name).write_bytes(b"index")
+
+    def listed(**value: str | int) -> list[tuple[str, int]]:
+        found, token = [], ""
+        while True:
+            message = {"action": "list", "value": {**value, "continuation_token": token}}
+            page = http.get(f"{server.endpoint}/v1/buckets/.sys-shardidx", json=message).json()
+            found += [(entry["name"], entry["flags"]) for entry in page["entries"] or []]
+            if not (token := page["continuation_token"]):
+                return found
+
+    there = {
+        name
+        for name in indexes
+        if http.get(url(server, name.replace("#", "%23"), ".sys-shardidx")).status_code == 200
+    }
+    assert 0 < len(there) < len(indexes)
+    right = [(name, 64) for name in sorted(there)]
+    for flags in ("0", "16", "18"):
+        assert listed(flags=flags) == right
+    assert listed(flags="2", props="name") == right
+    everything = sorted((name, 64 if name in there else 65) for name in indexes)
+    assert listed(flags="2") == everything
+    assert listed(flags="2", pagesize=5) == everything
+    assert listed(flags="2050", prefix="ais/@#/b/") == everything
+    assert listed(flags="2048", prefix="ais/@#/") == [("ais/@#/b/", 256)]
+
+
 def test_an_expired_token_is_quoted(tmp_path: Path, http: requests.Session) -> None:
     (tmp_path / "b").mkdir()
     headers = {"Authorization": "Bearer eyJh.eyJi.c"}

@@ -47,7 +47,7 @@ from typing import Any, NoReturn
 from urllib.parse import parse_qs
 
 from aisfs.errors import AisfsError
-from aisfs.server.app import make_app
+from aisfs.server.app import Server, make_app
 from aisfs.server.exchange import (
     Environ,
     Request,
@@ -58,7 +58,8 @@ from aisfs.server.exchange import (
 )
 from aisfs.server.failures import Failure
 from aisfs.server.run import serve_app
-from tests.support.targets import Targets
+from aisfs.server.storage import STATE_DIRECTORY
+from tests.support.targets import SpreadTraps, Targets
 
 
 class FaultInjector:
@@ -252,7 +253,12 @@ def main(arguments: list[str] | None = None) -> int:
 
     def factory() -> WsgiApp:
         root, count, joined = options.directory, options.targets, options.joined
-        app = make_app(root, options.token, traps=options.traps)
+        if count > 1 and options.traps:
+            app: WsgiApp = Server(
+                root, options.token, SpreadTraps(root / STATE_DIRECTORY / "disks", count)
+            )
+        else:
+            app = make_app(root, options.token, traps=options.traps)
         if count > 1:
             app = Targets(app, root, count, count if joined is None else joined, options.traps)
         return app if options.no_faults else FaultInjector(app)

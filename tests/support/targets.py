@@ -2,7 +2,7 @@
 
 All targets are the same listener under other spellings of its address, so that a client sees several
 hosts. An object is with the target that rendezvous hashing chooses among all of them, a shard index
-with its shard, as in AIStore. Over the listener, of every target that is asked:
+with its shard, as in AIStore, and so misplaced and left out of listings most of the time. Over the listener, of every target that is asked:
 
     POST /-/targets    {"joined": N, "ready": BOOL}: a proxy that has just started and knows the first N
                        targets; with all of them, or when it is not said, `ready` is whether all are there
@@ -33,11 +33,35 @@ from aisfs.server.exchange import (
     send,
 )
 from aisfs.server.failures import Failure, text_of
+from aisfs.server.traps import Traps
 
 HOSTS = ("127.0.0.1", "127.1", "127.0.1")
 """Spellings of one address; the proxy goes by the first as well."""
 _SHARD_INDEXES = b".sys-shardidx"
 _WORD = (1 << 64) - 1
+
+
+def _names(count: int) -> list[str]:
+    return [f"{chr(ord('a') + number)}target" for number in range(count)]
+
+
+class SpreadTraps(Traps):
+    """Those of several targets: each makes its own pages, and what is misplaced is left out of them."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        super().__init__(folder)
+        self.targets = count
+        self._all = _names(count)
+
+    def target_of(self, bucket: str, key: bytes) -> int:
+        return self._all.index(_holder(self._all, bucket.encode(), key))
+
+    def is_misplaced(self, bucket: str, key: bytes) -> bool:
+        # Nothing but shard indexes ever is; what is sent astray is kept in directories of its own.
+        name = bucket.encode()
+        return name == _SHARD_INDEXES and (
+            _holder(self._all, name, key) != _owner(self._all, name, key)
+        )
 
 
 class Targets:
@@ -46,7 +70,7 @@ class Targets:
     def __init__(self, app: WsgiApp, root: Path, count: int, joined: int, traps: bool) -> None:
         self._app = app
         self._root = root
-        self._all = [f"{chr(ord('a') + number)}target" for number in range(count)]
+        self._all = _names(count)
         # What is sent to the wrong target lies in a directory of its own.
         folders = [root / ".aisfs-server" / name for name in self._all]
         for folder in folders:
@@ -100,18 +124,13 @@ class Targets:
             goal = _owner(self._all[: self._joined], bucket, key)
             url = f"http://{HOSTS[self._all.index(goal)]}:{port}"
             return self._app(request.environ, _elsewhere(start_response, url))
-        if asked == self._holder(bucket, key):
+        if asked == _holder(self._all, bucket, key):
             return self._app(request.environ, start_response)
         folder, app = self._wrong[asked]
         name = text_of(bucket)
         if (self._root / name).is_dir():
             (folder / name).mkdir(exist_ok=True)
         return app(request.environ, start_response)
-
-    def _holder(self, bucket: bytes, key: bytes) -> str:
-        if bucket == _SHARD_INDEXES:
-            bucket, _, key = key.removeprefix(b"ais/@#/").removesuffix(b".idx").partition(b"/")
-        return _owner(self._all, bucket, key)
 
     def _map(self, environ: Environ, port: str, start_response: StartResponse) -> Iterable[bytes]:
         environ["HTTP_ACCEPT_ENCODING"] = ""
@@ -142,6 +161,13 @@ def _elsewhere(start_response: StartResponse, url: str) -> StartResponse:
         return start_response(status, moved, *rest)
 
     return start
+
+
+def _holder(names: list[str], bucket: bytes, key: bytes) -> str:
+    """Choose the target that has an object: a shard index is with its shard."""
+    if bucket == _SHARD_INDEXES:
+        bucket, _, key = key.removeprefix(b"ais/@#/").removesuffix(b".idx").partition(b"/")
+    return _owner(names, bucket, key)
 
 
 def _owner(names: list[str], bucket: bytes, key: bytes) -> str:
