@@ -206,8 +206,12 @@ class BlockCache:
                 return False
             file = self._books.open(segment)
             self._books.verify(segment, file, wanted)
-            if not file.read_into(wanted.start, room):
-                raise self._books.drop(segment, f"{wanted} of the object cannot be read")
+            try:
+                complete = file.read_into(wanted.start, room)
+            except OSError as error:
+                raise self._books.drop(segment, error) from None
+            if not complete:
+                raise self._books.drop(segment, f"{wanted} of the object is cut off")
         except Damaged:
             return False
         except (OSError, sqlite3.Error) as error:

@@ -3,6 +3,7 @@
 Whoever changes which segments there are, or what they take on the disk, does it here.
 """
 
+import errno
 import logging
 import sqlite3
 from collections.abc import Iterable
@@ -63,7 +64,7 @@ class Books:
         """Give the file of a segment, opened and verified to be its file.
 
         Raises:
-            Damaged: it was removed or damaged, and is forgotten now.
+            Damaged: it was removed or damaged or cannot be read, and is forgotten now.
             OSError, sqlite3.Error: the disk fails.
         """
         files = self.shelf.files
@@ -77,6 +78,10 @@ class Books:
             raise self.drop(segment, "missing") from None
         except Damaged as error:
             raise self.drop(segment, str(error)) from None
+        except OSError as error:
+            if error.errno == errno.EIO:
+                raise self.drop(segment, error) from None
+            raise
         with self.shelf.lock:
             if not segment.gone:
                 files.put(segment, file)
@@ -100,12 +105,19 @@ class Books:
         """Verify what of a valid range was not verified by this process yet.
 
         Raises:
-            Damaged: its checksum is wrong; the segment is forgotten now.
+            Damaged: its checksum is wrong, or it cannot be read; the segment is forgotten now.
         """
+        lost = None if file.seems_whole() else file.write_error()
+        if lost is not None:
+            raise self.drop(segment, lost)
         with self.shelf.lock:
             steps = segment.unverified(wanted)
         for start, stop, checksum in steps:
-            if file.sum_up(start, stop) != checksum:
+            try:
+                found = file.sum_up(start, stop)
+            except OSError as error:
+                raise self.drop(segment, error) from None
+            if found != checksum:
                 raise self.drop(
                     segment, f"bytes {start} to {stop} of the object are not as written"
                 )
@@ -116,14 +128,20 @@ class Books:
         if not complete:
             raise self.drop(segment, "checksums are missing")
 
-    def drop(self, segment: Segment, reason: str) -> Damaged:
-        """Remove a damaged segment. Says so unless another process has removed it before."""
+    def drop(self, segment: Segment, reason: str | OSError) -> Damaged:
+        """Remove a damaged segment. Says so unless another process has removed it before.
+
+        An error of the disk is told once for all segments. Each is dropped nevertheless: where only
+        a sector is bad, the file that comes in its place lies elsewhere.
+        """
         with self.ledger.lock:
-            if not segment.gone and self.ledger.exists(segment.id):
+            if isinstance(reason, OSError):
+                self.health.trouble(reason)
+            elif not segment.gone and self.ledger.exists(segment.id):
                 path = self.directory.path(segment.id)
                 logger.warning("dropped from the cache: %s is damaged: %s", path, reason)
             self.remove([segment])
-        return Damaged(reason)
+        return Damaged(str(reason))
 
     def remove(self, segments: list[Segment]) -> None:
         """Unlink segments and strike them out of all books.

@@ -38,8 +38,13 @@ _OPENING_SECONDS = 10.0
 """Opening takes a second at most, with some thousand files of dead processes to look at."""
 _RETRY_SECONDS = 0.05
 _DISCARDED = "discarded."
+_LOST = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
+_WAIT_BEFORE = 0x01
+"""SYNC_FILE_RANGE_WAIT_BEFORE of Linux."""
+_BEHIND_ALL_FILES = 1 << 62
 _PUNCH_HOLE = 0x02 | 0x01
 """FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE of Linux."""
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class CacheDirectory:
@@ -230,8 +235,12 @@ class CacheDirectory:
         return token, descriptor
 
     def leave(self, token: str, descriptor: int | None = None) -> None:
-        """Forget an owner that is dead or, given its descriptor, this one."""
-        with contextlib.suppress(FileNotFoundError):
+        """Forget an owner that is dead or, given its descriptor, this one.
+
+        A disk that fails keeps the file of an owner. Nothing is lost: it is not locked, and so the
+        next process that opens the cache takes it for that of a dead one.
+        """
+        with contextlib.suppress(OSError):
             os.unlink(self._owners / token)
         if descriptor is not None:
             os.close(descriptor)
@@ -280,10 +289,23 @@ def punch(descriptor: int, start: int, stop: int) -> None:
     Raises:
         OSError: the file system cannot do that.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
     offset, length = ctypes.c_int64(start), ctypes.c_int64(stop - start)
-    if libc.fallocate64(descriptor, _PUNCH_HOLE, offset, length):
+    if _libc.fallocate64(descriptor, _PUNCH_HOLE, offset, length):
         raise OSError(ctypes.get_errno(), "punching a hole into a file of the cache")
+
+
+def lost_writes(descriptor: int) -> OSError | None:
+    """Return the error of a write to the disk that failed after it was acknowledged.
+
+    The kernel tells each open file of it once. To ask waits for nothing: behind the end of the file
+    there is nothing to wait for.
+    """
+    offset, length = ctypes.c_int64(_BEHIND_ALL_FILES), ctypes.c_int64(1)
+    if _libc.sync_file_range(descriptor, offset, length, _WAIT_BEFORE):
+        number = ctypes.get_errno()
+        if number in _LOST:
+            return OSError(number, os.strerror(number))
+    return None
 
 
 def boot_id() -> str:

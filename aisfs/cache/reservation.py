@@ -127,8 +127,12 @@ class Reservation:
             if first >= last or part.file is None:
                 continue
             piece = ByteRange(first, last)
+            sums = None
             if data is None:
-                sums = sums_of(part.file, piece)
+                try:
+                    sums = sums_of(part.file, piece)
+                except OSError as error:
+                    self._books.health.trouble(error)
             else:
                 sums = sums_of_bytes(piece, data[first - published.start : last - published.start])
             with self._shelf.lock:

@@ -11,6 +11,7 @@ from array import array
 import xxhash
 
 from aisfs.cache import entry as entries
+from aisfs.cache.directory import lost_writes
 from aisfs.cache.entry import HEADER, PAGE, SEGMENT, STEP, Damaged, EntryId
 from aisfs.core.ranges import pieces as cut
 from aisfs.model import ByteRange
@@ -26,7 +27,7 @@ _opening = threading.Lock()
 class SegmentFile:
     """An open and mapped file. It is closed when the last one who uses it or a view of it goes."""
 
-    __slots__ = ("_direct", "_look_at", "base", "descriptor", "size", "view")
+    __slots__ = ("_direct", "_look_at", "_lost", "base", "descriptor", "size", "view")
     _refusals = 0
     """Of all files: one line of the log is enough."""
 
@@ -41,6 +42,7 @@ class SegmentFile:
         self._direct = _NOT_OPEN
         """A descriptor that writes past the page cache."""
         self._look_at = 0.0
+        self._lost: OSError | None = None
 
     def __del__(self) -> None:
         # A thread may be within `pwrite` when the file leaves the books, and the number of a closed
@@ -90,12 +92,27 @@ class SegmentFile:
         return os.fstat(self.descriptor).st_size == len(self.view)
 
     def seems_whole(self) -> bool:
-        """Return whether it was `whole` a moment ago: of a page that was cut the rest is zeros."""
+        """Return whether it was `whole`, and all of it written, a moment ago.
+
+        Of a page that was cut the rest is zeros, and so may be a page that could not be written.
+        """
         now = time.monotonic()
         if now < self._look_at:
             return True
+        if not self.whole or self.write_error() is not None:
+            return False
         self._look_at = now + _LOOK_SECONDS
-        return self.whole
+        return True
+
+    def write_error(self) -> OSError | None:
+        """Return why pages of it may be lost, where the kernel could not write them later on.
+
+        They stay in memory as if they were on the disk, and are read from there when memory was
+        short. Nothing but this says so, and only once for each open file.
+        """
+        if self._lost is None:
+            self._lost = lost_writes(self.descriptor)
+        return self._lost
 
     def write(self, start: int, data: memoryview, *, past_page_cache: bool) -> None:
         """Write bytes of the object.
@@ -149,18 +166,20 @@ class SegmentFile:
         return os.pread(self.descriptor, stop - start, start - self.base)
 
     def read_into(self, start: int, room: memoryview) -> bool:
-        """Fill `room` with the bytes from `start` on; return whether all of them could be read."""
-        try:
-            return os.preadv(self.descriptor, [room], start - self.base) == len(room)
-        except OSError:
-            return False
+        """Fill `room` with the bytes from `start` on; return whether the file has all of them.
+
+        Raises:
+            OSError: the disk fails.
+        """
+        return os.preadv(self.descriptor, [room], start - self.base) == len(room)
 
     def sum_up(self, start: int, stop: int) -> int:
-        """Compute the checksum of bytes of the object; -1 if they cannot be read."""
-        try:
-            data = self.read(start, stop)
-        except OSError:
-            return -1
+        """Compute the checksum of bytes of the object; -1 if the file ends before.
+
+        Raises:
+            OSError: the disk fails.
+        """
+        data = self.read(start, stop)
         return xxhash.xxh3_64_intdigest(data) if len(data) == stop - start else -1
 
 
@@ -178,7 +197,11 @@ def write(descriptor: int, offset: int, data: bytes | bytearray | memoryview) ->
 
 
 def sums_of(file: SegmentFile, piece: ByteRange) -> bytes | None:
-    """Compute the checksums of a piece; None if it cannot be read."""
+    """Compute the checksums of a piece; None if the file ends before.
+
+    Raises:
+        OSError: the disk fails.
+    """
     sums = array("Q")
     for step in cut(piece, STEP):
         checksum = file.sum_up(step.start, step.stop)

@@ -90,7 +90,10 @@ class OpenFiles:
         self._files[segment] = file
         most = min(OPEN_FILES, max(1, descriptors.allowed() // _SHARE))
         while len(self._files) > most:
-            self._files.popitem(last=False)[0].file = None
+            oldest, closed = self._files.popitem(last=False)
+            oldest.file = None
+            if closed.write_error() is not None:  # which the file that is opened next is not told
+                oldest.distrust()
 
     def use(self, segment: "Segment") -> None:
         """Say that the file of a segment is used; it has one."""

@@ -4,6 +4,7 @@ One lock guards all of it and is held for microseconds only, never around a call
 needs the ledger as well takes the ledger's lock first. Segments come and go under both.
 """
 
+import contextlib
 import errno
 import logging
 import sqlite3
@@ -42,16 +43,17 @@ class Health:
 
     def trouble(self, error: Exception) -> None:
         """Take note of a failure and stop admitting, for a while or for good; logs once."""
+        news = self.admits
+        self._paused_until = time.monotonic() + PAUSE_SECONDS  # before threads that fail meanwhile
         full = isinstance(error, OSError) and error.errno in _FULL
         operational = isinstance(error, sqlite3.OperationalError)
         # The database as such is fine, but has lost a table: that does not pass either.
         lost = operational and getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR
         if isinstance(error, sqlite3.Error) and (lost or not operational):
-            self.fail(f"its ledger is damaged ({error})")
-        elif self.admits:
+            self.fail(f"its ledger is damaged or cannot be read ({error})")
+        elif news:
             reason = "the disk is full" if full else str(error)
             logger.warning("cache bypassed for %d s: %s", PAUSE_SECONDS, reason)
-        self._paused_until = time.monotonic() + PAUSE_SECONDS
 
     def fail(self, reason: str) -> None:
         """Stop using the cache until the next start; logs once."""
@@ -92,9 +94,6 @@ class Shelf:
         file = self._hit_file(entry, wanted)
         if file is None:
             return None
-        if not file.seems_whole():
-            self.distrust(file.view)
-            return None
         return file.view[wanted.start - file.base : wanted.stop - file.base]
 
     def copied(
@@ -106,10 +105,11 @@ class Shelf:
             return None
         if room is None:
             room = memoryview(bytearray(len(wanted)))
-        if not file.read_into(wanted.start, room):
-            self.distrust(file.view)
-            return None
-        return room
+        with contextlib.suppress(OSError):  # `Books.verify` meets it again, and deals with it
+            if file.read_into(wanted.start, room):
+                return room
+        self.distrust(file.view)
+        return None
 
     def distrust(self, data: bytes | bytearray | memoryview) -> None:
         """Have the file that `data` is a view of verified anew: its bytes could not be read."""
@@ -121,6 +121,14 @@ class Shelf:
                     segment.distrust()
 
     def _hit_file(self, entry: EntryId, wanted: ByteRange) -> SegmentFile | None:
+        file = self._open_file(entry, wanted)
+        if file is None or file.seems_whole():
+            return file
+        if file.write_error() is None:
+            self.distrust(file.view)
+        return None  # what was lost `Books.verify` drops, who needs the file that was told of it
+
+    def _open_file(self, entry: EntryId, wanted: ByteRange) -> SegmentFile | None:
         with self.lock:
             segment = self.segments.get(entry.key(wanted.start // SEGMENT))
             if segment is None:

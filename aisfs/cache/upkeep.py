@@ -61,7 +61,7 @@ class Upkeep:
                 books.record()
                 self._tell()
                 books.pull()
-                self._drop_cut_files()
+                self._drop_spoilt_files()
                 if self._synced - self._reclaimed > _RECLAIM_SECONDS:
                     self._reclaimed = self._synced
                     self.reclaim()
@@ -74,13 +74,15 @@ class Upkeep:
         except (OSError, sqlite3.Error) as error:
             books.health.trouble(error)
 
-    def _drop_cut_files(self) -> None:
-        """Drop mapped files that somebody made shorter, of which every read would fail."""
+    def _drop_spoilt_files(self) -> None:
+        """Drop mapped files that somebody made shorter, and those that could not be written."""
         with self._books.shelf.lock:
             files = list(self._books.shelf.files)
         for segment, file in files:
             if not file.whole:
                 self._books.drop(segment, "it has another length than when it was opened")
+            elif lost := file.write_error():
+                self._books.drop(segment, lost)
 
     def _tell(self) -> None:
         """Record uses and pins, let go of segments nothing is written to, return idle grants."""

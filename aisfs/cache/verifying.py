@@ -94,7 +94,11 @@ def verify_all(books: Books, progress: Progress | None = None) -> CheckReport:
         try:
             file = books.open(segment)
             for start, stop, sums in books.ledger.pieces(segment.id):
-                if sums_of(file, ByteRange(start, stop)) != sums:
+                try:
+                    found = sums_of(file, ByteRange(start, stop))
+                except OSError as error:
+                    raise books.drop(segment, error) from None
+                if found != sums:
                     raise books.drop(segment, f"bytes {start} to {stop} have changed")
                 verified += stop - start
         except Damaged:
