@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import requests
 
-from tests.mount.content import fill
+from tests.mount.content import LIMIT, fill, object_url, put
 from tests.support.mounts import Mount, mounted, run, succeed
 from tests.support.servers import RunningServer, running_server
+from tests.support.tars import END, entry
 
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(120)]
 
@@ -23,6 +25,7 @@ PARTIAL_TRANSFER = 23
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     root = tmp_path_factory.mktemp("listings") / "store"
     fill(root / "b", FILES)
+    fill(root / "cut", {"a.txt": b"a"})
     with running_server(root, faulty=True) as server:
         yield server
 
@@ -64,3 +67,37 @@ def test_a_copy_is_kept_when_the_listing_fails(
     with pytest.raises(OSError) as caught:  # noqa: PT011 - any error but the one of an end
         os.listdir(mount.path)
     assert caught.value.errno not in (0, errno.ENOENT)
+
+
+def break_shard(endpoint: str, bucket: str, key: str) -> None:
+    """Have the cluster append to a padded shard, and notice that its record of it is wrong now."""
+    put(endpoint, bucket, key, entry(b"old", b"") + END + bytes(8192))
+    url = object_url(endpoint, bucket, key)
+    appended = requests.put(
+        url, data=b"new", params={"archpath": "new"}, headers={"Ais-Pine": "2"}, timeout=LIMIT
+    )
+    appended.raise_for_status()
+    read = [requests.get(url, timeout=LIMIT).status_code for _ in range(2)]
+    assert read == [200, 500]
+
+
+def test_a_listing_that_ends_at_a_corrupt_object_is_an_error(server: RunningServer, tmp_path: Path):
+    """The cluster leaves out all names behind the object and says nothing; the mount knows better."""
+    names = ["a.txt", "shard.tar", "z.txt"]
+    put(server.endpoint, "cut", "shard.tar", entry(b"old", b"") + END)
+    put(server.endpoint, "cut", "z.txt", b"z")
+    place = tmp_path / "mnt"
+    place.mkdir()
+    with mounted(
+        "ais://cut", place, endpoint=server.endpoint, options=["--list-ttl", "0"],
+        expected_log=["listing is cut short", "ErrLmetaCorrupted"],
+    ) as mount:  # fmt: skip
+        assert succeed("ls", place).decode().split() == names
+        break_shard(server.endpoint, "cut", "shard.tar")
+        done = run("ls", place)
+        assert done.returncode != 0
+        assert b"Input/output error" in done.stderr
+        assert "put an object over it" in mount.log()
+        assert (place / "z.txt").read_bytes() == b"z"
+        put(server.endpoint, "cut", "shard.tar", b"over it")
+        assert succeed("ls", place).decode().split() == names
