@@ -3,12 +3,14 @@
 import contextlib
 import os
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from msgspec import structs
 
 from aisfs.openat2 import open_beneath
 from aisfs.server import failures
+from aisfs.server.beside import Beside
 from aisfs.server.failures import Failure
 from aisfs.server.names import check_key
 from aisfs.server.records import Record, Records
@@ -47,15 +49,23 @@ class Bucket:
     by `open` goes through `check_place` first, so that nothing leads out of the served directory.
     """
 
-    def __init__(self, root: int, name: str, folder: bytes, records: Records) -> None:
-        """Describe the bucket `name`, whose `folder` lies in the directory open as `root`."""
+    def __init__(
+        self, root: int, name: str, folder: bytes, records: Records, beside: Beside
+    ) -> None:
+        """Describe the bucket `name`, whose `folder` lies in the directory open as `root`.
+
+        `beside` has the objects that are not in that folder, since directories have their names.
+        """
         self.name = name
         self.folder = folder
         self.records = records
+        self.beside = beside
         self._root = root
 
     def path_of(self, key: bytes) -> bytes:
         """Return the path of a key that was listed, found or checked."""
+        if key in self.beside:
+            return self.beside.folder + b"/" + self.beside.name(key)
         return self.folder + b"/" + key
 
     def open(self, key: bytes, flags: int = os.O_RDONLY | os.O_NONBLOCK) -> int:
@@ -66,6 +76,8 @@ class Bucket:
             Failure: 400; no object can have this name.
         """
         check_key(key)
+        if key in self.beside:
+            return os.open(self.path_of(key), flags | os.O_NOFOLLOW | os.O_CLOEXEC)
         return open_beneath(self._root, os.fsencode(self.name) + b"/" + key, flags)
 
     def open_folder(self, key: bytes) -> int:
@@ -76,6 +88,22 @@ class Bucket:
         """
         path = os.fsencode(self.name) + b"/" + key
         return open_beneath(self._root, path, os.O_RDONLY | os.O_DIRECTORY)
+
+    def has_folder(self, key: bytes) -> bool:
+        """Return whether there is a directory of this key below the served one."""
+        try:
+            os.close(self.open_folder(key))
+        except OSError:
+            return False
+        return True
+
+    def below(self, key: bytes) -> Iterator[bytes]:
+        """Give the keys of all files below the directory of a key."""
+        yield from self.beside.below(key + b"/")
+        if self.has_folder(key):
+            for folder, _, names in os.walk(self.folder + b"/" + key):
+                for name in names:
+                    yield folder[len(self.folder) + 1 :] + b"/" + name
 
     def check_place(self, key: bytes) -> None:
         """Make sure that a file of this key would lie below the served directory.

@@ -45,6 +45,11 @@ class Directories:
 
     def names(self, bucket: Bucket, inside: bytes, continued: bool) -> list[bytes]:
         """Return the sorted names in the directory `inside` of a bucket; none when it is not there."""
+        names = self._names_in_folder(bucket, inside, continued)
+        beside = bucket.beside.names(inside)
+        return sorted({*names, *beside}, key=self._order) if beside else names
+
+    def _names_in_folder(self, bucket: Bucket, inside: bytes, continued: bool) -> list[bytes]:
         try:
             descriptor = bucket.open_folder(inside)
         except OSError:

@@ -1,6 +1,7 @@
 """The listing of objects: AIStore's message in, one page in JSON or MessagePack out."""
 
 import os
+import random
 import re
 import secrets
 import stat
@@ -13,6 +14,7 @@ import msgspec
 
 from aisfs.server import paging
 from aisfs.server.archives import list_members
+from aisfs.server.beside import parents
 from aisfs.server.bucket import Bucket, Found
 from aisfs.server.directories import Directories, children, walk
 from aisfs.server.exchange import Reply
@@ -173,21 +175,44 @@ class Lister:
             return sorted({*found, *kept}, key=paging.as_met) if kept else found
 
         # Names alone are listed without what would tell that an object is misplaced.
+        partial = not prefix.endswith(b"/") and prefix
         misplaced = int(message.flags) & WITH_MISPLACED and not _only_names(message)
 
         def walk_of(disk: int) -> Iterator[bytes]:
-            for key in paging.walk(names, prefix, after, recursive):
-                if key.endswith(b"/") or (
-                    self._traps.disk_of(bucket.name, key) == disk
-                    and (misplaced or not self._traps.is_misplaced(bucket.name, key))
+            start = self._start(bucket, prefix, disk, recursive)
+            for key in paging.walk(names, start, after, recursive) if start is not None else ():
+                if key.endswith(b"/"):
+                    if not partial or self._traps.has_directory(bucket, key[:-1], disk):
+                        yield key
+                elif self._traps.disk_of(bucket.name, key) == disk and (
+                    misplaced or not self._traps.is_misplaced(bucket.name, key)
                 ):
                     yield key
 
         pages = [
             paging.cut_page([walk_of(2 * t), walk_of(2 * t + 1)], token, first, limit, corrupted)
             for t in range(self._traps.targets)
+            if not self._gives_up(bucket, prefix, t)
         ]
         return paging.join_pages(pages, limit)
+
+    def _start(self, bucket: Bucket, prefix: bytes, disk: int, recursive: bool) -> bytes | None:
+        """Give the prefix of what a disk is walked for; None if it is not.
+
+        Where there is a directory with the name of the prefix, nothing else is looked at.
+        """
+        if not prefix or prefix.endswith(b"/"):
+            return prefix
+        if self._traps.has_directory(bucket, prefix, disk):
+            return prefix + b"/"
+        return prefix if recursive or b"/" not in prefix else None
+
+    def _gives_up(self, bucket: Bucket, prefix: bytes, target: int) -> bool:
+        """Say whether a target lists nothing: one of its disks may find an object for a directory."""
+        above = parents(prefix) if prefix.endswith(b"/") else []
+        objects = [key for key in above if key in bucket.beside]
+        hits = [key for key in objects if self._traps.target_of(bucket.name, key) == target]
+        return bool(hits) and random.random() < 0.5
 
     def _entries(
         self,

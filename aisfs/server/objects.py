@@ -1,7 +1,6 @@
 """Requests about one object, as a target answers them."""
 
 import os
-import stat
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from email.utils import formatdate
@@ -156,17 +155,19 @@ class Objects:
         except OSError as error:
             if isinstance(error, PermissionError):
                 raise Failure(500, f"{uri_of(bucket.name, key)}: permission denied") from error
-            if self._storage.traps.blocks(bucket.name, key):
-                raise failures.is_directory(bucket.name, key) from error
-            raise failures.no_object(bucket.name, key) from error
+            raise self._absent(bucket, key) from error
         status = os.fstat(fd)
         found = bucket.find(key, status)
         if found is not None:
             return fd, found
         os.close(fd)
-        if stat.S_ISDIR(status.st_mode):
-            raise failures.is_directory(bucket.name, key)
-        raise failures.no_object(bucket.name, key)
+        raise self._absent(bucket, key)
+
+    def _absent(self, bucket: Bucket, key: bytes) -> Failure:
+        traps = self._storage.traps
+        if traps.has_directory(bucket, key, traps.disk_of(bucket.name, key)):
+            return failures.is_directory(bucket.name, key)
+        return failures.no_object(bucket.name, key)
 
     def _validate(self, bucket: Bucket, key: bytes) -> None:
         """Delete an object that has grown in place, as AIStore does where reads are validated."""

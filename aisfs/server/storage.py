@@ -2,6 +2,7 @@
 
     DIR/<bucket>/<key>             the objects; files may come and go without our help
     DIR/.aisfs-server/records/     one database per bucket: versions, checksums, custom metadata
+    DIR/.aisfs-server/beside/      objects that have the name of a directory, see `aisfs.server.beside`
     DIR/.aisfs-server/tmp/         work files; every object is complete before it gets its name
 
 Locking: whoever changes a key holds `locks.writing((bucket, key))`; whoever reads the bytes of a
@@ -24,6 +25,7 @@ from typing import Any, BinaryIO
 from aisfs.errors import ConfigError
 from aisfs.openat2 import open_beneath
 from aisfs.server import failures
+from aisfs.server.beside import Beside, parents
 from aisfs.server.bucket import Bucket, Found
 from aisfs.server.checksums import Hasher
 from aisfs.server.failures import Failure
@@ -109,6 +111,7 @@ class Storage:
                 raise Failure(409, message, "ErrBucketAlreadyExists") from error
             bucket = self._make(name)
             bucket.records.delete()
+            bucket.beside.clear()
             self.traps.drop_bucket(name)
             bucket.records.set_properties({"created": str(time.time_ns()), **properties})
             self._buckets[name] = bucket
@@ -125,12 +128,14 @@ class Storage:
                 folder.rename(aside)
             self._buckets.pop(name, None)
             bucket.records.delete()
+            bucket.beside.clear()
             self.traps.drop_bucket(name)
         _remove(aside)
 
     def _make(self, name: str) -> Bucket:
         records = Records(self.state / "records" / f"{name}.sqlite")
-        return Bucket(self._root, name, os.fsencode(self.root / name), records)
+        beside = Beside(os.fsencode(self.state / "beside" / name))
+        return Bucket(self._root, name, os.fsencode(self.root / name), records, beside)
 
     def close(self) -> None:
         """Close every database."""
@@ -163,21 +168,39 @@ class Storage:
 
     def _rename(self, bucket: Bucket, key: bytes, work: Path) -> None:
         bucket.check_place(key)
-        path = bucket.path_of(key)
-        if self.traps.blocks(bucket.name, key):
-            raise failures.virtual_directory()
         for _ in range(100):
             try:
-                os.rename(work, path)
+                self._make_way(bucket, key)
+                os.rename(work, bucket.path_of(key))
                 return
             except (FileNotFoundError, NotADirectoryError):
-                self._make_parents(bucket, path)
-            except IsADirectoryError as error:
-                if not _drop_empty(path):
-                    raise failures.virtual_directory() from error
+                self._make_parents(bucket, bucket.path_of(key))
+            except IsADirectoryError:
+                pass  # just made
             except OSError as error:
                 raise Failure(400, f"{failures.text_of(key)}: {error.strerror}") from error
         raise Failure(500, f"{failures.text_of(key)}: its directory keeps vanishing")
+
+    def _make_way(self, bucket: Bucket, key: bytes) -> None:
+        """Refuse a name that its disk has no room for; put aside what is in its way on another."""
+        path = bucket.folder + b"/" + key
+        is_folder = os.path.isdir(path) and not _drop_empty(path)
+        disk = self.traps.disk_of(bucket.name, key)
+        if self.traps.has_directory(bucket, key, disk):
+            raise failures.virtual_directory()
+        if not self.traps.holds_both:
+            return
+        for parent in parents(key):
+            place = bucket.folder + b"/" + parent
+            is_file = os.path.isfile(place) and not os.path.islink(place)
+            if not is_file and parent not in bucket.beside:
+                continue
+            if self.traps.disk_of(bucket.name, parent) == disk:
+                raise _object_in_path()
+            if is_file:
+                bucket.beside.add(parent, place)
+        if is_folder:
+            bucket.beside.add(key)
 
     @staticmethod
     def _make_parents(bucket: Bucket, path: bytes) -> None:
@@ -188,8 +211,7 @@ class Storage:
         except FileNotFoundError:
             return  # a directory above was just removed, being empty: the caller tries again
         except (FileExistsError, NotADirectoryError) as error:
-            message = "destination contains an object in its path"
-            raise Failure(400, message, "ErrMv") from error
+            raise _object_in_path() from error
         except OSError as error:
             raise Failure(400, f"cannot make the directory: {error.strerror}") from error
 
@@ -205,14 +227,15 @@ class Storage:
             except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
                 self.traps.drop_directory(bucket.name, key)
                 return False
+            bucket.beside.forget(key)
             bucket.records.forget(key)
             self.traps.keep_directory(bucket.name, key)
-        self._prune(bucket, path)
+        self._prune(bucket, key)
         return True
 
     @staticmethod
-    def _prune(bucket: Bucket, path: bytes) -> None:
-        parent = os.path.dirname(path)
+    def _prune(bucket: Bucket, key: bytes) -> None:
+        parent = os.path.dirname(bucket.folder + b"/" + key)
         while len(parent) > len(bucket.folder):
             try:
                 os.rmdir(parent)
@@ -227,10 +250,12 @@ class Storage:
             old = bucket.find(new_key)
             keep = old.identity if old else None
             bucket.records.store(new_key, source.size, source.mtime_ns, source.record, keep)
+            self._make_way(bucket, new_key)  # which may put this very object aside
             self._rename(bucket, new_key, Path(os.fsdecode(bucket.path_of(key))))
+            bucket.beside.forget(key)
             bucket.records.forget(key)
             self.traps.keep_directory(bucket.name, key)
-        self._prune(bucket, bucket.path_of(key))
+        self._prune(bucket, key)
 
     def copy(self, source: Bucket, key: bytes, target: Bucket, new_key: bytes) -> None:
         """Copy an object, with its version and custom metadata."""
@@ -255,6 +280,10 @@ class Storage:
             custom = values if replace_all else {**found.record.custom, **values}
             record = replace(found.record, custom=custom)
             bucket.records.store(key, found.size, found.mtime_ns, record)
+
+
+def _object_in_path() -> Failure:
+    return Failure(400, "destination contains an object in its path", "ErrMv")
 
 
 def _source(bucket: Bucket, key: bytes) -> Found:

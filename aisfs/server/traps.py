@@ -12,6 +12,8 @@ from urllib.parse import quote
 
 import xxhash
 
+from aisfs.server.bucket import Bucket
+
 _PATH = "/$&+,:;=@~"
 """What Go leaves as it is in the path of a redirect, besides letters, digits and `-._`."""
 
@@ -26,6 +28,9 @@ class Kindness:
     half of it stays when the client goes away; a new shard needs a directory that is there."""
     loses_names = False
     """Listings are those of `aisfs.server.paging`."""
+    holds_both = False
+    """An object and a directory may have one name, where they are on different disks; a target whose
+    disk has the object then gives up listing that directory, as often as not."""
     targets = 1
     """How many targets there seem to be, each with two disks."""
 
@@ -55,9 +60,9 @@ class Kindness:
     def drop_bucket(self, bucket: str) -> None:
         """Remove what was kept of a bucket."""
 
-    def blocks(self, bucket: str, key: bytes) -> bool:
-        """Say whether a directory that was kept is where an object of this name would be."""
-        return False
+    def has_directory(self, bucket: Bucket, key: bytes, disk: int) -> bool:
+        """Say whether there is a directory of this name on a disk."""
+        return bucket.has_folder(key)
 
     def kept(self, bucket: str, inside: bytes) -> set[bytes] | None:
         """Give the directories that were kept in this one, with their slash; None if it was not."""
@@ -70,6 +75,7 @@ class Traps(Kindness):
     loses_repeated_parts = True
     appends_in_place = True
     loses_names = True
+    holds_both = True
 
     def __init__(self, folder: Path) -> None:
         """`folder` is where directories are kept that outlive their objects."""
@@ -97,9 +103,11 @@ class Traps(Kindness):
         for folder in self._disks(bucket):
             shutil.rmtree(folder, ignore_errors=True)
 
-    def blocks(self, bucket: str, key: bytes) -> bool:
-        """Say whether there is a directory on the disk that this name falls on."""
-        return os.path.isdir(self._place(bucket, key))
+    def has_directory(self, bucket: Bucket, key: bytes, disk: int) -> bool:
+        """Say whether there is a directory on a disk: one that was kept, or with an object of it."""
+        if os.path.isdir(self._disks(bucket.name)[disk] + b"/" + key):
+            return True
+        return any(self.disk_of(bucket.name, name) == disk for name in bucket.below(key))
 
     def kept(self, bucket: str, inside: bytes) -> set[bytes] | None:
         """Give the directories in this one on any disk."""

@@ -61,6 +61,25 @@ async def test_no_name_is_lost_between_pages(subject, page_size):
     assert set(below) == directories
 
 
+async def test_neighbours_of_a_directory_are_not_lost(subject):
+    """A cluster that is asked for `a` looks at nothing but `a/`, on each disk that has it."""
+    neighbours = {f"a{rest}" for rest in ("-1", ".tar", *(f"b{n}" for n in range(8)))}
+    below = {f"a/{n}" for n in range(8)} | {"a/b"}
+    deep = {f"d/e/{n}" for n in range(8)}
+    for key in neighbours | below | deep | {f"d/e{n}" for n in range(8)} | {"ab/x", "abc/x"}:
+        subject.put(key, b"1")
+    found, directories = await subject.list("")
+    assert {info.key for info in found} == neighbours
+    assert directories == ["a/", "ab/", "abc/", "d/"]
+    assert {info.key for info in (await subject.list("a/"))[0]} == below
+    found, directories = await subject.list("d/")
+    assert {info.key for info in found} == {f"d/e{n}" for n in range(8)}
+    assert directories == ["d/e/"]
+    for sure in (False, True):
+        keys = await subject.store.first_keys(subject.bucket, "d/e/", 20, sure=sure)
+        assert (set(keys.found), keys.complete) == (deep, True)
+
+
 async def test_first_keys_tell_what_is_below(subject):
     for key in ("a/1", "a/b/2", "a/b/3", "ab/4", "c/d/e/5"):
         subject.put(key, b"")
@@ -100,7 +119,7 @@ async def test_what_is_below_a_directory_is_found_beside_an_object_of_its_name(s
             continue
         both.append(name)
     if not both:
-        pytest.skip("one disk has no two of one name")
+        pytest.skip("a directory has no two of one name")
     for name in both:
         for prefix in (f"{name}/", f"{name}/sub/"):
             found = await subject.store.first_keys(subject.bucket, prefix, 1, sure=True)

@@ -152,6 +152,27 @@ def test_a_misplaced_shard_index_is_listed_only_where_misplaced_ones_are_asked_f
     assert listed(flags="2048", prefix="ais/@#/") == [("ais/@#/b/", 256)]
 
 
+def test_an_object_beside_a_directory_of_its_name(
+    server: RunningServer, http: requests.Session
+) -> None:
+    """Seldom refused with three targets; and then only those with its disks lose names."""
+    both = []
+    for name in (f"e{number}" for number in range(24)):
+        for key in ("1", "2"):
+            http.put(url(server, f"{name}/{key}"), data=b"1")
+        if http.put(url(server, name), data=b"object").status_code == 200:
+            both.append(name)
+    assert 6 < len(both) < 24
+    counts = set()
+    for name in both:
+        assert http.get(url(server, name)).content == b"object"
+        for _ in range(20):
+            message = {"action": "list", "value": {"prefix": f"{name}/"}}
+            page = http.get(f"{server.endpoint}/v1/buckets/b", json=message).json()
+            counts.add(len(page["entries"] or []))
+    assert counts == {0, 1, 2}
+
+
 def test_an_expired_token_is_quoted(tmp_path: Path, http: requests.Session) -> None:
     (tmp_path / "b").mkdir()
     headers = {"Authorization": "Bearer eyJh.eyJi.c"}

@@ -234,6 +234,91 @@ def test_an_object_named_as_an_emptied_directory(
     assert statuses == ({200, 400} if traps else {200})
 
 
+def test_the_name_of_a_directory_as_prefix_hides_what_else_is_on_its_disks(
+    server: RunningServer, traps: bool, http: requests.Session
+) -> None:
+    """As recorded from AIStore 5.0: `a` is taken for `a/` where that is, `d/e` even elsewhere."""
+    neighbours = {f"ab{number}" for number in range(8)} | {"ab/q", "abc/r", "a.tar"}
+    below = {f"a/{number}" for number in range(8)}
+    for key in neighbours | below | {"d/e/f", *(f"d/e{number}" for number in range(8))}:
+        http.put(url(server, key), data=b"1")
+    for flags in ("0", "16"):
+        found = set(names(http, server, prefix="a", flags=flags))
+        assert found == (below if traps else below | neighbours)
+        some = set(names(http, server, prefix="d/e", flags=flags)) - {"d/e/f"}
+        assert 0 < len(some) < 8 if traps else len(some) == 8
+    if traps:
+        assert set(names(http, server, prefix="a", flags="2048")) == below
+        assert names(http, server, prefix="d/e", flags="2048") == ["d/e/f"]
+        assert names(http, server, prefix="d/", flags="2048")[:1] == ["d/e/"]
+    assert len(names(http, server, prefix="d/")) == 9
+    assert names(http, server, prefix="a.") == ["a.tar"]
+
+
+def test_an_object_beside_a_directory_of_its_name(
+    server: RunningServer, traps: bool, http: requests.Session
+) -> None:
+    """Refused where both fall on one disk, whichever comes first; else both are there."""
+    first, second = set(), set()
+    for number in range(24):
+        name = f"d{number}"
+        http.put(url(server, f"{name}/x"), data=b"below")
+        if http.put(url(server, name), data=b"object").status_code == 200:
+            first.add(name)
+        assert http.get(url(server, name)).status_code == (200 if name in first else 500)
+        assert http.get(url(server, f"{name}/x")).content == b"below"
+        name = f"e{number}"
+        http.put(url(server, name), data=b"object")
+        reply = http.put(url(server, f"{name}/sub/x"), data=b"below")
+        if reply.status_code == 200:
+            second.add(name)
+        else:
+            assert (reply.status_code, reply.json()["tcode"]) == (400, "ErrMv")
+    assert all(0 < len(both) < 24 for both in (first, second)) if traps else not first | second
+    listed = names(http, server, flags="2048")
+    assert {f"{name}/" for name in first | second} <= set(listed)
+    for name in first | second:
+        assert http.get(url(server, name)).content == b"object"
+        assert name in listed
+        below = f"{name}/x" if name in first else f"{name}/sub/x"
+        assert {name, below} <= set(names(http, server, prefix=name))
+    for name in first:
+        http.put(url(server, name), data=b"newer")
+        http.delete(url(server, f"{name}/x"))
+        assert http.get(url(server, name)).content == b"newer"
+        http.delete(url(server, name))
+        assert http.get(url(server, name)).status_code == 404
+    for name in second:
+        moved = http.post(url(server, name), json={"action": "rename-obj", "name": f"m-{name}"})
+        assert moved.status_code == 200
+        assert http.get(url(server, f"m-{name}")).content == b"object"
+        assert http.get(url(server, f"{name}/sub/x")).content == b"below"
+        assert http.get(url(server, name)).status_code == 404
+
+
+def test_an_object_beside_a_directory_makes_listings_of_it_fail_at_random(tmp_path: Path) -> None:
+    """Where its disk has the object for the directory; it is there after a restart, too."""
+    (tmp_path / "b").mkdir()
+    both = []
+    with requests.Session() as http, running_server(tmp_path, traps=True) as server:
+        for name in map(str, range(24)):
+            http.put(url(server, f"{name}/sub/x"), data=b"1")
+            if http.put(url(server, name), data=b"object").status_code == 200:
+                both.append(name)
+    with requests.Session() as http, running_server(tmp_path, traps=True) as server:
+        name = both[0]
+        assert http.get(url(server, name)).content == b"object"
+        for prefix in (f"{name}/", f"{name}/sub/"):
+            seen = {tuple(names(http, server, prefix=prefix)) for _ in range(60)}
+            assert seen == {(), (f"{name}/sub/x",)}
+        bucket = f"{server.endpoint}/v1/buckets/b"
+        http.delete(bucket, json={"action": "destroy-bck"})
+        http.post(bucket, json={"action": "create-bck"})
+        assert names(http, server) == []
+        assert http.get(url(server, name)).status_code == 404
+        assert "Traceback" not in server.log()
+
+
 def test_pages_lose_names(server: RunningServer, traps: bool, http: requests.Session) -> None:
     for key in ("n/x", "n y", "n.tar", "o"):
         http.put(url(server, key), data=b"1")
