@@ -170,7 +170,7 @@ class LocalStore(NothingAhead):
 
         def work() -> None:
             with self._paths.open(bucket, key), os_errors(f"{bucket}/{key}"):
-                local_writing.remove(self._paths.root, self._paths.path(bucket, key))
+                local_writing.remove(self._paths.root, raw_key(bucket, key))
 
         await self._run(work)
 
@@ -195,9 +195,11 @@ class LocalStore(NothingAhead):
 
         def work() -> ObjectInfo:
             with self._paths.open(bucket, key) as descriptor:
-                new_path = self._paths.new_path(bucket, new_key)
+                self._paths.check_new(bucket, new_key)
                 with writing_errors(f"{bucket}/{new_key}"):
-                    local_writing.move(self._paths.root, self._paths.path(bucket, key), new_path)
+                    local_writing.move(
+                        self._paths.root, raw_key(bucket, key), raw_key(bucket, new_key)
+                    )
                 return _described(new_key, descriptor)
 
         return await self._run(work)
@@ -228,7 +230,8 @@ class LocalStore(NothingAhead):
     def _publish(
         self, bucket: Bucket, key: str, write: Callable[[int], None], custom: Mapping[str, str]
     ) -> ObjectInfo:
-        path, subject = self._paths.new_path(bucket, key), f"{bucket}/{key}"
+        self._paths.check_new(bucket, key)
+        subject = f"{bucket}/{key}"
         info = ObjectInfo(key, 0)
 
         def write_all(descriptor: int) -> None:
@@ -244,7 +247,7 @@ class LocalStore(NothingAhead):
                     log.debug("%s", error)
 
         with writing_errors(subject):
-            local_writing.publish(self._paths.root, path, write_all)
+            local_writing.publish(self._paths.root, raw_key(bucket, key), write_all)
         return info
 
     def _list(self, bucket: Bucket, prefix: str) -> Page:

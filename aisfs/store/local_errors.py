@@ -35,6 +35,8 @@ def writing_errors(subject: str) -> Iterator[None]:
     except (NotADirectoryError, FileExistsError) as error:
         raise NotADirectory(f"{subject}: a part of the path is an object") from error
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise NotADirectory(f"{subject}: a part of the path is a symbolic link") from error
         raise error_of(subject, error) from error
 
 

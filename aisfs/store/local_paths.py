@@ -10,21 +10,20 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from aisfs.core.names import check_new_key
 from aisfs.errors import (
     BucketNotFound,
     InvalidName,
     IsADirectory,
-    NotADirectory,
     NotFound,
     Unsupported,
 )
 from aisfs.model import Bucket
 from aisfs.openat2 import open_beneath
 from aisfs.store.local_errors import os_errors, writing_errors
-from aisfs.store.local_writing import UNFINISHED
+from aisfs.store.local_writing import UNFINISHED, opened
 
 
 class KeyPaths:
@@ -53,26 +52,26 @@ class KeyPaths:
             raise NotFound(f"{bucket}/{key}: no such object")
         return os.path.join(self.root, raw)
 
-    def new_path(self, bucket: Bucket, key: str) -> bytes:
-        """Find where a file of this key is to be written; whatever hides there is not replaced."""
+    def check_new(self, bucket: Bucket, key: str) -> None:
+        """Make sure that a file of this key can be written; whatever hides there is not replaced."""
         check_new_key(bucket, key)
         path, subject = self.path(bucket, key), f"{bucket}/{key}"
+        folder, name = os.path.split(raw_key(bucket, key))
         with writing_errors(subject):
             self.check_bucket(bucket)
-            folder = os.path.dirname(path)
-            if os.path.realpath(folder) != folder:
-                raise NotADirectory(f"{subject}: a part of the path is a symbolic link")
             try:
-                mode = os.lstat(path).st_mode
+                with opened(self.root, folder) as parent:
+                    mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
             except FileNotFoundError:
-                return path
-            if stat.S_ISLNK(mode) and self.is_within(os.path.realpath(path)):
-                mode = os.stat(path).st_mode
+                return
+        if stat.S_ISLNK(mode):
+            with suppress(OSError):  # it leads nowhere, or is no link any more
+                if self.is_within(os.path.realpath(path)):
+                    mode = os.stat(path).st_mode
         if stat.S_ISDIR(mode):
             raise IsADirectory(f"{subject}: is a directory")
         if not stat.S_ISREG(mode):
             raise Unsupported(f"{subject}: something that is no file has this name")
-        return path
 
     def folder(self, bucket: Bucket, prefix: str) -> bytes | None:
         """Find the directory that a prefix means; None when there is none to be shown."""

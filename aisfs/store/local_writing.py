@@ -3,6 +3,9 @@
 A file is written under a name that no listing shows and then renamed. Directories come and go with
 the files below them, as in a bucket; one that was empty before stays.
 
+Every change is made through a descriptor of its directory, which was opened without following any
+link below the root. So a directory that is replaced by a link meanwhile cannot lead it elsewhere.
+
 Everything here blocks; files raise OSError as the system does. Must not know trio, buckets, keys.
 """
 
@@ -11,10 +14,11 @@ import errno
 import os
 import stat
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from aisfs.errors import Unsupported
+from aisfs.openat2 import open_beneath
 from aisfs.store.local_errors import error_of
 from aisfs.store.port import Content, Progress
 
@@ -26,36 +30,51 @@ UNFINISHED = b".aisfs-upload-"
 CUSTOM_ATTRIBUTE = "user.aisfs.custom"
 
 _PIECE = 1 << 20
-_MOST_TRIES = 10
-"""Directories are removed when they are empty; one may go away just after it was made."""
+_MOST_TRIES = 100
+"""Directories are removed when they are empty; one may go away just after it was made, again and
+again where others write and remove files in it."""
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+"""What opening a directory gives that was removed or replaced meanwhile."""
 
 
-def publish(root: bytes, path: bytes, write: Callable[[int], None]) -> os.stat_result:
+def publish(root: bytes, key: bytes, write: Callable[[int], None]) -> os.stat_result:
     """Put a new file in place of whatever file is there.
 
     Args:
         root: The directory that stays, however empty it gets.
-        path: Absolute path of the file, below `root`.
+        key: Path of the file, relative to `root`.
         write: Writes the content to a descriptor; what it raises comes out.
     """
-    folder = os.path.dirname(path)
-    fresh = os.path.join(folder, UNFINISHED + uuid.uuid4().hex.encode())
+    folder, name = os.path.split(key)
+    fresh = UNFINISHED + uuid.uuid4().hex.encode()
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = _in_folder(folder, lambda: os.open(fresh, flags, 0o666))
+
+    def create(parent: int) -> tuple[int, int]:
+        held = os.dup(parent)
+        try:
+            return held, os.open(fresh, flags, 0o666, dir_fd=held)
+        except BaseException:
+            os.close(held)
+            raise
+
+    parent, descriptor = _in_folder(root, folder, create)
     try:
-        with contextlib.suppress(FileNotFoundError):
-            os.fchmod(descriptor, stat.S_IMODE(os.stat(path).st_mode))
-        write(descriptor)
-        os.fsync(descriptor)
-        os.rename(fresh, path)
-        result = os.fstat(descriptor)
-    except BaseException:
-        os.unlink(fresh)
-        prune(root, folder)
-        raise
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                mode = os.stat(name, dir_fd=parent).st_mode
+                os.fchmod(descriptor, stat.S_IMODE(mode))
+            write(descriptor)
+            os.fsync(descriptor)
+            os.rename(fresh, name, src_dir_fd=parent, dst_dir_fd=parent)
+            result = os.fstat(descriptor)
+        except BaseException:
+            os.unlink(fresh, dir_fd=parent)
+            prune(root, folder)
+            raise
+        _sync(parent)
     finally:
         os.close(descriptor)
-    _sync(folder)
+        os.close(parent)
     return result
 
 
@@ -74,49 +93,89 @@ def write_content(descriptor: int, content: Content, progress: Progress | None =
             progress(done)
 
 
-def move(root: bytes, path: bytes, new_path: bytes) -> None:
+def move(root: bytes, key: bytes, new_key: bytes) -> None:
     """Rename a file over whatever file is there."""
-    folder = os.path.dirname(new_path)
+    (folder, name), (new_folder, new_name) = os.path.split(key), os.path.split(new_key)
+
+    def rename(parent: int) -> None:
+        os.rename(name, new_name, src_dir_fd=old_parent, dst_dir_fd=parent)
+        _sync(parent)
+
     try:
-        _in_folder(folder, lambda: os.rename(path, new_path))
+        with opened(root, folder) as old_parent:
+            _in_folder(root, new_folder, rename)
     except BaseException:
-        prune(root, folder)
+        prune(root, new_folder)
         raise
-    _sync(folder)
-    prune(root, os.path.dirname(path))
+    prune(root, folder)
 
 
-def remove(root: bytes, path: bytes) -> None:
+def remove(root: bytes, key: bytes) -> None:
     """Remove a file, and the directories that held nothing else."""
-    os.unlink(path)
-    prune(root, os.path.dirname(path))
+    folder, name = os.path.split(key)
+    with opened(root, folder) as parent:
+        os.unlink(name, dir_fd=parent)
+    prune(root, folder)
 
 
 def prune(root: bytes, folder: bytes) -> None:
     """Remove a directory when it is empty, and then the one above it, below `root`."""
-    while folder != root:
+    while folder:
+        above, name = os.path.split(folder)
         try:
-            os.rmdir(folder)
+            with opened(root, above) as parent:
+                os.rmdir(name, dir_fd=parent)
         except OSError:
             break
-        folder = os.path.dirname(folder)
-    with contextlib.suppress(FileNotFoundError):
-        _sync(folder)
+        folder = above
+    try:
+        with opened(root, folder) as parent:
+            _sync(parent)
+    except OSError as error:
+        if error.errno not in _GONE:
+            raise
 
 
-def _in_folder(folder: bytes, make: Callable[[], T]) -> T:
+def _in_folder(root: bytes, folder: bytes, act: Callable[[int], T]) -> T:
+    """Call `act` with a directory, which is made if need be, until it did not go away meanwhile."""
     for _ in range(_MOST_TRIES):
-        os.makedirs(folder, exist_ok=True)
         try:
-            return make()
-        except FileNotFoundError:
-            if os.path.isdir(folder):
-                raise
-    return make()
+            with opened(root, folder) as parent:
+                return act(parent)
+        except (FileNotFoundError, NotADirectoryError):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                _make(root, folder)
+    with opened(root, folder) as parent:
+        return act(parent)
 
 
-def _sync(folder: bytes) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _make(root: bytes, folder: bytes) -> None:
+    """Make a directory, and those above it, where there are none."""
+    made = b""
+    for name in folder.split(b"/"):
+        with opened(root, made) as parent, contextlib.suppress(FileExistsError):
+            os.mkdir(name, dir_fd=parent)
+        made = os.path.join(made, name)
+
+
+@contextlib.contextmanager
+def opened(root: bytes, folder: bytes) -> Iterator[int]:
+    """Lend a descriptor of a directory, to which no symbolic link leads from `root` on."""
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+    top = os.open(root, flags)
+    try:
+        found = open_beneath(top, folder or b".", flags, links=False)
+    finally:
+        os.close(top)
+    try:
+        yield found
+    finally:
+        os.close(found)
+
+
+def _sync(folder: int) -> None:
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    descriptor = os.open(b".", flags, dir_fd=folder)
     try:
         os.fsync(descriptor)
     finally:
