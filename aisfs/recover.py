@@ -9,8 +9,8 @@ import click
 import trio
 
 from aisfs import logs
-from aisfs.ais.checksums import checksum_of, is_known
 from aisfs.ais.client import AISClient
+from aisfs.ais.protocol.checksums import checksum_of, is_known
 from aisfs.config import ClusterSettings, WriteSettings
 from aisfs.core.journal import StagedRecord, version_text
 from aisfs.core.stamps import stamped

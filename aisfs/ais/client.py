@@ -15,17 +15,17 @@ from typing import TypeVar
 
 import trio
 
-from aisfs.ais import listings, object_replies, wire
-from aisfs.ais.batches import Batches
-from aisfs.ais.edits import Edits
-from aisfs.ais.failures import failure, refuses_props
-from aisfs.ais.line import Line
-from aisfs.ais.parts import BegunUpload, Parts
+from aisfs.ais.get_batch import Batches
+from aisfs.ais.multipart import BegunUpload, Parts
+from aisfs.ais.mutations import Edits
+from aisfs.ais.protocol import listings, object_replies, requests
+from aisfs.ais.protocol.errors import failure, refuses_props
 from aisfs.ais.remotes import Originals, Remotes
 from aisfs.ais.sending import Upload
-from aisfs.ais.transport import Transport
+from aisfs.ais.transport.client import Transport
+from aisfs.ais.transport.connection_set import Line
+from aisfs.ais.transport.interruptible_thread import run_interruptible
 from aisfs.ais.uploads import Uploads
-from aisfs.ais.worker import run_interruptible
 from aisfs.config import ClusterSettings
 from aisfs.core import names
 from aisfs.core.listing import ListingBounds
@@ -70,7 +70,7 @@ class AISClient:
         self._closed = False
         self.remotes = Remotes(self.transport)
         self._originals = Originals(self.transport, look=settings.latest)
-        self._facts: dict[Bucket, wire.BucketFacts] = {}
+        self._facts: dict[Bucket, requests.BucketFacts] = {}
         self._head_with_props = True
         self.page_size = 0
         """Entries of a page; 0 is as many as the cluster gives, which loses no name. See `page_tokens`."""
@@ -85,7 +85,7 @@ class AISClient:
 
     async def list_buckets(self, provider: Provider | None = None) -> list[Bucket]:
         """List the buckets this client may see, those of attached AIStore clusters too."""
-        request = wire.list_buckets(provider)
+        request = requests.list_buckets(provider)
 
         def work(line: Line) -> list[Bucket]:
             found = listings.parse_buckets(self.transport.fetch(line, request))
@@ -102,7 +102,7 @@ class AISClient:
         """List one page of the directory `prefix`."""
         if names.never_below(prefix):
             return Page([], [], "")
-        request = wire.list_page(bucket, prefix, token, self.page_size)
+        request = requests.list_page(bucket, prefix, token, self.page_size)
 
         def work(line: Line) -> Page:
             facts = self.facts_of(line, bucket)
@@ -133,7 +133,7 @@ class AISClient:
             found, token, pages = list[str](), prefix if beside else "", 0
             while True:  # a page of a cloud may be empty and not the last
                 pages += 1
-                request = wire.first_keys(bucket, prefix, token, most + 1, beside=beside)
+                request = requests.first_keys(bucket, prefix, token, most + 1, beside=beside)
                 reply = self.transport.fetch(line, request)
                 keys, token = listings.parse_keys(reply, bucket, prefix)
                 found += [key for key in keys if key.startswith(prefix)]
@@ -149,9 +149,9 @@ class AISClient:
 
     async def head(self, bucket: Bucket, key: str, *, latest: bool = False) -> ObjectInfo:
         """Describe the current version of one object."""
-        request = wire.head_object(bucket, key, with_props=self._head_with_props)
-        plain = wire.head_object(bucket, key, with_props=False)
-        byte = wire.get_range(bucket, key, 0, 1, latest=latest and not bucket.is_local)
+        request = requests.head_object(bucket, key, with_props=self._head_with_props)
+        plain = requests.head_object(bucket, key, with_props=False)
+        byte = requests.get_range(bucket, key, 0, 1, latest=latest and not bucket.is_local)
 
         def work(line: Line) -> ObjectInfo:
             if latest and not bucket.is_local:  # a GET renews the copy, a HEAD would only complain
@@ -170,7 +170,7 @@ class AISClient:
 
         return await self.run(request.subject, work, bucket)
 
-    def _first_byte(self, line: Line, request: wire.Request) -> wire.Reply:
+    def _first_byte(self, line: Line, request: requests.Request) -> requests.Reply:
         """Ask for the first byte of an object, which may be empty."""
         reply = self.transport.ask(line, request)
         if reply.status not in (200, 206, 416):
@@ -184,7 +184,7 @@ class AISClient:
         stop = start + len(buffer)
         if stop > expected.size:
             raise ValueError(f"[{start}, {stop}) is not within the {expected.size} bytes")
-        request = partial(wire.get_range, bucket, expected.key, start, stop)
+        request = partial(requests.get_range, bucket, expected.key, start, stop)
         subject = f"{bucket}/{expected.key}"
 
         def work(line: Line) -> None:
@@ -206,7 +206,7 @@ class AISClient:
 
     async def stream(self, bucket: Bucket, expected: ObjectInfo, sink: Sink) -> None:
         """Send the whole object, version `expected`, to `sink` as the bytes arrive."""
-        request = partial(wire.get_object, bucket, expected.key)
+        request = partial(requests.get_object, bucket, expected.key)
         subject, size = f"{bucket}/{expected.key}", expected.size
 
         def work(line: Line) -> None:
@@ -369,22 +369,22 @@ class AISClient:
         if self._closed and not self._busy:
             self._all_returned.set()
 
-    def facts_of(self, line: Line, bucket: Bucket) -> wire.BucketFacts:
+    def facts_of(self, line: Line, bucket: Bucket) -> requests.BucketFacts:
         """Look the bucket's properties up, once; two threads may both do it, to the same end."""
         known = self._facts.get(bucket)
         if known is not None:
             return known
-        request = wire.head_bucket(bucket)
+        request = requests.head_bucket(bucket)
         reply = self.transport.ask(line, request)
         if reply.status == 200:
-            facts = wire.parse_bucket_facts(reply)
+            facts = requests.parse_bucket_facts(reply)
         else:
             error = failure(request, reply)
             if error.transient or reply.status == 401 or isinstance(error, BucketNotFound):
                 raise error
             # A token for the objects alone must do: only times and checksum types are missed.
             log.debug("%s: unknown properties: %s", bucket, error)
-            facts = wire.BucketFacts()
+            facts = requests.BucketFacts()
         self._facts[bucket] = facts
         return facts
 

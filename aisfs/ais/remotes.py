@@ -15,11 +15,11 @@ from dataclasses import replace
 
 import msgspec
 
-from aisfs.ais.line import Line
-from aisfs.ais.listings import parse_buckets
-from aisfs.ais.object_replies import check_content
-from aisfs.ais.transport import Body, Transport
-from aisfs.ais.wire import BucketFacts, Request, list_buckets
+from aisfs.ais.protocol.listings import parse_buckets
+from aisfs.ais.protocol.object_replies import check_content
+from aisfs.ais.protocol.requests import BucketFacts, Request, list_buckets
+from aisfs.ais.transport.client import Body, Transport
+from aisfs.ais.transport.connection_set import Line
 from aisfs.errors import AisfsError, Stale
 from aisfs.model import Bucket, ObjectInfo, Provider
 

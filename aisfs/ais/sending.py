@@ -6,10 +6,10 @@ Must not know: HTTP, requests, errnos.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from aisfs.ais.checksums import DEFAULT_TYPE, checksum_of, is_known
-from aisfs.ais.line import Line
-from aisfs.ais.session import Session
-from aisfs.ais.wire import BucketFacts, Reply, Request
+from aisfs.ais.client_port import Session
+from aisfs.ais.protocol.checksums import DEFAULT_TYPE, checksum_of, is_known
+from aisfs.ais.protocol.requests import BucketFacts, Reply, Request
+from aisfs.ais.transport.connection_set import Line
 from aisfs.model import NO_CUSTOM, Bucket
 from aisfs.store.content import pieces_of
 from aisfs.store.port import Announce, Content, Progress

@@ -1,4 +1,4 @@
-"""Whole objects into AIStore: in one request, or in parts (`aisfs.ais.parts`).
+"""Whole objects into AIStore: in one request, or in parts (`aisfs.ais.multipart`).
 
 Nothing is reported done that the cluster has not confirmed: by the checksum in the reply to a PUT,
 or by a HEAD where the reply was lost or says nothing, and after the parts were put together.
@@ -8,13 +8,13 @@ Must not know: HTTP, requests, errnos.
 
 import logging
 
-from aisfs.ais import changes
-from aisfs.ais.counted_body import BodyDelivered
-from aisfs.ais.exchange import SMALL
-from aisfs.ais.line import Line
-from aisfs.ais.parts import BegunUpload, Parts
+from aisfs.ais.client_port import Session
+from aisfs.ais.multipart import BegunUpload, Parts
+from aisfs.ais.protocol import write_requests
 from aisfs.ais.sending import Upload, checksum_for, send_content
-from aisfs.ais.session import Session
+from aisfs.ais.transport.connection_set import Line
+from aisfs.ais.transport.counted_body import BodyDelivered
+from aisfs.ais.transport.exchange import SMALL
 from aisfs.errors import NotFound, Unavailable
 from aisfs.model import ObjectInfo, Provider
 from aisfs.store.content import in_memory
@@ -58,7 +58,7 @@ class Uploads:
             if upload.custom and checksum:
                 meant = ObjectInfo(upload.key, upload.content.size, checksum=checksum)
                 custom = encode_custom(upload.custom, stamp_of(meant))
-            request = changes.put_object(
+            request = write_requests.put_object(
                 upload.bucket, upload.key, checksum=checksum, custom=custom
             )
             try:
@@ -71,7 +71,9 @@ class Uploads:
                     raise
                 return None, checksum
             size = upload.content.size
-            return changes.parse_written(reply, upload.bucket, upload.key, size, facts), checksum
+            return write_requests.parse_written(
+                reply, upload.bucket, upload.key, size, facts
+            ), checksum
 
         info, checksum = await self._session.run(str(upload), work, upload.bucket)
         if info is None or upload.bucket.provider is not Provider.AIS:

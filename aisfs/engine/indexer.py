@@ -14,7 +14,7 @@ from functools import partial
 import trio
 from cachetools import LRUCache
 
-from aisfs.ais.shard_index import MAX_BYTES, decode_shard_index, shard_index_location
+from aisfs.ais.protocol.shard_index import MAX_BYTES, decode_shard_index, shard_index_location
 from aisfs.cache.entry import CONTENT_MAX, PAGE
 from aisfs.cache.indexes import IndexCache
 from aisfs.cache.single_flight import SingleFlight

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from urllib.parse import parse_qs, unquote_to_bytes, urlsplit
 
 QUESTIONS = ("/v1/health", "/v1/daemon")
-"""What a new connection begins with; see `aisfs.ais.readiness`."""
+"""What a new connection begins with; see `aisfs.ais.transport.readiness`."""
 
 
 @dataclass

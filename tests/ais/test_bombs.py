@@ -6,9 +6,9 @@ import json
 import msgspec
 import pytest
 
-from aisfs.ais import listings, object_replies, wire
-from aisfs.ais.failures import failure
-from aisfs.ais.wire import BucketFacts, Reply
+from aisfs.ais.protocol import listings, object_replies, requests
+from aisfs.ais.protocol.errors import failure
+from aisfs.ais.protocol.requests import BucketFacts, Reply
 from aisfs.errors import AisfsError, ProtocolError
 from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.store.custom import decode_custom
@@ -84,7 +84,7 @@ def test_versions_of_thousands_of_digits():
 )
 def test_properties_of_a_bucket_that_are_a_bomb(text):
     text = text if text.startswith(("{", "[")) else f'{{"created":"{text}"}}'
-    facts = wire.parse_bucket_facts(Reply(200, {"ais-bucket-props": text}))
+    facts = requests.parse_bucket_facts(Reply(200, {"ais-bucket-props": text}))
     assert facts.created_ns == 0
 
 
@@ -106,7 +106,7 @@ def test_times_that_no_file_can_have(said):
 
 
 def test_errors_and_metadata_that_are_bombs():
-    request = wire.get_object(B, "k")
+    request = requests.get_object(B, "k")
     for body in (b"[" * DEEP, b'{"message":' + b"[" * DEEP):
         assert "HTTP 500" in str(failure(request, Reply(500, {}, body)))
     bomb = base64.urlsafe_b64encode(b"[" * DEEP).decode()

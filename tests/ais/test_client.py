@@ -12,7 +12,7 @@ import trio
 from pydantic import SecretStr
 
 from aisfs.ais.client import AISClient
-from aisfs.ais.redirects import may_have_token
+from aisfs.ais.transport.redirects import may_have_token
 from aisfs.config import ClusterSettings
 from aisfs.errors import (
     AccessDenied,

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from aisfs.ais.shard_index import shard_index_location
+from aisfs.ais.protocol.shard_index import shard_index_location
 from aisfs.cache.indexes import IndexCache
 from aisfs.engine.background import background_thread
 from aisfs.engine.fetcher import Fetcher
@@ -16,7 +16,7 @@ from aisfs.engine.unpacker import Unpacker
 from aisfs.errors import Unavailable
 from aisfs.model import Bucket
 from aisfs.store.memory import MemoryStore
-from tests.ais.test_shard_index import as_aistore_does, payload, sealed
+from tests.ais.protocol.test_shard_index import as_aistore_does, payload, sealed
 from tests.support.tars import entry
 
 BUCKET = Bucket("b")

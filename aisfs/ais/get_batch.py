@@ -9,10 +9,10 @@ Must not know: HTTP beyond a path, requests, errnos.
 import logging
 from collections.abc import Callable, Sequence
 
-from aisfs.ais import wire
-from aisfs.ais.checksums import hasher_of, is_known
-from aisfs.ais.line import Line
-from aisfs.ais.session import Session
+from aisfs.ais.client_port import Session
+from aisfs.ais.protocol import requests
+from aisfs.ais.protocol.checksums import hasher_of, is_known
+from aisfs.ais.transport.connection_set import Line
 from aisfs.core.tar_header import BLOCK, padded, parse_header, parse_pax, text
 from aisfs.errors import ProtocolError, Unavailable
 from aisfs.model import Bucket, ObjectInfo
@@ -30,9 +30,9 @@ _SCRATCH = 1 << 16
 """Bytes read at once of what nobody wants: the zeros at the end, objects of another size."""
 
 
-def get_batch(bucket: Bucket, keys: Sequence[str]) -> wire.Request:
+def get_batch(bucket: Bucket, keys: Sequence[str]) -> requests.Request:
     """Ask for whole objects of one bucket, in this order, with their keys as names."""
-    body = wire.encode_json(
+    body = requests.encode_json(
         {
             "mime": ".tar",
             "in": [{"objname": key} for key in keys],
@@ -41,10 +41,10 @@ def get_batch(bucket: Bucket, keys: Sequence[str]) -> wire.Request:
             "strm": True,
         }
     )
-    path = f"{wire.BATCHES}/{wire.quoted(bucket)}"
+    path = f"{requests.BATCHES}/{requests.quoted(bucket)}"
     subject = f"{len(keys)} objects of {bucket}"
-    headers = {"Content-Type": wire.JSON}
-    return wire.Request("GET", path, wire.bucket_query(bucket), subject, headers, body)
+    headers = {"Content-Type": requests.JSON}
+    return requests.Request("GET", path, requests.bucket_query(bucket), subject, headers, body)
 
 
 class Batches:

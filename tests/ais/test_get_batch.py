@@ -10,8 +10,8 @@ from urllib.parse import unquote_to_bytes
 import pytest
 import xxhash
 
-from aisfs.ais.batches import can_be_checked, get_batch, unpack
 from aisfs.ais.client import AISClient
+from aisfs.ais.get_batch import can_be_checked, get_batch, unpack
 from aisfs.config import ClusterSettings
 from aisfs.errors import BucketNotFound, ProtocolError, Unavailable, Unsupported
 from aisfs.model import Bucket, ObjectInfo, Provider

@@ -8,8 +8,8 @@ from http.client import HTTPConnection
 
 import pytest
 
-from aisfs.ais.exchange import exchange
-from aisfs.ais.replies import BoundedReply
+from aisfs.ais.transport.exchange import exchange
+from aisfs.ais.transport.replies import BoundedReply
 
 OK = b"HTTP/1.1 200 OK\r\n"
 

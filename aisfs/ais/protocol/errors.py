@@ -2,7 +2,7 @@
 
 The one table from HTTP status and AIStore's own error names (`tcode`) to errors. Two things are
 decided here: whether the same request may succeed a little later, and what to tell the user.
-Pure, like `aisfs.ais.wire`.
+Pure, like `aisfs.ais.protocol.requests`.
 """
 
 import re
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from aisfs.ais.wire import BATCHES, Reply, Request
+from aisfs.ais.protocol.requests import BATCHES, Reply, Request
 from aisfs.errors import (
     AccessDenied,
     AisfsError,

@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from aisfs.ais.object_replies import parse_object
-from aisfs.ais.wire import (
+from aisfs.ais.protocol.object_replies import parse_object
+from aisfs.ais.protocol.requests import (
     JSON,
     BucketFacts,
     Reply,

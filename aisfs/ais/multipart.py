@@ -18,11 +18,11 @@ from functools import partial
 
 import trio
 
-from aisfs.ais import changes
-from aisfs.ais.completion import Completion
-from aisfs.ais.line import Line
+from aisfs.ais.client_port import Session
+from aisfs.ais.multipart_commit import Completion
+from aisfs.ais.protocol import write_requests
 from aisfs.ais.sending import Upload, checksum_for, send_content
-from aisfs.ais.session import Session
+from aisfs.ais.transport.connection_set import Line
 from aisfs.errors import (
     AisfsError,
     BucketNotFound,
@@ -140,11 +140,11 @@ class Parts:
         """Begin; None when the cluster does not know how."""
         if not self._are_known:
             return None
-        request = changes.start_parts(bucket, key)
+        request = write_requests.start_parts(bucket, key)
 
         def work(line: Line) -> str:
             reply = self._session.transport.fetch(line, request)
-            return changes.parse_upload_id(reply, request.subject)
+            return write_requests.parse_upload_id(reply, request.subject)
 
         try:
             name = await self._session.run(request.subject, work, bucket)
@@ -210,7 +210,7 @@ class Parts:
             facts = self._session.facts_of(line, begun.bucket)
             checksum = checksum_for(facts, part, line)
             name = begun.name
-            request = changes.put_part(begun.bucket, begun.key, name, number + 1, checksum)
+            request = write_requests.put_part(begun.bucket, begun.key, name, number + 1, checksum)
             send_content(self._session, line, request, part, told)
 
         def is_final() -> bool:
@@ -249,7 +249,7 @@ class Parts:
         Raises:
             NotFound: there is none of that name.
         """
-        request = changes.abort_parts(bucket, key, name)
+        request = write_requests.abort_parts(bucket, key, name)
 
         def work(line: Line) -> None:
             self._session.transport.fetch(line, request)

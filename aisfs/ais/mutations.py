@@ -11,10 +11,10 @@ import tempfile
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
-from aisfs.ais import changes
-from aisfs.ais.line import Line
-from aisfs.ais.session import Session
-from aisfs.ais.wire import Request
+from aisfs.ais.client_port import Session
+from aisfs.ais.protocol import write_requests
+from aisfs.ais.protocol.requests import Request
+from aisfs.ais.transport.connection_set import Line
 from aisfs.errors import (
     AccessDenied,
     BucketNotFound,
@@ -54,7 +54,7 @@ class Edits:
 
     async def remove(self, bucket: Bucket, key: str) -> None:
         """Delete one object."""
-        await self._do(changes.delete_object(bucket, key), bucket)
+        await self._do(write_requests.delete_object(bucket, key), bucket)
 
     async def copy(self, bucket: Bucket, key: str, to_bucket: Bucket, new_key: str) -> ObjectInfo:
         """Copy an object and make sure that the copy is one."""
@@ -91,7 +91,7 @@ class Edits:
                 f"{bucket}/{expected.key}: the bucket keeps neither versions nor checksums, so "
                 "nothing would tell for which content custom metadata was written"
             )
-        await self._do(changes.patch_custom(bucket, expected.key, text), bucket)
+        await self._do(write_requests.patch_custom(bucket, expected.key, text), bucket)
         return await self._session.head(bucket, expected.key)
 
     async def with_custom(
@@ -115,7 +115,7 @@ class Edits:
         self, bucket: Bucket, source: ObjectInfo, to_bucket: Bucket, new_key: str
     ) -> ObjectInfo:
         copied = None
-        if not changes.may_be_lost(new_key):
+        if not write_requests.may_be_lost(new_key):
             copied = await self._copy_within(bucket, source, to_bucket, new_key)
         if copied is None:
             log.info("%s/%s: copied to %s through this machine", bucket, source.key, new_key)
@@ -133,7 +133,7 @@ class Edits:
             if to_bucket.cluster:
                 look_up = partial(self._session.remotes.by_uuid, bucket=to_bucket)
                 place = await self._session.run(str(to_bucket), look_up)
-            await self._do(changes.copy_object(bucket, source, place, new_key), bucket)
+            await self._do(write_requests.copy_object(bucket, source, place, new_key), bucket)
         except (Unsupported, ProtocolError) as error:
             log.info("%s/%s: not copied by the cluster: %s", bucket, source.key, error)
             return None

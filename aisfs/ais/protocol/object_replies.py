@@ -1,14 +1,14 @@
 """What replies about one object say: its size and version, and whether bytes are those of it.
 
 Nothing is believed for want of a word to the contrary: a length that is not there is not zero, and
-bytes without a mark of their version are of no version. Pure, like `aisfs.ais.wire`.
+bytes without a mark of their version are of no version. Pure, like `aisfs.ais.protocol.requests`.
 """
 
 import re
 from dataclasses import replace
 
-from aisfs.ais.checksums import hasher_of, is_known
-from aisfs.ais.wire import (
+from aisfs.ais.protocol.checksums import hasher_of, is_known
+from aisfs.ais.protocol.requests import (
     BucketFacts,
     Reply,
     Request,

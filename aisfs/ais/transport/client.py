@@ -1,6 +1,6 @@
 """Send a request from a worker thread and give its reply: redirects, token, TLS, cutting.
 
-Only this module and `aisfs.ais.line` import requests. It knows HTTP and what is particular about AIStore's use of
+Only this module and `aisfs.ais.transport.connection_set` import requests. It knows HTTP and what is particular about AIStore's use of
 it, and nothing of what the requests mean.
 
 Object requests go to a proxy, which redirects to the target that has the object. Redirects are
@@ -22,16 +22,16 @@ import requests
 from requests.structures import CaseInsensitiveDict
 
 from aisfs import __version__
-from aisfs.ais import wire
-from aisfs.ais.auth import Credentials
-from aisfs.ais.counted_body import BodyDelivered, CountedBody
-from aisfs.ais.exchange import exchange
-from aisfs.ais.failures import failure, is_of_restart
-from aisfs.ais.line import Line
-from aisfs.ais.network import network, tls_options
-from aisfs.ais.readiness import Readiness
-from aisfs.ais.redirects import REDIRECTS, Way, is_target
-from aisfs.ais.replies import BoundedReply
+from aisfs.ais.protocol import requests as wire
+from aisfs.ais.protocol.errors import failure, is_of_restart
+from aisfs.ais.transport.auth import Credentials
+from aisfs.ais.transport.connection_set import Line
+from aisfs.ais.transport.counted_body import BodyDelivered, CountedBody
+from aisfs.ais.transport.exchange import exchange
+from aisfs.ais.transport.network import network, tls_options
+from aisfs.ais.transport.readiness import Readiness
+from aisfs.ais.transport.redirects import REDIRECTS, Way, is_target
+from aisfs.ais.transport.replies import BoundedReply
 from aisfs.config import ClusterSettings
 from aisfs.errors import ProtocolError, Unavailable
 

@@ -22,8 +22,8 @@ from typing import Any
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import ConnectTimeoutError, NameResolutionError, NewConnectionError
 
-from aisfs.ais.network import say_whose
-from aisfs.ais.replies import BoundedReply
+from aisfs.ais.transport.network import say_whose
+from aisfs.ais.transport.replies import BoundedReply
 
 
 class Lifeline:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from aisfs.ais.lifeline import Lifeline
+from aisfs.ais.transport.cancellable_sockets import Lifeline
 from aisfs.errors import Unavailable
 
 

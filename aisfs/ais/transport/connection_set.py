@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import requests
 from requests.adapters import HTTPAdapter
 
-from aisfs.ais.lifeline import Lifeline
+from aisfs.ais.transport.cancellable_sockets import Lifeline
 
 _MAX_HOSTS = 256
 """Hosts one line keeps a connection to; more than any cluster's targets seen in practice."""

@@ -3,7 +3,7 @@ import json
 import pytest
 from pydantic import SecretStr
 
-from aisfs.ais.auth import Credentials
+from aisfs.ais.transport.auth import Credentials
 from aisfs.config import ClusterSettings
 from aisfs.errors import ConfigError
 

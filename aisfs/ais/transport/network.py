@@ -12,7 +12,7 @@ from typing import Any
 
 import urllib3
 
-from aisfs.ais.replies import SpeaksTls
+from aisfs.ais.transport.replies import SpeaksTls
 from aisfs.config import ClusterSettings
 from aisfs.errors import AisfsError, ConfigError, Unavailable
 from aisfs.redaction import shown

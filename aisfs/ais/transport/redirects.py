@@ -8,7 +8,7 @@ import string
 from contextlib import suppress
 from urllib.parse import quote, urljoin, urlsplit
 
-from aisfs.ais.wire import Request
+from aisfs.ais.protocol.requests import Request
 from aisfs.errors import ProtocolError
 from aisfs.redaction import shown
 

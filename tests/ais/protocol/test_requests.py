@@ -4,9 +4,9 @@ import time
 import msgspec
 import pytest
 
-from aisfs.ais import listings, object_replies, wire
-from aisfs.ais.failures import failure, refuses_props
-from aisfs.ais.wire import BucketFacts, Reply, Request
+from aisfs.ais.protocol import listings, object_replies, requests
+from aisfs.ais.protocol.errors import failure, refuses_props
+from aisfs.ais.protocol.requests import BucketFacts, Reply, Request
 from aisfs.errors import (
     AccessDenied,
     BucketNotFound,
@@ -29,7 +29,7 @@ CREATED = 1_700_000_000_000_000_000
 
 
 def test_list_page_request():
-    request = wire.list_page(PETS, "train/", "train/a", 100)
+    request = requests.list_page(PETS, "train/", "train/a", 100)
     assert request == Request(
         "GET",
         "/v1/buckets/pets",
@@ -44,23 +44,23 @@ def test_list_page_request():
 
 
 def test_list_page_of_a_cloud_asks_for_its_times():
-    body = wire.list_page(Bucket("b", Provider.AWS), "", "", 0).body
+    body = requests.list_page(Bucket("b", Provider.AWS), "", "", 0).body
     assert json.loads(body)["value"]["props"] == "name,size,version,checksum,custom"
 
 
 def test_list_page_sends_names_that_are_not_utf8_as_their_bytes():
-    body = wire.list_page(PETS, "a\udcff/", "a\udcff/\udcfe", 0).body
+    body = requests.list_page(PETS, "a\udcff/", "a\udcff/\udcfe", 0).body
     assert b'"a\xff/"' in body
     assert b'"a\xff/\xfe"' in body
 
 
 def test_list_page_of_half_a_name_refused():
     with pytest.raises(InvalidName):
-        wire.list_page(PETS, "train", "", 0)
+        requests.list_page(PETS, "train", "", 0)
 
 
 def test_list_buckets_request():
-    assert wire.list_buckets(Provider.AWS) == Request(
+    assert requests.list_buckets(Provider.AWS) == Request(
         "GET",
         "/v1/buckets",
         "provider=aws",
@@ -69,21 +69,23 @@ def test_list_buckets_request():
         b'{"action": "list", "name": "", "value": null}',
         most_reply=4 << 20,
     )
-    assert wire.list_buckets(None).target == "/v1/buckets"
+    assert requests.list_buckets(None).target == "/v1/buckets"
 
 
 def test_head_request_with_namespace():
     bucket = Bucket("b", Provider.AIS, "@rem1#ns")
-    request = wire.head_object(bucket, "k")
+    request = requests.head_object(bucket, "k")
     assert request.target == (
         "/v1/objects/b/k?provider=ais&namespace=%40rem1%23ns&props=checksum%2Cversion%2Ccustom"
     )
     assert "latest" not in request.target
-    assert wire.head_bucket(bucket).target == "/v1/buckets/b?provider=ais&namespace=%40rem1%23ns"
+    assert (
+        requests.head_bucket(bucket).target == "/v1/buckets/b?provider=ais&namespace=%40rem1%23ns"
+    )
 
 
 def test_range_request():
-    request = wire.get_range(PETS, "a b", 5, 10)
+    request = requests.get_range(PETS, "a b", 5, 10)
     assert (request.target, request.headers) == (
         "/v1/objects/pets/a%20b?provider=ais",
         {"Range": "bytes=5-9"},
@@ -93,7 +95,7 @@ def test_range_request():
 @pytest.mark.parametrize(("start", "stop"), [(0, 0), (5, 5), (6, 5), (-1, 3)])
 def test_degenerate_range_never_built(start, stop):
     with pytest.raises(ValueError, match="empty"):
-        wire.get_range(PETS, "a", start, stop)
+        requests.get_range(PETS, "a", start, stop)
 
 
 @pytest.mark.parametrize(
@@ -114,13 +116,13 @@ def test_degenerate_range_never_built(start, stop):
     ],
 )
 def test_path_quoting(key, path):
-    assert wire.get_object(PETS, key).path == f"/v1/objects/pets/{path}"
+    assert requests.get_object(PETS, key).path == f"/v1/objects/pets/{path}"
 
 
 @pytest.mark.parametrize("key", ["", ".", "..", "a/../b", "a/.", "./a", "a\0b", "\ud800"])
 def test_names_that_would_be_rewritten_refused(key):
     with pytest.raises(InvalidName):
-        wire.get_object(PETS, key)
+        requests.get_object(PETS, key)
 
 
 # Listings
@@ -270,19 +272,19 @@ BUCKET_PROPS = (
 
 def test_bucket_without_checksums():
     text = '{"checksum":{"type":"none"}}'
-    facts = wire.parse_bucket_facts(Reply(200, {"ais-bucket-props": text}))
+    facts = requests.parse_bucket_facts(Reply(200, {"ais-bucket-props": text}))
     assert facts == BucketFacts(keeps_checksums=False)
 
 
 def test_bucket_facts():
     reply = Reply(200, {"ais-bucket-props": BUCKET_PROPS})
-    assert wire.parse_bucket_facts(reply) == BucketFacts(1795224024593828335, "xxhash2", True)
+    assert requests.parse_bucket_facts(reply) == BucketFacts(1795224024593828335, "xxhash2", True)
 
 
 @pytest.mark.parametrize("text", ["", "{}", "<html>", '{"created":"x"}', '{"checksum":{"type":7}}'])
 def test_bucket_facts_unknown(text):
-    assert wire.parse_bucket_facts(Reply(200, {"ais-bucket-props": text})) == BucketFacts()
-    assert wire.parse_bucket_facts(Reply(200, {})) == BucketFacts()
+    assert requests.parse_bucket_facts(Reply(200, {"ais-bucket-props": text})) == BucketFacts()
+    assert requests.parse_bucket_facts(Reply(200, {})) == BucketFacts()
 
 
 def test_object():
@@ -318,7 +320,7 @@ def test_a_size_is_zero_only_with_proof(headers, lacks):
     assert object_replies.lacks_size(Reply(200, headers), FACTS) is lacks
 
 
-GET_FIRST = wire.get_range(PETS, "k", 0, 1)
+GET_FIRST = requests.get_range(PETS, "k", 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -472,9 +474,9 @@ def test_whole_object_only_for_the_whole_range():
 
 # Failures
 
-GET = wire.get_object(PETS, "k")
-HEAD = wire.head_object(PETS, "k")
-LIST = wire.list_page(PETS, "", "", 0)
+GET = requests.get_object(PETS, "k")
+HEAD = requests.head_object(PETS, "k")
+LIST = requests.list_page(PETS, "", "", 0)
 
 
 def _said(tcode: str, message: str = "it says so") -> bytes:

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from aisfs.ais.line import Line
+from aisfs.ais.protocol.requests import BucketFacts
 from aisfs.ais.remotes import Remotes
-from aisfs.ais.transport import Transport
-from aisfs.ais.wire import BucketFacts
+from aisfs.ais.transport.client import Transport
+from aisfs.ais.transport.connection_set import Line
 from aisfs.model import Bucket, ObjectInfo
 
 T = TypeVar("T")

@@ -1,7 +1,7 @@
 """One request and its reply over a connection, with no more work than http.client makes of it.
 
 What requests and urllib3 add to each request costs more than sending and storing a small file.
-Connecting, TLS and what is said about both stays theirs (`aisfs.ais.transport`).
+Connecting, TLS and what is said about both stays theirs (`aisfs.ais.transport.client`).
 
 Must not know: pools, redirects, tokens, what requests mean.
 """
@@ -14,8 +14,8 @@ from http.client import HTTPConnection, HTTPResponse
 from typing import cast
 from urllib.parse import quote
 
-from aisfs.ais.replies import BoundedReply
-from aisfs.ais.wire import Reply
+from aisfs.ais.protocol.requests import Reply
+from aisfs.ais.transport.replies import BoundedReply
 
 SMALL = 64 << 10
 """Bytes of a body that are worth a copy in memory, so that they are read once."""

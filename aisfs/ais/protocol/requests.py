@@ -2,8 +2,8 @@
 
 Everything odd about the protocol is dealt with here, so that it can be tested with literals:
 sizes that are strings or absent, flags that must be strings, checksums whose type only the bucket
-knows. Listings are read in `aisfs.ais.listings`, replies that are not a success in
-`aisfs.ais.failures`.
+knows. Listings are read in `aisfs.ais.protocol.listings`, replies that are not a success in
+`aisfs.ais.protocol.errors`.
 
 Must not know: sockets, threads, sessions, tokens, retries.
 """
@@ -20,7 +20,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 from msgspec import structs
 
-from aisfs.ais.shard_index import shard_of_index
+from aisfs.ais.protocol.shard_index import shard_of_index
 from aisfs.errors import InvalidName
 from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.store.custom import decode_custom

@@ -10,15 +10,15 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aisfs.ais import shard_index, wire
 from aisfs.ais.client import AISClient
-from aisfs.ais.redirects import Way
-from aisfs.ais.shard_index import (
+from aisfs.ais.protocol import requests, shard_index
+from aisfs.ais.protocol.shard_index import (
     SYSTEM_BUCKET,
     decode_shard_index,
     shard_index_location,
     shard_of_index,
 )
+from aisfs.ais.transport.redirects import Way
 from aisfs.config import ClusterSettings
 from aisfs.core.member_index import MemberIndex
 from aisfs.core.tar import TarScanner
@@ -421,7 +421,7 @@ async def test_every_index_is_found_with_its_shard(count: int, tmp_path: Path):
 
 def test_the_shard_is_never_taken_for_its_index():
     """A server that redirects nobody answers with the shard that was asked for."""
-    request = wire.get_range(*shard_index_location(Bucket("b"), "x.tar"), 0, 10)
+    request = requests.get_range(*shard_index_location(Bucket("b"), "x.tar"), 0, 10)
     way = Way("http://proxy", request, None)
     assert way.url == "http://proxy/v1/objects/b/x.tar?provider=ais"
     assert not way.arrived

@@ -10,11 +10,11 @@ from itertools import accumulate
 
 import trio
 
-from aisfs.ais import changes
-from aisfs.ais.checksums import is_known
-from aisfs.ais.line import Line
+from aisfs.ais.client_port import Session
+from aisfs.ais.protocol import write_requests
+from aisfs.ais.protocol.checksums import is_known
 from aisfs.ais.sending import Upload, checksum_as
-from aisfs.ais.session import Session
+from aisfs.ais.transport.connection_set import Line
 from aisfs.errors import (
     AisfsError,
     BucketNotFound,
@@ -108,7 +108,7 @@ class Completion:
 
         The cluster reads all of the object for its checksum, and meanwhile so do we.
         """
-        request = changes.complete_parts(upload.bucket, upload.key, name, sizes)
+        request = write_requests.complete_parts(upload.bucket, upload.key, name, sizes)
         failed: AisfsError | None = None
         expected = ""
 

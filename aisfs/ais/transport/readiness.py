@@ -23,10 +23,10 @@ from http.client import HTTPConnection
 
 import msgspec
 
-from aisfs.ais.counted_body import BodyDelivered
-from aisfs.ais.exchange import exchange
-from aisfs.ais.replies import BoundedReply
-from aisfs.ais.wire import Reply
+from aisfs.ais.protocol.requests import Reply
+from aisfs.ais.transport.counted_body import BodyDelivered
+from aisfs.ais.transport.exchange import exchange
+from aisfs.ais.transport.replies import BoundedReply
 from aisfs.errors import Unavailable
 
 log = logging.getLogger(__name__)

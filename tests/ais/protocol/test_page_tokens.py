@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aisfs.ais import listings
-from aisfs.ais.page_tokens import resume_after
-from aisfs.ais.wire import BucketFacts, Reply
+from aisfs.ais.protocol import listings
+from aisfs.ais.protocol.page_tokens import resume_after
+from aisfs.ais.protocol.requests import BucketFacts, Reply
 from aisfs.errors import ProtocolError
 from aisfs.model import Bucket
 from tests.support.real_paging import RealPaging

@@ -1,7 +1,7 @@
 """Lists of buckets and pages of directories, decoded from msgpack or JSON into plain values.
 
 A page may hold 10,000 entries, so the usual case is one pass of msgspec over typed structs. Names
-that are not UTF-8 take a slower way with the same result. Pure, like `aisfs.ais.wire`.
+that are not UTF-8 take a slower way with the same result. Pure, like `aisfs.ais.protocol.requests`.
 """
 
 import json
@@ -10,9 +10,9 @@ from typing import Annotated
 
 import msgspec
 
-from aisfs.ais.checksums import label_of_usual, labelled
-from aisfs.ais.page_tokens import resume_after
-from aisfs.ais.wire import (
+from aisfs.ais.protocol.checksums import label_of_usual, labelled
+from aisfs.ais.protocol.page_tokens import resume_after
+from aisfs.ais.protocol.requests import (
     MSGPACK,
     BucketFacts,
     Reply,

@@ -7,7 +7,7 @@ With several targets the proxy cuts once more.
 
 So the next page is asked for from some names before the end of this one, and repeats those. How many
 is bounded by how often a name can be sorted behind one that was visited later: once for each of its
-prefixes that a character below `/` follows. `tests/ais/test_paging.py` proves it against a model.
+prefixes that a character below `/` follows. `tests/ais/protocol/test_page_tokens.py` proves it against a model.
 """
 
 from collections.abc import Sequence

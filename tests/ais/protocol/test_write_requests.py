@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from aisfs.ais import changes, wire
-from aisfs.ais.checksums import checksum_of, labelled
-from aisfs.ais.wire import BucketFacts, Reply, Request
+from aisfs.ais.protocol import requests, write_requests
+from aisfs.ais.protocol.checksums import checksum_of, labelled
+from aisfs.ais.protocol.requests import BucketFacts, Reply, Request
 from aisfs.errors import InvalidName
 from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.store.content import BytesContent
@@ -44,21 +44,23 @@ def test_selectors_are_refused_on_objects_too(body):
 def test_every_change_names_an_object(key):
     info = ObjectInfo(key, 1)
     for make in (
-        lambda: changes.put_object(PETS, key),
-        lambda: changes.delete_object(PETS, key),
-        lambda: changes.copy_object(PETS, info, PETS, "to"),
-        lambda: changes.patch_custom(PETS, key, "x"),
-        lambda: changes.start_parts(PETS, key),
-        lambda: changes.put_part(PETS, key, "id", 1),
-        lambda: changes.complete_parts(PETS, key, "id", [1]),
-        lambda: changes.abort_parts(PETS, key, "id"),
+        lambda: write_requests.put_object(PETS, key),
+        lambda: write_requests.delete_object(PETS, key),
+        lambda: write_requests.copy_object(PETS, info, PETS, "to"),
+        lambda: write_requests.patch_custom(PETS, key, "x"),
+        lambda: write_requests.start_parts(PETS, key),
+        lambda: write_requests.put_part(PETS, key, "id", 1),
+        lambda: write_requests.complete_parts(PETS, key, "id", [1]),
+        lambda: write_requests.abort_parts(PETS, key, "id"),
     ):
         with pytest.raises(InvalidName):
             make()
 
 
 def test_put():
-    request = changes.put_object(PETS, "a b", checksum="xxhash2:0123456789abcdef", custom="abc")
+    request = write_requests.put_object(
+        PETS, "a b", checksum="xxhash2:0123456789abcdef", custom="abc"
+    )
     assert (request.method, request.target) == ("PUT", "/v1/objects/pets/a%20b?provider=ais")
     assert request.headers == {
         "Ais-Checksum-Type": "xxhash2",
@@ -69,15 +71,15 @@ def test_put():
 
 def test_copy():
     to = Bucket("b", Provider.AIS, "@uuid#ns")
-    request = changes.copy_object(PETS, ObjectInfo("k", 10**9), to, "dir/ü +&")
+    request = write_requests.copy_object(PETS, ObjectInfo("k", 10**9), to, "dir/ü +&")
     assert request.query == ("provider=ais&object_to=ais%2F%40uuid%23ns%2Fb%2Fdir%2F%C3%BC+%2B%26")
     assert request.patience == 20
-    plain = changes.copy_object(PETS, ObjectInfo("k", 0), PETS, "l\udcff")
+    plain = write_requests.copy_object(PETS, ObjectInfo("k", 0), PETS, "l\udcff")
     assert plain.query == "provider=ais&object_to=ais%2F%40%23%2Fpets%2Fl%FF"
 
 
 def test_complete():
-    request = changes.complete_parts(PETS, "k", "id", [5, 3])
+    request = write_requests.complete_parts(PETS, "k", "id", [5, 3])
     assert json.loads(request.body) == {
         "action": "mpt-complete",
         "value": [{"part-number": 1, "etag": ""}, {"part-number": 2, "etag": ""}],
@@ -86,23 +88,26 @@ def test_complete():
 
 def test_reply_of_a_put():
     headers = {"ais-version": "7", "ais-checksum-type": "xxhash2", "ais-checksum-value": "abcd"}
-    info = changes.parse_written(Reply(200, headers), PETS, "k", 5, FACTS)
+    info = write_requests.parse_written(Reply(200, headers), PETS, "k", 5, FACTS)
     assert info == ObjectInfo("k", 5, "7", "xxhash2:abcd", FACTS.created_ns + 6 * 10**9)
-    assert changes.parse_written(Reply(200, {"content-length": "0"}), PETS, "k", 5, FACTS) is None
+    assert (
+        write_requests.parse_written(Reply(200, {"content-length": "0"}), PETS, "k", 5, FACTS)
+        is None
+    )
 
 
 @pytest.mark.parametrize("join", ["mtime=5, aisfs={}, z=1", "[mtime:5 aisfs:{} z:1]", "aisfs={}"])
 def test_custom_metadata_among_that_of_others(join):
     info = ObjectInfo("k", 5, "7", "xxhash2:abcd")
     text = join.format(encode_custom({"mode": "0600"}, stamp_of(info)))
-    assert wire.with_custom(info, text).custom == {"mode": "0600"}
+    assert requests.with_custom(info, text).custom == {"mode": "0600"}
     for other in (ObjectInfo("k", 6, "7", "xxhash2:abcd"), ObjectInfo("k", 5, "7", "xxhash2:ab")):
-        assert wire.with_custom(other, text).custom == {}
+        assert requests.with_custom(other, text).custom == {}
 
 
 @pytest.mark.parametrize("text", ["", "aisfs=", "aisfs=x", "aisfs=bm9uc2Vuc2U", "naisfs=W10", "a"])
 def test_custom_metadata_that_is_not_ours(text):
-    assert wire.with_custom(ObjectInfo("k", 5, "7"), text).custom == {}
+    assert requests.with_custom(ObjectInfo("k", 5, "7"), text).custom == {}
 
 
 def test_types_of_checksums_in_listings():
