@@ -13,10 +13,10 @@ from typing import TypeVar, assert_never
 import trio
 
 from aisfs.ais.client import AISClient
-from aisfs.cache.blocks import LEAST, BlockCache
-from aisfs.cache.directory import CacheDirectory
-from aisfs.cache.indexes import IndexCache
-from aisfs.cache.metadata import MetadataCache
+from aisfs.cache.disk.block_cache import LEAST, BlockCache
+from aisfs.cache.disk.directory import CacheDirectory
+from aisfs.cache.index_cache import IndexCache
+from aisfs.cache.metadata_cache import MetadataCache
 from aisfs.config import View
 from aisfs.core.inner_tars import MAX_NESTING
 from aisfs.core.member_index import MemberIndex

@@ -12,10 +12,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 from rich.table import Table
 
 from aisfs import logs
-from aisfs.cache.blocks import BlockCache, Statistics
-from aisfs.cache.directory import LAYOUT, CacheDirectory
-from aisfs.cache.indexes import IndexCache
-from aisfs.cache.verifying import CheckReport
+from aisfs.cache.disk.block_cache import BlockCache, Statistics
+from aisfs.cache.disk.directory import LAYOUT, CacheDirectory
+from aisfs.cache.disk.verify import CheckReport
+from aisfs.cache.index_cache import IndexCache
 from aisfs.config import CacheSettings
 from aisfs.errors import ConfigError, SourceMissing
 from aisfs.exits import Exit

@@ -25,7 +25,7 @@ from aisfs.assembly import (
     open_cache,
     open_source,
 )
-from aisfs.cache.blocks import BlockCache
+from aisfs.cache.disk.block_cache import BlockCache
 from aisfs.config import View
 from aisfs.core.sources import DatasetSource, DirectorySource
 from aisfs.core.view_spec import LabelSource, ViewSpec

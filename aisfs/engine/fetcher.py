@@ -20,9 +20,9 @@ from functools import partial
 import trio
 
 from aisfs.allocator import give_memory_back
-from aisfs.cache.blocks import BlockCache
-from aisfs.cache.entry import SEGMENT, EntryId, entry_id
-from aisfs.cache.reservation import Reservation
+from aisfs.cache.disk.block_cache import BlockCache
+from aisfs.cache.disk.format import SEGMENT, EntryId, entry_id
+from aisfs.cache.disk.reservation import Reservation
 from aisfs.core.ranges import growing_pieces, pieces
 from aisfs.core.readahead import ReadAhead
 from aisfs.engine.background import BackgroundThread

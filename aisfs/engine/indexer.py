@@ -15,8 +15,8 @@ import trio
 from cachetools import LRUCache
 
 from aisfs.ais.protocol.shard_index import MAX_BYTES, decode_shard_index, shard_index_location
-from aisfs.cache.entry import CONTENT_MAX, PAGE
-from aisfs.cache.indexes import IndexCache
+from aisfs.cache.disk.format import CONTENT_MAX, PAGE
+from aisfs.cache.index_cache import IndexCache
 from aisfs.cache.single_flight import SingleFlight
 from aisfs.core.forms import HEAD, Form, form_of_content, form_of_name
 from aisfs.core.inner_tars import InnerTars

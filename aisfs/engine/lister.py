@@ -15,7 +15,7 @@ from typing import TypeVar
 import trio
 from cachetools import LRUCache, TTLCache
 
-from aisfs.cache.metadata import UNKNOWN, Dated, DirectoryId, MetadataCache, Unknown
+from aisfs.cache.metadata_cache import UNKNOWN, Dated, DirectoryId, MetadataCache, Unknown
 from aisfs.cache.single_flight import SingleFlight
 from aisfs.core.listing import Listed, Listing, ListingBounds, ListingBuilder, Wanted
 from aisfs.core.names import child_key, child_prefix, refusal

@@ -1,8 +1,8 @@
 """Parts and the disk cache: what of one is there, and how the rest gets there. For worker threads."""
 
-from aisfs.cache.blocks import BlockCache
-from aisfs.cache.entry import EntryId
-from aisfs.cache.reservation import Reservation
+from aisfs.cache.disk.block_cache import BlockCache
+from aisfs.cache.disk.format import EntryId
+from aisfs.cache.disk.reservation import Reservation
 from aisfs.engine.kept import Kept
 from aisfs.engine.parts import Part
 from aisfs.engine.running_sums import RunningSums

@@ -5,8 +5,8 @@ from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 
-from aisfs.cache.blocks import BlockCache
-from aisfs.cache.entry import EntryId
+from aisfs.cache.disk.block_cache import BlockCache
+from aisfs.cache.disk.format import EntryId
 from aisfs.core.readahead import ReadAhead
 from aisfs.engine.parts import Part
 from aisfs.model import Bucket, ByteRange, ObjectInfo

@@ -12,7 +12,7 @@ from enum import Enum
 
 import trio
 
-from aisfs.cache.metadata import Dated, DirectoryId, MetadataCache, Unknown
+from aisfs.cache.metadata_cache import Dated, DirectoryId, MetadataCache, Unknown
 from aisfs.core.listing import Listed, Listing
 from aisfs.core.names import entry_name
 from aisfs.engine.lister import Lister

@@ -6,7 +6,7 @@ that was removed here is remembered, since AIStore goes on listing it.
 
 from collections import OrderedDict
 
-from aisfs.cache.metadata import DirectoryId
+from aisfs.cache.metadata_cache import DirectoryId
 from aisfs.errors import OutOfSpace
 from aisfs.model import Bucket
 

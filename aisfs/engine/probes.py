@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from functools import partial
 
-from aisfs.cache.metadata import DirectoryId
+from aisfs.cache.metadata_cache import DirectoryId
 from aisfs.core.listing import Listed
 from aisfs.core.names import child_key, child_prefix, entry_name
 from aisfs.errors import AccessDenied, AisfsError, NotFound, ProtocolError

@@ -8,8 +8,8 @@ import weakref
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from aisfs.cache.entry import EntryId
-from aisfs.cache.whole import Hasher, hasher_for
+from aisfs.cache.disk.format import EntryId
+from aisfs.cache.disk.object_checksum import Hasher, hasher_for
 from aisfs.engine.parts import Part
 
 OBJECTS_MAX = 64

@@ -23,8 +23,8 @@ import trio
 from cachetools import LRUCache, TTLCache
 from msgspec import structs
 
-from aisfs.cache.blocks import BlockCache
-from aisfs.cache.entry import CONTENT_MAX, EntryId, content_id
+from aisfs.cache.disk.block_cache import BlockCache
+from aisfs.cache.disk.format import CONTENT_MAX, EntryId, content_id
 from aisfs.core.decompression import Codec, Inflater, Piece, open_codec, read_piece
 from aisfs.core.forms import Form
 from aisfs.core.member_index import MemberIndex

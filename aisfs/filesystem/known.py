@@ -7,7 +7,7 @@ missing, means that the asynchronous operation has to find out; so it does whene
 import weakref
 from dataclasses import dataclass
 
-from aisfs.cache.metadata import UNKNOWN, Unknown
+from aisfs.cache.metadata_cache import UNKNOWN, Unknown
 from aisfs.core.inodes import slot_of, split_member
 from aisfs.core.names import NAME_MAX
 from aisfs.core.views import MembersView

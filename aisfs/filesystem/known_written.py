@@ -4,7 +4,7 @@ Whoever asks holds `changing` meanwhile, except to read. A file is the trio thre
 it is opened for writing until the kernel has forgotten it.
 """
 
-from aisfs.cache.metadata import UNKNOWN, Unknown
+from aisfs.cache.metadata_cache import UNKNOWN, Unknown
 from aisfs.core.inodes import split_member
 from aisfs.engine.parts import Data
 from aisfs.engine.reader import Reader

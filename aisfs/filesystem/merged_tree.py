@@ -6,7 +6,7 @@ Waiting is for building only: once there is a view, names are found in it at onc
 from collections.abc import Iterator, Mapping
 from functools import partial
 
-from aisfs.cache.metadata import UNKNOWN, Unknown
+from aisfs.cache.metadata_cache import UNKNOWN, Unknown
 from aisfs.core.inodes import ROOT
 from aisfs.core.merged_view import MergedChild
 from aisfs.engine.merger import Merged, Merger

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from aisfs.cache.metadata import UNKNOWN, Dated, Unknown
+from aisfs.cache.metadata_cache import UNKNOWN, Dated, Unknown
 from aisfs.config import Shards
 from aisfs.core import names
 from aisfs.core.listing import PENDING_VERSION, Listed, Listing

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from aisfs.cache.metadata import UNKNOWN
+from aisfs.cache.metadata_cache import UNKNOWN
 from aisfs.config import WriteSettings
 from aisfs.core import names
 from aisfs.core.inodes import directory_number, member_number

@@ -6,7 +6,7 @@ without a word, and keeps listings. A handle is then no more than the inode.
 
 import errno
 
-from aisfs.cache.metadata import UNKNOWN
+from aisfs.cache.metadata_cache import UNKNOWN
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.known import Known
 from aisfs.filesystem.xattrs import PREFIX

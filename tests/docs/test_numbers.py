@@ -3,7 +3,8 @@
 import pytest
 
 from aisfs import assembly
-from aisfs.cache import books, entry, metadata, shelf, upkeep
+from aisfs.cache import metadata_cache
+from aisfs.cache.disk import bookkeeping, format, maintenance, resident
 from aisfs.core import readahead, samples
 from aisfs.engine import indexer, parts, prefetcher
 from aisfs.fuse import tuning
@@ -17,10 +18,10 @@ TOLD = [
         (assembly.INDEX_SHARE, assembly.INDEX_DISK_LIMIT) == (16, 1 << 30),
     ),
     (f"in memory | {indexer.INDEX_BYTES_MAX // MIB} MiB", True),
-    (f"{metadata.LISTED_ENTRIES_MAX:,} entries", True),
-    (f"Each {entry.STEP >> 10} KiB have a checksum", True),
-    (f"for {shelf.PAUSE_SECONDS:.0f} seconds nothing new is kept", True),
-    (f"the last {books._BATCH_BYTES // MIB} MiB of it", upkeep.SYNC_SECONDS == 1),
+    (f"{metadata_cache.LISTED_ENTRIES_MAX:,} entries", True),
+    (f"Each {format.STEP >> 10} KiB have a checksum", True),
+    (f"for {resident.PAUSE_SECONDS:.0f} seconds nothing new is kept", True),
+    (f"the last {bookkeeping._BATCH_BYTES // MIB} MiB of it", maintenance.SYNC_SECONDS == 1),
     (f"a window of {readahead.START_WINDOW // MIB} MiB ahead", True),
     (f"Up to {readahead.MAX_STREAMS} readers of one object", True),
     (f"up to {readahead.FORWARD // MIB} MiB forward", True),

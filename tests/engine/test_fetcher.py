@@ -11,7 +11,7 @@ import trio
 import trio.testing
 import xxhash
 
-from aisfs.cache.entry import entry_id
+from aisfs.cache.disk.format import entry_id
 from aisfs.core.ranges import RangeSet
 from aisfs.engine import fetcher as fetcher_module
 from aisfs.engine import opened as opened_module

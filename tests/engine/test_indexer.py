@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from aisfs.ais.protocol.shard_index import shard_index_location
-from aisfs.cache.indexes import IndexCache
+from aisfs.cache.index_cache import IndexCache
 from aisfs.engine.background import background_thread
 from aisfs.engine.fetcher import Fetcher
 from aisfs.engine.indexer import Indexer

@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from aisfs.cache.metadata import MetadataCache
+from aisfs.cache.metadata_cache import MetadataCache
 from aisfs.engine.lister import SINGLE_LOOKUPS, Lister
 from aisfs.errors import AccessDenied, BucketNotFound, Unavailable
 from aisfs.metrics import Metrics

@@ -4,7 +4,7 @@ import pytest
 import trio
 import trio.testing
 
-from aisfs.cache.metadata import MetadataCache
+from aisfs.cache.metadata_cache import MetadataCache
 from aisfs.core.listing import SHORT_PAGES_MAX, ListingBounds
 from aisfs.engine import own_directories, probes
 from aisfs.engine.overlay import OverlaidLister

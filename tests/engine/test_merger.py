@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from aisfs.cache.indexes import IndexCache
+from aisfs.cache.index_cache import IndexCache
 from aisfs.config import View
 from aisfs.core.view_spec import LabelRule, LabelSource, ViewSpec
 from aisfs.core.views import without_folders

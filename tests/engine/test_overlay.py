@@ -3,7 +3,7 @@
 import pytest
 import trio
 
-from aisfs.cache.metadata import UNKNOWN, MetadataCache
+from aisfs.cache.metadata_cache import UNKNOWN, MetadataCache
 from aisfs.engine.overlay import OverlaidLister
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, ObjectInfo

@@ -10,7 +10,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aisfs.cache.entry import entry_id
+from aisfs.cache.disk.format import entry_id
 from aisfs.engine.parts import BufferPool, Part
 from aisfs.engine.running_sums import RunningSums
 from aisfs.model import Bucket, ByteRange, ObjectInfo

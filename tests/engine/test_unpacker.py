@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from aisfs.cache.blocks import BlockCache
-from aisfs.cache.entry import CONTENT_MAX
+from aisfs.cache.disk.block_cache import BlockCache
+from aisfs.cache.disk.format import CONTENT_MAX
 from aisfs.core.forms import Form
 from aisfs.core.tar import TarScanner
 from aisfs.engine import unpacker as unpacking

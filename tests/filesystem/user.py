@@ -6,7 +6,7 @@ from itertools import islice
 
 import trio
 
-from aisfs.cache.metadata import MetadataCache
+from aisfs.cache.metadata_cache import MetadataCache
 from aisfs.config import Shards, TreeSettings
 from aisfs.core.inodes import ROOT, split_member
 from aisfs.engine.assembler import Assembler

@@ -8,12 +8,12 @@ import logging
 import sqlite3
 from collections.abc import Iterable
 
-from aisfs.cache.directory import CacheDirectory
-from aisfs.cache.entry import Damaged
-from aisfs.cache.ledger import Ledger, Row
-from aisfs.cache.segment_file import SegmentFile
-from aisfs.cache.segments import Segment
-from aisfs.cache.shelf import Health, Shelf
+from aisfs.cache.disk.directory import CacheDirectory
+from aisfs.cache.disk.format import Damaged
+from aisfs.cache.disk.ledger import Ledger, Row
+from aisfs.cache.disk.resident import Health, Shelf
+from aisfs.cache.disk.segment_file import SegmentFile
+from aisfs.cache.disk.segments import Segment
 from aisfs.model import ByteRange
 
 logger = logging.getLogger(__name__)

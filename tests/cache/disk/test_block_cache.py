@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from aisfs.cache.blocks import LEAST, BlockCache
-from aisfs.cache.entry import SEGMENT, content_id, entry_id
+from aisfs.cache.disk.block_cache import LEAST, BlockCache
+from aisfs.cache.disk.format import SEGMENT, content_id, entry_id
 from aisfs.errors import ConfigError
 from aisfs.model import Bucket, ByteRange, ObjectInfo
-from tests.cache.block_helpers import (
+from tests.cache.disk.block_helpers import (
     BUCKET,
     KIB,
     MIB,
@@ -394,7 +394,7 @@ def test_directory_without_permission_is_named(tmp_path):
     code = """
 import os, sys
 from pathlib import Path
-from aisfs.cache.blocks import BlockCache
+from aisfs.cache.disk.block_cache import BlockCache
 from aisfs.errors import ConfigError
 os.setuid(12345)
 try:

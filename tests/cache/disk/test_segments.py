@@ -6,10 +6,10 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aisfs.cache.entry import HEADER, PAGE
-from aisfs.cache.segment_file import write
-from aisfs.cache.segments import OPEN_FILES, disk_bytes, pages_of, runs_of
-from tests.cache.block_helpers import an_entry, fill, get
+from aisfs.cache.disk.format import HEADER, PAGE
+from aisfs.cache.disk.segment_file import write
+from aisfs.cache.disk.segments import OPEN_FILES, disk_bytes, pages_of, runs_of
+from tests.cache.disk.block_helpers import an_entry, fill, get
 
 places = st.sets(st.integers(0, 200))
 
@@ -43,7 +43,7 @@ def test_disk_takes_no_more_than_computed(tmp_path):
 
 
 def test_few_files_are_open_at_a_time(tmp_path):
-    from aisfs.cache.blocks import BlockCache
+    from aisfs.cache.disk.block_cache import BlockCache
 
     before = len(os.listdir("/proc/self/fd"))
     cache = BlockCache.open(tmp_path, 64 * 2**20)

@@ -13,10 +13,10 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 
-from aisfs.cache.entry import SEGMENT, EntryId
-from aisfs.cache.ledger import Row
-from aisfs.cache.segment_file import SegmentFile
-from aisfs.cache.segments import OpenFiles, Segment
+from aisfs.cache.disk.format import SEGMENT, EntryId
+from aisfs.cache.disk.ledger import Row
+from aisfs.cache.disk.segment_file import SegmentFile
+from aisfs.cache.disk.segments import OpenFiles, Segment
 from aisfs.core.admission import Admission
 from aisfs.model import ByteRange
 

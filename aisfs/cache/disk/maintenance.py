@@ -7,11 +7,11 @@ import threading
 import time
 from collections.abc import Set
 
-from aisfs.cache.books import Books
-from aisfs.cache.directory import punch
-from aisfs.cache.entry import HEADER, PAGE, SEGMENT, Damaged
-from aisfs.cache.filling import QUANTUM
-from aisfs.cache.segments import disk_bytes, pages_of_pieces, runs_of
+from aisfs.cache.disk.bookkeeping import Books
+from aisfs.cache.disk.directory import punch
+from aisfs.cache.disk.format import HEADER, PAGE, SEGMENT, Damaged
+from aisfs.cache.disk.segments import disk_bytes, pages_of_pieces, runs_of
+from aisfs.cache.disk.space import QUANTUM
 
 logger = logging.getLogger(__name__)
 

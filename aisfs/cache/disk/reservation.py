@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from aisfs.cache.books import Books
-from aisfs.cache.entry import SEGMENT
-from aisfs.cache.segment_file import SegmentFile, sums_of, sums_of_bytes
-from aisfs.cache.segments import Segment
+from aisfs.cache.disk.bookkeeping import Books
+from aisfs.cache.disk.format import SEGMENT
+from aisfs.cache.disk.segment_file import SegmentFile, sums_of, sums_of_bytes
+from aisfs.cache.disk.segments import Segment
 from aisfs.core.ranges import RangeSet
 from aisfs.model import ByteRange
 

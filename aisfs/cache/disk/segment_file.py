@@ -10,9 +10,9 @@ from array import array
 
 import xxhash
 
-from aisfs.cache import entry as entries
-from aisfs.cache.directory import lost_writes
-from aisfs.cache.entry import HEADER, PAGE, SEGMENT, STEP, Damaged, EntryId
+from aisfs.cache.disk import format as entries
+from aisfs.cache.disk.directory import lost_writes
+from aisfs.cache.disk.format import HEADER, PAGE, SEGMENT, STEP, Damaged, EntryId
 from aisfs.core.ranges import pieces as cut
 from aisfs.model import ByteRange
 

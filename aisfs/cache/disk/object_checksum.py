@@ -6,7 +6,7 @@ from typing import Protocol
 
 import xxhash
 
-from aisfs.cache.entry import EntryId
+from aisfs.cache.disk.format import EntryId
 
 
 class Hasher(Protocol):

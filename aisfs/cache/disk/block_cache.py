@@ -24,16 +24,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from aisfs.cache.books import Books
-from aisfs.cache.directory import CacheDirectory, boot_id
-from aisfs.cache.entry import SEGMENT, Damaged, EntryId
-from aisfs.cache.filling import Filler
-from aisfs.cache.ledger import Ledger
-from aisfs.cache.reservation import Reservation
-from aisfs.cache.segments import Segment
-from aisfs.cache.shelf import Health, Shelf
-from aisfs.cache.upkeep import Upkeep
-from aisfs.cache.verifying import CheckReport, Progress, can_verify, verify_all, verify_whole
+from aisfs.cache.disk.bookkeeping import Books
+from aisfs.cache.disk.directory import CacheDirectory, boot_id
+from aisfs.cache.disk.format import SEGMENT, Damaged, EntryId
+from aisfs.cache.disk.ledger import Ledger
+from aisfs.cache.disk.maintenance import Upkeep
+from aisfs.cache.disk.reservation import Reservation
+from aisfs.cache.disk.resident import Health, Shelf
+from aisfs.cache.disk.segments import Segment
+from aisfs.cache.disk.space import Filler
+from aisfs.cache.disk.verify import CheckReport, Progress, can_verify, verify_all, verify_whole
 from aisfs.errors import ConfigError
 from aisfs.model import ByteRange
 

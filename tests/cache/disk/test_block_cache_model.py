@@ -16,12 +16,12 @@ from hypothesis.stateful import (
     rule,
 )
 
-from aisfs.cache import blocks
-from aisfs.cache.blocks import BlockCache
-from aisfs.cache.entry import SEGMENT
+from aisfs.cache.disk import block_cache
+from aisfs.cache.disk.block_cache import BlockCache
+from aisfs.cache.disk.format import SEGMENT
 from aisfs.core.ranges import RangeSet
 from aisfs.model import ByteRange
-from tests.cache.block_helpers import KIB, MIB, an_entry, check_books, content, du
+from tests.cache.disk.block_helpers import KIB, MIB, an_entry, check_books, content, du
 
 LIMIT = 5 * MIB
 ENTRIES = [
@@ -204,7 +204,7 @@ def test_nothing_is_evicted_that_is_pinned(tmp_path, monkeypatch):
     """What admission gives up is never pinned, by this cache or by another one."""
     caches = [BlockCache.open(tmp_path, LIMIT) for _ in range(2)]
     pinned = an_entry("pinned", size=MIB)
-    assert blocks.LEAST < LIMIT
+    assert block_cache.LEAST < LIMIT
     for cache in caches:
         cache.sync()
     with caches[0].reserve(pinned, ByteRange(0, MIB)) as reservation:

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from aisfs import private
-from aisfs.cache.entry import Damaged
+from aisfs.cache.disk.format import Damaged
 from aisfs.errors import ConfigError
 
 LAYOUT = "v1"

@@ -28,7 +28,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from aisfs import private
-from aisfs.cache.directory import NO_FILE, remove
+from aisfs.cache.disk.directory import NO_FILE, remove
 from aisfs.core.index_codec import DamagedIndex, decode, encode
 from aisfs.core.labels import LabelColumn
 from aisfs.core.member_index import MemberIndex

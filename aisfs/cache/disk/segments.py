@@ -12,10 +12,10 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
 from aisfs import descriptors
-from aisfs.cache import entry as entries
-from aisfs.cache.entry import PAGE, SEGMENT, STEP
-from aisfs.cache.ledger import Piece, Row
-from aisfs.cache.segment_file import SegmentFile
+from aisfs.cache.disk import format as entries
+from aisfs.cache.disk.format import PAGE, SEGMENT, STEP
+from aisfs.cache.disk.ledger import Piece, Row
+from aisfs.cache.disk.segment_file import SegmentFile
 from aisfs.core.ranges import RangeSet
 from aisfs.model import ByteRange
 

@@ -8,12 +8,12 @@ from what is left.
 import time
 from dataclasses import dataclass, field
 
-from aisfs.cache.books import Books
-from aisfs.cache.entry import SEGMENT, Damaged, EntryId
-from aisfs.cache.ledger import Row
-from aisfs.cache.reservation import Part
-from aisfs.cache.segment_file import SegmentFile
-from aisfs.cache.segments import Segment, disk_bytes, pages_of_pieces
+from aisfs.cache.disk.bookkeeping import Books
+from aisfs.cache.disk.format import SEGMENT, Damaged, EntryId
+from aisfs.cache.disk.ledger import Row
+from aisfs.cache.disk.reservation import Part
+from aisfs.cache.disk.segment_file import SegmentFile
+from aisfs.cache.disk.segments import Segment, disk_bytes, pages_of_pieces
 from aisfs.model import ByteRange
 
 QUANTUM = 1024 * 1024

@@ -8,12 +8,12 @@ from contextlib import closing
 
 import pytest
 
-from aisfs.cache.blocks import BlockCache
-from aisfs.cache.directory import CacheDirectory
-from aisfs.cache.entry import HEADER, SEGMENT, STEP
+from aisfs.cache.disk.block_cache import BlockCache
+from aisfs.cache.disk.directory import CacheDirectory
+from aisfs.cache.disk.format import HEADER, SEGMENT, STEP
 from aisfs.errors import ConfigError
 from aisfs.model import ByteRange
-from tests.cache.block_helpers import (
+from tests.cache.disk.block_helpers import (
     KIB,
     MIB,
     an_entry,

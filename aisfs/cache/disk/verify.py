@@ -7,11 +7,11 @@ import sqlite3
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from aisfs.cache.books import Books
-from aisfs.cache.entry import SEGMENT, Damaged, EntryId
-from aisfs.cache.segment_file import sums_of
-from aisfs.cache.segments import Segment
-from aisfs.cache.whole import hasher_for
+from aisfs.cache.disk.bookkeeping import Books
+from aisfs.cache.disk.format import SEGMENT, Damaged, EntryId
+from aisfs.cache.disk.object_checksum import hasher_for
+from aisfs.cache.disk.segment_file import sums_of
+from aisfs.cache.disk.segments import Segment
 from aisfs.model import ByteRange
 
 _CHUNK = 1024 * 1024
