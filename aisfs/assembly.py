@@ -18,11 +18,17 @@ from aisfs.cache.disk.directory import CacheDirectory
 from aisfs.cache.index_cache import IndexCache
 from aisfs.cache.metadata_cache import MetadataCache
 from aisfs.config import View
-from aisfs.core.inner_tars import MAX_NESTING
-from aisfs.core.member_index import MemberIndex
-from aisfs.core.samples_view import samples_view
-from aisfs.core.sources import BucketSource, DatasetSource, DirectorySource, Everything, Source
-from aisfs.core.views import MembersView, members_only, without_folders
+from aisfs.core.index.member_index import MemberIndex
+from aisfs.core.index.nested_tars import MAX_NESTING
+from aisfs.core.namespace.sources import (
+    BucketSource,
+    DatasetSource,
+    DirectorySource,
+    Everything,
+    Source,
+)
+from aisfs.core.views.directory_tree import MembersView, members_only, without_folders
+from aisfs.core.views.samples_view import samples_view
 from aisfs.engine.assembler import Assembler
 from aisfs.engine.background import BackgroundThread, unattended
 from aisfs.engine.batches import Batches

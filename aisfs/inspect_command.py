@@ -15,8 +15,8 @@ from rich.table import Table
 
 from aisfs import logs
 from aisfs.config import CacheSettings, ClusterSettings, TreeSettings
-from aisfs.core.shard_summary import Sizes, shown
-from aisfs.core.sources import DatasetSource, Source, parse_source, parse_sources
+from aisfs.core.namespace.sources import DatasetSource, Source, parse_source, parse_sources
+from aisfs.core.views.summary import Sizes, shown
 from aisfs.exits import Exit, exit_code
 
 if TYPE_CHECKING:

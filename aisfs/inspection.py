@@ -19,10 +19,16 @@ from aisfs.assembly import (
     open_cache,
     open_source,
 )
-from aisfs.core.names import is_shard
-from aisfs.core.shard_summary import LABEL_MAX, Summary, holes, shown
-from aisfs.core.sources import BucketSource, DatasetSource, DirectorySource, Everything, Source
-from aisfs.core.views import MembersView
+from aisfs.core.namespace.keys import is_shard
+from aisfs.core.namespace.sources import (
+    BucketSource,
+    DatasetSource,
+    DirectorySource,
+    Everything,
+    Source,
+)
+from aisfs.core.views.directory_tree import MembersView
+from aisfs.core.views.summary import LABEL_MAX, Summary, holes, shown
 from aisfs.engine.background import background_thread
 from aisfs.engine.lister import Lister
 from aisfs.engine.shard_set import find_shards

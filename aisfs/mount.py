@@ -27,9 +27,9 @@ from aisfs.assembly import (
 )
 from aisfs.cache.disk.block_cache import BlockCache
 from aisfs.config import View
-from aisfs.core.sources import DatasetSource, DirectorySource
-from aisfs.core.view_spec import LabelSource, ViewSpec
-from aisfs.core.virtual_shard import LooseShard, VirtualShard, loose_shards
+from aisfs.core.namespace.sources import DatasetSource, DirectorySource
+from aisfs.core.synthetic.tar import LooseShard, VirtualShard, loose_shards
+from aisfs.core.views.spec import LabelSource, ViewSpec
 from aisfs.engine.background import background_thread
 from aisfs.engine.label_table import read_table
 from aisfs.engine.loose_objects import find_loose_objects, nothing

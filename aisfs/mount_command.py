@@ -23,9 +23,9 @@ from aisfs.config import (
     ViewSettings,
     WriteSettings,
 )
-from aisfs.core.patterns import EVERY_KEY
-from aisfs.core.sources import DatasetSource
-from aisfs.core.view_spec import absolute_table, parse_view
+from aisfs.core.namespace.patterns import EVERY_KEY
+from aisfs.core.namespace.sources import DatasetSource
+from aisfs.core.views.spec import absolute_table, parse_view
 from aisfs.errors import AisfsError, ConfigError
 from aisfs.exits import Exit, exit_code, fail
 from aisfs.loading import loading

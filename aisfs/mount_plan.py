@@ -11,9 +11,9 @@ from aisfs.config import (
     TreeSettings,
     WriteSettings,
 )
-from aisfs.core.patterns import EVERY_KEY, KeyFilter
-from aisfs.core.sources import DatasetSource, DirectorySource, Source
-from aisfs.core.view_spec import ViewSpec
+from aisfs.core.namespace.patterns import EVERY_KEY, KeyFilter
+from aisfs.core.namespace.sources import DatasetSource, DirectorySource, Source
+from aisfs.core.views.spec import ViewSpec
 from aisfs.errors import MountError
 
 

@@ -8,8 +8,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from aisfs.config import ViewSettings
-from aisfs.core.patterns import KeyFilter
-from aisfs.core.sources import (
+from aisfs.core.namespace.patterns import KeyFilter
+from aisfs.core.namespace.sources import (
     BucketSource,
     DatasetSource,
     DirectorySource,

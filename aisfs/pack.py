@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from aisfs.ais.protocol.checksums import DEFAULT_TYPE, checksum_of, hasher_of, is_known
-from aisfs.core.packing import END, File, Layout, ShardNames, header_of
+from aisfs.core.synthetic.packing import END, File, Layout, ShardNames, header_of
 from aisfs.errors import AccessDenied, AisfsError, ContentUnreadable, NotFound, SourceMissing
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.store.pages import pages_of

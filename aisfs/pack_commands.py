@@ -12,7 +12,8 @@ from rich.console import Console
 
 from aisfs import logs
 from aisfs.config import ClusterSettings, parse_size
-from aisfs.core.packing import (
+from aisfs.core.namespace.sources import BucketSource, parse_source
+from aisfs.core.synthetic.packing import (
     KEY_RULES,
     File,
     Layout,
@@ -23,7 +24,6 @@ from aisfs.core.packing import (
     shuffled,
     with_classes,
 )
-from aisfs.core.sources import BucketSource, parse_source
 from aisfs.errors import AccessDenied, ConfigError, SourceMissing
 from aisfs.exits import Exit
 from aisfs.model import Bucket

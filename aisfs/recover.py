@@ -12,8 +12,8 @@ from aisfs import logs
 from aisfs.ais.client import AISClient
 from aisfs.ais.protocol.checksums import checksum_of, is_known
 from aisfs.config import ClusterSettings, WriteSettings
-from aisfs.core.journal import StagedRecord, version_text
-from aisfs.core.stamps import stamped
+from aisfs.core.staged.posix_metadata import stamped
+from aisfs.core.staged.record import StagedRecord, version_text
 from aisfs.engine.appender import Appender
 from aisfs.engine.parked import Parked, adopt_dead_sessions, parked
 from aisfs.engine.shard_copy import END_MARK, NewMember

@@ -17,8 +17,8 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from aisfs.core.inodes import split_member
-from aisfs.core.shuffle import epoch_order, share_length
+from aisfs.core.namespace.inodes import split_member
+from aisfs.core.synthetic.epoch_order import epoch_order, share_length
 
 
 class FolderDataset(Protocol):

@@ -21,7 +21,7 @@ import trio
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from aisfs.core.packing import ShardNames
+from aisfs.core.synthetic.packing import ShardNames
 from aisfs.errors import AisfsError, AlreadyExists, OutOfSpace, ShardDamaged, SourceMissing
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.pack import each, shards_there

@@ -21,7 +21,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from aisfs.core.names import (
+from aisfs.core.namespace.keys import (
     SHARD_BYTES_SUFFIX,
     SHARD_DIRECTORY_SUFFIX,
     is_shard,

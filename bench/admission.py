@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from aisfs.core.admission import Admission
+from aisfs.core.policy.admission import Admission
 
 Request = tuple[str, int]
 

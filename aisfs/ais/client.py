@@ -27,9 +27,9 @@ from aisfs.ais.transport.connection_set import Line
 from aisfs.ais.transport.interruptible_thread import run_interruptible
 from aisfs.ais.uploads import Uploads
 from aisfs.config import ClusterSettings
-from aisfs.core import names
-from aisfs.core.listing import ListingBounds
-from aisfs.core.names import check_new_key
+from aisfs.core.namespace import keys as names
+from aisfs.core.namespace.keys import check_new_key
+from aisfs.core.namespace.listing import ListingBounds
 from aisfs.errors import (
     AisfsError,
     BucketNotFound,

@@ -13,7 +13,7 @@ from aisfs.ais.client_port import Session
 from aisfs.ais.protocol import requests
 from aisfs.ais.protocol.checksums import hasher_of, is_known
 from aisfs.ais.transport.connection_set import Line
-from aisfs.core.tar_header import BLOCK, padded, parse_header, parse_pax, text
+from aisfs.core.tar.header import BLOCK, padded, parse_header, parse_pax, text
 from aisfs.errors import ProtocolError, Unavailable
 from aisfs.model import Bucket, ObjectInfo
 

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from cachetools import LRUCache, TTLCache
 
-from aisfs.core.listing import Listed, Listing
+from aisfs.core.namespace.listing import Listed, Listing
 from aisfs.model import Bucket
 
 DirectoryId = tuple[Bucket, str]

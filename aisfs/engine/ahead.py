@@ -14,7 +14,7 @@ from functools import partial
 
 import trio
 
-from aisfs.core.journal import StagedRecord
+from aisfs.core.staged.record import StagedRecord
 from aisfs.engine.background import unattended
 from aisfs.engine.staging import NEVER, StagedFile
 from aisfs.errors import AisfsError

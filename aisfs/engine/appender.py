@@ -16,8 +16,8 @@ from functools import partial
 
 import trio
 
-from aisfs.core.stamps import mode_of, stamped
-from aisfs.core.views import MembersView
+from aisfs.core.staged.posix_metadata import mode_of, stamped
+from aisfs.core.views.directory_tree import MembersView
 from aisfs.engine.background import unattended
 from aisfs.engine.indexer import Indexer
 from aisfs.engine.shard_copy import Growth, NewMember, ShardCopy

@@ -6,9 +6,9 @@ request where the store does that.
 
 from cachetools import LRUCache
 
+from aisfs.core.policy.readahead import ReadAhead
 from aisfs.core.ranges import aligned
-from aisfs.core.readahead import ReadAhead
-from aisfs.core.virtual_shard import Content, VirtualShard
+from aisfs.core.synthetic.tar import Content, VirtualShard
 from aisfs.engine.batches import Batches, Gathering
 from aisfs.engine.fetcher import Fetcher
 from aisfs.engine.parts import FIRST_PART, Data, Reading

@@ -23,8 +23,8 @@ from aisfs.allocator import give_memory_back
 from aisfs.cache.disk.block_cache import BlockCache
 from aisfs.cache.disk.format import SEGMENT, EntryId, entry_id
 from aisfs.cache.disk.reservation import Reservation
+from aisfs.core.policy.readahead import ReadAhead
 from aisfs.core.ranges import growing_pieces, pieces
-from aisfs.core.readahead import ReadAhead
 from aisfs.engine.background import BackgroundThread
 from aisfs.engine.batches import Gathering
 from aisfs.engine.kept import Kept, KeptParts

@@ -18,9 +18,13 @@ from aisfs.ais.protocol.shard_index import MAX_BYTES, decode_shard_index, shard_
 from aisfs.cache.disk.format import CONTENT_MAX, PAGE
 from aisfs.cache.index_cache import IndexCache
 from aisfs.cache.single_flight import SingleFlight
-from aisfs.core.forms import HEAD, Form, form_of_content, form_of_name
-from aisfs.core.inner_tars import InnerTars
-from aisfs.core.labels import (
+from aisfs.core.archive.formats import HEAD, Form, form_of_content, form_of_name
+from aisfs.core.index.member_index import MemberIndex
+from aisfs.core.index.nested_tars import InnerTars
+from aisfs.core.ranges import aligned
+from aisfs.core.tar.scanner import TarScanner
+from aisfs.core.views.directory_tree import MembersView
+from aisfs.core.views.labels import (
     UNUSABLE,
     LabelColumn,
     LabelScan,
@@ -28,12 +32,8 @@ from aisfs.core.labels import (
     label_rows,
     read_label,
 )
-from aisfs.core.member_index import MemberIndex
-from aisfs.core.ranges import aligned
-from aisfs.core.tar import TarScanner
-from aisfs.core.view_spec import LabelRule
-from aisfs.core.views import MembersView
-from aisfs.core.zip_directory import ZipScanner
+from aisfs.core.views.spec import LabelRule
+from aisfs.core.zip.directory import ZipScanner
 from aisfs.engine.background import unattended
 from aisfs.engine.fetcher import Fetcher
 from aisfs.engine.parts import Data

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import trio
 
-from aisfs.core.labels import parse_table
-from aisfs.core.sources import BucketSource, DatasetSource, parse_source
-from aisfs.core.view_spec import is_path
+from aisfs.core.namespace.sources import BucketSource, DatasetSource, parse_source
+from aisfs.core.views.labels import parse_table
+from aisfs.core.views.spec import is_path
 from aisfs.errors import ConfigError, NotFound, SourceMissing
 from aisfs.model import Bucket
 from aisfs.store.port import ObjectStore

@@ -17,8 +17,8 @@ from cachetools import LRUCache, TTLCache
 
 from aisfs.cache.metadata_cache import UNKNOWN, Dated, DirectoryId, MetadataCache, Unknown
 from aisfs.cache.single_flight import SingleFlight
-from aisfs.core.listing import Listed, Listing, ListingBounds, ListingBuilder, Wanted
-from aisfs.core.names import child_key, child_prefix, refusal
+from aisfs.core.namespace.keys import child_key, child_prefix, refusal
+from aisfs.core.namespace.listing import Listed, Listing, ListingBounds, ListingBuilder, Wanted
 from aisfs.engine.probes import Probes
 from aisfs.errors import AccessDenied, AisfsError, InvalidName, NotFound, ProtocolError
 from aisfs.metrics import Metrics

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from aisfs.core.names import child_prefix, is_shard
-from aisfs.core.sources import DatasetSource
+from aisfs.core.namespace.keys import child_prefix, is_shard
+from aisfs.core.namespace.sources import DatasetSource
 from aisfs.engine.left_out import told
 from aisfs.engine.lister import Lister
 from aisfs.errors import ConfigError, SourceMissing

@@ -10,17 +10,17 @@ import trio
 
 from aisfs.cache.single_flight import SingleFlight
 from aisfs.config import View
-from aisfs.core.class_view import (
+from aisfs.core.index.member_index import MemberIndex
+from aisfs.core.views.class_view import (
     Labelled,
     class_homes,
     class_namer,
     class_names,
     labelled_samples,
 )
-from aisfs.core.flat_view import flat_home, flat_name, flat_rows
-from aisfs.core.member_index import MemberIndex
-from aisfs.core.merged_view import MergedView, Placed
-from aisfs.core.view_spec import ViewSpec
+from aisfs.core.views.flat_view import flat_home, flat_name, flat_rows
+from aisfs.core.views.merged import MergedView, Placed
+from aisfs.core.views.spec import ViewSpec
 from aisfs.engine.indexer import Indexer, ReadContent
 from aisfs.engine.left_out import DAMAGED
 from aisfs.engine.opening import open_each

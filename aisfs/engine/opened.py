@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Hashable
 
 from aisfs.cache.disk.block_cache import BlockCache
 from aisfs.cache.disk.format import EntryId
-from aisfs.core.readahead import ReadAhead
+from aisfs.core.policy.readahead import ReadAhead
 from aisfs.engine.parts import Part
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 

@@ -13,8 +13,8 @@ from enum import Enum
 import trio
 
 from aisfs.cache.metadata_cache import Dated, DirectoryId, MetadataCache, Unknown
-from aisfs.core.listing import Listed, Listing
-from aisfs.core.names import entry_name
+from aisfs.core.namespace.keys import entry_name
+from aisfs.core.namespace.listing import Listed, Listing
 from aisfs.engine.lister import Lister
 from aisfs.engine.own_directories import HeldDirectories, RemovedDirectories
 from aisfs.metrics import Metrics

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from aisfs.core.journal import StagedRecord
+from aisfs.core.staged.record import StagedRecord
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from functools import partial
 import trio
 from cachetools import LRUCache, TTLCache
 
-from aisfs.core.listing import Listing
-from aisfs.core.names import is_shard
-from aisfs.core.prefetch import ShardQueue
+from aisfs.core.namespace.keys import is_shard
+from aisfs.core.namespace.listing import Listing
+from aisfs.core.policy.access_order import ShardQueue
 from aisfs.engine.background import unattended
 from aisfs.engine.fetcher import Fetcher
 from aisfs.engine.lister import AT_ONCE_MAX, Lister

@@ -10,8 +10,8 @@ from contextlib import suppress
 from functools import partial
 
 from aisfs.cache.metadata_cache import DirectoryId
-from aisfs.core.listing import Listed
-from aisfs.core.names import child_key, child_prefix, entry_name
+from aisfs.core.namespace.keys import child_key, child_prefix, entry_name
+from aisfs.core.namespace.listing import Listed
 from aisfs.errors import AccessDenied, AisfsError, NotFound, ProtocolError
 from aisfs.model import Bucket, ObjectInfo, Page
 from aisfs.store.at_once import all_of

@@ -20,13 +20,13 @@ from functools import partial
 import trio
 from cachetools import LRUCache
 
-from aisfs.core.member_index import MemberIndex
-from aisfs.core.prefetch import Access, MemberOrder
+from aisfs.core.index.member_index import MemberIndex
+from aisfs.core.index.zip_columns import Stored
+from aisfs.core.policy.access_order import Access, MemberOrder
+from aisfs.core.policy.sample_affinity import SampleHabit
 from aisfs.core.ranges import aligned
-from aisfs.core.sample_habit import SampleHabit
-from aisfs.core.samples import SPAN_MAX, member_span, sample_span
-from aisfs.core.sparse import Segment, segments_of, sparse_segments
-from aisfs.core.zip_packing import Stored
+from aisfs.core.tar.sparse import Segment, segments_of, sparse_segments
+from aisfs.core.views.samples import SPAN_MAX, member_span, sample_span
 from aisfs.engine.fetcher import Fetcher
 from aisfs.engine.opened import OpenObject
 from aisfs.engine.parts import Data, Reading

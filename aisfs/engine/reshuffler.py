@@ -4,9 +4,9 @@ from collections import Counter
 
 import trio
 
-from aisfs.core.forms import Form
-from aisfs.core.shuffled_shard import ShardSamples, ShuffledShard, Source, shuffled_shards
-from aisfs.core.view_spec import ViewSpec
+from aisfs.core.archive.formats import Form
+from aisfs.core.synthetic.shuffled_tar import ShardSamples, ShuffledShard, Source, shuffled_shards
+from aisfs.core.views.spec import ViewSpec
 from aisfs.engine.indexer import Indexer
 from aisfs.engine.left_out import DAMAGED, told
 from aisfs.engine.opening import open_each

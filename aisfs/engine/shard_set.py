@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
-from aisfs.core.names import entry_name, is_shard
-from aisfs.core.patterns import GlobPattern, KeyFilter
-from aisfs.core.shard_names import folder_names
-from aisfs.core.sources import DatasetSource, ShardPattern, Word
+from aisfs.core.namespace.keys import entry_name, is_shard
+from aisfs.core.namespace.patterns import GlobPattern, KeyFilter
+from aisfs.core.namespace.sources import DatasetSource, ShardPattern, Word
+from aisfs.core.views.shard_names import folder_names
 from aisfs.engine.left_out import told
 from aisfs.engine.lister import Lister
 from aisfs.engine.loose_objects import walk

@@ -24,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from aisfs import private
-from aisfs.core.journal import StagedRecord
+from aisfs.core.staged.record import StagedRecord
 from aisfs.engine.parked import DATA, PARKED, adopt_dead_sessions, park, parked
 from aisfs.engine.staging_slot import StagingSlot, staging_errors
 from aisfs.errors import AisfsError, ConfigError, OutOfSpace

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from aisfs.core.journal import StagedRecord
+from aisfs.core.staged.record import StagedRecord
 from aisfs.engine.parked import RECORD
 from aisfs.errors import OutOfSpace, Unavailable
 

@@ -25,9 +25,9 @@ from msgspec import structs
 
 from aisfs.cache.disk.block_cache import BlockCache
 from aisfs.cache.disk.format import CONTENT_MAX, EntryId, content_id
-from aisfs.core.decompression import Codec, Inflater, Piece, open_codec, read_piece
-from aisfs.core.forms import Form
-from aisfs.core.member_index import MemberIndex
+from aisfs.core.archive.decompression import Codec, Inflater, Piece, open_codec, read_piece
+from aisfs.core.archive.formats import Form
+from aisfs.core.index.member_index import MemberIndex
 from aisfs.engine.fetcher import Fetcher
 from aisfs.engine.opened import OpenObject
 from aisfs.engine.parts import Data

@@ -9,8 +9,8 @@ from contextlib import suppress
 
 import trio
 
-from aisfs.core.journal import StagedRecord, version_text
-from aisfs.core.stamps import stamped
+from aisfs.core.staged.posix_metadata import stamped
+from aisfs.core.staged.record import StagedRecord, version_text
 from aisfs.engine.ahead import Ahead
 from aisfs.engine.appender import Appender, load
 from aisfs.engine.indexer import Indexer

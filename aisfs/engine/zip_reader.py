@@ -11,8 +11,8 @@ from functools import partial
 import trio
 from cachetools import LRUCache
 
-from aisfs.core.member_index import MemberIndex
-from aisfs.core.zip_packing import DEFLATED, LOCAL_HEADER, STORED, Stored, data_offset
+from aisfs.core.index.member_index import MemberIndex
+from aisfs.core.index.zip_columns import DEFLATED, LOCAL_HEADER, STORED, Stored, data_offset
 from aisfs.engine.parts import PART_MAX, Data
 from aisfs.errors import ShardDamaged
 from aisfs.model import Bucket, ByteRange, ObjectInfo

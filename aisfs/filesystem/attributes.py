@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from aisfs.config import TreeSettings
-from aisfs.core.stamps import mode_of, mtime_of
+from aisfs.core.staged.posix_metadata import mode_of, mtime_of
 from aisfs.model import ObjectInfo
 
 BLOCK_SIZE = 128 * 1024

@@ -5,8 +5,8 @@ import stat
 import time
 from dataclasses import dataclass, replace
 
-from aisfs.core import names
-from aisfs.core.stamps import mode_of, mtime_of
+from aisfs.core.namespace import keys
+from aisfs.core.staged.posix_metadata import mode_of, mtime_of
 from aisfs.errors import (
     AisfsError,
     AlreadyExists,
@@ -103,8 +103,8 @@ class ChangingFileSystem(WritingFileSystem):
 
     async def _place_in_shard(self, node: ShardNode, parent: int, name: bytes) -> Entry | None:
         """Make sure that a name can be in a folder of a shard; gives what it stands for already."""
-        names.check_new_member(os.fsdecode(name))
-        if not names.is_plain_tar(os.fsencode(node.info.key)):
+        keys.check_new_member(os.fsdecode(name))
+        if not keys.is_plain_tar(os.fsencode(node.info.key)):
             raise ReadOnly(f"{node.bucket}/{node.info.key}: only plain tars take new members")
         if await self._folders.in_opened_tar(node, parent):
             raise ReadOnly(f"{node.bucket}/{node.info.key}: a tar in it takes no new members")
@@ -298,6 +298,6 @@ class ChangingFileSystem(WritingFileSystem):
 
     def _new_key(self, where: DirectoryNode, name: bytes) -> str:
         """Give the key of a new object, if the store takes and lists such a key."""
-        key = names.child_key(where.prefix, name)
-        names.check_new_key(where.bucket, key)
+        key = keys.child_key(where.prefix, name)
+        keys.check_new_key(where.bucket, key)
         return key

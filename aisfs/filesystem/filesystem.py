@@ -8,10 +8,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from aisfs.core.inodes import ROOT, InodeTable, directory_number, member_number, split_member
-from aisfs.core.member_index import MemberKind
-from aisfs.core.names import NAME_MAX
-from aisfs.core.views import MembersView
+from aisfs.core.index.member_index import MemberKind
+from aisfs.core.namespace.inodes import (
+    ROOT,
+    InodeTable,
+    directory_number,
+    member_number,
+    split_member,
+)
+from aisfs.core.namespace.keys import NAME_MAX
+from aisfs.core.views.directory_tree import MembersView
 from aisfs.engine.assembler import Assembler
 from aisfs.engine.parts import Data
 from aisfs.engine.reader import Reader

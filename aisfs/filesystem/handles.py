@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from aisfs.core.member_index import MemberIndex
+from aisfs.core.index.member_index import MemberIndex
 from aisfs.filesystem.attributes import Entry, FileRun
 from aisfs.filesystem.nodes import FileNode, Node, ObjectNode, ShardNode
 from aisfs.filesystem.shards import Listed

@@ -8,9 +8,9 @@ import weakref
 from dataclasses import dataclass
 
 from aisfs.cache.metadata_cache import UNKNOWN, Unknown
-from aisfs.core.inodes import slot_of, split_member
-from aisfs.core.names import NAME_MAX
-from aisfs.core.views import MembersView
+from aisfs.core.namespace.inodes import slot_of, split_member
+from aisfs.core.namespace.keys import NAME_MAX
+from aisfs.core.views.directory_tree import MembersView
 from aisfs.engine.parts import Data
 from aisfs.engine.reader import MemberReads, Reader
 from aisfs.errors import AisfsError

@@ -5,7 +5,7 @@ it is opened for writing until the kernel has forgotten it.
 """
 
 from aisfs.cache.metadata_cache import UNKNOWN, Unknown
-from aisfs.core.inodes import split_member
+from aisfs.core.namespace.inodes import split_member
 from aisfs.engine.parts import Data
 from aisfs.engine.reader import Reader
 from aisfs.filesystem.attributes import Attr, Entry

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aisfs.core.views import MembersView
+from aisfs.core.views.directory_tree import MembersView
 from aisfs.engine.parts import Data
 from aisfs.engine.reader import MemberReads, Reader
 from aisfs.errors import AisfsError

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 
 from aisfs.cache.metadata_cache import UNKNOWN, Unknown
-from aisfs.core.inodes import ROOT
-from aisfs.core.merged_view import MergedChild
+from aisfs.core.namespace.inodes import ROOT
+from aisfs.core.views.merged import MergedChild
 from aisfs.engine.merger import Merged, Merger
 from aisfs.errors import NotFound
 from aisfs.filesystem.nodes import MergedDirectoryNode, Node, ObjectNode, ShardNode

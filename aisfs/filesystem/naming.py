@@ -7,8 +7,8 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from msgspec import structs
 
 from aisfs.config import Shards
-from aisfs.core import names
-from aisfs.core.names import is_shard
+from aisfs.core.namespace import keys
+from aisfs.core.namespace.keys import is_shard
 from aisfs.errors import (
     AisfsError,
     AlreadyExists,
@@ -49,7 +49,7 @@ class NamingFileSystem(ChangingFileSystem):
                 raise IsADirectory(f"{name!r} is a directory")
             with self._shut(found.node, change):
                 await self._remove(found, found.node)
-        self._invalidate_aliases(parent, names.entry_name(where.prefix, found.node.info.key))
+        self._invalidate_aliases(parent, keys.entry_name(where.prefix, found.node.info.key))
 
     @asynccontextmanager
     async def _changing_names(self, *places: tuple[int, bytes]) -> AsyncIterator[NameChange]:
@@ -60,8 +60,8 @@ class NamingFileSystem(ChangingFileSystem):
             for parent, name in places:
                 where = self.node(parent)
                 if isinstance(where, DirectoryNode):  # anything else is refused
-                    affected.add((where.bucket, names.child_key(where.prefix, name)))
-                    affected.add((where.bucket, names.child_prefix(where.prefix, name)))
+                    affected.add((where.bucket, keys.child_key(where.prefix, name)))
+                    affected.add((where.bucket, keys.child_prefix(where.prefix, name)))
             return frozenset(affected)
 
         async with self._name_changes.changing(affected) as change:
@@ -154,7 +154,7 @@ class NamingFileSystem(ChangingFileSystem):
         shard = self._shard_of(name)
         if shard is not None:
             shard_key = self._new_key(where, shard)
-            if not names.is_plain_tar(shard):
+            if not keys.is_plain_tar(shard):
                 raise Unsupported(f"{where.bucket}/{shard_key}: only plain tars can be begun")
             info = await self._writer.make_shard(where.bucket, shard_key)
             self._lister.settle(where.bucket, shard_key, info)
@@ -173,7 +173,7 @@ class NamingFileSystem(ChangingFileSystem):
         """Give the shard that a new directory is to be."""
         if self.tree.shards is Shards.DIR:
             return name if is_shard(name) else None
-        return names.shard_of_directory(name)
+        return keys.shard_of_directory(name)
 
     async def rmdir(self, parent: int, name: bytes) -> None:
         """Remove a directory that is empty now, whatever was believed about it.
@@ -200,7 +200,7 @@ class NamingFileSystem(ChangingFileSystem):
     async def _found(self, where: DirectoryNode, parent: int, name: bytes) -> Found:
         found = await self.tree.find(where, parent, name)
         if found is None:
-            raise NotFound(f"{where.bucket}/{names.child_key(where.prefix, name)}: no such name")
+            raise NotFound(f"{where.bucket}/{keys.child_key(where.prefix, name)}: no such name")
         return found
 
     # rename ----------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from aisfs.core.virtual_shard import VirtualShard
+from aisfs.core.synthetic.tar import VirtualShard
 from aisfs.model import Bucket, ObjectInfo, Provider
 
 

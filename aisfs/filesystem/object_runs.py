@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from aisfs.core.inodes import numbers_of
+from aisfs.core.namespace.inodes import numbers_of
 from aisfs.filesystem.attributes import FOREVER, AttrMaker, FileRun
 from aisfs.filesystem.handles import ObjectRun
 from aisfs.filesystem.nodes import ObjectNode, object_identities

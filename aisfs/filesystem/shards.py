@@ -7,11 +7,11 @@ import os
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from aisfs.core.inner_tars import InnerTars
-from aisfs.core.inodes import directory_number, member_number, split_member
-from aisfs.core.member_columns import column_at
-from aisfs.core.member_index import EXECUTABLE, MemberIndex, MemberKind
-from aisfs.core.views import Child, Directory, MembersView
+from aisfs.core.index.columns import column_at
+from aisfs.core.index.member_index import EXECUTABLE, MemberIndex, MemberKind
+from aisfs.core.index.nested_tars import InnerTars
+from aisfs.core.namespace.inodes import directory_number, member_number, split_member
+from aisfs.core.views.directory_tree import Child, Directory, MembersView
 from aisfs.engine.indexer import Indexer
 from aisfs.errors import NotADirectory, NotFound, ShardDamaged
 from aisfs.filesystem.attributes import FOREVER, Attr, AttrMaker, Entry, FileRun

@@ -11,10 +11,10 @@ from typing import NamedTuple, Protocol
 
 from aisfs.cache.metadata_cache import UNKNOWN, Dated, Unknown
 from aisfs.config import Shards
-from aisfs.core import names
-from aisfs.core.listing import PENDING_VERSION, Listed, Listing
-from aisfs.core.member_index import MemberIndex
-from aisfs.core.names import SHARD_BYTES_SUFFIX, SHARD_DIRECTORY_SUFFIX, is_shard
+from aisfs.core.index.member_index import MemberIndex
+from aisfs.core.namespace import keys as names
+from aisfs.core.namespace.keys import SHARD_BYTES_SUFFIX, SHARD_DIRECTORY_SUFFIX, is_shard
+from aisfs.core.namespace.listing import PENDING_VERSION, Listed, Listing
 from aisfs.engine.lister import Lister
 from aisfs.errors import BucketNotFound
 from aisfs.filesystem.nodes import (

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from aisfs.cache.metadata_cache import Unknown
-from aisfs.core.virtual_shard import VirtualShard
+from aisfs.core.synthetic.tar import VirtualShard
 from aisfs.filesystem.nodes import Node, ObjectNode, ShardNode, VirtualShardNode
 from aisfs.filesystem.tree import FOREVER, Children, Found
 

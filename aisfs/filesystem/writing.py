@@ -8,7 +8,7 @@ import os
 import time
 from dataclasses import dataclass
 
-from aisfs.core.stamps import mode_of, mtime_of
+from aisfs.core.staged.posix_metadata import mode_of, mtime_of
 from aisfs.engine.parts import Data
 from aisfs.engine.staging import StagedFile
 from aisfs.errors import AisfsError, ReadOnly, Stale

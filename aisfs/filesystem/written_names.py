@@ -12,8 +12,8 @@ from msgspec import structs
 
 from aisfs.cache.metadata_cache import UNKNOWN
 from aisfs.config import WriteSettings
-from aisfs.core import names
-from aisfs.core.inodes import directory_number, member_number
+from aisfs.core.namespace import keys
+from aisfs.core.namespace.inodes import directory_number, member_number
 from aisfs.engine.appender import Appended
 from aisfs.engine.assembler import Assembler
 from aisfs.engine.overlay import OverlaidLister
@@ -314,7 +314,7 @@ class WrittenNames(FileSystem):
         shard = self.inodes.get(file.node.parent)
         if not isinstance(shard, ShardNode):
             return []
-        name = names.entry_name("", file.key.rpartition("/")[2])
+        name = keys.entry_name("", file.key.rpartition("/")[2])
         return [(shard.parent, name), *self._aliases(shard.parent, name)]
 
     def _aliases(self, parent: int, name: bytes) -> list[tuple[int, bytes]]:

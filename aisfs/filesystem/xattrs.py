@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from aisfs.core.forms import Form
-from aisfs.core.inodes import ROOT, split_member
-from aisfs.core.views import MembersView
+from aisfs.core.archive.formats import Form
+from aisfs.core.namespace.inodes import ROOT, split_member
+from aisfs.core.views.directory_tree import MembersView
 from aisfs.engine.keeping import Keeping
 from aisfs.errors import NoSuchAttribute
 from aisfs.filesystem.filesystem import FileSystem

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from operator import itemgetter
 from typing import Protocol
 
-from aisfs.core.inodes import member_number, split_member
-from aisfs.core.push import PushCounts, ShardPush
+from aisfs.core.namespace.inodes import member_number, split_member
+from aisfs.core.policy.push import PushCounts, ShardPush
 from aisfs.engine.parts import Data
 from aisfs.filesystem.members import Members, OpenShard
 from aisfs.fuse.abi import STORE_HEADER, store_messages

@@ -12,7 +12,7 @@ from functools import partial
 
 import trio
 
-from aisfs.core.inodes import split_member
+from aisfs.core.namespace.inodes import split_member
 from aisfs.filesystem.known_written import KnownWritten
 from aisfs.filesystem.writing import WRITING, WritingFileSystem
 from aisfs.fuse import abi

@@ -194,7 +194,7 @@ class WritableStore(ObjectStore, Protocol):
     overwrite what is there; the last one to end wins.
 
     Names are checked before anything is sent: `InvalidName` or `NameTooLong` for one that a store
-    refuses or would never list (`aisfs.core.names.check_new_key`). Where a store keeps objects
+    refuses or would never list (`aisfs.core.namespace.keys.check_new_key`). Where a store keeps objects
     as files, `IsADirectory` means that other keys begin with `key/`, and `NotADirectory` that a
     part of the key's path is an object. `OutOfSpace`, `AccessDenied` and `BucketNotFound` may
     come from any call.

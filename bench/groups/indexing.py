@@ -52,7 +52,7 @@ def _tarfile(path: Path, _: int) -> int:
 
 
 def _ours(path: Path, _: int) -> int:
-    from aisfs.core.tar import TarScanner
+    from aisfs.core.tar.scanner import TarScanner
 
     with path.open("rb", buffering=0) as file:
         scanner = TarScanner(os.fstat(file.fileno()).st_size)

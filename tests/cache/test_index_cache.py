@@ -12,8 +12,8 @@ import pytest
 
 from aisfs.cache import index_cache
 from aisfs.cache.index_cache import IndexCache
-from aisfs.core.index_builder import MemberIndexBuilder
-from aisfs.core.member_index import MemberIndex
+from aisfs.core.index.builder import MemberIndexBuilder
+from aisfs.core.index.member_index import MemberIndex
 from aisfs.errors import ConfigError
 from aisfs.model import Bucket, ObjectInfo, Provider
 

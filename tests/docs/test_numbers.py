@@ -5,7 +5,8 @@ import pytest
 from aisfs import assembly
 from aisfs.cache import metadata_cache
 from aisfs.cache.disk import bookkeeping, format, maintenance, resident
-from aisfs.core import readahead, samples
+from aisfs.core.policy import readahead
+from aisfs.core.views import samples
 from aisfs.engine import indexer, parts, prefetcher
 from aisfs.fuse import tuning
 from tests.docs.documents import SEMANTICS, section

@@ -7,8 +7,8 @@ import pytest
 import trio
 import trio.testing
 
-from aisfs.core.view_spec import ShardSplit
-from aisfs.core.virtual_shard import VirtualShard, loose_shards
+from aisfs.core.synthetic.tar import VirtualShard, loose_shards
+from aisfs.core.views.spec import ShardSplit
 from aisfs.engine.assembler import AHEAD_OBJECTS, Assembler
 from aisfs.engine.background import background_thread
 from aisfs.engine.batches import LEAST, MOST, SIZE_MAX, Batches

@@ -5,7 +5,7 @@ import trio
 import trio.testing
 
 from aisfs.cache.metadata_cache import MetadataCache
-from aisfs.core.listing import SHORT_PAGES_MAX, ListingBounds
+from aisfs.core.namespace.listing import SHORT_PAGES_MAX, ListingBounds
 from aisfs.engine import own_directories, probes
 from aisfs.engine.overlay import OverlaidLister
 from aisfs.engine.own_directories import HeldDirectories, RemovedDirectories
@@ -270,14 +270,14 @@ async def test_listing_without_an_end_is_an_error(way, nursery):
 
 
 async def test_ever_new_names_end_at_a_limit(nursery, monkeypatch):
-    monkeypatch.setattr("aisfs.core.listing.ENTRIES_MAX", 20_000)
+    monkeypatch.setattr("aisfs.core.namespace.listing.ENTRIES_MAX", 20_000)
     store = EndlessStore(sink_in_thread=False)
     with pytest.raises(ProtocolError, match="more than 21000 names"):
         await make(store, nursery).directory(BUCKET, "")
 
 
 def test_long_names_end_at_a_limit(monkeypatch):
-    monkeypatch.setattr("aisfs.core.listing.NAME_BYTES_MAX", 10_000)
+    monkeypatch.setattr("aisfs.core.namespace.listing.NAME_BYTES_MAX", 10_000)
     bounds = ListingBounds("b/")
     bounds.check(["x" * 9_000], "x")
     with pytest.raises(ProtocolError, match="has no end"):

@@ -8,15 +8,15 @@ import trio
 
 from aisfs.cache.index_cache import IndexCache
 from aisfs.config import View
-from aisfs.core.view_spec import LabelRule, LabelSource, ViewSpec
-from aisfs.core.views import without_folders
+from aisfs.core.views.directory_tree import without_folders
+from aisfs.core.views.spec import LabelRule, LabelSource, ViewSpec
 from aisfs.engine.merger import Merger
 from aisfs.engine.shard_set import MISSING, Shard, ShardSet
 from aisfs.errors import NotFound, Stale, Unavailable
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket
 from aisfs.store.memory import MemoryStore
-from tests.core.test_labels import tar_of
+from tests.core.views.test_labels import tar_of
 from tests.engine.test_indexer import indexing
 
 BUCKET = Bucket("b")

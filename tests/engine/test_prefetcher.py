@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from aisfs.core.listing import Listing, ListingBuilder
+from aisfs.core.namespace.listing import Listing, ListingBuilder
 from aisfs.engine.prefetcher import Prefetcher
 from aisfs.errors import Unavailable
 from aisfs.model import Bucket, ObjectInfo, Page

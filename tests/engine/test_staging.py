@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aisfs.core.journal import StagedRecord
+from aisfs.core.staged.record import StagedRecord
 from aisfs.engine.parked import adopt_dead_sessions, parked
 from aisfs.engine.staging import StagingArea
 from aisfs.errors import ConfigError, OutOfSpace

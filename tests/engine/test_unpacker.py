@@ -8,8 +8,8 @@ import trio
 
 from aisfs.cache.disk.block_cache import BlockCache
 from aisfs.cache.disk.format import CONTENT_MAX
-from aisfs.core.forms import Form
-from aisfs.core.tar import TarScanner
+from aisfs.core.archive.formats import Form
+from aisfs.core.tar.scanner import TarScanner
 from aisfs.engine import unpacker as unpacking
 from aisfs.engine.background import background_thread
 from aisfs.engine.fetcher import Fetcher

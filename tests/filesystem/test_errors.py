@@ -9,7 +9,7 @@ import trio
 
 from aisfs import errors
 from aisfs.config import Shards
-from aisfs.core.inodes import ROOT, directory_number, member_number, split_member
+from aisfs.core.namespace.inodes import ROOT, directory_number, member_number, split_member
 from aisfs.errors import (
     AisfsError,
     BucketNotFound,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aisfs.config import Shards
-from aisfs.core.inodes import ROOT
+from aisfs.core.namespace.inodes import ROOT
 from aisfs.errors import NameTooLong, NotFound, Stale
 from aisfs.filesystem.attributes import Entry
 from aisfs.filesystem.nodes import DirectoryNode, ObjectNode, ShardNode

@@ -7,7 +7,7 @@ import trio
 import trio.testing
 
 from aisfs.config import Shards
-from aisfs.core.inodes import ROOT
+from aisfs.core.namespace.inodes import ROOT
 from aisfs.errors import AisfsError, NotFound, Stale
 from aisfs.filesystem.nodes import DirectoryNode, ObjectNode, ShardNode
 from tests.filesystem.model import Member, tar_of

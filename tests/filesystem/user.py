@@ -8,7 +8,7 @@ import trio
 
 from aisfs.cache.metadata_cache import MetadataCache
 from aisfs.config import Shards, TreeSettings
-from aisfs.core.inodes import ROOT, split_member
+from aisfs.core.namespace.inodes import ROOT, split_member
 from aisfs.engine.assembler import Assembler
 from aisfs.engine.batches import Batches
 from aisfs.engine.fetcher import Fetcher

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aisfs.config import Shards
-from aisfs.core.inodes import ROOT
+from aisfs.core.namespace.inodes import ROOT
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.known import Known
 from aisfs.fuse import abi

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from aisfs.core.inodes import directory_number, member_number, split_member
-from aisfs.core.tar import TarScanner
-from aisfs.core.views import MembersView
+from aisfs.core.namespace.inodes import directory_number, member_number, split_member
+from aisfs.core.tar.scanner import TarScanner
+from aisfs.core.views.directory_tree import MembersView
 from aisfs.fuse import pusher as pushers
 from aisfs.fuse.pusher import PIECE, Pusher
 from aisfs.metrics import Metrics

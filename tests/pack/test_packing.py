@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aisfs.core import packing
-from aisfs.core.packing import File, Layout, ShardNames, samples_of, shards_of
+from aisfs.core.synthetic import packing
+from aisfs.core.synthetic.packing import File, Layout, ShardNames, samples_of, shards_of
 from aisfs.errors import ConfigError
 from aisfs.pack import ShardContent
 

@@ -35,8 +35,8 @@ from operator import itemgetter
 
 from xxhash import xxh64_intdigest
 
-from aisfs.core.index_builder import MemberIndexBuilder
-from aisfs.core.member_index import MAX_LEAD, MemberIndex
+from aisfs.core.index.builder import MemberIndexBuilder
+from aisfs.core.index.member_index import MAX_LEAD, MemberIndex
 from aisfs.model import Bucket, ObjectInfo, Provider
 
 SYSTEM_BUCKET = Bucket(".sys-shardidx")

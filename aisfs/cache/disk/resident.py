@@ -17,7 +17,7 @@ from aisfs.cache.disk.format import SEGMENT, EntryId
 from aisfs.cache.disk.ledger import Row
 from aisfs.cache.disk.segment_file import SegmentFile
 from aisfs.cache.disk.segments import OpenFiles, Segment
-from aisfs.core.admission import Admission
+from aisfs.core.policy.admission import Admission
 from aisfs.model import ByteRange
 
 logger = logging.getLogger(__name__)

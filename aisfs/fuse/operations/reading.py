@@ -9,7 +9,7 @@ from typing import TypeVar, cast
 import pyfuse3
 import trio
 
-from aisfs.core.names import NAME_MAX
+from aisfs.core.namespace.keys import NAME_MAX
 from aisfs.errors import ReadOnly
 from aisfs.filesystem.attributes import BLOCK_SIZE, FOREVER
 from aisfs.filesystem.filesystem import FileSystem

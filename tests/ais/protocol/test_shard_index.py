@@ -20,8 +20,8 @@ from aisfs.ais.protocol.shard_index import (
 )
 from aisfs.ais.transport.redirects import Way
 from aisfs.config import ClusterSettings
-from aisfs.core.member_index import MemberIndex
-from aisfs.core.tar import TarScanner
+from aisfs.core.index.member_index import MemberIndex
+from aisfs.core.tar.scanner import TarScanner
 from aisfs.errors import NotFound
 from aisfs.model import Bucket, ObjectInfo, Provider
 from tests.support.servers import running_server

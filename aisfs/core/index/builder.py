@@ -1,0 +1,234 @@
+"""Rows of a member index as scanners find them, in bulk; `build` resolves the links and makes the index."""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from types import MappingProxyType
+
+from aisfs.core.archive.formats import Form
+from aisfs.core.index.columns import KIND_BITS, OPENED, MemberColumns
+from aisfs.core.index.links import SYMLINK
+from aisfs.core.index.member_index import MAX_ROWS, SPARSE, TRUNCATED, MemberIndex, MemberKind
+from aisfs.core.index.nested_tars import InnerTars
+from aisfs.core.index.paths import HiddenName, all_tidy, normalise
+from aisfs.core.index.zip_columns import Packing
+
+MAX_NAMES = 2**32 - 2**24
+"""Most bytes of names in one shard: what the column of their ends holds, less one bulk of rows."""
+
+_MAX_WARNINGS = 20  # hostile input must not fill memory or terminals
+
+
+class MemberIndexBuilder:
+    """Collects rows in the order of the tar, then builds the index once."""
+
+    def __init__(self, object_size: int) -> None:
+        self._object_size = object_size
+        self._columns = MemberColumns()
+        self._links: dict[int, bytes] = {}
+        """Link rows with the target as stored."""
+        self._skipped: dict[str, int] = {}
+        self._warnings: list[str] = []
+        self._inner = InnerTars()
+
+    def __len__(self) -> int:
+        return len(self._columns.ends)
+
+    @property
+    def full(self) -> bool:
+        """Whether no more rows can be taken."""
+        return len(self._columns.names) > MAX_NAMES or len(self._columns.ends) > MAX_ROWS
+
+    def warn(self, message: str) -> None:
+        """Note what is wrong with the shard."""
+        if len(self._warnings) < _MAX_WARNINGS:
+            self._warnings.append(self._inner.where + message)
+
+    def skip(self, reason: str) -> None:
+        """Count a member that is not shown."""
+        self._skipped[reason] = self._skipped.get(reason, 0) + 1
+
+    def extend(
+        self,
+        names: list[bytes],
+        offsets: Sequence[int],
+        leads: Sequence[int],
+        sizes: Sequence[int],
+        mtimes: Sequence[int],
+        flags: bytes | bytearray,
+    ) -> None:
+        """Add regular files as a scanner found them; parallel columns of one length."""
+        if not all_tidy(names):
+            # `tar cf x.tar .` gives every name this start.
+            plain = [name[2:] if name.startswith(b"./") else name for name in names]
+            if not all_tidy(plain):
+                for row in zip(names, offsets, leads, sizes, mtimes, flags, strict=True):
+                    self.add(*row)
+                return
+            names = plain
+        if self._inner.prefix:  # which leaves room for names that are tidy
+            names = [self._inner.prefix + name for name in names]
+        columns = self._columns
+        start = len(columns.names)
+        columns.names += b"".join(names)
+        ends = accumulate(map(len, names), initial=start)
+        next(ends)
+        columns.ends.extend(ends)
+        columns.offsets.extend(offsets)
+        columns.leads.extend(leads)
+        columns.sizes.extend(sizes)
+        columns.mtimes.extend(mtimes)
+        columns.flags += flags
+
+    def add(
+        self,
+        name: bytes,
+        offset: int,
+        lead: int,
+        size: int,
+        mtime_ns: int,
+        flags: int,
+        *,
+        target: bytes | None = None,
+        stored_stop: int | None = None,
+    ) -> bool:
+        """Add one member of any kind, or count why it is not shown; says whether it is a row.
+
+        Args:
+            name: as stored.
+            offset: where the data starts.
+            lead: header blocks before it.
+            size: as users see it.
+            mtime_ns: nanoseconds since the epoch.
+            flags: kind and the flags of this module.
+            target: of a link, as stored.
+            stored_stop: of a sparse member, where its stored form ends.
+        """
+        kind = flags & KIND_BITS
+        # Old tars and old writers know a directory only by its final slash.
+        if kind == MemberKind.FILE and size == 0 and name.endswith(b"/"):
+            kind = MemberKind.DIRECTORY
+            flags |= kind
+        try:
+            path = normalise(name)
+            if not path and kind != MemberKind.DIRECTORY:
+                raise HiddenName("bad name")
+            if not path and self._inner.prefix:
+                return False  # the folder is there already
+            path = self._inner.place(path)
+        except HiddenName as reason:
+            self.skip(str(reason))
+            return False
+        columns = self._columns
+        row = len(columns.ends)
+        if target is not None:
+            self._links[row] = target
+        if stored_stop is not None:
+            columns.stored_stops[row] = stored_stop
+        columns.names += path
+        columns.ends.append(len(columns.names))
+        columns.offsets.append(offset)
+        columns.leads.append(lead)
+        columns.sizes.append(size)
+        columns.mtimes.append(mtime_ns)
+        columns.flags.append(flags)  # type: ignore[union-attr]
+        return True
+
+    @property
+    def last_opens(self) -> bool:
+        """Whether the last row is a file that is taken for a tar, if its content is one."""
+        columns = self._columns
+        row = len(columns.ends) - 1
+        ordinary = not columns.flags[row] & (KIND_BITS | SPARSE)
+        return ordinary and InnerTars.opens(columns.name(row))
+
+    def open_tar(self) -> None:
+        """Take what comes until `close_tar` for members of the tar that is the last row."""
+        columns = self._columns
+        row = len(columns.ends) - 1
+        columns.flags[row] |= OPENED  # type: ignore[index]
+        columns.names += self._inner.begin(row, columns.name(row))
+        columns.ends.append(len(columns.names))
+        columns.offsets.append(columns.offsets[row])
+        columns.leads.append(0)
+        columns.sizes.append(0)
+        columns.mtimes.append(columns.mtimes[row])
+        columns.flags.append(MemberKind.DIRECTORY | OPENED)  # type: ignore[union-attr]
+
+    def close_tar(self) -> None:
+        """Say that all members of the tar opened last are there."""
+        self._inner.end(len(self))
+
+    def contents_of(self, suffix: bytes, first: int, size_max: int) -> Iterator[tuple[int, int]]:
+        """Yield offset and size of the files from row `first` on whose names end in `suffix`.
+
+        Case does not matter. Left out are those that are empty, larger than `size_max`, cut off or
+        sparse.
+        """
+        columns = self._columns
+        start = columns.ends[first - 1] if first else 0
+        for row in range(first, len(columns.ends)):
+            stop = columns.ends[row]
+            if (
+                columns.names[start:stop].lower().endswith(suffix)
+                and not columns.flags[row] & (KIND_BITS | SPARSE | TRUNCATED)
+                and 0 < columns.sizes[row] <= size_max
+            ):
+                yield columns.offsets[row], columns.sizes[row]
+            start = stop
+
+    def cut(self, size: int) -> tuple[bytes, int] | None:
+        """Say that the object ends at `size`, which it was not known to do.
+
+        Returns:
+            The name of the member that was cut off and where its data would end, if one was.
+        """
+        self._object_size = size
+        columns = self._columns
+        found = None
+        for row in (*self._inner.rows, *range(len(columns.ends))[-1:]):
+            stop = columns.stored_stops.get(row, columns.offsets[row] + columns.sizes[row])
+            if stop > size and columns.flags[row] & KIND_BITS == MemberKind.FILE:
+                columns.flags[row] |= TRUNCATED  # type: ignore[index]
+                found = columns.name(row), stop
+        return found
+
+    def build(self, *, form: Form = Form.TAR, packing: Packing | None = None) -> MemberIndex:
+        """Resolve the links and return the index. The builder is spent.
+
+        Args:
+            form: what the rows were found in.
+            packing: of a zip, for exactly these rows; it has no links.
+        """
+        keep = self._settle() if self._links or self._inner else None
+        return MemberIndex(
+            self._columns.packed(keep),
+            self._object_size,
+            tuple(self._warnings),
+            MappingProxyType(dict(self._skipped)),
+            form=form,
+            packing=packing,
+        )
+
+    def _settle(self) -> list[bool] | None:
+        """Settle every opened tar and every link; returns which rows to keep, None for all."""
+        columns = self._columns
+        names = columns.all_names()
+        lost = self._inner.settle(names)
+        for row in lost.tars:
+            columns.flags[row] &= ~OPENED  # type: ignore[index]
+        for why, count in lost.why.items():
+            self._skipped[why] = self._skipped.get(why, 0) + count
+        gone = lost.rows
+        kinds = bytes(flags & KIND_BITS for flags in columns.flags)
+        said = {row: target for row, target in self._links.items() if row not in gone}
+        links = self._inner.resolve_links(names, kinds, said)
+        for row, content in links.contents.items():
+            columns.share_content(row, content)
+        for row, target in links.targets.items():
+            columns.targets[row] = target
+            columns.sizes[row] = len(target)
+            columns.flags[row] = columns.flags[row] & ~KIND_BITS | SYMLINK  # type: ignore[index]
+        for _ in links.refused:
+            self.skip("bad link")
+        gone |= links.refused
+        return [row not in gone for row in range(len(kinds))] if gone else None

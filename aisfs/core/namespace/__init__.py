@@ -1,0 +1,1 @@
+"""Names: object keys to file names and back, sources as typed, globs, listings, inode numbers."""

@@ -1,0 +1,252 @@
+"""A directory of a bucket as it was listed: names in an order that survives the next listing.
+
+A reader of a directory comes back with the offset of the last entry it got, perhaps after the
+directory changed. Each name therefore keeps its offset for as long as it is listed without a gap:
+a new listing is merged with the one before, names that stayed keep their offsets, new ones get
+higher ones. So nobody sees a name twice or misses one that was there all the time.
+"""
+
+import os
+from array import array
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    KeysView,
+    Mapping,
+    Sequence,
+)
+
+from aisfs.core.namespace.keys import NAME_MAX, Refusal, entry_name, refusal
+from aisfs.errors import ProtocolError
+from aisfs.model import ObjectInfo, Page
+from aisfs.redaction import shown
+
+PENDING_VERSION = "pending"
+"""The version of an object that is being written here and that the store does not have yet."""
+
+ENTRIES_MAX = 10_000_000
+"""Names of one directory. In memory they take half a kilobyte each, so 5 GB."""
+NAME_BYTES_MAX = 2 << 30
+"""Bytes of all names of one directory: 200 for each of so many."""
+SHORT_PAGE, SHORT_PAGES_MAX = 10, 1000
+"""Pages that may have fewer names than this. Usual ones have 1,000 or 10,000, but where many objects of
+a cloud were just deleted they may be all but empty for a while."""
+
+Listed = ObjectInfo | None
+"""What a name stands for: an object, or None for a directory."""
+Wanted = Callable[[str], bool]
+"""Says of a key, or of a prefix with its slash, whether it is to be shown."""
+
+
+class Listing:
+    """One complete listing; immutable once built."""
+
+    __slots__ = ("_entries", "_names", "_offsets", "refused")
+
+    def __init__(
+        self,
+        entries: dict[bytes, Listed],
+        refused: Counter[Refusal],
+        previous: "Listing | None" = None,
+    ) -> None:
+        """Order `entries` after `previous`, the last listing of the same directory."""
+        self._entries = entries
+        self.refused = refused
+        """How many keys are not shown, by reason."""
+        if previous is None:
+            self._names = list(entries)
+            self._offsets = array("Q", range(1, len(entries) + 1))
+        else:
+            self._names, self._offsets = _merge(previous, entries)
+
+    def with_changes(
+        self, present: Mapping[bytes, Listed], absent: Collection[bytes], previous: "Listing"
+    ) -> "Listing":
+        """Build the same directory with some names more, changed or gone, ordered after `previous`."""
+        entries = {**self._entries, **present}
+        for name in absent:
+            entries.pop(name, None)
+        return Listing(entries, self.refused, previous)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: bytes) -> bool:
+        return name in self._entries
+
+    def __getitem__(self, name: bytes) -> Listed:
+        return self._entries[name]
+
+    @property
+    def names(self) -> KeysView[bytes]:
+        """All names."""
+        return self._entries.keys()
+
+    def changes_since(self, previous: "Listing") -> list[bytes]:
+        """Name what is new, gone, or another version than in `previous`."""
+        ours, theirs = self._entries, previous._entries
+        changed = [n for n, listed in ours.items() if n not in theirs or theirs[n] != listed]
+        return changed + [name for name in theirs if name not in ours]
+
+    def after(self, offset: int) -> Iterator[tuple[int, bytes, Listed]]:
+        """Give (offset, name, object) of each entry behind `offset`; 0 is before the first."""
+        entries = self._entries
+        for position in range(bisect_right(self._offsets, offset), len(self._names)):
+            name = self._names[position]
+            yield self._offsets[position], name, entries[name]
+
+    def objects_after(
+        self, offset: int, most: int, wanted: Callable[[bytes], bool] | None = None
+    ) -> tuple[Sequence[int], list[bytes], list[ObjectInfo]]:
+        """Give offsets, names and objects behind `offset`: `most` at most, up to a directory or a
+        name that is not `wanted`."""
+        start = bisect_right(self._offsets, offset)
+        names, entries = self._names[start : start + most], self._entries
+        objects: list[ObjectInfo] = []
+        for name in names:
+            listed = entries[name]
+            if listed is None or (wanted is not None and not wanted(name)):
+                break
+            objects.append(listed)
+        return self._offsets[start : start + len(objects)], names[: len(objects)], objects
+
+
+class ListingBounds:
+    """Ends a listing that does not get on, or that nobody could keep."""
+
+    def __init__(self, subject: str) -> None:
+        """Watch the pages of one listing; `subject` begins each message."""
+        self._subject = subject
+        self._tokens: set[str] = set()
+        self._entries = self._bytes = 0
+
+    def check(self, names: Collection[str], token: str) -> None:
+        """Take note of a page and the token of the next.
+
+        Raises:
+            ProtocolError: no listing of a bucket is like that.
+        """
+        self._entries += len(names)
+        self._bytes += sum(map(len, names))
+        pages = len(self._tokens)
+        if token and token in self._tokens:
+            raise self._error(f"it goes in circles, and is at {shown(token)[:100]!r} again")
+        if self._entries > ENTRIES_MAX or self._bytes > NAME_BYTES_MAX:
+            raise self._error(f"more than {self._entries} names, {self._bytes >> 20} MiB of them")
+        if pages > SHORT_PAGES_MAX + self._entries // SHORT_PAGE:
+            raise self._error(f"{pages} pages brought {self._entries} names only")
+        self._tokens.add(token)
+
+    def _error(self, why: str) -> ProtocolError:
+        return ProtocolError(f"{self._subject}: the listing has no end: {why}")
+
+
+class ListingBuilder:
+    """Makes a listing of the pages of one directory, each as it comes."""
+
+    def __init__(self, prefix: str, wanted: Wanted | None = None) -> None:
+        """Begin the listing of the directory `prefix`, of what is `wanted` in it."""
+        self._prefix = prefix
+        self._wanted = wanted
+        self._directories: dict[bytes, Listed] = {}
+        self._objects: dict[bytes, Listed] = {}
+        self._refused: Counter[Refusal] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._directories) + len(self._objects)
+
+    def __contains__(self, name: bytes) -> bool:
+        return name in self._objects or name in self._directories
+
+    @property
+    def directories(self) -> KeysView[bytes]:
+        """The names of directories."""
+        return self._directories.keys()
+
+    @property
+    def ambiguous(self) -> set[bytes]:
+        """The names that stand for an object and for a directory."""
+        return self._directories.keys() & self._objects.keys()
+
+    def lacking(self, previous: Listing) -> dict[bytes, Listed]:
+        """Give what an earlier listing has and this one has not."""
+        gone = previous.names - self._objects.keys() - self._directories.keys()
+        return {name: previous[name] for name in gone}
+
+    def drop(self, directories: Iterable[bytes]) -> None:
+        """Leave directories out."""
+        for name in directories:
+            self._directories.pop(name, None)
+
+    def add(self, page: Page) -> None:
+        """Take the next page."""
+        for whole in page.directories:
+            name = entry_name(self._prefix, whole)
+            if reason := self._refusal(name, whole):
+                self._refused[reason] += 1
+            else:
+                self._directories[name] = None
+        names = self._usual_names(page.objects)
+        if names is not None:
+            self._objects.update(zip(names, page.objects, strict=True))
+            return
+        for info in page.objects:
+            if info.key == self._prefix:  # the zero-size marker some tools leave for a directory
+                continue
+            name = entry_name(self._prefix, info.key)
+            if info.key.endswith("/"):
+                self._refused[Refusal.EMPTY_COMPONENT] += 1
+            elif reason := self._refusal(name, info.key):
+                self._refused[reason] += 1
+            else:
+                self._objects[name] = info
+
+    def finish(self, previous: Listing | None = None) -> Listing:
+        """Give the listing, in the order of `previous`, the last one of the same directory."""
+        refused = self._refused.copy()
+        hidden = self.ambiguous
+        if hidden:
+            refused[Refusal.HIDDEN_BY_DIRECTORY] += len(hidden)
+        entries = self._objects | self._directories if self._directories else self._objects
+        return Listing(entries, refused, previous)
+
+    def _refusal(self, name: bytes, key: str) -> Refusal | None:
+        reason = refusal(name)
+        if reason is None and self._wanted is not None and not self._wanted(key):
+            return Refusal.EXCLUDED
+        return reason
+
+    def _usual_names(self, objects: list[ObjectInfo]) -> list[bytes] | None:
+        """Give the names of objects, or None when one of them needs a closer look.
+
+        All names are encoded and looked over as one string, in a third of the time.
+        """
+        if self._wanted is not None:
+            return None
+        cut = len(self._prefix)
+        joined = os.fsencode("/".join([info.key[cut:] for info in objects]))
+        names = joined.split(b"/")
+        if len(names) != len(objects) or b"\0" in joined or len(max(names, key=len)) > NAME_MAX:
+            return None
+        return None if any(special in names for special in (b"", b".", b"..")) else names
+
+
+def _merge(previous: Listing, entries: dict[bytes, Listed]) -> tuple[list[bytes], "array[int]"]:
+    if previous._entries.keys() == entries.keys():
+        return previous._names, previous._offsets
+    kept = [
+        (offset, name)
+        for offset, name in zip(previous._offsets, previous._names, strict=True)
+        if name in entries
+    ]
+    names = [name for _, name in kept]
+    offsets = array("Q", (offset for offset, _ in kept))
+    following = previous._offsets[-1] + 1 if previous._offsets else 1
+    new = [name for name in entries if name not in previous._entries]
+    names.extend(new)
+    offsets.extend(range(following, following + len(new)))
+    return names, offsets

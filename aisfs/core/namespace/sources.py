@@ -1,0 +1,300 @@
+"""What a user can mount, parsed from what was typed."""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+from braceexpand import braceexpand
+
+from aisfs.core.namespace.keys import is_bucket_name, is_shard, parse_bucket_name
+from aisfs.core.namespace.patterns import EVERY_KEY, KeyFilter, is_glob
+from aisfs.errors import ConfigError
+from aisfs.model import Bucket, Provider
+
+
+@dataclass(frozen=True, slots=True)
+class Everything:
+    """Every bucket the cluster shows, by provider."""
+
+    def __str__(self) -> str:
+        return "aisfs"
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSource:
+    """A bucket, or one directory of it."""
+
+    bucket: Bucket
+    prefix: str
+    """Empty, or ends in `/`."""
+
+    def __str__(self) -> str:
+        return f"{self.bucket}/{self.prefix}" if self.prefix else str(self.bucket)
+
+
+@dataclass(frozen=True, slots=True)
+class DirectorySource:
+    """A local directory that plays the bucket."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPattern:
+    """One place where to look for shards: what a word is after its braces were expanded."""
+
+    bucket: Bucket | None
+    """None for local files."""
+    directory: str
+    """Prefix, empty or ending in `/`; for local files a directory of this machine."""
+    rest: str
+    """Behind `directory`: the name of one shard, a glob, or nothing for all shards below."""
+
+    @property
+    def one(self) -> bool:
+        """Whether this names a single shard."""
+        return bool(self.rest) and not is_glob(self.rest)
+
+    def __str__(self) -> str:
+        place = "" if self.bucket is None else f"{self.bucket}/"
+        return place + self.directory + self.rest
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One word of the command line, or a whole list file: it must lead to a shard at least."""
+
+    text: str
+    patterns: tuple[ShardPattern, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetSource:
+    """Shards, wherever they lie, that are shown together."""
+
+    words: tuple[Word, ...]
+    keys: KeyFilter = EVERY_KEY
+    root: str = ""
+    """The directory that plays the bucket, once local files are named as its objects."""
+
+    @property
+    def local(self) -> bool:
+        """Whether the shards are files of this machine; never are some of them."""
+        return bool(self.root) or self.words[0].patterns[0].bucket is None
+
+    @property
+    def buckets(self) -> list[Bucket]:
+        """The buckets in which to look."""
+        found = [p.bucket for word in self.words for p in word.patterns if p.bucket is not None]
+        return list(dict.fromkeys(found))
+
+    def common_directory(self, resolve: Callable[[str], str]) -> str:
+        """Give the directory that all local shards lie below, after `resolve` of each directory."""
+        return os.path.commonpath([resolve(p.directory) for w in self.words for p in w.patterns])
+
+    def below(self, root: str, bucket: Bucket, resolve: Callable[[str], str]) -> "DatasetSource":
+        """Give the same local shards as objects of `bucket`, which is the directory `root`."""
+        words = []
+        for word in self.words:
+            patterns = []
+            for pattern in word.patterns:
+                path = os.path.relpath(resolve(pattern.directory), root)
+                directory = "" if path == "." else f"{path}/"
+                patterns.append(ShardPattern(bucket, directory, pattern.rest))
+            words.append(Word(word.text, tuple(patterns)))
+        return DatasetSource(tuple(words), self.keys, root)
+
+    def __str__(self) -> str:
+        return " ".join(word.text for word in self.words)
+
+
+Source = Everything | BucketSource | DirectorySource | DatasetSource
+
+EXPANSIONS_MAX = 1_000_000
+"""Names that the braces of one word may stand for; LAION-2B has 231,349 shards."""
+
+
+def parse_source(text: str | None) -> Source:
+    """Read `ais://bucket[/prefix/]`, a directory, or nothing at all.
+
+    Raises:
+        ConfigError: the URL names no provider we know, or no bucket.
+    """
+    if text is None:
+        return Everything()
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        return DirectorySource(Path(text))
+    try:
+        provider = Provider.parse(scheme)
+    except ValueError:
+        known = ", ".join(f"{p.scheme}://" for p in Provider)
+        raise ConfigError(f"{text}: unknown provider {scheme!r}; use one of {known}") from None
+    name, _, prefix = rest.partition("/")
+    if name[:1] in ("@", "#"):  # as the ais CLI writes it: ais://@uuid#ns/bucket
+        space = name
+        name, _, prefix = prefix.partition("/")
+        name = name and name + space
+    if not name:
+        raise ConfigError(
+            f"{text}: no bucket; write {scheme}://BUCKET or {scheme}://BUCKET/PREFIX/"
+        )
+    if any(part in ("", ".", "..") for part in prefix.strip("/").split("/")) and prefix.strip("/"):
+        raise ConfigError(f"{text}: a prefix has no empty part, `.` or `..`")
+    if not is_bucket_name(os.fsencode(name)):
+        raise ConfigError(f"{text}: a bucket's name has only letters, digits, `.`, `-` and `_`")
+    directory = prefix.strip("/")
+    bucket = parse_bucket_name(provider, name.encode(errors="surrogateescape"))
+    return BucketSource(bucket, f"{directory}/" if directory else "")
+
+
+def parse_sources(
+    words: Sequence[str],
+    *,
+    is_directory: Callable[[str], bool],
+    view: bool = False,
+    listed: Word | None = None,
+    keys: KeyFilter = EVERY_KEY,
+) -> Source:
+    """Read what is to be mounted from the words before the mountpoint.
+
+    Args:
+        words: As typed.
+        is_directory: Says whether a local directory of this very name exists.
+        view: Whether shards are to be opened up and laid out together.
+        listed: What a list file named, if there was one.
+        keys: Which shards to leave out.
+
+    Raises:
+        ConfigError: a word makes no sense, or the words do not go together.
+    """
+    plain = not words or (
+        len(words) == 1 and (is_directory(words[0]) or not _names_shards(words[0]))
+    )
+    if plain and not view and listed is None:
+        return parse_source(words[0] if words else None)
+    if not words and listed is None:
+        raise ConfigError("--view needs a SOURCE: a bucket, a directory, or shards")
+    found = [] if listed is not None else [_word(text, is_directory) for text in words]
+    source = DatasetSource((*found, *([listed] if listed is not None else [])), keys)
+    kinds = {p.bucket is None for word in source.words for p in word.patterns}
+    if len(kinds) > 1:
+        raise ConfigError("one mount shows buckets or local files, not both")
+    return source
+
+
+def parse_list(
+    name: str, lines: Iterable[str], base: str | None, *, is_directory: Callable[[str], bool]
+) -> Word:
+    """Read a list file: a source on each line; empty lines and those that start with `#` are not.
+
+    Args:
+        name: What the user called the file.
+        lines: Its text.
+        base: A bucket, prefix or directory which lines are relative to, if they do not start with
+            a scheme or a slash.
+        is_directory: Says whether a local directory of this very name exists.
+
+    Raises:
+        ConfigError: a line makes no sense, or there is none.
+    """
+    patterns: list[ShardPattern] = []
+    for number, line in enumerate(lines, start=1):
+        text = line.strip("\r\n")
+        if not text.strip() or text.startswith("#"):
+            continue
+        if base is not None and "://" not in text and not text.startswith("/"):
+            text = f"{base.rstrip('/')}/{text}"
+        try:
+            patterns += _word(text, is_directory).patterns
+        except ConfigError as error:
+            raise ConfigError(f"{name}, line {number}: {error}") from error
+    if not patterns:
+        raise ConfigError(f"{name} names no source")
+    return Word(f"--files-from {name}", tuple(patterns))
+
+
+def absolute(source: Source) -> Source:
+    """Keep meaning the same directories when the daemon leaves the one it was started in."""
+    if isinstance(source, DirectorySource):
+        return DirectorySource(source.path.absolute())
+    if not isinstance(source, DatasetSource) or not source.local:
+        return source
+    words = tuple(
+        Word(word.text, tuple(_absolute(pattern) for pattern in word.patterns))
+        for word in source.words
+    )
+    return replace(source, words=words)
+
+
+def _absolute(pattern: ShardPattern) -> ShardPattern:
+    directory = os.path.abspath(pattern.directory or ".")
+    return replace(pattern, directory=directory.rstrip("/") + "/")
+
+
+def _names_shards(text: str) -> bool:
+    """Say whether a word cannot be a plain bucket, prefix or directory."""
+    return "{" in text or is_glob(text) or _is_shard_key(text[_start(text) :])
+
+
+def _start(text: str) -> int:
+    """Say where, behind scheme and bucket, the key or the local path begins."""
+    if "://" not in text:
+        return 0
+    start = text.index("://") + 3
+    slashes = 2 if text[start : start + 1] in ("@", "#") else 1  # a namespace, then the bucket
+    for _ in range(slashes):
+        start = text.find("/", start) + 1
+        if not start:
+            return len(text)
+    return start
+
+
+def _is_shard_key(text: str) -> bool:
+    return is_shard(os.fsencode(text.rpartition("/")[2]))
+
+
+def _word(text: str, is_directory: Callable[[str], bool]) -> Word:
+    if is_directory(text):
+        return Word(text, (ShardPattern(None, text.rstrip("/") + "/", ""),))
+    if "{" not in text:
+        return Word(text, (_pattern(text, is_directory),))
+    try:
+        names = list(islice(braceexpand(text), EXPANSIONS_MAX + 1))
+    except ValueError as error:
+        message = "the braces do not match; `\\{` and `\\}` stand for themselves"
+        raise ConfigError(f"{text}: {message}") from error
+    if len(names) > EXPANSIONS_MAX:
+        raise ConfigError(f"{text} stands for more than {EXPANSIONS_MAX:,} names")
+    return Word(text, tuple(_pattern(name, is_directory) for name in names))
+
+
+def _pattern(text: str, is_directory: Callable[[str], bool]) -> ShardPattern:
+    """Split what has no braces any more into the directory to look in, and for what."""
+    if not text:
+        raise ConfigError("a SOURCE cannot be empty")
+    cut = len(text) if is_directory(text) else _cut(text)
+    directory, rest = text[:cut], text[cut:]
+    if "://" not in text:
+        return ShardPattern(None, directory if rest else directory.rstrip("/") + "/", rest)
+    place = parse_source(directory)
+    assert isinstance(place, BucketSource), "what has a scheme is a bucket"
+    return ShardPattern(place.bucket, place.prefix, rest)
+
+
+def _cut(text: str) -> int:
+    """Say where the name of a shard, or the first component that is a glob, begins."""
+    start = _start(text)
+    if "://" in text and is_glob(text[:start]):
+        raise ConfigError(f"{text}: a bucket's name can have braces, but no pattern")
+    for end in (i for i, c in enumerate(text) if c == "/" and i >= start):
+        if is_glob(text[start:end]):
+            return start
+        start = end + 1
+    last = text[start:]
+    return start if is_glob(last) or _is_shard_key(last) else len(text)

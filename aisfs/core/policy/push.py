@@ -1,0 +1,407 @@
+"""Which members of a shard to store into the kernel's page cache before they are read.
+
+The kernel asks only for what it does not have, so success is silence. A reader in order shows when
+it comes to a member that was not pushed: the one behind the window, or the one in the middle that
+is left out so that there is still time to go on. Each such READ that belongs to a stream doubles
+its window; pushed members that are READ all the same shrink it, and at last pushing rests.
+
+Members read at random bring the rest of their sample, and after some dozens the whole shard.
+
+Who pushes takes a hand of rows (`next`), stores them, and tells how that went (`settle`), so a READ
+that overtakes a push is not mistaken for a dropped page. Not thread-safe; no call takes longer than
+some microseconds, but for `listed` of many rows.
+"""
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from aisfs.core.index.member_index import MemberIndex
+from aisfs.core.policy.page_cache_map import Residency
+from aisfs.core.policy.push_window import (
+    PAGE,
+    WINDOW_BYTES,
+    WINDOW_FIRST,
+    WINDOW_MAX,
+    Stream,
+    footprint,
+)
+from aisfs.core.views.samples import sample_rows
+
+STREAMS = 8
+"""Readers told apart in one shard."""
+GAP_MAX = 16
+MEMBERS_PER_GAP = 2000
+"""Rows behind a window where its reader may appear: 1 for each so many members, at most `GAP_MAX`.
+Eight streams then mistake 5 % of random reads for order, whatever the size of the shard."""
+RANDOM_READS = 32
+"""READs out of order before the whole shard is worth it: a look at a few images is no epoch."""
+REPEAT = 16
+"""Members for each READ out of order, at most, when the whole shard was pushed and dropped again."""
+HAND_ROWS = 64
+HAND_BYTES = 1 << 20
+"""Rows given out at once: a quarter of a millisecond of work."""
+REST_FIRST = 64
+REST_MAX = 4096
+"""READs for which nothing is pushed after a shard's pushes were of no use; doubled each time."""
+SAMPLES_MAX = 64
+"""Halves of samples that wait to be pushed; older ones are dropped."""
+
+
+@dataclass(slots=True)
+class PushCounts:
+    """What became of the members pushed; for samples and whole shards often nobody can know."""
+
+    pushed: int = 0
+    bytes: int = 0
+    used: int = 0
+    """A reader in order went past them without a READ."""
+    wasted: int = 0
+    """A READ came all the same, or the stream ended before them."""
+
+
+class ShardPush:
+    """The decisions for one shard."""
+
+    def __init__(self, index: MemberIndex, counts: PushCounts) -> None:
+        """Know nothing to be in the page cache; add to `counts`."""
+        self.index = index
+        self._counts = counts
+        self._rows = Residency(len(index))
+        self._gap = min(max(len(index) // MEMBERS_PER_GAP, 1), GAP_MAX)
+        self._streams: list[Stream] = []
+        """The one that moved last is the last."""
+        self._samples: deque[range] = deque(maxlen=SAMPLES_MAX)
+        self._strays = 0
+        """READs out of order, less those in order."""
+        self._doubts = 0
+        """Those among them of rows that should have been there."""
+        self._patience = RANDOM_READS
+        self._whole: int | None = None
+        """The next row when the whole shard is being pushed."""
+        self._whole_stalled = False
+        self._hand: list[int] = []
+        self._giver: Stream | None = None
+        """The stream the hand was given for; None for a sample or the whole shard."""
+        self._of_whole = False
+        self._rest = 0
+        self._rest_next = REST_FIRST
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def pending(self) -> bool:
+        """Whether `next` may have something to give."""
+        return (
+            bool(self._samples)
+            or (self._whole is not None and not self._whole_stalled)
+            or any(stream.pending for stream in self._streams)
+        )
+
+    @property
+    def stalled(self) -> bool:
+        """Whether something waits for bytes."""
+        return self._whole_stalled or any(stream.stalled for stream in self._streams)
+
+    @property
+    def ahead(self) -> int:
+        """Bytes of page cache pushed for readers in order and not known to be read."""
+        return sum(stream.ahead for stream in self._streams)
+
+    # what happened ---------------------------------------------------------------------------
+
+    def listed(self, rows: Sequence[int]) -> None:
+        """The kernel listed a directory with these members, so it knows their inodes.
+
+        They are likely to be read next.
+        """
+        self._rows.know(rows)
+        if rows and len(self._streams) < STREAMS and not self._rest:
+            start = rows[0]
+            if not self._rows.there(start) and self._stream_of(start) is None:
+                stream = Stream(start - 1, start - 1)
+                stream.window = stream.rows_left = WINDOW_FIRST
+                self._streams.insert(0, stream)
+
+    def read(self, row: int) -> bool:
+        """A READ of the start of a member came; returns whether there is something to push.
+
+        READs past the page cache (O_DIRECT) say nothing and are not to be told.
+        """
+        dropped = self._rows.there(row) and row not in self._hand
+        pushed = self._rows.read(row)
+        stream = self._stream_of(row)
+        ahead = pushed and stream is not None and row <= stream.top
+        # One that was pushed long ago may well have been read before the kernel dropped it.
+        self._counts.wasted += ahead or (pushed and dropped)
+        if self._rest:
+            self._rest -= 1
+            return False
+        if stream is None:
+            self._doubts += dropped
+            self._begin(row)
+            return self.pending
+        self._strays = max(self._strays - 1, 0)
+        if dropped:
+            # The second one in a row; a page may go alone, and what is there is dear to push again.
+            self._end_generation(row)
+        stream.wasted += ahead
+        self._follow(stream, row)
+        return self.pending
+
+    def landed(self) -> bool:
+        """More bytes of the shard are there; returns whether there is something to push."""
+        for stream in self._streams:
+            stream.stalled = False
+        self._whole_stalled = False
+        return self.pending
+
+    def abandon(self) -> None:
+        """Give all streams up: what they have ahead is not waited for any more."""
+        while self._streams:
+            self._drop(self._streams.pop())
+        self._samples.clear()
+        self._end_whole()
+
+    # what to do ------------------------------------------------------------------------------
+
+    def next(self, room: int) -> list[int]:
+        """Give the next rows to push, in the order of the tar; none when there are none.
+
+        Args:
+            room: Bytes of page cache that may be filled.
+        """
+        assert not self._hand, "settle first"
+        self._giver, self._of_whole = None, False
+        while self._samples and not self._hand:
+            self._hand = [row for row in self._samples.popleft() if self._wanted(row)]
+            if sum(footprint(self.index.size(row)) for row in self._hand) > room:
+                self._hand = []
+        if self._hand:
+            return self._hand
+        for stream in reversed(self._streams):
+            if stream.pending:
+                self._hand = self._walk(stream, room)
+                if self._hand:
+                    self._giver = stream
+                    return self._hand
+        if self._whole is not None and not self._whole_stalled:
+            self._of_whole = True
+            self._hand = self._walk_whole(self._whole, room)
+        return self._hand
+
+    def settle(
+        self, stored: int, unknown: Collection[int] = (), *, missing: bool = False
+    ) -> tuple[int, int] | None:
+        """Tell what became of the rows last given.
+
+        Args:
+            stored: So many of them were sent to the kernel; the rest may be given again.
+            unknown: Those of which the kernel said that it does not know them.
+            missing: Whether the bytes of the first one not sent are not there.
+
+        Returns:
+            When they were for a reader in order: the row it was seen at, and the last one that
+            it need not ask for.
+        """
+        hand, stream = self._hand, self._giver
+        self._hand = []
+        self._stored(hand[:stored], unknown, stream)
+        if stored == len(hand):
+            pass
+        elif stream is not None:
+            stream.put_back(
+                hand[stored:], sum(footprint(self.index.size(r)) for r in hand[stored:])
+            )
+            stream.stalled = missing
+        elif self._of_whole:
+            self._whole, self._whole_stalled = hand[stored], missing
+        return (stream.at, stream.top) if stream is not None and stream.window else None
+
+    def _stored(self, rows: list[int], unknown: Collection[int], stream: Stream | None) -> None:
+        for row in unknown:
+            self._rows.unknown(row)
+        if unknown:
+            rows = [row for row in rows if row not in unknown]
+        if not rows:
+            return
+        sizes = [size for _, size in self.index.places(rows)]
+        self._counts.pushed += len(rows)
+        self._counts.bytes += sum(sizes)
+        if stream is not None:
+            stream.pushed += len(rows)
+            stream.ahead += sum(map(footprint, sizes))
+        start, stop = rows[0], rows[-1] + 1
+        if stop - start == len(rows) and self._rows.pushed_run(start, stop):
+            return
+        for row in rows:
+            if self._rows.there(row):  # a READ overtook it
+                self._counts.wasted += 1
+            else:
+                self._rows.pushed(row)
+
+    # streams ---------------------------------------------------------------------------------
+
+    def _stream_of(self, row: int) -> Stream | None:
+        """Find the reader that a READ belongs to: the one whose window it is nearest to."""
+        best, least = None, len(self)
+        for stream in self._streams:
+            top = stream.top if stream.top > stream.at else stream.at
+            if stream.at - self._gap <= row <= top + self._gap:
+                distance = abs(row - top)
+                if distance < least:
+                    best, least = stream, distance
+        return best
+
+    def _begin(self, row: int) -> None:
+        """Take a READ for one at random, and for the first of a new reader."""
+        if len(self._streams) == STREAMS:
+            self._drop(self._streams.pop(0))
+        sample = sample_rows(self.index, row)
+        stream = Stream(row, row)
+        stream.rows_left = sample.stop - 1 - row
+        self._streams.append(stream)
+        if sample.start < row:
+            self._samples.append(range(sample.start, row))
+        self._strays += 1
+        if self._whole is None and self._strays >= self._patience:
+            self._begin_whole()
+        elif self._whole_stalled and self._strays >= RANDOM_READS:
+            self._strays = 0
+            self._whole_stalled = False
+
+    def _begin_whole(self) -> None:
+        """Push all of the shard, if most of it can be pushed."""
+        if 2 * self._doubts > self._strays:
+            self._rows.end_generation()
+        self._strays = self._doubts = 0
+        if 2 * self._rows.known() >= len(self):
+            self._whole = 0
+            self._patience = max(min(2 * self._patience, len(self) // REPEAT), RANDOM_READS)
+
+    def _end_whole(self) -> None:
+        self._whole = None
+        self._whole_stalled = False
+        self._strays = self._doubts = 0
+
+    def _end_generation(self, row: int) -> None:
+        """Believe no row to be in the page cache any more, but the one just read."""
+        self._rows.end_generation()
+        self._rows.read(row)
+
+    def _follow(self, stream: Stream, row: int) -> None:
+        """Go on with a stream."""
+        if row <= stream.at:  # another reader of the same stream, a little late
+            return
+        self._counts.used += self._rows.take_pushed(stream.at + 1, row)
+        stream.at = row
+        stream.stalled = False
+        self._streams.remove(stream)
+        self._streams.append(stream)
+        if row == stream.marker:
+            stream.ahead = stream.behind_marker
+            self._extend(stream)
+        elif row > stream.top:
+            overtaken = stream.rows_left > 0 and stream.bytes_left > 0
+            stream.top = row
+            stream.ahead = 0
+            if overtaken and stream.window:
+                self._aim(stream)
+            else:
+                self._extend(stream)
+
+    def _extend(self, stream: Stream) -> None:
+        """Judge the window that was read, and push the next."""
+        if not stream.window:
+            stream.window = WINDOW_FIRST
+        elif 2 * stream.wasted > stream.pushed:
+            if stream.window == WINDOW_FIRST:
+                self._pause()
+                return
+            stream.window //= 2
+        elif stream.pushed:
+            stream.window = min(2 * stream.window, WINDOW_MAX)
+            self._rest_next = REST_FIRST
+        stream.pushed = stream.wasted = 0
+        self._aim(stream)
+
+    def _aim(self, stream: Stream) -> None:
+        stream.rows_left = stream.at + stream.window - stream.top
+        stream.bytes_left = WINDOW_BYTES - stream.ahead
+        stream.marker = -1
+        stream.behind_marker = 0
+
+    def _pause(self) -> None:
+        """Rest: what is pushed does not stay."""
+        self.abandon()
+        self._rest = self._rest_next
+        self._rest_next = min(2 * self._rest_next, REST_MAX)
+
+    def _drop(self, stream: Stream) -> None:
+        """End a stream. What was pushed ahead of it was in vain, unless it was only a sample."""
+        if stream.window:
+            self._counts.wasted += self._rows.take_pushed(stream.at + 1, stream.top + 1)
+
+    # choosing --------------------------------------------------------------------------------
+
+    def _wanted(self, row: int) -> bool:
+        if not self._rows.absent(row):
+            return False
+        index = self.index
+        return index.plain(row) and 0 < index.size(row) <= WINDOW_BYTES
+
+    def _walk(self, stream: Stream, room: int) -> list[int]:
+        """Choose the next rows of a window."""
+        hand: list[int] = []
+        taken = 0
+        wanted, size, end = self._wanted, self.index.size, len(self)
+        marked = not stream.window or stream.marker >= 0
+        while stream.rows_left > 0 and stream.bytes_left > 0 and not stream.stalled:
+            if len(hand) == HAND_ROWS or taken >= HAND_BYTES:
+                break
+            row = stream.top + 1
+            if row >= end:
+                stream.rows_left = 0
+                break
+            if wanted(row):
+                if not marked and self._is_marker(stream):
+                    stream.marker, marked = row, True
+                else:
+                    cost = footprint(size(row))
+                    if cost > stream.bytes_left and stream.bytes_left < WINDOW_BYTES:
+                        stream.bytes_left = 0
+                        break
+                    if taken + cost > room:
+                        break
+                    taken += cost
+                    stream.bytes_left -= cost
+                    hand.append(row)
+                    if stream.marker >= 0:
+                        stream.behind_marker += cost
+            stream.top = row
+            stream.rows_left -= 1
+        return hand
+
+    def _is_marker(self, stream: Stream) -> bool:
+        """Say whether to leave this row out, half a window before the end."""
+        return 2 * stream.rows_left <= stream.window or 2 * stream.bytes_left <= WINDOW_BYTES
+
+    def _walk_whole(self, start: int, room: int) -> list[int]:
+        """Choose the next rows of the whole shard, which must fit in `room` to begin with."""
+        if start == 0 and self.index.object_size + len(self) * PAGE > room:
+            self._end_whole()
+            return []
+        hand: list[int] = []
+        taken = 0
+        for row in range(start, len(self)):
+            if len(hand) == HAND_ROWS or taken >= HAND_BYTES:
+                self._whole = row
+                return hand
+            if self._wanted(row):
+                taken += footprint(self.index.size(row))
+                if taken > room:
+                    break
+                hand.append(row)
+        self._end_whole()
+        return hand

@@ -1,0 +1,1 @@
+"""The tar format: a scanner that takes bytes in any split and returns members."""

@@ -1,0 +1,398 @@
+"""Finds the members of a tar by walking its headers: bytes in, rows out.
+
+Fed with the object's bytes in any pieces, and told to `seek` over what it does not want (`needed`).
+Invariants:
+- the rows do not depend on how the bytes were cut into pieces;
+- no input raises or makes it loop, and memory grows only with the rows and one header's payload;
+- what comes before damage is kept; what the damage is and where is in the index's `warnings`;
+- a header counts only if its checksum holds.
+
+A tar in the tar is scanned by a scanner of its own, which adds to the same rows. Nothing of it is
+read twice, and what is not wanted of it is not wanted at all.
+
+Runs of similar members are taken by `tar_plain`, which is quick; here is the careful way, one header
+at a time, which understands everything and tells the quick one what to look for.
+"""
+
+from aisfs.core.archive.formats import Form, form_of_content
+from aisfs.core.index.builder import MemberIndexBuilder
+from aisfs.core.index.member_index import MAX_LEAD, TRUNCATED, MemberIndex
+from aisfs.core.tar.fast_path import PlainRuns, truncation
+from aisfs.core.tar.header import BLOCK, ZERO_BLOCK, Header, padded, parse_header, parse_pax, text
+from aisfs.core.tar.member import OLD_SPARSE, OWN_KEYS, Member, describe, set_common
+from aisfs.core.tar.sparse import extension_extends, header_extends
+
+MAX_META = 1 << 20
+"""Most bytes of one pax header or long name; Go's tar has the same bound."""
+_END_LOOK = 1 << 16
+"""How far past the end mark to look for further headers: six times tar's usual record of 10 KiB."""
+_LEAST_LOOK, _MOST_LOOK = 4 << 10, 1 << 16
+"""Bytes looked at in one go: of large members little more than their headers, of small ones as much
+as the C library keeps at hand. Larger blocks are new memory each time, at half a second a gigabyte."""
+_PLAIN = (b"0", b"7")
+_META = {b"x": b"pax", b"X": b"pax", b"g": b"global", b"L": b"path", b"K": b"linkpath"}
+_NOT_A_TAR = "not a tar: it does not start with a tar header"
+
+
+class TarScanner:
+    """Scans one object. Feed it, in order, the bytes from `needed` on; then `finish`."""
+
+    def __init__(
+        self,
+        object_size: int,
+        *,
+        ignore_zeros: bool = False,
+        nesting: int = 0,
+        start: int = 0,
+        rows: MemberIndexBuilder | None = None,
+    ) -> None:
+        """Start a scan.
+
+        Args:
+            object_size: where the tar ends, which tells truncated members: the length of the whole
+                object, or less for a tar in it.
+            ignore_zeros: go on after end marks, for archives that were joined with `cat`.
+            nesting: how many tars deep tars are opened that are members.
+            start: where the tar starts.
+            rows: where members go, if there are others.
+        """
+        self._object_size = object_size
+        self._ignore_zeros = ignore_zeros
+        self._nesting = nesting
+        self._rows = rows if rows is not None else MemberIndexBuilder(object_size)
+        self._offset = start
+        """Where the next fed byte belongs."""
+        self._position = start
+        """The header to read next."""
+        self._want = BLOCK
+        """How many bytes from there on are needed at once."""
+        self._held = bytearray()
+        """Those of them that were fed already."""
+        self._ended = object_size == start
+        self._end_mark: int | None = None
+        """The first zero block, until a header follows."""
+        self._seen = 0
+        """Valid headers."""
+        self._unit: int | None = None
+        """Where the headers that belong to the next member start."""
+        self._extending: tuple[Member, int] | None = None
+        """An old sparse member whose extension blocks are going by, and where its header is."""
+        self._overrides: dict[bytes, bytes] = {}
+        """What they say of it. The first to speak wins, as in tarfile."""
+        self._globals: dict[bytes, bytes] = {}
+        self._plain = PlainRuns(self._rows, object_size, leave=b".tar" if nesting else b"")
+        self._candidate: tuple[int, int] | None = None
+        """Of a member that may be a tar, and whose first block is read next: where it ends, and
+        where the header after it is."""
+        self._inner: TarScanner | None = None
+        """Scans the tar that was opened last, until it needs nothing more."""
+
+    def __repr__(self) -> str:
+        return (
+            f"<TarScanner: {len(self._rows)} members, {self.needed} of {self._object_size} bytes>"
+        )
+
+    @property
+    def needed(self) -> int:
+        """The offset of the next byte wanted; the object's size when nothing is wanted any more."""
+        if self._ended:
+            return self._object_size
+        if self._inner is not None:
+            return self._inner.needed
+        return min(self._position + len(self._held), self._object_size)
+
+    @property
+    def rows(self) -> MemberIndexBuilder:
+        """What was found so far."""
+        return self._rows
+
+    @property
+    def end(self) -> int:
+        """Where the zeros are that end the tar, or would be: the place of a further member."""
+        return self._position if self._end_mark is None else self._end_mark
+
+    @property
+    def done(self) -> bool:
+        """Whether further bytes would change nothing."""
+        return self.needed >= self._object_size
+
+    def seek(self, offset: int) -> None:
+        """Say that the next fed byte is the one at `offset`, anywhere up to `needed`.
+
+        Raises:
+            ValueError: for an offset after `needed`: those bytes are not to be skipped.
+        """
+        if not 0 <= offset <= self.needed:
+            raise ValueError(f"the scan needs byte {self.needed}, cannot seek to {offset}")
+        self._offset = offset
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Take the next bytes of the object."""
+        start = self._offset
+        self._offset = stop = min(start + len(data), self._object_size)
+        view, most = memoryview(data), _LEAST_LOOK
+        while not self._ended and (needed := self.needed) < stop:
+            end = min(needed + most, stop)
+            self._feed_piece(bytes(view[needed - start : end - start]), needed)
+            dense = self.needed - end < most
+            most = min(4 * most, _MOST_LOOK) if dense else _LEAST_LOOK
+
+    def _feed_piece(self, piece: bytes, start: int) -> None:
+        """Take a piece that starts with the first byte wanted."""
+        if self._inner is not None:
+            self._feed_inner(self._inner, piece, start)
+        elif self._held:
+            missing = self._want - len(self._held)
+            self._held += piece[:missing]
+            if len(piece) >= missing:
+                held = bytes(self._held)
+                self._held.clear()
+                self._scan(held, self._position)
+        else:
+            self._scan(piece, start)
+
+    def _feed_inner(self, inner: "TarScanner", piece: bytes, start: int) -> None:
+        """Let the tar in the tar have its part of a piece."""
+        needed = inner.needed
+        inner.seek(needed)
+        inner.feed(piece[needed - start : inner._object_size - start])
+        if inner.done:
+            self._close_inner(inner)
+
+    def _close_inner(self, inner: "TarScanner") -> None:
+        inner._conclude()
+        self._rows.close_tar()
+        self._inner = None
+
+    def end_at(self, size: int, warning: str = "") -> None:
+        """Say how long the object turned out to be, if it was given as longer; then `finish`.
+
+        Args:
+            size: All of it, which was fed.
+            warning: What is wrong with it there.
+        """
+        scanner: TarScanner | None = self
+        while scanner is not None:
+            scanner._object_size = min(size, scanner._object_size)
+            scanner = scanner._inner
+        if self._inner is not None:
+            self._close_inner(self._inner)
+        cut = self._rows.cut(size)
+        if warning:
+            self._rows.warn(warning)
+        if cut is not None:
+            self._rows.warn(truncation(*cut, size))
+        if size == 0:
+            self._ended = True
+
+    def finish(self, form: Form = Form.TAR) -> MemberIndex:
+        """Return the index of what was found. The scanner is spent."""
+        self._conclude()
+        return self._rows.build(form=form)
+
+    def _conclude(self) -> None:
+        """Say what is wrong with the tar as it is now that no more bytes come."""
+        if self._inner is not None:
+            self._close_inner(self._inner)
+        if self._candidate is not None and self.done:  # what is held is no header
+            self._ended = True
+        if not self._ended:
+            if not self.done:
+                self._rows.warn(f"the scan stopped at byte {self.needed} of {self._object_size}")
+            elif any(self._held):
+                at = self._position
+                self._rows.warn(
+                    f"truncated in the header at byte {at}" if self._seen else _NOT_A_TAR
+                )
+            elif self._unit is not None:
+                self._rows.warn(f"the headers at byte {self._unit} have no member")
+            self._ended = True
+
+    def _scan(self, data: bytes, base: int) -> None:
+        """Scan `data`, which starts at `base`, as far as it goes; hold what is to be gone on with."""
+        position = self._position - base
+        while not self._ended and self._inner is None and position + self._want <= len(data):
+            if self._rows.full:
+                self._end(f"too many members: nothing from byte {base + position} on is shown")
+                break
+            if self._undisturbed:
+                position = self._plain.scan(data, position, base)
+                if position + self._want > len(data):
+                    break
+            position = self._scan_header(data, position, base)
+        self._position = base + position
+        if self._inner is None:
+            self._held += data[position:]
+
+    @property
+    def _undisturbed(self) -> bool:
+        """Whether the next header stands for itself alone, as the quick way takes it."""
+        return (
+            self._unit is None
+            and self._end_mark is None
+            and self._candidate is None
+            and not self._globals
+        )
+
+    # The careful way -----------------------------------------------------------------------------
+
+    def _scan_header(self, data: bytes, position: int, base: int) -> int:
+        """Take the block at `position`; returns where the next one is.
+
+        Returns `position` itself after raising `_want` or ending the scan.
+        """
+        block = data[position : position + BLOCK]
+        at = base + position
+        if self._candidate is not None:
+            return self._look_inside(block, at, *self._candidate) - base
+        if self._extending is not None:
+            return self._take_extension(block, at) - base
+        if block == ZERO_BLOCK:
+            self._take_zeros(at)
+            return position + BLOCK
+        header = parse_header(block)
+        if header is None:
+            self._take_nonsense(at)
+            return position
+        if self._end_mark is not None and not self._ignore_zeros:
+            self._end(
+                f"the archive ends at byte {self._end_mark}, but another header follows at byte"
+                f" {at}: what follows is shown with --ignore-zeros only"
+            )
+            return position
+        self._end_mark = None
+        self._seen += 1
+        if self._unit is None:
+            self._unit = at
+        if header.kind in _META:
+            return self._take_meta(header, data, position, base)
+        return self._take_member(header, block, at) - base
+
+    def _take_zeros(self, at: int) -> None:
+        if self._unit is not None:
+            self._rows.warn(f"the headers at byte {self._unit} have no member")
+            self._forget_unit()
+        if self._end_mark is None:
+            self._end_mark = at
+        elif not self._ignore_zeros and at - self._end_mark >= _END_LOOK:
+            self._ended = True
+
+    def _take_nonsense(self, at: int) -> None:
+        """End the scan at a block that is no header."""
+        if not self._seen:
+            self._end(_NOT_A_TAR)
+        elif self._end_mark is None:
+            self._end(f"damaged header at byte {at}: nothing from there on is shown")
+        else:
+            self._ended = True  # after the end mark anything may follow
+
+    def _take_meta(self, header: Header, data: bytes, position: int, base: int) -> int:
+        """Take a header that only speaks of the member or members after it."""
+        at = base + position
+        if header.size is None or not 0 <= header.size <= MAX_META:
+            self._end(f"the {header.kind.decode()!r} header at byte {at} has an impossible size")
+            return position
+        stop = position + BLOCK + header.size
+        following = position + BLOCK + padded(header.size)
+        if base + stop > self._object_size:
+            self._end(f"truncated in the header at byte {at}")
+            return position
+        if stop > len(data):
+            self._want = stop - position
+            return position
+        self._want = BLOCK
+        payload = data[position + BLOCK : stop]
+        role = _META[header.kind]
+        if role in (b"path", b"linkpath"):
+            self._overrides.setdefault(role, text(payload))
+            return following
+        records = parse_pax(payload)
+        if not records.intact:
+            self._rows.warn(f"the pax header at byte {at} has a malformed record")
+        if role == b"global":
+            set_common(self._globals, records.pairs)
+            if not self._overrides:
+                self._unit = None
+        else:
+            own = {key: value for key, value in records.pairs if value and key in OWN_KEYS}
+            self._overrides = own | self._overrides
+            if len(records.pairs) == 1 and records.intact:
+                self._plain.learn_pax(data[position : position + BLOCK], payload)
+        return following
+
+    def _take_member(self, header: Header, block: bytes, at: int) -> int:
+        """Take the header of a member; returns where the next header is."""
+        member = describe(header, block, self._overrides, self._globals)
+        if member is None:
+            self._end(f"the header at byte {at} has an impossible size")
+            return at
+        if header.kind in _PLAIN and not header.prefixed:
+            self._plain.learn_file(block)
+        if header.kind == OLD_SPARSE and header_extends(block):
+            self._extending = (member, at)
+            return at + BLOCK
+        return self._add(member, at, at + BLOCK)
+
+    def _take_extension(self, block: bytes, at: int) -> int:
+        """Take an extension block of an old sparse header; returns where the next block is."""
+        assert self._extending is not None
+        if extension_extends(block):
+            return at + BLOCK
+        member, header_at = self._extending
+        self._extending = None
+        return self._add(member, header_at, at + BLOCK)
+
+    def _add(self, member: Member, at: int, data_start: int) -> int:
+        """List a member, or count it, and forget what was said of it; returns where it ends."""
+        lead = (data_start - (at if self._unit is None else self._unit)) // BLOCK
+        self._forget_unit()
+        if lead > MAX_LEAD:
+            self._end(f"the member at byte {at} has too many headers")
+            return at
+        data_stop = data_start + member.stored
+        following = data_start + padded(member.stored)
+        flags = member.flags
+        if member.hidden:
+            self._rows.skip(member.hidden)
+        else:
+            if data_stop > self._object_size:
+                flags |= TRUNCATED
+            shown = self._rows.add(
+                member.name,
+                data_start,
+                lead,
+                member.size,
+                member.mtime_ns,
+                flags,
+                target=member.target,
+                stored_stop=data_stop if member.sparse else None,
+            )
+            if shown and self._nesting and member.stored >= BLOCK and self._rows.last_opens:
+                self._candidate = data_stop, following
+        if data_stop > self._object_size:
+            self._rows.warn(truncation(member.name, data_stop, self._object_size))
+        return following if self._candidate is None else data_start
+
+    def _look_inside(self, block: bytes, at: int, stop: int, following: int) -> int:
+        """Open the member that starts at `at` if it is a tar; returns where the next header is."""
+        self._candidate = None
+        tar = form_of_content(block) is Form.TAR or block == ZERO_BLOCK or parse_header(block)
+        if tar:
+            self._rows.open_tar()
+            inner = self._inner = TarScanner(
+                min(stop, self._object_size),
+                ignore_zeros=self._ignore_zeros,
+                nesting=self._nesting - 1,
+                start=at,
+                rows=self._rows,
+            )
+            self._feed_inner(inner, block, at)
+        return following
+
+    def _forget_unit(self) -> None:
+        self._unit = None
+        self._overrides = {}
+
+    def _end(self, message: str) -> None:
+        self._rows.warn(message)
+        self._ended = True

@@ -1,0 +1,234 @@
+"""Sparse members: files stored with their holes left out, in the four forms GNU tar has had.
+
+- the old GNU type `S`: the map is in the header and in extension blocks after it;
+- pax 0.0: one record per number; pax 0.1: one record with all numbers; pax 1.0: decimal lines
+  before the data. Only 1.0 was meant to survive; the others are still in old archives.
+
+A scan only needs the logical size and where the member ends. The map is read when the member is,
+from the bytes the member starts with (`MemberIndex.span`), hence two steps here: `sparse_segments`
+makes the map, `segments_of` says which stored bytes a read needs. What no segment covers is zeros.
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from aisfs.core.tar.header import (
+    BLOCK,
+    MAX_SIZE,
+    SIZE_FIELD,
+    decimal,
+    number,
+    padded,
+    parse_header,
+    parse_pax,
+)
+from aisfs.errors import ShardDamaged
+
+MAX_SEGMENTS = 1 << 17
+"""More than that is refused: a map may not need more memory than the index of a large shard."""
+MAX_HEADERS = 1 << 12
+"""Most headers before a map; GNU tar writes one or two."""
+
+SPARSE_KEYS = frozenset(
+    b"GNU.sparse." + key for key in (b"name", b"size", b"realsize", b"major", b"minor", b"map")
+)
+"""The pax records a scan must keep."""
+
+_OLD_MAP = 386  # where the old header's four entries start
+_OLD_ENTRIES = 4
+_OLD_EXTENDED = 482
+_OLD_REAL_SIZE = slice(483, 495)
+_ENTRY = 24
+_EXTENSION_ENTRIES = 21
+_EXTENSION_EXTENDED = 504
+
+
+class Segment(NamedTuple):
+    """A stretch of data between holes."""
+
+    offset: int
+    """In the file as users see it."""
+    length: int
+    stored: int
+    """Where its bytes are, counted from the start of the member's span."""
+
+
+class _TooShort(Exception):
+    pass
+
+
+def header_extends(block: bytes) -> bool:
+    """Say whether an extension block follows this old sparse header."""
+    return bool(block[_OLD_EXTENDED])
+
+
+def extension_extends(block: bytes) -> bool:
+    """Say whether another extension block follows this one."""
+    return bool(block[_EXTENSION_EXTENDED])
+
+
+def old_logical_size(block: bytes) -> int | None:
+    """Return the size users see of a member with this old sparse header."""
+    return number(block[_OLD_REAL_SIZE])
+
+
+def pax_logical_size(records: Mapping[bytes, bytes]) -> int | None:
+    """Return the size users see as sparse records tell it; None when the member is not sparse."""
+    version = records.get(b"GNU.sparse.major"), records.get(b"GNU.sparse.minor")
+    size = records.get(b"GNU.sparse.size")
+    if version == (b"1", b"0") or b"GNU.sparse.map" in records:
+        size = records.get(b"GNU.sparse.realsize") or size
+    return None if size is None else decimal(size)
+
+
+def sparse_segments(head: bytes, size: int) -> tuple[Segment, ...] | None:
+    """Read the map of a sparse member.
+
+    Args:
+        head: the first bytes of the member's span, as many as you like.
+        size: the logical size.
+
+    Returns:
+        The segments in order, or None when the map goes on after `head`.
+
+    Raises:
+        ShardDamaged: when there is no usable map.
+    """
+    try:
+        pairs, stored = _find_map(head)
+    except _TooShort:
+        return None
+    segments: list[Segment] = []
+    end = 0
+    for offset, length in pairs:
+        if offset < end or offset + length > size:
+            raise ShardDamaged(f"sparse map: {length} bytes at {offset} overlap or pass {size}")
+        end = offset + length
+        if length:
+            segments.append(Segment(offset, length, stored))
+            stored += length
+    return tuple(segments)
+
+
+def segments_of(segments: tuple[Segment, ...], offset: int, length: int) -> list[Segment]:
+    """Return the parts of segments that a read needs; the rest of it is zeros."""
+    stop = offset + length
+    parts: list[Segment] = []
+    first = max(0, bisect_right(segments, offset, key=_offset) - 1)
+    for at in range(first, len(segments)):
+        segment = segments[at]
+        if segment.offset >= stop:
+            break
+        start = max(segment.offset, offset)
+        end = min(segment.offset + segment.length, stop)
+        if start < end:
+            parts.append(Segment(start, end - start, segment.stored + start - segment.offset))
+    return parts
+
+
+def _offset(segment: Segment) -> int:
+    return segment.offset
+
+
+def _find_map(head: bytes) -> tuple[list[tuple[int, int]], int]:
+    """Return the (offset, length) pairs and where the data starts."""
+    records: dict[bytes, bytes] = {}
+    loose: list[int] = []
+    position = 0
+    for _ in range(MAX_HEADERS):
+        block = head[position : position + BLOCK]
+        if len(block) < BLOCK:
+            raise _TooShort
+        header = parse_header(block)
+        if header is None:
+            break
+        position += BLOCK
+        if header.kind == b"S":
+            return _old_map(block, head, position)
+        if header.kind not in (b"x", b"X", b"g", b"L", b"K"):
+            return _pax_map(records, loose, head, position)
+        size = number(block[SIZE_FIELD])
+        if size is None or size < 0:
+            break
+        payload = head[position : position + size]
+        if len(payload) < size:
+            raise _TooShort
+        position += padded(size)
+        if header.kind in (b"x", b"X"):
+            pairs = parse_pax(payload).pairs
+            records = dict(pairs) | records
+            loose += [
+                _checked(decimal(value))
+                for key, value in pairs
+                if key in (b"GNU.sparse.offset", b"GNU.sparse.numbytes")
+            ]
+    raise ShardDamaged("sparse member without its headers")
+
+
+def _old_map(header: bytes, head: bytes, position: int) -> tuple[list[tuple[int, int]], int]:
+    pairs = _old_entries(header, _OLD_MAP, _OLD_ENTRIES)
+    more = header_extends(header)
+    while more:
+        block = head[position : position + BLOCK]
+        if len(block) < BLOCK:
+            raise _TooShort
+        pairs += _old_entries(block, 0, _EXTENSION_ENTRIES)
+        if len(pairs) > MAX_SEGMENTS:
+            raise ShardDamaged("sparse map of too many segments")
+        position += BLOCK
+        more = extension_extends(block)
+    return pairs, position
+
+
+def _old_entries(block: bytes, start: int, count: int) -> list[tuple[int, int]]:
+    pairs = []
+    for at in range(start, start + count * _ENTRY, _ENTRY):
+        if not block[at] and not block[at + 12]:  # an unused entry
+            break
+        pairs.append(
+            (_checked(number(block[at : at + 12])), _checked(number(block[at + 12 : at + 24])))
+        )
+    return pairs
+
+
+def _pax_map(
+    records: Mapping[bytes, bytes], loose: list[int], head: bytes, position: int
+) -> tuple[list[tuple[int, int]], int]:
+    if b"GNU.sparse.map" in records:
+        numbers = [_checked(decimal(part)) for part in records[b"GNU.sparse.map"].split(b",")]
+        return _paired(numbers), position
+    if b"GNU.sparse.major" in records:
+        return _lines_map(head, position)
+    return _paired(loose), position
+
+
+def _lines_map(head: bytes, start: int) -> tuple[list[tuple[int, int]], int]:
+    """Read the map of form 1.0: a count, then an offset and a length per segment, one per line."""
+    numbers: list[int] = []
+    position = start
+    wanted = 1
+    while len(numbers) < wanted:
+        newline = head.find(b"\n", position, position + 24)
+        if newline < 0:
+            if len(head) < position + 24:
+                raise _TooShort
+            raise ShardDamaged("sparse map with something else than numbers")
+        numbers.append(_checked(decimal(head[position:newline])))
+        position = newline + 1
+        if numbers[0] > MAX_SEGMENTS:
+            raise ShardDamaged("sparse map of too many segments")
+        wanted = 1 + 2 * numbers[0]
+    return _paired(numbers[1:]), start + padded(position - start)
+
+
+def _paired(numbers: list[int]) -> list[tuple[int, int]]:
+    if len(numbers) % 2 or len(numbers) > 2 * MAX_SEGMENTS:
+        raise ShardDamaged("sparse map of an odd or unreasonable length")
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+def _checked(value: int | None) -> int:
+    if value is None or not 0 <= value <= MAX_SIZE:
+        raise ShardDamaged("sparse map with something else than numbers")
+    return value

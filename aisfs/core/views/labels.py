@@ -1,0 +1,235 @@
+"""Labels of samples: taken from contents as a shard streams by, kept as a column beside its index.
+
+Whole contents are never kept, only what the rule reads out of them.
+"""
+
+import csv
+import io
+import json
+import os
+import struct
+import sys
+import zlib
+from array import array
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from aisfs.core.index.builder import MemberIndexBuilder
+from aisfs.core.index.codec import MAX_INFLATED, DamagedIndex
+from aisfs.core.index.member_index import MemberIndex, MemberKind
+from aisfs.core.views.spec import LabelRule, LabelSource
+from aisfs.errors import ConfigError
+
+CONTENT_MAX = 1 << 20
+"""Bytes of a member that is looked into for a label; a caption or its JSON has a thousand."""
+UNUSABLE = b""
+"""Stands for a content that says no label."""
+_MAGIC = b"AISL\1"
+_CHECK = struct.Struct("<I")
+
+
+def read_label(rule: LabelRule, content: bytes) -> bytes:
+    """Read the label out of a content; `UNUSABLE` when it has none."""
+    if rule.source is LabelSource.CONTENT:
+        return content.strip()
+    try:
+        value = _parsed(content)
+        for part in rule.text.split("."):
+            value = value[int(part)] if isinstance(value, list) else value[part]
+    except (RecursionError, KeyError, IndexError, TypeError, ValueError):
+        return UNUSABLE
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        return UNUSABLE
+    return str(value).strip().encode(errors="surrogatepass")
+
+
+def _parsed(content: bytes) -> Any:  # noqa: ANN401 - whatever the JSON is
+    """Parse JSON, and what Python writes beyond it: NaN, lone surrogates, UTF-16, a BOM."""
+    try:
+        return msgspec.json.decode(content)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return json.loads(content)
+
+
+@dataclass(frozen=True, slots=True)
+class LabelColumn:
+    """The labels of some members of one shard."""
+
+    rows: "array[int]"
+    """Ascending."""
+    ids: "array[int]"
+    """For each row its place in `table`."""
+    table: list[bytes]
+    """Each label once."""
+
+    def by_row(self) -> dict[int, bytes]:
+        """Give the label of each row."""
+        return {row: self.table[i] for row, i in zip(self.rows, self.ids, strict=True)}
+
+    def encode(self) -> bytes:
+        """Give this as bytes, to be kept.
+
+        Raises:
+            ValueError: it is too large to be worth keeping.
+        """
+        parts = [*map(_little, (self.rows, self.ids)), self.table]
+        raw = msgspec.msgpack.encode(parts)
+        if len(raw) > MAX_INFLATED:
+            raise ValueError(f"{len(raw)} bytes of labels are too many")
+        rest = zlib.compress(raw, 1)
+        return _MAGIC + _CHECK.pack(zlib.crc32(rest)) + rest
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview, index: MemberIndex) -> "LabelColumn":
+        """Undo `encode`.
+
+        Raises:
+            DamagedIndex: these bytes are no labels of the members of `index`.
+        """
+        start = len(_MAGIC) + _CHECK.size
+        head, rest = bytes(data[:start]), data[start:]
+        if len(head) < start or head != _MAGIC + _CHECK.pack(zlib.crc32(rest)):
+            raise DamagedIndex("the checksum of the labels does not hold")
+        try:
+            raw = zlib.decompressobj().decompress(rest, MAX_INFLATED)
+            rows, ids, table = msgspec.msgpack.decode(raw, type=tuple[bytes, bytes, list[bytes]])
+            column = cls(_array(rows), _array(ids), table)
+        except (zlib.error, msgspec.MsgspecError, ValueError) as error:
+            raise DamagedIndex(f"the labels make no sense: {error}") from None
+        fits = len(column.rows) == len(column.ids)
+        if not fits or max(column.rows, default=-1) >= len(index):
+            raise DamagedIndex("the labels belong to another shard")
+        if max(column.ids, default=-1) >= len(table):
+            raise DamagedIndex("the labels are not all there")
+        return column
+
+
+def _little(values: "array[int]") -> bytes:
+    if sys.byteorder == "big":
+        values = values[:]
+        values.byteswap()
+    return values.tobytes()
+
+
+def _array(data: bytes) -> "array[int]":
+    values = array("I", data)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
+
+
+class LabelScan:
+    """Takes labels out of the bytes that a `TarScanner` is fed with."""
+
+    def __init__(self, rule: LabelRule, rows: MemberIndexBuilder) -> None:
+        """Look at the rows that the scanner adds."""
+        component = rule.component
+        assert component is not None, "names say the label: there is nothing to look into"
+        self._rule = rule
+        self._suffix = b"." + component.extensions[0]
+        self._rows = rows
+        self._seen = 0
+        self._pending: deque[tuple[int, int]] = deque()
+        """Offset and size of the contents that are yet to come."""
+        self._part = bytearray()
+        """What came of the first of them."""
+        self._ids: dict[bytes, int] = {}
+        self._found: dict[int, int] = {}
+        """By offset, since links may yet move the rows."""
+
+    @property
+    def needed(self) -> int | None:
+        """The offset of the next byte wanted; None when there is none yet."""
+        return self._pending[0][0] + len(self._part) if self._pending else None
+
+    def feed(self, start: int, data: memoryview) -> None:
+        """Take the bytes from offset `start` on, after the scanner was fed with them."""
+        fresh = self._rows.contents_of(self._suffix, self._seen, CONTENT_MAX)
+        self._pending.extend(fresh)
+        self._seen = len(self._rows)
+        stop = start + len(data)
+        while self._pending:
+            offset, size = self._pending[0]
+            position = offset + len(self._part)
+            if not start <= position < stop:
+                return
+            self._part += data[position - start : offset + size - start]
+            if len(self._part) < size:
+                return
+            label = read_label(self._rule, bytes(self._part))
+            self._found[offset] = self._ids.setdefault(label, len(self._ids))
+            self._part.clear()
+            self._pending.popleft()
+
+    def finish(self, index: MemberIndex) -> LabelColumn:
+        """Give the labels of the rows of the finished index."""
+        rows, ids = array("I"), array("I")
+        for row, offset in enumerate(index.columns.offsets):
+            found = self._found.get(offset)
+            if found is not None and index.size(row):
+                rows.append(row)
+                ids.append(found)
+        return LabelColumn(rows, ids, list(self._ids))
+
+
+def label_rows(rule: LabelRule, index: MemberIndex) -> list[int]:
+    """Give the members of a finished index that are looked into for labels."""
+    component = rule.component
+    assert component is not None, "names say the label: there is nothing to look into"
+    suffix = b"." + component.extensions[0]
+    return [
+        row
+        for row, name in enumerate(index.names())
+        if name.lower().endswith(suffix)
+        and index.kind(row) is MemberKind.FILE
+        and 0 < index.size(row) <= CONTENT_MAX
+    ]
+
+
+def label_column(labels: Iterable[tuple[int, bytes]]) -> LabelColumn:
+    """Make a column of rows, ascending, and their labels."""
+    column = LabelColumn(array("I"), array("I"), [])
+    ids: dict[bytes, int] = {}
+    for row, label in labels:
+        column.rows.append(row)
+        column.ids.append(ids.setdefault(label, len(ids)))
+    column.table.extend(ids)
+    return column
+
+
+def parse_table(name: str, data: bytes) -> dict[bytes, bytes]:
+    """Read a CSV file of sample keys and labels.
+
+    The columns are those that a first row calls `key` (or `filename`, `file_name`, `image`, `id`)
+    and `label` (or `class`, `target`), else the first two.
+
+    Raises:
+        ConfigError: there are no two columns.
+    """
+    text = os.fsdecode(data).removeprefix("\ufeff")
+    try:
+        rows = [row for row in csv.reader(io.StringIO(text, newline="")) if row]
+    except csv.Error as error:
+        raise ConfigError(f"--label csv:{name}: {error}") from error
+    if not rows or len(rows[0]) < 2:
+        raise ConfigError(f"--label csv:{name}: expected columns of keys and labels")
+    titles = [title.strip().lower() for title in rows[0]]
+    key = next((at for at, t in enumerate(titles) if t in _KEY_TITLES), None)
+    label = next((at for at, t in enumerate(titles) if t in _LABEL_TITLES), None)
+    if key is None or label is None:
+        key, label = 0, 1
+    else:
+        del rows[0]
+    table: dict[bytes, bytes] = {}
+    for row in rows:
+        if len(row) > max(key, label):
+            table[os.fsencode(row[key].strip())] = os.fsencode(row[label].strip())
+    return table
+
+
+_KEY_TITLES = ("key", "__key__", "filename", "file_name", "image", "id")
+_LABEL_TITLES = ("label", "class", "target", "cls")

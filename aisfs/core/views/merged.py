@@ -1,0 +1,294 @@
+"""The members of many shards in common directories.
+
+Invariants:
+- a name occurs once in a directory. Of members of one shard with one name the last wins. Of two
+  shards the first keeps the name; the other's gets `~<shard>` before its extension, and with it all
+  parts of its sample, so that names never pair parts of different samples;
+- directories come first, sorted; files follow in the order of the shards and, in each, of the tar,
+  so that reading a directory in order reads the shards in order;
+- once built nothing changes: `find` and `child` wait for nothing and may be called by any thread.
+
+Names are not stored: they are computed from those in the member indexes, which the view holds. Each
+file costs 12 bytes beside its index.
+"""
+
+from array import array
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count, groupby, pairwise
+from typing import NamedTuple
+
+from aisfs.core.index.member_index import MemberIndex
+from aisfs.core.namespace.keys import NAME_MAX
+from aisfs.core.views.tree_builder import MAX_DIRECTORIES
+
+CLASH = "clash"
+DUPLICATE = "duplicate"
+TOO_MANY = "too many directories"
+JOINT = b"~"
+_FILE = b"~file"
+
+Namer = Callable[[MemberIndex, int], bytes]
+"""From a row of an index to the name of the file that shows it."""
+
+
+class Placed(NamedTuple):
+    """The files of one shard."""
+
+    name: bytes
+    """Of the shard."""
+    members: MemberIndex
+    rows: "array[int]"
+    homes: list[bytes]
+    """For each row the directory it goes to; empty for the root."""
+
+
+class MergedChild(NamedTuple):
+    """One entry of a directory."""
+
+    name: bytes
+    shard: int
+    """The place of the shard, for files."""
+    row: int
+    """Of the shard's index, for files."""
+    directory: int | None
+    """The directory's number; None for files."""
+
+
+class MergedView:
+    """The tree of all shards. Directories have numbers, the root's is 0."""
+
+    def __init__(self, shards: Sequence[Placed], name_of: Namer) -> None:
+        """Merge the files of `shards`."""
+        self._indexes = [shard.members for shard in shards]
+        self._name_of = name_of
+        self.skipped: Counter[str] = Counter()
+        """Members that are not shown: reason and how many."""
+        homes = self._collect(shards)
+        self._renamed: dict[tuple[int, int], bytes] = {}
+        """By shard and row, for the few files that gave way to others."""
+        self._group(homes)
+        self._settle([shard.name for shard in shards])
+
+    def __repr__(self) -> str:
+        return f"<MergedView of {len(self._rows)} files in {len(self)} directories>"
+
+    def __len__(self) -> int:
+        """Return how many directories there are; their numbers are all below."""
+        return len(self._names)
+
+    @property
+    def files(self) -> int:
+        """How many files there are."""
+        return len(self._rows)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory this takes beside the indexes, roughly."""
+        columns = (self._shards, self._rows, self._order, self._starts, self._parents, self._below)
+        names = sum(map(len, self._names)) + 41 * len(self._names)
+        return sum(c.itemsize * len(c) for c in columns) + names + 250 * len(self._renamed)
+
+    def count(self, number: int) -> int:
+        """Return how many entries a directory has."""
+        subdirectories = self._below[number + 1] - self._below[number]
+        return subdirectories + self._starts[number + 1] - self._starts[number]
+
+    def child(self, number: int, position: int) -> MergedChild:
+        """Return the entry of a directory at a position below its count."""
+        first = self._below[number]
+        subdirectories = self._below[number + 1] - first
+        if position < subdirectories:
+            return self._directory(first + position)
+        return self._file(self._starts[number] + position - subdirectories)
+
+    def children(self, number: int) -> Iterator[MergedChild]:
+        """Yield the entries of a directory."""
+        return (self.child(number, position) for position in range(self.count(number)))
+
+    def find(self, number: int, name: bytes) -> MergedChild | None:
+        """Return the entry of that name."""
+        first, last = self._below[number], self._below[number + 1]
+        at = bisect_left(self._names, name, first, last)
+        if at < last and self._names[at] == name:
+            return self._directory(at)
+        start, stop = self._starts[number], self._starts[number + 1]
+        at = bisect_left(self._order, name, start, stop, key=lambda i: self._file_name(start + i))
+        if at == stop:
+            return None
+        found = self._file(start + self._order[at])
+        return found if found.name == name else None
+
+    def resolve(self, path: bytes) -> int | None:
+        """Return the number of the directory at a path, empty for the root; None without one."""
+        number: int | None = 0
+        for part in path.split(b"/") if path else ():
+            assert number is not None
+            child = self.find(number, part)
+            number = child.directory if child is not None else None
+            if number is None:
+                return None
+        return number
+
+    def touching(self, shard: int) -> Iterator[bytes]:
+        """Yield names in the root through which files of a shard are reached, and perhaps others."""
+        yield from self._names[self._below[0] : self._below[1]]
+        for at in range(self._starts[0], self._starts[1]):
+            if self._shards[at] == shard:
+                yield self._file_name(at)
+
+    def _directory(self, number: int) -> MergedChild:
+        return MergedChild(self._names[number], 0, 0, number)
+
+    def _file(self, at: int) -> MergedChild:
+        return MergedChild(self._file_name(at), self._shards[at], self._rows[at], None)
+
+    def _file_name(self, at: int) -> bytes:
+        shard, row = self._shards[at], self._rows[at]
+        if self._renamed and (shard, row) in self._renamed:
+            return self._renamed[shard, row]
+        return self._name_of(self._indexes[shard], row)
+
+    # Building ------------------------------------------------------------------------------------
+
+    def _collect(self, shards: Sequence[Placed]) -> "array[int]":
+        """Take all files, and number the directories; returns each file's directory."""
+        numbers: dict[bytes, int] = {b"": 0}
+        homes, self._shards, self._rows = array("I"), array("I"), array("I")
+        for at, shard in enumerate(shards):
+            for row, home in zip(shard.rows, shard.homes, strict=True):
+                number = numbers.setdefault(home, len(numbers))
+                if number >= MAX_DIRECTORIES:
+                    del numbers[home]
+                    self.skipped[TOO_MANY] += 1
+                    continue
+                homes.append(number)
+                self._shards.append(at)
+                self._rows.append(row)
+        final = self._number_directories(numbers)
+        return array("I", map(final.__getitem__, homes))
+
+    def _number_directories(self, found: Mapping[bytes, int]) -> "array[int]":
+        """Number directories level by level and sorted, so that those in one lie side by side."""
+        parts = {tuple(path.split(b"/")) if path else () for path in found}
+        every = {path[:depth] for path in parts for depth in range(len(path) + 1)}
+        order = sorted(every, key=lambda path: (len(path), path))
+        numbers = {path: number for number, path in enumerate(order)}
+        self._names = [path[-1] if path else b"" for path in order]
+        self._parents = array("I", (numbers[path[:-1]] for path in order))
+        children = Counter(self._parents[1:])
+        self._below = array("I", [1])
+        for number in range(len(order)):
+            self._below.append(self._below[-1] + children[number])
+        final = array("I", bytes(4 * len(found)))
+        for path, number in found.items():
+            final[number] = numbers[tuple(path.split(b"/")) if path else ()]
+        return final
+
+    def _group(self, homes: "array[int]") -> None:
+        """Put the files of each directory side by side, in the order they came."""
+        counts = Counter(homes)
+        self._starts = array("I", [0])
+        for number in range(len(self._names)):
+            self._starts.append(self._starts[-1] + counts[number])
+        following = self._starts[:]
+        shards, rows = self._shards[:], self._rows[:]
+        # By counting: a sorted list of places would be the most memory that building takes.
+        for shard, row, home in zip(self._shards, self._rows, homes, strict=True):
+            at = following[home]
+            shards[at], rows[at] = shard, row
+            following[home] = at + 1
+        self._shards, self._rows = shards, rows
+
+    def _settle(self, shard_names: list[bytes]) -> None:
+        """Give every file a name of its own, or leave it out, and sort."""
+        self._order = array("I")
+        dropped: set[int] = set()
+        for number in range(len(self._names)):
+            start, stop = self._starts[number], self._starts[number + 1]
+            names = [self._file_name(at) for at in range(start, stop)]
+            taken = set(self._names[self._below[number] : self._below[number + 1]])
+            order = sorted(range(len(names)), key=names.__getitem__)
+            gone = self._part(names, order, start, taken, shard_names)
+            if gone is not None:
+                dropped |= {start + at for at in gone}
+                order = sorted(set(range(len(names))) - gone, key=names.__getitem__)
+                places = {at: place for place, at in enumerate(sorted(order))}
+                order = [places[at] for at in order]
+            self._order.extend(order)
+        if dropped:
+            self._drop(dropped)
+
+    def _part(
+        self,
+        names: list[bytes],
+        order: list[int],
+        start: int,
+        directories: set[bytes],
+        shard_names: list[bytes],
+    ) -> set[int] | None:
+        """Change `names` where they clash; returns which files go, None when all was well."""
+        alone = all(names[one] != names[next_] for one, next_ in pairwise(order))
+        if alone and directories.isdisjoint(names):
+            return None
+        gone: set[int] = set()
+        present = directories.union(names)
+        taken = {_split(name)[0] for name in present}
+        for stem, group in groupby(order, key=lambda at: _split(names[at])[0]):
+            used: set[bytes] = set()
+            for shard, files in groupby(sorted(group), key=lambda at: self._shards[start + at]):
+                own = list(files)
+                last = {names[at]: at for at in own}
+                double = set(own) - set(last.values())
+                gone |= double
+                self.skipped[DUPLICATE] += len(double)
+                if used.isdisjoint(last):
+                    used |= last.keys()
+                    new = {name: name + _FILE for name in last if name in directories}
+                    taken |= {_split(name)[0] for name in new.values()}
+                else:
+                    fresh = _fresh(stem + JOINT + shard_names[shard], taken)
+                    taken.add(fresh)
+                    new = {name: fresh + _split(name)[1] for name in last}
+                for name, other in new.items():
+                    at = last[name]
+                    if len(other) > NAME_MAX or other in present:
+                        gone.add(at)
+                        self.skipped[CLASH] += 1
+                    else:
+                        present.add(other)
+                        names[at] = other
+                        self._renamed[shard, self._rows[start + at]] = other
+        return gone
+
+    def _drop(self, dropped: set[int]) -> None:
+        keep = [at for at in range(len(self._rows)) if at not in dropped]
+        lost = Counter(
+            number
+            for number in range(len(self._names))
+            for at in range(self._starts[number], self._starts[number + 1])
+            if at in dropped
+        )
+        self._shards = array("I", map(self._shards.__getitem__, keep))
+        self._rows = array("I", map(self._rows.__getitem__, keep))
+        starts = array("I", [0])
+        for number in range(len(self._names)):
+            length = self._starts[number + 1] - self._starts[number] - lost[number]
+            starts.append(starts[-1] + length)
+        self._starts = starts
+
+
+def _split(name: bytes) -> tuple[bytes, bytes]:
+    """Split a name at its first dot, that of its sample's key."""
+    dot = name.find(b".", 1)
+    return (name, b"") if dot < 0 else (name[:dot], name[dot:])
+
+
+def _fresh(stem: bytes, taken: set[bytes]) -> bytes:
+    """Give `stem`, with a number behind it if there is one like it already."""
+    return next(
+        new
+        for number in count(1)
+        if (new := stem + (JOINT + b"%d" % number if number > 1 else b"")) not in taken
+    )

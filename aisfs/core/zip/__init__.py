@@ -1,0 +1,1 @@
+"""The zip format: its central directory and one entry of it."""

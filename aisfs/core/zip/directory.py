@@ -1,0 +1,206 @@
+"""Finds the members of a zip by its central directory: a few ranges of bytes in, rows out.
+
+    scanner = ZipScanner(size)
+    while (wanted := scanner.wanted) is not None:
+        scanner.feed(…the bytes of `wanted`…)
+    index = scanner.finish()
+
+Invariants:
+- no input raises or makes it loop; the directory is never held as a whole;
+- entries before damage in the directory are kept; what is wrong is in the index's `warnings`;
+- rows are in the order of the data, whatever the order of the directory;
+- a row's data lies before the directory, or the row is marked as truncated.
+"""
+
+import struct
+from array import array
+from itertools import islice
+from operator import le
+
+from aisfs.core.archive.formats import Form
+from aisfs.core.index.builder import MemberIndexBuilder
+from aisfs.core.index.member_index import TRUNCATED, MemberIndex, MemberKind
+from aisfs.core.index.zip_columns import DEFLATED, LOCAL_HEADER, STORED, Packing
+from aisfs.core.zip.entry import ZipEntry, parse_entry
+from aisfs.model import ByteRange
+
+_END = struct.Struct("<4sHHHHIIH")
+_END_MAGIC = b"PK\x05\x06"
+_LOCATOR = struct.Struct("<4sIQI")
+_LOCATOR_MAGIC = b"PK\x06\x07"
+_END64 = struct.Struct("<4sQHHIIQQQQ")
+_END64_MAGIC = b"PK\x06\x06"
+_TAIL = 128 * 1024
+"""Bytes read first: the longest comment with all that precedes it, and most directories."""
+_PIECE = 4 << 20
+"""Bytes of the directory read at once."""
+_FULL32 = 0xFFFFFFFF
+_FULL16 = 0xFFFF
+_MAX_SIZE = 2**63 - 1
+METHODS = (STORED, DEFLATED)
+"""What can be read."""
+
+
+class ZipScanner:
+    """Scans one object."""
+
+    def __init__(self, object_size: int) -> None:
+        """Start with the end of an object of that many bytes."""
+        self._size = object_size
+        self._rows = MemberIndexBuilder(object_size)
+        self._methods = bytearray()
+        self._stored = array("Q")
+        self._crcs = array("I")
+        self._held = b""
+        """What of the directory was fed and is not yet taken."""
+        self._directory = ByteRange(0, 0)
+        self._shift = 0
+        """What is added to written offsets: bytes that were put before the archive."""
+        self._stated = 0
+        """Entries there should be."""
+        self._seen = 0
+        self._step = self._take_tail
+        self.wanted: ByteRange | None = None
+        """The bytes to feed next; None when nothing more is wanted."""
+        if object_size:
+            self.wanted = ByteRange(max(0, object_size - _TAIL), object_size)
+
+    def __repr__(self) -> str:
+        return f"<ZipScanner: {self._seen} members, wants {self.wanted}>"
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Take the bytes of `wanted`."""
+        wanted = self.wanted
+        if wanted is None or len(data) != len(wanted):
+            raise ValueError(f"the scan wants {wanted}, not {len(data)} bytes")
+        self._step(bytes(data), wanted.start)
+
+    def finish(self) -> MemberIndex:
+        """Return the index of what was found. The scanner is spent."""
+        packing = Packing(bytes(self._methods), self._stored, self._crcs)
+        index = self._rows.build(form=Form.ZIP, packing=packing)
+        offsets = index.columns.offsets
+        if all(map(le, offsets, islice(offsets, 1, None))):
+            return index
+        return index.reordered(sorted(range(len(index)), key=offsets.__getitem__))
+
+    # The end of the archive ----------------------------------------------------------------------
+
+    def _take_tail(self, data: bytes, base: int) -> None:
+        """Find the record that ends the archive, from its end backwards."""
+        at = data.rfind(_END_MAGIC, 0, max(0, len(data) - _END.size + len(_END_MAGIC)))
+        if at < 0:
+            self._stop("not a zip, or cut off: the record that ends a zip is missing")
+            return
+        _, _, _, _, entries, length, offset, _ = _END.unpack_from(data, at)
+        self._held = data
+        where = at - _LOCATOR.size
+        if where >= 0 and data.startswith(_LOCATOR_MAGIC, where):
+            _, _, end64_at, _ = _LOCATOR.unpack_from(data, where)
+            # It stands right before its locator, whatever was put before the archive.
+            found = where - _END64.size
+            if found >= 0 and data.startswith(_END64_MAGIC, found):
+                self._take_end64(data[found : found + _END64.size], base + found)
+                return
+            if 0 <= end64_at <= base + where - _END64.size:
+                self.wanted = ByteRange(end64_at, end64_at + _END64.size)
+                self._step = self._take_end64
+                return
+        if _FULL32 in (length, offset):
+            self._stop("the zip64 record that says where the directory lies is missing")
+            return
+        self._begin(entries, length, offset, base + at)
+
+    def _take_end64(self, data: bytes, base: int) -> None:
+        magic, _, _, _, disk, _, _, entries, length, offset = _END64.unpack(data)
+        if magic != _END64_MAGIC or disk:
+            self._stop("the zip64 record that says where the directory lies is damaged")
+            return
+        self._begin(entries, length, offset, base)
+
+    def _begin(self, entries: int, length: int, offset: int, end: int) -> None:
+        """Know where the directory lies; it ends where the record of the end begins."""
+        start = end - length
+        if start < 0 or offset > start:
+            self._stop(f"a directory of {length} bytes at byte {offset} is not in the archive")
+            return
+        self._shift = start - offset
+        self._stated = entries
+        self._directory = ByteRange(start, end)
+        tail_start = self._size - len(self._held)
+        held, self._held = self._held, b""
+        if tail_start <= start:  # it has been fed already
+            self._take_entries(held[start - tail_start : end - tail_start], start)
+        else:
+            self._want(start)
+
+    # The directory -------------------------------------------------------------------------------
+
+    def _want(self, start: int) -> None:
+        self._step = self._take_entries
+        self.wanted = ByteRange(start, min(start + _PIECE, self._directory.stop))
+        if not len(self.wanted):
+            self._stop(f"the directory ends within its entry {self._seen + 1}")
+
+    def _take_entries(self, data: bytes, base: int) -> None:
+        data = self._held + data
+        fed = base + len(data) - len(self._held)
+        at = 0
+        while at < len(data):
+            try:
+                entry = parse_entry(data, at)
+            except IndexError:  # it goes on in the next piece
+                self._held = data[at:]
+                self._want(fed)
+                return
+            if entry is None:
+                where = fed - len(data) + at
+                self._stop(f"damaged directory at byte {where}: members from there on are missing")
+                return
+            if self._rows.full:
+                self._stop("too many members: the rest is not shown")
+                return
+            at += entry.length
+            self._seen += 1
+            self._add(entry)
+        self._held = b""
+        if fed < self._directory.stop:
+            self._want(fed)
+            return
+        self._stop("")
+        # The old record counts modulo 65536.
+        if (self._seen - self._stated) & _FULL16:
+            self._rows.warn(f"the directory has {self._seen} entries, not {self._stated}")
+
+    def _add(self, entry: ZipEntry) -> None:
+        """List a member, or count why it is not shown."""
+        rows = self._rows
+        start = entry.offset + self._shift
+        is_file = not entry.flags & MemberKind.DIRECTORY
+        if entry.hidden:
+            return rows.skip(entry.hidden)
+        if is_file and entry.method not in METHODS:
+            return rows.skip(f"compression method {entry.method}")
+        if not 0 <= start <= _MAX_SIZE or max(entry.size, entry.stored) > _MAX_SIZE:
+            return rows.skip("impossible size")
+        flags = entry.flags
+        if is_file and start + LOCAL_HEADER + entry.stored > self._directory.start:
+            flags |= TRUNCATED
+            rows.warn(f"the data of {_shown(entry.name)} does not lie in the archive")
+        before = len(rows)
+        rows.add(entry.name, start, 0, entry.size, entry.mtime_ns, flags)
+        if len(rows) > before:
+            self._methods.append(entry.method if is_file else STORED)
+            self._stored.append(entry.stored)
+            self._crcs.append(entry.crc)
+        return None
+
+    def _stop(self, message: str) -> None:
+        self.wanted = None
+        self._held = b""
+        if message:
+            self._rows.warn(message)
+
+
+def _shown(name: bytes) -> str:
+    return repr(name[:200].decode(errors="backslashreplace"))

@@ -1,0 +1,146 @@
+"""One entry of a zip's central directory."""
+
+import stat
+import struct
+from calendar import timegm
+from functools import lru_cache
+from typing import NamedTuple
+
+from aisfs.core.index.member_index import EXECUTABLE, MemberKind
+
+ENTRY = 46
+"""Bytes of an entry before its name."""
+_ENTRY = struct.Struct("<4sBBHHHHHIIIHHHHHII")
+_MAGIC = b"PK\x01\x02"
+_ENCRYPTED = 1 << 0 | 1 << 6 | 1 << 13
+_PATCHED = 1 << 5
+_UTF8 = 1 << 11
+_UNIX = (3, 19)  # what Unix and macOS call themselves
+_FULL32 = 0xFFFFFFFF
+_FULL16 = 0xFFFF
+_ZIP64 = 0x0001
+_TIMES = 0x5455
+_SECOND = 1_000_000_000
+
+
+class ZipEntry(NamedTuple):
+    """What the directory says of one member."""
+
+    name: bytes
+    offset: int
+    """Where its own header starts, as written."""
+    stored: int
+    size: int
+    crc: int
+    method: int
+    mtime_ns: int
+    flags: int
+    """As of `member_index`."""
+    hidden: str
+    """Why it cannot be shown; empty when it can."""
+    length: int
+    """Bytes of this entry."""
+
+
+def parse_entry(data: bytes, at: int) -> ZipEntry | None:
+    """Read the entry at a position; None if there is none that makes sense.
+
+    Raises:
+        IndexError: the entry goes on behind the end of `data`.
+    """
+    if at + ENTRY > len(data):
+        raise IndexError(at)
+    (magic, _, system, _, bits, method, time, date, crc, stored, size, name_length, extra_length,
+     comment_length, disk, _, attributes, offset) = _ENTRY.unpack_from(data, at)  # fmt: skip
+    if magic != _MAGIC:
+        return None
+    stop = at + ENTRY + name_length + extra_length + comment_length
+    if stop > len(data):
+        raise IndexError(at)
+    name = data[at + ENTRY : at + ENTRY + name_length]
+    mtime_ns = _dos_time_ns(date, time)
+    if extra_length:
+        extra = _fields(data[at + ENTRY + name_length : at + ENTRY + name_length + extra_length])
+        times = extra.get(_TIMES, b"")
+        if len(times) >= 5 and times[0] & 1:
+            mtime_ns = int.from_bytes(times[1:5], "little", signed=True) * _SECOND
+        if _FULL32 in (size, stored, offset) or disk == _FULL16:
+            wide = _widened(extra.get(_ZIP64, b""), size, stored, offset, disk)
+            if wide is None:
+                return None
+            size, stored, offset, disk = wide
+    mode = attributes >> 16 if system in _UNIX else 0
+    hidden = _refusal(bits, disk, mode)
+    flags = EXECUTABLE if mode & 0o111 and stat.S_ISREG(mode) else 0
+    if name.endswith(b"/") or stat.S_ISDIR(mode):
+        flags, size, stored = int(MemberKind.DIRECTORY), 0, 0
+    if not bits & _UTF8 and not name.isascii():
+        name = _decoded(name)
+    return ZipEntry(name, offset, stored, size, crc, method, mtime_ns, flags, hidden, stop - at)
+
+
+def _refusal(bits: int, disk: int, mode: int) -> str:
+    """Say why a member cannot be shown."""
+    if bits & _ENCRYPTED:
+        return "encrypted"
+    if bits & _PATCHED:
+        return "a patch"
+    if disk:
+        return "on another disk"
+    if stat.S_ISLNK(mode):
+        return "symbolic link in a zip"
+    if mode and stat.S_IFMT(mode) and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        return "device"
+    return ""
+
+
+def _decoded(name: bytes) -> bytes:
+    """Make UTF-8 of a name that does not say its encoding: it is UTF-8 already, or of DOS."""
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return name.decode("cp437").encode()
+    return name
+
+
+def _fields(extra: bytes) -> dict[int, bytes]:
+    """Take an extra field apart; the first field of a kind counts, what is cut off does not."""
+    found: dict[int, bytes] = {}
+    at = 0
+    while at + 4 <= len(extra):
+        kind = int.from_bytes(extra[at : at + 2], "little")
+        length = int.from_bytes(extra[at + 2 : at + 4], "little")
+        found.setdefault(kind, extra[at + 4 : at + 4 + length])
+        at += 4 + length
+    return found
+
+
+def _widened(
+    field: bytes, size: int, stored: int, offset: int, disk: int
+) -> tuple[int, int, int, int] | None:
+    """Replace the numbers that did not fit by those of the zip64 field; None if it lacks one."""
+    values = []
+    at = 0
+    for value, full, width in (
+        (size, _FULL32, 8),
+        (stored, _FULL32, 8),
+        (offset, _FULL32, 8),
+        (disk, _FULL16, 4),
+    ):
+        if value == full:
+            if at + width > len(field):
+                return None
+            value = int.from_bytes(field[at : at + width], "little")
+            at += width
+        values.append(value)
+    return values[0], values[1], values[2], values[3]
+
+
+@lru_cache(1024)
+def _dos_time_ns(date: int, time: int) -> int:
+    """Read a local time of unknown zone as if it was UTC; 1970 if it is no time."""
+    day, month, year = date & 0x1F, date >> 5 & 0xF, 1980 + (date >> 9)
+    if not (1 <= month <= 12 and 1 <= day <= 31):
+        return 0
+    clock = (time >> 11, time >> 5 & 0x3F, 2 * (time & 0x1F))
+    return timegm((year, month, day, *clock)) * _SECOND

@@ -1,0 +1,182 @@
+"""Compressed files piece by piece, and the scan of a tar whose length nobody knows yet."""
+
+import io
+import zlib
+
+import pytest
+from backports import zstd
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from aisfs.core.archive.decompression import Inflater, open_codec, read_piece
+from aisfs.core.archive.formats import Form, form_of_content
+from aisfs.core.tar.scanner import TarScanner
+from aisfs.errors import ArchiveTooLarge, Stale
+from tests.support.archives import COMPRESSIONS, make_tar, text, xz_with_dictionary
+
+FORMS = {
+    Form.TAR_GZ: "tgz",
+    Form.TAR_BZ2: "tar.bz2",
+    Form.TAR_XZ: "tar.xz",
+    Form.TAR_ZST: "tar.zst",
+    Form.TAR_LZ4: "tar.lz4",
+}
+UNKNOWN = 1 << 40
+
+
+class Dripping(io.RawIOBase):
+    """A file that gives its bytes in pieces of some size, as a network does."""
+
+    def __init__(self, data: bytes, size: int) -> None:
+        self._left = memoryview(data)
+        self._size = size
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        length = min(len(buffer), len(self._left), self._size)
+        buffer[:length] = self._left[:length]
+        self._left = self._left[length:]
+        return length
+
+
+def drain(codec, size: int = 4096) -> tuple[bytes, str]:
+    """All that a codec gives, and what is wrong behind it."""
+    buffer, found = memoryview(bytearray(size)), b""
+    while True:
+        piece = read_piece(codec, buffer)
+        found += bytes(buffer[: piece.length])
+        if piece.length < size:
+            return found, piece.damage
+
+
+@pytest.mark.parametrize("form", FORMS)
+@given(
+    parts=st.lists(st.binary(max_size=3000), min_size=1, max_size=3),
+    step=st.integers(1, 5000),
+    size=st.integers(1, 5000),
+)
+@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.differing_executors])
+def test_several_streams_are_one_content(form, parts, step, size):
+    data = b"".join(map(COMPRESSIONS[FORMS[form]], parts))
+    assert drain(open_codec(form, Dripping(data, step)), size) == (b"".join(parts), "")
+    assert form_of_content(data) is form
+
+
+WHOLE = text(50_000)
+PACKED = {form: COMPRESSIONS[name](WHOLE) for form, name in FORMS.items()}
+
+
+def zst(data: bytes, window_log: int) -> bytes:
+    options = {zstd.CompressionParameter.window_log: window_log}
+    compressor = zstd.ZstdCompressor(options=options)
+    return compressor.compress(data) + compressor.flush()  # of unknown length: the window counts
+
+
+@pytest.mark.parametrize(
+    ("form", "modest", "greedy"),
+    [
+        (
+            Form.TAR_XZ,
+            xz_with_dictionary(b"x" * 5000, 1 << 26),
+            xz_with_dictionary(b"x" * 5000, 2**32 - 1),
+        ),
+        (
+            Form.TAR_XZ,
+            xz_with_dictionary(b"x" * 5000, 1 << 26),
+            xz_with_dictionary(b"x" * 5000, 1 << 28),
+        ),
+        (Form.TAR_ZST, zst(b"x" * 5000, 27), zst(b"x" * 5000, 28)),
+    ],
+)
+def test_what_takes_too_much_memory_is_refused_even_behind_what_does_not(form, modest, greedy):
+    assert drain(open_codec(form, Dripping(modest, 1000))) == (b"x" * 5000, "")
+    for data in (greedy, modest + greedy):
+        with pytest.raises(ArchiveTooLarge, match="128 MiB of memory"):
+            drain(open_codec(form, Dripping(data, 1000)))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@given(st.data())
+@settings(deadline=None, max_examples=30)
+def test_what_is_cut_off_gives_what_lies_before(form, data):
+    cut = data.draw(st.integers(1, len(PACKED[form]) - 1))
+    found, damage = drain(open_codec(form, Dripping(PACKED[form][:cut], 1000)))
+    assert WHOLE.startswith(found)
+    assert damage
+
+
+@pytest.mark.parametrize("form", FORMS)
+@given(st.data())
+@settings(deadline=None, max_examples=30)
+def test_damaged_bytes_end_in_words(form, data):
+    damaged = bytearray(PACKED[form])
+    for _ in range(data.draw(st.integers(1, 3))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= data.draw(st.integers(1, 255))
+    found, _ = drain(open_codec(form, Dripping(bytes(damaged), 1000)))
+    assert len(found) <= 4 * len(WHOLE)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_piece_is_larger_than_asked_for(form):
+    bomb = COMPRESSIONS[FORMS[form]](bytes(64 << 20))
+    buffer = memoryview(bytearray(1 << 20))
+    codec = open_codec(form, Dripping(bomb, 1 << 20))
+    for _ in range(4):
+        assert read_piece(codec, buffer) == (1 << 20, "")
+
+
+class Changing(io.RawIOBase):
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        raise Stale("it changed")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_errors_of_the_file_below_are_not_damage(form):
+    with pytest.raises(Stale):
+        read_piece(open_codec(form, Changing()), memoryview(bytearray(100)))
+
+
+@given(st.binary(max_size=3000), st.integers(1, 3000), st.integers(1, 3000))
+@settings(deadline=None)
+def test_inflater(content, step, size):
+    deflater = zlib.compressobj(wbits=-15)
+    raw = deflater.compress(content) + deflater.flush()
+
+    crc = zlib.crc32(content)
+
+    def inflated(length, crc):
+        return drain(Inflater(Dripping(raw, step), length, crc), size)
+
+    assert inflated(len(content), crc) == (content, "")
+    if content:
+        found, damage = inflated(len(content), crc ^ 1)
+        assert "checksum" in damage
+        assert content.startswith(found)
+        assert len(found) < len(content)
+    found, damage = inflated(len(content) + 1, crc)
+    assert (found, "1 bytes too soon" in damage) == (content, True)
+
+
+TAR = make_tar({f"{n}.txt": text(700 * n, n) for n in range(6)} | {"a" * 150: b"long"})
+
+
+@given(st.integers(0, len(TAR)), st.integers(100, 9000))
+@example(0, 512)
+@example(len(TAR), 512)
+@settings(deadline=None)
+def test_length_that_is_told_at_the_end_changes_nothing(size, step):
+    known, unknown = TarScanner(size), TarScanner(UNKNOWN)
+    for scanner in (known, unknown):
+        for start in range(0, size, step):
+            scanner.feed(TAR[start : min(start + step, size)])
+    unknown.end_at(size)
+    expected, found = known.finish(), unknown.finish()
+    assert found.names() == expected.names()
+    assert found.columns.flags == expected.columns.flags
+    assert found.object_size == expected.object_size == size
+    assert found.warnings == expected.warnings
