@@ -29,18 +29,18 @@ from aisfs.core.namespace.sources import (
 )
 from aisfs.core.views.directory_tree import MembersView, members_only, without_folders
 from aisfs.core.views.samples_view import samples_view
-from aisfs.engine.assembler import Assembler
-from aisfs.engine.background import BackgroundThread, unattended
-from aisfs.engine.batches import Batches
-from aisfs.engine.fetcher import Fetcher
-from aisfs.engine.indexer import INDEX_BYTES_MAX, Indexer
-from aisfs.engine.keeping import Keeping
-from aisfs.engine.lister import Lister
-from aisfs.engine.overlay import OverlaidLister
-from aisfs.engine.prefetcher import Prefetcher
-from aisfs.engine.reader import Reader
-from aisfs.engine.staging import StagingArea
-from aisfs.engine.unpacker import Unpacker
+from aisfs.engine.dataset.synthetic_reader import Assembler
+from aisfs.engine.fetch.batches import Batches
+from aisfs.engine.fetch.fetcher import Fetcher
+from aisfs.engine.fetch.writer_thread import BackgroundThread, unattended
+from aisfs.engine.listing.lister import Lister
+from aisfs.engine.listing.overlay import OverlaidLister
+from aisfs.engine.read.cache_coverage import Keeping
+from aisfs.engine.read.indexer import INDEX_BYTES_MAX, Indexer
+from aisfs.engine.read.prefetcher import Prefetcher
+from aisfs.engine.read.reader import Reader
+from aisfs.engine.read.unpacker import Unpacker
+from aisfs.engine.write.staging import StagingArea
 from aisfs.errors import AccessDenied, BucketNotFound, ConfigError, NotFound, SourceMissing
 from aisfs.filesystem.nodes import DatasetNode, DirectoryNode, Node, RootNode
 from aisfs.metrics import Metrics

@@ -29,9 +29,9 @@ from aisfs.core.namespace.sources import (
 )
 from aisfs.core.views.directory_tree import MembersView
 from aisfs.core.views.summary import LABEL_MAX, Summary, holes, shown
-from aisfs.engine.background import background_thread
-from aisfs.engine.lister import Lister
-from aisfs.engine.shard_set import find_shards
+from aisfs.engine.dataset.shard_set import find_shards
+from aisfs.engine.fetch.writer_thread import background_thread
+from aisfs.engine.listing.lister import Lister
 from aisfs.errors import (
     AisfsError,
     ConfigError,

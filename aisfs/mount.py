@@ -30,15 +30,15 @@ from aisfs.config import View
 from aisfs.core.namespace.sources import DatasetSource, DirectorySource
 from aisfs.core.synthetic.tar import LooseShard, VirtualShard, loose_shards
 from aisfs.core.views.spec import LabelSource, ViewSpec
-from aisfs.engine.background import background_thread
-from aisfs.engine.label_table import read_table
-from aisfs.engine.loose_objects import find_loose_objects, nothing
-from aisfs.engine.merger import Merger
-from aisfs.engine.overlay import OverlaidLister
-from aisfs.engine.reshuffler import reshuffle
-from aisfs.engine.shard_set import find_shards
-from aisfs.engine.staging import StagingArea
-from aisfs.engine.writer import Writer
+from aisfs.engine.dataset.label_table import read_table
+from aisfs.engine.dataset.loose_objects import find_loose_objects, nothing
+from aisfs.engine.dataset.merger import Merger
+from aisfs.engine.dataset.reshuffler import reshuffle
+from aisfs.engine.dataset.shard_set import find_shards
+from aisfs.engine.fetch.writer_thread import background_thread
+from aisfs.engine.listing.overlay import OverlaidLister
+from aisfs.engine.write.staging import StagingArea
+from aisfs.engine.write.writer import Writer
 from aisfs.errors import AccessDenied, AisfsError, SourceMissing, Unavailable
 from aisfs.filesystem.attributes import AttrMaker
 from aisfs.filesystem.dataset_tree import DatasetTree

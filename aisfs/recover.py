@@ -14,10 +14,10 @@ from aisfs.ais.protocol.checksums import checksum_of, is_known
 from aisfs.config import ClusterSettings, WriteSettings
 from aisfs.core.staged.posix_metadata import stamped
 from aisfs.core.staged.record import StagedRecord, version_text
-from aisfs.engine.appender import Appender
-from aisfs.engine.parked import Parked, adopt_dead_sessions, parked
-from aisfs.engine.shard_copy import END_MARK, NewMember
-from aisfs.engine.staging import StagingArea
+from aisfs.engine.write.appender import Appender
+from aisfs.engine.write.shard_copy import END_MARK, NewMember
+from aisfs.engine.write.staging import StagingArea
+from aisfs.engine.write.unsent import Parked, adopt_dead_sessions, parked
 from aisfs.errors import AisfsError, BucketNotFound, ConfigError, NotFound, SourceMissing, Stale
 from aisfs.exits import Exit
 from aisfs.model import ObjectInfo

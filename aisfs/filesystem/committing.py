@@ -6,7 +6,7 @@ before; should it come to nothing, the staged bytes are kept.
 
 import logging
 
-from aisfs.engine.staging import StagedFile
+from aisfs.engine.write.staging import StagedFile
 from aisfs.errors import AisfsError, Stale
 from aisfs.filesystem.kernel import WaitingKernel
 from aisfs.filesystem.written import WrittenFile

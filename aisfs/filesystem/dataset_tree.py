@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 
 from aisfs.cache.metadata_cache import UNKNOWN, Unknown
-from aisfs.engine.shard_set import Shard, ShardSet
+from aisfs.engine.dataset.shard_set import Shard, ShardSet
 from aisfs.filesystem.nodes import Node, ObjectNode, ShardNode
 from aisfs.filesystem.tree import FOREVER, Children, Found
 

@@ -18,9 +18,9 @@ from aisfs.core.namespace.inodes import (
 )
 from aisfs.core.namespace.keys import NAME_MAX
 from aisfs.core.views.directory_tree import MembersView
-from aisfs.engine.assembler import Assembler
-from aisfs.engine.parts import Data
-from aisfs.engine.reader import Reader
+from aisfs.engine.dataset.synthetic_reader import Assembler
+from aisfs.engine.fetch.part import Data
+from aisfs.engine.read.reader import Reader
 from aisfs.errors import (
     AisfsError,
     IsADirectory,

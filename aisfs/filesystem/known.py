@@ -11,8 +11,8 @@ from aisfs.cache.metadata_cache import UNKNOWN, Unknown
 from aisfs.core.namespace.inodes import slot_of, split_member
 from aisfs.core.namespace.keys import NAME_MAX
 from aisfs.core.views.directory_tree import MembersView
-from aisfs.engine.parts import Data
-from aisfs.engine.reader import MemberReads, Reader
+from aisfs.engine.fetch.part import Data
+from aisfs.engine.read.reader import MemberReads, Reader
 from aisfs.errors import AisfsError
 from aisfs.filesystem.attributes import Attr, Entry
 from aisfs.filesystem.filesystem import FileSystem

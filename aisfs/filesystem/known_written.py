@@ -6,8 +6,8 @@ it is opened for writing until the kernel has forgotten it.
 
 from aisfs.cache.metadata_cache import UNKNOWN, Unknown
 from aisfs.core.namespace.inodes import split_member
-from aisfs.engine.parts import Data
-from aisfs.engine.reader import Reader
+from aisfs.engine.fetch.part import Data
+from aisfs.engine.read.reader import Reader
 from aisfs.filesystem.attributes import Attr, Entry
 from aisfs.filesystem.known import Known
 from aisfs.filesystem.nodes import ObjectNode, ShardNode

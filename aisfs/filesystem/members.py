@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aisfs.core.views.directory_tree import MembersView
-from aisfs.engine.parts import Data
-from aisfs.engine.reader import MemberReads, Reader
+from aisfs.engine.fetch.part import Data
+from aisfs.engine.read.reader import MemberReads, Reader
 from aisfs.errors import AisfsError
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.nodes import ShardNode

@@ -9,7 +9,7 @@ from functools import partial
 from aisfs.cache.metadata_cache import UNKNOWN, Unknown
 from aisfs.core.namespace.inodes import ROOT
 from aisfs.core.views.merged import MergedChild
-from aisfs.engine.merger import Merged, Merger
+from aisfs.engine.dataset.merger import Merged, Merger
 from aisfs.errors import NotFound
 from aisfs.filesystem.nodes import MergedDirectoryNode, Node, ObjectNode, ShardNode
 from aisfs.filesystem.tree import FOREVER, Children, Found, FoundMember

@@ -12,7 +12,7 @@ from aisfs.core.index.member_index import EXECUTABLE, MemberIndex, MemberKind
 from aisfs.core.index.nested_tars import InnerTars
 from aisfs.core.namespace.inodes import directory_number, member_number, split_member
 from aisfs.core.views.directory_tree import Child, Directory, MembersView
-from aisfs.engine.indexer import Indexer
+from aisfs.engine.read.indexer import Indexer
 from aisfs.errors import NotADirectory, NotFound, ShardDamaged
 from aisfs.filesystem.attributes import FOREVER, Attr, AttrMaker, Entry, FileRun
 from aisfs.filesystem.nodes import ShardNode

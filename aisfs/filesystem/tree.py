@@ -15,7 +15,7 @@ from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.namespace import keys as names
 from aisfs.core.namespace.keys import SHARD_BYTES_SUFFIX, SHARD_DIRECTORY_SUFFIX, is_shard
 from aisfs.core.namespace.listing import PENDING_VERSION, Listed, Listing
-from aisfs.engine.lister import Lister
+from aisfs.engine.listing.lister import Lister
 from aisfs.errors import BucketNotFound
 from aisfs.filesystem.nodes import (
     DirectoryNode,

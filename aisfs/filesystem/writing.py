@@ -9,8 +9,8 @@ import time
 from dataclasses import dataclass
 
 from aisfs.core.staged.posix_metadata import mode_of, mtime_of
-from aisfs.engine.parts import Data
-from aisfs.engine.staging import StagedFile
+from aisfs.engine.fetch.part import Data
+from aisfs.engine.write.staging import StagedFile
 from aisfs.errors import AisfsError, ReadOnly, Stale
 from aisfs.filesystem.committing import CommittingFileSystem
 from aisfs.filesystem.handles import FileHandle

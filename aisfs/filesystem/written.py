@@ -11,7 +11,7 @@ from itertools import count
 from msgspec import structs
 
 from aisfs.core.namespace.listing import PENDING_VERSION
-from aisfs.engine.staging import StagedFile
+from aisfs.engine.write.staging import StagedFile
 from aisfs.errors import AisfsError
 from aisfs.filesystem.content_lock import ContentLock
 from aisfs.filesystem.nodes import ObjectNode, identity

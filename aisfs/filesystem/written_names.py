@@ -14,11 +14,11 @@ from aisfs.cache.metadata_cache import UNKNOWN
 from aisfs.config import WriteSettings
 from aisfs.core.namespace import keys
 from aisfs.core.namespace.inodes import directory_number, member_number
-from aisfs.engine.appender import Appended
-from aisfs.engine.assembler import Assembler
-from aisfs.engine.overlay import OverlaidLister
-from aisfs.engine.reader import Reader
-from aisfs.engine.writer import Writer
+from aisfs.engine.dataset.synthetic_reader import Assembler
+from aisfs.engine.listing.overlay import OverlaidLister
+from aisfs.engine.read.reader import Reader
+from aisfs.engine.write.appender import Appended
+from aisfs.engine.write.writer import Writer
 from aisfs.errors import (
     NameGone,
     Stale,

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from aisfs.core.archive.formats import Form
 from aisfs.core.namespace.inodes import ROOT, split_member
 from aisfs.core.views.directory_tree import MembersView
-from aisfs.engine.keeping import Keeping
+from aisfs.engine.read.cache_coverage import Keeping
 from aisfs.errors import NoSuchAttribute
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.nodes import ObjectNode, ShardNode

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import trio
 
-from aisfs.engine.parts import Data
+from aisfs.engine.fetch.part import Data
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.fuse import abi
 from aisfs.fuse.abi import Opcode

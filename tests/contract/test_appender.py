@@ -7,9 +7,9 @@ import tarfile
 import pytest
 import trio
 
-from aisfs.engine.appender import Appender
-from aisfs.engine.shard_copy import END_MARK, NewMember
-from aisfs.engine.staging import StagingArea
+from aisfs.engine.write.appender import Appender
+from aisfs.engine.write.shard_copy import END_MARK, NewMember
+from aisfs.engine.write.staging import StagingArea
 from aisfs.errors import BucketNotFound, NotFound, ShardDamaged, Unsupported
 from aisfs.model import Bucket
 from aisfs.store.content import BytesContent

@@ -7,13 +7,14 @@ from aisfs.cache import metadata_cache
 from aisfs.cache.disk import bookkeeping, format, maintenance, resident
 from aisfs.core.policy import readahead
 from aisfs.core.views import samples
-from aisfs.engine import indexer, parts, prefetcher
+from aisfs.engine.fetch import part
+from aisfs.engine.read import indexer, prefetcher
 from aisfs.fuse import tuning
 from tests.docs.documents import SEMANTICS, section
 
 MIB = 1 << 20
 TOLD = [
-    (f"One GET is {parts.PART_MAX // MIB} MiB at most", True),
+    (f"One GET is {part.PART_MAX // MIB} MiB at most", True),
     (
         "a sixteenth of `--cache-size`, 1 GiB",
         (assembly.INDEX_SHARE, assembly.INDEX_DISK_LIMIT) == (16, 1 << 30),

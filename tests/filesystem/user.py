@@ -9,14 +9,14 @@ import trio
 from aisfs.cache.metadata_cache import MetadataCache
 from aisfs.config import Shards, TreeSettings
 from aisfs.core.namespace.inodes import ROOT, split_member
-from aisfs.engine.assembler import Assembler
-from aisfs.engine.batches import Batches
-from aisfs.engine.fetcher import Fetcher
-from aisfs.engine.indexer import Indexer
-from aisfs.engine.lister import Lister
-from aisfs.engine.prefetcher import Prefetcher
-from aisfs.engine.reader import Reader
-from aisfs.engine.unpacker import Unpacker
+from aisfs.engine.dataset.synthetic_reader import Assembler
+from aisfs.engine.fetch.batches import Batches
+from aisfs.engine.fetch.fetcher import Fetcher
+from aisfs.engine.listing.lister import Lister
+from aisfs.engine.read.indexer import Indexer
+from aisfs.engine.read.prefetcher import Prefetcher
+from aisfs.engine.read.reader import Reader
+from aisfs.engine.read.unpacker import Unpacker
 from aisfs.filesystem.attributes import FOREVER, AttrMaker, Entry
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.handles import DirectoryHandle

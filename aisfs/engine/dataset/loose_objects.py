@@ -1,0 +1,91 @@
+"""The objects below a directory, and those among them that are no shards."""
+
+import os
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from aisfs.core.namespace.keys import child_prefix, is_shard
+from aisfs.core.namespace.sources import DatasetSource
+from aisfs.engine.dataset.exclusions import told
+from aisfs.engine.listing.lister import Lister
+from aisfs.errors import ConfigError, SourceMissing
+from aisfs.model import Bucket, ObjectInfo
+
+SHARD = "shard"
+EXCLUDED = "excluded object"
+
+
+@dataclass(frozen=True, slots=True)
+class LooseObjects:
+    """Objects of one bucket."""
+
+    bucket: Bucket
+    directory: str
+    """The prefix they were looked for below."""
+    objects: list[ObjectInfo]
+    left_out: Counter[str]
+    """Why how many other objects are not among them."""
+
+
+async def walk(
+    lister: Lister, bucket: Bucket, directory: str, enters: Callable[[str], bool]
+) -> AsyncIterator[tuple[str, ObjectInfo]]:
+    """Give all objects below a prefix, sorted, those of a directory before what lies below it.
+
+    Args:
+        lister: Knows directories.
+        bucket: The bucket.
+        directory: The prefix, empty or ending in `/`.
+        enters: Says of a directory's path, `a/b/`, whether to look into it.
+
+    Yields:
+        The path below `directory`, and the object.
+    """
+    pending = [directory]
+    while pending:
+        prefix = pending.pop()
+        listing = (await lister.directory(bucket, prefix)).value
+        below: list[str] = []
+        for _, name, info in sorted(listing.after(0), key=lambda entry: entry[1]):
+            if info is not None:
+                yield info.key[len(directory) :], info
+            elif enters(child_prefix(prefix, name)[len(directory) :]):
+                below.append(child_prefix(prefix, name))
+        pending += reversed(below)
+
+
+async def find_loose_objects(source: DatasetSource, lister: Lister) -> LooseObjects:
+    """Find the objects of a source that are no shards.
+
+    Raises:
+        ConfigError: the source is not one bucket, prefix or directory.
+        SourceMissing: there are none.
+    """
+    patterns = [pattern for word in source.words for pattern in word.patterns]
+    pattern = patterns[0]
+    if len(patterns) > 1 or pattern.rest or pattern.bucket is None:
+        raise ConfigError(
+            f"{source}: --view shards takes one bucket, prefix or directory; --include and"
+            " --exclude choose what of it"
+        )
+    found = LooseObjects(pattern.bucket, pattern.directory, [], Counter())
+    async for path, info in walk(lister, pattern.bucket, pattern.directory, source.keys.enters):
+        if is_shard(os.fsencode(path.rpartition("/")[2])):
+            found.left_out[SHARD] += 1
+        elif not source.keys.wants(path):
+            found.left_out[EXCLUDED] += 1
+        else:
+            found.objects.append(info)
+    if not found.objects:
+        raise SourceMissing(f"{source}: {nothing(found.left_out)}")
+    return found
+
+
+def nothing(left_out: Counter[str]) -> str:
+    """Say that there is nothing to make shards of, and what there is instead."""
+    reasons = told(left_out)
+    shuffled = "; --shuffle SEED makes them of the samples of shards" if left_out[SHARD] else ""
+    return (
+        "no loose objects there to make shards of" + (f": {reasons}" if reasons else "") + shuffled
+    )

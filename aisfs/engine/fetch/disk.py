@@ -1,0 +1,78 @@
+"""Parts and the disk cache: what of one is there, and how the rest gets there. For worker threads."""
+
+from aisfs.cache.disk.block_cache import BlockCache
+from aisfs.cache.disk.format import EntryId
+from aisfs.cache.disk.reservation import Reservation
+from aisfs.engine.fetch.checksums import RunningSums
+from aisfs.engine.fetch.part import Part
+from aisfs.engine.fetch.retained_parts import Kept
+from aisfs.model import ByteRange
+
+
+class WrongContent(Exception):
+    """All of an object is there, and it does not have the checksum that AIStore told."""
+
+
+def look(
+    cache: BlockCache, entry: EntryId, part: Part, keep: bool
+) -> list[tuple[ByteRange, Reservation | None]]:
+    """Take what is on disk and, if asked to, reserve room for the rest. Runs in a worker thread.
+
+    Returns:
+        What is missing, each with its reservation; None where it is not to be kept.
+    """
+    room = part.allocate()
+    if cache.read(entry, part.range, room) is not None:
+        return []
+    missing = cache.missing(entry, part.range)
+    position = part.range.start
+    gaps: list[ByteRange] = []
+    for gap in [*missing, ByteRange(part.range.stop, part.range.stop)]:
+        between = ByteRange(position, gap.start)
+        if between:
+            start = position - part.range.start
+            if cache.read(entry, between, room[start : start + len(between)]) is None:
+                gap = ByteRange(position, gap.stop)  # it turned out to be damaged, or was evicted
+        if gap:
+            gaps.append(gap)
+        position = gap.stop
+    return [(gap, cache.reserve(entry, gap) if keep else None) for gap in gaps]
+
+
+def store(
+    cache: BlockCache,
+    entry: EntryId,
+    part: Part,
+    fetched: list[tuple[ByteRange, Reservation | None]],
+    sums: RunningSums,
+    *,
+    past_page_cache: bool,
+) -> bool:
+    """Write what was fetched to disk; says whether all of it is there. Runs in one thread.
+
+    Raises:
+        WrongContent: the object is complete now, and not what it should be; it is dropped.
+    """
+    stored = True
+    for gap, reservation in fetched:
+        if reservation is None:
+            return False
+        start = gap.start - part.range.start
+        content = part.content[start : start + len(gap)]
+        reservation.write(gap.start, content, past_page_cache=past_page_cache)
+        stored = reservation.publish(gap, content) and stored
+    if stored:
+        sums.add(entry, part)
+        complete = not cache.missing(entry, ByteRange(0, entry.size))
+        if complete and not cache.verify_whole(entry, sums.finish(entry)):
+            raise WrongContent
+    return stored
+
+
+def lost(copies: list[Kept]) -> list[Kept]:
+    """Give those that are not on disk any more. Runs in a worker thread."""
+    return [
+        (part, opened)
+        for part, opened in copies
+        if opened.cache and opened.entry and opened.cache.missing(opened.entry, part.range)
+    ]

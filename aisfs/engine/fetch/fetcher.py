@@ -1,0 +1,435 @@
+"""Bytes of object versions: from the disk cache, from memory, or fetched once for all who ask.
+
+A range of an object that is on its way is a `Part`. Whoever reads a range is given, in one step
+without waiting, the pieces that are there, the parts under way that cover more of it, and new parts
+for the rest (invariant I5: no byte is under way twice). It then waits for those parts only. A part
+is fetched by a task of its own, so a reader that goes away leaves it to the others; a part that
+fails hands its error to all who wait for it and is forgotten.
+
+A part that landed goes to the disk cache; where that does not take it, it stays in memory until
+newer ones need the room. A large one is written past the page cache, and stays in memory until its
+reader has passed (docs/adr/0020). Whatever is dropped at any moment changes no result (invariant I6).
+"""
+
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable
+from dataclasses import replace
+from functools import partial
+
+import trio
+
+from aisfs.allocator import give_memory_back
+from aisfs.cache.disk.block_cache import BlockCache
+from aisfs.cache.disk.format import SEGMENT, EntryId, entry_id
+from aisfs.cache.disk.reservation import Reservation
+from aisfs.core.policy.readahead import ReadAhead
+from aisfs.core.ranges import growing_pieces, pieces
+from aisfs.engine.fetch.batches import Gathering
+from aisfs.engine.fetch.checksums import RunningSums
+from aisfs.engine.fetch.disk import WrongContent, look, lost, store
+from aisfs.engine.fetch.object_state import OpenObject, OpenObjects, Source
+from aisfs.engine.fetch.part import (
+    COPIED_MAX,
+    FIRST_PART,
+    PART_MAX,
+    BufferPool,
+    Data,
+    Part,
+    Reading,
+)
+from aisfs.engine.fetch.retained_parts import Kept, KeptParts
+from aisfs.engine.fetch.writer_thread import BackgroundThread
+from aisfs.errors import AisfsError, Unavailable, untraced
+from aisfs.model import Bucket, ByteRange, ObjectInfo
+from aisfs.store.port import ObjectStore
+
+log = logging.getLogger(__name__)
+
+STREAM_BYTES = 32 << 20
+"""Bytes under way when a whole object begins to be streamed: what 1 Gbit/s carries in 250 ms."""
+FAR_SECONDS = 0.02
+"""A part that took longer came over a link with latency, or a slow one: more may be under way."""
+SPARE_SECONDS = 2.0
+"""How long a buffer is kept that nobody needs: longer than the pause between two batches."""
+DIRECT_BEHIND = 64 << 20
+"""Bytes that may wait for the disk when more are written past the page cache."""
+
+
+class Fetcher:
+    """Reads ranges of objects, each byte fetched once."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        services: trio.Nursery,
+        background: BackgroundThread,
+        *,
+        cache: BlockCache | None,
+        origin: str,
+        memory_limit: int,
+        read_ahead_max: int,
+    ) -> None:
+        """Fetch from `store` in tasks of `services`.
+
+        Args:
+            store: Where the bytes come from.
+            services: Outlives every reader.
+            background: Writes to the cache.
+            cache: None keeps nothing on disk.
+            origin: The cluster, for versions that only it tells apart.
+            memory_limit: Bytes of all parts together. What a reader waits for is fetched even
+                beyond it, unless as much waits for the disk; reading ahead stops there.
+            read_ahead_max: Largest window ahead of one sequential reader, bytes.
+        """
+        self._store = store
+        self._services = services
+        self._background = background
+        self.cache = cache
+        self._origin = origin
+        self._memory_limit = memory_limit
+        self._read_ahead_max = read_ahead_max
+        self._objects = OpenObjects()
+        """Asked by any thread, as the cache is; all else belongs to the trio thread."""
+        self._kept = KeptParts()
+        self._sums = RunningSums()
+        """Belongs to the background thread."""
+        self._changed = trio.Event()
+        """Set, and made anew, whenever a part is dropped or may be."""
+        self.on_landed: Callable[[], None] = lambda: None
+        """Told whenever bytes came that were not there before."""
+        self.on_wrong: Callable[[Bucket, ObjectInfo], None] = lambda bucket, info: None
+        """Told of an object that readers got wrong bytes of."""
+        self._pool = BufferPool(memory_limit)
+        self.far = False
+        """Whether the latest part to land took `FAR_SECONDS`."""
+        self.buffered = 0
+        """Bytes that all parts cost, under way or kept."""
+        self._unwritten = 0
+        """Of those the bytes that landed and are on their way to disk."""
+
+    def open(self, bucket: Bucket, info: ObjectInfo) -> OpenObject:
+        """Give what is known about a version of an object. From any thread."""
+        found = self._objects.get((bucket, info))
+        if found is not None:
+            return found
+        entry = entry_id(self.distinguished(bucket, info), info) if self.cache else None
+        cached = (self.cache, entry) if self.cache and entry else None
+        source = partial(self._store.read_range, bucket, info)
+        ahead = self._watch(info)
+        return self.again(OpenObject((bucket, info), bucket, info, ahead, source, cached))
+
+    def open_content(
+        self, bucket: Bucket, info: ObjectInfo, source: Source, cached: tuple[BlockCache, EntryId]
+    ) -> OpenObject:
+        """Give what is known about content that is not in the store as it is read. From any thread.
+
+        Args:
+            bucket: Where the object is that it is made of.
+            info: That object, with the size of the content.
+            source: Makes it, and keeps it on disk.
+            cached: Where it is on disk, and what tells it from everything else.
+        """
+        key = cached[1]
+        found = self._objects.get(key)
+        if found is not None:
+            return found
+        ahead = self._watch(info)
+        return self.again(OpenObject(key, bucket, info, ahead, source, cached, kept_by_source=True))
+
+    def again(self, opened: OpenObject) -> OpenObject:
+        """Give what is known under the same key: `opened` itself if nothing is. From any thread.
+
+        Only that may have new parts.
+        """
+        return self._objects.add(opened)
+
+    def known(self, opened: OpenObject, wanted: ByteRange) -> Data | None:
+        """Return a range that is in memory or mapped, for the kernel; see `BlockCache.hit`.
+
+        Waits for nothing, from any thread.
+        """
+        there = opened.landed(wanted) if opened.parts else None  # the disk might have to be read
+        if there is None:
+            there = self._mapped(opened, wanted)
+        return there if there is not None else self._joined(opened, wanted)
+
+    def copied(self, opened: OpenObject, wanted: ByteRange) -> bytearray | memoryview | None:
+        """Return a copy of what `known` returns, for whoever touches it."""
+        landed = opened.landed(wanted) if opened.parts else None
+        if landed is not None:
+            return bytearray(landed)
+        there = self._copied(opened, wanted)
+        return there if there is not None else self._joined(opened, wanted)
+
+    def _joined(self, opened: OpenObject, wanted: ByteRange) -> bytearray | None:
+        """Return a range of which no file of the cache has all: it crosses a border of segments."""
+        border = wanted.stop // SEGMENT * SEGMENT
+        if not wanted.start < border < wanted.stop:
+            return None
+        before = self.copied(opened, ByteRange(wanted.start, border))
+        behind = self.copied(opened, ByteRange(border, wanted.stop)) if before is not None else None
+        if before is None or behind is None:
+            return None
+        return bytearray().join((before, behind))
+
+    def distinguished(self, bucket: Bucket, info: ObjectInfo) -> Bucket:
+        """Name the bucket so that a cache can tell this version from those of other clusters."""
+        if info.checksum:
+            return bucket
+        # Version 1 of the same name in another cluster is something else.
+        return replace(bucket, namespace=f"{bucket.namespace} {self._origin}")
+
+    def _watch(self, info: ObjectInfo) -> ReadAhead:
+        return ReadAhead(info.size, max_window=self._read_ahead_max)
+
+    def start(
+        self, opened: OpenObject, wanted: ByteRange, together: Gathering | None = None
+    ) -> Reading:
+        """Begin to read a range that lies inside the object; starts what is not under way.
+
+        Waits for nothing, not even for the disk: what is there but not yet mapped and verified is
+        a part like any other, which a worker thread gets from the disk. Whole objects, as they are
+        in the store, are fetched `together` with others if that is given.
+        """
+        overlapping = opened.overlapping(wanted) if opened.parts else []
+        if not overlapping:
+            there = self._copied_here(opened, wanted)
+            if there is not None:
+                return Reading(wanted, [there])
+        found: list[Data | Part] = []
+        position = wanted.start
+        for part in overlapping:
+            if position < part.range.start:
+                self._fill(opened, ByteRange(position, part.range.start), found, together)
+            found.append(part)
+            self._kept.use(part)
+            position = part.range.stop
+        if position < wanted.stop:
+            self._fill(opened, ByteRange(position, wanted.stop), found, together)
+        return Reading(wanted, found)
+
+    def ahead(
+        self, opened: OpenObject, wanted: ByteRange, together: Gathering | None = None
+    ) -> None:
+        """Fetch a range nobody waits for yet, as far as memory permits."""
+        for piece in pieces(wanted, PART_MAX):
+            if not self._make_room(len(piece)):
+                with opened.lock:
+                    opened.read_ahead.shrink()
+                return
+            if self._mapped(opened, piece) is None:
+                self.start(opened, piece, together)
+
+    async def stream(
+        self, opened: OpenObject, wanted: ByteRange | None = None, *, held_up: bool = True
+    ) -> AsyncGenerator[tuple[int, Data], None]:
+        """Give an object, or a part of it, in order as (offset, bytes), somewhat ahead of the caller.
+
+        How far depends on how long parts take, up to the window of a sequential reader. The first
+        parts are small: on one link all parts land together, and readers wait for the first.
+
+        Args:
+            opened: The object.
+            wanted: The part; None is all.
+            held_up: Wait while memory is full. Not for one whom those wait for who fill it; it
+                takes no more than `STREAM_BYTES` while there is no room.
+        """
+        under_way: deque[Reading] = deque()
+        at_once, ahead = STREAM_BYTES, 0
+        for piece in growing_pieces(wanted or ByteRange(0, opened.info.size), FIRST_PART, PART_MAX):
+            while under_way and ahead + len(piece) > at_once:
+                reading = under_way.popleft()
+                data = await reading.wait(by_reader=False)
+                if self.far and (held_up or self._make_room(2 * at_once)):
+                    at_once = max(at_once, min(2 * at_once, self._read_ahead_max))
+                ahead -= len(reading.wanted)
+                yield reading.wanted.start, data
+            if held_up:
+                await self._wait_for_room(len(piece))
+            under_way.append(self.start(opened, piece))
+            ahead += len(piece)
+        while under_way:
+            reading = under_way.popleft()
+            yield reading.wanted.start, await reading.wait(by_reader=False)
+
+    async def tidy(self) -> None:
+        """Give memory back after much was fetched. Never ends."""
+        while True:
+            await trio.sleep(SPARE_SECONDS)
+            self._drop_all(self._kept.idle())
+            if self._pool.let_go():
+                await trio.to_thread.run_sync(give_memory_back)
+
+    async def drop_lost(self) -> None:
+        """Let go of what the disk cache has lost, so that who fills it fetches it once more."""
+        if self.cache is not None and self._kept.losses != self.cache.losses:
+            self._kept.losses = self.cache.losses
+            self._drop_all(await trio.to_thread.run_sync(lost, self._kept.copies()))
+
+    # pieces ----------------------------------------------------------------------------------
+
+    def _mapped(self, opened: OpenObject, wanted: ByteRange) -> memoryview | None:
+        if opened.cache is None or opened.entry is None:
+            return None
+        return opened.cache.hit(opened.entry, wanted)
+
+    def _copied(self, opened: OpenObject, wanted: ByteRange) -> memoryview | None:
+        if opened.cache is None or opened.entry is None:
+            return None
+        return opened.cache.copied(opened.entry, wanted, self._pool.lend(len(wanted)))
+
+    def _copied_here(self, opened: OpenObject, wanted: ByteRange) -> memoryview | None:
+        """Return a copy of what is on disk; one that takes longer is left to a worker thread."""
+        return self._copied(opened, wanted) if len(wanted) <= COPIED_MAX else None
+
+    def _fill(
+        self,
+        opened: OpenObject,
+        gap: ByteRange,
+        found: list[Data | Part],
+        together: Gathering | None,
+    ) -> None:
+        """Cover a range that no part covers."""
+        for piece in pieces(gap, PART_MAX):
+            there = self._copied_here(opened, piece)
+            if there is None and piece == gap:
+                piece = opened.as_failed(piece)
+            found.append(self._begin(opened, piece, together) if there is None else there)
+
+    # parts -----------------------------------------------------------------------------------
+
+    def _begin(self, opened: OpenObject, wanted: ByteRange, together: Gathering | None) -> Part:
+        part = Part(wanted, self._pool)
+        opened.add(part)
+        self.buffered += part.cost
+        seat = None
+        if together is not None and len(wanted) == opened.info.size:
+            seat = together.seat(opened.bucket, opened.info)
+        if seat is None:
+            self._services.start_soon(self._fetch, opened, part, opened.source)
+        else:
+            self._services.start_soon(seat.run, partial(self._fetch, opened, part))
+        return part
+
+    async def _fetch(self, opened: OpenObject, part: Part, source: Source) -> None:
+        """Fetch a part from `source` and hand it to the cache. Never raises but Cancelled."""
+        kept = False
+        try:
+            kept = await self._fetch_and_store(opened, part, source)
+        except AisfsError as error:
+            part.error = untraced(error)
+            opened.note_failure(part.range)
+        except Exception as error:
+            log.exception("fetching failed: this is a bug in aisfs, please report it")
+            if not part.done.is_set():  # what landed is good, even if it could not be kept
+                part.error = untraced(error)
+        finally:
+            if not part.done.is_set() and part.error is None:
+                part.error = Unavailable("the mount is going away")
+            part.done.set()
+            if not kept:
+                self._drop(opened, part)
+
+    async def _fetch_and_store(self, opened: OpenObject, part: Part, source: Source) -> bool:
+        """Get the bytes from disk or from the store; say whether they have to stay in memory."""
+        missing: list[tuple[ByteRange, Reservation | None]] = [(part.range, None)]
+        cache, entry = opened.cache, opened.entry
+        if cache is not None and entry is not None:
+            keep = not opened.kept_by_source
+            missing = await trio.to_thread.run_sync(look, cache, entry, part, keep)
+        if not missing:
+            self._land(part)
+            return False
+        room = part.content or part.allocate()
+        try:
+            await self._wait_for_disk()
+            since = trio.current_time()
+            for gap, _ in missing:
+                start = gap.start - part.range.start
+                await source(gap.start, room[start : start + len(gap)])
+            if not opened.kept_by_source:  # making content says nothing about the link
+                self.far = trio.current_time() - since > FAR_SECONDS
+            self._land(part)  # readers need not wait for the disk
+            if cache is None or entry is None or any(room is None for _, room in missing):
+                return self._keep(opened, part)
+            # A disk that does not follow gets the rest by way of the page cache.
+            direct = len(part.range) >= FIRST_PART and self._unwritten <= DIRECT_BEHIND
+            self._unwritten += len(part.range)
+            work = partial(store, cache, entry, part, missing, self._sums, past_page_cache=direct)
+            try:
+                stored = await self._background.run(work)
+            except WrongContent:
+                self._forget_wrong(opened)
+                return False
+            finally:
+                self._unwritten -= len(part.range)
+                self._tell()
+            if stored and (not direct or part.passed):
+                return False
+            return self._keep(opened, part, on_disk=stored)
+        finally:
+            await self._finish([reservation for _, reservation in missing if reservation])
+
+    def _forget_wrong(self, opened: OpenObject) -> None:
+        """Let nobody have any more of the bytes of an object that is not what it should be."""
+        log.error(
+            "%s/%s: readers got wrong bytes of version %s: the checksum of all of it is not %s."
+            " Nothing of it is kept here; look at the object in AIStore",
+            opened.bucket, opened.info.key, opened.info.version or "?", opened.info.checksum,
+        )  # fmt: skip
+        for part in [part for part in opened.parts if part.done.is_set()]:
+            self._drop(opened, part)
+        self.on_wrong(opened.bucket, opened.info)
+
+    def _land(self, part: Part) -> None:
+        part.done.set()
+        self.on_landed()
+
+    async def _finish(self, reservations: list[Reservation]) -> None:
+        """Return what was reserved and not used, also when the mount goes away."""
+        if reservations:
+            with trio.CancelScope(shield=True):
+                for reservation in reservations:
+                    await trio.to_thread.run_sync(reservation.finish)
+
+    def _keep(self, opened: OpenObject, part: Part, *, on_disk: bool = False) -> bool:
+        """Keep a landed part in memory, at the cost of others."""
+        self._drop_all(self._kept.passed())
+        self._kept.add(part, opened, on_disk=on_disk)
+        self._tell()
+        self._make_room(0, but_for=part)
+        return True
+
+    def _drop_all(self, parts: Iterable[Kept]) -> None:
+        for part, opened in parts:
+            self._drop(opened, part)
+
+    def _drop(self, opened: OpenObject, part: Part) -> None:
+        self._kept.remove(part)
+        if opened.remove(part):
+            self.buffered -= part.cost
+            self._tell()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def _wait_for_disk(self) -> None:
+        """Wait while memory is full of what a disk slower than the link has yet to take."""
+        while self._unwritten > self._memory_limit:
+            await self._changed.wait()
+
+    async def _wait_for_room(self, length: int) -> None:
+        """Wait until nobody's bytes have to be held for `length` more: the disk may be slow."""
+        while self.buffered and not self._make_room(length):
+            await self._changed.wait()
+
+    def _make_room(self, length: int, *, but_for: Part | None = None) -> bool:
+        """Drop what was kept, up to one part, until `length` more bytes fit; says whether they do."""
+        while self.buffered + length > self._memory_limit:
+            first = self._kept.first_to_go()
+            if first is None or first[0] is but_for:
+                return False
+            self._drop_all([first])
+        return True

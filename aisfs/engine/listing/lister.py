@@ -1,0 +1,339 @@
+"""Names of a directory: by one complete listing, or one by one where a listing would be too dear.
+
+A look-up lists the first page of its directory. In nearly all directories that is the whole of it,
+so the next look-ups and every `stat` are answered without a request. In a larger directory single
+names are asked for (HEAD, and a listing of one entry below the name), until so many were asked that
+listing all of it was the cheaper thing to do.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+import trio
+from cachetools import LRUCache, TTLCache
+
+from aisfs.cache.metadata_cache import UNKNOWN, Dated, DirectoryId, MetadataCache, Unknown
+from aisfs.cache.single_flight import SingleFlight
+from aisfs.core.namespace.keys import child_key, child_prefix, refusal
+from aisfs.core.namespace.listing import Listed, Listing, ListingBounds, ListingBuilder, Wanted
+from aisfs.engine.listing.probes import Probes
+from aisfs.errors import AccessDenied, AisfsError, InvalidName, NotFound, ProtocolError
+from aisfs.metrics import Metrics
+from aisfs.model import Bucket, Page, Provider
+from aisfs.store.port import ObjectStore
+
+log = logging.getLogger(__name__)
+
+SINGLE_LOOKUPS = 32
+"""Names of a large directory asked for singly before all of it is listed. A page of 10,000 entries
+costs the cluster about as much as some tens of HEADs."""
+LARGE_DIRECTORIES_MAX = 10_000
+AT_ONCE_MAX = 500
+"""Entries dealt with in less time than it takes to have a thread do it."""
+
+ResultT = TypeVar("ResultT")
+
+
+class Lister:
+    """Answers what is in a directory of a bucket."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        cache: MetadataCache,
+        nursery: trio.Nursery,
+        *,
+        list_ttl: float,
+        clock: Callable[[], float],
+        metrics: Metrics,
+        wanted: Wanted | None = None,
+    ) -> None:
+        """List through `store` what is `wanted`; shared requests run in `nursery`."""
+        self._wanted = wanted
+        self._store = store
+        self._probes = Probes(store)
+        self._cache = cache
+        self._clock = clock
+        self._metrics = metrics
+        self.list_ttl = list_ttl
+        """Seconds a listing may be believed."""
+        self._listings: SingleFlight[DirectoryId, Dated[Listing]] = SingleFlight(
+            nursery, wanted_only=True
+        )
+        self._first_pages: SingleFlight[DirectoryId, Dated[Listing] | None] = SingleFlight(
+            nursery, wanted_only=True
+        )
+        self._bucket_lists: SingleFlight[str, Dated[list[Bucket]]] = SingleFlight(nursery)
+        self._buckets: Dated[list[Bucket]] | None = None
+        self._single_lookups: TTLCache[DirectoryId, list[bytes]] = TTLCache(
+            LARGE_DIRECTORIES_MAX, list_ttl, clock
+        )
+        self._beside: LRUCache[DirectoryId, None] = LRUCache(LARGE_DIRECTORIES_MAX)
+        """Directories that have the name of an object."""
+        self.on_change: Callable[[Bucket, str, list[bytes]], None] = lambda *_: None
+        """Told of names that changed in a directory whose listing was believed a moment before."""
+
+    async def directory(self, bucket: Bucket, prefix: str) -> Dated[Listing]:
+        """Give the whole directory, listed within the time to live; complete or an error.
+
+        Raises:
+            BucketNotFound: the bucket is missing. A prefix without entries is an empty listing.
+        """
+        believed = self._cache.listing((bucket, prefix))
+        if believed is not None:
+            return believed
+        return await self._listings.fetch((bucket, prefix), lambda: self._list(bucket, prefix))
+
+    def known_directory(self, bucket: Bucket, prefix: str) -> Dated[Listing] | None:
+        """Give the listing of a directory if it may be believed. Asks nobody, from any thread."""
+        return self._cache.listing((bucket, prefix))
+
+    def believed_until(self, bucket: Bucket, prefix: str) -> float | None:
+        """Say until when a directory need not be listed again; None if it has to be now."""
+        believed = self._cache.listing((bucket, prefix))
+        return believed.expires if believed is not None else None
+
+    async def find(self, bucket: Bucket, prefix: str, name: bytes) -> Dated[Listed] | None:
+        """Give what `name` stands for in the directory `prefix`, None when it is missing."""
+        known = self.known(bucket, prefix, name)
+        if known is not UNKNOWN:
+            return known
+        listed = await self._cheap_listing((bucket, prefix))
+        if listed is not None:
+            return _in_listing(listed, name)
+        return await self._find_singly(bucket, prefix, name)
+
+    def known(self, bucket: Bucket, prefix: str, name: bytes) -> Dated[Listed] | Unknown | None:
+        """Give what `name` stands for if that may be believed. Asks nobody, from any thread."""
+        if refusal(name):
+            return None
+        listed = self._cache.listing((bucket, prefix))
+        if listed is not None:
+            return _in_listing(listed, name)
+        found = self._cache.found((bucket, prefix, name))
+        if found is not None:
+            return found
+        return None if self._cache.is_missing((bucket, prefix, name)) else UNKNOWN
+
+    async def buckets(self) -> Dated[list[Bucket]]:
+        """Give all buckets the token may list, sorted.
+
+        Raises:
+            AccessDenied: it may list none; single buckets may still be open to it.
+        """
+        return self.known_buckets() or await self._bucket_lists.fetch("", self._list_buckets)
+
+    def known_buckets(self) -> Dated[list[Bucket]] | None:
+        """Give all buckets if the list may be believed. Asks nobody, from any thread."""
+        known = self._buckets
+        return known if known is not None and self._clock() < known.expires else None
+
+    async def check_bucket(self, bucket: Bucket) -> float:
+        """Return until when the bucket may be believed to exist; asks when it is not listed.
+
+        Raises:
+            BucketNotFound: it does not exist.
+        """
+        with suppress(AccessDenied):
+            known = await self.buckets()
+            if bucket in known.value:
+                return known.expires
+        await self._probes.is_occupied(bucket, "")
+        return self._clock() + self.list_ttl
+
+    def last_listing(self, bucket: Bucket, prefix: str) -> Listing | None:
+        """Give the last listing of a directory however old; asks nobody."""
+        last = self._cache.last_listing((bucket, prefix))
+        return last.value if last is not None else None
+
+    def drop(self, bucket: Bucket, prefix: str, name: bytes) -> None:
+        """Ask again about this name and its directory: something turned out to have changed."""
+        self._cache.drop((bucket, prefix), name)
+
+    async def _list_buckets(self) -> Dated[list[Bucket]]:
+        found = sorted(await self._store.list_buckets())
+        self._buckets = Dated(found, self._clock() + self.list_ttl)
+        return self._buckets
+
+    async def _cheap_listing(self, directory: DirectoryId) -> Dated[Listing] | None:
+        """List the directory if that is at most one page, or was earned by many single look-ups."""
+        if self.list_ttl == 0:
+            return None
+        asked = self._single_lookups.get(directory)
+        if asked is None:
+            return await self._first_pages.fetch(directory, lambda: self._list_one_page(directory))
+        if len(asked) >= SINGLE_LOOKUPS:
+            return await self.directory(*directory)
+        return None
+
+    async def _list(self, bucket: Bucket, prefix: str) -> Dated[Listing]:
+        return await self._list_on((bucket, prefix), await self._first_page((bucket, prefix)))
+
+    async def _list_one_page(self, directory: DirectoryId) -> Dated[Listing] | None:
+        page = await self._first_page(directory)
+        if not page.next_token:
+            return await self._list_on(directory, page)
+        self._single_lookups[directory] = []
+        return None
+
+    async def _list_on(self, directory: DirectoryId, page: Page) -> Dated[Listing]:
+        """Make the listing that begins with `page`, and believe it from now on."""
+        expected, last = self._expected(directory), self._cache.last_listing(directory)
+        builder = await self._build(directory, page)
+        try:
+            await self._check_complete(directory, builder, expected, last)
+        except ProtocolError as error:
+            log.info("listed again: %s", error)  # names may come and go while they are listed
+            builder = await self._build(directory, await self._first_page(directory))
+            await self._check_complete(directory, builder, expected, last)
+        unclear = builder.ambiguous | (builder.directories & self._removed_in(directory))
+        if unclear:
+            occupied = await self._probes.occupied(directory, unclear)
+            self._note_beside(directory, builder.ambiguous & occupied)
+            builder.drop(unclear - occupied)
+            self._found_occupied(directory, occupied)
+        return await self._keep(directory, builder)
+
+    async def _first_page(self, directory: DirectoryId) -> Page:
+        if self._is_beside(directory):
+            return await self._probes.page(directory)
+        return await self._store.list_page(*directory)
+
+    def _is_beside(self, directory: DirectoryId) -> bool:
+        """Return whether an object is known to have the name of a directory, or of one above it."""
+        bucket, prefix = directory
+        ends = (at + 1 for at, character in enumerate(prefix) if character == "/")
+        return bool(self._beside) and any((bucket, prefix[:end]) in self._beside for end in ends)
+
+    def _note_beside(self, directory: DirectoryId, names: Iterable[bytes]) -> None:
+        """Take note of directories that have the name of an object."""
+        bucket, prefix = directory
+        if bucket.provider is Provider.AIS:
+            self._beside.update({(bucket, child_prefix(prefix, name)): None for name in names})
+
+    async def _build(self, directory: DirectoryId, page: Page) -> ListingBuilder:
+        """Take in all pages of a listing, `page` being the first."""
+        builder = ListingBuilder(directory[1], self._wanted)
+        bounds = ListingBounds("/".join(map(str, directory)))
+        bounds.check(page.names, page.next_token)
+        while page.next_token:
+            page = await self._page_behind(directory, page, builder)
+            bounds.check(page.names, page.next_token)
+        await _work(_size(page), partial(builder.add, page))
+        return builder
+
+    async def _check_complete(
+        self,
+        directory: DirectoryId,
+        builder: ListingBuilder,
+        expected: dict[bytes, Listed],
+        last: Dated[Listing] | None,
+    ) -> None:
+        """Make sure of names that were there, and that a listing lacks.
+
+        Raises:
+            ProtocolError: it is not complete.
+        """
+        lacking = {name: listed for name, listed in expected.items() if name not in builder}
+        if last is not None:
+            lacking |= await _work(len(last.value), partial(builder.lacking, last.value))
+        await self._probes.check_gone(directory, lacking)
+
+    def _expected(self, directory: DirectoryId) -> dict[bytes, Listed]:
+        """Give what is known to be in a directory, whatever was listed."""
+        found = ((n, self._cache.found((*directory, n))) for n in self._asked_in(directory))
+        return {name: dated.value for name, dated in found if dated is not None}
+
+    def _asked_in(self, directory: DirectoryId) -> list[bytes]:
+        return self._single_lookups.get(directory, [])
+
+    def _removed_in(self, directory: DirectoryId) -> set[bytes]:
+        """Name directories that are there only if something is below them."""
+        return set()
+
+    def _found_occupied(self, directory: DirectoryId, names: set[bytes]) -> None:
+        """Take note of directories in which there is something."""
+
+    async def _page_behind(
+        self, directory: DirectoryId, page: Page, builder: ListingBuilder
+    ) -> Page:
+        """Ask for the page behind `page`, which is taken into the listing meanwhile."""
+        failure: AisfsError
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_work, _size(page), partial(builder.add, page))
+            try:
+                return await self._store.list_page(*directory, token=page.next_token)
+            except AisfsError as error:  # out of the nursery it would come in a group
+                failure = error
+        raise failure
+
+    async def _keep(self, directory: DirectoryId, builder: ListingBuilder) -> Dated[Listing]:
+        """Believe a listing from now on. Does not wait after that."""
+        while True:
+            last = self._cache.last_listing(directory)
+            finish = partial(_finish, builder, last)
+            listing, changed = await _work(len(builder), finish)
+            if self._cache.last_listing(directory) == last:
+                break  # else offsets could be given out twice, or news be lost
+        for reason, count in listing.refused.items():
+            self._metrics.names_refused.labels(reason.value).inc(count)
+            log.info("%s/%s: %d names not shown: %s", *directory, count, reason)
+        kept = self._cache.keep_listing(directory, listing)
+        if changed:
+            self.on_change(*directory, self._news(directory, listing, changed))
+        return kept
+
+    def _news(self, directory: DirectoryId, listing: Listing, changed: list[bytes]) -> list[bytes]:
+        """Name what a new listing says something else about than the kernel was told."""
+        return changed
+
+    async def _find_singly(self, bucket: Bucket, prefix: str, name: bytes) -> Dated[Listed] | None:
+        directory = (bucket, prefix)
+        asked = self._single_lookups.get(directory)
+        if asked is not None:
+            asked.append(name)
+        try:
+            below, key = child_prefix(prefix, name), child_key(prefix, name)
+            sure = self._is_beside(directory)
+            if self._shows(below) and await self._probes.is_occupied(bucket, below, sure=sure):
+                if await self._probes.may_be_object(bucket, key):
+                    self._note_beside(directory, [name])
+                return self._cache.keep_found((*directory, name), None)
+            if not self._shows(key):
+                self._cache.keep_missing((*directory, name))
+                return None
+            info = await self._store.head(bucket, key)
+        except (NotFound, InvalidName):
+            self._cache.keep_missing((*directory, name))
+            return None
+        return self._cache.keep_found((*directory, name), info)
+
+    def _shows(self, key: str) -> bool:
+        return self._wanted is None or self._wanted(key)
+
+
+async def _work(entries: int, work: Callable[[], ResultT]) -> ResultT:
+    """Do what takes its time for each of so many entries, and hold up nobody."""
+    return await trio.to_thread.run_sync(work) if entries > AT_ONCE_MAX else work()
+
+
+def _size(page: Page) -> int:
+    return len(page.objects) + len(page.directories)
+
+
+def _finish(builder: ListingBuilder, last: Dated[Listing] | None) -> tuple[Listing, list[bytes]]:
+    """Make the listing that follows the `last` one, and say what differs from what is believed."""
+    if last is None:
+        return builder.finish(), []
+    listing = builder.finish(last.value)
+    if last.expires != float("-inf"):  # its time was over: nobody believes it any more
+        return listing, []
+    return listing, listing.changes_since(last.value)
+
+
+def _in_listing(listed: Dated[Listing], name: bytes) -> Dated[Listed] | None:
+    listing = listed.value
+    return Dated(listing[name], listed.expires) if name in listing else None

@@ -1,0 +1,224 @@
+"""Whole shards into the cache before they are asked for.
+
+Three reasons: shards of a directory are read in the order of their names, so the next ones are
+fetched; or their folders are listed in that order, so the next one is opened; or all shards of a
+directory fit the cache, so the first touch of one is reason enough to have it all. Without a disk cache there is nowhere to put a shard, and nothing is prefetched.
+"""
+
+import os
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import trio
+from cachetools import LRUCache, TTLCache
+
+from aisfs.core.namespace.keys import is_shard
+from aisfs.core.namespace.listing import Listing
+from aisfs.core.policy.access_order import ShardQueue
+from aisfs.engine.fetch.fetcher import Fetcher
+from aisfs.engine.fetch.writer_thread import unattended
+from aisfs.engine.listing.lister import AT_ONCE_MAX, Lister
+from aisfs.model import Bucket, ObjectInfo
+
+DIRECTORIES_MAX = 1000
+"""Directories of which is remembered how their shards are read."""
+AT_ONCE = 2
+"""Shards prefetched at once; each keeps several requests busy."""
+AGAIN_SECONDS = 300.0
+"""A shard that was fetched whole is not looked at again for so long, should it have been evicted."""
+FITS = 0.9
+"""Share of the cache that data may take to count as fitting: blocks and headers need some too."""
+
+
+@dataclass(slots=True)
+class _Directory:
+    """The shards of one directory, as of one listing."""
+
+    listing: Listing
+    shards: list[bytes]
+    total: int
+    queue: ShardQueue
+    folder: bytes = b""
+    """The shard whose folder was listed last."""
+
+
+_DirectoryId = tuple[Bucket, str]
+_Decide = Callable[[Bucket, ObjectInfo, _Directory], None]
+
+
+class Prefetcher:
+    """Decides with `core.prefetch`, fetches in the background."""
+
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        lister: Lister,
+        services: trio.Nursery,
+        *,
+        max_shards: int,
+        budget: int,
+    ) -> None:
+        """Prefetch at most `max_shards` shards of `budget` bytes together, ahead of any reader."""
+        self._fetcher = fetcher
+        self._lister = lister
+        self._services = services
+        self._max_shards = max_shards
+        self._budget = budget
+        self._directories: LRUCache[_DirectoryId, _Directory] = LRUCache(DIRECTORIES_MAX)
+        self._looking: set[_DirectoryId] = set()
+        """Directories whose shards are being looked for."""
+        self._under_way: set[tuple[Bucket, ObjectInfo]] = set()
+        self._done: TTLCache[tuple[Bucket, ObjectInfo], bool] = TTLCache(
+            100 * DIRECTORIES_MAX, AGAIN_SECONDS, trio.current_time
+        )
+        self._limiter = trio.CapacityLimiter(AT_ONCE)
+        self.open_folder: Callable[[Bucket, ObjectInfo], Awaitable[object]] = _open_nothing
+        """Finds the members of a shard, for `folder_listed`."""
+
+    def in_order(self, bucket: Bucket, info: ObjectInfo) -> None:
+        """An object is being read in order: if it is a shard, perhaps the next ones are wanted soon."""
+        if self._prefetches_beside(info):
+            self._look_around(bucket, info, self._fetch_following)
+
+    def streamed(self, bucket: Bucket, info: ObjectInfo) -> None:
+        """An object is being read in order: if it is a shard, fetch it whole if `touched` would."""
+        if is_shard(_name(info)):
+            self.touched(bucket, info)
+
+    def touched(self, bucket: Bucket, info: ObjectInfo) -> None:
+        """A shard is being read: if all shards beside it fit the cache, fetch it whole."""
+        if self._fetcher.cache is None or (bucket, info) in self._done:
+            return
+        self._look_around(bucket, info, self._fetch_fitting)
+
+    def folder_listed(self, bucket: Bucket, info: ObjectInfo) -> None:
+        """The folder of a shard is being listed: the second of two neighbours brings the next one."""
+        if self._prefetches_beside(info):
+            self._look_around(bucket, info, self._open_following)
+
+    def _prefetches_beside(self, info: ObjectInfo) -> bool:
+        return self._fetcher.cache is not None and self._max_shards > 0 and is_shard(_name(info))
+
+    def _fetch_following(self, bucket: Bucket, info: ObjectInfo, directory: _Directory) -> None:
+        name = _name(info)
+        for following in directory.queue.opened(
+            name, directory.shards, lambda n: _size(directory, n)
+        ):
+            listed = directory.listing[following]
+            if listed is not None:
+                self._fetch(bucket, listed)
+
+    def _fetch_fitting(self, bucket: Bucket, info: ObjectInfo, directory: _Directory) -> None:
+        cache = self._fetcher.cache
+        if cache is not None and directory.total <= FITS * cache.limit:
+            self._fetch(bucket, info)
+
+    def _open_following(self, bucket: Bucket, info: ObjectInfo, directory: _Directory) -> None:
+        name = _name(info)
+        if name == directory.folder:
+            return
+        before, directory.folder = directory.folder, name
+        following = _behind(before, name, directory.shards)
+        listed = directory.listing[following] if following is not None else None
+        if listed is not None and listed.size <= self._budget:
+            what = f"opening {bucket}/{listed.key} early"
+            work = partial(self.open_folder, bucket, listed)
+            self._services.start_soon(unattended, what, work)
+
+    def _look_around(self, bucket: Bucket, info: ObjectInfo, decide: _Decide) -> None:
+        """Decide on the directory of a shard as it was last listed, if it ever was.
+
+        To find the shards of a large directory takes a while. It is done in a thread, once, and
+        only the first decision waits for it: the others would come too late, or come again.
+        """
+        prefix, slash, _ = info.key.rpartition("/")
+        key = (bucket, prefix + slash)
+        listing = self._lister.last_listing(*key)
+        known = self._directories.get(key)
+        if listing is None or key in self._looking:
+            return
+        if known is not None and known.listing is listing:
+            decide(bucket, info, known)
+        elif len(listing) <= AT_ONCE_MAX:
+            decide(bucket, info, self._learn(key, *_shards(listing)))
+        else:
+            self._looking.add(key)
+            work = partial(self._look, key, listing, partial(decide, bucket, info))
+            what = f"looking for shards beside {bucket}/{info.key}"
+            self._services.start_soon(unattended, what, work)
+
+    async def _look(
+        self, key: _DirectoryId, listing: Listing, decide: Callable[[_Directory], None]
+    ) -> None:
+        try:
+            found = await trio.to_thread.run_sync(_shards, listing)
+        finally:
+            self._looking.discard(key)
+        decide(self._learn(key, *found))
+
+    def _learn(
+        self, key: _DirectoryId, listing: Listing, shards: list[bytes], total: int
+    ) -> _Directory:
+        """Note the shards of a directory; how they are read stays known from listing to listing."""
+        known = self._directories.get(key)
+        queue = known.queue if known else ShardQueue(self._max_shards, self._budget)
+        folder = known.folder if known else b""
+        found = self._directories[key] = _Directory(listing, shards, total, queue, folder)
+        return found
+
+    def _fetch(self, bucket: Bucket, info: ObjectInfo) -> None:
+        key = (bucket, info)
+        if key not in self._under_way and key not in self._done:
+            self._under_way.add(key)
+            what = f"prefetch of {bucket}/{info.key}"
+            self._services.start_soon(unattended, what, partial(self._run, bucket, info))
+
+    async def _run(self, bucket: Bucket, info: ObjectInfo) -> None:
+        """Fetch all of an object; what goes wrong is left for a reader to find."""
+        try:
+            async with self._limiter:
+                async for _ in self._fetcher.stream(self._fetcher.open(bucket, info)):
+                    pass
+            self._done[bucket, info] = True
+        finally:
+            self._under_way.discard((bucket, info))
+
+
+async def _open_nothing(bucket: Bucket, info: ObjectInfo) -> None:
+    """Stand for an indexer until there is one."""
+
+
+def _behind(before: bytes, name: bytes, shards: Sequence[bytes]) -> bytes | None:
+    """Give the shard that follows on two neighbours, up or down the names.
+
+    Down as well: a walk that keeps what it has yet to visit on a stack goes backwards.
+    """
+    place = bisect_left(shards, name)
+    if place and shards[place - 1] == before:
+        following = place + 1
+    elif shards[place + 1 : place + 2] == [before]:
+        following = place - 1
+    else:
+        return None
+    return shards[following] if 0 <= following < len(shards) else None
+
+
+def _shards(listing: Listing) -> tuple[Listing, list[bytes], int]:
+    """Find the shards of a directory, and what they take together."""
+    shards = sorted(n for _, n, listed in listing.after(0) if listed and is_shard(n))
+    return listing, shards, sum(_object_size(listing, n) for n in shards)
+
+
+def _name(info: ObjectInfo) -> bytes:
+    return os.fsencode(info.key.rpartition("/")[2])
+
+
+def _object_size(listing: Listing, name: bytes) -> int:
+    listed = listing[name]
+    return listed.size if listed is not None else 0
+
+
+def _size(directory: _Directory, name: bytes) -> int:
+    return _object_size(directory.listing, name)

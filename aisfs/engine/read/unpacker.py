@@ -1,0 +1,385 @@
+"""Content that exists only decompressed: compressed tars, and large members of zips.
+
+A compressed stream can only be read from its start on. So it is decompressed once, by a pass, into
+the disk cache, where it is an entry of its own; what evicts a part of it costs another pass when
+the part is read. Whoever reads waits for a pass and is given the bytes as it goes by, whether or
+not the cache takes them: a pass always serves those who wait, and one for which nobody waits and
+which cannot keep anything ends.
+
+The codec runs in a worker thread, which asks the trio thread for compressed bytes when it needs
+some. What is decompressed never exceeds a share of the cache; room is reserved piece by piece.
+"""
+
+import io
+import logging
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Hashable
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import trio
+from cachetools import LRUCache, TTLCache
+from msgspec import structs
+
+from aisfs.cache.disk.block_cache import BlockCache
+from aisfs.cache.disk.format import CONTENT_MAX, EntryId, content_id
+from aisfs.core.archive.decompression import Codec, Inflater, Piece, open_codec, read_piece
+from aisfs.core.archive.formats import Form
+from aisfs.core.index.member_index import MemberIndex
+from aisfs.engine.fetch.fetcher import Fetcher
+from aisfs.engine.fetch.object_state import OpenObject
+from aisfs.engine.fetch.part import Data
+from aisfs.errors import AisfsError, ArchiveTooLarge, ShardDamaged, Unavailable, Unsupported
+from aisfs.model import Bucket, ByteRange, ObjectInfo
+
+log = logging.getLogger(__name__)
+
+PIECE = 2 << 20
+"""Bytes decompressed at once: what a reader waits for at least, and a whole number of the cache's
+checksums."""
+SHARE = 0.75
+"""Of the cache one archive's content may take; the rest is for its index and for other readers."""
+PASSES = 4
+"""Passes at once. Each keeps a processor busy and holds 34 MiB, more over a link with latency."""
+PROGRESS_SECONDS = 10.0
+CONTENTS_MAX = 10_000
+"""Contents of which is remembered who waits for them."""
+REFUSED_SECONDS = 300.0
+"""An archive that was too large is not tried again for so long: each try would fill the cache."""
+
+OpenCodec = Callable[[io.RawIOBase], Codec]
+Feed = Callable[[int, memoryview], None]
+"""Takes the next decompressed bytes and where they start, in a worker thread; the view is only valid
+during the call."""
+
+
+class _Compressed(io.RawIOBase):
+    """Compressed bytes as a file; read in a worker thread, fed from the trio thread."""
+
+    def __init__(self, stream: AsyncGenerator[tuple[int, Data], None]) -> None:
+        self._stream = stream
+        self._left = memoryview(b"")
+        self.done = 0
+        """Bytes read so far."""
+
+    async def _next(self) -> memoryview:
+        async for _, data in self._stream:
+            return memoryview(data)
+        return memoryview(b"")
+
+    def readable(self) -> bool:
+        """Say that it is."""
+        return True
+
+    def readinto(self, buffer: "bytearray | memoryview", /) -> int:  # type: ignore[override]
+        """Give what is there, after waiting for more if nothing is."""
+        if not self._left:
+            self._left = trio.from_thread.run(self._next)
+        length = min(len(buffer), len(self._left))
+        buffer[:length] = self._left[:length]
+        self._left = self._left[length:]
+        self.done += length
+        return length
+
+
+@dataclass(slots=True, eq=False)
+class _Wanted:
+    """A range somebody waits for."""
+
+    start: int
+    buffer: memoryview
+    done: trio.Event = field(default_factory=trio.Event)
+    error: Exception | None = None
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.buffer)
+
+
+@dataclass(slots=True, eq=False)
+class _Content:
+    """Something that is made by decompressing."""
+
+    name: str
+    entry: EntryId
+    compressed: OpenObject
+    part: ByteRange
+    """Where in the object the compressed bytes are."""
+    codec: OpenCodec
+    position: int = 0
+    """Where the pass under way is; what lies before it has gone by."""
+    passing: bool = False
+    """Whether there is one."""
+    served: bool = False
+    """Whether there will be one for those who wait."""
+    waiting: list[_Wanted] = field(default_factory=list)
+    """For the pass under way."""
+    later: list[_Wanted] = field(default_factory=list)
+    """For the next one."""
+    lock: trio.Lock = field(default_factory=trio.Lock)
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a pass ended."""
+
+    size: int
+    """Bytes that were decompressed."""
+    damage: str
+    """What is wrong behind them; empty when nothing is."""
+
+
+class Unpacker:
+    """Decompresses into the disk cache, and gives objects to read what is there."""
+
+    def __init__(
+        self, fetcher: Fetcher, services: trio.Nursery, *, cache: BlockCache | None
+    ) -> None:
+        """Read compressed bytes through `fetcher`, run passes in `services`.
+
+        Args:
+            fetcher: Also reads the content, for everybody.
+            services: Outlives every reader.
+            cache: Where content is kept; without one nothing can be decompressed.
+        """
+        self._fetcher = fetcher
+        self._services = services
+        self._cache = cache
+        self._lock = threading.Lock()
+        """Guards `_contents`, which the lane's thread asks too; all else belongs to trio's."""
+        self._contents: LRUCache[Hashable, _Content] = LRUCache(CONTENTS_MAX)
+        self._refused: TTLCache[Hashable, str] = TTLCache(
+            CONTENTS_MAX, REFUSED_SECONDS, trio.current_time
+        )
+        self._limiter = trio.CapacityLimiter(PASSES)
+
+    # What can be opened --------------------------------------------------------------------------
+
+    async def stream(self, bucket: Bucket, shard: ObjectInfo, form: Form, feed: Feed) -> End:
+        """Decompress all of a tar, keep it, and give it to `feed` on the way.
+
+        Raises:
+            Unsupported: there is no cache, or no package for the form.
+            ArchiveTooLarge: it does not fit into the cache, or takes too much memory.
+            Stale: the shard changed meanwhile.
+        """
+        return await self._pass(self._tar(bucket, shard, form), feed)
+
+    def open_shard(self, bucket: Bucket, shard: ObjectInfo, index: MemberIndex) -> OpenObject:
+        """Give what the offsets of an index refer to: the object, or what it is decompressed.
+
+        Waits for nothing, from any thread.
+
+        Raises:
+            Unsupported: there is no cache, or no package for the form.
+        """
+        if not index.form.compressed:
+            return self._fetcher.open(bucket, shard)
+        content = self._tar(bucket, shard, index.form)
+        return self._open(content, bucket, shard, index.object_size)
+
+    def open_deflated(
+        self, bucket: Bucket, info: ObjectInfo, stored: ByteRange, size: int, crc: int
+    ) -> OpenObject:
+        """Give the content of a deflated member, which lies at `stored` of the object.
+
+        Raises:
+            Unsupported: there is no cache.
+            ArchiveTooLarge: it does not fit into the cache.
+        """
+        what = f"inflated from byte {stored.start}"
+        content = self._content(bucket, info, what, stored, lambda file: Inflater(file, size, crc))
+        self._check_size(content, size)
+        return self._open(content, bucket, info, size)
+
+    def _tar(self, bucket: Bucket, shard: ObjectInfo, form: Form) -> _Content:
+        everything = ByteRange(0, shard.size)
+        return self._content(bucket, shard, "decompressed", everything, partial(open_codec, form))
+
+    def _content(
+        self, bucket: Bucket, info: ObjectInfo, what: str, part: ByteRange, codec: OpenCodec
+    ) -> _Content:
+        with self._lock:
+            known = self._contents.get((bucket, info, what))
+        if known is not None:
+            return known
+        name = f"{bucket}/{info.key}"
+        if self._cache is None:
+            raise Unsupported(
+                f"{name}: it has to be decompressed into the disk cache, and there is none:"
+                " give --cache-size and --cache-dir"
+            )
+        place = self._fetcher.distinguished(bucket, info)
+        entry = content_id(place, info, what, CONTENT_MAX)
+        if entry is None:
+            raise Unsupported(
+                f"{name}: it has neither version nor checksum, so it cannot be kept decompressed"
+            )
+        opened = self._fetcher.open(bucket, info)
+        content = _Content(f"{name} ({what})", entry, opened, part, codec)
+        with self._lock:
+            return self._contents.setdefault((bucket, info, what), content)
+
+    def _open(self, content: _Content, bucket: Bucket, info: ObjectInfo, size: int) -> OpenObject:
+        assert self._cache is not None, "there is no content without a cache"
+        return self._fetcher.open_content(
+            bucket,
+            structs.replace(info, size=size),
+            partial(self._read, content),
+            (self._cache, replace(content.entry, size=size)),
+        )
+
+    # Reading -------------------------------------------------------------------------------------
+
+    async def _read(self, content: _Content, start: int, buffer: memoryview) -> None:
+        """Fill a buffer with what is not in the cache."""
+        wanted = _Wanted(start, buffer)
+        gone_by = content.passing and start < content.position
+        if gone_by and await trio.to_thread.run_sync(self._read_kept, content, wanted):
+            return
+        gone_by = content.passing and start < content.position
+        (content.later if gone_by else content.waiting).append(wanted)
+        if not content.served:
+            content.served = True
+            self._services.start_soon(self._serve, content)
+        await wanted.done.wait()
+        if wanted.error is not None:
+            raise wanted.error
+
+    def _read_kept(self, content: _Content, wanted: _Wanted) -> bool:
+        """Read what is in the cache, if it is. Runs in a worker thread."""
+        assert self._cache is not None, "there is no content without a cache"
+        there = ByteRange(wanted.start, wanted.stop)
+        return self._cache.read(content.entry, there, wanted.buffer) is not None
+
+    async def _serve(self, content: _Content) -> None:
+        """Make passes until nobody waits. Never raises but Cancelled."""
+        error: Exception = Unavailable("the mount is going away")
+        try:
+            while content.waiting or content.later:
+                end = await self._pass(content)
+                error = ShardDamaged(f"{content.name} ends at byte {end.size}: {end.damage}")
+                _fail(content.waiting, error)
+        except AisfsError as failure:
+            error = failure
+        except Exception as failure:
+            log.exception("decompressing failed: this is a bug in aisfs, please report it")
+            error = failure
+        finally:
+            content.served = False
+            _fail(content.waiting, error)
+            _fail(content.later, error)
+
+    # Passes --------------------------------------------------------------------------------------
+
+    async def _pass(self, content: _Content, feed: Feed | None = None) -> End:
+        """Decompress from the start: to the end, or until nobody gains by it."""
+        refused = self._refused.get(content.entry)
+        if refused is not None:
+            raise ArchiveTooLarge(refused)
+        cache = self._cache
+        assert cache is not None, "there is no content without a cache"
+        async with content.lock, self._limiter:
+            content.passing, content.position = True, 0
+            content.waiting += content.later
+            content.later = []
+            pinned = replace(content.entry, size=cache.limit)
+            cache.pin(pinned)
+            stream = self._fetcher.stream(content.compressed, content.part, held_up=False)
+            try:
+                async with aclosing(stream):
+                    return await self._decompress(content, _Compressed(stream), feed)
+            except ArchiveTooLarge as error:
+                self._refused[content.entry] = str(error)
+                await trio.to_thread.run_sync(cache.drop, content.entry)
+                raise
+            finally:
+                content.passing = False
+                cache.unpin(pinned)
+
+    async def _decompress(
+        self, content: _Content, compressed: _Compressed, feed: Feed | None
+    ) -> End:
+        try:
+            codec = content.codec(compressed)
+        except Unsupported as error:
+            raise Unsupported(f"{content.name}: {error}") from None
+        buffer = memoryview(bytearray(PIECE))
+        started = told = time.monotonic()
+        while True:
+            piece, kept = await trio.to_thread.run_sync(self._step, content, codec, buffer, feed)
+            stop = content.position + piece.length
+            for wanted in content.waiting:
+                _hand_over(wanted, content.position, buffer[: piece.length])
+            content.waiting = [wanted for wanted in content.waiting if not wanted.done.is_set()]
+            content.position = stop
+            now = time.monotonic()
+            if piece.length < len(buffer):
+                log.info("%s: %d bytes in %.1f s", content.name, stop, now - started)
+                return End(stop, piece.damage)
+            if now - told >= PROGRESS_SECONDS:
+                told = now
+                share = 100 * compressed.done // max(1, len(content.part))
+                log.info("%s: %d %%, %d MiB so far", content.name, share, stop >> 20)
+            if feed is None and not content.waiting and (content.later or not kept):
+                return End(stop, "")
+
+    def _step(
+        self, content: _Content, codec: Codec, buffer: memoryview, feed: Feed | None
+    ) -> tuple[Piece, bool]:
+        """Decompress a piece, look at it and keep it. Runs in a worker thread."""
+        try:
+            piece = read_piece(codec, buffer)
+        except ArchiveTooLarge as error:
+            raise ArchiveTooLarge(f"{content.name}: {error}") from None
+        there = ByteRange(content.position, content.position + piece.length)
+        self._check_size(content, there.stop)
+        if not there:
+            return piece, True
+        if feed is not None:
+            feed(there.start, buffer[: piece.length])
+        return piece, self._keep(content, there, buffer)
+
+    def _keep(self, content: _Content, there: ByteRange, data: memoryview) -> bool:
+        """Write what the cache does not have; says whether it has all of it then."""
+        cache = self._cache
+        assert cache is not None, "there is no content without a cache"
+        for gap in cache.missing(content.entry, there):
+            reservation = cache.reserve(content.entry, gap, urgent=True)
+            if reservation is None:
+                return False
+            with reservation:
+                made = data[gap.start - there.start : gap.stop - there.start]
+                reservation.write(gap.start, made)
+                if not reservation.publish(gap, made):
+                    return False
+        return True
+
+    def _check_size(self, content: _Content, size: int) -> None:
+        assert self._cache is not None, "there is no content without a cache"
+        limit = int(self._cache.limit * SHARE)
+        if size > limit:
+            raise ArchiveTooLarge(
+                f"{content.name}: more than {limit >> 20} MiB, which is what the disk cache may"
+                " hold of one archive: give a larger --cache-size"
+            )
+
+
+def _hand_over(wanted: _Wanted, position: int, data: memoryview) -> None:
+    """Copy what of `data`, which starts at `position`, is wanted."""
+    start = max(wanted.start, position)
+    stop = min(wanted.stop, position + len(data))
+    if start < stop:
+        piece = data[start - position : stop - position]
+        wanted.buffer[start - wanted.start : stop - wanted.start] = piece
+        if stop == wanted.stop:
+            wanted.done.set()
+
+
+def _fail(waiting: list[_Wanted], error: Exception) -> None:
+    for wanted in waiting:
+        wanted.error = error
+        wanted.done.set()
+    waiting.clear()

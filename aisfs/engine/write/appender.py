@@ -1,0 +1,276 @@
+"""New members into shards: each shard is written whole, as a new version, for all that wait for it.
+
+AIStore's own append changes a shard in place and can destroy it (docs/adr/0024). So a shard is copied
+to the staging directory, gets its members there and is uploaded like any other file: until that has
+succeeded the store has the shard as it was. While one upload of a shard is under way, further members
+of it wait, and go together with the next. The copy stays for a while, for the next to come.
+
+The store cannot write on a condition. That the shard is still the version the copy was made of is
+asked right before the upload; whoever writes it during the upload is overwritten, or overwrites.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import trio
+
+from aisfs.core.staged.posix_metadata import mode_of, stamped
+from aisfs.core.views.directory_tree import MembersView
+from aisfs.engine.fetch.writer_thread import unattended
+from aisfs.engine.read.indexer import Indexer
+from aisfs.engine.write.shard_copy import Growth, NewMember, ShardCopy
+from aisfs.engine.write.staging import StagedFile, StagingArea
+from aisfs.errors import AisfsError, Stale, untraced
+from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo
+from aisfs.store.port import WritableStore
+
+KEEP_SECONDS = 30.0
+"""How long a copy waits for further members; longer than a program is busy with one of them."""
+KEPT_MAX = 8
+"""Shards of which copies wait; a copy has two open files."""
+_TRIES = 5
+"""How often a shard is read anew because another client changed it meanwhile."""
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    """A member on its way into a shard."""
+
+    member: NewMember
+    info: ObjectInfo | None = None
+    """The shard that has it."""
+    error: Exception | None = None
+
+
+@dataclass(eq=False, slots=True)
+class _Kept:
+    copy: ShardCopy
+    info: ObjectInfo
+    """The version that it is."""
+
+
+@dataclass(eq=False, slots=True)
+class _Shard:
+    """A shard that is being written, or was a while ago."""
+
+    lock: trio.Lock = field(default_factory=trio.Lock)
+    """Held while it is written."""
+    waiting: list[_Waiting] = field(default_factory=list)
+    kept: _Kept | None = None
+    used: float = 0.0
+    tidied: bool = False
+    """Whether a task is running that will drop the copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """What a shard has become."""
+
+    bucket: Bucket
+    base: ObjectInfo
+    """What it was."""
+    info: ObjectInfo
+    growth: Growth
+
+
+async def load(
+    store: WritableStore, staging: StagingArea, bucket: Bucket, info: ObjectInfo
+) -> StagedFile:
+    """Stage the content of a version of an object.
+
+    Raises:
+        Stale, NotFound: it is another version by now, or gone.
+        OutOfSpace: it does not fit.
+    """
+    staged = staging.create()
+    position = 0
+
+    def take(piece: memoryview) -> None:
+        nonlocal position
+        staged.fill(position, piece)
+        position += len(piece)
+
+    try:
+        # Of an empty one too: only its bytes prove that there are none.
+        staged.truncate(info.size)
+        await store.stream(bucket, info, take)
+    except BaseException:
+        staged.discard()
+        raise
+    return staged
+
+
+class Appender:
+    """Adds members to shards."""
+
+    def __init__(
+        self,
+        store: WritableStore,
+        staging: StagingArea,
+        services: trio.Nursery,
+        *,
+        ignore_zeros: bool = False,
+        indexer: Indexer | None = None,
+    ) -> None:
+        """Write to `store`.
+
+        Args:
+            store: Where the shards are.
+            staging: Where their copies are.
+            services: Runs the tasks that drop idle copies.
+            ignore_zeros: Add behind the last of several tars that were joined.
+            indexer: Gets the index of each new version, which then need not be fetched.
+        """
+        self._store = store
+        self._staging = staging
+        self._services = services
+        self._ignore_zeros = ignore_zeros
+        self._indexer = indexer
+        self._shards: dict[tuple[Bucket, str], _Shard] = {}
+        self.on_append: Callable[[Appended], None] = lambda appended: None
+        """Told as soon as a shard is another version, before anybody else hears of it."""
+
+    async def append(self, bucket: Bucket, key: str, member: NewMember) -> ObjectInfo:
+        """Add a member to a shard, and describe the shard that has it.
+
+        Raises:
+            NotFound: there is no such shard.
+            ShardDamaged, Unsupported: nothing can be added to it without losing something.
+            Stale: another client keeps changing it.
+        """
+        shard = self._shards.setdefault((bucket, key), _Shard())
+        mine = _Waiting(member)
+        shard.waiting.append(mine)
+        try:
+            async with shard.lock:
+                if mine in shard.waiting:  # else whoever wrote it before took it along
+                    await self._write_waiting(bucket, key, shard)
+        finally:
+            if mine in shard.waiting:
+                shard.waiting.remove(mine)
+            self._tidy(bucket, key, shard)
+        if mine.error is not None:
+            raise mine.error
+        assert mine.info is not None, "each waiting member gets an answer"
+        return mine.info
+
+    async def _write_waiting(self, bucket: Bucket, key: str, shard: _Shard) -> None:
+        """Write a shard with all members that wait; each gets its answer."""
+        batch, shard.waiting = shard.waiting, []
+        try:
+            appended = await self._rewrite(bucket, key, shard, [one.member for one in batch])
+        except AisfsError as error:
+            for one in batch:
+                one.error = untraced(error)
+        except BaseException:
+            shard.waiting = batch + shard.waiting  # the next of them goes on
+            raise
+        else:
+            for one, failed in zip(batch, appended.growth.errors, strict=True):
+                one.info, one.error = appended.info, failed
+
+    async def _rewrite(
+        self, bucket: Bucket, key: str, shard: _Shard, members: list[NewMember]
+    ) -> Appended:
+        for _ in range(_TRIES):
+            kept = self._take_kept(shard)
+            if kept is None:
+                try:
+                    kept = await self._load(bucket, key)
+                except Stale:
+                    continue
+            staged = kept.copy.staged
+            try:
+                appended = await self._write(bucket, kept, members)
+            except BaseException:
+                staged.discard()
+                raise
+            if appended is None:
+                staged.discard()
+                continue
+            self._keep(shard, _Kept(kept.copy, appended.info))
+            return appended
+        raise Stale(f"{bucket}/{key}: another client keeps changing it")
+
+    async def _load(self, bucket: Bucket, key: str) -> _Kept:
+        info = await self._store.head(bucket, key, latest=True)
+        staged = await load(self._store, self._staging, bucket, info)
+        read = partial(ShardCopy, staged, f"{bucket}/{key}", ignore_zeros=self._ignore_zeros)
+        try:
+            return _Kept(await trio.to_thread.run_sync(read), info)
+        except BaseException:
+            staged.discard()
+            raise
+
+    async def _write(
+        self, bucket: Bucket, kept: _Kept, members: list[NewMember]
+    ) -> Appended | None:
+        """Upload a copy with more members; None when the store has another version by now."""
+        base, shard = kept.info, kept.copy
+        growth = await trio.to_thread.run_sync(shard.add, members)
+        view: MembersView | None = None
+        if self._indexer is not None and growth.changed:
+            view = await trio.to_thread.run_sync(
+                self._indexer.view_of, shard.index, shard.staged.size, shard.staged.read
+            )
+        now = await self._store.head(bucket, base.key, latest=True)
+        if not now.same_content(base):
+            return None
+        if not growth.changed:
+            return Appended(bucket, base, base, growth)
+        custom = NO_CUSTOM
+        if base.custom:
+            custom = stamped(base.custom, mtime_ns=time.time_ns(), mode=mode_of(base))
+        info = await self._store.upload(bucket, base.key, shard.content(), custom=custom)
+        # No turn of another task before everybody knows.
+        appended = Appended(bucket, base, info, growth)
+        if self._indexer is not None and view is not None:
+            self._indexer.learn(bucket, info, view)
+        self.on_append(appended)
+        return appended
+
+    # copies that wait ------------------------------------------------------------------------
+
+    def _take_kept(self, shard: _Shard) -> _Kept | None:
+        """Take the copy back, unless its room was needed."""
+        kept, shard.kept = shard.kept, None
+        if kept is None or self._staging.reuse(kept.copy.staged):
+            return kept
+        kept.copy.staged.discard()
+        return None
+
+    def _keep(self, shard: _Shard, kept: _Kept) -> None:
+        shard.kept, shard.used = kept, trio.current_time()
+        self._staging.keep(kept.copy.staged)
+        others = [one for one in self._shards.values() if one.kept is not None]
+        if len(others) > KEPT_MAX:
+            self._let_go(min(others, key=lambda one: one.used))
+
+    def _let_go(self, shard: _Shard) -> None:
+        kept = self._take_kept(shard)
+        if kept is not None:
+            kept.copy.staged.discard()
+
+    def _tidy(self, bucket: Bucket, key: str, shard: _Shard) -> None:
+        """Forget a shard that is not in use; see to it that it will be when it has a copy."""
+        if shard.lock.locked() or shard.waiting or shard.tidied:
+            return
+        if self._services.cancel_scope.cancel_called:
+            self._let_go(shard)
+        if shard.kept is None:
+            if self._shards.get((bucket, key)) is shard:
+                del self._shards[bucket, key]
+            return
+        shard.tidied = True
+        what = f"letting go of the copy of {bucket}/{key}"
+        self._services.start_soon(unattended, what, partial(self._expire, bucket, key, shard))
+
+    async def _expire(self, bucket: Bucket, key: str, shard: _Shard) -> None:
+        """Drop a copy that was not used for a while."""
+        await trio.sleep_until(shard.used + KEEP_SECONDS)
+        shard.tidied = False
+        if trio.current_time() >= shard.used + KEEP_SECONDS:
+            self._let_go(shard)
+        self._tidy(bucket, key, shard)

@@ -1,0 +1,356 @@
+"""Files being written, on the local disk until the store has them.
+
+    STAGING/parked/            what could not be uploaded; `aisfs recover` lists it
+    STAGING/<session>/lock     locked by the daemon for as long as it lives
+    STAGING/<session>/N.data   the bytes, sparse
+    STAGING/<session>/N.json   the record (`core.journal`); empty, or not there, unless N.data is dirty
+
+Making and removing files is what a small staged file would cost most, so a few empty ones wait for the
+next to be written. A record that is not whole belongs to a change that nobody was told of.
+
+What a daemon that was killed leaves behind is for `engine.parked`. All of it is synchronous: the files
+are in the page cache, and what survives is what survives the end of a process.
+"""
+
+import fcntl
+import logging
+import os
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from aisfs import private
+from aisfs.core.staged.record import StagedRecord
+from aisfs.engine.write.staging_slot import StagingSlot, staging_errors
+from aisfs.engine.write.unsent import DATA, PARKED, adopt_dead_sessions, park, parked
+from aisfs.errors import AisfsError, ConfigError, OutOfSpace
+from aisfs.store.content import FileContent
+from aisfs.store.port import UploadAhead
+
+log = logging.getLogger(__name__)
+
+NEVER = sys.maxsize
+"""More bytes than a file can have."""
+_SPARE_MOST = 16
+"""Empty files kept for the next; more are rarely open at once."""
+
+
+class StagedFile:
+    """The local bytes of one file being written."""
+
+    def __init__(self, area: "StagingArea", slot: StagingSlot) -> None:
+        """Begin with an empty file."""
+        self._area = area
+        self._slot = slot
+        self._path = slot.path
+        self._fd = slot.data
+        self._record: StagedRecord | None = None
+        self._upload = ""
+        """What the store calls the upload of these bytes that began last."""
+        self._recording = threading.Lock()
+        """Held to write the record: the lane's thread does so, and the tasks that upload."""
+        self.size = 0
+        """Bytes."""
+        self.in_order = 0
+        """Bytes from the beginning on that were written without leaving any out."""
+        self.sent_ahead: UploadAhead | None = None
+        """To be told of changes to what was sent of it already."""
+        self._call_at = NEVER
+        self._call: Callable[[StagedFile], None] | None = None
+
+    @property
+    def path(self) -> Path:
+        """Where the bytes are."""
+        return self._path
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Read up to `size` bytes; shorter only at the end."""
+        with staging_errors(self._path):
+            return os.pread(self._fd, max(min(size, self.size - offset), 0), offset)
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        """Write all of `data`.
+
+        Raises:
+            OutOfSpace: beyond the limit of the staging directory, or its disk is full. The size is
+                as before; bytes within it may have been written.
+        """
+        stop = offset + len(data)
+        end = max(stop, self.size)
+        try:
+            with self._room_until(end):
+                self.fill(offset, data)
+        finally:
+            self._spoil(offset, stop)
+        self.size = end
+        if offset <= self.in_order < stop:
+            self.in_order = stop
+        if self.in_order >= self._call_at and self._call is not None:
+            self._call(self)
+
+    def fill(self, offset: int, data: bytes | memoryview) -> None:
+        """Write within the size, or within what was taken for it; from any thread."""
+        view = memoryview(data)
+        while view:
+            try:
+                with staging_errors(self._path):
+                    done = os.pwrite(self._fd, view, offset)
+            except OutOfSpace:
+                if not self._area.empty_kept():
+                    raise
+            else:
+                offset += done
+                view = view[done:]
+
+    def content(self) -> FileContent:
+        """Give the bytes as they are to be uploaded."""
+        return FileContent(self._fd, self.size, str(self._path))
+
+    def truncate(self, size: int) -> None:
+        """Cut or extend with zeros."""
+        with self._room_until(size), staging_errors(self._path):
+            os.ftruncate(self._fd, size)
+        self._area.give_back(self.size - size)
+        self._spoil(min(size, self.size), NEVER)
+        self.in_order = min(size, self.in_order)
+        self.size = size
+
+    def _spoil(self, start: int, stop: int) -> None:
+        # After the change: what is read from now on is read as it is now.
+        if self.sent_ahead is not None:
+            self.sent_ahead.spoil(start, stop)
+
+    def call_at(self, in_order: int, call: "Callable[[StagedFile], None] | None" = None) -> None:
+        """Have each write call `call` from so many bytes in order on, in its own thread.
+
+        Without `call` it is the one given before. It is called as well when a file of which something
+        was sent is not wanted any more.
+        """
+        self._call = call or self._call
+        self._call_at = in_order
+
+    @contextmanager
+    def _room_until(self, size: int) -> Iterator[None]:
+        """Take room to grow to `size`; an error gives it back and leaves the size as it was."""
+        growth = max(size - self.size, 0)
+        self._area.take(growth)
+        try:
+            yield
+        except BaseException:
+            with suppress(OSError):
+                os.ftruncate(self._fd, self.size)
+            self._area.give_back(growth)
+            raise
+
+    def empty(self) -> int:
+        """Let the bytes of a clean file go, which are the caller's to count; gives how many."""
+        size, self.size, self.in_order = self.size, 0, 0
+        with suppress(OSError):
+            os.ftruncate(self._fd, 0)
+        return size
+
+    def mark_dirty(self, record: StagedRecord) -> None:
+        """Record whose bytes these are, before the first change is acknowledged."""
+        with self._recording:
+            if record.upload != self._upload:
+                record = replace(record, upload=self._upload)
+            self._write_record(record)
+
+    def note_upload(self, name: str) -> None:
+        """Record what an upload is called that begins, so that its parts are found if it is not ended.
+
+        That they are found is not worth failing for.
+        """
+        with self._recording:
+            self._upload = name
+            if self._record is None:
+                return
+            try:
+                self._write_record(replace(self._record, upload=name))
+            except AisfsError as error:
+                log.warning("%s: killed now, it would leave parts: %s", self._record.name, error)
+
+    def _write_record(self, record: StagedRecord) -> None:
+        if record == self._record:
+            return
+        with staging_errors(self._path):
+            if self._record is None:
+                self._slot.write_record(record)
+            else:
+                self._slot.replace_record(record)
+        self._record = record
+
+    def mark_clean(self) -> None:
+        """Forget the record: the store has these bytes."""
+        if self._record is not None:
+            self._slot.clear_record()
+            self._record = None
+            self._upload = ""
+            if self.sent_ahead is not None and self._call is not None:
+                self._call(self)
+
+    @property
+    def record(self) -> StagedRecord | None:
+        """What its bytes are to become; None when they are not wanted."""
+        return self._record
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether its bytes are wanted."""
+        return self._record is not None
+
+    def set_mtime(self, mtime_ns: int) -> None:
+        """Keep the modification time with the bytes, where a recovery finds it."""
+        with staging_errors(self._path):
+            os.utime(self._fd, ns=(mtime_ns, mtime_ns))
+
+    def discard(self) -> None:
+        """Remove it, wanted or not."""
+        self.mark_clean()
+        self._area.take_back(self._slot)
+        self._area.give_back(self.size)
+        self._area.open.discard(self)
+
+    def park(self, reason: str) -> None:
+        """Keep it for `aisfs recover`, since it could not be uploaded."""
+        record = self._record
+        assert record is not None, "only what is dirty is parked"
+        self.mark_dirty(replace(record, reason=reason))
+        park(self._area.directory, self._path)
+        self._slot.close()
+        self._area.give_back(self.size)
+        self._area.open.discard(self)
+        self._area.count_parked()
+
+
+class StagingArea:
+    """The staging directory of one daemon, within its limit."""
+
+    def __init__(self, directory: Path, limit: int) -> None:
+        """Start a session, and park what dead sessions left dirty.
+
+        Args:
+            directory: Shared by the daemons of one user.
+            limit: Bytes of files being written and of parked ones together.
+
+        Raises:
+            ConfigError: the directory cannot be used.
+        """
+        self.directory = directory
+        self.limit = limit
+        self.open: set[StagedFile] = set()
+        self._spare: list[StagingSlot] = []
+        self._kept: list[StagedFile] = []
+        """Files whose bytes are wanted as long as nobody else needs the room; the oldest first."""
+        self._serial = 0
+        self._books = threading.Lock()
+        """Held for an instant: the lane's thread writes to staged files too."""
+        self._used = 0
+        self._parked = 0
+        self._session = directory / uuid.uuid4().hex[:12]
+        try:
+            private.make_directory(directory / PARKED)
+            self._session.mkdir(mode=0o700)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            self._lock = os.open(self._session / "lock", flags, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            adopt_dead_sessions(directory)
+        except OSError as error:
+            raise ConfigError(f"staging directory {directory}: {error.strerror}") from error
+        self.count_parked()
+
+    @property
+    def used(self) -> int:
+        """Bytes of the files being written and of the parked ones."""
+        return self._used + self._parked
+
+    def create(self) -> StagedFile:
+        """Give an empty file."""
+        if self._spare:
+            slot = self._spare.pop()
+            os.utime(slot.data)  # a recovery takes this for when the file was made
+        else:
+            self._serial += 1
+            slot = StagingSlot(self._session / f"{self._serial}{DATA}")
+        staged = StagedFile(self, slot)
+        self.open.add(staged)
+        return staged
+
+    def take_back(self, slot: StagingSlot) -> None:
+        """Keep the files of what is not wanted any more for the next, or remove them."""
+        if len(self._spare) < _SPARE_MOST:
+            slot.empty()
+            self._spare.append(slot)
+        else:
+            slot.remove()
+
+    def take(self, size: int) -> None:
+        """Count `size` more bytes.
+
+        Raises:
+            OutOfSpace: they would exceed the limit.
+        """
+        if self._fits(size):
+            return
+        while self.empty_kept():
+            if self._fits(size):
+                return
+        self.count_parked()  # `aisfs recover` may have made room
+        if not self._fits(size):
+            raise OutOfSpace(
+                f"staging directory {self.directory}: {self.used} of {self.limit} bytes are in use, "
+                f"{self._parked} of them by files that `aisfs recover` lists; see --staging-size"
+            )
+
+    def _fits(self, size: int) -> bool:
+        with self._books:
+            fits = self.used + size <= self.limit
+            self._used += size if fits else 0
+        return fits
+
+    def keep(self, staged: StagedFile) -> None:
+        """Keep the bytes of a clean file for as long as nobody else needs the room."""
+        with self._books:
+            self._kept.append(staged)
+
+    def reuse(self, staged: StagedFile) -> bool:
+        """Take such a file back; says whether it still has its bytes."""
+        with self._books:
+            kept = staged in self._kept
+            self._kept = [one for one in self._kept if one is not staged]
+            return kept
+
+    def empty_kept(self) -> bool:
+        """Take the room of a file that is only kept, from any thread; says whether there was one."""
+        with self._books:  # so that nobody makes use of the file meanwhile
+            if not self._kept:
+                return False
+            self._used -= self._kept.pop(0).empty()
+            return True
+
+    def give_back(self, size: int) -> None:
+        """Count `size` bytes less; nothing when it is negative."""
+        with self._books:
+            self._used -= max(size, 0)
+
+    def count_parked(self) -> None:
+        """Count what is parked."""
+        self._parked = sum(found.size for found in parked(self.directory))
+
+    def close(self) -> None:
+        """End the session; what is still dirty is parked, anything else removed."""
+        for staged in list(self.open):
+            if staged.is_dirty:
+                staged.park("the mount ended before it was uploaded")
+            else:
+                staged.discard()
+        for slot in self._spare:
+            slot.remove()
+        (self._session / "lock").unlink(missing_ok=True)
+        with suppress(OSError):
+            self._session.rmdir()
+        os.close(self._lock)

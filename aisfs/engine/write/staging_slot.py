@@ -1,0 +1,92 @@
+"""The two files on the local disk behind one staged file: its bytes, and the record of whose they are."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from aisfs.core.staged.record import StagedRecord
+from aisfs.engine.write.unsent import RECORD
+from aisfs.errors import OutOfSpace, Unavailable
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class StagingSlot:
+    """A file for bytes, and one for the record beside it; empty when nobody has it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._record_path = str(path.with_suffix(RECORD))
+        with staging_errors(path):
+            self.data = _make(str(path))
+            try:
+                self._record = _make(self._record_path)
+            except BaseException:
+                os.close(self.data)
+                path.unlink()
+                raise
+
+    def write_record(self, record: StagedRecord) -> None:
+        """Write the first record; an error leaves none."""
+        encoded = record.encode()
+        done = 0
+        try:
+            done = os.pwrite(self._record, encoded, 0)
+        finally:
+            if done < len(encoded):
+                os.ftruncate(self._record, 0)
+        if done < len(encoded):
+            raise OSError(errno.ENOSPC, "not all of a record was written")
+
+    def replace_record(self, record: StagedRecord) -> None:
+        """Write another record, whole or not at all."""
+        temporary = f"{self._record_path}.tmp"
+        new = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        old, self._record = self._record, new
+        try:
+            self.write_record(record)
+            os.rename(temporary, self._record_path)
+        except BaseException:
+            self._record, old = old, new
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+        finally:
+            os.close(old)
+
+    def clear_record(self) -> None:
+        """Say that the bytes are not wanted any more."""
+        os.ftruncate(self._record, 0)
+
+    def empty(self) -> None:
+        """Let the disk go; the record is cleared already."""
+        os.ftruncate(self.data, 0)
+
+    def remove(self) -> None:
+        """Remove both files."""
+        with suppress(FileNotFoundError):
+            os.unlink(self._record_path)
+        self.path.unlink(missing_ok=True)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the files."""
+        os.close(self.data)
+        os.close(self._record)
+
+
+def _make(path: str) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+
+@contextmanager
+def staging_errors(path: Path) -> Iterator[None]:
+    """Raise what the system says of a staged file as one of `aisfs.errors`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise OutOfSpace(f"staging file {path}: {error.strerror}") from error
+        raise Unavailable(f"staging file {path}: {error.strerror}") from error

@@ -1,0 +1,185 @@
+"""Brings what was written into the store, and changes names there.
+
+Nothing here decides when; the file system does. What a call reports done, the store has confirmed;
+after an error the store holds what it held before.
+"""
+
+import logging
+from contextlib import suppress
+
+import trio
+
+from aisfs.core.staged.posix_metadata import stamped
+from aisfs.core.staged.record import StagedRecord, version_text
+from aisfs.engine.read.indexer import Indexer
+from aisfs.engine.write.appender import Appender, load
+from aisfs.engine.write.early_upload import Ahead
+from aisfs.engine.write.shard_copy import END_MARK, NewMember
+from aisfs.engine.write.staging import StagedFile, StagingArea
+from aisfs.errors import CrossDevice, NotFound
+from aisfs.model import Bucket, ObjectInfo
+from aisfs.store.content import BytesContent
+from aisfs.store.pages import pages_of
+from aisfs.store.port import WritableStore
+
+log = logging.getLogger(__name__)
+
+
+class Writer:
+    """Writes to the store."""
+
+    def __init__(
+        self,
+        store: WritableStore,
+        staging: StagingArea,
+        services: trio.Nursery,
+        *,
+        endpoint: str,
+        ignore_zeros: bool = False,
+        indexer: Indexer | None = None,
+    ) -> None:
+        """Write to `store` what is in `staging`.
+
+        Args:
+            store: What to write to.
+            staging: Where files are until then.
+            services: Runs what sends large files while they are written.
+            endpoint: What the records say about `store`.
+            ignore_zeros: See `Appender`.
+            indexer: See `Appender`.
+        """
+        self._store = store
+        self._staging = staging
+        self._ahead = Ahead(store, services)
+        self._endpoint = endpoint
+        self.appender = Appender(
+            store, staging, services, ignore_zeros=ignore_zeros, indexer=indexer
+        )
+
+    # staged files ----------------------------------------------------------------------------
+
+    def new(self) -> StagedFile:
+        """Give an empty staged file."""
+        staged = self._staging.create()
+        self._ahead.watch(staged)
+        return staged
+
+    def record(
+        self,
+        staged: StagedFile,
+        bucket: Bucket,
+        key: str,
+        *,
+        member: str,
+        base: ObjectInfo | None,
+        mode: int | None,
+    ) -> None:
+        """Write down what a staged file is to become, before a change to it is acknowledged."""
+        base_text = version_text(base)
+        staged.mark_dirty(StagedRecord(self._endpoint, bucket, key, member, base_text, mode))
+
+    async def load(self, bucket: Bucket, info: ObjectInfo) -> StagedFile:
+        """Stage the content of a version of an object.
+
+        Raises:
+            Stale, NotFound: it is another version by now, or gone.
+            OutOfSpace: it does not fit.
+        """
+        return await load(self._store, self._staging, bucket, info)
+
+    # objects ---------------------------------------------------------------------------------
+
+    async def head(self, bucket: Bucket, key: str) -> ObjectInfo:
+        """Describe the current version of an object."""
+        return await self._store.head(bucket, key)
+
+    async def upload(
+        self,
+        bucket: Bucket,
+        key: str,
+        staged: StagedFile,
+        *,
+        base: ObjectInfo | None,
+        mtime_ns: int,
+        mode: int | None,
+    ) -> ObjectInfo:
+        """Make the staged content the object's, whole."""
+        custom = stamped(base.custom if base else {}, mtime_ns=mtime_ns, mode=mode)
+        ahead = await self._ahead.take(staged)
+        try:
+            return await self._store.upload(
+                bucket,
+                key,
+                staged.content(),
+                custom=custom,
+                ahead=ahead,
+                announce=staged.note_upload,
+            )
+        finally:
+            if ahead is not None:
+                await ahead.abandon()
+
+    async def set_attributes(
+        self, bucket: Bucket, info: ObjectInfo, *, mtime_ns: int, mode: int | None
+    ) -> ObjectInfo:
+        """Keep mode and time with a version that is there.
+
+        Raises:
+            Unsupported: the bucket keeps neither.
+        """
+        custom = stamped(info.custom, mtime_ns=mtime_ns, mode=mode)
+        return await self._store.set_custom(bucket, info, custom)
+
+    async def remove(self, bucket: Bucket, key: str) -> None:
+        """Remove an object, or find that it is gone already."""
+        with suppress(NotFound):
+            await self._store.remove(bucket, key)
+
+    async def rename(self, bucket: Bucket, key: str, new_key: str) -> ObjectInfo:
+        """Give an object another name; what had that name is gone."""
+        return await self._store.rename(bucket, key, new_key)
+
+    async def objects_below(self, bucket: Bucket, prefix: str, limit: int) -> list[ObjectInfo]:
+        """Find all objects whose keys start with `prefix`, as they are now.
+
+        Raises:
+            CrossDevice: there are more than `limit`.
+        """
+        found: dict[str, ObjectInfo] = {}
+        directories = [prefix]
+        while directories:
+            within: set[str] = set()
+            async for page in pages_of(self._store, bucket, directories.pop()):
+                found |= {info.key: info for info in page.objects}
+                within.update(page.directories)
+                if len(found) > limit:
+                    raise CrossDevice(
+                        f"{bucket}/{prefix}: more than {limit} objects; see --rename-dir-limit"
+                    )
+            directories += within
+        return list(found.values())
+
+    # shards ----------------------------------------------------------------------------------
+
+    async def make_shard(self, bucket: Bucket, key: str) -> ObjectInfo:
+        """Make a shard without members."""
+        return await self._store.upload(bucket, key, BytesContent(END_MARK))
+
+    async def append(
+        self,
+        bucket: Bucket,
+        shard: str,
+        member: str,
+        staged: StagedFile | None,
+        *,
+        mtime_ns: int,
+        mode: int | None,
+        again: bool = False,
+    ) -> ObjectInfo:
+        """Add a member to a shard, without `staged` a directory; gives the shard as it is then.
+
+        With `again` it takes the place of what was appended under this name before.
+        """
+        content = staged.content() if staged is not None else None
+        new = NewMember(member, content, mode, mtime_ns, replaces=again)
+        return await self.appender.append(bucket, shard, new)

@@ -1,0 +1,198 @@
+"""What a mount changed shows at once, whatever was listed before, and gives way to what comes after."""
+
+import pytest
+import trio
+
+from aisfs.cache.metadata_cache import UNKNOWN, MetadataCache
+from aisfs.engine.listing.overlay import OverlaidLister
+from aisfs.metrics import Metrics
+from aisfs.model import Bucket, ObjectInfo
+from aisfs.store.memory import MemoryStore
+
+B = Bucket("b")
+
+
+class Clock:
+    """Seconds that a test moves."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+async def lister(store: MemoryStore, nursery: trio.Nursery, clock: Clock):
+    cache = MetadataCache(attr_ttl=60, list_ttl=60, negative_ttl=5, clock=clock)
+    return OverlaidLister(
+        store, cache, nursery, list_ttl=60, change_ttl=60, clock=clock, metrics=Metrics()
+    )
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    store = MemoryStore()
+    store.put(B, "d/old", b"old")
+    return store
+
+
+async def names(lister: OverlaidLister, prefix: str = "d/") -> list[bytes]:
+    listing = (await lister.directory(B, prefix)).value
+    return [name for _, name, _ in listing.after(0)]
+
+
+async def test_pending_and_settled(lister: OverlaidLister, store: MemoryStore):
+    assert await names(lister) == [b"old"]
+    lister.set_pending(B, "d/new", ObjectInfo("d/new", 0, "pending"))
+    assert await names(lister) == [b"old", b"new"]
+    info = store.put(B, "d/new", b"content")
+    lister.settle(B, "d/new", info)
+    assert (await lister.find(B, "d/", b"new")).value == info
+    lister.remove(B, "d/old")
+    assert await names(lister) == [b"new"]
+    assert await lister.find(B, "d/", b"old") is None
+
+
+async def test_a_later_listing_wins(lister: OverlaidLister, store: MemoryStore, clock: Clock):
+    await names(lister)
+    info = store.put(B, "d/new", b"ours")
+    lister.settle(B, "d/new", info)
+    store.delete(B, "d/new")  # by somebody else
+    assert await names(lister) == [b"old", b"new"]
+    clock.now += 61
+    assert await names(lister) == [b"old"]
+    assert await lister.find(B, "d/", b"new") is None
+
+
+async def test_an_earlier_listing_does_not(lister: OverlaidLister, store: MemoryStore):
+    async def change_during_list(call: str, bucket: Bucket | None, key: str) -> None:
+        if call == "list_page":
+            store.hook = None
+            lister.settle(B, "d/new", ObjectInfo("d/new", 4, "9"))
+
+    store.hook = change_during_list
+    assert await names(lister) == [b"old", b"new"]
+    assert (await lister.find(B, "d/", b"new")).value.version == "9"
+
+
+async def test_an_emptied_directory_stays_until_it_is_removed(
+    lister: OverlaidLister, store: MemoryStore, clock: Clock
+):
+    store.delete(B, "d/old")
+    lister.remove(B, "d/old")
+    assert await names(lister, "") == [b"d"]
+    clock.now += 1000
+    assert await names(lister, "") == [b"d"]
+    lister.remove(B, "d/")
+    assert await names(lister, "") == []
+
+
+async def test_a_directory_with_an_object_is_the_stores(
+    lister: OverlaidLister, store: MemoryStore, clock: Clock
+):
+    lister.set_pending(B, "e/", None)
+    assert await names(lister, "") == [b"d", b"e"]
+    lister.settle(B, "e/f", store.put(B, "e/f", b""))
+    clock.now += 61
+    assert await names(lister, "") == [b"d", b"e"]
+    store.delete(B, "e/f")  # by somebody else
+    clock.now += 61
+    assert await names(lister, "") == [b"d"]
+
+
+async def test_what_is_over_is_forgotten(lister: OverlaidLister, clock: Clock):
+    for number in range(5000):
+        if number % 500 == 0:
+            clock.now += 50
+        lister.settle(B, f"x{number}/y", ObjectInfo(f"x{number}/y", 1))
+    assert len(lister._directories) < 2500
+
+
+async def test_only_what_others_changed_is_news(lister: OverlaidLister, store: MemoryStore):
+    told: list[bytes] = []
+    lister.on_change = lambda bucket, prefix, names: told.extend(names)
+    store.put(B, "d/kept", b"1")
+    await names(lister)
+    lister.set_pending(B, "d/held/", None)
+    lister.settle(B, "d/ours", store.put(B, "d/ours", b"2"))
+    store.delete(B, "d/old")
+    lister.remove(B, "d/old")
+    lister.settle(B, "d/both", store.put(B, "d/both", b"3"))
+    theirs = {"d/both": b"4", "d/kept": b"5", "d/held/x": b"6"}
+    for key, content in theirs.items():
+        store.put(B, key, content)
+    lister.drop(B, "d/", b"kept")
+    await names(lister)
+    assert sorted(told) == [b"both", b"kept"]
+
+
+async def test_a_directory_is_there_as_long_as_one_in_it_is_held(
+    lister: OverlaidLister, store: MemoryStore, clock: Clock
+):
+    lister.set_pending(B, "d/held/", None)
+    lister.settle(B, "d/new", store.put(B, "d/new", b""))
+    for key in ("d/old", "d/new"):
+        store.delete(B, key)  # by somebody else
+    clock.now += 61
+    assert await names(lister, "") == [b"d"]
+    lister.settle(B, "d/held/f", store.put(B, "d/held/f", b""))
+    store.delete(B, "d/held/f")
+    clock.now += 61
+    assert await names(lister, "") == []
+
+
+async def test_what_is_known_without_asking_has_the_changes(
+    lister: OverlaidLister, store: MemoryStore, clock: Clock
+):
+    assert lister.known(B, "d/", b"old") is UNKNOWN
+    assert lister.known_directory(B, "d/") is None
+    await names(lister)
+    before = lister.changes
+    lister.remove(B, "d/old")
+    lister.set_pending(B, "d/new", ObjectInfo("d/new", 0, "pending"))
+    assert lister.changes > before
+    assert lister.known(B, "d/", b"old") is None
+    assert lister.known(B, "d/", b"new").value.version == "pending"
+    assert lister.known_directory(B, "d/") is None, "not without putting them together"
+    assert await names(lister) == [b"new"]
+    listing = lister.known_directory(B, "d/").value
+    assert [name for _, name, _ in listing.after(0)] == [b"new"]
+    lister.forget(B, "d/new")
+    assert lister.known_directory(B, "d/") is None
+    assert lister.known(B, "d/", b"new") is None
+    clock.now += 61
+    assert lister.known(B, "d/", b"old") is UNKNOWN
+    assert lister.believed_until(B, "d/") is None
+
+
+async def test_a_change_outlasts_the_listing_that_was_asked_for_before_it(
+    lister: OverlaidLister, store: MemoryStore, clock: Clock
+):
+    async def change_and_wait(call: str, bucket: Bucket | None, key: str) -> None:
+        if call == "list_page":
+            store.hook = None
+            lister.settle(B, "d/new", ObjectInfo("d/new", 4, "9"))
+            clock.now += 10
+
+    store.hook = change_and_wait
+    await names(lister)
+    clock.now += 55  # the listing is still believed then
+    assert await names(lister) == [b"old", b"new"]
+
+
+async def test_nobody_else_looks_while_something_changes(lister: OverlaidLister):
+    def taken() -> bool:
+        free = lister.changing.acquire(blocking=False)
+        if free:
+            lister.changing.release()
+        return not free
+
+    with lister.changing:
+        lister.set_pending(B, "d/new", ObjectInfo("d/new", 0, "pending"))
+        assert await trio.to_thread.run_sync(taken)
+    assert not await trio.to_thread.run_sync(taken)
