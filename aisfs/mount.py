@@ -41,17 +41,17 @@ from aisfs.engine.write.staging import StagingArea
 from aisfs.engine.write.writer import Writer
 from aisfs.errors import AccessDenied, AisfsError, SourceMissing, Unavailable
 from aisfs.filesystem.attributes import AttrMaker
-from aisfs.filesystem.dataset_tree import DatasetTree
 from aisfs.filesystem.filesystem import FileSystem
-from aisfs.filesystem.known import Known
-from aisfs.filesystem.known_written import KnownWritten
-from aisfs.filesystem.members import Members
-from aisfs.filesystem.merged_tree import MergedTree
-from aisfs.filesystem.naming import NamingFileSystem
+from aisfs.filesystem.instant import Known
 from aisfs.filesystem.nodes import Node
-from aisfs.filesystem.shards import ShardFolders
-from aisfs.filesystem.tree import Names, Tree
-from aisfs.filesystem.virtual_tree import VirtualTree
+from aisfs.filesystem.open_shards import Members
+from aisfs.filesystem.shard_folders import ShardFolders
+from aisfs.filesystem.trees.bucket_tree import Names, Tree
+from aisfs.filesystem.trees.dataset_tree import DatasetTree
+from aisfs.filesystem.trees.merged_tree import MergedTree
+from aisfs.filesystem.trees.synthetic_tree import VirtualTree
+from aisfs.filesystem.write.instant import KnownWritten
+from aisfs.filesystem.write.rename import NamingFileSystem
 from aisfs.filesystem.xattrs import Xattrs
 from aisfs.fuse import mountpoint as mountpoints
 from aisfs.fuse import tuning

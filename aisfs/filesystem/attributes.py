@@ -2,7 +2,7 @@
 
 The attributes of a file never change, since a new version of an object is a new inode. So the
 kernel may keep them; what expires is the entry, the claim that a name still stands for this inode.
-A directory of a bucket does change, and the kernel keeps what it listed (`aisfs.filesystem.beliefs`).
+A directory of a bucket does change, and the kernel keeps what it listed (`aisfs.filesystem.listing_validity`).
 """
 
 import stat

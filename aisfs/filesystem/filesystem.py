@@ -30,9 +30,9 @@ from aisfs.errors import (
     Stale,
 )
 from aisfs.filesystem.attributes import FOREVER, Attr, AttrMaker, Entry
-from aisfs.filesystem.beliefs import Beliefs
 from aisfs.filesystem.handles import DirectoryHandle, FileHandle, MemberRows
-from aisfs.filesystem.kernel import Kernel
+from aisfs.filesystem.kernel_port import Kernel
+from aisfs.filesystem.listing_validity import Beliefs
 from aisfs.filesystem.nodes import (
     DirectoryNode,
     FileNode,
@@ -42,10 +42,10 @@ from aisfs.filesystem.nodes import (
     VirtualShardNode,
     identity,
 )
-from aisfs.filesystem.object_runs import ObjectRuns
-from aisfs.filesystem.shards import ShardFolders, check_directory, is_folder
-from aisfs.filesystem.snapshots import Snapshots
-from aisfs.filesystem.tree import Children, Found, FoundMember, Names, Objects
+from aisfs.filesystem.object_entries import ObjectRuns
+from aisfs.filesystem.readdir_snapshots import Snapshots
+from aisfs.filesystem.shard_folders import ShardFolders, check_directory, is_folder
+from aisfs.filesystem.trees.bucket_tree import Children, Found, FoundMember, Names, Objects
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.filesystem.attributes import Entry, FileRun
 from aisfs.filesystem.nodes import FileNode, Node, ObjectNode, ShardNode
-from aisfs.filesystem.shards import Listed
+from aisfs.filesystem.shard_folders import Listed
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from aisfs.engine.read.cache_coverage import Keeping
 from aisfs.errors import NoSuchAttribute
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.nodes import ObjectNode, ShardNode
-from aisfs.filesystem.shards import ShardFolders
+from aisfs.filesystem.shard_folders import ShardFolders
 from aisfs.metrics import Metrics
 from aisfs.model import ByteRange
 from aisfs.redaction import shown

@@ -8,7 +8,7 @@ import errno
 
 from aisfs.cache.metadata_cache import UNKNOWN
 from aisfs.filesystem.filesystem import FileSystem
-from aisfs.filesystem.known import Known
+from aisfs.filesystem.instant import Known
 from aisfs.filesystem.xattrs import PREFIX
 from aisfs.fuse import abi
 from aisfs.fuse.abi import InitFlag, Opcode

@@ -12,8 +12,8 @@ import trio
 
 from aisfs.filesystem.attributes import Entry
 from aisfs.filesystem.handles import FileHandle
-from aisfs.filesystem.naming import NamingFileSystem
-from aisfs.filesystem.writing import OpenFile
+from aisfs.filesystem.write.open_files import OpenFile
+from aisfs.filesystem.write.rename import NamingFileSystem
 from aisfs.fuse import abi
 from aisfs.fuse.abi import Opcode, OpenFlag
 from aisfs.fuse.failures import failure

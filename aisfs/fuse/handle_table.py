@@ -1,7 +1,7 @@
 """What is open by a handle that was given out in the trio thread; see `lane_handles` for the others."""
 
 from aisfs.filesystem.handles import DirectoryHandle, FileHandle
-from aisfs.filesystem.writing import OpenFile
+from aisfs.filesystem.write.open_files import OpenFile
 
 Opened = DirectoryHandle | FileHandle | OpenFile
 

@@ -13,7 +13,7 @@ from cachetools import LRUCache
 from aisfs.filesystem.attributes import FOREVER, Entry
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.handles import DirectoryHandle, MemberRows
-from aisfs.filesystem.known import Known
+from aisfs.filesystem.instant import Known
 from aisfs.filesystem.nodes import Node, ObjectNode, ShardNode
 from aisfs.fuse import abi
 from aisfs.fuse.entries import FilePacker

@@ -15,7 +15,7 @@ from typing import Protocol
 from aisfs.core.namespace.inodes import member_number, split_member
 from aisfs.core.policy.push import PushCounts, ShardPush
 from aisfs.engine.fetch.part import Data
-from aisfs.filesystem.members import Members, OpenShard
+from aisfs.filesystem.open_shards import Members, OpenShard
 from aisfs.fuse.abi import STORE_HEADER, store_messages
 from aisfs.metrics import Metrics
 from aisfs.model import ByteRange

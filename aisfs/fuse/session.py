@@ -13,10 +13,10 @@ import trio
 
 from aisfs.errors import MountError
 from aisfs.filesystem.filesystem import FileSystem
-from aisfs.filesystem.known import Known
-from aisfs.filesystem.known_written import KnownWritten
-from aisfs.filesystem.naming import NamingFileSystem
-from aisfs.filesystem.writing import WritingFileSystem
+from aisfs.filesystem.instant import Known
+from aisfs.filesystem.write.instant import KnownWritten
+from aisfs.filesystem.write.open_files import WritingFileSystem
+from aisfs.filesystem.write.rename import NamingFileSystem
 from aisfs.fuse.abi import Opcode
 from aisfs.fuse.answers import Answers
 from aisfs.fuse.changes import Changes

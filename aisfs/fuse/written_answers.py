@@ -13,8 +13,8 @@ from functools import partial
 import trio
 
 from aisfs.core.namespace.inodes import split_member
-from aisfs.filesystem.known_written import KnownWritten
-from aisfs.filesystem.writing import WRITING, WritingFileSystem
+from aisfs.filesystem.write.instant import KnownWritten
+from aisfs.filesystem.write.open_files import WRITING, WritingFileSystem
 from aisfs.fuse import abi
 from aisfs.fuse.abi import InitFlag, Opcode, OpenFlag
 from aisfs.fuse.answers import Answers

@@ -21,8 +21,8 @@ from aisfs.filesystem.attributes import FOREVER, AttrMaker, Entry
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.handles import DirectoryHandle
 from aisfs.filesystem.nodes import DirectoryNode, Node, ProviderNode, RootNode
-from aisfs.filesystem.shards import ShardFolders
-from aisfs.filesystem.tree import Tree
+from aisfs.filesystem.shard_folders import ShardFolders
+from aisfs.filesystem.trees.bucket_tree import Tree
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, ByteRange
 from aisfs.store.memory import MemoryStore

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from aisfs.config import Shards
 from aisfs.core.namespace.inodes import ROOT
 from aisfs.filesystem.filesystem import FileSystem
-from aisfs.filesystem.known import Known
+from aisfs.filesystem.instant import Known
 from aisfs.fuse import abi
 from aisfs.fuse.abi import InitFlag
 from aisfs.fuse.answers import Answers

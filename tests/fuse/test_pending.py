@@ -6,7 +6,7 @@ import stat
 import pytest
 
 from aisfs.filesystem.attributes import Attr
-from aisfs.filesystem.snapshots import Snapshots
+from aisfs.filesystem.readdir_snapshots import Snapshots
 from aisfs.fuse import abi, interruptions
 from aisfs.fuse.abi import Opcode
 from aisfs.fuse.answers import Answers

@@ -6,10 +6,10 @@ from typing import cast
 import pyfuse3
 
 from aisfs.errors import NotPermitted
-from aisfs.filesystem.changing import Changes
 from aisfs.filesystem.handles import FileHandle
-from aisfs.filesystem.naming import NamingFileSystem
-from aisfs.filesystem.writing import OpenFile
+from aisfs.filesystem.write.create import Changes
+from aisfs.filesystem.write.open_files import OpenFile
+from aisfs.filesystem.write.rename import NamingFileSystem
 from aisfs.fuse.lane_handles import object_of
 from aisfs.fuse.operations.reading import Operations
 from aisfs.fuse.operations.replies import attributes, entry_attributes, handler

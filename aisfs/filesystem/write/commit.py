@@ -8,9 +8,9 @@ import logging
 
 from aisfs.engine.write.staging import StagedFile
 from aisfs.errors import AisfsError, Stale
-from aisfs.filesystem.kernel import WaitingKernel
-from aisfs.filesystem.written import WrittenFile
-from aisfs.filesystem.written_names import WrittenNames
+from aisfs.filesystem.kernel_port import WaitingKernel
+from aisfs.filesystem.write.files import WrittenFile
+from aisfs.filesystem.write.identity import WrittenNames
 from aisfs.model import ObjectInfo
 
 log = logging.getLogger(__name__)

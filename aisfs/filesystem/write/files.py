@@ -13,8 +13,8 @@ from msgspec import structs
 from aisfs.core.namespace.listing import PENDING_VERSION
 from aisfs.engine.write.staging import StagedFile
 from aisfs.errors import AisfsError
-from aisfs.filesystem.content_lock import ContentLock
 from aisfs.filesystem.nodes import ObjectNode, identity
+from aisfs.filesystem.write.content_lock import ContentLock
 from aisfs.model import Bucket, ObjectInfo
 
 _serial = count(1)

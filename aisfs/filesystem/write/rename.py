@@ -23,11 +23,11 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.filesystem.attributes import Entry
-from aisfs.filesystem.changing import ChangingFileSystem
-from aisfs.filesystem.name_changes import NameChange, Names
 from aisfs.filesystem.nodes import DirectoryNode, ObjectNode, ShardNode, identity
-from aisfs.filesystem.tree import Found
-from aisfs.filesystem.written import WrittenFile
+from aisfs.filesystem.trees.bucket_tree import Found
+from aisfs.filesystem.write.create import ChangingFileSystem
+from aisfs.filesystem.write.files import WrittenFile
+from aisfs.filesystem.write.name_locks import NameChange, Names
 from aisfs.model import Bucket, ObjectInfo
 
 log = logging.getLogger(__name__)

@@ -27,15 +27,15 @@ from aisfs.filesystem.attributes import Attr, AttrMaker, Entry
 from aisfs.filesystem.directory_attributes import DirectoryAttributes
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.handles import DirectoryHandle
-from aisfs.filesystem.name_changes import NameChanges
 from aisfs.filesystem.nodes import DirectoryNode, Node, ObjectNode, ShardNode, identity
-from aisfs.filesystem.shards import ShardFolders
-from aisfs.filesystem.tree import Children, Found, Objects, Tree
-from aisfs.filesystem.written import (
+from aisfs.filesystem.shard_folders import ShardFolders
+from aisfs.filesystem.trees.bucket_tree import Children, Found, Objects, Tree
+from aisfs.filesystem.write.files import (
     WrittenFile,
     WrittenFiles,
     versioned_identity,
 )
+from aisfs.filesystem.write.name_locks import NameChanges
 
 
 class WrittenNames(FileSystem):

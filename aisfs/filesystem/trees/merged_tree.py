@@ -12,7 +12,7 @@ from aisfs.core.views.merged import MergedChild
 from aisfs.engine.dataset.merger import Merged, Merger
 from aisfs.errors import NotFound
 from aisfs.filesystem.nodes import MergedDirectoryNode, Node, ObjectNode, ShardNode
-from aisfs.filesystem.tree import FOREVER, Children, Found, FoundMember
+from aisfs.filesystem.trees.bucket_tree import FOREVER, Children, Found, FoundMember
 
 
 class MergedTree:

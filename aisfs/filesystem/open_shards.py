@@ -9,7 +9,7 @@ from aisfs.engine.read.reader import MemberReads, Reader
 from aisfs.errors import AisfsError
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.nodes import ShardNode
-from aisfs.filesystem.shards import ShardFolders
+from aisfs.filesystem.shard_folders import ShardFolders
 from aisfs.model import ByteRange
 
 

@@ -18,8 +18,8 @@ from aisfs.filesystem.attributes import Attr, Entry
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.handles import DirectoryHandle
 from aisfs.filesystem.nodes import FileNode, ObjectNode, ShardNode
-from aisfs.filesystem.shards import ShardFolders, check_directory, is_folder
-from aisfs.filesystem.tree import Names
+from aisfs.filesystem.shard_folders import ShardFolders, check_directory, is_folder
+from aisfs.filesystem.trees.bucket_tree import Names
 from aisfs.model import ByteRange
 
 SHARDS_MAX = 4096

@@ -6,7 +6,7 @@ from functools import partial
 from aisfs.cache.metadata_cache import UNKNOWN, Unknown
 from aisfs.engine.dataset.shard_set import Shard, ShardSet
 from aisfs.filesystem.nodes import Node, ObjectNode, ShardNode
-from aisfs.filesystem.tree import FOREVER, Children, Found
+from aisfs.filesystem.trees.bucket_tree import FOREVER, Children, Found
 
 
 class DatasetTree:

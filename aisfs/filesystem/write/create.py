@@ -18,9 +18,9 @@ from aisfs.errors import (
 from aisfs.filesystem.attributes import Attr, Entry
 from aisfs.filesystem.handles import FileHandle
 from aisfs.filesystem.nodes import DirectoryNode, Node, ObjectNode, ShardNode, identity
-from aisfs.filesystem.tree import Found
-from aisfs.filesystem.writing import OpenFile, WritingFileSystem
-from aisfs.filesystem.written import WrittenFile, pending_node
+from aisfs.filesystem.trees.bucket_tree import Found
+from aisfs.filesystem.write.files import WrittenFile, pending_node
+from aisfs.filesystem.write.open_files import OpenFile, WritingFileSystem
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from aisfs.core.namespace.inodes import split_member
 from aisfs.engine.fetch.part import Data
 from aisfs.engine.read.reader import Reader
 from aisfs.filesystem.attributes import Attr, Entry
-from aisfs.filesystem.known import Known
+from aisfs.filesystem.instant import Known
 from aisfs.filesystem.nodes import ObjectNode, ShardNode
-from aisfs.filesystem.shards import ShardFolders
-from aisfs.filesystem.tree import Names
-from aisfs.filesystem.writing import WritingFileSystem
+from aisfs.filesystem.shard_folders import ShardFolders
+from aisfs.filesystem.trees.bucket_tree import Names
+from aisfs.filesystem.write.open_files import WritingFileSystem
 
 
 class KnownWritten(Known):

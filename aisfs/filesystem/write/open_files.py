@@ -12,10 +12,10 @@ from aisfs.core.staged.posix_metadata import mode_of, mtime_of
 from aisfs.engine.fetch.part import Data
 from aisfs.engine.write.staging import StagedFile
 from aisfs.errors import AisfsError, ReadOnly, Stale
-from aisfs.filesystem.committing import CommittingFileSystem
 from aisfs.filesystem.handles import FileHandle
 from aisfs.filesystem.nodes import ObjectNode, ShardNode, identity
-from aisfs.filesystem.written import WrittenFile
+from aisfs.filesystem.write.commit import CommittingFileSystem
+from aisfs.filesystem.write.files import WrittenFile
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
 """Flags of `open` that ask for a change."""

@@ -6,7 +6,7 @@ from aisfs.core.namespace.inodes import numbers_of
 from aisfs.filesystem.attributes import FOREVER, AttrMaker, FileRun
 from aisfs.filesystem.handles import ObjectRun
 from aisfs.filesystem.nodes import ObjectNode, object_identities
-from aisfs.filesystem.tree import Children, Objects
+from aisfs.filesystem.trees.bucket_tree import Children, Objects
 
 Free = Callable[[Objects, Sequence[int], Sequence[bytes]], int]
 """Says of how many objects, from the first on, the numbers computed from their identities hold."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from aisfs.cache.metadata_cache import Unknown
 from aisfs.core.synthetic.tar import VirtualShard
 from aisfs.filesystem.nodes import Node, ObjectNode, ShardNode, VirtualShardNode
-from aisfs.filesystem.tree import FOREVER, Children, Found
+from aisfs.filesystem.trees.bucket_tree import FOREVER, Children, Found
 
 DIGITS = 6
 """Of the number in a shard's name, as in webdataset's examples; more where there are more shards."""
