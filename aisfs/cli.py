@@ -86,7 +86,7 @@ cli.add_command(mount)
 def umount(mountpoint: str, lazy: bool) -> None:
     """Unmount the mount at MNT."""
     # Not a click.Path, which would look at it: its daemon may stand still.
-    from aisfs.fuse.mountpoint import our_mount, unmount
+    from aisfs.fuse.mounting.mountpoint import our_mount, unmount
 
     unmount(our_mount(Path(mountpoint)), lazy=lazy)
 

@@ -53,14 +53,14 @@ from aisfs.filesystem.trees.synthetic_tree import VirtualTree
 from aisfs.filesystem.write.instant import KnownWritten
 from aisfs.filesystem.write.rename import NamingFileSystem
 from aisfs.filesystem.xattrs import Xattrs
-from aisfs.fuse import mountpoint as mountpoints
-from aisfs.fuse import tuning
-from aisfs.fuse.headroom import Headroom
+from aisfs.fuse.mounting import kernel_settings
+from aisfs.fuse.mounting import mountpoint as mountpoints
 from aisfs.fuse.notifier import Notifier
-from aisfs.fuse.operations.reading import Operations
-from aisfs.fuse.operations.serving import PyfuseKernel, serve, serves_descriptors, terminate
-from aisfs.fuse.operations.writing import WritableOperations
-from aisfs.fuse.pusher import Pusher
+from aisfs.fuse.push.memory_budget import Headroom
+from aisfs.fuse.push.pusher import Pusher
+from aisfs.fuse.pyfuse.reading import Operations
+from aisfs.fuse.pyfuse.serving import PyfuseKernel, serve, serves_descriptors, terminate
+from aisfs.fuse.pyfuse.writing import WritableOperations
 from aisfs.fuse.session import LaneSession
 from aisfs.metrics import Metrics
 from aisfs.mount_plan import MountPlan, check_places, is_local, origin_of
@@ -369,7 +369,7 @@ def _tune(mountpoint: Path, background: bool) -> None:
     # Answered only when the kernel has taken the reply to INIT, which another thread may carry.
     with suppress(OSError):
         os.statvfs(mountpoint)
-    tuning.tune(mountpoint, background=background)
+    kernel_settings.tune(mountpoint, background=background)
 
 
 def _kernel_options(plan: MountPlan) -> set[str]:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from aisfs.errors import MountError
-from aisfs.fuse.mountpoint import our_mount
+from aisfs.fuse.mounting.mountpoint import our_mount
 
 ATTRIBUTE = "user.aisfs.stats"
 _MIB = 1 << 20

@@ -28,7 +28,7 @@ from aisfs.core.namespace.keys import (
     shard_of_directory,
 )
 from aisfs.errors import SourceMissing
-from aisfs.fuse.tuning import FILE_SYSTEM, mounted_filesystems
+from aisfs.fuse.mounting.kernel_settings import FILE_SYSTEM, mounted_filesystems
 
 PIECE = 1 << 20
 """Bytes read at once; the largest request the kernel makes of it."""

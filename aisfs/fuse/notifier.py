@@ -17,7 +17,7 @@ from contextlib import suppress
 
 import trio
 
-from aisfs.fuse import abi
+from aisfs.fuse.wire import abi
 
 log = logging.getLogger(__name__)
 

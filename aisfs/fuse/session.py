@@ -17,21 +17,21 @@ from aisfs.filesystem.instant import Known
 from aisfs.filesystem.write.instant import KnownWritten
 from aisfs.filesystem.write.open_files import WritingFileSystem
 from aisfs.filesystem.write.rename import NamingFileSystem
-from aisfs.fuse.abi import Opcode
-from aisfs.fuse.answers import Answers
-from aisfs.fuse.changes import Changes
-from aisfs.fuse.device import Device, mount_device
-from aisfs.fuse.interruptions import ASKING, LISTING, Interruptions
-from aisfs.fuse.lane import SPIN_SECONDS, Buffer, Lane, grow
-from aisfs.fuse.negotiation import Negotiation
+from aisfs.fuse.fastpath.dispatcher import SPIN_SECONDS, Buffer, Lane, grow
+from aisfs.fuse.fastpath.handlers import Answers
+from aisfs.fuse.fastpath.interrupts import ASKING, LISTING, Interruptions
+from aisfs.fuse.fastpath.observer import Nobody, Observer
+from aisfs.fuse.fastpath.pending import Pending
+from aisfs.fuse.fastpath.waiting_reads import WaitingReads
+from aisfs.fuse.fastpath.writable_handlers import WrittenAnswers
+from aisfs.fuse.fastpath.write_requests import Changes
+from aisfs.fuse.mounting.device import Device, mount_device
 from aisfs.fuse.notifier import Notifier
-from aisfs.fuse.observer import Nobody, Observer
-from aisfs.fuse.operations.reading import Operations
-from aisfs.fuse.operations.serving import serve_descriptor, terminate
-from aisfs.fuse.pending import Pending
-from aisfs.fuse.reads import WaitingReads
+from aisfs.fuse.pyfuse.reading import Operations
+from aisfs.fuse.pyfuse.serving import serve_descriptor, terminate
 from aisfs.fuse.watchdog import Watchdog
-from aisfs.fuse.written_answers import WrittenAnswers
+from aisfs.fuse.wire.abi import Opcode
+from aisfs.fuse.wire.init import Negotiation
 from aisfs.metrics import Metrics
 
 log = logging.getLogger(__name__)

@@ -8,11 +8,11 @@ import logging
 import threading
 import time
 
-from aisfs.fuse.device import Device
-from aisfs.fuse.interruptions import Interruptions
-from aisfs.fuse.lane import Lane
+from aisfs.fuse.fastpath.dispatcher import Lane
+from aisfs.fuse.fastpath.interrupts import Interruptions
+from aisfs.fuse.fastpath.pending import Pending
+from aisfs.fuse.mounting.device import Device
 from aisfs.fuse.notifier import Notifier
-from aisfs.fuse.pending import Pending
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from aisfs.core.policy import readahead
 from aisfs.core.views import samples
 from aisfs.engine.fetch import part
 from aisfs.engine.read import indexer, prefetcher
-from aisfs.fuse import tuning
+from aisfs.fuse.mounting import kernel_settings
 from tests.docs.documents import SEMANTICS, section
 
 MIB = 1 << 20
@@ -31,8 +31,8 @@ TOLD = [
     (f"the first dot, {samples.SPAN_MAX // MIB} MiB at most", True),
     ("nine tenths of the disk cache", prefetcher.FITS == 0.9),
     ("a quarter of the disk cache", assembly.PREFETCH_SHARE == 4),
-    (f"`read_ahead_kb` is raised to {tuning.READ_AHEAD_KB}", True),
-    (f"`max_background` to {tuning.MAX_BACKGROUND}", True),
+    (f"`read_ahead_kb` is raised to {kernel_settings.READ_AHEAD_KB}", True),
+    (f"`max_background` to {kernel_settings.MAX_BACKGROUND}", True),
     (f"the scan reads {indexer.HOP // MIB} MiB at each header", True),
 ]
 

@@ -16,16 +16,17 @@ from pathlib import Path
 import pytest
 
 from aisfs.filesystem.attributes import Attr
-from aisfs.fuse import abi, watchdog
-from aisfs.fuse.abi import InitFlag, InitReply, Opcode
-from aisfs.fuse.device import Device, mount_device
-from aisfs.fuse.interruptions import Interruptions
-from aisfs.fuse.lane import SILENCE, Lane
-from aisfs.fuse.negotiation import Negotiation
+from aisfs.fuse import watchdog
+from aisfs.fuse.fastpath.dispatcher import SILENCE, Lane
+from aisfs.fuse.fastpath.interrupts import Interruptions
+from aisfs.fuse.fastpath.observer import Nobody
+from aisfs.fuse.fastpath.pending import Pending
+from aisfs.fuse.mounting.device import Device, mount_device
 from aisfs.fuse.notifier import Notifier
-from aisfs.fuse.observer import Nobody
-from aisfs.fuse.pending import Pending
 from aisfs.fuse.watchdog import Watchdog
+from aisfs.fuse.wire import abi
+from aisfs.fuse.wire.abi import InitFlag, InitReply, Opcode
+from aisfs.fuse.wire.init import Negotiation
 from tests.support.mounts import eventually
 
 pytestmark = [

@@ -14,7 +14,7 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from aisfs.fuse.tuning import CONNECTIONS
+from aisfs.fuse.mounting.kernel_settings import CONNECTIONS
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from aisfs.config import Shards
 from aisfs.core.namespace.inodes import ROOT
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.instant import Known
-from aisfs.fuse import abi
-from aisfs.fuse.abi import InitFlag
-from aisfs.fuse.answers import Answers
-from aisfs.fuse.pages import AHEAD_SECONDS
+from aisfs.fuse.fastpath.handlers import Answers
+from aisfs.fuse.fastpath.listing_pages import AHEAD_SECONDS
+from aisfs.fuse.wire import abi
+from aisfs.fuse.wire.abi import InitFlag
 from tests.filesystem.user import BUCKET, build, new_store
 
 KEYS = ["a", "b" * 255, "c.tar", "c.tar.d", "d/e", "f.tar", "g.tgz/h", "i.zip", "j", "k.tar", "l"]

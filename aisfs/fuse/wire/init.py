@@ -5,9 +5,9 @@ pyfuse3 negotiates; here it is made to ask for what the lane's answers expect.
 
 from collections.abc import Callable
 
-from aisfs.fuse import abi
-from aisfs.fuse.abi import InitFlag
-from aisfs.fuse.tuning import MAX_BACKGROUND
+from aisfs.fuse.mounting.kernel_settings import MAX_BACKGROUND
+from aisfs.fuse.wire import abi
+from aisfs.fuse.wire.abi import InitFlag
 
 
 class Negotiation:

@@ -7,11 +7,12 @@ import pytest
 
 from aisfs.filesystem.attributes import Attr
 from aisfs.filesystem.readdir_snapshots import Snapshots
-from aisfs.fuse import abi, interruptions
-from aisfs.fuse.abi import Opcode
-from aisfs.fuse.answers import Answers
-from aisfs.fuse.interruptions import Interruptions
-from aisfs.fuse.pending import Pending
+from aisfs.fuse.fastpath import interrupts
+from aisfs.fuse.fastpath.handlers import Answers
+from aisfs.fuse.fastpath.interrupts import Interruptions
+from aisfs.fuse.fastpath.pending import Pending
+from aisfs.fuse.wire import abi
+from aisfs.fuse.wire.abi import Opcode
 
 ATTR = Attr(9, stat.S_IFREG | 0o444, 1, 0, 0, 0)
 
@@ -91,7 +92,7 @@ def test_a_spared_request_is_looked_at_again(
     monkeypatch: pytest.MonkeyPatch,
 ):
     ending = False
-    monkeypatch.setattr(interruptions, "is_ending", lambda pid: ending)
+    monkeypatch.setattr(interrupts, "is_ending", lambda pid: ending)
     pending.add(5, Opcode.LOOKUP, 4711)
     interrupting.interrupt(5)
     interrupting.check()

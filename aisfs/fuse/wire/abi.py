@@ -1,6 +1,6 @@
 """The kernel's side of /dev/fuse as bytes: requests taken apart, replies and notifications packed.
 
-The only module that knows the layouts, with `aisfs.fuse.entries`; source:
+The only module that knows the layouts, with `aisfs.fuse.wire.direntplus`; source:
 linux/include/uapi/linux/fuse.h, ABI 7.45, in the byte order of the machine. Nothing here reads or
 writes a descriptor.
 """

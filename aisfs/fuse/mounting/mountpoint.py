@@ -10,7 +10,7 @@ from collections.abc import Container
 from pathlib import Path
 
 from aisfs.errors import FuseUnavailable, MountError
-from aisfs.fuse.tuning import FILE_SYSTEM, device_minor, mounted_filesystems
+from aisfs.fuse.mounting.kernel_settings import FILE_SYSTEM, device_minor, mounted_filesystems
 
 FUSERMOUNT = "fusermount3"
 MNT_FORCE, MNT_DETACH, _UMOUNT_NOFOLLOW = 1, 2, 8

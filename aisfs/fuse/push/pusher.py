@@ -16,7 +16,7 @@ from aisfs.core.namespace.inodes import member_number, split_member
 from aisfs.core.policy.push import PushCounts, ShardPush
 from aisfs.engine.fetch.part import Data
 from aisfs.filesystem.open_shards import Members, OpenShard
-from aisfs.fuse.abi import STORE_HEADER, store_messages
+from aisfs.fuse.wire.abi import STORE_HEADER, store_messages
 from aisfs.metrics import Metrics
 from aisfs.model import ByteRange
 

@@ -1,6 +1,6 @@
 """The lane: two threads between /dev/fuse and pyfuse3, which answer what needs no waiting.
 
-    /dev/fuse ──▸ L ──▸ answered at once (`aisfs.fuse.answers`)
+    /dev/fuse ──▸ L ──▸ answered at once (`aisfs.fuse.fastpath.handlers`)
                   ├───▸ READs that must wait, and what makes, commits and closes files that are
                   │     written: the trio thread, which answers to the device (`reads`, `changes`)
                   └───▸ everything else: a socket pair ──▸ pyfuse3 ──▸ R ──▸ /dev/fuse
@@ -27,11 +27,11 @@ from contextlib import suppress
 from typing import Protocol
 
 from aisfs.errors import AisfsError
-from aisfs.fuse import abi
-from aisfs.fuse.abi import Opcode
-from aisfs.fuse.negotiation import Negotiation
-from aisfs.fuse.observer import Observer
-from aisfs.fuse.pending import Pending
+from aisfs.fuse.fastpath.observer import Observer
+from aisfs.fuse.fastpath.pending import Pending
+from aisfs.fuse.wire import abi
+from aisfs.fuse.wire.abi import Opcode
+from aisfs.fuse.wire.init import Negotiation
 
 log = logging.getLogger(__name__)
 

@@ -2,5 +2,5 @@
 
 Only this package touches pyfuse3. No decision is taken here. No exception leaves a handler except
 FUSEError: anything else would end the session and with it the mount. Each failed request is logged
-once, by `aisfs.fuse.failures`.
+once, by `aisfs.fuse.fastpath.failures`.
 """

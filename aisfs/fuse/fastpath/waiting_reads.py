@@ -12,13 +12,13 @@ import trio
 
 from aisfs.engine.fetch.part import Data
 from aisfs.filesystem.filesystem import FileSystem
-from aisfs.fuse import abi
-from aisfs.fuse.abi import Opcode
-from aisfs.fuse.failures import failure
-from aisfs.fuse.inbox import Inbox
-from aisfs.fuse.lane import Reply
-from aisfs.fuse.observer import Observer
-from aisfs.fuse.pending import Pending
+from aisfs.fuse.fastpath.dispatcher import Reply
+from aisfs.fuse.fastpath.failures import failure
+from aisfs.fuse.fastpath.inbox import Inbox
+from aisfs.fuse.fastpath.observer import Observer
+from aisfs.fuse.fastpath.pending import Pending
+from aisfs.fuse.wire import abi
+from aisfs.fuse.wire.abi import Opcode
 from aisfs.metrics import Metrics
 
 

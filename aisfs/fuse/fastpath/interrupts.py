@@ -9,11 +9,11 @@ kernel says it only once, so requests that were not ended are looked at again (`
 import errno
 from collections.abc import Callable
 
-from aisfs.fuse import abi
-from aisfs.fuse.abi import Opcode
 from aisfs.fuse.callers import is_ending
-from aisfs.fuse.lane import Reply
-from aisfs.fuse.pending import Pending
+from aisfs.fuse.fastpath.dispatcher import Reply
+from aisfs.fuse.fastpath.pending import Pending
+from aisfs.fuse.wire import abi
+from aisfs.fuse.wire.abi import Opcode
 
 ASKING = frozenset(
     {

@@ -15,14 +15,14 @@ import trio
 from aisfs.core.namespace.inodes import split_member
 from aisfs.filesystem.write.instant import KnownWritten
 from aisfs.filesystem.write.open_files import WRITING, WritingFileSystem
-from aisfs.fuse import abi
-from aisfs.fuse.abi import InitFlag, Opcode, OpenFlag
-from aisfs.fuse.answers import Answers
-from aisfs.fuse.changes import Changes, Created
-from aisfs.fuse.interruptions import Interruptions
-from aisfs.fuse.lane import FORWARD, SILENCE, Handler, Reply
-from aisfs.fuse.lane_handles import handle_of, is_lanes
-from aisfs.fuse.reads import WaitingReads
+from aisfs.fuse.fastpath.dispatcher import FORWARD, SILENCE, Handler, Reply
+from aisfs.fuse.fastpath.handle_codes import handle_of, is_lanes
+from aisfs.fuse.fastpath.handlers import Answers
+from aisfs.fuse.fastpath.interrupts import Interruptions
+from aisfs.fuse.fastpath.waiting_reads import WaitingReads
+from aisfs.fuse.fastpath.write_requests import Changes, Created
+from aisfs.fuse.wire import abi
+from aisfs.fuse.wire.abi import InitFlag, Opcode, OpenFlag
 
 CHANGEABLE = (
     Opcode.LOOKUP,

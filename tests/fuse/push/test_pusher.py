@@ -12,8 +12,8 @@ import pytest
 from aisfs.core.namespace.inodes import directory_number, member_number, split_member
 from aisfs.core.tar.scanner import TarScanner
 from aisfs.core.views.directory_tree import MembersView
-from aisfs.fuse import pusher as pushers
-from aisfs.fuse.pusher import PIECE, Pusher
+from aisfs.fuse.push import pusher as pushers
+from aisfs.fuse.push.pusher import PIECE, Pusher
 from aisfs.metrics import Metrics
 from aisfs.model import ByteRange
 from tests.support.tars import END, entry

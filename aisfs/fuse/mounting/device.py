@@ -15,9 +15,9 @@ import subprocess
 from pathlib import Path
 
 from aisfs.errors import FuseUnavailable, MountError
-from aisfs.fuse.guardian import Guardian
-from aisfs.fuse.mountpoint import FUSERMOUNT, MNT_FORCE, libc, umount2, unmount
-from aisfs.fuse.tuning import CONNECTIONS, device_minor
+from aisfs.fuse.mounting.death_watch import Guardian
+from aisfs.fuse.mounting.kernel_settings import CONNECTIONS, device_minor
+from aisfs.fuse.mounting.mountpoint import FUSERMOUNT, MNT_FORCE, libc, umount2, unmount
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import trio
 
 from aisfs.errors import MountError
 from aisfs.fuse.notifier import INVALIDATE_SECONDS
-from aisfs.fuse.operations.reading import Operations
+from aisfs.fuse.pyfuse.reading import Operations
 
 
 class PyfuseKernel:

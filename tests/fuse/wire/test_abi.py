@@ -10,9 +10,9 @@ import struct
 import pytest
 
 from aisfs.filesystem.attributes import Attr, FileRun
-from aisfs.fuse import abi
-from aisfs.fuse.abi import InitFlag, Opcode
-from aisfs.fuse.entries import FilePacker
+from aisfs.fuse.wire import abi
+from aisfs.fuse.wire.abi import InitFlag, Opcode
+from aisfs.fuse.wire.direntplus import FilePacker
 
 FILE = Attr(1 << 63 | 5, stat.S_IFREG | 0o444, 1025, 1_700_000_000_123_456_789, 1000, 100)
 DIRECTORY = Attr(1, stat.S_IFDIR | 0o555, 131072, -1, 0, 0, 1.5)

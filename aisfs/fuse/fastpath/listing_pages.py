@@ -15,8 +15,8 @@ from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.handles import DirectoryHandle, MemberRows
 from aisfs.filesystem.instant import Known
 from aisfs.filesystem.nodes import Node, ObjectNode, ShardNode
-from aisfs.fuse import abi
-from aisfs.fuse.entries import FilePacker
+from aisfs.fuse.wire import abi
+from aisfs.fuse.wire.direntplus import FilePacker
 
 KEPT_BYTES_MAX = 32 << 20
 """Packed pages of listings that never change: 200,000 entries. The kernel keeps them too, so they

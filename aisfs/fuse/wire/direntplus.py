@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from aisfs.filesystem.attributes import BLOCK_SIZE, FOREVER, FileRun
-from aisfs.fuse.abi import DIRENTPLUS, GIGA, WORD, timeout_words
+from aisfs.fuse.wire.abi import DIRENTPLUS, GIGA, WORD, timeout_words
 
 # Where in an entry what differs between files is: in words of 64 bits, ...
 _INO, _SIZE, _BLOCKS, _TIMES, _OFF = (0, 5, 16), 6, 7, (8, 9, 10), 17

@@ -10,12 +10,12 @@ from aisfs.cache.metadata_cache import UNKNOWN
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.instant import Known
 from aisfs.filesystem.xattrs import PREFIX
-from aisfs.fuse import abi
-from aisfs.fuse.abi import InitFlag, Opcode
-from aisfs.fuse.interruptions import Interruptions
-from aisfs.fuse.lane import FORWARD, LIST_BYTES_MAX, SILENCE, Handler, Reply
-from aisfs.fuse.pages import ListingPages
-from aisfs.fuse.reads import WaitingReads
+from aisfs.fuse.fastpath.dispatcher import FORWARD, LIST_BYTES_MAX, SILENCE, Handler, Reply
+from aisfs.fuse.fastpath.interrupts import Interruptions
+from aisfs.fuse.fastpath.listing_pages import ListingPages
+from aisfs.fuse.fastpath.waiting_reads import WaitingReads
+from aisfs.fuse.wire import abi
+from aisfs.fuse.wire.abi import InitFlag, Opcode
 
 
 class Answers:

@@ -8,7 +8,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 import pyfuse3
 
 from aisfs.filesystem.attributes import BLOCK_SIZE, FOREVER, Attr, Entry
-from aisfs.fuse.failures import failure
+from aisfs.fuse.fastpath.failures import failure
 from aisfs.metrics import Metrics
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aisfs.fuse.headroom import FLOOR, SHARE, Headroom
+from aisfs.fuse.push.memory_budget import FLOOR, SHARE, Headroom
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -136,7 +136,7 @@ SCRIPT = """
 from pathlib import Path
 import sys
 Path(sys.argv[1], "cgroup.procs").write_text("0")
-from aisfs.fuse.headroom import Headroom
+from aisfs.fuse.push.memory_budget import Headroom
 print(Headroom().room())
 """
 

@@ -16,8 +16,8 @@ from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.handles import DirectoryHandle, FileHandle
 from aisfs.filesystem.xattrs import Xattrs
 from aisfs.fuse.callers import is_ending
-from aisfs.fuse.handle_table import HandleTable, Opened
-from aisfs.fuse.operations.replies import attributes, entry_attributes, handler
+from aisfs.fuse.fastpath.handle_table import HandleTable, Opened
+from aisfs.fuse.pyfuse.replies import attributes, entry_attributes, handler
 from aisfs.metrics import Metrics
 
 BUCKET_BLOCKS = 2**43 // BLOCK_SIZE

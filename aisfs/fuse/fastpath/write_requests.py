@@ -14,13 +14,13 @@ from aisfs.filesystem.attributes import Entry
 from aisfs.filesystem.handles import FileHandle
 from aisfs.filesystem.write.open_files import OpenFile
 from aisfs.filesystem.write.rename import NamingFileSystem
-from aisfs.fuse import abi
-from aisfs.fuse.abi import Opcode, OpenFlag
-from aisfs.fuse.failures import failure
-from aisfs.fuse.handle_table import HandleTable
-from aisfs.fuse.inbox import Inbox
-from aisfs.fuse.lane import Reply
-from aisfs.fuse.pending import Pending
+from aisfs.fuse.fastpath.dispatcher import Reply
+from aisfs.fuse.fastpath.failures import failure
+from aisfs.fuse.fastpath.handle_table import HandleTable
+from aisfs.fuse.fastpath.inbox import Inbox
+from aisfs.fuse.fastpath.pending import Pending
+from aisfs.fuse.wire import abi
+from aisfs.fuse.wire.abi import Opcode, OpenFlag
 from aisfs.metrics import Metrics
 
 TAKEN = (Opcode.CREATE, Opcode.FLUSH, Opcode.FSYNC, Opcode.RELEASE)

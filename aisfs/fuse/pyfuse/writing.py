@@ -10,9 +10,9 @@ from aisfs.filesystem.handles import FileHandle
 from aisfs.filesystem.write.create import Changes
 from aisfs.filesystem.write.open_files import OpenFile
 from aisfs.filesystem.write.rename import NamingFileSystem
-from aisfs.fuse.lane_handles import object_of
-from aisfs.fuse.operations.reading import Operations
-from aisfs.fuse.operations.replies import attributes, entry_attributes, handler
+from aisfs.fuse.fastpath.handle_codes import object_of
+from aisfs.fuse.pyfuse.reading import Operations
+from aisfs.fuse.pyfuse.replies import attributes, entry_attributes, handler
 
 
 class WritableOperations(Operations):

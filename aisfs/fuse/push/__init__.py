@@ -1,0 +1,1 @@
+"""Stores members of shards into the kernel's page cache ahead of their readers."""

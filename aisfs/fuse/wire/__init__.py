@@ -1,0 +1,1 @@
+"""The kernel's messages as bytes: structures, directory entries, INIT."""
