@@ -88,7 +88,7 @@ def main() -> int:
     """Serve until standard input ends."""
     from aisfs.errors import AisfsError
     from aisfs.server.app import make_app
-    from aisfs.server.exchange import WsgiApp
+    from aisfs.server.messages import WsgiApp
     from aisfs.server.pace import paced
     from aisfs.server.run import serve_app
 

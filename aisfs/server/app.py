@@ -19,12 +19,17 @@ import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
 
-from aisfs.server.appends import Appends
-from aisfs.server.batches import Batches
-from aisfs.server.buckets import Buckets, check_provider
-from aisfs.server.cluster import Cluster
+from aisfs.server.api.appends import Appends
+from aisfs.server.api.buckets import Buckets, check_provider
+from aisfs.server.api.cluster import Cluster
+from aisfs.server.api.get_batch import Batches
+from aisfs.server.api.jobs import Jobs
+from aisfs.server.api.multipart import Parts
+from aisfs.server.api.objects import Objects
+from aisfs.server.api.sorts import Sorts
 from aisfs.server.counters import Counters
-from aisfs.server.exchange import (
+from aisfs.server.failures import Failure, NotAllowed, no_object, text_of, unsupported
+from aisfs.server.messages import (
     Environ,
     Reply,
     Request,
@@ -37,14 +42,9 @@ from aisfs.server.exchange import (
     stamp,
     text_reply,
 )
-from aisfs.server.failures import Failure, NotAllowed, no_object, text_of, unsupported
-from aisfs.server.jobs import Jobs
 from aisfs.server.names import check_key
-from aisfs.server.objects import Objects
-from aisfs.server.parts import Parts
-from aisfs.server.sorts import Sorts
-from aisfs.server.storage import STATE_DIRECTORY, Storage
-from aisfs.server.traps import Kindness, Traps
+from aisfs.server.storage.objects import STATE_DIRECTORY, Storage
+from aisfs.server.storage.traps import Kindness, Traps
 
 log = logging.getLogger(__name__)
 

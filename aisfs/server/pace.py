@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 
-from aisfs.server.exchange import Environ, StartResponse, WsgiApp
+from aisfs.server.messages import Environ, StartResponse, WsgiApp
 
 PIECE = 64 << 10
 """Bytes sent at once: small enough that replies on one link interleave."""

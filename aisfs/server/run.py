@@ -22,9 +22,9 @@ from gunicorn.workers.base import Worker
 
 from aisfs.errors import ConfigError
 from aisfs.server.app import make_app
-from aisfs.server.exchange import REPEATED, WsgiApp
+from aisfs.server.messages import REPEATED, WsgiApp
 from aisfs.server.same_site import SameSite
-from aisfs.server.storage import hold_directory
+from aisfs.server.storage.objects import hold_directory
 from aisfs.server.worker import StayingWorker
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ def serve(
         allow_hosts: names of this machine that clients may use, besides `host` and `localhost`.
         ready: called with the real port once connections are accepted.
         threads: requests served at the same time.
-        traps: destroy and hide what a real AIStore would; see `aisfs.server.traps`.
+        traps: destroy and hide what a real AIStore would; see `aisfs.server.storage.traps`.
 
     Raises:
         ConfigError: the directory is missing, served already, or the port is taken.

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from aisfs.server.exchange import Environ, StartResponse, WsgiApp
+from aisfs.server.messages import Environ, StartResponse, WsgiApp
 
 
 class SameSite:

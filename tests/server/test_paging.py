@@ -6,7 +6,7 @@ from zlib import crc32
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aisfs.server.paging import as_met, cut_page, join_pages, walk
+from aisfs.server.api.paging import as_met, cut_page, join_pages, walk
 
 COMPONENT = st.text("an-. 0~", min_size=1, max_size=3).map(str.encode)
 """Few characters, on both sides of the slash, so that names often begin alike."""

@@ -48,7 +48,8 @@ from urllib.parse import parse_qs
 
 from aisfs.errors import AisfsError
 from aisfs.server.app import Server, make_app
-from aisfs.server.exchange import (
+from aisfs.server.failures import Failure
+from aisfs.server.messages import (
     Environ,
     Request,
     StartResponse,
@@ -56,9 +57,8 @@ from aisfs.server.exchange import (
     error_reply,
     send,
 )
-from aisfs.server.failures import Failure
 from aisfs.server.run import serve_app
-from aisfs.server.storage import STATE_DIRECTORY
+from aisfs.server.storage.objects import STATE_DIRECTORY
 from tests.support.targets import SpreadTraps, Targets
 
 

@@ -21,8 +21,8 @@ from typing import Any
 from xxhash import xxh64_intdigest
 
 from aisfs.server.app import make_app
-from aisfs.server.checksums import NODE_SEED, digest_of
-from aisfs.server.exchange import (
+from aisfs.server.failures import Failure, text_of
+from aisfs.server.messages import (
     Environ,
     Reply,
     Request,
@@ -32,8 +32,8 @@ from aisfs.server.exchange import (
     json_reply,
     send,
 )
-from aisfs.server.failures import Failure, text_of
-from aisfs.server.traps import Traps
+from aisfs.server.storage.checksums import NODE_SEED, digest_of
+from aisfs.server.storage.traps import Traps
 
 HOSTS = ("127.0.0.1", "127.1", "127.0.1")
 """Spellings of one address; the proxy goes by the first as well."""

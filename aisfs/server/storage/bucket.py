@@ -10,10 +10,10 @@ from msgspec import structs
 
 from aisfs.openat2 import open_beneath
 from aisfs.server import failures
-from aisfs.server.beside import Beside
 from aisfs.server.failures import Failure
 from aisfs.server.names import check_key
-from aisfs.server.records import Record, Records
+from aisfs.server.storage.beside import Beside
+from aisfs.server.storage.records import Record, Records
 
 
 @dataclass(frozen=True, slots=True)

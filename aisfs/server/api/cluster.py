@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from aisfs.server.checksums import digest_of
-from aisfs.server.exchange import Reply, Request, json_reply, text_reply
 from aisfs.server.failures import Failure
+from aisfs.server.messages import Reply, Request, json_reply, text_reply
+from aisfs.server.storage.checksums import digest_of
 
 VERSION = "5.0"
 """The AIStore release whose behaviour was recorded and is imitated."""

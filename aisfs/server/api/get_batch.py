@@ -16,12 +16,13 @@ from urllib.parse import quote
 
 import msgspec
 
-from aisfs.server import archives, failures
-from aisfs.server.bucket import Bucket
-from aisfs.server.exchange import Reply, Request, stamp
+from aisfs.server import failures
+from aisfs.server.api import archives
 from aisfs.server.failures import Failure
+from aisfs.server.messages import Reply, Request, stamp
 from aisfs.server.names import check_key
-from aisfs.server.storage import Storage
+from aisfs.server.storage.bucket import Bucket
+from aisfs.server.storage.objects import Storage
 
 MOST_MISSING = 8
 """AIStore's `max_soft_errs`: more missing items end the whole request, `coer` or not."""

@@ -6,17 +6,17 @@ import tarfile
 from collections.abc import Iterator
 from typing import Any
 
-from aisfs.server import archives
-from aisfs.server.bucket import Bucket
-from aisfs.server.checksums import HASHERS, hash_file
-from aisfs.server.cluster import Cluster
-from aisfs.server.directories import Directories, walk
-from aisfs.server.exchange import Reply
+from aisfs.server.api import archives
+from aisfs.server.api.cluster import Cluster
+from aisfs.server.api.objects import Objects
+from aisfs.server.api.properties import checksum_type
 from aisfs.server.failures import Failure, unsupported, uri_of
+from aisfs.server.messages import Reply
 from aisfs.server.names import check_key
-from aisfs.server.objects import Objects
-from aisfs.server.properties import checksum_type
-from aisfs.server.storage import Storage
+from aisfs.server.storage.bucket import Bucket
+from aisfs.server.storage.checksums import HASHERS, hash_file
+from aisfs.server.storage.keys import Directories, walk
+from aisfs.server.storage.objects import Storage
 
 _BRACES = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})(?:\.\.0*([1-9]\d{0,17}))?\}")
 MOST_NAMES = 1_000_000

@@ -19,14 +19,14 @@ from typing import BinaryIO
 import msgspec
 
 from aisfs.server import failures
-from aisfs.server.bucket import Bucket
-from aisfs.server.checksums import hash_file
+from aisfs.server.api.objects import Objects
+from aisfs.server.api.properties import checksum_type
 from aisfs.server.damage import Damage, LostPart
-from aisfs.server.exchange import Reply, Request, text_reply
 from aisfs.server.failures import Failure, uri_of
-from aisfs.server.objects import Objects
-from aisfs.server.properties import checksum_type
-from aisfs.server.storage import Storage, write_out
+from aisfs.server.messages import Reply, Request, text_reply
+from aisfs.server.storage.bucket import Bucket
+from aisfs.server.storage.checksums import hash_file
+from aisfs.server.storage.objects import Storage, write_out
 
 CHECKSUM = "crc32c"
 """What an object has whose parts did not come in order, unless it replaces one that has another."""

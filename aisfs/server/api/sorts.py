@@ -15,17 +15,17 @@ from typing import Any
 
 import msgspec
 
-from aisfs.server import archives
-from aisfs.server.bucket import Bucket
-from aisfs.server.checksums import hash_file
-from aisfs.server.cluster import JOBS_KEPT
-from aisfs.server.exchange import Reply, Request, json_reply, text_reply
+from aisfs.server.api import archives
+from aisfs.server.api.cluster import JOBS_KEPT
+from aisfs.server.api.jobs import MOST_NAMES, count_names, expand
+from aisfs.server.api.objects import Objects
+from aisfs.server.api.properties import checksum_type
 from aisfs.server.failures import Failure, unsupported, uri_of
-from aisfs.server.jobs import MOST_NAMES, count_names, expand
+from aisfs.server.messages import Reply, Request, json_reply, text_reply
 from aisfs.server.names import check_key
-from aisfs.server.objects import Objects
-from aisfs.server.properties import checksum_type
-from aisfs.server.storage import Storage
+from aisfs.server.storage.bucket import Bucket
+from aisfs.server.storage.checksums import hash_file
+from aisfs.server.storage.objects import Storage
 
 _SIZE = re.compile(r"(\d{1,15})\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _OURS = {"provider": "ais", "namespace": {"uuid": "", "name": ""}}

@@ -2,9 +2,9 @@
 
 import re
 
-from aisfs.server.bucket import Found
-from aisfs.server.exchange import REPEATED, Request
 from aisfs.server.failures import Failure, Headers
+from aisfs.server.messages import REPEATED, Request
+from aisfs.server.storage.bucket import Found
 
 _RANGE = re.compile(r"(\d*)-(\d*)")
 

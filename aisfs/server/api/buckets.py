@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from aisfs.server import properties
-from aisfs.server.cluster import Cluster
+from aisfs.server.api import properties
+from aisfs.server.api.cluster import Cluster
+from aisfs.server.api.jobs import Jobs
+from aisfs.server.api.list_objects import Lister, parse
 from aisfs.server.counters import Counters
-from aisfs.server.exchange import Reply, Request, json_reply
 from aisfs.server.failures import Failure, unsupported
-from aisfs.server.jobs import Jobs
-from aisfs.server.list_objects import Lister, parse
-from aisfs.server.storage import Storage
+from aisfs.server.messages import Reply, Request, json_reply
+from aisfs.server.storage.objects import Storage
 
 PROVIDERS = frozenset(
     {"", "ais", "aws", "s3", "gcp", "gs", "azure", "az", "oci", "oc"},

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import xxhash
 
-from aisfs.server.bucket import Bucket
+from aisfs.server.storage.bucket import Bucket
 
 _PATH = "/$&+,:;=@~"
 """What Go leaves as it is in the path of a redirect, besides letters, digits and `-._`."""
@@ -27,7 +27,7 @@ class Kindness:
     """A member is written over the end of its tar, whose file is not cut where it ends now, and
     half of it stays when the client goes away; a new shard needs a directory that is there."""
     loses_names = False
-    """Listings are those of `aisfs.server.paging`."""
+    """Listings are those of `aisfs.server.api.paging`."""
     holds_both = False
     """An object and a directory may have one name, where they are on different disks; a target whose
     disk has the object then gives up listing that directory, as often as not."""

@@ -2,7 +2,7 @@
 
     DIR/<bucket>/<key>             the objects; files may come and go without our help
     DIR/.aisfs-server/records/     one database per bucket: versions, checksums, custom metadata
-    DIR/.aisfs-server/beside/      objects that have the name of a directory, see `aisfs.server.beside`
+    DIR/.aisfs-server/beside/      objects that have the name of a directory, see `aisfs.server.storage.beside`
     DIR/.aisfs-server/tmp/         work files; every object is complete before it gets its name
 
 Locking: whoever changes a key holds `locks.writing((bucket, key))`; whoever reads the bytes of a
@@ -25,13 +25,13 @@ from typing import Any, BinaryIO
 from aisfs.errors import ConfigError
 from aisfs.openat2 import open_beneath
 from aisfs.server import failures
-from aisfs.server.beside import Beside, parents
-from aisfs.server.bucket import Bucket, Found
-from aisfs.server.checksums import Hasher
 from aisfs.server.failures import Failure
-from aisfs.server.locks import ObjectLocks
-from aisfs.server.records import Record, Records
-from aisfs.server.traps import Kindness
+from aisfs.server.storage.beside import Beside, parents
+from aisfs.server.storage.bucket import Bucket, Found
+from aisfs.server.storage.checksums import Hasher
+from aisfs.server.storage.locks import ObjectLocks
+from aisfs.server.storage.records import Record, Records
+from aisfs.server.storage.traps import Kindness
 
 STATE_DIRECTORY = ".aisfs-server"
 SYSTEM_BUCKETS = frozenset({".sys-shardidx"})

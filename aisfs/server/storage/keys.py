@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from aisfs.server.bucket import Bucket
+from aisfs.server.storage.bucket import Bucket
 
 NAMES_KEPT = 3_000_000
 """Names kept over all directories: a listing of a million objects and some change, about 0.2 GB."""

@@ -4,9 +4,9 @@ import json
 import os
 from typing import Any
 
-from aisfs.server.bucket import Bucket
-from aisfs.server.checksums import HASHERS
 from aisfs.server.failures import Failure
+from aisfs.server.storage.bucket import Bucket
+from aisfs.server.storage.checksums import HASHERS
 
 _DEFAULTS: dict[str, Any] = {
     "backend_bck": {"name": "", "provider": "", "namespace": {"uuid": "", "name": ""}},

@@ -12,14 +12,14 @@ from typing import Any
 
 import msgspec
 
-from aisfs.server import paging
-from aisfs.server.archives import list_members
-from aisfs.server.beside import parents
-from aisfs.server.bucket import Bucket, Found
-from aisfs.server.directories import Directories, children, walk
-from aisfs.server.exchange import Reply
+from aisfs.server.api import paging
+from aisfs.server.api.archives import list_members
 from aisfs.server.failures import Failure
-from aisfs.server.traps import Kindness
+from aisfs.server.messages import Reply
+from aisfs.server.storage.beside import parents
+from aisfs.server.storage.bucket import Bucket, Found
+from aisfs.server.storage.keys import Directories, children, walk
+from aisfs.server.storage.traps import Kindness
 
 PAGE = 10_000
 """AIStore's page size for its own buckets, used when the request names none."""

@@ -7,16 +7,17 @@ import uuid
 from dataclasses import replace
 from pathlib import Path
 
-from aisfs.server import archives, failures
-from aisfs.server.bucket import Bucket, Found
-from aisfs.server.checksums import hash_file
+from aisfs.server import failures
+from aisfs.server.api import archives
+from aisfs.server.api.objects import Objects
+from aisfs.server.api.properties import checksum_type
 from aisfs.server.damage import Damage
-from aisfs.server.exchange import Reply, Request, ShortBody
 from aisfs.server.failures import Failure, uri_of
-from aisfs.server.objects import Objects
-from aisfs.server.properties import checksum_type
-from aisfs.server.records import Record
-from aisfs.server.storage import Storage, write_out
+from aisfs.server.messages import Reply, Request, ShortBody
+from aisfs.server.storage.bucket import Bucket, Found
+from aisfs.server.storage.checksums import hash_file
+from aisfs.server.storage.objects import Storage, write_out
+from aisfs.server.storage.records import Record
 
 APPEND, APPEND_OR_CREATE = "1", "2"
 """Values of `Ais-Pine`; without the header the shard is replaced."""

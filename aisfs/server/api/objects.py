@@ -7,17 +7,18 @@ from email.utils import formatdate
 from itertools import chain
 from pathlib import Path
 
-from aisfs.server import archives, failures
-from aisfs.server.bucket import Bucket, Found
-from aisfs.server.checksums import HASHERS
+from aisfs.server import failures
+from aisfs.server.api import archives
+from aisfs.server.api.object_headers import attributes, chunk_headers, custom_pairs, parse_range
+from aisfs.server.api.properties import checksum_type, range_checksums, validates, versioned
 from aisfs.server.damage import Damage, break_off
-from aisfs.server.exchange import HeldFile, Reply, Request, base36
 from aisfs.server.failures import Failure, Headers, uri_of
+from aisfs.server.messages import HeldFile, Reply, Request, base36
 from aisfs.server.names import check_key
-from aisfs.server.object_headers import attributes, chunk_headers, custom_pairs, parse_range
-from aisfs.server.properties import checksum_type, range_checksums, validates, versioned
-from aisfs.server.records import Record
-from aisfs.server.storage import Storage, write_out
+from aisfs.server.storage.bucket import Bucket, Found
+from aisfs.server.storage.checksums import HASHERS
+from aisfs.server.storage.objects import Storage, write_out
+from aisfs.server.storage.records import Record
 
 SMALL = 128 << 10
 """Objects up to this size are read at once and release their lock before they are sent: they fit

@@ -1,0 +1,1 @@
+"""How the embedded server keeps objects: plain files below one directory, records beside them."""
