@@ -46,7 +46,7 @@ from aisfs.filesystem.nodes import DatasetNode, DirectoryNode, Node, RootNode
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket
 from aisfs.mount_plan import SourcePlan, is_local, origin_of
-from aisfs.store.local import LocalStore
+from aisfs.store.local.store import LocalStore
 from aisfs.store.port import WritableStore
 
 log = logging.getLogger(__name__)

@@ -238,7 +238,7 @@ async def _opened(
     # requests alone takes longer to load than --help may.
     from aisfs.ais.client import AISClient
     from aisfs.assembly import check_source
-    from aisfs.store.local import LocalStore
+    from aisfs.store.local.store import LocalStore
     from aisfs.store.retry import RetryingStore
 
     if isinstance(place, Path):

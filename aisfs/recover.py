@@ -22,7 +22,7 @@ from aisfs.errors import AisfsError, BucketNotFound, ConfigError, NotFound, Sour
 from aisfs.exits import Exit
 from aisfs.model import ObjectInfo
 from aisfs.store.content import BytesContent, FileContent
-from aisfs.store.local import LocalStore
+from aisfs.store.local.store import LocalStore
 from aisfs.store.port import WritableStore
 from aisfs.store.retry import RetryingStore
 

@@ -18,7 +18,7 @@ from aisfs.core.namespace.keys import check_new_key
 from aisfs.errors import BucketNotFound, NotFound, Stale, Unsupported
 from aisfs.model import NO_CUSTOM, Bucket, Keys, ObjectInfo, Page, Provider
 from aisfs.store.custom import encode_custom
-from aisfs.store.nothing_ahead import NothingAhead
+from aisfs.store.no_multipart import NothingAhead
 from aisfs.store.port import Announce, Content, Progress, Sink, UploadAhead
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ import requests
 from aisfs.ais.client import AISClient
 from aisfs.config import ClusterSettings
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.store.local import LocalStore
+from aisfs.store.local.store import LocalStore
 from aisfs.store.memory import MemoryStore
 from aisfs.store.pages import pages_of
 from aisfs.store.port import WritableStore

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from aisfs.errors import Unsupported
 from aisfs.openat2 import open_beneath
-from aisfs.store.local_errors import error_of
+from aisfs.store.local.errors import error_of
 from aisfs.store.port import Content, Progress
 
 T = TypeVar("T")

@@ -29,12 +29,12 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.model import NO_CUSTOM, Bucket, Keys, ObjectInfo, Page, Provider
-from aisfs.store import local_writing
 from aisfs.store.content import FileContent
 from aisfs.store.custom import decode_custom, encode_custom, stamp_of
-from aisfs.store.local_errors import error_of, os_errors, writing_errors
-from aisfs.store.local_paths import KeyPaths, raw_key
-from aisfs.store.nothing_ahead import NothingAhead
+from aisfs.store.local import writes
+from aisfs.store.local.errors import error_of, os_errors, writing_errors
+from aisfs.store.local.paths import KeyPaths, raw_key
+from aisfs.store.no_multipart import NothingAhead
 from aisfs.store.port import Announce, Content, Progress, Sink, UploadAhead
 
 T = TypeVar("T")
@@ -161,7 +161,7 @@ class LocalStore(NothingAhead):
         encode_custom(custom, "")
 
         def write(descriptor: int) -> None:
-            local_writing.write_content(descriptor, content, progress)
+            writes.write_content(descriptor, content, progress)
 
         return await self._run(partial(self._publish, bucket, key, write, custom))
 
@@ -170,7 +170,7 @@ class LocalStore(NothingAhead):
 
         def work() -> None:
             with self._paths.open(bucket, key), os_errors(f"{bucket}/{key}"):
-                local_writing.remove(self._paths.root, raw_key(bucket, key))
+                writes.remove(self._paths.root, raw_key(bucket, key))
 
         await self._run(work)
 
@@ -183,7 +183,7 @@ class LocalStore(NothingAhead):
             with self._paths.open(bucket, key) as descriptor:
                 info = _described(key, descriptor)
                 content = FileContent(descriptor, info.size, f"{bucket}/{key}")
-                write = partial(local_writing.write_content, content=content)
+                write = partial(writes.write_content, content=content)
                 return self._publish(to_bucket, new_key, write, info.custom)
 
         return await self._run(work)
@@ -197,9 +197,7 @@ class LocalStore(NothingAhead):
             with self._paths.open(bucket, key) as descriptor:
                 self._paths.check_new(bucket, new_key)
                 with writing_errors(f"{bucket}/{new_key}"):
-                    local_writing.move(
-                        self._paths.root, raw_key(bucket, key), raw_key(bucket, new_key)
-                    )
+                    writes.move(self._paths.root, raw_key(bucket, key), raw_key(bucket, new_key))
                 return _described(new_key, descriptor)
 
         return await self._run(work)
@@ -213,7 +211,7 @@ class LocalStore(NothingAhead):
         def work() -> ObjectInfo:
             with self._paths.open(bucket, expected.key) as descriptor:
                 if expected.same_content(_info(expected.key, os.fstat(descriptor))):
-                    local_writing.write_attribute(descriptor, f"{bucket}/{expected.key}", text)
+                    writes.write_attribute(descriptor, f"{bucket}/{expected.key}", text)
                 return _described(expected.key, descriptor)
 
         return await self._run(work)
@@ -241,13 +239,13 @@ class LocalStore(NothingAhead):
             if custom:
                 text = encode_custom(custom, stamp_of(info))
                 try:
-                    local_writing.write_attribute(descriptor, subject, text)
+                    writes.write_attribute(descriptor, subject, text)
                     info = structs.replace(info, custom=dict(custom))
                 except Unsupported as error:
                     log.debug("%s", error)
 
         with writing_errors(subject):
-            local_writing.publish(self._paths.root, raw_key(bucket, key), write_all)
+            writes.publish(self._paths.root, raw_key(bucket, key), write_all)
         return info
 
     def _list(self, bucket: Bucket, prefix: str) -> Page:
@@ -261,7 +259,7 @@ class LocalStore(NothingAhead):
                 found = {
                     entry.name + b"/" if entry.is_dir(follow_symlinks=False) else entry.name: entry
                     for entry in entries
-                    if not entry.name.startswith(local_writing.UNFINISHED)
+                    if not entry.name.startswith(writes.UNFINISHED)
                 }
         start = raw_key(bucket, prefix)
         page = Page([], [], "")
@@ -305,7 +303,7 @@ def _described(key: str, descriptor: int) -> ObjectInfo:
 
 
 def _with_custom(info: ObjectInfo, file: int | bytes) -> ObjectInfo:
-    text = local_writing.read_attribute(file)
+    text = writes.read_attribute(file)
     return structs.replace(info, custom=decode_custom(text, info)) if text else info
 
 

@@ -12,8 +12,8 @@ import trio
 from aisfs.errors import NotADirectory, NotFound
 from aisfs.model import Bucket
 from aisfs.store.content import BytesContent
-from aisfs.store.local import LocalStore
-from aisfs.store.local_paths import KeyPaths
+from aisfs.store.local.paths import KeyPaths
+from aisfs.store.local.store import LocalStore
 
 AT_FDCWD, EXCHANGE = -100, 2
 

@@ -22,8 +22,8 @@ from aisfs.errors import (
 )
 from aisfs.model import Bucket
 from aisfs.openat2 import open_beneath
-from aisfs.store.local_errors import os_errors, writing_errors
-from aisfs.store.local_writing import UNFINISHED, opened
+from aisfs.store.local.errors import os_errors, writing_errors
+from aisfs.store.local.writes import UNFINISHED, opened
 
 
 class KeyPaths:

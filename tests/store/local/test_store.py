@@ -6,7 +6,7 @@ import pytest
 
 from aisfs.errors import BucketNotFound, InvalidName, NotFound, Stale
 from aisfs.model import Bucket, ObjectInfo, Provider
-from aisfs.store.local import LocalStore
+from aisfs.store.local.store import LocalStore
 
 
 @pytest.fixture
