@@ -1,6 +1,6 @@
 """`aisfs` and `python -m aisfs`."""
 
-from aisfs.loading import loading
+from aisfs.process.imports import loading
 
 
 def main() -> None:

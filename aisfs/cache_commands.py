@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 
-from aisfs import logs
 from aisfs.cache.disk.block_cache import BlockCache, Statistics
 from aisfs.cache.disk.directory import LAYOUT, CacheDirectory
 from aisfs.cache.disk.verify import CheckReport
@@ -19,6 +18,7 @@ from aisfs.cache.index_cache import IndexCache
 from aisfs.config import CacheSettings
 from aisfs.errors import ConfigError, SourceMissing
 from aisfs.exits import Exit
+from aisfs.process import logs
 from aisfs.warm import Summary, find_items, warm
 
 _MIB = 1 << 20

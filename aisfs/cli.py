@@ -6,10 +6,11 @@ from pathlib import Path
 
 import click
 
-from aisfs import __version__, logs
+from aisfs import __version__
 from aisfs.errors import AisfsError, ConfigError
 from aisfs.exits import Exit, exit_code, fail
 from aisfs.mount_command import mount
+from aisfs.process import logs
 
 
 def main() -> None:

@@ -14,8 +14,6 @@ from pathlib import Path
 
 import trio
 
-from aisfs import descriptors
-from aisfs.allocator import map_large_blocks
 from aisfs.assembly import (
     CLOCK,
     Engine,
@@ -64,6 +62,8 @@ from aisfs.fuse.pyfuse.writing import WritableOperations
 from aisfs.fuse.session import LaneSession
 from aisfs.metrics import Metrics
 from aisfs.mount_plan import MountPlan, check_places, is_local, origin_of
+from aisfs.process import descriptors
+from aisfs.process.memory import map_large_blocks
 from aisfs.store.metered import MeteredStore
 from aisfs.store.retry import RetryingStore
 

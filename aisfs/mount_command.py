@@ -9,7 +9,6 @@ import trio
 from click.core import ParameterSource
 from pydantic import BaseModel
 
-from aisfs import daemon, logs
 from aisfs.config import (
     WRITABLE_DIR_MODE,
     WRITABLE_FILE_MODE,
@@ -28,9 +27,10 @@ from aisfs.core.namespace.sources import DatasetSource
 from aisfs.core.views.spec import absolute_table, parse_view
 from aisfs.errors import AisfsError, ConfigError
 from aisfs.exits import Exit, exit_code, fail
-from aisfs.loading import loading
 from aisfs.mount_plan import MountPlan, is_local
 from aisfs.mount_words import check_writable, key_filter, read_lines, read_source, sort_options
+from aisfs.process import daemon, logs
+from aisfs.process.imports import loading
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ import click
 import trio
 from rich.console import Console
 
-from aisfs import logs
 from aisfs.config import ClusterSettings, parse_size
 from aisfs.core.namespace.sources import BucketSource, parse_source
 from aisfs.core.synthetic.packing import (
@@ -27,6 +26,7 @@ from aisfs.core.synthetic.packing import (
 from aisfs.errors import AccessDenied, ConfigError, SourceMissing
 from aisfs.exits import Exit
 from aisfs.model import Bucket
+from aisfs.process import logs
 
 if TYPE_CHECKING:
     from aisfs.store.port import WritableStore

@@ -8,7 +8,6 @@ from pathlib import Path
 import click
 import trio
 
-from aisfs import logs
 from aisfs.ais.client import AISClient
 from aisfs.ais.protocol.checksums import checksum_of, is_known
 from aisfs.config import ClusterSettings, WriteSettings
@@ -21,6 +20,7 @@ from aisfs.engine.write.unsent import Parked, adopt_dead_sessions, parked
 from aisfs.errors import AisfsError, BucketNotFound, ConfigError, NotFound, SourceMissing, Stale
 from aisfs.exits import Exit
 from aisfs.model import ObjectInfo
+from aisfs.process import logs
 from aisfs.store.content import BytesContent, FileContent
 from aisfs.store.local.store import LocalStore
 from aisfs.store.port import WritableStore

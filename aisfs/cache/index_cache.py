@@ -27,13 +27,13 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from aisfs import private
 from aisfs.cache.disk.directory import NO_FILE, remove
 from aisfs.core.index.codec import DamagedIndex, decode, encode
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.views.labels import LabelColumn
 from aisfs.errors import ConfigError
 from aisfs.model import Bucket, ObjectInfo
+from aisfs.process import private
 
 log = logging.getLogger(__name__)
 

@@ -24,9 +24,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from aisfs import private
 from aisfs.cache.disk.format import Damaged
 from aisfs.errors import ConfigError
+from aisfs.process import private
 
 LAYOUT = "v1"
 _SEGMENT_NAME = re.compile(r"[0-9a-f]{8,}")

@@ -26,7 +26,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from aisfs import private
+from aisfs.process import private
 
 BUSY_SECONDS = 5.0
 """How long a transaction waits for those of other processes, which take some 100 µs each."""

@@ -11,13 +11,13 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
-from aisfs import descriptors
 from aisfs.cache.disk import format as entries
 from aisfs.cache.disk.format import PAGE, SEGMENT, STEP
 from aisfs.cache.disk.ledger import Piece, Row
 from aisfs.cache.disk.segment_file import SegmentFile
 from aisfs.core.ranges import RangeSet
 from aisfs.model import ByteRange
+from aisfs.process import descriptors
 
 OPEN_FILES = 192
 """Segments mapped at a time, at most: 3 GiB. Mapping one again takes some 30 µs."""

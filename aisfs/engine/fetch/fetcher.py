@@ -19,7 +19,6 @@ from functools import partial
 
 import trio
 
-from aisfs.allocator import give_memory_back
 from aisfs.cache.disk.block_cache import BlockCache
 from aisfs.cache.disk.format import SEGMENT, EntryId, entry_id
 from aisfs.cache.disk.reservation import Reservation
@@ -42,6 +41,7 @@ from aisfs.engine.fetch.retained_parts import Kept, KeptParts
 from aisfs.engine.fetch.writer_thread import BackgroundThread
 from aisfs.errors import AisfsError, Unavailable, untraced
 from aisfs.model import Bucket, ByteRange, ObjectInfo
+from aisfs.process.memory import give_memory_back
 from aisfs.store.port import ObjectStore
 
 log = logging.getLogger(__name__)

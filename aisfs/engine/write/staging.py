@@ -23,11 +23,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from aisfs import private
 from aisfs.core.staged.record import StagedRecord
 from aisfs.engine.write.staging_slot import StagingSlot, staging_errors
 from aisfs.engine.write.unsent import DATA, PARKED, adopt_dead_sessions, park, parked
 from aisfs.errors import AisfsError, ConfigError, OutOfSpace
+from aisfs.process import private
 from aisfs.store.content import FileContent
 from aisfs.store.port import UploadAhead
 

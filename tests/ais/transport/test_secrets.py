@@ -16,8 +16,8 @@ from pydantic import SecretStr
 from aisfs.ais.client import AISClient
 from aisfs.config import ClusterSettings
 from aisfs.errors import AisfsError
-from aisfs.logs import FORMAT, _Printable
 from aisfs.model import Bucket, ObjectInfo
+from aisfs.process.logs import FORMAT, _Printable
 from aisfs.redaction import shown
 from aisfs.store.content import BytesContent
 from tests.ais.scripted_server import QUESTIONS, MiniCluster, reply, scripted_server

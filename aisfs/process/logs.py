@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from aisfs import private
+from aisfs.process import private
 from aisfs.redaction import shown
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
