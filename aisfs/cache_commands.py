@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 
+from aisfs.app.warm import Summary, find_items, warm
 from aisfs.cache.disk.block_cache import BlockCache, Statistics
 from aisfs.cache.disk.directory import LAYOUT, CacheDirectory
 from aisfs.cache.disk.verify import CheckReport
@@ -19,7 +20,6 @@ from aisfs.config import CacheSettings
 from aisfs.errors import ConfigError, SourceMissing
 from aisfs.exits import Exit
 from aisfs.process import logs
-from aisfs.warm import Summary, find_items, warm
 
 _MIB = 1 << 20
 

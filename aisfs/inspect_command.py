@@ -20,7 +20,7 @@ from aisfs.exits import Exit, exit_code
 from aisfs.process import logs
 
 if TYPE_CHECKING:
-    from aisfs.inspection import Report
+    from aisfs.app.inspection import Report
 
 TOP = 10
 LINES_MAX = 20
@@ -68,8 +68,8 @@ def inspect(
     braces and globs name several shards, as for mount.
     Exit code 9 when something is damaged.
     """
-    from aisfs import inspection  # not needed, and not loaded, for --help
-    from aisfs.mount_plan import SourcePlan, is_local
+    from aisfs.app import inspection
+    from aisfs.app.plan import SourcePlan, is_local
 
     logs.configure("error", None, foreground=True)
     place, only = inspection.split_source(_parse(source))

@@ -9,6 +9,7 @@ import trio
 from click.core import ParameterSource
 from pydantic import BaseModel
 
+from aisfs.app.plan import MountPlan, is_local
 from aisfs.config import (
     WRITABLE_DIR_MODE,
     WRITABLE_FILE_MODE,
@@ -27,7 +28,6 @@ from aisfs.core.namespace.sources import DatasetSource
 from aisfs.core.views.spec import absolute_table, parse_view
 from aisfs.errors import AisfsError, ConfigError
 from aisfs.exits import Exit, exit_code, fail
-from aisfs.mount_plan import MountPlan, is_local
 from aisfs.mount_words import check_writable, key_filter, read_lines, read_source, sort_options
 from aisfs.process import daemon, logs
 from aisfs.process.imports import loading
@@ -235,7 +235,7 @@ def mount(
     The command returns when the mount is ready.
     """
     with loading():  # it is not needed for --help
-        from aisfs import mount as mounts
+        from aisfs.app import mount as mounts
 
     if not where:
         raise click.UsageError("expected [SOURCE…] MNT")
@@ -330,7 +330,7 @@ def _of(kind: type[BaseModel], settings: Mapping[str, object]) -> dict[str, obje
 
 def _serve(plan: MountPlan, ready: Callable[[], None], failed: Callable[[str, int], None]) -> None:
     """Run the mount in the background process and report how its start, or its end, went."""
-    from aisfs import mount as mounts
+    from aisfs.app import mount as mounts
 
     try:
         trio.run(mounts.run, plan, ready)

@@ -106,7 +106,7 @@ def pack(
     are there with these very bytes are left as they are: run it again after an error. Others that an
     earlier run has left are named, not removed.
     """
-    from aisfs.pack import Packer, find_files
+    from aisfs.app.pack import Packer, find_files
 
     logs.configure("warning", None, foreground=True)
     place, names = _parse_shards(shards)
@@ -153,7 +153,7 @@ def unpack(shards: str, tree: Path, class_to: str | None, **common: Any) -> int:
     SHARDS is as for `aisfs pack`; {N..} takes all there are. Exit code 1 when something was left out,
     9 when a shard is damaged.
     """
-    from aisfs.unpack import Unpacker
+    from aisfs.app.unpack import Unpacker
 
     logs.configure("warning", None, foreground=True)
     place, names = _parse_shards(shards)
@@ -237,7 +237,7 @@ async def _opened(
 ) -> AsyncIterator[tuple["WritableStore", Bucket]]:
     # requests alone takes longer to load than --help may.
     from aisfs.ais.client import AISClient
-    from aisfs.assembly import check_source
+    from aisfs.app.services import check_source
     from aisfs.store.local.store import LocalStore
     from aisfs.store.retry import RetryingStore
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aisfs import assembly
+from aisfs.app import services
 from aisfs.cache import metadata_cache
 from aisfs.cache.disk import bookkeeping, format, maintenance, resident
 from aisfs.core.policy import readahead
@@ -17,7 +17,7 @@ TOLD = [
     (f"One GET is {part.PART_MAX // MIB} MiB at most", True),
     (
         "a sixteenth of `--cache-size`, 1 GiB",
-        (assembly.INDEX_SHARE, assembly.INDEX_DISK_LIMIT) == (16, 1 << 30),
+        (services.INDEX_SHARE, services.INDEX_DISK_LIMIT) == (16, 1 << 30),
     ),
     (f"in memory | {indexer.INDEX_BYTES_MAX // MIB} MiB", True),
     (f"{metadata_cache.LISTED_ENTRIES_MAX:,} entries", True),
@@ -30,7 +30,7 @@ TOLD = [
     (f"or {readahead.BACKWARD // MIB} MiB back", True),
     (f"the first dot, {samples.SPAN_MAX // MIB} MiB at most", True),
     ("nine tenths of the disk cache", prefetcher.FITS == 0.9),
-    ("a quarter of the disk cache", assembly.PREFETCH_SHARE == 4),
+    ("a quarter of the disk cache", services.PREFETCH_SHARE == 4),
     (f"`read_ahead_kb` is raised to {kernel_settings.READ_AHEAD_KB}", True),
     (f"`max_background` to {kernel_settings.MAX_BACKGROUND}", True),
     (f"the scan reads {indexer.HOP // MIB} MiB at each header", True),

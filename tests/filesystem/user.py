@@ -47,7 +47,7 @@ def build(
     root: Node | None = None,
     **ttls: float,
 ) -> FileSystem:
-    """Put a file system together as `aisfs.mount` does."""
+    """Put a file system together as `aisfs.app.mount` does."""
     settings = TreeSettings(shards=shards, **ttls)
     clock = trio.current_time
     cache = MetadataCache(

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aisfs.app.pack import ShardContent
 from aisfs.core.synthetic import packing
 from aisfs.core.synthetic.packing import File, Layout, ShardNames, samples_of, shards_of
 from aisfs.errors import ConfigError
-from aisfs.pack import ShardContent
 
 NAMES = st.lists(
     st.text(st.characters(exclude_characters="\0/", exclude_categories=["Cs"]), min_size=1),

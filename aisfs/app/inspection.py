@@ -11,7 +11,8 @@ from typing import Protocol
 
 import trio
 
-from aisfs.assembly import (
+from aisfs.app.plan import SourcePlan
+from aisfs.app.services import (
     Engine,
     Foundation,
     build_engine,
@@ -43,7 +44,6 @@ from aisfs.errors import (
 from aisfs.filesystem.nodes import DirectoryNode, Node
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, ByteRange, ObjectInfo
-from aisfs.mount_plan import SourcePlan
 from aisfs.store.metered import MeteredStore
 from aisfs.store.retry import RetryingStore
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import trio
 
-from aisfs.assembly import (
+from aisfs.app.plan import MountPlan, check_places, is_local, origin_of
+from aisfs.app.services import (
     CLOCK,
     Engine,
     Foundation,
@@ -61,7 +62,6 @@ from aisfs.fuse.pyfuse.serving import PyfuseKernel, serve, serves_descriptors, t
 from aisfs.fuse.pyfuse.writing import WritableOperations
 from aisfs.fuse.session import LaneSession
 from aisfs.metrics import Metrics
-from aisfs.mount_plan import MountPlan, check_places, is_local, origin_of
 from aisfs.process import descriptors
 from aisfs.process.memory import map_large_blocks
 from aisfs.store.metered import MeteredStore

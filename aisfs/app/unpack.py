@@ -21,10 +21,10 @@ import trio
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from aisfs.app.pack import each, shards_there
 from aisfs.core.synthetic.packing import ShardNames
 from aisfs.errors import AisfsError, AlreadyExists, OutOfSpace, ShardDamaged, SourceMissing
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.pack import each, shards_there
 from aisfs.store.port import ObjectStore
 
 _WINDOW = 8 << 20

@@ -13,6 +13,7 @@ from typing import TypeVar, assert_never
 import trio
 
 from aisfs.ais.client import AISClient
+from aisfs.app.plan import SourcePlan, is_local, origin_of
 from aisfs.cache.disk.block_cache import LEAST, BlockCache
 from aisfs.cache.disk.directory import CacheDirectory
 from aisfs.cache.index_cache import IndexCache
@@ -45,7 +46,6 @@ from aisfs.errors import AccessDenied, BucketNotFound, ConfigError, NotFound, So
 from aisfs.filesystem.nodes import DatasetNode, DirectoryNode, Node, RootNode
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket
-from aisfs.mount_plan import SourcePlan, is_local, origin_of
 from aisfs.store.local.store import LocalStore
 from aisfs.store.port import WritableStore
 
