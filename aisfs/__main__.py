@@ -6,7 +6,7 @@ from aisfs.process.imports import loading
 def main() -> None:
     """Load the command line and run it; ends the process."""
     with loading():
-        from aisfs.cli import main as run
+        from aisfs.cli.main import main as run
     run()
 
 

@@ -9,7 +9,8 @@ import click
 import pytest
 from pydantic import ByteSize, SecretStr
 
-from aisfs.cli import cli
+from aisfs.cli.main import cli
+from aisfs.cli.mount_args import _IGNORED, _KERNEL
 from aisfs.config import (
     CacheSettings,
     ClusterSettings,
@@ -18,7 +19,6 @@ from aisfs.config import (
     WriteSettings,
 )
 from aisfs.errors import ConfigError
-from aisfs.mount_words import _IGNORED, _KERNEL
 from tests.docs.documents import CONFIGURATION, rows, section
 
 SETTINGS = (ClusterSettings, TreeSettings, CacheSettings, ViewSettings, WriteSettings)

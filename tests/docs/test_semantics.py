@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from aisfs.exits import Exit
+from aisfs.cli.exits import Exit
 from tests.docs.documents import README, SEMANTICS, rows, section
 from tests.docs.pets import BUCKET, MOUNTED_ON, OVERWRITTEN, fill_bucket
 from tests.support.mounts import Mount, aisfs, eventually, mounted, run

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aisfs.cli import cli
+from aisfs.cli.main import cli
 from tests.docs.documents import ROOT
 
 UNIT = ROOT / "systemd" / "aisfs@.service"

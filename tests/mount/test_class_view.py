@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from aisfs.exits import Exit
+from aisfs.cli.exits import Exit
 from demo.vision import ImageFolder
 from tests.mount.content import delete, put
 from tests.mount.datasets import encode, sample, tree, write_shard

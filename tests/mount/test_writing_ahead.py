@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from aisfs.status import read_counters, summary, table
+from aisfs.cli.status import read_counters, summary, table
 from tests.mount.content import payload
 from tests.mount.writable import Writable, writable
 from tests.support.mounts import aisfs, eventually

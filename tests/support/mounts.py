@@ -88,7 +88,7 @@ def environment(
     }
 
 
-_preloader = Preloader("aisfs", ("aisfs.cli", "aisfs.app.mount"), env=environment())
+_preloader = Preloader("aisfs", ("aisfs.cli.main", "aisfs.app.mount"), env=environment())
 
 
 def run(

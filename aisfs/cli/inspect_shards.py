@@ -13,10 +13,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 
+from aisfs.cli.exits import Exit, exit_code
 from aisfs.config import CacheSettings, ClusterSettings, TreeSettings
 from aisfs.core.namespace.sources import DatasetSource, Source, parse_source, parse_sources
 from aisfs.core.views.summary import Sizes, shown
-from aisfs.exits import Exit, exit_code
 from aisfs.process import logs
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ import click
 import trio
 from rich.console import Console
 
+from aisfs.cli.exits import Exit
 from aisfs.config import ClusterSettings, parse_size
 from aisfs.core.namespace.sources import BucketSource, parse_source
 from aisfs.core.synthetic.packing import (
@@ -24,7 +25,6 @@ from aisfs.core.synthetic.packing import (
     with_classes,
 )
 from aisfs.errors import AccessDenied, ConfigError, SourceMissing
-from aisfs.exits import Exit
 from aisfs.model import Bucket
 from aisfs.process import logs
 

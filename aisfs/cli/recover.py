@@ -10,6 +10,7 @@ import trio
 
 from aisfs.ais.client import AISClient
 from aisfs.ais.protocol.checksums import checksum_of, is_known
+from aisfs.cli.exits import Exit
 from aisfs.config import ClusterSettings, WriteSettings
 from aisfs.core.staged.posix_metadata import stamped
 from aisfs.core.staged.record import StagedRecord, version_text
@@ -18,7 +19,6 @@ from aisfs.engine.write.shard_copy import END_MARK, NewMember
 from aisfs.engine.write.staging import StagingArea
 from aisfs.engine.write.unsent import Parked, adopt_dead_sessions, parked
 from aisfs.errors import AisfsError, BucketNotFound, ConfigError, NotFound, SourceMissing, Stale
-from aisfs.exits import Exit
 from aisfs.model import ObjectInfo
 from aisfs.process import logs
 from aisfs.store.content import BytesContent, FileContent

@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from aisfs import __version__
+from aisfs.cli.exits import Exit, exit_code, fail
+from aisfs.cli.mount import mount
 from aisfs.errors import AisfsError, ConfigError
-from aisfs.exits import Exit, exit_code, fail
-from aisfs.mount_command import mount
 from aisfs.process import logs
 
 
@@ -34,13 +34,13 @@ def main() -> None:
 
 
 _ELSEWHERE = {
-    "cache": "aisfs.cache_commands:cache",
-    "inspect": "aisfs.inspect_command:inspect",
-    "pack": "aisfs.pack_commands:pack",
-    "recover": "aisfs.recover:recover",
-    "status": "aisfs.status:status",
-    "unpack": "aisfs.pack_commands:unpack",
-    "warm": "aisfs.cache_commands:warm_up",
+    "cache": "aisfs.cli.cache:cache",
+    "inspect": "aisfs.cli.inspect_shards:inspect",
+    "pack": "aisfs.cli.pack:pack",
+    "recover": "aisfs.cli.recover:recover",
+    "status": "aisfs.cli.status:status",
+    "unpack": "aisfs.cli.pack:unpack",
+    "warm": "aisfs.cli.cache:warm_up",
 }
 
 

@@ -16,9 +16,9 @@ from aisfs.cache.disk.block_cache import BlockCache, Statistics
 from aisfs.cache.disk.directory import LAYOUT, CacheDirectory
 from aisfs.cache.disk.verify import CheckReport
 from aisfs.cache.index_cache import IndexCache
+from aisfs.cli.exits import Exit
 from aisfs.config import CacheSettings
 from aisfs.errors import ConfigError, SourceMissing
-from aisfs.exits import Exit
 from aisfs.process import logs
 
 _MIB = 1 << 20

@@ -10,6 +10,8 @@ from click.core import ParameterSource
 from pydantic import BaseModel
 
 from aisfs.app.plan import MountPlan, is_local
+from aisfs.cli.exits import Exit, exit_code, fail
+from aisfs.cli.mount_args import check_writable, key_filter, read_lines, read_source, sort_options
 from aisfs.config import (
     WRITABLE_DIR_MODE,
     WRITABLE_FILE_MODE,
@@ -27,8 +29,6 @@ from aisfs.core.namespace.patterns import EVERY_KEY
 from aisfs.core.namespace.sources import DatasetSource
 from aisfs.core.views.spec import absolute_table, parse_view
 from aisfs.errors import AisfsError, ConfigError
-from aisfs.exits import Exit, exit_code, fail
-from aisfs.mount_words import check_writable, key_filter, read_lines, read_source, sort_options
 from aisfs.process import daemon, logs
 from aisfs.process.imports import loading
 
