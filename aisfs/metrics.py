@@ -68,7 +68,7 @@ class Metrics:
             "Shards of the dataset: shown, or why not.",
             ["state"],
         )
-        self.left_out = self._gauge(
+        self.exclusions = self._gauge(
             "aisfs_dataset_left_out",
             "Samples, members and objects of the dataset that are not shown, by reason.",
             ["reason"],

@@ -19,7 +19,7 @@ from bench import machine, plot, report
 from bench.engine import Row
 from bench.goals import judge
 from bench.groups import GROUPS, Group
-from bench.interruptions import Interrupted, Interruptions
+from bench.interruptions import Interrupted, Interrupts
 from bench.processes import NotMeasured
 from bench.server import REPOSITORY
 from bench.settings import Settings, choose
@@ -38,7 +38,7 @@ def main(words: Sequence[str] | None = None) -> int:
     settings = choose(
         size, repeats=options.repeats, samples=options.samples, remote=endpoint is not None
     )
-    interruptions = Interruptions()
+    interruptions = Interrupts()
     interruptions.begin()
     try:
         with stage(settings, endpoint, interruptions) as place:

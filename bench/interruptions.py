@@ -16,7 +16,7 @@ class Interrupted(BaseException):
         self.exit_code = 128 + number
 
 
-class Interruptions:
+class Interrupts:
     """Raises `Interrupted` at most once, and never inside `held()` or after `end()`.
 
     So what was started is on the list of what must be stopped before anything can interrupt, and

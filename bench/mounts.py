@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from bench.interruptions import Interruptions
+from bench.interruptions import Interrupts
 from bench.processes import NotMeasured, die_with_parent, kill_group
 from bench.server import REPOSITORY
 
@@ -82,7 +82,7 @@ def aisfs_command(
 
 @contextmanager
 def mounted(
-    command: Sequence[str], path: Path, *, home: Path, log: Path, interruptions: Interruptions
+    command: Sequence[str], path: Path, *, home: Path, log: Path, interruptions: Interrupts
 ) -> Iterator[Mount]:
     """Run a command that stays and mounts at `path`; unmount when the block ends.
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from bench.interruptions import SIGNALS, Interruptions
+from bench.interruptions import SIGNALS, Interrupts
 
 T = TypeVar("T")
 _PR_SET_PDEATHSIG = 1
@@ -49,7 +49,7 @@ def kill_group(leader: int) -> None:
 def isolated(
     work: Callable[[], T],
     *,
-    interruptions: Interruptions,
+    interruptions: Interrupts,
     limit: float,
     log: Path,
     unblock: Callable[[], None] = lambda: None,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import urlopen
 
-from bench.interruptions import Interruptions
+from bench.interruptions import Interrupts
 from bench.processes import NotMeasured, stop
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -45,7 +45,7 @@ class Endpoint:
 def running_server(
     root: Path,
     *,
-    interruptions: Interruptions,
+    interruptions: Interrupts,
     log: Path,
     delay: float = 0.0,
     bandwidth: float | None = None,

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from bench import mounts
 from bench.data import ClusterStore, EmbeddedStore, Samples, Store
-from bench.interruptions import Interruptions
+from bench.interruptions import Interrupts
 from bench.mounts import Mount
 from bench.processes import isolated
 from bench.server import Endpoint, running_server
@@ -34,7 +34,7 @@ class Stage:
         settings: Settings,
         endpoint: Endpoint,
         store: Store,
-        interruptions: Interruptions,
+        interruptions: Interrupts,
     ) -> None:
         self.directory = directory
         self.settings = settings
@@ -180,9 +180,7 @@ def _read(path: Path) -> None:
 
 
 @contextmanager
-def stage(
-    settings: Settings, endpoint: str | None, interruptions: Interruptions
-) -> Iterator[Stage]:
+def stage(settings: Settings, endpoint: str | None, interruptions: Interrupts) -> Iterator[Stage]:
     """Open a temporary directory and a server; whatever happens, nothing is left behind."""
     stack = ExitStack()
     try:

@@ -6,14 +6,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.interruptions import Interrupted, Interruptions
+from bench.interruptions import Interrupted, Interrupts
 from demo.failures import DemoError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo and give its exit code."""
     options = _parser().parse_args(arguments)
-    interruptions = Interruptions()
+    interruptions = Interrupts()
     interruptions.begin()
     try:
         from demo.story import play  # loads for a second, in which Ctrl-C should be as silent

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from bench.interruptions import Interruptions
+from bench.interruptions import Interrupts
 from demo.failures import DemoError
 
 LIMIT = 60.0
@@ -29,7 +29,7 @@ class Shell:
     """A directory and an environment to run commands in."""
 
     def __init__(
-        self, directory: Path, environment: Mapping[str, str], interruptions: Interruptions
+        self, directory: Path, environment: Mapping[str, str], interruptions: Interrupts
     ) -> None:
         self.directory = directory
         self.environment = dict(environment)

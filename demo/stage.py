@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from bench.interruptions import Interruptions
+from bench.interruptions import Interrupts
 from demo.failures import DemoError
 from demo.shell import Shell, kill_group, say
 
@@ -29,7 +29,7 @@ _VERSUS_PROXIES = "127.0.0.1,localhost"
 class Stage:
     """Where the demo plays; get one from `stage()`."""
 
-    def __init__(self, directory: Path, stack: ExitStack, interruptions: Interruptions) -> None:
+    def __init__(self, directory: Path, stack: ExitStack, interruptions: Interrupts) -> None:
         self.directory = directory
         self.mountpoint = directory / "mnt"
         self.shell = Shell(directory, _environment(directory), interruptions)
@@ -93,7 +93,7 @@ class Stage:
 
 
 @contextmanager
-def stage(interruptions: Interruptions) -> Iterator[Stage]:
+def stage(interruptions: Interrupts) -> Iterator[Stage]:
     """Open a temporary directory; whatever happens, nothing of it is left behind."""
     stack = ExitStack()
     try:

@@ -4,7 +4,7 @@ import argparse
 import time
 from pathlib import Path
 
-from bench.interruptions import Interruptions
+from bench.interruptions import Interrupts
 from demo.failures import DemoError, step
 from demo.pictures import KINDS, class_name, draw_pictures, find_pictures, read_pictures
 from demo.shards import Shards, put_shards, write_shards
@@ -19,7 +19,7 @@ Next, your own cluster (or any folder of shards: aisfs mount ./shards MNT):
   .venv/bin/aisfs umount MNT"""
 
 
-def play(options: argparse.Namespace, interruptions: Interruptions) -> None:
+def play(options: argparse.Namespace, interruptions: Interrupts) -> None:
     """Run the whole demo and print it."""
     start = time.monotonic()
     with stage(interruptions) as place:

@@ -1,6 +1,6 @@
 """The port over AIStore's protocol: what to ask for, and how a call runs and ends.
 
-Each call runs in a worker thread on a `Line`: a set of keep-alive connections that it has to
+Each call runs in a worker thread on a `ConnectionSet`: a set of keep-alive connections that it has to
 itself, since requests promises no thread safety. Lines are handed out last in, first out, so that
 few stay warm; they are not bound to threads, since trio's threads come and go.
 
@@ -17,13 +17,13 @@ import trio
 
 from aisfs.ais.get_batch import Batches
 from aisfs.ais.multipart import BegunUpload, Parts
-from aisfs.ais.mutations import Edits
+from aisfs.ais.mutations import Mutations
 from aisfs.ais.protocol import listings, object_replies, requests
 from aisfs.ais.protocol.errors import failure, refuses_props
 from aisfs.ais.remotes import Originals, Remotes
 from aisfs.ais.sending import Upload
 from aisfs.ais.transport.client import Transport
-from aisfs.ais.transport.connection_set import Line
+from aisfs.ais.transport.connection_set import ConnectionSet
 from aisfs.ais.transport.interruptible_thread import run_interruptible
 from aisfs.ais.uploads import Uploads
 from aisfs.config import ClusterSettings
@@ -64,8 +64,8 @@ class AISClient:
         """
         self.transport = Transport(settings)
         self._limiter = trio.CapacityLimiter(settings.max_connections)
-        self._idle: list[Line] = []
-        self._busy: set[Line] = set()
+        self._idle: list[ConnectionSet] = []
+        self._busy: set[ConnectionSet] = set()
         self._all_returned = trio.Event()
         self._closed = False
         self.remotes = Remotes(self.transport)
@@ -77,7 +77,7 @@ class AISClient:
         retrier = Retrier(deadline=settings.io_timeout)
         self._parts = Parts(self, retrier, int(settings.part_size))
         self._uploads = Uploads(self, self._parts)
-        self._edits = Edits(self, retrier, self.stream, self._store)
+        self._edits = Mutations(self, retrier, self.stream, self._store)
         self._batches = Batches(self)
 
     def __repr__(self) -> str:
@@ -87,7 +87,7 @@ class AISClient:
         """List the buckets this client may see, those of attached AIStore clusters too."""
         request = requests.list_buckets(provider)
 
-        def work(line: Line) -> list[Bucket]:
+        def work(line: ConnectionSet) -> list[Bucket]:
             found = listings.parse_buckets(self.transport.fetch(line, request))
             if provider in (None, Provider.AIS):
                 elsewhere = self.remotes.buckets(line)
@@ -104,7 +104,7 @@ class AISClient:
             return Page([], [], "")
         request = requests.list_page(bucket, prefix, token, self.page_size)
 
-        def work(line: Line) -> Page:
+        def work(line: ConnectionSet) -> Page:
             facts = self.facts_of(line, bucket)
             reply = self.transport.fetch(line, request)
             page = listings.parse_page(reply, bucket, prefix, facts, after=token)
@@ -128,7 +128,7 @@ class AISClient:
     async def _first_keys(self, bucket: Bucket, prefix: str, most: int, beside: str = "") -> Keys:
         subject = f"{bucket}/{prefix}"
 
-        def work(line: Line) -> Keys:
+        def work(line: ConnectionSet) -> Keys:
             bounds = ListingBounds(subject)
             found, token, pages = list[str](), prefix if beside else "", 0
             while True:  # a page of a cloud may be empty and not the last
@@ -153,7 +153,7 @@ class AISClient:
         plain = requests.head_object(bucket, key, with_props=False)
         byte = requests.get_range(bucket, key, 0, 1, latest=latest and not bucket.is_local)
 
-        def work(line: Line) -> ObjectInfo:
+        def work(line: ConnectionSet) -> ObjectInfo:
             if latest and not bucket.is_local:  # a GET renews the copy, a HEAD would only complain
                 self._first_byte(line, byte)
             facts = self.facts_of(line, bucket)
@@ -170,7 +170,7 @@ class AISClient:
 
         return await self.run(request.subject, work, bucket)
 
-    def _first_byte(self, line: Line, request: requests.Request) -> requests.Reply:
+    def _first_byte(self, line: ConnectionSet, request: requests.Request) -> requests.Reply:
         """Ask for the first byte of an object, which may be empty."""
         reply = self.transport.ask(line, request)
         if reply.status not in (200, 206, 416):
@@ -187,7 +187,7 @@ class AISClient:
         request = partial(requests.get_range, bucket, expected.key, start, stop)
         subject = f"{bucket}/{expected.key}"
 
-        def work(line: Line) -> None:
+        def work(line: ConnectionSet) -> None:
             facts = self.facts_of(line, bucket)
             with self._originals.open(line, bucket, expected, request, facts, start, stop) as body:
                 got = body.read_into(buffer)
@@ -209,7 +209,7 @@ class AISClient:
         request = partial(requests.get_object, bucket, expected.key)
         subject, size = f"{bucket}/{expected.key}", expected.size
 
-        def work(line: Line) -> None:
+        def work(line: ConnectionSet) -> None:
             facts = self.facts_of(line, bucket)
             with self._originals.open(line, bucket, expected, request, facts, 0, size) as body:
                 piece = memoryview(bytearray(min(_PIECE, size + 1)))
@@ -314,7 +314,9 @@ class AISClient:
         if self._busy:
             await self._all_returned.wait()
 
-    async def run(self, subject: str, work: Callable[[Line], T], bucket: Bucket | None = None) -> T:
+    async def run(
+        self, subject: str, work: Callable[[ConnectionSet], T], bucket: Bucket | None = None
+    ) -> T:
         """Run `work` in a thread, on a line of its own; a cancellation cuts the line."""
         try:
             self._limiter.acquire_nowait()  # saves a turn of all tasks, where there is room
@@ -343,7 +345,11 @@ class AISClient:
             self._limiter.release()
 
     def _work(
-        self, subject: str, work: Callable[[Line], T], line: Line, bucket: Bucket | None
+        self,
+        subject: str,
+        work: Callable[[ConnectionSet], T],
+        line: ConnectionSet,
+        bucket: Bucket | None,
     ) -> T:
         """Do the work. In the thread."""
         line.map_version = self.transport.readiness.version
@@ -353,13 +359,13 @@ class AISClient:
             self._settle(line, bucket, subject)
             raise
 
-    def _settle(self, line: Line, bucket: Bucket | None, subject: str) -> None:
+    def _settle(self, line: ConnectionSet, bucket: Bucket | None, subject: str) -> None:
         """Make sure that what was not found is nowhere. In the thread."""
         # What lies elsewhere is asked for there, whichever targets there are.
         if bucket and bucket.is_local:
             self.transport.settle(line, subject)
 
-    def _take_back(self, line: Line) -> None:
+    def _take_back(self, line: ConnectionSet) -> None:
         self._busy.discard(line)
         if self._closed or line.lifeline.is_cut:
             line.close()
@@ -369,7 +375,7 @@ class AISClient:
         if self._closed and not self._busy:
             self._all_returned.set()
 
-    def facts_of(self, line: Line, bucket: Bucket) -> requests.BucketFacts:
+    def facts_of(self, line: ConnectionSet, bucket: Bucket) -> requests.BucketFacts:
         """Look the bucket's properties up, once; two threads may both do it, to the same end."""
         known = self._facts.get(bucket)
         if known is not None:

@@ -6,7 +6,7 @@ from typing import Protocol, TypeVar
 from aisfs.ais.protocol.requests import BucketFacts
 from aisfs.ais.remotes import Remotes
 from aisfs.ais.transport.client import Transport
-from aisfs.ais.transport.connection_set import Line
+from aisfs.ais.transport.connection_set import ConnectionSet
 from aisfs.model import Bucket, ObjectInfo
 
 T = TypeVar("T")
@@ -18,11 +18,13 @@ class Session(Protocol):
     transport: Transport
     remotes: Remotes
 
-    async def run(self, subject: str, work: Callable[[Line], T], bucket: Bucket | None = None) -> T:
+    async def run(
+        self, subject: str, work: Callable[[ConnectionSet], T], bucket: Bucket | None = None
+    ) -> T:
         """Run `work` in a thread, on a line of its own; a cancellation cuts the line."""
         ...
 
-    def facts_of(self, line: Line, bucket: Bucket) -> BucketFacts:
+    def facts_of(self, line: ConnectionSet, bucket: Bucket) -> BucketFacts:
         """Look the bucket's properties up, once. In the thread."""
         ...
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from aisfs.ais.client_port import Session
 from aisfs.ais.protocol import requests
 from aisfs.ais.protocol.checksums import hasher_of, is_known
-from aisfs.ais.transport.connection_set import Line
+from aisfs.ais.transport.connection_set import ConnectionSet
 from aisfs.core.tar.header import BLOCK, padded, parse_header, parse_pax, text
 from aisfs.errors import ProtocolError, Unavailable
 from aisfs.model import Bucket, ObjectInfo
@@ -62,7 +62,7 @@ class Batches:
             chosen = [wanted[at] for at in able]
             request = get_batch(bucket, [info.key for info, _ in chosen])
 
-            def work(line: Line) -> list[bool]:
+            def work(line: ConnectionSet) -> list[bool]:
                 with self._session.transport.open(line, request) as body:
                     return unpack(body.read_into, chosen, request.subject)
 

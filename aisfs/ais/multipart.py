@@ -19,10 +19,10 @@ from functools import partial
 import trio
 
 from aisfs.ais.client_port import Session
-from aisfs.ais.multipart_commit import Completion
+from aisfs.ais.multipart_commit import MultipartCommit
 from aisfs.ais.protocol import write_requests
 from aisfs.ais.sending import Upload, checksum_for, send_content
-from aisfs.ais.transport.connection_set import Line
+from aisfs.ais.transport.connection_set import ConnectionSet
 from aisfs.errors import (
     AisfsError,
     BucketNotFound,
@@ -35,7 +35,7 @@ from aisfs.model import Bucket, ObjectInfo
 from aisfs.store.at_once import all_of
 from aisfs.store.content import PartOfContent
 from aisfs.store.port import Content, Progress
-from aisfs.store.retry import Movement, Retrier
+from aisfs.store.retry import ProgressDeadline, Retrier
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class Parts:
         self._session = session
         self._retrier = retrier
         self._part_size = part_size
-        self._completion = Completion(session, retrier)
+        self._completion = MultipartCommit(session, retrier)
         self._are_known = True
 
     @property
@@ -142,7 +142,7 @@ class Parts:
             return None
         request = write_requests.start_parts(bucket, key)
 
-        def work(line: Line) -> str:
+        def work(line: ConnectionSet) -> str:
             reply = self._session.transport.fetch(line, request)
             return write_requests.parse_upload_id(reply, request.subject)
 
@@ -198,7 +198,7 @@ class Parts:
         A target stores a part when its last byte has arrived (protocol notes 0.2, T1).
         """
         subject = f"{begun}, part {number + 1}"
-        token, movement = trio.lowlevel.current_trio_token(), Movement()
+        token, movement = trio.lowlevel.current_trio_token(), ProgressDeadline()
 
         def told(sent: int) -> None:
             if sent == part.size:
@@ -206,7 +206,7 @@ class Parts:
             token.run_sync_soon(movement.told, sent)
             progress(sent)
 
-        def work(line: Line) -> None:
+        def work(line: ConnectionSet) -> None:
             facts = self._session.facts_of(line, begun.bucket)
             checksum = checksum_for(facts, part, line)
             name = begun.name
@@ -251,7 +251,7 @@ class Parts:
         """
         request = write_requests.abort_parts(bucket, key, name)
 
-        def work(line: Line) -> None:
+        def work(line: ConnectionSet) -> None:
             self._session.transport.fetch(line, request)
 
         await self._session.run(request.subject, work, bucket)

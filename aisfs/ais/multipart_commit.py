@@ -14,7 +14,7 @@ from aisfs.ais.client_port import Session
 from aisfs.ais.protocol import write_requests
 from aisfs.ais.protocol.checksums import is_known
 from aisfs.ais.sending import Upload, checksum_as
-from aisfs.ais.transport.connection_set import Line
+from aisfs.ais.transport.connection_set import ConnectionSet
 from aisfs.errors import (
     AisfsError,
     BucketNotFound,
@@ -33,7 +33,7 @@ _TYPE_OF_PARTS = "crc32c"
 """The checksum that AIStore computes of what was put together, but of new versions of others."""
 
 
-class Completion:
+class MultipartCommit:
     """Makes objects of parts."""
 
     def __init__(self, session: Session, retrier: Retrier) -> None:
@@ -114,7 +114,7 @@ class Completion:
 
         transport = self._session.transport
 
-        def work(line: Line) -> None:
+        def work(line: ConnectionSet) -> None:
             with transport.readiness.undisturbed(request.subject):
                 transport.fetch(line, request)
 

@@ -14,7 +14,7 @@ from functools import partial
 from aisfs.ais.client_port import Session
 from aisfs.ais.protocol import write_requests
 from aisfs.ais.protocol.requests import Request
-from aisfs.ais.transport.connection_set import Line
+from aisfs.ais.transport.connection_set import ConnectionSet
 from aisfs.errors import (
     AccessDenied,
     BucketNotFound,
@@ -35,7 +35,7 @@ Fetch = Callable[[Bucket, ObjectInfo, Sink], Awaitable[None]]
 Store = Callable[[Bucket, str, Content, Mapping[str, str]], Awaitable[ObjectInfo]]
 
 
-class Edits:
+class Mutations:
     """Changes objects."""
 
     def __init__(self, session: Session, retrier: Retrier, fetch: Fetch, store: Store) -> None:
@@ -174,7 +174,7 @@ class Edits:
     async def _do(self, request: Request, bucket: Bucket) -> None:
         transport = self._session.transport
 
-        def work(line: Line) -> None:
+        def work(line: ConnectionSet) -> None:
             with transport.readiness.undisturbed(request.subject):
                 transport.fetch(line, request)
 

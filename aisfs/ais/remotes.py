@@ -19,7 +19,7 @@ from aisfs.ais.protocol.listings import parse_buckets
 from aisfs.ais.protocol.object_replies import check_content
 from aisfs.ais.protocol.requests import BucketFacts, Request, list_buckets
 from aisfs.ais.transport.client import Body, Transport
-from aisfs.ais.transport.connection_set import Line
+from aisfs.ais.transport.connection_set import ConnectionSet
 from aisfs.errors import AisfsError, Stale
 from aisfs.model import Bucket, ObjectInfo, Provider
 
@@ -52,7 +52,7 @@ class Remotes:
         self._uuids: dict[str, str] = {}
         self._buckets: dict[str, list[Bucket]] = {}
 
-    def buckets(self, line: Line) -> list[Bucket]:
+    def buckets(self, line: ConnectionSet) -> list[Bucket]:
         """List the buckets of the attached clusters; of one that does not answer, those of before."""
         known = {}
         for name in self._attached(line):
@@ -70,7 +70,7 @@ class Remotes:
         """Say whether a bucket is in a cluster that was found to be attached."""
         return bucket.cluster in self._uuids.values()
 
-    def by_uuid(self, line: Line, bucket: Bucket) -> Bucket:
+    def by_uuid(self, line: ConnectionSet, bucket: Bucket) -> Bucket:
         """Name the cluster of a bucket by its uuid: as the place of a copy AIStore takes no alias."""
         alias = bucket.cluster
         if not alias:
@@ -80,7 +80,7 @@ class Remotes:
         name = bucket.namespace.partition("#")[2]
         return replace(bucket, namespace=f"@{self._uuids.get(alias, alias)}#{name}")
 
-    def _attached(self, line: Line) -> list[str]:
+    def _attached(self, line: ConnectionSet) -> list[str]:
         """Give the names of the attached clusters; none where the token may not see them."""
         request = Request("GET", "/v1/cluster", "what=remote", "attached clusters")
         try:
@@ -111,7 +111,7 @@ class Originals:
     @contextmanager
     def open(
         self,
-        line: Line,
+        line: ConnectionSet,
         bucket: Bucket,
         expected: ObjectInfo,
         request: Callable[..., Request],

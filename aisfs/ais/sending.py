@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from aisfs.ais.client_port import Session
 from aisfs.ais.protocol.checksums import DEFAULT_TYPE, checksum_of, is_known
 from aisfs.ais.protocol.requests import BucketFacts, Reply, Request
-from aisfs.ais.transport.connection_set import Line
+from aisfs.ais.transport.connection_set import ConnectionSet
 from aisfs.model import NO_CUSTOM, Bucket
 from aisfs.store.content import pieces_of
 from aisfs.store.port import Announce, Content, Progress
@@ -31,14 +31,14 @@ class Upload:
 
 
 def send_content(
-    session: Session, line: Line, request: Request, content: Content, progress: Progress
+    session: Session, line: ConnectionSet, request: Request, content: Content, progress: Progress
 ) -> Reply:
     """Send a request with a content, and receive its reply."""
     pieces: Iterator[memoryview] = pieces_of(content, progress)
     return session.transport.upload(line, request, content.size, pieces)
 
 
-def checksum_for(facts: BucketFacts, content: Content, line: Line) -> str:
+def checksum_for(facts: BucketFacts, content: Content, line: ConnectionSet) -> str:
     """Compute what the bucket wants to know; empty when it keeps none."""
     if not facts.keeps_checksums:
         return ""
@@ -46,6 +46,6 @@ def checksum_for(facts: BucketFacts, content: Content, line: Line) -> str:
     return checksum_as(kind if is_known(kind) else DEFAULT_TYPE, content, line)
 
 
-def checksum_as(kind: str, content: Content, line: Line) -> str:
+def checksum_as(kind: str, content: Content, line: ConnectionSet) -> str:
     """Compute the checksum of a content; what comes out is of no use once the line was cut."""
     return checksum_of(content, kind, lambda: not line.lifeline.is_cut)

@@ -12,7 +12,7 @@ from aisfs.ais.client_port import Session
 from aisfs.ais.multipart import BegunUpload, Parts
 from aisfs.ais.protocol import write_requests
 from aisfs.ais.sending import Upload, checksum_for, send_content
-from aisfs.ais.transport.connection_set import Line
+from aisfs.ais.transport.connection_set import ConnectionSet
 from aisfs.ais.transport.counted_body import BodyDelivered
 from aisfs.ais.transport.exchange import SMALL
 from aisfs.errors import NotFound, Unavailable
@@ -51,7 +51,7 @@ class Uploads:
         return await self._whole(upload)
 
     async def _whole(self, upload: Upload) -> ObjectInfo:
-        def work(line: Line) -> tuple[ObjectInfo | None, str]:
+        def work(line: ConnectionSet) -> tuple[ObjectInfo | None, str]:
             facts = self._session.facts_of(line, upload.bucket)
             content = in_memory(upload.content) if upload.content.size <= SMALL else upload.content
             checksum, custom = checksum_for(facts, content, line), ""

@@ -41,26 +41,26 @@ from aisfs.engine.write.writer import Writer
 from aisfs.errors import AccessDenied, AisfsError, SourceMissing, Unavailable
 from aisfs.filesystem.attributes import AttrMaker
 from aisfs.filesystem.filesystem import FileSystem
-from aisfs.filesystem.instant import Known
+from aisfs.filesystem.instant import InstantAnswers
 from aisfs.filesystem.nodes import Node
 from aisfs.filesystem.open_shards import Members
 from aisfs.filesystem.shard_folders import ShardFolders
 from aisfs.filesystem.trees.bucket_tree import Names, Tree
 from aisfs.filesystem.trees.dataset_tree import DatasetTree
 from aisfs.filesystem.trees.merged_tree import MergedTree
-from aisfs.filesystem.trees.synthetic_tree import VirtualTree
-from aisfs.filesystem.write.instant import KnownWritten
+from aisfs.filesystem.trees.synthetic_tree import SyntheticTree
+from aisfs.filesystem.write.instant import WritableInstantAnswers
 from aisfs.filesystem.write.rename import NamingFileSystem
 from aisfs.filesystem.xattrs import Xattrs
 from aisfs.fuse.mounting import kernel_settings
 from aisfs.fuse.mounting import mountpoint as mountpoints
 from aisfs.fuse.notifier import Notifier
-from aisfs.fuse.push.memory_budget import Headroom
+from aisfs.fuse.push.memory_budget import PageCacheBudget
 from aisfs.fuse.push.pusher import Pusher
 from aisfs.fuse.pyfuse.reading import Operations
 from aisfs.fuse.pyfuse.serving import PyfuseKernel, serve, serves_descriptors, terminate
 from aisfs.fuse.pyfuse.writing import WritableOperations
-from aisfs.fuse.session import LaneSession
+from aisfs.fuse.session import FastPathSession
 from aisfs.metrics import Metrics
 from aisfs.process import descriptors
 from aisfs.process.memory import map_large_blocks
@@ -163,7 +163,7 @@ async def run(plan: MountPlan, on_ready: Callable[[], None]) -> None:
     log.info("unmounted %s", plan.mountpoint)
 
 
-async def _serve(plan: MountPlan, operations: Operations, lane: LaneSession | None) -> None:
+async def _serve(plan: MountPlan, operations: Operations, lane: FastPathSession | None) -> None:
     options = _kernel_options(plan)
     if lane is not None:
         await lane.serve(plan.mountpoint, options)
@@ -173,7 +173,7 @@ async def _serve(plan: MountPlan, operations: Operations, lane: LaneSession | No
 
 async def _build(
     plan: MountPlan, base: Foundation, root: Node, on_ready: Callable[[], None]
-) -> tuple[Operations, LaneSession | None]:
+) -> tuple[Operations, FastPathSession | None]:
     engine = build_engine(plan, base, root)
     make = AttrMaker(plan.tree, time.time_ns())
     folders = ShardFolders(engine.indexer, make)
@@ -217,20 +217,20 @@ def _build_lane(
     tree: Names,
     engine: Engine,
     folders: ShardFolders,
-) -> LaneSession:
-    known: Known
+) -> FastPathSession:
+    known: InstantAnswers
     if isinstance(filesystem, NamingFileSystem):
-        known = KnownWritten(filesystem, tree, folders, engine.reader)
+        known = WritableInstantAnswers(filesystem, tree, folders, engine.reader)
     else:
-        known = Known(filesystem, tree, folders, engine.reader)
+        known = InstantAnswers(filesystem, tree, folders, engine.reader)
     members = Members(filesystem, folders, engine.reader)
 
     def observe(notifier: Notifier) -> Pusher:
-        pusher = Pusher(notifier, members, Headroom().room, base.metrics)
+        pusher = Pusher(notifier, members, PageCacheBudget().room, base.metrics)
         engine.fetcher.on_landed = pusher.landed
         return pusher
 
-    return LaneSession(
+    return FastPathSession(
         operations,
         filesystem,
         known,
@@ -314,14 +314,14 @@ async def _build_virtual(
     shards: Sequence[VirtualShard]
     if view.shuffle is not None:
         found = await find_shards(source, engine.lister, base.store, base.metrics)
-        shards, left_out = await reshuffle(found, engine.indexer, view)
+        shards, exclusions = await reshuffle(found, engine.indexer, view)
     else:
-        shards, left_out = await _of_loose_objects(view, source, engine)
+        shards, exclusions = await _of_loose_objects(view, source, engine)
     base.metrics.dataset_shards.labels("shown").set(len(shards))
-    for reason, number in left_out.items():
-        base.metrics.left_out.labels(reason.replace(" ", "_")).set(number)
+    for reason, number in exclusions.items():
+        base.metrics.exclusions.labels(reason.replace(" ", "_")).set(number)
     log.info("%d virtual shards of %s", len(shards), source)
-    return VirtualTree(shards, left_out)
+    return SyntheticTree(shards, exclusions)
 
 
 async def _of_loose_objects(
@@ -336,10 +336,10 @@ async def _of_loose_objects(
         require=view.require,
     )
     shards, unused = await trio.to_thread.run_sync(make, found.bucket, found.objects)
-    left_out = found.left_out + unused
+    exclusions = found.exclusions + unused
     if not shards:
-        raise SourceMissing(f"{source}: {nothing(left_out)}")
-    return shards, left_out
+        raise SourceMissing(f"{source}: {nothing(exclusions)}")
+    return shards, exclusions
 
 
 def _describe(plan: MountPlan, base: Foundation, filesystem: FileSystem) -> None:

@@ -30,13 +30,13 @@ from aisfs.core.namespace.sources import (
 )
 from aisfs.core.views.directory_tree import MembersView, members_only, without_folders
 from aisfs.core.views.samples_view import samples_view
-from aisfs.engine.dataset.synthetic_reader import Assembler
+from aisfs.engine.dataset.synthetic_reader import SyntheticReader
 from aisfs.engine.fetch.batches import Batches
 from aisfs.engine.fetch.fetcher import Fetcher
 from aisfs.engine.fetch.writer_thread import BackgroundThread, unattended
 from aisfs.engine.listing.lister import Lister
 from aisfs.engine.listing.overlay import OverlaidLister
-from aisfs.engine.read.cache_coverage import Keeping
+from aisfs.engine.read.cache_coverage import CacheCoverage
 from aisfs.engine.read.indexer import INDEX_BYTES_MAX, Indexer
 from aisfs.engine.read.prefetcher import Prefetcher
 from aisfs.engine.read.reader import Reader
@@ -174,8 +174,8 @@ class Engine:
     fetcher: Fetcher
     indexer: Indexer
     reader: Reader
-    assembler: Assembler
-    keeping: Keeping
+    assembler: SyntheticReader
+    keeping: CacheCoverage
 
 
 def build_engine(plan: SourcePlan, base: Foundation, root: Node) -> Engine:
@@ -207,8 +207,8 @@ def build_engine(plan: SourcePlan, base: Foundation, root: Node) -> Engine:
     prefetcher.open_folder = indexer.open
     reader = Reader(fetcher, prefetcher, unpacker)
     batches = Batches(base.store, base.services)
-    assembler = Assembler(fetcher, batches, plan.cache.read_ahead_max)
-    keeping = Keeping(fetcher, indexer, base.background, local=is_local(plan.source))
+    assembler = SyntheticReader(fetcher, batches, plan.cache.read_ahead_max)
+    keeping = CacheCoverage(fetcher, indexer, base.background, local=is_local(plan.source))
     return Engine(lister, fetcher, indexer, reader, assembler, keeping)
 
 

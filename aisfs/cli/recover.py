@@ -17,7 +17,7 @@ from aisfs.core.staged.record import StagedRecord, version_text
 from aisfs.engine.write.appender import Appender
 from aisfs.engine.write.shard_copy import END_MARK, NewMember
 from aisfs.engine.write.staging import StagingArea
-from aisfs.engine.write.unsent import Parked, adopt_dead_sessions, parked
+from aisfs.engine.write.unsent import UnsentFile, adopt_dead_sessions, parked
 from aisfs.errors import AisfsError, BucketNotFound, ConfigError, NotFound, SourceMissing, Stale
 from aisfs.model import ObjectInfo
 from aisfs.process import logs
@@ -91,7 +91,9 @@ def _nowhere(directory: Path, names: Sequence[str], *, given: bool) -> int:
     return Exit.OK
 
 
-def _chosen(found: Sequence[Parked], names: Sequence[str], *, everything: bool) -> list[Parked]:
+def _chosen(
+    found: Sequence[UnsentFile], names: Sequence[str], *, everything: bool
+) -> list[UnsentFile]:
     if everything:
         return list(found)
     chosen = [one for one in found if one.id in names or one.record.name in names]
@@ -101,7 +103,7 @@ def _chosen(found: Sequence[Parked], names: Sequence[str], *, everything: bool) 
     return chosen
 
 
-def _list(found: Sequence[Parked]) -> None:
+def _list(found: Sequence[UnsentFile]) -> None:
     """Print two lines for each, which no terminal's width changes: what it is, and why."""
     for one in found:
         when = datetime.fromtimestamp(one.mtime_ns / 1e9).astimezone().isoformat(" ", "seconds")
@@ -109,7 +111,7 @@ def _list(found: Sequence[Parked]) -> None:
         click.echo(f"    {one.record.reason or 'the mount was killed before it was uploaded'}")
 
 
-async def _upload(one: Parked, force: bool, settings: WriteSettings) -> None:
+async def _upload(one: UnsentFile, force: bool, settings: WriteSettings) -> None:
     """Upload one.
 
     Raises:
@@ -132,7 +134,11 @@ async def _upload(one: Parked, force: bool, settings: WriteSettings) -> None:
 
 
 async def _append(
-    store: WritableStore, one: Parked, content: FileContent, force: bool, settings: WriteSettings
+    store: WritableStore,
+    one: UnsentFile,
+    content: FileContent,
+    force: bool,
+    settings: WriteSettings,
 ) -> None:
     """Add a member to its shard; by force also to one that is not there any more."""
     record = one.record
@@ -159,7 +165,7 @@ async def _append(
         raise failed
 
 
-async def _forget_parts(one: Parked) -> None:
+async def _forget_parts(one: UnsentFile) -> None:
     """Remove from the cluster what was sent ahead of one that is not wanted."""
     try:
         async with _opened(one.record.endpoint) as store:

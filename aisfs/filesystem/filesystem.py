@@ -18,7 +18,7 @@ from aisfs.core.namespace.inodes import (
 )
 from aisfs.core.namespace.keys import NAME_MAX
 from aisfs.core.views.directory_tree import MembersView
-from aisfs.engine.dataset.synthetic_reader import Assembler
+from aisfs.engine.dataset.synthetic_reader import SyntheticReader
 from aisfs.engine.fetch.part import Data
 from aisfs.engine.read.reader import Reader
 from aisfs.errors import (
@@ -32,7 +32,7 @@ from aisfs.errors import (
 from aisfs.filesystem.attributes import FOREVER, Attr, AttrMaker, Entry
 from aisfs.filesystem.handles import DirectoryHandle, FileHandle, MemberRows
 from aisfs.filesystem.kernel_port import Kernel
-from aisfs.filesystem.listing_validity import Beliefs
+from aisfs.filesystem.listing_validity import ListingValidity
 from aisfs.filesystem.nodes import (
     DirectoryNode,
     FileNode,
@@ -43,7 +43,7 @@ from aisfs.filesystem.nodes import (
     identity,
 )
 from aisfs.filesystem.object_entries import ObjectRuns
-from aisfs.filesystem.readdir_snapshots import Snapshots
+from aisfs.filesystem.readdir_snapshots import ReaddirSnapshots
 from aisfs.filesystem.shard_folders import ShardFolders, check_directory, is_folder
 from aisfs.filesystem.trees.bucket_tree import Children, Found, FoundMember, Names, Objects
 from aisfs.model import Bucket, ByteRange, ObjectInfo
@@ -52,7 +52,7 @@ from aisfs.model import Bucket, ByteRange, ObjectInfo
 class FileSystem:
     """One mount's tree.
 
-    The trio thread calls everything. The lane's thread calls what is not async, through `Known`: the
+    The trio thread calls everything. The lane's thread calls what is not async, through `InstantAnswers`: the
     table of inodes is changed under `_lock`, for microseconds, and read without (one look into a
     dict); what else is shared guards itself.
     """
@@ -64,7 +64,7 @@ class FileSystem:
         tree: Names,
         folders: ShardFolders,
         reader: Reader,
-        assembler: Assembler,
+        assembler: SyntheticReader,
         make: AttrMaker,
         clock: Callable[[], float],
         list_ttl: float,
@@ -73,8 +73,8 @@ class FileSystem:
         self.inodes: InodeTable[Node] = InodeTable(root, identity)
         self._root = root
         self._lock = threading.Lock()
-        self._beliefs = Beliefs(clock, list_ttl)
-        self.snapshots = Snapshots()
+        self._beliefs = ListingValidity(clock, list_ttl)
+        self.snapshots = ReaddirSnapshots()
         self._started = clock()
         self.tree = tree
         self._folders = folders

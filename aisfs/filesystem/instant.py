@@ -34,7 +34,7 @@ class _OpenShard:
     reads: MemberReads
 
 
-class Known:
+class InstantAnswers:
     """The answers of a `FileSystem` that need no waiting. All methods are for one thread."""
 
     def __init__(

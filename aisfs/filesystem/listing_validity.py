@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class _Epoch:
     """One listing that the kernel may hold. Seconds of the clock."""
 
     since: float | None
@@ -24,7 +24,7 @@ class _Turn:
     """`until` as it was at first: tells this listing from the next."""
 
 
-class Beliefs:
+class ListingValidity:
     """Directories by inode number. From any thread."""
 
     def __init__(self, clock: Callable[[], float], list_ttl: float) -> None:
@@ -32,17 +32,17 @@ class Beliefs:
         self._clock = clock
         self._list_ttl = list_ttl
         self._lock = threading.Lock()
-        self._turns: dict[int, _Turn] = {}
+        self._turns: dict[int, _Epoch] = {}
 
     def listed(self, ino: int, expires: float) -> None:
         """Take note that the kernel is given a listing which may be believed until `expires`."""
         with self._lock:
             before = self._turns.get(ino)
             if before is None:
-                self._turns[ino] = _Turn(None, expires, expires)
+                self._turns[ino] = _Epoch(None, expires, expires)
             elif before.expires != expires:
                 since = min(before.until, self._clock())
-                self._turns[ino] = _Turn(since, expires, expires)
+                self._turns[ino] = _Epoch(since, expires, expires)
 
     def dropped(self, ino: int) -> None:
         """Take note that the listing the kernel may hold turned out to be wrong."""
@@ -50,7 +50,7 @@ class Beliefs:
             turn = self._turns.get(ino)
             if turn is not None:
                 until = min(turn.until, self._clock())
-                self._turns[ino] = _Turn(turn.since, until, turn.expires)
+                self._turns[ino] = _Epoch(turn.since, until, turn.expires)
 
     def forgotten(self, ino: int) -> None:
         """Forget a directory that the kernel forgot, and its listing with it."""

@@ -12,7 +12,7 @@ DIRECTORIES_MAX = 256
 """Directories being read at once; one more makes one of them be listed again."""
 
 
-class Snapshots:
+class ReaddirSnapshots:
     """One for each directory that somebody has begun to read, by inode number."""
 
     def __init__(self) -> None:

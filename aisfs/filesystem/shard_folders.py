@@ -9,7 +9,7 @@ from functools import partial
 
 from aisfs.core.index.columns import column_at
 from aisfs.core.index.member_index import EXECUTABLE, MemberIndex, MemberKind
-from aisfs.core.index.nested_tars import InnerTars
+from aisfs.core.index.nested_tars import NestedTars
 from aisfs.core.namespace.inodes import directory_number, member_number, split_member
 from aisfs.core.views.directory_tree import Child, Directory, MembersView
 from aisfs.engine.read.indexer import Indexer
@@ -102,7 +102,7 @@ class ShardFolders:
     async def check_whole(self, shard: ShardNode) -> None:
         """Raise `ShardDamaged` when what is known of the shard says that nothing can be added to it."""
         for warning in (await self.view(shard)).index.warnings:
-            if not InnerTars.is_about(warning):
+            if not NestedTars.is_about(warning):
                 raise ShardDamaged(f"{shard.info.key}: nothing can be added: {warning}")
 
     def children_in(

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from aisfs.core.archive.formats import Form
 from aisfs.core.namespace.inodes import ROOT, split_member
 from aisfs.core.views.directory_tree import MembersView
-from aisfs.engine.read.cache_coverage import Keeping
+from aisfs.engine.read.cache_coverage import CacheCoverage
 from aisfs.errors import NoSuchAttribute
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.nodes import ObjectNode, ShardNode
@@ -31,7 +31,11 @@ class Xattrs:
     """Reads the extended attributes of an inode."""
 
     def __init__(
-        self, filesystem: FileSystem, folders: ShardFolders, metrics: Metrics, keeping: Keeping
+        self,
+        filesystem: FileSystem,
+        folders: ShardFolders,
+        metrics: Metrics,
+        keeping: CacheCoverage,
     ) -> None:
         """Serve what the collaborators know."""
         self._keeping = keeping

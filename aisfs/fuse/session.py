@@ -13,17 +13,17 @@ import trio
 
 from aisfs.errors import MountError
 from aisfs.filesystem.filesystem import FileSystem
-from aisfs.filesystem.instant import Known
-from aisfs.filesystem.write.instant import KnownWritten
+from aisfs.filesystem.instant import InstantAnswers
+from aisfs.filesystem.write.instant import WritableInstantAnswers
 from aisfs.filesystem.write.open_files import WritingFileSystem
 from aisfs.filesystem.write.rename import NamingFileSystem
-from aisfs.fuse.fastpath.dispatcher import SPIN_SECONDS, Buffer, Lane, grow
-from aisfs.fuse.fastpath.handlers import Answers
-from aisfs.fuse.fastpath.interrupts import ASKING, LISTING, Interruptions
+from aisfs.fuse.fastpath.dispatcher import SPIN_SECONDS, Buffer, Dispatcher, grow
+from aisfs.fuse.fastpath.handlers import Handlers
+from aisfs.fuse.fastpath.interrupts import ASKING, LISTING, Interrupts
 from aisfs.fuse.fastpath.observer import Nobody, Observer
 from aisfs.fuse.fastpath.pending import Pending
 from aisfs.fuse.fastpath.waiting_reads import WaitingReads
-from aisfs.fuse.fastpath.writable_handlers import WrittenAnswers
+from aisfs.fuse.fastpath.writable_handlers import WritableHandlers
 from aisfs.fuse.fastpath.write_requests import Changes
 from aisfs.fuse.mounting.device import Device, mount_device
 from aisfs.fuse.notifier import Notifier
@@ -41,14 +41,14 @@ LAST_CHANGES_SECONDS = 0.01
 """How often it is looked, at the end, whether the last change was made."""
 
 
-class LaneSession:
+class FastPathSession:
     """Serves one mount."""
 
     def __init__(
         self,
         operations: Operations,
         filesystem: FileSystem,
-        known: Known,
+        known: InstantAnswers,
         metrics: Metrics,
         *,
         negative_timeout: float,
@@ -64,7 +64,7 @@ class LaneSession:
             known: What of it can be answered at once.
             metrics: Where requests are counted.
             negative_timeout: Seconds the kernel may keep a missing name.
-            spin: See `Lane`.
+            spin: See `Dispatcher`.
             observe: Makes the one who is told of reads and listings, and may notify.
             on_fault: Told of bytes that the kernel could not read. Must not wait.
         """
@@ -125,7 +125,7 @@ class LaneSession:
 
     def _make(self, device: Device, ours: socket.socket, its: socket.socket) -> "_Threads":
         pending = Pending()
-        interruptions = Interruptions(pending)
+        interruptions = Interrupts(pending)
         notifier = Notifier(device.fd, self._on_fault)
         observer = self._observe(notifier)
         reads = WaitingReads(self._filesystem, pending, self._metrics, observer)
@@ -137,7 +137,7 @@ class LaneSession:
             wanted=answers.wanted,
             max_message=min(grow(ours), grow(its)),
         )
-        lane = Lane(
+        lane = Dispatcher(
             device.fd,
             ours,
             answers.handlers,
@@ -178,15 +178,15 @@ class LaneSession:
         return changes
 
     def _answers(
-        self, reads: WaitingReads, interruptions: Interruptions, changes: Changes | None
-    ) -> Answers:
+        self, reads: WaitingReads, interruptions: Interrupts, changes: Changes | None
+    ) -> Handlers:
         known, filesystem, timeout = self._known, self._filesystem, self._negative_timeout
-        if isinstance(known, KnownWritten) and changes is not None:
+        if isinstance(known, WritableInstantAnswers) and changes is not None:
             assert isinstance(filesystem, WritingFileSystem), "both are of one tree"
-            return WrittenAnswers(
+            return WritableHandlers(
                 known, filesystem, reads, interruptions, changes, negative_timeout=timeout
             )
-        return Answers(known, filesystem, reads, interruptions, negative_timeout=timeout)
+        return Handlers(known, filesystem, reads, interruptions, negative_timeout=timeout)
 
     def _start(self, threads: "_Threads", nursery: trio.Nursery) -> None:
         threads.reads.open(nursery, threads.lane.reply)
@@ -220,7 +220,7 @@ class _Threads:
     """All threads of a mount, and what they share."""
 
     device: Device
-    lane: Lane
+    lane: Dispatcher
     notifier: Notifier
     watchdog: Watchdog
     reads: WaitingReads

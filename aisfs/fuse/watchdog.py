@@ -8,8 +8,8 @@ import logging
 import threading
 import time
 
-from aisfs.fuse.fastpath.dispatcher import Lane
-from aisfs.fuse.fastpath.interrupts import Interruptions
+from aisfs.fuse.fastpath.dispatcher import Dispatcher
+from aisfs.fuse.fastpath.interrupts import Interrupts
 from aisfs.fuse.fastpath.pending import Pending
 from aisfs.fuse.mounting.device import Device
 from aisfs.fuse.notifier import Notifier
@@ -29,10 +29,10 @@ class Watchdog:
     def __init__(
         self,
         device: Device,
-        lane: Lane,
+        lane: Dispatcher,
         notifier: Notifier,
         pending: Pending,
-        interruptions: Interruptions,
+        interruptions: Interrupts,
     ) -> None:
         """Watch over all of these once `start` is called."""
         self._device = device

@@ -18,7 +18,7 @@ from aisfs.core.namespace.keys import check_new_key
 from aisfs.errors import BucketNotFound, NotFound, Stale, Unsupported
 from aisfs.model import NO_CUSTOM, Bucket, Keys, ObjectInfo, Page, Provider
 from aisfs.store.custom import encode_custom
-from aisfs.store.no_multipart import NothingAhead
+from aisfs.store.no_multipart import NoMultipart
 from aisfs.store.port import Announce, Content, Progress, Sink, UploadAhead
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class _Contents:
         return self._sorted
 
 
-class MemoryStore(NothingAhead):
+class MemoryStore(NoMultipart):
     """Buckets of objects in memory."""
 
     def __init__(

@@ -7,7 +7,7 @@ from aisfs.model import Bucket
 from aisfs.store.port import UploadAhead
 
 
-class NothingAhead:
+class NoMultipart:
     """The part of `WritableStore` that sends ahead, for a store that does not."""
 
     ahead_above = sys.maxsize

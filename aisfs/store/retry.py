@@ -62,7 +62,7 @@ class Retrier:
         attempt: Callable[[], Awaitable[T]],
         *,
         final: Callable[[], bool] = lambda: False,
-        movement: "Movement | None" = None,
+        movement: "ProgressDeadline | None" = None,
         cut: bool = True,
     ) -> T:
         """Run `attempt`.
@@ -74,7 +74,7 @@ class Retrier:
             movement: Postpones the deadline, each time something new was achieved.
             cut: Cancel the attempt that is under way at the deadline.
         """
-        movement = movement or Movement()
+        movement = movement or ProgressDeadline()
         movement.begin(self._deadline)
         last: AisfsError | None = None
         for number in itertools.count(1):
@@ -102,7 +102,7 @@ class Retrier:
         return longest * self._rng.uniform(0.5, 1.0)
 
 
-class Movement:
+class ProgressDeadline:
     """A deadline that is postponed whenever more was done than ever before."""
 
     def __init__(self, more: float = 0.0) -> None:
@@ -219,7 +219,7 @@ class RetryingStore:
     ) -> ObjectInfo:
         """Write one object whole, or not at all."""
         token = trio.lowlevel.current_trio_token()
-        movement = Movement(content.size / _BYTES_A_SECOND)
+        movement = ProgressDeadline(content.size / _BYTES_A_SECOND)
 
         def told(done: int) -> None:
             if content.size > PIECE:  # else nothing moves before it is done

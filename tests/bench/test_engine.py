@@ -15,7 +15,7 @@ from bench.engine import Contender, Reading, Row, measure
 from bench.goals import judge
 from bench.groups import shard
 from bench.groups.measures import bounded_cache, check_fetched
-from bench.interruptions import Interruptions
+from bench.interruptions import Interrupts
 from bench.processes import NotMeasured, isolated
 from bench.readers import checked, size_of, tally
 from bench.settings import SIZES, TINY, choose
@@ -83,7 +83,7 @@ def test_the_budget_ends_rounds_but_not_before_the_least():
 
 
 def run_isolated(work, tmp_path, limit=20.0):
-    return isolated(work, interruptions=Interruptions(), limit=limit, log=tmp_path / "log")
+    return isolated(work, interruptions=Interrupts(), limit=limit, log=tmp_path / "log")
 
 
 def children():

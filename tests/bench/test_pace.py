@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from aisfs.server.pace import Link, paced
-from bench.interruptions import Interruptions
+from bench.interruptions import Interrupts
 from bench.server import running_server
 
 
@@ -78,7 +78,7 @@ def test_a_paced_server_serves_the_same_bytes(tmp_path, bandwidth):
     with (
         running_server(
             root,
-            interruptions=Interruptions(),
+            interruptions=Interrupts(),
             log=tmp_path / "log",
             delay=0.001,
             bandwidth=bandwidth,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from bench.interruptions import Interrupted, Interruptions
+from bench.interruptions import Interrupted, Interrupts
 from demo.pictures import class_name, draw_pictures, find_pictures, read_pictures
 from demo.stage import _base
 from tests.support.mounts import eventually
@@ -278,7 +278,7 @@ def test_a_long_path_is_no_place_for_sockets(monkeypatch):
 
 
 def test_an_interruption_waits_for_what_must_not_be_cut_short():
-    interruptions = Interruptions()
+    interruptions = Interrupts()
     done = []
 
     def work():

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aisfs.filesystem.listing_validity import Beliefs
+from aisfs.filesystem.listing_validity import ListingValidity
 
 TTL = 10.0
 TICK = 1e-6
@@ -41,7 +41,7 @@ class Kernel:
     cached: tuple[float | None, int, float] | None = None
     """mtime at the listing, which listing, and until when it may be believed."""
 
-    def readdir(self, server: Server, beliefs: Beliefs) -> float:
+    def readdir(self, server: Server, beliefs: ListingValidity) -> float:
         self.stat(server, beliefs)
         if self.cached is not None and self.cached[0] != self.mtime:
             self.cached = None
@@ -51,7 +51,7 @@ class Kernel:
             self.cached = (self.mtime, number, expires)
         return self.cached[2]
 
-    def stat(self, server: Server, beliefs: Beliefs) -> None:
+    def stat(self, server: Server, beliefs: ListingValidity) -> None:
         if server.now >= self.attr_until:
             self.mtime, timeout = beliefs.of(INO, server.listing())
             self.attr_until = server.now + timeout
@@ -68,7 +68,7 @@ STEPS = st.tuples(
 @settings(max_examples=500, deadline=None)
 def test_a_listing_is_never_kept_for_too_long(steps: list[tuple[str, float]]):
     server, kernel = Server(), Kernel()
-    beliefs = Beliefs(lambda: server.now, TTL)
+    beliefs = ListingValidity(lambda: server.now, TTL)
     for step, seconds in steps:
         server.now += seconds + TICK
         match step:
@@ -89,7 +89,7 @@ def test_a_listing_is_never_kept_for_too_long(steps: list[tuple[str, float]]):
 
 def test_a_listing_is_kept_as_long_as_it_may():
     server, kernel = Server(), Kernel()
-    beliefs = Beliefs(lambda: server.now, TTL)
+    beliefs = ListingValidity(lambda: server.now, TTL)
     kernel.readdir(server, beliefs)
     for _ in range(9):
         server.now += 1.0

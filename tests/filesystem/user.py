@@ -9,7 +9,7 @@ import trio
 from aisfs.cache.metadata_cache import MetadataCache
 from aisfs.config import Shards, TreeSettings
 from aisfs.core.namespace.inodes import ROOT, split_member
-from aisfs.engine.dataset.synthetic_reader import Assembler
+from aisfs.engine.dataset.synthetic_reader import SyntheticReader
 from aisfs.engine.fetch.batches import Batches
 from aisfs.engine.fetch.fetcher import Fetcher
 from aisfs.engine.listing.lister import Lister
@@ -72,7 +72,7 @@ def build(
         tree=tree,
         folders=ShardFolders(Indexer(fetcher, nursery, unpacker), make),
         reader=Reader(fetcher, prefetcher, unpacker),
-        assembler=Assembler(fetcher, Batches(store, nursery), read_ahead_max=0),
+        assembler=SyntheticReader(fetcher, Batches(store, nursery), read_ahead_max=0),
         make=make,
         clock=clock,
         list_ttl=settings.list_ttl,

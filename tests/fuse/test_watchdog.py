@@ -17,8 +17,8 @@ import pytest
 
 from aisfs.filesystem.attributes import Attr
 from aisfs.fuse import watchdog
-from aisfs.fuse.fastpath.dispatcher import SILENCE, Lane
-from aisfs.fuse.fastpath.interrupts import Interruptions
+from aisfs.fuse.fastpath.dispatcher import SILENCE, Dispatcher
+from aisfs.fuse.fastpath.interrupts import Interrupts
 from aisfs.fuse.fastpath.observer import Nobody
 from aisfs.fuse.fastpath.pending import Pending
 from aisfs.fuse.mounting.device import Device, mount_device
@@ -50,7 +50,7 @@ class Stand:
         self.reads = 0
         handlers = {Opcode.LOOKUP: self.lookup, Opcode.GETATTR: self.getattr, Opcode.OPEN: self.open,
                     Opcode.READ: self.read, Opcode.OPENDIR: self.open}  # fmt: skip
-        self.lane = Lane(
+        self.lane = Dispatcher(
             device.fd, ours, handlers, self.pending, undo=lambda *_: None, prepare=lambda: None,
             notify=self.notifier.forward, before_sleep=lambda: None, list_by_inode=lambda: False,
             negotiation=Negotiation(
@@ -61,7 +61,7 @@ class Stand:
             on_fault=lambda _: None,
         )  # fmt: skip
         self.watchdog = Watchdog(
-            device, self.lane, self.notifier, self.pending, Interruptions(self.pending)
+            device, self.lane, self.notifier, self.pending, Interrupts(self.pending)
         )
         self._server = threading.Thread(target=self._serve, daemon=True)
 

@@ -116,7 +116,7 @@ def shard(names: Iterable[str], *, pax_times: bool = True, data: bytes = b"x") -
     return out.getvalue()
 
 
-class Known(NamedTuple):
+class InstantAnswers(NamedTuple):
     """What tarfile says of a regular member."""
 
     name: bytes
@@ -125,11 +125,11 @@ class Known(NamedTuple):
     content: bytes
 
 
-def known(tar_bytes: bytes, **options) -> list[Known]:
+def known(tar_bytes: bytes, **options) -> list[InstantAnswers]:
     """All regular members as the standard library sees them."""
     with tarfile.open(fileobj=io.BytesIO(tar_bytes), mode="r:", **options) as tar:
         return [
-            Known(
+            InstantAnswers(
                 info.name.encode(errors="surrogateescape"),
                 info.offset_data,
                 info.size,

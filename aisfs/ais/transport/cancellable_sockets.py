@@ -1,7 +1,7 @@
 """Sockets that can be cut from outside while a thread waits on them.
 
 A thread in `recv` cannot be cancelled, but shutting its socket down makes the call return at once.
-A `Lifeline` belongs to one set of connections that one request at a time uses; `cut` ends whatever
+A `CancellableSockets` belongs to one set of connections that one request at a time uses; `cut` ends whatever
 waits on them: connecting, the TLS handshake, sending, receiving. Only a name lookup is out of reach.
 
 Each socket in use is kept as a duplicate: urllib3 wraps, detaches and closes its own in the thread
@@ -26,7 +26,7 @@ from aisfs.ais.transport.network import say_whose
 from aisfs.ais.transport.replies import BoundedReply
 
 
-class Lifeline:
+class CancellableSockets:
     """The sockets of some connections, and the means to cut them all."""
 
     def __init__(
@@ -128,7 +128,7 @@ class _Watched(HTTPConnection):
 
     response_class = BoundedReply
 
-    def __init__(self, *args: Any, lifeline: Lifeline, **kwargs: Any) -> None:  # noqa: ANN401
+    def __init__(self, *args: Any, lifeline: CancellableSockets, **kwargs: Any) -> None:  # noqa: ANN401
         super().__init__(*args, **kwargs)
         self._lifeline = lifeline
 

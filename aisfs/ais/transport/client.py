@@ -25,12 +25,12 @@ from aisfs import __version__
 from aisfs.ais.protocol import requests as wire
 from aisfs.ais.protocol.errors import failure, is_of_restart
 from aisfs.ais.transport.auth import Credentials
-from aisfs.ais.transport.connection_set import Line
+from aisfs.ais.transport.connection_set import ConnectionSet
 from aisfs.ais.transport.counted_body import BodyDelivered, CountedBody
 from aisfs.ais.transport.exchange import exchange
 from aisfs.ais.transport.network import network, tls_options
 from aisfs.ais.transport.readiness import Readiness
-from aisfs.ais.transport.redirects import REDIRECTS, Way, is_target
+from aisfs.ais.transport.redirects import REDIRECTS, RedirectChain, is_target
 from aisfs.ais.transport.replies import BoundedReply
 from aisfs.config import ClusterSettings
 from aisfs.errors import ProtocolError, Unavailable
@@ -94,23 +94,23 @@ class Transport:
     def __repr__(self) -> str:
         return f"<Transport {self.endpoint} {self._credentials!r}>"
 
-    def fetch(self, line: Line, request: wire.Request) -> wire.Reply:
+    def fetch(self, line: ConnectionSet, request: wire.Request) -> wire.Reply:
         """Get the whole of a successful reply."""
         with self.open(line, request) as body:
             content = body.read(request.most_reply, self._deadline)
             return replace(body.reply, body=content)
 
-    def ask(self, line: Line, request: wire.Request) -> wire.Reply:
+    def ask(self, line: ConnectionSet, request: wire.Request) -> wire.Reply:
         """Get a reply of any status, its body left out."""
         response = self._send(line, request)
         return self._refusal(line, _reply(response, self._drain(response, request.subject)))
 
-    def line(self) -> Line:
+    def line(self) -> ConnectionSet:
         """Make a new set of connections."""
         readiness = self.readiness
-        return Line(self._timeouts[1], self.endpoint, readiness.admit, readiness.greet)
+        return ConnectionSet(self._timeouts[1], self.endpoint, readiness.admit, readiness.greet)
 
-    def settle(self, line: Line, subject: str) -> None:
+    def settle(self, line: ConnectionSet, subject: str) -> None:
         """Make sure that what the cluster does not have is nowhere: each target was asked.
 
         Raises:
@@ -127,7 +127,7 @@ class Transport:
                 raise Unavailable(f"{subject}: {doubt}")
 
     def upload(
-        self, line: Line, request: wire.Request, size: int, pieces: Iterator[memoryview]
+        self, line: ConnectionSet, request: wire.Request, size: int, pieces: Iterator[memoryview]
     ) -> wire.Reply:
         """Send a request with a body of `size` bytes, once, and get the successful reply.
 
@@ -167,7 +167,7 @@ class Transport:
             raise Unavailable(f"{request.subject}: taken before all of it was sent")
         return reply
 
-    def _way_to_target(self, line: Line, request: wire.Request) -> Way:
+    def _way_to_target(self, line: ConnectionSet, request: wire.Request) -> RedirectChain:
         """Ask the proxy where to send a body, without it; once more if the token is out of date."""
         authorization = self._credentials.authorization()
         way, reply = self._follow_to_target(line, request, authorization)
@@ -180,8 +180,8 @@ class Transport:
         return way
 
     def _follow_to_target(
-        self, line: Line, request: wire.Request, authorization: str | None
-    ) -> tuple[Way, wire.Reply]:
+        self, line: ConnectionSet, request: wire.Request, authorization: str | None
+    ) -> tuple[RedirectChain, wire.Reply]:
         """Follow redirects until one leads to a target; return the way there and the last reply."""
         way = self._way(line, request, authorization)
         while True:
@@ -196,7 +196,7 @@ class Transport:
                 return way, reply
 
     @contextmanager
-    def open(self, line: Line, request: wire.Request) -> Iterator[Body]:
+    def open(self, line: ConnectionSet, request: wire.Request) -> Iterator[Body]:
         """Give a successful reply whose body is to be read in the block, wholly or not."""
         response = self._send(line, request)
         try:
@@ -207,7 +207,7 @@ class Transport:
         finally:
             _settle(response)
 
-    def _send(self, line: Line, request: wire.Request) -> requests.Response:
+    def _send(self, line: ConnectionSet, request: wire.Request) -> requests.Response:
         """Send a request, once more if its token turned out to be out of date."""
         authorization = self._credentials.authorization()
         response = self._follow(line, request, authorization)
@@ -219,7 +219,7 @@ class Transport:
         return response
 
     def _follow(
-        self, line: Line, request: wire.Request, authorization: str | None
+        self, line: ConnectionSet, request: wire.Request, authorization: str | None
     ) -> requests.Response:
         """Send a request and go where it is redirected to."""
         way = self._way(line, request, authorization)
@@ -236,7 +236,7 @@ class Transport:
 
     def _exchange(
         self,
-        line: Line,
+        line: ConnectionSet,
         request: wire.Request,
         url: str,
         authorization: str | None,
@@ -275,7 +275,9 @@ class Transport:
         finally:
             _settle(response)
 
-    def _way(self, line: Line, request: wire.Request, authorization: str | None) -> Way:
+    def _way(
+        self, line: ConnectionSet, request: wire.Request, authorization: str | None
+    ) -> RedirectChain:
         """Begin at the endpoint, if what it says can be believed."""
         if line.episode != self.readiness.episode:
             line.episode = self.readiness.episode
@@ -283,10 +285,10 @@ class Transport:
         line.changes = request.method not in ("GET", "HEAD")
         if self.readiness.missed and line.changes:
             self.settle(line, request.subject)
-        return Way(self.endpoint, request, authorization)
+        return RedirectChain(self.endpoint, request, authorization)
 
     @contextmanager
-    def _watched(self, line: Line, url: str, subject: str) -> Iterator[None]:
+    def _watched(self, line: ConnectionSet, url: str, subject: str) -> Iterator[None]:
         """Send something to `url`: an endpoint that fails may have been started again."""
         try:
             with network(subject):
@@ -296,7 +298,7 @@ class Transport:
                 self.readiness.disturbed(line.episode)
             raise
 
-    def _refusal(self, line: Line, reply: wire.Reply) -> wire.Reply:
+    def _refusal(self, line: ConnectionSet, reply: wire.Reply) -> wire.Reply:
         """Look at a reply that may be a refusal: it may be a sign of a restart."""
         if is_of_restart(reply):
             self.readiness.disturbed(line.episode)
@@ -310,7 +312,7 @@ class Transport:
         return headers
 
     def _transmit(
-        self, line: Line, request: wire.Request, url: str, authorization: str | None
+        self, line: ConnectionSet, request: wire.Request, url: str, authorization: str | None
     ) -> requests.Response:
         # Prepared by hand and given to the adapter: a Session would rewrite paths, look for
         # passwords in ~/.netrc that replace the token, and collect cookies. It would also honour

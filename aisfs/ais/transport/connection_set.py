@@ -12,13 +12,13 @@ from urllib.parse import urlsplit
 import requests
 from requests.adapters import HTTPAdapter
 
-from aisfs.ais.transport.cancellable_sockets import Lifeline
+from aisfs.ais.transport.cancellable_sockets import CancellableSockets
 
 _MAX_HOSTS = 256
 """Hosts one line keeps a connection to; more than any cluster's targets seen in practice."""
 
 
-class Line(HTTPAdapter):
+class ConnectionSet(HTTPAdapter):
     """Keep-alive connections to the hosts of a cluster, one to each, for one request at a time."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Line(HTTPAdapter):
             elif self.changes:
                 greet(connection)
 
-        self.lifeline = Lifeline(send_timeout, checked)
+        self.lifeline = CancellableSockets(send_timeout, checked)
         self.changes = False
         """Whether the request that is under way changes something."""
         self.episode = 0

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from aisfs.ais.transport.cancellable_sockets import Lifeline
+from aisfs.ais.transport.cancellable_sockets import CancellableSockets
 from aisfs.errors import Unavailable
 
 
@@ -13,7 +13,9 @@ class BodyDelivered(Unavailable):
 class CountedBody:
     """The pieces of a body, and how many bytes of it were handed out before the piece in hand."""
 
-    def __init__(self, pieces: Iterator[memoryview], size: int, lifeline: Lifeline) -> None:
+    def __init__(
+        self, pieces: Iterator[memoryview], size: int, lifeline: CancellableSockets
+    ) -> None:
         """Hand out `pieces` of `size` bytes in all; `lifeline` holds from the last one on."""
         self._pieces = pieces
         self.size = size

@@ -21,7 +21,7 @@ _TARGET_MARKS = (re.compile(r"[?&]pid="), re.compile(r"[?&]utm="))
 """What a proxy adds to the query when it redirects to a target."""
 
 
-class Way:
+class RedirectChain:
     """The way of one request, from the endpoint on.
 
     Only the place and the query of a redirect are followed, with the path of the request: AIStore

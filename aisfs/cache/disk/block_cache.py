@@ -24,15 +24,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from aisfs.cache.disk.bookkeeping import Books
+from aisfs.cache.disk.bookkeeping import Bookkeeper
 from aisfs.cache.disk.directory import CacheDirectory, boot_id
 from aisfs.cache.disk.format import SEGMENT, Damaged, EntryId
 from aisfs.cache.disk.ledger import Ledger
-from aisfs.cache.disk.maintenance import Upkeep
+from aisfs.cache.disk.maintenance import Maintenance
 from aisfs.cache.disk.reservation import Reservation
-from aisfs.cache.disk.resident import Health, Shelf
+from aisfs.cache.disk.resident import Health, ResidentSet
 from aisfs.cache.disk.segments import Segment
-from aisfs.cache.disk.space import Filler
+from aisfs.cache.disk.space import SpaceReserver
 from aisfs.cache.disk.verify import CheckReport, Progress, can_verify, verify_all, verify_whole
 from aisfs.errors import ConfigError
 from aisfs.model import ByteRange
@@ -73,12 +73,12 @@ class Counts:
 class BlockCache:
     """The cache in one directory, as one process uses it."""
 
-    def __init__(self, books: Books, upkeep: Upkeep, token: str, descriptor: int) -> None:
+    def __init__(self, books: Bookkeeper, upkeep: Maintenance, token: str, descriptor: int) -> None:
         """Use `open`."""
         self._books = books
         self._shelf = books.shelf
         self._health = books.health
-        self._filler = Filler(books)
+        self._filler = SpaceReserver(books)
         self._upkeep = upkeep
         self._token = token
         self._descriptor = descriptor
@@ -125,8 +125,8 @@ class BlockCache:
             stack.callback(place.leave, token, descriptor)
             with ledger.transaction():
                 owner = ledger.enter(token, limit)
-            books = Books(Shelf(), ledger, place, Health(), owner)
-            upkeep = Upkeep(books)
+            books = Bookkeeper(ResidentSet(), ledger, place, Health(), owner)
+            upkeep = Maintenance(books)
             if upkeep.reclaim():
                 ledger.check()
             upkeep.sweep_files()

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from aisfs.cache.disk.directory import CacheDirectory
 from aisfs.cache.disk.format import Damaged
 from aisfs.cache.disk.ledger import Ledger, Row
-from aisfs.cache.disk.resident import Health, Shelf
+from aisfs.cache.disk.resident import Health, ResidentSet
 from aisfs.cache.disk.segment_file import SegmentFile
 from aisfs.cache.disk.segments import Segment
 from aisfs.model import ByteRange
@@ -29,11 +29,16 @@ _BATCH_BYTES = 4 * 1024 * 1024
 takes some 50 µs, and a piece of 4 MiB some milliseconds to write."""
 
 
-class Books:
+class Bookkeeper:
     """What a process does with the cache, as the owner `owner` of the ledger."""
 
     def __init__(
-        self, shelf: Shelf, ledger: Ledger, directory: CacheDirectory, health: Health, owner: int
+        self,
+        shelf: ResidentSet,
+        ledger: Ledger,
+        directory: CacheDirectory,
+        health: Health,
+        owner: int,
     ) -> None:
         """Keep these in agreement."""
         self.shelf = shelf

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Set
 
-from aisfs.cache.disk.bookkeeping import Books
+from aisfs.cache.disk.bookkeeping import Bookkeeper
 from aisfs.cache.disk.directory import punch
 from aisfs.cache.disk.format import HEADER, PAGE, SEGMENT, Damaged
 from aisfs.cache.disk.segments import disk_bytes, pages_of_pieces, runs_of
@@ -25,10 +25,10 @@ _WAL_MAX = 1024 * 1024
 """Bytes of the WAL at which it is cut by force, when readers kept it from starting over."""
 
 
-class Upkeep:
+class Maintenance:
     """Keeps the books of one process and those of the directory together."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: Bookkeeper) -> None:
         """Do it for these books."""
         self._books = books
         self._synced = time.monotonic()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from aisfs.cache.disk.bookkeeping import Books
+from aisfs.cache.disk.bookkeeping import Bookkeeper
 from aisfs.cache.disk.format import SEGMENT
 from aisfs.cache.disk.segment_file import SegmentFile, sums_of, sums_of_bytes
 from aisfs.cache.disk.segments import Segment
@@ -33,7 +33,7 @@ class Reservation:
         self,
         wanted: ByteRange,
         parts: list[Part],
-        books: Books,
+        books: Bookkeeper,
     ) -> None:
         """Given out by `BlockCache.reserve`."""
         self.range = wanted

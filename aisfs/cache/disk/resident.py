@@ -62,7 +62,7 @@ class Health:
         self.broken = True
 
 
-class Shelf:
+class ResidentSet:
     """The segments this process knows, the open files, and the books of admission."""
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class Shelf:
             return None
         if room is None:
             room = memoryview(bytearray(len(wanted)))
-        with contextlib.suppress(OSError):  # `Books.verify` meets it again, and deals with it
+        with contextlib.suppress(OSError):  # `Bookkeeper.verify` meets it again, and deals with it
             if file.read_into(wanted.start, room):
                 return room
         self.distrust(file.view)
@@ -126,7 +126,9 @@ class Shelf:
             return file
         if file.write_error() is None:
             self.distrust(file.view)
-        return None  # what was lost `Books.verify` drops, who needs the file that was told of it
+        return (
+            None  # what was lost `Bookkeeper.verify` drops, who needs the file that was told of it
+        )
 
     def _open_file(self, entry: EntryId, wanted: ByteRange) -> SegmentFile | None:
         with self.lock:

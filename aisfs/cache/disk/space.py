@@ -8,7 +8,7 @@ from what is left.
 import time
 from dataclasses import dataclass, field
 
-from aisfs.cache.disk.bookkeeping import Books
+from aisfs.cache.disk.bookkeeping import Bookkeeper
 from aisfs.cache.disk.format import SEGMENT, Damaged, EntryId
 from aisfs.cache.disk.ledger import Row
 from aisfs.cache.disk.reservation import Part
@@ -30,10 +30,10 @@ class _Plan:
     victims: list[Segment] = field(default_factory=list)
 
 
-class Filler:
+class SpaceReserver:
     """Reserves room."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: Bookkeeper) -> None:
         """Reserve in these books."""
         self._books = books
         self._shelf = books.shelf

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from aisfs.cache.disk.bookkeeping import Books
+from aisfs.cache.disk.bookkeeping import Bookkeeper
 from aisfs.cache.disk.format import SEGMENT, Damaged, EntryId
 from aisfs.cache.disk.object_checksum import hasher_for
 from aisfs.cache.disk.segment_file import sums_of
@@ -39,7 +39,7 @@ def can_verify(entry: EntryId) -> bool:
     return hasher_for(entry) is not None
 
 
-def verify_whole(books: Books, entry: EntryId, computed: str | None) -> bool:
+def verify_whole(books: Bookkeeper, entry: EntryId, computed: str | None) -> bool:
     """Compare a complete entry with the checksum AIStore told; drop it if they differ.
 
     Args:
@@ -70,7 +70,7 @@ def verify_whole(books: Books, entry: EntryId, computed: str | None) -> bool:
     return False
 
 
-def _read(books: Books, entry: EntryId, segments: Iterable[Segment]) -> str:
+def _read(books: Bookkeeper, entry: EntryId, segments: Iterable[Segment]) -> str:
     hasher = hasher_for(entry)
     assert hasher is not None, "only what can be verified is"
     for segment in segments:
@@ -81,7 +81,7 @@ def _read(books: Books, entry: EntryId, segments: Iterable[Segment]) -> str:
     return hasher.hexdigest()
 
 
-def verify_all(books: Books, progress: Progress | None = None) -> CheckReport:
+def verify_all(books: Bookkeeper, progress: Progress | None = None) -> CheckReport:
     """Read everything and drop what is damaged."""
     with books.shelf.lock:
         segments = list(books.shelf.segments.values())

@@ -8,7 +8,7 @@ from aisfs.core.archive.formats import Form
 from aisfs.core.index.columns import KIND_BITS, OPENED, MemberColumns
 from aisfs.core.index.links import SYMLINK
 from aisfs.core.index.member_index import MAX_ROWS, SPARSE, TRUNCATED, MemberIndex, MemberKind
-from aisfs.core.index.nested_tars import InnerTars
+from aisfs.core.index.nested_tars import NestedTars
 from aisfs.core.index.paths import HiddenName, all_tidy, normalise
 from aisfs.core.index.zip_columns import Packing
 
@@ -28,7 +28,7 @@ class MemberIndexBuilder:
         """Link rows with the target as stored."""
         self._skipped: dict[str, int] = {}
         self._warnings: list[str] = []
-        self._inner = InnerTars()
+        self._inner = NestedTars()
 
     def __len__(self) -> int:
         return len(self._columns.ends)
@@ -139,7 +139,7 @@ class MemberIndexBuilder:
         columns = self._columns
         row = len(columns.ends) - 1
         ordinary = not columns.flags[row] & (KIND_BITS | SPARSE)
-        return ordinary and InnerTars.opens(columns.name(row))
+        return ordinary and NestedTars.opens(columns.name(row))
 
     def open_tar(self) -> None:
         """Take what comes until `close_tar` for members of the tar that is the last row."""

@@ -55,7 +55,7 @@ class Lost:
     """How many members went for each reason."""
 
 
-class InnerTars:
+class NestedTars:
     """The tars inside one shard, in the order they are opened."""
 
     def __init__(self) -> None:

@@ -66,7 +66,7 @@ class ShardPattern:
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class SourceArg:
     """One word of the command line, or a whole list file: it must lead to a shard at least."""
 
     text: str
@@ -77,7 +77,7 @@ class Word:
 class DatasetSource:
     """Shards, wherever they lie, that are shown together."""
 
-    words: tuple[Word, ...]
+    words: tuple[SourceArg, ...]
     keys: KeyFilter = EVERY_KEY
     root: str = ""
     """The directory that plays the bucket, once local files are named as its objects."""
@@ -106,7 +106,7 @@ class DatasetSource:
                 path = os.path.relpath(resolve(pattern.directory), root)
                 directory = "" if path == "." else f"{path}/"
                 patterns.append(ShardPattern(bucket, directory, pattern.rest))
-            words.append(Word(word.text, tuple(patterns)))
+            words.append(SourceArg(word.text, tuple(patterns)))
         return DatasetSource(tuple(words), self.keys, root)
 
     def __str__(self) -> str:
@@ -158,7 +158,7 @@ def parse_sources(
     *,
     is_directory: Callable[[str], bool],
     view: bool = False,
-    listed: Word | None = None,
+    listed: SourceArg | None = None,
     keys: KeyFilter = EVERY_KEY,
 ) -> Source:
     """Read what is to be mounted from the words before the mountpoint.
@@ -190,7 +190,7 @@ def parse_sources(
 
 def parse_list(
     name: str, lines: Iterable[str], base: str | None, *, is_directory: Callable[[str], bool]
-) -> Word:
+) -> SourceArg:
     """Read a list file: a source on each line; empty lines and those that start with `#` are not.
 
     Args:
@@ -216,7 +216,7 @@ def parse_list(
             raise ConfigError(f"{name}, line {number}: {error}") from error
     if not patterns:
         raise ConfigError(f"{name} names no source")
-    return Word(f"--files-from {name}", tuple(patterns))
+    return SourceArg(f"--files-from {name}", tuple(patterns))
 
 
 def absolute(source: Source) -> Source:
@@ -226,7 +226,7 @@ def absolute(source: Source) -> Source:
     if not isinstance(source, DatasetSource) or not source.local:
         return source
     words = tuple(
-        Word(word.text, tuple(_absolute(pattern) for pattern in word.patterns))
+        SourceArg(word.text, tuple(_absolute(pattern) for pattern in word.patterns))
         for word in source.words
     )
     return replace(source, words=words)
@@ -259,11 +259,11 @@ def _is_shard_key(text: str) -> bool:
     return is_shard(os.fsencode(text.rpartition("/")[2]))
 
 
-def _word(text: str, is_directory: Callable[[str], bool]) -> Word:
+def _word(text: str, is_directory: Callable[[str], bool]) -> SourceArg:
     if is_directory(text):
-        return Word(text, (ShardPattern(None, text.rstrip("/") + "/", ""),))
+        return SourceArg(text, (ShardPattern(None, text.rstrip("/") + "/", ""),))
     if "{" not in text:
-        return Word(text, (_pattern(text, is_directory),))
+        return SourceArg(text, (_pattern(text, is_directory),))
     try:
         names = list(islice(braceexpand(text), EXPANSIONS_MAX + 1))
     except ValueError as error:
@@ -271,7 +271,7 @@ def _word(text: str, is_directory: Callable[[str], bool]) -> Word:
         raise ConfigError(f"{text}: {message}") from error
     if len(names) > EXPANSIONS_MAX:
         raise ConfigError(f"{text} stands for more than {EXPANSIONS_MAX:,} names")
-    return Word(text, tuple(_pattern(name, is_directory) for name in names))
+    return SourceArg(text, tuple(_pattern(name, is_directory) for name in names))
 
 
 def _pattern(text: str, is_directory: Callable[[str], bool]) -> ShardPattern:

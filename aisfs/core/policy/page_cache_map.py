@@ -19,7 +19,7 @@ _PASS = bytes(value & ~_PUSHED for value in range(256))
 _ONLY_KNOWN = bytes(value & _KNOWN for value in range(256))
 
 
-class Residency:
+class PageCacheMap:
     """The rows of one shard."""
 
     def __init__(self, rows: int) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from aisfs.core.index.member_index import MemberIndex
-from aisfs.core.policy.page_cache_map import Residency
+from aisfs.core.policy.page_cache_map import PageCacheMap
 from aisfs.core.policy.push_window import (
     PAGE,
     WINDOW_BYTES,
@@ -67,7 +67,7 @@ class ShardPush:
         """Know nothing to be in the page cache; add to `counts`."""
         self.index = index
         self._counts = counts
-        self._rows = Residency(len(index))
+        self._rows = PageCacheMap(len(index))
         self._gap = min(max(len(index) // MEMBERS_PER_GAP, 1), GAP_MAX)
         self._streams: list[Stream] = []
         """The one that moved last is the last."""

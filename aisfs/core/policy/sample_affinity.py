@@ -11,7 +11,7 @@ CLOSE = 64
 of workers take turns."""
 
 
-class SampleHabit:
+class SampleAffinity:
     """Whether the rest of a sample is worth fetching with one of its members.
 
     It is, until a member is asked for whose sample was fetched with another one and is there no

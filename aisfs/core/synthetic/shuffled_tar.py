@@ -287,7 +287,7 @@ def shuffled_shards(
     Returns:
         The tars, and why how many samples are in none.
     """
-    left_out: Counter[str] = Counter()
+    exclusions: Counter[str] = Counter()
     shards: list[ShuffledShard] = []
     firsts = list(accumulate(map(len, samples), initial=0))
     total = firsts[-1]
@@ -306,12 +306,12 @@ def shuffled_shards(
                 builder = _Builder(sources, rule)
                 key, runs = builder.plan(source, index, rows)
         except _Unmakeable as reason:
-            left_out[str(reason)] += 1
+            exclusions[str(reason)] += 1
         else:
             builder.add(source, key, runs)
     if builder.samples:
         shards.append(builder.finish())
-    return shards, left_out
+    return shards, exclusions
 
 
 def _cuts(total: int, parts: int) -> set[int]:

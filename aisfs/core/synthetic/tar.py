@@ -151,11 +151,11 @@ def loose_shards(
     Returns:
         The tars, and why how many objects or samples are in none.
     """
-    left_out: Counter[str] = Counter()
+    exclusions: Counter[str] = Counter()
     shards: list[LooseShard] = []
     members: list[ObjectInfo] = []
     samples = size = 0
-    for sample in _samples(objects, cut, rule, require, left_out):
+    for sample in _samples(objects, cut, rule, require, exclusions):
         length = sum(member_size(info.key[cut:], info.size) for info in sample)
         full = samples == split.samples or (
             split.size is not None and tar_size(size + length) > split.size
@@ -168,7 +168,7 @@ def loose_shards(
         size += length
     if members:
         shards.append(LooseShard(bucket, members, cut))
-    return shards, left_out
+    return shards, exclusions
 
 
 def _samples(
@@ -176,14 +176,14 @@ def _samples(
     cut: int,
     rule: KeyRule,
     require: tuple[Component, ...],
-    left_out: Counter[str],
+    exclusions: Counter[str],
 ) -> Iterator[list[ObjectInfo]]:
     parts: list[tuple[bytes, bytes, bytes, ObjectInfo]] = []
     for info in objects:
         name = os.fsencode(info.key[cut:])
         found = split_name(name, SPLITS[rule])
         if isinstance(found, str):
-            left_out[found] += 1
+            exclusions[found] += 1
         else:
             parts.append((found[0], name, found[1], info))
     parts.sort(key=lambda part: part[:2])
@@ -193,7 +193,7 @@ def _samples(
         if has:
             yield [part[3] for part in sample]
         else:
-            left_out[INCOMPLETE] += 1
+            exclusions[INCOMPLETE] += 1
 
 
 def member_header(

@@ -147,12 +147,12 @@ def class_homes(
     """Give the rows that have a directory, it, and how many have none and why."""
     rows: array[int] = array("I")
     homes: list[bytes] = []
-    left_out: Counter[str] = Counter()
+    exclusions: Counter[str] = Counter()
     split = SPLITS[spec.rule]
     for row, at in zip(found.rows, found.ids, strict=True):
         name = names[found.table[at]]
         if name is None:
-            left_out[NO_CLASS if spec.classes is not None else BAD_LABEL] += 1
+            exclusions[NO_CLASS if spec.classes is not None else BAD_LABEL] += 1
             continue
         key, _ = split(index.name(row)) or (index.name(row), b"")
         above = key.rpartition(b"/")[0]
@@ -160,7 +160,7 @@ def class_homes(
             above = above.partition(b"/")[2]  # the label says the first one already
         rows.append(row)
         homes.append(name + b"/" + above if above else name)
-    return rows, homes, left_out
+    return rows, homes, exclusions
 
 
 def class_namer(rule: KeyRule) -> Namer:

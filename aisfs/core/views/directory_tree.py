@@ -146,7 +146,7 @@ class MembersView:
         self,
         index: MemberIndex,
         paths: Sequence[bytes | None] | None = None,
-        left_out: Mapping[str, int] = MappingProxyType({}),
+        exclusions: Mapping[str, int] = MappingProxyType({}),
         shards: Shards = Shards.FILE,
     ) -> None:
         """Lay the members out.
@@ -171,7 +171,7 @@ class MembersView:
         self._orders: dict[int, array[int] | None] = {0: None} if tree.ascending else {}
         skipped = Counter(index.skipped)
         skipped.update(tree.skipped)
-        skipped.update(left_out)
+        skipped.update(exclusions)
         self.skipped: Mapping[str, int] = MappingProxyType(dict(skipped))
         """Members not shown, those the index left out included: reason and how many."""
 

@@ -24,7 +24,7 @@ class LooseObjects:
     directory: str
     """The prefix they were looked for below."""
     objects: list[ObjectInfo]
-    left_out: Counter[str]
+    exclusions: Counter[str]
     """Why how many other objects are not among them."""
 
 
@@ -72,20 +72,20 @@ async def find_loose_objects(source: DatasetSource, lister: Lister) -> LooseObje
     found = LooseObjects(pattern.bucket, pattern.directory, [], Counter())
     async for path, info in walk(lister, pattern.bucket, pattern.directory, source.keys.enters):
         if is_shard(os.fsencode(path.rpartition("/")[2])):
-            found.left_out[SHARD] += 1
+            found.exclusions[SHARD] += 1
         elif not source.keys.wants(path):
-            found.left_out[EXCLUDED] += 1
+            found.exclusions[EXCLUDED] += 1
         else:
             found.objects.append(info)
     if not found.objects:
-        raise SourceMissing(f"{source}: {nothing(found.left_out)}")
+        raise SourceMissing(f"{source}: {nothing(found.exclusions)}")
     return found
 
 
-def nothing(left_out: Counter[str]) -> str:
+def nothing(exclusions: Counter[str]) -> str:
     """Say that there is nothing to make shards of, and what there is instead."""
-    reasons = told(left_out)
-    shuffled = "; --shuffle SEED makes them of the samples of shards" if left_out[SHARD] else ""
+    reasons = told(exclusions)
+    shuffled = "; --shuffle SEED makes them of the samples of shards" if exclusions[SHARD] else ""
     return (
         "no loose objects there to make shards of" + (f": {reasons}" if reasons else "") + shuffled
     )

@@ -97,9 +97,9 @@ class Merger:
         """The tree if it is built and no shard is known to have changed since."""
 
     @property
-    def left_out(self) -> Mapping[str, int]:
+    def exclusions(self) -> Mapping[str, int]:
         """What is not shown: reason and how many. Samples are counted once they were looked at."""
-        return self._shards.left_out + self._skipped
+        return self._shards.exclusions + self._skipped
 
     async def merged(self) -> Merged:
         """Give the tree; opens all shards when that was not done before.
@@ -190,7 +190,7 @@ class Merger:
         view = MergedView(placed, name_of)
         self._skipped = +(skipped + view.skipped)
         for reason, number in self._skipped.items():
-            self._metrics.left_out.labels(reason.replace(" ", "_")).set(number)
+            self._metrics.exclusions.labels(reason.replace(" ", "_")).set(number)
             log.info("%d left out: %s", number, reason)
         if not view.files:
             log.warning("--view %s shows nothing: all was left out", spec.view)

@@ -44,19 +44,19 @@ async def reshuffle(
 
     await open_each(range(len(sources)), open_one)
     samples = [found[at] for at in range(len(sources))]
-    left_out = shards.left_out
+    exclusions = shards.exclusions
     for one in samples:
-        left_out += one.skipped + Counter(one.index.skipped)
-        left_out[DAMAGED] += bool(one.index.warnings)
+        exclusions += one.skipped + Counter(one.index.skipped)
+        exclusions[DAMAGED] += bool(one.index.warnings)
     made, unmade = await trio.to_thread.run_sync(
         shuffled_shards, sources, samples, view.shuffle, view.split, view.rule
     )
-    left_out += unmade
+    exclusions += unmade
     if not made:
         shown = f"{len(sources)} shard{'s' * (len(sources) > 1)}"
-        reasons = told(left_out)
+        reasons = told(exclusions)
         raise SourceMissing(f"no samples in {shown}" + (f": {reasons}" if reasons else ""))
-    return made, left_out
+    return made, exclusions
 
 
 async def _check_form(source: Source, indexer: Indexer) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from aisfs.core.namespace.keys import entry_name, is_shard
 from aisfs.core.namespace.patterns import GlobPattern, KeyFilter
-from aisfs.core.namespace.sources import DatasetSource, ShardPattern, Word
+from aisfs.core.namespace.sources import DatasetSource, ShardPattern, SourceArg
 from aisfs.core.views.shard_names import folder_names
 from aisfs.engine.dataset.exclusions import told
 from aisfs.engine.dataset.loose_objects import walk
@@ -46,7 +46,7 @@ class ShardSet:
         store: ObjectStore,
         metrics: Metrics,
         shards: list[Shard],
-        left_out: Counter[str],
+        exclusions: Counter[str],
         missing: Sequence[str] = (),
     ) -> None:
         """Show `shards`; ask `store` when one of them changed."""
@@ -58,7 +58,7 @@ class ShardSet:
         self._names = {shard.name: at for at, shard in enumerate(shards)}
         self._gone: set[int] = set()
         self._changed: set[int] = set()
-        self._left_out = left_out
+        self._left_out = exclusions
         self._metrics = metrics
         self._count()
 
@@ -66,7 +66,7 @@ class ShardSet:
         return len(self._shards) - len(self._gone)
 
     @property
-    def left_out(self) -> Counter[str]:
+    def exclusions(self) -> Counter[str]:
         """What the sources named and is not shown: reason and how many."""
         return self._left_out + Counter({MISSING: len(self._gone)})
 
@@ -110,7 +110,7 @@ class ShardSet:
 
     def _count(self) -> None:
         states = {"shown": len(self)}
-        states |= {_STATES[reason]: count for reason, count in self.left_out.items()}
+        states |= {_STATES[reason]: count for reason, count in self.exclusions.items()}
         for state, count in states.items():
             self._metrics.dataset_shards.labels(state).set(count)
 
@@ -124,53 +124,57 @@ async def find_shards(
         SourceMissing: a word leads to no shard.
     """
     found: dict[tuple[Bucket, str], ObjectInfo] = {}
-    left_out: Counter[str] = Counter()
+    exclusions: Counter[str] = Counter()
     missing: list[str] = []
     for word in source.words:
-        before = left_out.copy()
+        before = exclusions.copy()
         some = False
-        async for bucket, info in _of_word(word, source.keys, lister, left_out, missing):
+        async for bucket, info in _of_word(word, source.keys, lister, exclusions, missing):
             found.setdefault((bucket, info.key), info)
             some = True
         if not some:
-            raise SourceMissing(_nothing(word, left_out - before))
+            raise SourceMissing(_nothing(word, exclusions - before))
     names = folder_names([(bucket.name, key) for bucket, key in found])
     shards = [
         Shard(bucket, info, name)
         for ((bucket, _), info), name in zip(found.items(), names, strict=True)
     ]
     log.info("%d shards of %s", len(shards), source)
-    return ShardSet(store, metrics, shards, left_out, missing)
+    return ShardSet(store, metrics, shards, exclusions, missing)
 
 
-def _nothing(word: Word, why: Counter[str]) -> str:
+def _nothing(word: SourceArg, why: Counter[str]) -> str:
     reasons = told(why)
     return f"{word.text}: no shard (X.tar) there" + (f": {reasons}" if reasons else "")
 
 
 async def _of_word(
-    word: Word, keys: KeyFilter, lister: Lister, left_out: Counter[str], all_missing: list[str]
+    word: SourceArg,
+    keys: KeyFilter,
+    lister: Lister,
+    exclusions: Counter[str],
+    all_missing: list[str],
 ) -> AsyncIterator[tuple[Bucket, ObjectInfo]]:
     missing: list[str] = []
     for pattern in word.patterns:
         empty = True
-        async for bucket, info in _of_pattern(pattern, keys, lister, left_out):
+        async for bucket, info in _of_pattern(pattern, keys, lister, exclusions):
             empty = False
             if keys.wants(info.key[len(pattern.directory) :]):
                 yield bucket, info
             else:
-                left_out[EXCLUDED] += 1
+                exclusions[EXCLUDED] += 1
         if empty:
             missing.append(str(pattern))
     if missing:
         all_missing += missing
-        left_out[MISSING] += len(missing)
+        exclusions[MISSING] += len(missing)
         names = ", ".join(missing[:NAMED_MAX]) + (", …" if len(missing) > NAMED_MAX else "")
         log.warning("%s: %d missing: %s", word.text, len(missing), names)
 
 
 async def _of_pattern(
-    pattern: ShardPattern, keys: KeyFilter, lister: Lister, left_out: Counter[str]
+    pattern: ShardPattern, keys: KeyFilter, lister: Lister, exclusions: Counter[str]
 ) -> AsyncIterator[tuple[Bucket, ObjectInfo]]:
     bucket = pattern.bucket
     assert bucket is not None, "local files have a bucket once their root is known"
@@ -191,4 +195,4 @@ async def _of_pattern(
         if is_shard(os.fsencode(path.rpartition("/")[2])):
             yield bucket, info
         elif glob is not None:
-            left_out[NO_SHARD] += 1
+            exclusions[NO_SHARD] += 1

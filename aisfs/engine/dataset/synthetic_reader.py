@@ -9,7 +9,7 @@ from cachetools import LRUCache
 from aisfs.core.policy.readahead import ReadAhead
 from aisfs.core.ranges import aligned
 from aisfs.core.synthetic.tar import Content, VirtualShard
-from aisfs.engine.fetch.batches import Batches, Gathering
+from aisfs.engine.fetch.batches import Batches, BatchWindow
 from aisfs.engine.fetch.fetcher import Fetcher
 from aisfs.engine.fetch.part import FIRST_PART, Data, Reading
 from aisfs.errors import NotFound, Stale
@@ -23,7 +23,7 @@ SHARDS_MAX = 1000
 """Virtual shards whose readers are remembered."""
 
 
-class Assembler:
+class SyntheticReader:
     """Makes the bytes of virtual shards."""
 
     def __init__(self, fetcher: Fetcher, batches: Batches, read_ahead_max: int) -> None:
@@ -54,12 +54,12 @@ class Assembler:
             self._fetch_ahead(shard, wanted, together, stalled=stalled)
         return b"".join([each if isinstance(each, bytes) else await _wait(*each) for each in found])
 
-    def _start(self, content: Content, together: Gathering | None) -> Reading:
+    def _start(self, content: Content, together: BatchWindow | None) -> Reading:
         opened = self._fetcher.open(content.bucket, content.info)
         return self._fetcher.start(opened, _fetched(content), together)
 
     def _fetch_ahead(
-        self, shard: VirtualShard, wanted: ByteRange, together: Gathering | None, *, stalled: bool
+        self, shard: VirtualShard, wanted: ByteRange, together: BatchWindow | None, *, stalled: bool
     ) -> None:
         reader = self._readers.get(shard.digest)
         if reader is None:

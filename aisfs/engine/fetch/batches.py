@@ -6,7 +6,7 @@ not bring is read singly. So a batch can do no more harm than to be in vain; a s
 batches are is not asked again.
 
 A part that is begun takes a seat; it either comes to ask the store for its bytes or leaves. Once the
-`Gathering` is over and every seat has done one or the other, the request goes out.
+`BatchWindow` is over and every seat has done one or the other, the request goes out.
 """
 
 import logging
@@ -41,7 +41,7 @@ class Batches:
         self._given_up = False
 
     @contextmanager
-    def gathering(self) -> Iterator["Gathering | None"]:
+    def gathering(self) -> Iterator["BatchWindow | None"]:
         """Gather parts that are begun in the block; None where they had better be read singly.
 
         Nothing may be awaited in the block.
@@ -49,7 +49,7 @@ class Batches:
         if self._given_up:
             yield None
             return
-        gathering = Gathering(self._store, self._services, self._give_up)
+        gathering = BatchWindow(self._store, self._services, self._give_up)
         try:
             yield gathering
         finally:
@@ -61,7 +61,7 @@ class Batches:
         self._given_up = True
 
 
-class Gathering:
+class BatchWindow:
     """Deals seats in batches, `MOST` in each."""
 
     def __init__(
@@ -73,7 +73,7 @@ class Gathering:
         self._give_up = give_up
         self._batches: dict[Bucket, _Batch] = {}
 
-    def seat(self, bucket: Bucket, info: ObjectInfo) -> "Seat | None":
+    def seat(self, bucket: Bucket, info: ObjectInfo) -> "BatchSlot | None":
         """Give a seat to a whole object; None if it is too large for a batch."""
         if info.size > SIZE_MAX:
             return None
@@ -85,7 +85,7 @@ class Gathering:
             self._batches[bucket] = batch
         batch.seats += 1
         batch.awaited += 1
-        return Seat(batch, self._store, info)
+        return BatchSlot(batch, self._store, info)
 
     def close(self) -> None:
         """Send what is complete; nobody else comes."""
@@ -168,7 +168,7 @@ class _Batch:
             one.done.set()
 
 
-class Seat:
+class BatchSlot:
     """The place of one part in a batch."""
 
     def __init__(self, batch: _Batch, store: ObjectStore, info: ObjectInfo) -> None:

@@ -24,7 +24,7 @@ from aisfs.cache.disk.format import SEGMENT, EntryId, entry_id
 from aisfs.cache.disk.reservation import Reservation
 from aisfs.core.policy.readahead import ReadAhead
 from aisfs.core.ranges import growing_pieces, pieces
-from aisfs.engine.fetch.batches import Gathering
+from aisfs.engine.fetch.batches import BatchWindow
 from aisfs.engine.fetch.checksums import RunningSums
 from aisfs.engine.fetch.disk import WrongContent, look, lost, store
 from aisfs.engine.fetch.object_state import OpenObject, OpenObjects, Source
@@ -37,7 +37,7 @@ from aisfs.engine.fetch.part import (
     Part,
     Reading,
 )
-from aisfs.engine.fetch.retained_parts import Kept, KeptParts
+from aisfs.engine.fetch.retained_parts import Kept, RetainedParts
 from aisfs.engine.fetch.writer_thread import BackgroundThread
 from aisfs.errors import AisfsError, Unavailable, untraced
 from aisfs.model import Bucket, ByteRange, ObjectInfo
@@ -91,7 +91,7 @@ class Fetcher:
         self._read_ahead_max = read_ahead_max
         self._objects = OpenObjects()
         """Asked by any thread, as the cache is; all else belongs to the trio thread."""
-        self._kept = KeptParts()
+        self._kept = RetainedParts()
         self._sums = RunningSums()
         """Belongs to the background thread."""
         self._changed = trio.Event()
@@ -184,7 +184,7 @@ class Fetcher:
         return ReadAhead(info.size, max_window=self._read_ahead_max)
 
     def start(
-        self, opened: OpenObject, wanted: ByteRange, together: Gathering | None = None
+        self, opened: OpenObject, wanted: ByteRange, together: BatchWindow | None = None
     ) -> Reading:
         """Begin to read a range that lies inside the object; starts what is not under way.
 
@@ -210,7 +210,7 @@ class Fetcher:
         return Reading(wanted, found)
 
     def ahead(
-        self, opened: OpenObject, wanted: ByteRange, together: Gathering | None = None
+        self, opened: OpenObject, wanted: ByteRange, together: BatchWindow | None = None
     ) -> None:
         """Fetch a range nobody waits for yet, as far as memory permits."""
         for piece in pieces(wanted, PART_MAX):
@@ -288,7 +288,7 @@ class Fetcher:
         opened: OpenObject,
         gap: ByteRange,
         found: list[Data | Part],
-        together: Gathering | None,
+        together: BatchWindow | None,
     ) -> None:
         """Cover a range that no part covers."""
         for piece in pieces(gap, PART_MAX):
@@ -299,7 +299,7 @@ class Fetcher:
 
     # parts -----------------------------------------------------------------------------------
 
-    def _begin(self, opened: OpenObject, wanted: ByteRange, together: Gathering | None) -> Part:
+    def _begin(self, opened: OpenObject, wanted: ByteRange, together: BatchWindow | None) -> Part:
         part = Part(wanted, self._pool)
         opened.add(part)
         self.buffered += part.cost

@@ -12,7 +12,7 @@ from aisfs.engine.fetch.part import Part
 Kept = tuple[Part, OpenObject]
 
 
-class KeptParts:
+class RetainedParts:
     """Which parts stay, and which of them goes first. All of it in the trio thread."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from aisfs.engine.read.indexer import Indexer
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 
 
-class Keeping:
+class CacheCoverage:
     """Looks after what should be on disk by now."""
 
     def __init__(

@@ -20,7 +20,7 @@ from aisfs.cache.index_cache import IndexCache
 from aisfs.cache.single_flight import SingleFlight
 from aisfs.core.archive.formats import HEAD, Form, form_of_content, form_of_name
 from aisfs.core.index.member_index import MemberIndex
-from aisfs.core.index.nested_tars import InnerTars
+from aisfs.core.index.nested_tars import NestedTars
 from aisfs.core.ranges import aligned
 from aisfs.core.tar.scanner import TarScanner
 from aisfs.core.views.directory_tree import MembersView
@@ -257,7 +257,7 @@ class Indexer:
             log.debug("%s/%s: no shard index: %s", bucket, shard.key, error)
             return None
         index = await trio.to_thread.run_sync(decode_shard_index, bytes(buffer), shard)
-        if index is not None and self._nesting and any(map(InnerTars.opens, index.names())):
+        if index is not None and self._nesting and any(map(NestedTars.opens, index.names())):
             return None  # it does not say what is in them
         return index
 

@@ -23,7 +23,7 @@ from cachetools import LRUCache
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.index.zip_columns import Stored
 from aisfs.core.policy.access_order import Access, MemberOrder
-from aisfs.core.policy.sample_affinity import SampleHabit
+from aisfs.core.policy.sample_affinity import SampleAffinity
 from aisfs.core.ranges import aligned
 from aisfs.core.tar.sparse import Segment, segments_of, sparse_segments
 from aisfs.core.views.samples import SPAN_MAX, member_span, sample_span
@@ -94,7 +94,7 @@ class Reader:
         """Guards `_orders` and what is in them, and `_told`."""
         self._orders: LRUCache[ObjectId, MemberReads] = LRUCache(ORDERS_MAX)
         self._told: LRUCache[ObjectId, float] = LRUCache(ORDERS_MAX)
-        self._habit = SampleHabit()
+        self._habit = SampleAffinity()
         self._maps: LRUCache[tuple[Bucket, ObjectInfo, int], tuple[Segment, ...]] = LRUCache(
             SPARSE_MAPS_MAX
         )

@@ -44,7 +44,7 @@ class _Sending:
     """Set when no part is under way any more."""
 
 
-class Ahead:
+class EarlyUploader:
     """Sends parts of files that are being written."""
 
     def __init__(self, store: WritableStore, services: trio.Nursery) -> None:

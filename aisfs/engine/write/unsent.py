@@ -23,7 +23,7 @@ DATA, RECORD = ".data", ".json"
 
 
 @dataclass(frozen=True, slots=True)
-class Parked:
+class UnsentFile:
     """A file that was never uploaded."""
 
     record: StagedRecord
@@ -43,7 +43,7 @@ class Parked:
         self.path.unlink(missing_ok=True)
 
 
-def parked(directory: Path) -> list[Parked]:
+def parked(directory: Path) -> list[UnsentFile]:
     """List what was never uploaded, the oldest first. What cannot be read is logged and kept."""
     found = []
     for path in sorted((directory / PARKED).glob(f"*{RECORD}")):
@@ -56,7 +56,7 @@ def parked(directory: Path) -> list[Parked]:
         except (OSError, ValueError) as error:
             log.warning("%s: %s", path, error)
             continue
-        found.append(Parked(record, data, status.st_size, status.st_mtime_ns))
+        found.append(UnsentFile(record, data, status.st_size, status.st_mtime_ns))
     return sorted(found, key=lambda one: one.mtime_ns)
 
 

@@ -13,7 +13,7 @@ from aisfs.core.staged.posix_metadata import stamped
 from aisfs.core.staged.record import StagedRecord, version_text
 from aisfs.engine.read.indexer import Indexer
 from aisfs.engine.write.appender import Appender, load
-from aisfs.engine.write.early_upload import Ahead
+from aisfs.engine.write.early_upload import EarlyUploader
 from aisfs.engine.write.shard_copy import END_MARK, NewMember
 from aisfs.engine.write.staging import StagedFile, StagingArea
 from aisfs.errors import CrossDevice, NotFound
@@ -50,7 +50,7 @@ class Writer:
         """
         self._store = store
         self._staging = staging
-        self._ahead = Ahead(store, services)
+        self._ahead = EarlyUploader(store, services)
         self._endpoint = endpoint
         self.appender = Appender(
             store, staging, services, ignore_zeros=ignore_zeros, indexer=indexer

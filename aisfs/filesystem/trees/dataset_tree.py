@@ -53,7 +53,7 @@ class DatasetTree:
 
     async def report(self, node: Node) -> Mapping[str, int]:
         """Count what the sources named and the root does not show."""
-        return self._shards.left_out
+        return self._shards.exclusions
 
 
 def _entries(shards: list[tuple[int, Shard]], ino: int, offset: int) -> Iterator[Found]:

@@ -75,7 +75,7 @@ class MergedTree:
 
     async def report(self, node: Node) -> Mapping[str, int]:
         """Count what is left out of the whole dataset; of samples once it was listed."""
-        return {} if _path(node) else self._merger.left_out
+        return {} if _path(node) else self._merger.exclusions
 
     def _found(self, merged: Merged, path: bytes, child: MergedChild, offset: int = 0) -> Found:
         if child.directory is not None:

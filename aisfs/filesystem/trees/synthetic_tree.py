@@ -11,14 +11,14 @@ DIGITS = 6
 """Of the number in a shard's name, as in webdataset's examples; more where there are more shards."""
 
 
-class VirtualTree:
+class SyntheticTree:
     """Virtual shards in order."""
 
-    def __init__(self, shards: Sequence[VirtualShard], left_out: Mapping[str, int]) -> None:
+    def __init__(self, shards: Sequence[VirtualShard], exclusions: Mapping[str, int]) -> None:
         """Show `shards`."""
         self._nodes = [VirtualShardNode(shard) for shard in shards]
         self._places = {_name(at): at for at in range(len(shards))}
-        self._left_out = left_out
+        self._left_out = exclusions
 
     async def find(self, node: Node, ino: int, name: bytes) -> Found | None:
         """Look a shard up."""

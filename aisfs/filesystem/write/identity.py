@@ -14,7 +14,7 @@ from aisfs.cache.metadata_cache import UNKNOWN
 from aisfs.config import WriteSettings
 from aisfs.core.namespace import keys
 from aisfs.core.namespace.inodes import directory_number, member_number
-from aisfs.engine.dataset.synthetic_reader import Assembler
+from aisfs.engine.dataset.synthetic_reader import SyntheticReader
 from aisfs.engine.listing.overlay import OverlaidLister
 from aisfs.engine.read.reader import Reader
 from aisfs.engine.write.appender import Appended
@@ -54,7 +54,7 @@ class WrittenNames(FileSystem):
         tree: Tree,
         folders: ShardFolders,
         reader: Reader,
-        assembler: Assembler,
+        assembler: SyntheticReader,
         lister: OverlaidLister,
         make: AttrMaker,
         clock: Callable[[], float],

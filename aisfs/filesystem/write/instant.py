@@ -9,14 +9,14 @@ from aisfs.core.namespace.inodes import split_member
 from aisfs.engine.fetch.part import Data
 from aisfs.engine.read.reader import Reader
 from aisfs.filesystem.attributes import Attr, Entry
-from aisfs.filesystem.instant import Known
+from aisfs.filesystem.instant import InstantAnswers
 from aisfs.filesystem.nodes import ObjectNode, ShardNode
 from aisfs.filesystem.shard_folders import ShardFolders
 from aisfs.filesystem.trees.bucket_tree import Names
 from aisfs.filesystem.write.open_files import WritingFileSystem
 
 
-class KnownWritten(Known):
+class WritableInstantAnswers(InstantAnswers):
     """The answers of a `WritingFileSystem` that need no waiting. All methods are for one thread."""
 
     _filesystem: WritingFileSystem
@@ -29,7 +29,7 @@ class KnownWritten(Known):
         self.changing = filesystem.changing
 
     def entry(self, parent: int, name: bytes) -> Entry | Unknown | None:
-        """See `Known`; a member that is being written is the trio thread's."""
+        """See `InstantAnswers`; a member that is being written is the trio thread's."""
         node = self._inodes.get(parent)
         if isinstance(node, ShardNode):
             view = self._folders.known_view(node)
@@ -40,11 +40,11 @@ class KnownWritten(Known):
         return super().entry(parent, name)
 
     def attr(self, ino: int) -> Attr | None:
-        """See `Known`."""
+        """See `InstantAnswers`."""
         return None if self._filesystem.is_written(ino) else super().attr(ino)
 
     def read(self, ino: int, offset: int, size: int) -> Data | None:
-        """See `Known`."""
+        """See `InstantAnswers`."""
         return None if self._filesystem.is_written(ino) else super().read(ino, offset, size)
 
     def write(self, ino: int, offset: int, data: memoryview) -> bool:

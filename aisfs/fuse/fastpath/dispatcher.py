@@ -79,7 +79,7 @@ class Handler(Protocol):
         ...
 
 
-class Lane:
+class Dispatcher:
     """Reads requests, answers or forwards them, and hands on what pyfuse3 answers."""
 
     def __init__(

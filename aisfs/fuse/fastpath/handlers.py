@@ -1,4 +1,4 @@
-"""What thread L answers: requests to which `Known` has the answer, on a mount that only reads.
+"""What thread L answers: requests to which `InstantAnswers` has the answer, on a mount that only reads.
 
 `open`, `opendir` and `flush` are answered with ENOSYS once; from then on the kernel opens and closes
 without a word, and keeps listings. A handle is then no more than the inode.
@@ -8,17 +8,17 @@ import errno
 
 from aisfs.cache.metadata_cache import UNKNOWN
 from aisfs.filesystem.filesystem import FileSystem
-from aisfs.filesystem.instant import Known
+from aisfs.filesystem.instant import InstantAnswers
 from aisfs.filesystem.xattrs import PREFIX
 from aisfs.fuse.fastpath.dispatcher import FORWARD, LIST_BYTES_MAX, SILENCE, Handler, Reply
-from aisfs.fuse.fastpath.interrupts import Interruptions
+from aisfs.fuse.fastpath.interrupts import Interrupts
 from aisfs.fuse.fastpath.listing_pages import ListingPages
 from aisfs.fuse.fastpath.waiting_reads import WaitingReads
 from aisfs.fuse.wire import abi
 from aisfs.fuse.wire.abi import InitFlag, Opcode
 
 
-class Answers:
+class Handlers:
     """The handlers of a read-only mount. All methods run in thread L."""
 
     without = InitFlag.ATOMIC_O_TRUNC
@@ -30,10 +30,10 @@ class Answers:
 
     def __init__(
         self,
-        known: Known,
+        known: InstantAnswers,
         filesystem: FileSystem,
         reads: WaitingReads,
-        interruptions: Interruptions,
+        interruptions: Interrupts,
         *,
         negative_timeout: float,
     ) -> None:

@@ -33,7 +33,7 @@ ASKING = frozenset(
 LISTING = frozenset({Opcode.READDIR, Opcode.READDIRPLUS})
 
 
-class Interruptions:
+class Interrupts:
     """Ends requests early."""
 
     def __init__(self, pending: Pending) -> None:

@@ -13,7 +13,7 @@ from cachetools import LRUCache
 from aisfs.filesystem.attributes import FOREVER, Entry
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.handles import DirectoryHandle, MemberRows
-from aisfs.filesystem.instant import Known
+from aisfs.filesystem.instant import InstantAnswers
 from aisfs.filesystem.nodes import Node, ObjectNode, ShardNode
 from aisfs.fuse.wire import abi
 from aisfs.fuse.wire.direntplus import FilePacker
@@ -56,7 +56,7 @@ class _Ahead(NamedTuple):
 class ListingPages:
     """Pages of directories as the kernel asks for them. All methods run in thread L."""
 
-    def __init__(self, known: Known, filesystem: FileSystem, *, ahead: bool) -> None:
+    def __init__(self, known: InstantAnswers, filesystem: FileSystem, *, ahead: bool) -> None:
         """Pack what is `known`; `ahead` where nothing changes but by what the store says."""
         self._known = known
         self._filesystem = filesystem

@@ -13,12 +13,12 @@ from functools import partial
 import trio
 
 from aisfs.core.namespace.inodes import split_member
-from aisfs.filesystem.write.instant import KnownWritten
+from aisfs.filesystem.write.instant import WritableInstantAnswers
 from aisfs.filesystem.write.open_files import WRITING, WritingFileSystem
 from aisfs.fuse.fastpath.dispatcher import FORWARD, SILENCE, Handler, Reply
 from aisfs.fuse.fastpath.handle_codes import handle_of, is_lanes
-from aisfs.fuse.fastpath.handlers import Answers
-from aisfs.fuse.fastpath.interrupts import Interruptions
+from aisfs.fuse.fastpath.handlers import Handlers
+from aisfs.fuse.fastpath.interrupts import Interrupts
 from aisfs.fuse.fastpath.waiting_reads import WaitingReads
 from aisfs.fuse.fastpath.write_requests import Changes, Created
 from aisfs.fuse.wire import abi
@@ -34,10 +34,10 @@ CHANGEABLE = (
 """Requests whose answers a change may touch."""
 
 
-class WrittenAnswers(Answers):
+class WritableHandlers(Handlers):
     """The handlers of a mount that can be written. All methods run in thread L."""
 
-    _known: KnownWritten
+    _known: WritableInstantAnswers
     _filesystem: WritingFileSystem
     without = InitFlag(0)  # O_TRUNC comes with the OPEN, so that no empty object is stored before
     packs_ahead = False
@@ -51,15 +51,15 @@ class WrittenAnswers(Answers):
 
     def __init__(
         self,
-        known: KnownWritten,
+        known: WritableInstantAnswers,
         filesystem: WritingFileSystem,
         reads: WaitingReads,
-        interruptions: Interruptions,
+        interruptions: Interrupts,
         changes: Changes,
         *,
         negative_timeout: float,
     ) -> None:
-        """See `Answers`; hand to `changes` what is theirs. To be made in the trio thread."""
+        """See `Handlers`; hand to `changes` what is theirs. To be made in the trio thread."""
         super().__init__(known, filesystem, reads, interruptions, negative_timeout=negative_timeout)
         self._changes = changes
         self._token = trio.lowlevel.current_trio_token()
@@ -68,7 +68,7 @@ class WrittenAnswers(Answers):
 
     @property
     def handlers(self) -> dict[int, Handler]:
-        """See `Answers`."""
+        """See `Handlers`."""
         handlers = super().handlers | {
             Opcode.CREATE: self.create,
             Opcode.WRITE: self.write,
@@ -81,13 +81,13 @@ class WrittenAnswers(Answers):
         }
 
     def initialise(self, flags: InitFlag) -> None:
-        """See `Answers`; before Linux 6.6 what is written always goes through the page cache."""
+        """See `Handlers`; before Linux 6.6 what is written always goes through the page cache."""
         super().initialise(flags)
         self._filesystem.may_bypass_pages = bool(flags & InitFlag.DIRECT_IO_ALLOW_MMAP)
 
     @property
     def lists_by_inode(self) -> bool:
-        """See `Answers`; always, since handles of directories say nothing here."""
+        """See `Handlers`; always, since handles of directories say nothing here."""
         return True
 
     def _unless_changing(
@@ -148,7 +148,7 @@ class WrittenAnswers(Answers):
         return SILENCE
 
     def before_sleep(self) -> None:
-        """See `Answers`."""
+        """See `Handlers`."""
         self._changes.tell()
 
     # directories ---------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ class WrittenAnswers(Answers):
     # the rest ------------------------------------------------------------------------------------
 
     def _forget(self, ino: int, count: int) -> None:
-        """See `Answers`; a written file is let go by the trio thread."""
+        """See `Handlers`; a written file is let go by the trio thread."""
         if split_member(ino) is not None:
             self._filesystem.forget(ino, count)
             return

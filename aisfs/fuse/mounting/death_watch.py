@@ -34,7 +34,7 @@ reaped, has no other thread."""
 DISMISS_SECONDS = 5
 
 
-class Guardian:
+class DeathWatch:
     """The shell beside a mount. To be made in the main thread."""
 
     def __init__(self, mountpoint: Path, minor: int | None) -> None:

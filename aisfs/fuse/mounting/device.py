@@ -15,7 +15,7 @@ import subprocess
 from pathlib import Path
 
 from aisfs.errors import FuseUnavailable, MountError
-from aisfs.fuse.mounting.death_watch import Guardian
+from aisfs.fuse.mounting.death_watch import DeathWatch
 from aisfs.fuse.mounting.kernel_settings import CONNECTIONS, device_minor
 from aisfs.fuse.mounting.mountpoint import FUSERMOUNT, MNT_FORCE, libc, umount2, unmount
 
@@ -41,9 +41,9 @@ class Device:
         os.set_blocking(fd, False)
         self._minor = device_minor(mountpoint)
 
-    def guarded(self) -> Guardian:
+    def guarded(self) -> DeathWatch:
         """Have a guardian beside the mount. In the main thread, before anybody is served."""
-        return Guardian(self._mountpoint, self._minor)
+        return DeathWatch(self._mountpoint, self._minor)
 
     @property
     def mounted(self) -> bool:

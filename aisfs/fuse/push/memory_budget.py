@@ -46,7 +46,7 @@ class _Group:
         return limit - int(self.usage.read_text()) + droppable
 
 
-class Headroom:
+class PageCacheBudget:
     """Looks at the memory of the machine and of the control groups of this process."""
 
     def __init__(

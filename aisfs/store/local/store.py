@@ -34,7 +34,7 @@ from aisfs.store.custom import decode_custom, encode_custom, stamp_of
 from aisfs.store.local import writes
 from aisfs.store.local.errors import error_of, os_errors, writing_errors
 from aisfs.store.local.paths import KeyPaths, raw_key
-from aisfs.store.no_multipart import NothingAhead
+from aisfs.store.no_multipart import NoMultipart
 from aisfs.store.port import Announce, Content, Progress, Sink, UploadAhead
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ _MOST_THREADS = 16
 """Threads at once; a disk gains nothing from more, and the pool is shared with nobody."""
 
 
-class LocalStore(NothingAhead):
+class LocalStore(NoMultipart):
     """One bucket, named after the directory it is."""
 
     def __init__(self, root: Path) -> None:

@@ -18,7 +18,7 @@ from aisfs.ais.protocol.shard_index import (
     shard_index_location,
     shard_of_index,
 )
-from aisfs.ais.transport.redirects import Way
+from aisfs.ais.transport.redirects import RedirectChain
 from aisfs.config import ClusterSettings
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.tar.scanner import TarScanner
@@ -422,7 +422,7 @@ async def test_every_index_is_found_with_its_shard(count: int, tmp_path: Path):
 def test_the_shard_is_never_taken_for_its_index():
     """A server that redirects nobody answers with the shard that was asked for."""
     request = requests.get_range(*shard_index_location(Bucket("b"), "x.tar"), 0, 10)
-    way = Way("http://proxy", request, None)
+    way = RedirectChain("http://proxy", request, None)
     assert way.url == "http://proxy/v1/objects/b/x.tar?provider=ais"
     assert not way.arrived
     way.go(way.absolute("http://other/v1/objects/b/x.tar?provider=ais"))

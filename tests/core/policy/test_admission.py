@@ -18,7 +18,7 @@ KEYS = st.sampled_from([f"key {number}" for number in range(12)])
 SIZES = st.integers(1, 40)
 
 
-class Books(RuleBasedStateMachine):
+class Bookkeeper(RuleBasedStateMachine):
     """Any calls; the caller evicts whoever it is told to."""
 
     def __init__(self):
@@ -102,7 +102,7 @@ class Books(RuleBasedStateMachine):
         assert all(key in self.admission for key in self.sizes)
 
 
-TestBooks = Books.TestCase
+TestBooks = Bookkeeper.TestCase
 
 
 class Training:

@@ -2,7 +2,7 @@
 
 import random
 
-from aisfs.core.policy.sample_affinity import CLOSE, SampleHabit
+from aisfs.core.policy.sample_affinity import CLOSE, SampleAffinity
 
 SAMPLES, PARTS = 3000, 3
 HELD = CLOSE // 4
@@ -30,20 +30,20 @@ def epoch(seed, *, together):
 
 
 def test_samples_read_as_such_are_fetched_whole_and_once():
-    habit = SampleHabit()
+    habit = SampleAffinity()
     for seed in range(5):
         assert fetched(habit, epoch(seed, together=True)) == SAMPLES * PARTS
 
 
 def test_members_read_far_apart_are_fetched_alone_from_the_second_epoch_on():
-    habit = SampleHabit()
+    habit = SampleAffinity()
     first, *later = (fetched(habit, epoch(seed, together=False)) for seed in range(5))
     assert SAMPLES * PARTS < first < 2 * SAMPLES * PARTS
     assert all(total < 1.05 * SAMPLES * PARTS for total in later)
 
 
 def test_reading_samples_as_such_again_is_noticed():
-    habit = SampleHabit()
+    habit = SampleAffinity()
     for seed in range(3):
         fetched(habit, epoch(seed, together=False))
     fetched(habit, epoch(3, together=True))

@@ -77,10 +77,10 @@ class Sources:
             scanner = TarScanner(len(data))
             scanner.feed(data)
             samples.append(ShardSamples(scanner.finish(), rule, require))
-        shards, left_out = shuffled_shards(self.sources, samples, seed, split, rule)
+        shards, exclusions = shuffled_shards(self.sources, samples, seed, split, rule)
         for one in samples:
-            left_out += one.skipped
-        return shards, left_out
+            exclusions += one.skipped
+        return shards, exclusions
 
     def read(self, shard: ShuffledShard, wanted: ByteRange) -> bytes:
         return b"".join(
@@ -117,8 +117,8 @@ def test_every_sample_is_there_once_and_whole(
     given_shards: list[tuple[int, Members]], seed: int, split: ShardSplit
 ):
     sources = Sources([tar_of(members, form) for form, members in given_shards])
-    shards, left_out = sources.shuffled(seed, split)
-    assert not left_out
+    shards, exclusions = sources.shuffled(seed, split)
+    assert not exclusions
     expected = Counter(each for _, members in given_shards for each in grouped(members))
     found = [sources.members(shard) for shard in shards]
     assert Counter(each for members in found for each in grouped(members)) == expected
@@ -201,8 +201,8 @@ def test_headers_are_copied_and_those_of_other_names_made():
         tar_of([("a.jpg", b"3"), ("a.seg.png", b"4")], mtime=8.5),
     ]
     sources = Sources(tars)
-    shards, left_out = sources.shuffled(2, ShardSplit(samples=9))
-    assert not left_out
+    shards, exclusions = sources.shuffled(2, ShardSplit(samples=9))
+    assert not exclusions
     with tarfile.open(fileobj=io.BytesIO(sources.whole(shards[0]))) as tar:
         found = {tar.extractfile(m).read(): (m.name, m.mode, m.mtime) for m in tar}
     first = found[b"1"][0] == "a.jpg"
@@ -220,54 +220,54 @@ def test_headers_are_copied_and_those_of_other_names_made():
 @pytest.mark.parametrize("rule", KeyRule)
 def test_samples_of_one_key_stay_two_by_every_rule(rule: KeyRule):
     sources = Sources([tar_of([("d/a.seg.png", b"%d" % at)]) for at in range(3)])
-    shards, left_out = sources.shuffled(1, ShardSplit(samples=9), rule)
+    shards, exclusions = sources.shuffled(1, ShardSplit(samples=9), rule)
     names = [name for name, _ in sources.members(shards[0])]
     assert len({key_of(name, rule) for name in names}) == 3
     assert all(name.startswith("d/a") and name.endswith(".seg.png") for name in names)
-    assert not left_out
+    assert not exclusions
 
 
 def test_members_of_one_key_that_lie_apart_come_together_and_the_last_of_one_name_wins():
     members = [("a.jpg", b"1"), ("b.jpg", b"2"), ("a.cls", b"3"), ("a.jpg", b"4")]
     sources = Sources([tar_of(members)])
-    shards, left_out = sources.shuffled()
+    shards, exclusions = sources.shuffled()
     assert sorted(grouped(sources.members(shards[0]))) == [(b"2",), (b"3", b"4")]
-    assert left_out == {"duplicate": 1}
+    assert exclusions == {"duplicate": 1}
 
 
 def test_what_is_no_member_of_a_sample_is_left_out():
     members = [("a.jpg", b"1"), (".hidden", b""), ("__meta__.json", b"{}"), ("b.jpg", b"2")]
     sources = Sources([tar_of([*members, ("c.cls", b"3")])])
-    shards, left_out = sources.shuffled(require=(Component((b"jpg",)),))
+    shards, exclusions = sources.shuffled(require=(Component((b"jpg",)),))
     assert sorted(sources.members(shards[0])) == [("a.jpg", b"1"), ("b.jpg", b"2")]
-    assert left_out == {"hidden": 1, "metadata": 1, "incomplete sample": 1}
+    assert exclusions == {"hidden": 1, "metadata": 1, "incomplete sample": 1}
     links = entry(b"a.jpg", b"1") + entry(b"l.jpg", kind=b"2", target=b"a.jpg") + END
-    shards, left_out = Sources([links]).shuffled()
-    assert left_out == {"link": 1}
+    shards, exclusions = Sources([links]).shuffled()
+    assert exclusions == {"link": 1}
 
 
 def test_a_hardlink_is_a_copy_with_a_header_of_its_own():
     tar = entry(b"a.jpg", b"one") + entry(b"b.jpg", kind=b"1", target=b"a.jpg") + END
     sources = Sources([tar])
-    shards, left_out = sources.shuffled()
+    shards, exclusions = sources.shuffled()
     assert sorted(sources.members(shards[0])) == [("a.jpg", b"one"), ("b.jpg", b"one")]
-    assert not left_out
+    assert not exclusions
 
 
 def test_a_sample_that_is_cut_off_is_left_out():
     tar = (entry(b"a.jpg", b"1") + entry(b"b.jpg", b"2" * 2000))[: 3 * 512 + 700]
     sources = Sources([tar])
-    shards, left_out = sources.shuffled()
+    shards, exclusions = sources.shuffled()
     assert sources.members(shards[0]) == [("a.jpg", b"1")]
-    assert left_out == {"cut off sample": 1}
+    assert exclusions == {"cut off sample": 1}
 
 
 def test_a_tar_without_padding_at_its_end_is_padded():
     tar = (entry(b"a.jpg", b"1") + entry(b"b.jpg", b"22"))[: 3 * 512 + 2]
     sources = Sources([tar])
-    shards, left_out = sources.shuffled()
+    shards, exclusions = sources.shuffled()
     assert sorted(sources.members(shards[0])) == [("a.jpg", b"1"), ("b.jpg", b"22")]
-    assert not left_out
+    assert not exclusions
 
 
 def test_global_headers_stay_behind():
@@ -280,21 +280,21 @@ def test_global_headers_stay_behind():
 
 def test_a_name_that_would_be_too_long_is_left_out():
     sources = Sources([tar_of([("n" * 250 + ".jpg", b"1")]) for _ in range(2)])
-    shards, left_out = sources.shuffled(1, ShardSplit(samples=2))
+    shards, exclusions = sources.shuffled(1, ShardSplit(samples=2))
     assert [len(sources.members(shard)) for shard in shards] == [1]
-    assert left_out == {"clash": 1}
+    assert exclusions == {"clash": 1}
 
 
 def test_a_sparse_member_is_copied_and_left_out_where_it_would_need_another_name():
     sparse = sparse_header(b"a.bin", [(512, 512)], 512, 4096) + b"data" * 128
     sources = Sources([sparse + END, tar_of([("b.jpg", b"1")])])
-    shards, left_out = sources.shuffled(1, ShardSplit(samples=9))
+    shards, exclusions = sources.shuffled(1, ShardSplit(samples=9))
     assert dict(sources.members(shards[0]))["a.bin"] == bytes(512) + b"data" * 128 + bytes(3072)
-    assert not left_out
+    assert not exclusions
     sources = Sources([sparse + END] * 2)
-    shards, left_out = sources.shuffled(1, ShardSplit(samples=9))
+    shards, exclusions = sources.shuffled(1, ShardSplit(samples=9))
     assert [name for name, _ in sources.members(shards[0])] == ["a.bin"]
-    assert left_out == {"sparse sample": 1}
+    assert exclusions == {"sparse sample": 1}
 
 
 def test_another_version_of_a_source_is_another_shard():

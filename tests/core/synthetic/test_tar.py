@@ -87,10 +87,10 @@ def test_samples_stay_whole_and_every_object_is_there_once(
 ):
     objects = objects_of(contents)
     split = ShardSplit(samples=count)
-    shards, left_out = loose_shards(BUCKET, objects, 0, split, rule)
+    shards, exclusions = loose_shards(BUCKET, objects, 0, split, rule)
     found = [list(members(whole(shard, contents))) for shard in shards]
     names = [name for shard in found for name in shard]
-    assert len(set(names)) == len(names) == len(objects) - sum(left_out.values())
+    assert len(set(names)) == len(names) == len(objects) - sum(exclusions.values())
     keys = [
         {(SPLITS[rule](os_bytes(name)) or (last(name, rule), b""))[0] for name in shard}
         for shard in found
@@ -143,16 +143,16 @@ def test_names_are_below_the_source_and_samples_lie_together():
         "p/__meta__.json": b"5", "p/c.jpg": b"6",
     }  # fmt: skip
     require = (Component((b"jpg",)), Component((b"cls",)))
-    shards, left_out = loose_shards(BUCKET, objects_of(contents), 2, ShardSplit())
+    shards, exclusions = loose_shards(BUCKET, objects_of(contents), 2, ShardSplit())
     assert [list(members(whole(shard, contents))) for shard in shards] == [
         ["a.cls", "a.jpg", "a.d/b.jpg", "c.jpg"]
     ]
-    assert left_out == {"hidden": 1, "metadata": 1}
-    shards, left_out = loose_shards(
+    assert exclusions == {"hidden": 1, "metadata": 1}
+    shards, exclusions = loose_shards(
         BUCKET, objects_of(contents), 2, ShardSplit(), KeyRule.WDS, require
     )
     assert members(whole(shards[0], contents)) == {"a.cls": b"3", "a.jpg": b"1"}
-    assert left_out == {"hidden": 1, "metadata": 1, "incomplete sample": 2}
+    assert exclusions == {"hidden": 1, "metadata": 1, "incomplete sample": 2}
 
 
 @pytest.mark.parametrize("change", [{"version": "2"}, {"checksum": "md5:1"}, {"size": 8}])

@@ -94,7 +94,7 @@ async def test_shards_that_change_or_go_before_they_are_opened(store: MemoryStor
     store.delete(BUCKET, "2.tar")
     async with merging(store, infos) as merger:
         assert paths((await merger.merged()).view) == ["0/k1.jpg", "1/k0.jpg"]
-        assert merger.left_out == {MISSING: 1}
+        assert merger.exclusions == {MISSING: 1}
 
 
 async def test_a_dataset_that_never_settles_is_an_error(store: MemoryStore):

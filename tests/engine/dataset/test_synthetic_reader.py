@@ -9,7 +9,7 @@ import trio.testing
 
 from aisfs.core.synthetic.tar import VirtualShard, loose_shards
 from aisfs.core.views.spec import ShardSplit
-from aisfs.engine.dataset.synthetic_reader import AHEAD_OBJECTS, Assembler
+from aisfs.engine.dataset.synthetic_reader import AHEAD_OBJECTS, SyntheticReader
 from aisfs.engine.fetch.batches import LEAST, MOST, SIZE_MAX, Batches
 from aisfs.engine.fetch.fetcher import Fetcher
 from aisfs.engine.fetch.writer_thread import background_thread
@@ -30,7 +30,7 @@ READ = 128 * 1024
 
 
 class Setup:
-    def __init__(self, store: MemoryStore, assembler: Assembler, shard: VirtualShard) -> None:
+    def __init__(self, store: MemoryStore, assembler: SyntheticReader, shard: VirtualShard) -> None:
         self.store, self.assembler, self.shard = store, assembler, shard
 
     async def read(self, start: int, stop: int) -> bytes:
@@ -61,7 +61,9 @@ async def assembling(
             memory_limit=256 * MIB,
             read_ahead_max=read_ahead_max,
         )
-        yield Setup(store, Assembler(fetcher, Batches(store, services), read_ahead_max), shards[0])
+        yield Setup(
+            store, SyntheticReader(fetcher, Batches(store, services), read_ahead_max), shards[0]
+        )
         services.cancel_scope.cancel()
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from aisfs.config import Shards
 from aisfs.core.namespace.inodes import ROOT
 from aisfs.filesystem.filesystem import FileSystem
-from aisfs.filesystem.instant import Known
-from aisfs.fuse.fastpath.handlers import Answers
+from aisfs.filesystem.instant import InstantAnswers
+from aisfs.fuse.fastpath.handlers import Handlers
 from aisfs.fuse.fastpath.listing_pages import AHEAD_SECONDS
 from aisfs.fuse.wire import abi
 from aisfs.fuse.wire.abi import InitFlag
@@ -25,14 +25,14 @@ LEAST = 408
 """Bytes of the longest entry: a smaller buffer ends the listing there."""
 
 
-def answers_of(filesystem: FileSystem) -> Answers:
-    known = Known(filesystem, filesystem.tree, filesystem._folders, filesystem._reader)
-    answers = Answers(known, filesystem, None, None, negative_timeout=1.0)
+def answers_of(filesystem: FileSystem) -> Handlers:
+    known = InstantAnswers(filesystem, filesystem.tree, filesystem._folders, filesystem._reader)
+    answers = Handlers(known, filesystem, None, None, negative_timeout=1.0)
     answers.initialise(InitFlag.NO_OPENDIR_SUPPORT)
     return answers
 
 
-def replies(answers: Answers, size: int) -> Iterator[memoryview]:
+def replies(answers: Handlers, size: int) -> Iterator[memoryview]:
     """Read the root as the kernel does, until a reply is empty."""
     offset = 0
     while True:

@@ -6,10 +6,10 @@ import stat
 import pytest
 
 from aisfs.filesystem.attributes import Attr
-from aisfs.filesystem.readdir_snapshots import Snapshots
+from aisfs.filesystem.readdir_snapshots import ReaddirSnapshots
 from aisfs.fuse.fastpath import interrupts
-from aisfs.fuse.fastpath.handlers import Answers
-from aisfs.fuse.fastpath.interrupts import Interruptions
+from aisfs.fuse.fastpath.handlers import Handlers
+from aisfs.fuse.fastpath.interrupts import Interrupts
 from aisfs.fuse.fastpath.pending import Pending
 from aisfs.fuse.wire import abi
 from aisfs.fuse.wire.abi import Opcode
@@ -36,14 +36,14 @@ def replies() -> Replies:
 
 
 @pytest.fixture
-def interrupting(pending: Pending, replies: Replies) -> Interruptions:
-    made = Interruptions(pending)
+def interrupting(pending: Pending, replies: Replies) -> Interrupts:
+    made = Interrupts(pending)
     made.reply = replies
     return made
 
 
 def test_an_interrupted_request_is_answered_once(
-    pending: Pending, interrupting: Interruptions, replies: Replies
+    pending: Pending, interrupting: Interrupts, replies: Replies
 ):
     cancelled = []
     pending.add(5, Opcode.READ, 0, cancel=lambda: cancelled.append(True))
@@ -56,7 +56,7 @@ def test_an_interrupted_request_is_answered_once(
 
 
 def test_the_late_answer_of_pyfuse3_is_known_by_its_kind(
-    pending: Pending, interrupting: Interruptions
+    pending: Pending, interrupting: Interrupts
 ):
     pending.add(5, Opcode.LOOKUP, 0)
     interrupting.interrupt(5)
@@ -64,7 +64,7 @@ def test_the_late_answer_of_pyfuse3_is_known_by_its_kind(
 
 
 def test_an_answered_request_cannot_be_interrupted(
-    pending: Pending, interrupting: Interruptions, replies: Replies
+    pending: Pending, interrupting: Interrupts, replies: Replies
 ):
     pending.add(5, Opcode.LOOKUP, 0)
     pending.take(5)
@@ -75,7 +75,7 @@ def test_an_answered_request_cannot_be_interrupted(
 
 @pytest.mark.parametrize("opcode", [Opcode.WRITE, Opcode.FLUSH, Opcode.OPEN, Opcode.RENAME])
 def test_a_change_is_not_interrupted(
-    pending: Pending, interrupting: Interruptions, replies: Replies, opcode: Opcode
+    pending: Pending, interrupting: Interrupts, replies: Replies, opcode: Opcode
 ):
     """It may happen all the same, and who opened a file would never close it."""
     pending.add(5, opcode, 0)
@@ -87,7 +87,7 @@ def test_a_change_is_not_interrupted(
 
 def test_a_spared_request_is_looked_at_again(
     pending: Pending,
-    interrupting: Interruptions,
+    interrupting: Interrupts,
     replies: Replies,
     monkeypatch: pytest.MonkeyPatch,
 ):
@@ -104,7 +104,7 @@ def test_a_spared_request_is_looked_at_again(
 
 class Forgetful:
     def __init__(self) -> None:
-        self.snapshots = Snapshots()
+        self.snapshots = ReaddirSnapshots()
         self.forgotten: list[tuple[int, int]] = []
 
     def forget(self, ino: int, count: int) -> None:
@@ -113,7 +113,7 @@ class Forgetful:
 
 def test_what_a_lost_reply_counted_is_taken_back():
     tree = Forgetful()
-    answers = Answers(None, tree, None, None, negative_timeout=1.0)
+    answers = Handlers(None, tree, None, None, negative_timeout=1.0)
     answers.undo(Opcode.LOOKUP, memoryview(abi.entry_reply(1, ATTR, 1.0)))
     assert tree.forgotten == [(9, 1)]
     listed = abi.direntplus(ATTR, b"a", 1, 1.0) + abi.direntplus(ATTR, b"bcdefghij", 2, 1.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aisfs.fuse.push.memory_budget import FLOOR, SHARE, Headroom
+from aisfs.fuse.push.memory_budget import FLOOR, SHARE, PageCacheBudget
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -51,8 +51,8 @@ class Machine:
         )
         (place / "memory.stat").write_text(text)
 
-    def headroom(self) -> Headroom:
-        return Headroom(self.root, clock=lambda: self.now)
+    def headroom(self) -> PageCacheBudget:
+        return PageCacheBudget(self.root, clock=lambda: self.now)
 
     def room(self) -> int:
         return self.headroom().room()
@@ -129,15 +129,15 @@ def test_no_memory_information_stops_pushing(machine: Machine, caplog: pytest.Lo
 
 
 def test_this_machine():
-    assert Headroom().room() > 0
+    assert PageCacheBudget().room() > 0
 
 
 SCRIPT = """
 from pathlib import Path
 import sys
 Path(sys.argv[1], "cgroup.procs").write_text("0")
-from aisfs.fuse.push.memory_budget import Headroom
-print(Headroom().room())
+from aisfs.fuse.push.memory_budget import PageCacheBudget
+print(PageCacheBudget().room())
 """
 
 
