@@ -30,13 +30,13 @@ NAMES_MAX = 100_000
 ValueT = TypeVar("ValueT")
 
 
-class Unknown(Enum):
-    """The answer of whoever may not ask; apart from None, which says that something is missing."""
+class WouldWait(Enum):
+    """The answer of a `try_…` that would have to ask the store; None is a name that is missing."""
 
-    UNKNOWN = "unknown"
+    WOULD_WAIT = "would wait"
 
 
-UNKNOWN = Unknown.UNKNOWN
+WOULD_WAIT = WouldWait.WOULD_WAIT
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,13 @@
 """What can be answered at once: from memory and mapped files, without asking anybody.
 
-Called by the lane's thread while the trio thread goes on. `UNKNOWN`, or None where nothing could be
+Called by the lane's thread while the trio thread goes on. `WOULD_WAIT`, or None where nothing could be
 missing, means that the asynchronous operation has to find out; so it does whenever an error is due.
 """
 
 import weakref
 from dataclasses import dataclass
 
-from aisfs.cache.metadata_cache import UNKNOWN, Unknown
+from aisfs.cache.metadata_cache import WOULD_WAIT, WouldWait
 from aisfs.core.namespace.inodes import slot_of, split_member
 from aisfs.core.namespace.keys import NAME_MAX
 from aisfs.core.views.directory_tree import MembersView
@@ -49,23 +49,23 @@ class InstantAnswers:
         self._reader = reader
         self._shards: dict[int, _OpenShard] = {}
 
-    def entry(self, parent: int, name: bytes) -> Entry | Unknown | None:
+    def entry(self, parent: int, name: bytes) -> Entry | WouldWait | None:
         """Look a name up and count the lookup; None when it is missing."""
         node = self._inodes.get(parent)
         if node is None or isinstance(node, FileNode) or len(name) > NAME_MAX:
-            return UNKNOWN
+            return WOULD_WAIT
         if isinstance(node, ShardNode):
             return self._member(node, parent, name)
         found = self._tree.known(node, parent, name)
-        if found is None or found is UNKNOWN:
+        if found is None or found is WOULD_WAIT:
             return found
-        return self._filesystem.known_counted(found) or UNKNOWN
+        return self._filesystem.known_counted(found) or WOULD_WAIT
 
-    def _member(self, node: ShardNode, parent: int, name: bytes) -> Entry | Unknown | None:
+    def _member(self, node: ShardNode, parent: int, name: bytes) -> Entry | WouldWait | None:
         view = self._folders.known_view(node)
         _, is_directory, low = split_member(parent) or (0, False, 0)
         if view is None or not is_directory or not view.directory(low).searchable:
-            return UNKNOWN
+            return WOULD_WAIT
         entry = self._folders.find_in(view, node, parent, name)
         if entry is not None:
             self._filesystem.remember(entry.attr.ino, node)

@@ -15,7 +15,7 @@ from typing import TypeVar
 import trio
 from cachetools import LRUCache, TTLCache
 
-from aisfs.cache.metadata_cache import UNKNOWN, Dated, DirectoryId, MetadataCache, Unknown
+from aisfs.cache.metadata_cache import WOULD_WAIT, Dated, DirectoryId, MetadataCache, WouldWait
 from aisfs.cache.single_flight import SingleFlight
 from aisfs.core.namespace.keys import child_key, child_prefix, refusal
 from aisfs.core.namespace.listing import Listed, Listing, ListingBounds, ListingBuilder, Wanted
@@ -87,7 +87,7 @@ class Lister:
             return believed
         return await self._listings.fetch((bucket, prefix), lambda: self._list(bucket, prefix))
 
-    def known_directory(self, bucket: Bucket, prefix: str) -> Dated[Listing] | None:
+    def try_directory(self, bucket: Bucket, prefix: str) -> Dated[Listing] | None:
         """Give the listing of a directory if it may be believed. Asks nobody, from any thread."""
         return self._cache.listing((bucket, prefix))
 
@@ -98,15 +98,17 @@ class Lister:
 
     async def find(self, bucket: Bucket, prefix: str, name: bytes) -> Dated[Listed] | None:
         """Give what `name` stands for in the directory `prefix`, None when it is missing."""
-        known = self.known(bucket, prefix, name)
-        if known is not UNKNOWN:
+        known = self.try_find(bucket, prefix, name)
+        if known is not WOULD_WAIT:
             return known
         listed = await self._cheap_listing((bucket, prefix))
         if listed is not None:
             return _in_listing(listed, name)
         return await self._find_singly(bucket, prefix, name)
 
-    def known(self, bucket: Bucket, prefix: str, name: bytes) -> Dated[Listed] | Unknown | None:
+    def try_find(
+        self, bucket: Bucket, prefix: str, name: bytes
+    ) -> Dated[Listed] | WouldWait | None:
         """Give what `name` stands for if that may be believed. Asks nobody, from any thread."""
         if refusal(name):
             return None
@@ -116,7 +118,7 @@ class Lister:
         found = self._cache.found((bucket, prefix, name))
         if found is not None:
             return found
-        return None if self._cache.is_missing((bucket, prefix, name)) else UNKNOWN
+        return None if self._cache.is_missing((bucket, prefix, name)) else WOULD_WAIT
 
     async def buckets(self) -> Dated[list[Bucket]]:
         """Give all buckets the token may list, sorted.
@@ -124,9 +126,9 @@ class Lister:
         Raises:
             AccessDenied: it may list none; single buckets may still be open to it.
         """
-        return self.known_buckets() or await self._bucket_lists.fetch("", self._list_buckets)
+        return self.try_buckets() or await self._bucket_lists.fetch("", self._list_buckets)
 
-    def known_buckets(self) -> Dated[list[Bucket]] | None:
+    def try_buckets(self) -> Dated[list[Bucket]] | None:
         """Give all buckets if the list may be believed. Asks nobody, from any thread."""
         known = self._buckets
         return known if known is not None and self._clock() < known.expires else None

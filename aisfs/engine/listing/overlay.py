@@ -12,7 +12,7 @@ from enum import Enum
 
 import trio
 
-from aisfs.cache.metadata_cache import Dated, DirectoryId, MetadataCache, Unknown
+from aisfs.cache.metadata_cache import Dated, DirectoryId, MetadataCache, WouldWait
 from aisfs.core.namespace.keys import entry_name
 from aisfs.core.namespace.listing import Listed, Listing
 from aisfs.engine.listing.lister import Lister
@@ -181,9 +181,9 @@ class OverlaidLister(Lister):
             for change in known.changes.values()
         )
 
-    def known_directory(self, bucket: Bucket, prefix: str) -> Dated[Listing] | None:
+    def try_directory(self, bucket: Bucket, prefix: str) -> Dated[Listing] | None:
         """See `Lister`; None also where a listing and its changes have to be merged first."""
-        dated = super().known_directory(bucket, prefix)
+        dated = super().try_directory(bucket, prefix)
         known = self._directories.get((bucket, prefix))
         if dated is None or known is None or not known.changes:
             return dated
@@ -192,10 +192,12 @@ class OverlaidLister(Lister):
             return None
         return Dated(merged[2], dated.expires)
 
-    def known(self, bucket: Bucket, prefix: str, name: bytes) -> Dated[Listed] | Unknown | None:
+    def try_find(
+        self, bucket: Bucket, prefix: str, name: bytes
+    ) -> Dated[Listed] | WouldWait | None:
         """See `Lister`."""
         change = self._change((bucket, prefix), name)
-        return super().known(bucket, prefix, name) if change is None else self._dated(change)
+        return super().try_find(bucket, prefix, name) if change is None else self._dated(change)
 
     async def find(self, bucket: Bucket, prefix: str, name: bytes) -> Dated[Listed] | None:
         """See `Lister`."""

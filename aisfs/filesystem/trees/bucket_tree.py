@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from aisfs.cache.metadata_cache import UNKNOWN, Dated, Unknown
+from aisfs.cache.metadata_cache import WOULD_WAIT, Dated, WouldWait
 from aisfs.config import Shards
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.namespace import keys as names
@@ -90,7 +90,7 @@ class Names(Protocol):
         """List a directory."""
         ...
 
-    def known(self, node: Node, ino: int, name: bytes) -> Found | Unknown | None:
+    def known(self, node: Node, ino: int, name: bytes) -> Found | WouldWait | None:
         """Look a name up without asking anybody. From any thread."""
         ...
 
@@ -146,20 +146,20 @@ class Tree:
                 return await self._find_in_bucket(node, ino, name)
         return None
 
-    def known(self, node: Node, ino: int, name: bytes) -> Found | Unknown | None:
+    def known(self, node: Node, ino: int, name: bytes) -> Found | WouldWait | None:
         """Look a name up without asking anybody. From any thread."""
         if isinstance(node, DirectoryNode):
-            listed = self._lister.known(node.bucket, node.prefix, name)
+            listed = self._lister.try_find(node.bucket, node.prefix, name)
             if isinstance(listed, Dated):
                 return self._found(node, ino, name, listed.value, listed.expires)
             alias = self._alias(name)
-            if listed is UNKNOWN or alias is None:
+            if listed is WOULD_WAIT or alias is None:
                 return listed
-            owner = self._lister.known(node.bucket, node.prefix, alias.owner)
-            if owner is UNKNOWN or (alias.look_inside is not None and owner is not None):
-                return UNKNOWN
+            owner = self._lister.try_find(node.bucket, node.prefix, alias.owner)
+            if owner is WOULD_WAIT or (alias.look_inside is not None and owner is not None):
+                return WOULD_WAIT
             return self._found_alias(node, ino, name, owner)
-        return UNKNOWN  # one level above the buckets, asked for once
+        return WOULD_WAIT  # one level above the buckets, asked for once
 
     async def children(self, node: Node, ino: int) -> Children:
         """List a directory."""
@@ -174,10 +174,10 @@ class Tree:
         """List a directory without asking anybody; None when that cannot be. From any thread."""
         match node:
             case RootNode() | ProviderNode():
-                buckets = self._lister.known_buckets()
+                buckets = self._lister.try_buckets()
                 return self._in_buckets(node, buckets) if buckets is not None else None
             case DirectoryNode(bucket, prefix):
-                listing = self._lister.known_directory(bucket, prefix)
+                listing = self._lister.try_directory(bucket, prefix)
                 return self._in_listing(node, ino, listing) if listing is not None else None
         return None
 
@@ -185,7 +185,7 @@ class Tree:
         """Say until when what is known of a directory may be believed; None if nothing is."""
         match node:
             case RootNode() | ProviderNode():
-                buckets = self._lister.known_buckets()
+                buckets = self._lister.try_buckets()
                 return buckets.expires if buckets is not None else None
             case DirectoryNode(bucket, prefix):
                 return self._lister.believed_until(bucket, prefix)

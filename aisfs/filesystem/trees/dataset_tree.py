@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from functools import partial
 
-from aisfs.cache.metadata_cache import UNKNOWN, Unknown
+from aisfs.cache.metadata_cache import WOULD_WAIT, WouldWait
 from aisfs.engine.dataset.shard_set import Shard, ShardSet
 from aisfs.filesystem.nodes import Node, ObjectNode, ShardNode
 from aisfs.filesystem.trees.bucket_tree import FOREVER, Children, Found
@@ -21,9 +21,9 @@ class DatasetTree:
         await self._shards.settle()
         return self._find(ino, name)
 
-    def known(self, node: Node, ino: int, name: bytes) -> Found | Unknown | None:
+    def known(self, node: Node, ino: int, name: bytes) -> Found | WouldWait | None:
         """Look up the folder of a shard, unless one of them has to be asked for."""
-        return self._find(ino, name) if self._shards.settled else UNKNOWN
+        return self._find(ino, name) if self._shards.settled else WOULD_WAIT
 
     def _find(self, ino: int, name: bytes) -> Found | None:
         shard = self._shards.find(name)

@@ -6,7 +6,7 @@ Waiting is for building only: once there is a view, names are found in it at onc
 from collections.abc import Iterator, Mapping
 from functools import partial
 
-from aisfs.cache.metadata_cache import UNKNOWN, Unknown
+from aisfs.cache.metadata_cache import WOULD_WAIT, WouldWait
 from aisfs.core.namespace.inodes import ROOT
 from aisfs.core.views.merged import MergedChild
 from aisfs.engine.dataset.merger import Merged, Merger
@@ -28,10 +28,10 @@ class MergedTree:
         """Look a name up."""
         return self._find(await self._merger.merged(), node, name)
 
-    def known(self, node: Node, ino: int, name: bytes) -> Found | Unknown | None:
+    def known(self, node: Node, ino: int, name: bytes) -> Found | WouldWait | None:
         """Look a name up, unless shards have to be opened."""
         merged = self._merger.known
-        return self._find(merged, node, name) if merged is not None else UNKNOWN
+        return self._find(merged, node, name) if merged is not None else WOULD_WAIT
 
     def _find(self, merged: Merged, node: Node, name: bytes) -> Found | None:
         path = _path(node)

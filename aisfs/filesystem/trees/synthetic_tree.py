@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from aisfs.cache.metadata_cache import Unknown
+from aisfs.cache.metadata_cache import WouldWait
 from aisfs.core.synthetic.tar import VirtualShard
 from aisfs.filesystem.nodes import Node, ObjectNode, ShardNode, VirtualShardNode
 from aisfs.filesystem.trees.bucket_tree import FOREVER, Children, Found
@@ -24,7 +24,7 @@ class SyntheticTree:
         """Look a shard up."""
         return self._find(name)
 
-    def known(self, node: Node, ino: int, name: bytes) -> Found | Unknown | None:
+    def known(self, node: Node, ino: int, name: bytes) -> Found | WouldWait | None:
         """Look a shard up; nobody ever has to be asked."""
         return self._find(name)
 

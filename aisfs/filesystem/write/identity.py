@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from aisfs.cache.metadata_cache import UNKNOWN
+from aisfs.cache.metadata_cache import WOULD_WAIT
 from aisfs.config import WriteSettings
 from aisfs.core.namespace import keys
 from aisfs.core.namespace.inodes import directory_number, member_number
@@ -261,7 +261,7 @@ class WrittenNames(FileSystem):
         if not isinstance(node, DirectoryNode):
             return found
         now = self.tree.known(node, ino, found.name)
-        if now is UNKNOWN:
+        if now is WOULD_WAIT:
             return found  # as old as it is believed to be: the kernel asks again
         return replace(now, offset=found.offset) if now is not None else None
 

@@ -4,7 +4,7 @@ Whoever asks holds `changing` meanwhile, except to read. A file is the trio thre
 it is opened for writing until the kernel has forgotten it.
 """
 
-from aisfs.cache.metadata_cache import UNKNOWN, Unknown
+from aisfs.cache.metadata_cache import WOULD_WAIT, WouldWait
 from aisfs.core.namespace.inodes import split_member
 from aisfs.engine.fetch.part import Data
 from aisfs.engine.read.reader import Reader
@@ -28,7 +28,7 @@ class WritableInstantAnswers(InstantAnswers):
         super().__init__(filesystem, tree, folders, reader)
         self.changing = filesystem.changing
 
-    def entry(self, parent: int, name: bytes) -> Entry | Unknown | None:
+    def entry(self, parent: int, name: bytes) -> Entry | WouldWait | None:
         """See `InstantAnswers`; a member that is being written is the trio thread's."""
         node = self._inodes.get(parent)
         if isinstance(node, ShardNode):
@@ -36,7 +36,7 @@ class WritableInstantAnswers(InstantAnswers):
             if view is None or self._filesystem.is_new_member(
                 node, self._folders.path_in(view, parent, name)
             ):
-                return UNKNOWN
+                return WOULD_WAIT
         return super().entry(parent, name)
 
     def attr(self, ino: int) -> Attr | None:

@@ -6,7 +6,7 @@ without a word, and keeps listings. A handle is then no more than the inode.
 
 import errno
 
-from aisfs.cache.metadata_cache import UNKNOWN
+from aisfs.cache.metadata_cache import WOULD_WAIT
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.instant import InstantAnswers
 from aisfs.filesystem.xattrs import PREFIX
@@ -82,7 +82,7 @@ class Handlers:
     def lookup(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Look up a name; a missing one is an answer too, which the kernel may keep."""
         entry = self._known.entry(nodeid, abi.name_of(message))
-        if entry is UNKNOWN:
+        if entry is WOULD_WAIT:
             return FORWARD
         if entry is None:
             return (abi.missing_reply(unique, self._negative_timeout),)

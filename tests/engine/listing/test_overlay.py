@@ -3,7 +3,7 @@
 import pytest
 import trio
 
-from aisfs.cache.metadata_cache import UNKNOWN, MetadataCache
+from aisfs.cache.metadata_cache import WOULD_WAIT, MetadataCache
 from aisfs.engine.listing.overlay import OverlaidLister
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, ObjectInfo
@@ -149,24 +149,24 @@ async def test_a_directory_is_there_as_long_as_one_in_it_is_held(
 async def test_what_is_known_without_asking_has_the_changes(
     lister: OverlaidLister, store: MemoryStore, clock: Clock
 ):
-    assert lister.known(B, "d/", b"old") is UNKNOWN
-    assert lister.known_directory(B, "d/") is None
+    assert lister.try_find(B, "d/", b"old") is WOULD_WAIT
+    assert lister.try_directory(B, "d/") is None
     await names(lister)
     before = lister.changes
     lister.remove(B, "d/old")
     lister.set_pending(B, "d/new", ObjectInfo("d/new", 0, "pending"))
     assert lister.changes > before
-    assert lister.known(B, "d/", b"old") is None
-    assert lister.known(B, "d/", b"new").value.version == "pending"
-    assert lister.known_directory(B, "d/") is None, "not without putting them together"
+    assert lister.try_find(B, "d/", b"old") is None
+    assert lister.try_find(B, "d/", b"new").value.version == "pending"
+    assert lister.try_directory(B, "d/") is None, "not without putting them together"
     assert await names(lister) == [b"new"]
-    listing = lister.known_directory(B, "d/").value
+    listing = lister.try_directory(B, "d/").value
     assert [name for _, name, _ in listing.after(0)] == [b"new"]
     lister.forget(B, "d/new")
-    assert lister.known_directory(B, "d/") is None
-    assert lister.known(B, "d/", b"new") is None
+    assert lister.try_directory(B, "d/") is None
+    assert lister.try_find(B, "d/", b"new") is None
     clock.now += 61
-    assert lister.known(B, "d/", b"old") is UNKNOWN
+    assert lister.try_find(B, "d/", b"old") is WOULD_WAIT
     assert lister.believed_until(B, "d/") is None
 
 
