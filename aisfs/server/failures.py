@@ -29,8 +29,8 @@ class Failure(AisfsError):
         self.tcode = tcode
         self.node = node
         self.headers = headers or []
-        self.method = ""
-        """The method AIStore names in the document, where it is not the client's."""
+        self.method, self.path = "", ""
+        """The method and path AIStore names in the document, where they are not the client's."""
 
 
 class NotAllowed(Exception):

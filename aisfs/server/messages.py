@@ -209,7 +209,7 @@ def error_reply(failure: Failure, request: Request, node_id: str) -> Reply:
         **({"tcode": failure.tcode} if failure.tcode else {}),
         "message": _as_go(failure.message.replace("{node}", node_id).replace("{role}", role)),
         "method": failure.method or request.method,
-        "url_path": _as_go(request.path),
+        "url_path": _as_go(failure.path or request.path),
         "remote_addr": request.remote,
         "caller": "",
         "node": f"{role}[{node_id}]",

@@ -1,6 +1,7 @@
 """The server that looks like several targets: the ones that have not joined, and shard indexes."""
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -171,6 +172,26 @@ def test_an_object_beside_a_directory_of_its_name(
             page = http.get(f"{server.endpoint}/v1/buckets/b", json=message).json()
             counts.add(len(page["entries"] or []))
     assert counts == {0, 1, 2}
+
+
+def test_what_no_proxy_has_led_to_a_target(server: RunningServer, http: requests.Session) -> None:
+    """Is read there, if that is the right target, and never changed."""
+    port = urlsplit(server.endpoint).port
+    statuses = []
+    for host, key in product(("127.1", "127.0.1"), KEYS):
+        http.put(url(server, key), data=b"1")
+        place = f"http://{host}:{port}/v1/objects/b/{key}"
+        read = http.get(place, allow_redirects=False)
+        assert http.head(place, allow_redirects=False).status_code == read.status_code
+        statuses.append(read.status_code)
+        for method in ("PUT", "DELETE", "PATCH", "POST"):
+            refused = http.request(method, place, data=b"2", allow_redirects=False)
+            assert refused.status_code == 400
+            assert "is expected to be redirected" in refused.json()["message"]
+            assert refused.json()["node"].startswith("t[")
+        assert http.get(url(server, key)).content == b"1"
+    for of_host in (statuses[: len(KEYS)], statuses[len(KEYS) :]):
+        assert set(of_host) == {200, 404}
 
 
 def test_an_expired_token_is_quoted(tmp_path: Path, http: requests.Session) -> None:

@@ -11,6 +11,9 @@ With no target, objects are refused with ErrNoNodes. With some, requests go to t
 the objects of the others are not there: GET, HEAD and DELETE are answered 404, a PUT is acknowledged and
 keeps the object where nobody looks for it once all have joined. Until then listings and whatever else
 concerns buckets are 503 without a body. `health?prr=true` is 503 until it is `ready`.
+
+What no proxy has led to a target, that target serves if it is a GET or HEAD, and refuses otherwise.
+This cannot be told of the first, whose address is the proxy's.
 """
 
 import json
@@ -120,7 +123,15 @@ class Targets:
         self, request: Request, asked: str, port: str, start_response: StartResponse
     ) -> Iterable[bytes]:
         _, _, _, bucket, key = [*request.raw_path.split(b"/", 4), b"", b""][:5]
-        if not request.marked:
+        if not request.marked and asked != self._all[0]:  # which the proxy goes by as well
+            if request.method not in ("GET", "HEAD"):
+                request.drain()
+                text = f"{{role}}[{{node}}]: {request.method}(obj) is expected to be redirected"
+                refused = Failure(400, text, node="t")
+                return send(error_reply(refused, request, asked), request.environ, start_response)
+            query = request.environ.get("QUERY_STRING", "")
+            request.environ["QUERY_STRING"] = f"{query}&pid=none&utm=none"
+        elif not request.marked:
             goal = _owner(self._all[: self._joined], bucket, key)
             url = f"http://{HOSTS[self._all.index(goal)]}:{port}"
             return self._app(request.environ, _elsewhere(start_response, url))

@@ -77,7 +77,8 @@ class Appends:
     def _flush(self, request: Request, bucket: Bucket, key: bytes, handle: str) -> Reply:
         request.drain()
         if not handle:
-            raise Failure(400, f"failed to append-flush {uri_of(bucket.name, key)}: empty handle")
+            text = "failed to finalize append-file operation: empty source in the handle"
+            raise Failure(400, text)
         work = self._storage.work_path(self._work_name(handle))
         if not work.exists():
             return Reply()  # recorded from AIStore: a used handle flushes nothing, successfully

@@ -80,7 +80,8 @@ def format_of(mime: str, key: bytes, file: IO[bytes] | None) -> Format:
             return Format.TGZ
         if start.startswith(b"PK"):
             return Format.ZIP
-    raise Failure(400, f'unrecognized or unsupported file format: "{name}"')
+        raise Failure(400, f'unrecognized or unsupported file format: "{name}"')
+    raise Failure(400, f'unknown filename extension ("{name}", "")', "errUnknownFileExt")
 
 
 def _offered(form: Format) -> Format:

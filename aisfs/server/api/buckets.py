@@ -98,7 +98,8 @@ class Buckets:
             raise Failure(400, f'action "{action}": its value must be a JSON object')
         if action in _REMOTE_ONLY:
             self._storage.bucket(name)
-            raise Failure(400, f'action "{action}" is for remote buckets, not ais://{name}')
+            text = f"{action}: expecting remote bucket (have ais://{name})"
+            raise Failure(400, text, "ErrNotRemoteBck")
         if action in _NOT_OFFERED:
             raise unsupported(f"action {action}")
         match request.method, action:

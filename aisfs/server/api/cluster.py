@@ -68,7 +68,9 @@ class Cluster:
         node = request.header("Ais-Node-Id")
         if node not in (self.node_id, self.proxy_id):
             text = f"p[{{node}}]: cannot forward request to node node {node} not present in Smap v1"
-            raise Failure(404, text, "errNodeNotFound")
+            failure = Failure(404, text, "errNodeNotFound")
+            failure.path = request.path.replace("/reverse", "", 1)
+            raise failure
         return self.what(request)
 
     def finished(self, kind: str, error: str = "") -> Reply:

@@ -23,14 +23,8 @@ from aisfs.server.storage.traps import Kindness
 
 PAGE = 10_000
 """AIStore's page size for its own buckets, used when the request names none."""
-WITH_MISPLACED, ARCHIVE_CONTENTS, NAME_ONLY, NOT_CACHED, NO_RECURSION, DIFF = (
-    2,
-    8,
-    16,
-    512,
-    2048,
-    4096,
-)
+ONLY_CACHED, WITH_MISPLACED, ARCHIVE_CONTENTS, NAME_ONLY = 1, 2, 8, 16
+NOT_CACHED, NO_RECURSION, DIFF = 512, 2048, 4096
 MISPLACED, CACHED, MEMBER, DIRECTORY, ARCHIVE = 1, 64, 128, 256, 512
 CHUNKED = 8192
 _CONTROL = re.compile(rb"[\x00-\x1f]")
@@ -130,7 +124,7 @@ class Lister:
                 {
                     "UUID": uuid,
                     "ContinuationToken": _packed(token),
-                    "Entries": entries or None,
+                    "Entries": entries,
                     "Flags": 0,
                 }
             )
@@ -282,7 +276,9 @@ class Lister:
 
 
 def _props(message: Message) -> set[str]:
-    return set((message.props or "name,size,cached").split(","))
+    cached = int(message.flags) & ONLY_CACHED
+    usual = "name,size,checksum,atime" if cached else "name,size,cached"
+    return set((message.props or usual).split(","))
 
 
 def _only_names(message: Message) -> bool:
@@ -297,8 +293,8 @@ def _contents(
         return []
     shard.flags |= ARCHIVE
     found: list[Entry | PackedEntry] = []
-    for member, size in sorted(members):
-        full = os.path.normpath(key + b"/" + member.lstrip(b"/"))
+    named = ((os.path.normpath(key + b"/" + name.lstrip(b"/")), size) for name, size in members)
+    for full, size in sorted(named):
         fields: dict[str, Any] = {"flags": CACHED | MEMBER}
         if size:
             fields["size"] = size if kind is PackedEntry else str(size)

@@ -209,6 +209,8 @@ class Parts:
         with self._lock:
             upload = self._uploads.get(request.query.get("uploadId", ""))
         if upload is None or (upload.bucket, upload.key) != (bucket.name, key):
+            if request.method == "PUT":  # of others the body has been read
+                request.drain()
             raise _unknown(request, bucket, key)
         return upload
 
@@ -225,7 +227,6 @@ def _numbers(listed: object) -> list[int]:
 
 
 def _unknown(request: Request, bucket: Bucket, key: bytes) -> Failure:
-    request.drain()
     name = request.query.get("uploadId", "")
     text = f"o[{bucket.name}/{failures.text_of(key)}(-)]: {name} does not exist"
     return Failure(404, text, "ErrNotFound")

@@ -330,8 +330,6 @@ class Objects:
     def rename(self, bucket: Bucket, key: bytes, name: str) -> Reply:
         """Move an object within its bucket."""
         new_key = os.fsencode(name)
-        if not new_key:
-            raise Failure(400, "rename: the new name is missing")
         check_key(new_key)
         if new_key == key:
             text = f"cannot rename {uri_of(bucket.name, key)} to self, nothing to do"
