@@ -73,22 +73,24 @@ class Counts:
 class BlockCache:
     """The cache in one directory, as one process uses it."""
 
-    def __init__(self, books: Bookkeeper, upkeep: Maintenance, token: str, descriptor: int) -> None:
+    def __init__(
+        self, bookkeeper: Bookkeeper, maintenance: Maintenance, token: str, descriptor: int
+    ) -> None:
         """Use `open`."""
-        self._books = books
-        self._shelf = books.shelf
-        self._health = books.health
-        self._filler = SpaceReserver(books)
-        self._upkeep = upkeep
+        self._bookkeeper = bookkeeper
+        self._resident = bookkeeper.resident
+        self._health = bookkeeper.health
+        self._reserver = SpaceReserver(bookkeeper)
+        self._maintenance = maintenance
         self._token = token
         self._descriptor = descriptor
         self._open = True
-        self.hit = books.shelf.hit
+        self.hit = bookkeeper.resident.hit
         """`hit(entry, wanted)`: a view of bytes that are mapped and verified, counted as a use, or
         None; waits for nothing. `wanted` must not reach beyond the object."""
-        self.copied = books.shelf.copied
+        self.copied = bookkeeper.resident.copied
         """`copied(entry, wanted)`: a copy of what `hit` gives, or None; waits for nothing either."""
-        self.distrust = books.shelf.distrust
+        self.distrust = bookkeeper.resident.distrust
         """`distrust(view)`: the kernel could not read a view that `hit` gave. Waits for nothing."""
 
     @classmethod
@@ -125,20 +127,20 @@ class BlockCache:
             stack.callback(place.leave, token, descriptor)
             with ledger.transaction():
                 owner = ledger.enter(token, limit)
-            books = Bookkeeper(ResidentSet(), ledger, place, Health(), owner)
-            upkeep = Maintenance(books)
-            if upkeep.reclaim():
+            bookkeeper = Bookkeeper(ResidentSet(), ledger, place, Health(), owner)
+            maintenance = Maintenance(bookkeeper)
+            if maintenance.reclaim():
                 ledger.check()
-            upkeep.sweep_files()
+            maintenance.sweep_files()
             changes = ledger.changes(-1)
-            books.seen = changes.until
-            books.room()
-            room = books.shelf.admission.limit if limit is not None else 1 << 62
-            with books.shelf.lock:
-                surplus = books.shelf.restore(changes.rows, room)
-            books.remove(surplus)
-            books.pull()
-            cache = cls(books, upkeep, token, descriptor)
+            bookkeeper.seen = changes.until
+            bookkeeper.room()
+            room = bookkeeper.resident.admission.limit if limit is not None else 1 << 62
+            with bookkeeper.resident.lock:
+                surplus = bookkeeper.resident.restore(changes.rows, room)
+            bookkeeper.remove(surplus)
+            bookkeeper.pull()
+            cache = cls(bookkeeper, maintenance, token, descriptor)
             stack.pop_all()
         return cache
 
@@ -147,28 +149,28 @@ class BlockCache:
         if not self._open:
             return
         self._open = False
-        ledger = self._books.ledger
+        ledger = self._bookkeeper.ledger
         with ledger.lock:
             if not self._health.broken:
                 try:
-                    self._books.record()
+                    self._bookkeeper.record()
                     with ledger.transaction():
-                        ledger.leave(self._books.owner)
+                        ledger.leave(self._bookkeeper.owner)
                 except (OSError, sqlite3.Error) as error:
                     self._health.trouble(error)
             self._health.broken = True
-            self._shelf.forget_all()
+            self._resident.forget_all()
             ledger.close()
-        self._books.directory.leave(self._token, self._descriptor)
-        self._books.directory.close()
+        self._bookkeeper.directory.leave(self._token, self._descriptor)
+        self._bookkeeper.directory.close()
 
     @property
     def limit(self) -> int:
         """Bytes that all of the cache may take: the smallest limit of the processes that use it."""
-        return self._books.limit
+        return self._bookkeeper.limit
 
     def __repr__(self) -> str:
-        return f"<BlockCache {self._books.directory.directory} {self._shelf.admission!r}>"
+        return f"<BlockCache {self._bookkeeper.directory.directory} {self._resident.admission!r}>"
 
     # Reading -----------------------------------------------------------------------------------
 
@@ -184,7 +186,10 @@ class BlockCache:
             return memoryview(b"")
         if room is None:
             room = memoryview(bytearray(len(wanted)))
-        if len(entry.numbers(wanted)) == 1 and self._shelf.copied(entry, wanted, room) is not None:
+        if (
+            len(entry.numbers(wanted)) == 1
+            and self._resident.copied(entry, wanted, room) is not None
+        ):
             return room
         found = True
         for number in entry.numbers(wanted):
@@ -194,24 +199,24 @@ class BlockCache:
             found = self._read_part(entry.key(number), part, room[at : at + len(part)])
             if not found:
                 break
-        self._shelf.requested(entry, wanted, found=found)
+        self._resident.requested(entry, wanted, found=found)
         return room if found else None
 
     def _read_part(self, key: bytes, wanted: ByteRange, room: memoryview) -> bool:
-        segment = self._shelf.segments.get(key)
+        segment = self._resident.segments.get(key)
         if segment is None or self._health.broken:
             return False
         try:
             if not self._load(segment).valid.covers(wanted):
                 return False
-            file = self._books.open(segment)
-            self._books.verify(segment, file, wanted)
+            file = self._bookkeeper.open(segment)
+            self._bookkeeper.verify(segment, file, wanted)
             try:
                 complete = file.read_into(wanted.start, room)
             except OSError as error:
-                raise self._books.drop(segment, error) from None
+                raise self._bookkeeper.drop(segment, error) from None
             if not complete:
-                raise self._books.drop(segment, f"{wanted} of the object is cut off")
+                raise self._bookkeeper.drop(segment, f"{wanted} of the object is cut off")
         except Damaged:
             return False
         except (OSError, sqlite3.Error) as error:
@@ -221,7 +226,7 @@ class BlockCache:
 
     def _load(self, segment: Segment) -> Segment:
         if segment.stale:
-            self._books.load(segment)
+            self._bookkeeper.load(segment)
         return segment
 
     def missing(self, entry: EntryId, wanted: ByteRange) -> list[ByteRange]:
@@ -231,12 +236,12 @@ class BlockCache:
         for number in entry.numbers(wanted):
             start = number * SEGMENT
             part = ByteRange(max(wanted.start, start), min(wanted.stop, start + SEGMENT))
-            segment = self._shelf.segments.get(entry.key(number))
+            segment = self._resident.segments.get(entry.key(number))
             found = [part]
             if segment is not None and not self._health.broken:
                 with contextlib.suppress(Damaged, sqlite3.Error):
                     self._load(segment)
-                    with self._shelf.lock:
+                    with self._resident.lock:
                         found = segment.valid.missing(part)
             if gaps and found and gaps[-1].stop == found[0].start:
                 found[0] = ByteRange(gaps.pop().start, found[0].stop)
@@ -257,18 +262,18 @@ class BlockCache:
         """
         if not 0 <= wanted.start < wanted.stop <= entry.size:
             raise ValueError(f"{wanted} is no part of {entry}")
-        self._upkeep.sync_if_due()
+        self._maintenance.sync_if_due()
         parts = None
         if self._health.admits:
             try:
-                parts = self._filler.reserve(entry, wanted, urgent=urgent)
+                parts = self._reserver.reserve(entry, wanted, urgent=urgent)
             except (OSError, sqlite3.Error) as error:
                 self._health.trouble(error)
         if parts is None:
-            with self._shelf.lock:
-                self._shelf.rejected += 1
+            with self._resident.lock:
+                self._resident.rejected += 1
             return None
-        return Reservation(wanted, parts, self._books)
+        return Reservation(wanted, parts, self._bookkeeper)
 
     def verify_whole(self, entry: EntryId, computed: str | None = None) -> bool:
         """Compare a complete entry with the checksum AIStore told; drop it if they differ.
@@ -282,14 +287,14 @@ class BlockCache:
         """
         if not can_verify(entry) or self.missing(entry, ByteRange(0, entry.size)):
             return True
-        return verify_whole(self._books, entry, computed)
+        return verify_whole(self._bookkeeper, entry, computed)
 
     def drop(self, entry: EntryId) -> None:
         """Remove all that is here of an entry."""
-        with self._shelf.lock:
-            found = [s for s in self._shelf.segments.values() if s.key.startswith(entry.digest)]
+        with self._resident.lock:
+            found = [s for s in self._resident.segments.values() if s.key.startswith(entry.digest)]
         try:
-            self._books.remove(found)
+            self._bookkeeper.remove(found)
         except (OSError, sqlite3.Error) as error:
             self._health.trouble(error)
 
@@ -298,50 +303,50 @@ class BlockCache:
 
         Other processes know of it after the next `sync`.
         """
-        with self._shelf.lock:
-            self._shelf.pin(entry, 1)
+        with self._resident.lock:
+            self._resident.pin(entry, 1)
 
     def unpin(self, entry: EntryId) -> None:
         """Take back one `pin`."""
-        with self._shelf.lock:
-            self._shelf.pin(entry, -1)
+        with self._resident.lock:
+            self._resident.pin(entry, -1)
 
-    # Upkeep ------------------------------------------------------------------------------------
+    # Maintenance -------------------------------------------------------------------------------
 
     def sync(self) -> None:
         """Tell other processes what happened here, and learn what they did. Once a second, please.
 
         Lets go of files that were evicted elsewhere, so it also bounds how long those take space.
         """
-        self._upkeep.sync()
+        self._maintenance.sync()
 
     @property
     def losses(self) -> int:
         """How often bytes left that had been here. Waits for nothing."""
-        return self._shelf.losses
+        return self._resident.losses
 
     def counts(self) -> Counts:
         """Count what needs no waiting."""
-        shelf = self._shelf
-        with shelf.lock:
-            return Counts(shelf.admission.used, shelf.hits, shelf.misses)
+        resident = self._resident
+        with resident.lock:
+            return Counts(resident.admission.used, resident.hits, resident.misses)
 
     def statistics(self) -> Statistics:
         """Count."""
-        books, shelf = self._books, self._shelf
+        bookkeeper, resident = self._bookkeeper, self._resident
         limit = used = entries = segments = 0
         if not self._health.broken:
             with contextlib.suppress(sqlite3.Error):
-                limit = books.ledger.limit()
-                used = sum(books.ledger.used()) + books.directory.overhead()
-                entries, segments = books.ledger.count()
-        counts = (shelf.hits, shelf.misses, shelf.evictions, shelf.rejected)
+                limit = bookkeeper.ledger.limit()
+                used = sum(bookkeeper.ledger.used()) + bookkeeper.directory.overhead()
+                entries, segments = bookkeeper.ledger.count()
+        counts = (resident.hits, resident.misses, resident.evictions, resident.rejected)
         return Statistics(limit, used, entries, segments, *counts)
 
     def check(self, progress: Progress | None = None) -> CheckReport:
         """Read everything and drop what is damaged."""
         self.sync()
-        return verify_all(self._books, progress)
+        return verify_all(self._bookkeeper, progress)
 
     def clear(self) -> None:
         """Remove everything, also what is pinned or being written, here or elsewhere.
@@ -349,12 +354,12 @@ class BlockCache:
         Raises:
             ConfigError: something could not be removed; the message names the directory.
         """
-        with self._books.ledger.lock:
+        with self._bookkeeper.ledger.lock:
             self.sync()
             try:
-                self._books.remove(list(self._shelf.segments.values()))
+                self._bookkeeper.remove(list(self._resident.segments.values()))
             except (OSError, sqlite3.Error) as error:
-                directory = self._books.directory.directory
+                directory = self._bookkeeper.directory.directory
                 raise ConfigError(
                     f"cache directory {directory} cannot be cleared: {error}"
                 ) from error

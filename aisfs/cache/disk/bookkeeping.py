@@ -1,4 +1,4 @@
-"""The three books of the cache, kept in agreement: the ledger, the files, and what is in memory.
+"""Keeps the ledger, the files and the memory of one process in agreement.
 
 Whoever changes which segments there are, or what they take on the disk, does it here.
 """
@@ -34,14 +34,14 @@ class Bookkeeper:
 
     def __init__(
         self,
-        shelf: ResidentSet,
+        resident: ResidentSet,
         ledger: Ledger,
         directory: CacheDirectory,
         health: Health,
         owner: int,
     ) -> None:
         """Keep these in agreement."""
-        self.shelf = shelf
+        self.resident = resident
         self.ledger = ledger
         self.directory = directory
         self.health = health
@@ -59,8 +59,8 @@ class Bookkeeper:
         booked, granted = self.ledger.used()
         usable = limit - MARGIN - limit // 256 - self.directory.overhead()
         others = granted - self.ledger.granted(self.owner)
-        with self.shelf.lock:
-            self.shelf.admission.limit = max(0, usable - others)
+        with self.resident.lock:
+            self.resident.admission.limit = max(0, usable - others)
         return usable - booked - granted
 
     # Opening and removing ----------------------------------------------------------------------
@@ -72,8 +72,8 @@ class Bookkeeper:
             Damaged: it was removed or damaged or cannot be read, and is forgotten now.
             OSError, sqlite3.Error: the disk fails.
         """
-        files = self.shelf.files
-        with self.shelf.lock:
+        files = self.resident.files
+        with self.resident.lock:
             if segment.file is not None:
                 files.use(segment)
                 return segment.file
@@ -87,7 +87,7 @@ class Bookkeeper:
             if error.errno == errno.EIO:
                 raise self.drop(segment, error) from None
             raise
-        with self.shelf.lock:
+        with self.resident.lock:
             if not segment.gone:
                 files.put(segment, file)
         return file
@@ -101,7 +101,7 @@ class Bookkeeper:
         """
         pieces = self.ledger.pieces(segment.id)
         try:
-            with self.shelf.lock:
+            with self.resident.lock:
                 segment.load(pieces)
         except (ValueError, TypeError):
             raise self.drop(segment, "its record makes no sense") from None
@@ -115,7 +115,7 @@ class Bookkeeper:
         lost = None if file.seems_whole() else file.write_error()
         if lost is not None:
             raise self.drop(segment, lost)
-        with self.shelf.lock:
+        with self.resident.lock:
             steps = segment.unverified(wanted)
         for start, stop, checksum in steps:
             try:
@@ -126,9 +126,9 @@ class Bookkeeper:
                 raise self.drop(
                     segment, f"bytes {start} to {stop} of the object are not as written"
                 )
-            with self.shelf.lock:
+            with self.resident.lock:
                 segment.verified.add(ByteRange(start, stop))
-        with self.shelf.lock:
+        with self.resident.lock:
             complete = segment.verified.covers(wanted)
         if not complete:
             raise self.drop(segment, "checksums are missing")
@@ -149,7 +149,7 @@ class Bookkeeper:
         return Damaged(str(reason))
 
     def remove(self, segments: list[Segment]) -> None:
-        """Unlink segments and strike them out of all books.
+        """Unlink segments and strike them out of ledger and memory.
 
         Raises:
             sqlite3.Error: they are forgotten, but the ledger could not be told.
@@ -157,9 +157,9 @@ class Bookkeeper:
         with self.ledger.lock:
             for first in range(0, len(segments), _VICTIMS):
                 some = segments[first : first + _VICTIMS]
-                with self.shelf.lock:
+                with self.resident.lock:
                     for segment in some:
-                        self.shelf.forget(segment)  # unmapped, it makes room for the ledger
+                        self.resident.forget(segment)  # unmapped, it makes room for the ledger
                 try:
                     with self.ledger.transaction():
                         for segment in some:
@@ -177,7 +177,7 @@ class Bookkeeper:
         """
         ledger = self.ledger
         with ledger.lock:
-            with self.shelf.lock:
+            with self.resident.lock:
                 empty = [segment for segment in segments if segment.empty]
             for segment in empty:
                 row = ledger.find(segment.key)
@@ -188,7 +188,7 @@ class Bookkeeper:
 
     def on_published(self, length: int) -> None:
         """Record now if the batch is full."""
-        with self.shelf.lock:
+        with self.resident.lock:
             self._unrecorded_pieces += 1
             self._unrecorded_bytes += length
             few = self._unrecorded_pieces < _BATCH_PIECES
@@ -205,12 +205,12 @@ class Bookkeeper:
         Raises:
             sqlite3.Error: it cannot be told now; nothing is lost yet.
         """
-        shelf = self.shelf
+        resident = self.resident
         with self.ledger.lock:
-            with shelf.lock:
-                dirty = [segment for segment in shelf.dirty if segment.leased]
+            with resident.lock:
+                dirty = [segment for segment in resident.dirty if segment.leased]
                 batch = [(each, *each.bookable, list(each.pending)) for each in dirty]
-                shelf.dirty.clear()
+                resident.dirty.clear()
                 self._unrecorded_pieces = self._unrecorded_bytes = 0
             batch = [item for item in batch if item[1] or item[3]]
             if not batch:
@@ -222,17 +222,17 @@ class Bookkeeper:
                         if not self.ledger.book(self.owner, segment.id, extra, pieces):
                             gone.add(segment)
             except BaseException:
-                with shelf.lock:
-                    shelf.dirty.update(item[0] for item in batch if not item[0].gone)
+                with resident.lock:
+                    resident.dirty.update(item[0] for item in batch if not item[0].gone)
                 raise
-            with shelf.lock:
+            with resident.lock:
                 for segment, pages, extra, recorded in batch:
                     if segment in gone:
-                        shelf.forget(segment)
+                        resident.forget(segment)
                     else:
                         segment.book(pages, extra, len(recorded))
                         segment.idle = False
-                        shelf.resize(segment)
+                        resident.resize(segment)
 
     def pull(self) -> None:
         """Learn what other processes did.
@@ -243,28 +243,28 @@ class Bookkeeper:
         with self.ledger.lock:
             changes = self.ledger.changes(self.seen)
             pinned = self.ledger.pinned(self.owner)
-            with self.shelf.lock:
+            with self.resident.lock:
                 gone = changes.gone
                 if gone is None:
-                    gone = list(self.shelf.by_id.keys() - {row.id for row in changes.rows})
+                    gone = list(self.resident.by_id.keys() - {row.id for row in changes.rows})
                 for identity in gone:
-                    segment = self.shelf.by_id.get(identity)
+                    segment = self.resident.by_id.get(identity)
                     if segment is not None:
-                        self.shelf.forget(segment)
+                        self.resident.forget(segment)
                 for row in changes.rows:
                     self._learn(row)
-                self.shelf.set_foreign_pins(pinned)
+                self.resident.set_foreign_pins(pinned)
             self.seen = changes.until
             self.room()
 
     def _learn(self, row: Row) -> None:
-        shelf = self.shelf
-        segment = shelf.segments.get(row.key)
+        resident = self.resident
+        segment = resident.segments.get(row.key)
         if segment is not None and segment.id != row.id:
-            shelf.forget(segment)
+            resident.forget(segment)
             segment = None
         if segment is None:
-            shelf.adopt(Segment(row))
+            resident.adopt(Segment(row))
             return
         if segment.pieces != row.pieces:
             segment.pieces = row.pieces
@@ -272,4 +272,4 @@ class Bookkeeper:
         if segment.leased:
             segment.surplus += row.bytes - segment.bytes  # booked by others, for pages of theirs
         segment.bytes = row.bytes
-        shelf.resize(segment)
+        resident.resize(segment)

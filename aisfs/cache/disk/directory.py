@@ -171,7 +171,7 @@ class CacheDirectory:
             return False
 
     def remove(self) -> None:
-        """Remove the books and all segments' files, which takes no room; only while `opening`.
+        """Remove the ledger and all segments' files, which takes no room; only while `opening`.
 
         Processes that use them find that out in their `sync`.
 

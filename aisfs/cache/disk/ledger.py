@@ -1,4 +1,4 @@
-"""The books of a cache directory: one sqlite database that all its processes share.
+"""The ledger of a cache directory: one SQLite database that all its processes share.
 
 It is the truth about which segments exist, which of their bytes are valid, what they take on the
 disk and who uses them. The limit holds because of one rule: disk bytes are granted in a transaction
@@ -89,7 +89,7 @@ class Changes:
 
 
 class Ledger:
-    """A connection to the books. Methods change something only inside of `transaction`."""
+    """A connection to the ledger. Methods change something only inside of `transaction`."""
 
     def __init__(self, writing: sqlite3.Connection, reading: sqlite3.Connection) -> None:
         """Use `open`."""
@@ -296,7 +296,7 @@ class Ledger:
             return {segment for (segment,) in self._writing.execute("SELECT id FROM segments")}
 
     def exists(self, segment: int) -> bool:
-        """Say whether a segment is in the books; waits for no writer."""
+        """Say whether a segment is in the ledger; waits for no writer."""
         query = "SELECT 1 FROM segments WHERE id = ?"
         with self._reading_lock:
             return self._reading.execute(query, (segment,)).fetchone() is not None

@@ -26,20 +26,20 @@ _WAL_MAX = 1024 * 1024
 
 
 class Maintenance:
-    """Keeps the books of one process and those of the directory together."""
+    """Keeps one process and the directory in agreement."""
 
-    def __init__(self, books: Bookkeeper) -> None:
-        """Do it for these books."""
-        self._books = books
+    def __init__(self, bookkeeper: Bookkeeper) -> None:
+        """Work through this bookkeeper."""
+        self._bookkeeper = bookkeeper
         self._synced = time.monotonic()
         self._reclaimed = self._synced
         self._turn = threading.Lock()
         self._pinned: frozenset[bytes] = frozenset()
-        self._inode = os.stat(books.directory.ledger).st_ino
+        self._inode = os.stat(bookkeeper.directory.ledger).st_ino
 
     def sync_if_due(self) -> None:
         """Do `sync` when it was not done for a second, unless another thread does it just now."""
-        if not self._books.health.admits or time.monotonic() - self._synced < SYNC_SECONDS:
+        if not self._bookkeeper.health.admits or time.monotonic() - self._synced < SYNC_SECONDS:
             return  # while the cache is bypassed a reader should not wait for what ails it
         if not self._turn.acquire(blocking=False):
             return
@@ -51,57 +51,63 @@ class Maintenance:
     def sync(self) -> None:
         """Tell other processes what happened here, learn what they did, and clean up."""
         self._synced = time.monotonic()
-        books = self._books
-        if books.health.broken:
+        bookkeeper = self._bookkeeper
+        if bookkeeper.health.broken:
             return
         try:
-            with books.ledger.lock:
-                if os.stat(books.directory.ledger).st_ino != self._inode:
+            with bookkeeper.ledger.lock:
+                if os.stat(bookkeeper.directory.ledger).st_ino != self._inode:
                     raise FileNotFoundError
-                books.record()
+                bookkeeper.record()
                 self._tell()
-                books.pull()
+                bookkeeper.pull()
                 self._drop_spoilt_files()
                 if self._synced - self._reclaimed > _RECLAIM_SECONDS:
                     self._reclaimed = self._synced
                     self.reclaim()
-                books.ledger.tidy(books.directory.ledger.with_name("ledger.db-wal"), _WAL_MAX)
+                bookkeeper.ledger.tidy(
+                    bookkeeper.directory.ledger.with_name("ledger.db-wal"), _WAL_MAX
+                )
         except FileNotFoundError:
-            books.health.fail(f"{books.directory.root} was removed")
-            books.shelf.forget_all()  # open files take room on the disk, though they have no name
+            bookkeeper.health.fail(f"{bookkeeper.directory.root} was removed")
+            bookkeeper.resident.forget_all()  # open files take room on the disk, though they have no name
         except (TypeError, ValueError) as error:
-            books.health.fail(f"its ledger makes no sense ({error})")
+            bookkeeper.health.fail(f"its ledger makes no sense ({error})")
         except (OSError, sqlite3.Error) as error:
-            books.health.trouble(error)
+            bookkeeper.health.trouble(error)
 
     def _drop_spoilt_files(self) -> None:
         """Drop mapped files that somebody made shorter, and those that could not be written."""
-        with self._books.shelf.lock:
-            files = list(self._books.shelf.files)
+        with self._bookkeeper.resident.lock:
+            files = list(self._bookkeeper.resident.files)
         for segment, file in files:
             if not file.whole:
-                self._books.drop(segment, "it has another length than when it was opened")
+                self._bookkeeper.drop(segment, "it has another length than when it was opened")
             elif lost := file.write_error():
-                self._books.drop(segment, lost)
+                self._bookkeeper.drop(segment, lost)
 
     def _tell(self) -> None:
         """Record uses and pins, let go of segments nothing is written to, return idle grants."""
-        shelf, ledger, owner = self._books.shelf, self._books.ledger, self._books.owner
+        resident, ledger, owner = (
+            self._bookkeeper.resident,
+            self._bookkeeper.ledger,
+            self._bookkeeper.owner,
+        )
         now = int(time.time())
-        self._books.remove_empty([each for each in shelf.leased.copy() if each.idle])
-        with shelf.lock:
-            used = [each for each in shelf.touched if now - each.used_at >= _USE_SECONDS]
-            shelf.touched.clear()
-            idle = {each for each in shelf.leased if each.idle and each.quiet}
-            for segment in shelf.leased:
+        self._bookkeeper.remove_empty([each for each in resident.leased.copy() if each.idle])
+        with resident.lock:
+            used = [each for each in resident.touched if now - each.used_at >= _USE_SECONDS]
+            resident.touched.clear()
+            idle = {each for each in resident.leased if each.idle and each.quiet}
+            for segment in resident.leased:
                 segment.idle = segment.quiet
-            shelf.leased -= idle
+            resident.leased -= idle
             for segment in idle:
-                shelf.free += segment.owed
+                resident.free += segment.owed
                 segment.release()
-            spare = max(0, shelf.free - (QUANTUM if shelf.leased else 0))
-            shelf.free -= spare
-            pins = frozenset(shelf.pins)
+            spare = max(0, resident.free - (QUANTUM if resident.leased else 0))
+            resident.free -= spare
+            pins = frozenset(resident.pins)
         if not (used or idle or spare or pins != self._pinned):
             return
         try:
@@ -112,8 +118,8 @@ class Maintenance:
                 if pins != self._pinned:
                     ledger.pin(owner, pins)
         except BaseException:
-            with shelf.lock:
-                shelf.free += spare
+            with resident.lock:
+                resident.free += spare
             raise
         for segment in used:
             segment.used_at = now
@@ -128,11 +134,11 @@ class Maintenance:
         Raises:
             OSError, sqlite3.Error: the disk fails.
         """
-        ledger, directory = self._books.ledger, self._books.directory
+        ledger, directory = self._bookkeeper.ledger, self._bookkeeper.directory
         dead = {
             owner: token
             for owner, token in ledger.owners()
-            if owner != self._books.owner and not directory.alive(token)
+            if owner != self._bookkeeper.owner and not directory.alive(token)
         }
         for owner, token in dead.items():
             with ledger.transaction():
@@ -146,7 +152,7 @@ class Maintenance:
 
     def _sweep(self, segment: int, dead: Set[int]) -> bool:
         """Give back all pages of a segment without published bytes; False while it is written."""
-        ledger, directory = self._books.ledger, self._books.directory
+        ledger, directory = self._bookkeeper.ledger, self._bookkeeper.directory
         with ledger.transaction():
             if ledger.writers_of(segment) - dead:
                 return False
@@ -168,7 +174,7 @@ class Maintenance:
         Raises:
             OSError, sqlite3.Error: the disk fails.
         """
-        ledger, directory = self._books.ledger, self._books.directory
+        ledger, directory = self._bookkeeper.ledger, self._bookkeeper.directory
         directory.sweep_owners({token for _, token in ledger.owners()})
         with ledger.transaction():  # files come and go inside of transactions
             rows = ledger.ids()

@@ -33,13 +33,13 @@ class Reservation:
         self,
         wanted: ByteRange,
         parts: list[Part],
-        books: Bookkeeper,
+        bookkeeper: Bookkeeper,
     ) -> None:
         """Given out by `BlockCache.reserve`."""
         self.range = wanted
         self._parts = {part.segment.start: part for part in parts}
-        self._books = books
-        self._shelf = books.shelf
+        self._bookkeeper = bookkeeper
+        self._resident = bookkeeper.resident
         self._written = RangeSet()
         self._failed = False
         self._open = True
@@ -90,7 +90,7 @@ class Reservation:
             part = parts[offset // SEGMENT * SEGMENT]
             segment, file = part.segment, part.file
             piece = ByteRange(offset, min(stop, segment.start + SEGMENT))
-            with self._shelf.lock:
+            with self._resident.lock:
                 if segment.gone:
                     self._failed = True
                 if file is None or not self._writable:
@@ -100,9 +100,9 @@ class Reservation:
                 file.write(offset, rest[: len(piece)], past_page_cache=past_page_cache)
             except OSError as error:
                 self._failed = True
-                self._books.health.trouble(error)
+                self._bookkeeper.health.trouble(error)
                 return
-            with self._shelf.lock:
+            with self._resident.lock:
                 self._written.add(piece)
             rest = rest[len(piece) :]
             offset = piece.stop
@@ -117,7 +117,7 @@ class Reservation:
         Raises:
             ValueError: it is not written.
         """
-        with self._shelf.lock:
+        with self._resident.lock:
             if not self._failed and not self._written.covers(published):
                 raise ValueError(f"{published} is not written: {self!r}")
         if not self._writable:
@@ -132,24 +132,24 @@ class Reservation:
                 try:
                     sums = sums_of(part.file, piece)
                 except OSError as error:
-                    self._books.health.trouble(error)
+                    self._bookkeeper.health.trouble(error)
             else:
                 sums = sums_of_bytes(piece, data[first - published.start : last - published.start])
-            with self._shelf.lock:
+            with self._resident.lock:
                 if sums is None or part.segment.gone:
                     self._failed = True
                     return False
                 part.segment.publish(piece, sums)
                 if part.segment.file is None:
-                    self._shelf.files.put(part.segment, part.file)
-                self._shelf.dirty.add(part.segment)
-        self._books.on_published(len(published))
+                    self._resident.files.put(part.segment, part.file)
+                self._resident.dirty.add(part.segment)
+        self._bookkeeper.on_published(len(published))
         return True
 
     def finish(self) -> None:
         """Return what was not used. Also what `cancel` does; a second time does nothing."""
-        shelf = self._shelf
-        with shelf.lock:
+        resident = self._resident
+        with resident.lock:
             if not self._open:
                 return
             self._open = False
@@ -159,16 +159,16 @@ class Reservation:
                     continue
                 before = segment.owed
                 segment.end(part.pages)
-                shelf.free += before - segment.owed
-                shelf.admission.unpin(segment.key)
-                shelf.resize(segment)
-                shelf.dirty.add(segment)
+                resident.free += before - segment.owed
+                resident.admission.unpin(segment.key)
+                resident.resize(segment)
+                resident.dirty.add(segment)
             segments = [part.segment for part in self._parts.values()]
             self._parts = {}
         if self._failed:
             try:
-                self._books.remove_empty(segments)
+                self._bookkeeper.remove_empty(segments)
             except (OSError, sqlite3.Error) as error:
-                self._books.health.trouble(error)
+                self._bookkeeper.health.trouble(error)
 
     cancel = finish

@@ -63,7 +63,7 @@ class Health:
 
 
 class ResidentSet:
-    """The segments this process knows, the open files, and the books of admission."""
+    """The segments this process knows, the open files, and admission."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

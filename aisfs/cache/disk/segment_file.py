@@ -45,7 +45,7 @@ class SegmentFile:
         self._lost: OSError | None = None
 
     def __del__(self) -> None:
-        # A thread may be within `pwrite` when the file leaves the books, and the number of a closed
+        # A thread may be within `pwrite` when the file is forgotten, and the number of a closed
         # descriptor is used again at once; so the last reference closes it.
         os.close(self.descriptor)
         if self._direct >= 0:

@@ -109,7 +109,7 @@ _NO_STEPS = array("Q")
 
 
 class Segment:
-    """One segment, as this process knows it. Guarded by the lock of the shelf."""
+    """One segment, as this process knows it. Guarded by the lock of the resident set."""
 
     __slots__ = (
         "_starts", "_stops", "active", "booked", "bytes", "charged", "counted", "file",

@@ -21,7 +21,7 @@ QUANTUM = 1024 * 1024
 
 
 class _Again(Exception):
-    """Other processes changed the books meanwhile."""
+    """Other processes changed the ledger meanwhile."""
 
 
 @dataclass(slots=True)
@@ -33,11 +33,11 @@ class _Plan:
 class SpaceReserver:
     """Reserves room."""
 
-    def __init__(self, books: Bookkeeper) -> None:
-        """Reserve in these books."""
-        self._books = books
-        self._shelf = books.shelf
-        self._ledger = books.ledger
+    def __init__(self, bookkeeper: Bookkeeper) -> None:
+        """Reserve through this bookkeeper."""
+        self._bookkeeper = bookkeeper
+        self._resident = bookkeeper.resident
+        self._ledger = bookkeeper.ledger
 
     def reserve(
         self, entry: EntryId, wanted: ByteRange, *, urgent: bool = False
@@ -58,23 +58,23 @@ class SpaceReserver:
         numbers = entry.numbers(wanted)
         if len(numbers) != 1:
             return None
-        shelf = self._shelf
-        with shelf.lock:
-            segment = shelf.segments.get(entry.key(numbers[0]))
+        resident = self._resident
+        with resident.lock:
+            segment = resident.segments.get(entry.key(numbers[0]))
             if segment is None or not segment.leased or segment.file is None:
                 return None
-            if segment.key not in shelf.admission:  # a victim about to be removed
+            if segment.key not in resident.admission:  # a victim about to be removed
                 return None
             pages = segment.pages(wanted)
             before, charged = segment.owed, segment.charged
             segment.charged |= pages & ~segment.booked
             extra = segment.owed - before
-            if extra > min(shelf.free, shelf.admission.limit - shelf.admission.used):
+            if extra > min(resident.free, resident.admission.limit - resident.admission.used):
                 segment.charged = charged
                 return None
-            shelf.free -= extra
-            shelf.admission.grow(segment.key, extra)
-            shelf.admission.pin(segment.key)
+            resident.free -= extra
+            resident.admission.grow(segment.key, extra)
+            resident.admission.pin(segment.key)
             segment.counted += extra
             segment.active.append(pages)
             return [Part(segment, pages, segment.file)]
@@ -91,24 +91,24 @@ class SpaceReserver:
                     self._undo(plan)
                     raise
             except (_Again, Damaged):
-                self._books.pull()
+                self._bookkeeper.pull()
             else:
                 return plan.parts
         return None
 
     def _lease(self, entry: EntryId, wanted: ByteRange) -> list[tuple[Segment, SegmentFile | None]]:
         """Become a writer of the segments that are there; give provisional ones for the others."""
-        shelf, now = self._shelf, int(time.time())
+        resident, now = self._resident, int(time.time())
         found: list[tuple[Segment, SegmentFile | None]] = []
         for number in entry.numbers(wanted):
             key = entry.key(number)
-            segment = shelf.segments.get(key)
+            segment = resident.segments.get(key)
             if segment is None:
                 segment = Segment(Row(0, key, 0, 0, now))
                 segment.leased = True
                 found.append((segment, None))
                 continue
-            file = self._books.open(segment)
+            file = self._bookkeeper.open(segment)
             if not segment.leased:
                 self._lease_one(segment, now)
             found.append((segment, file))
@@ -118,29 +118,29 @@ class SpaceReserver:
         ledger = self._ledger
         try:
             with ledger.transaction():
-                row, _ = ledger.lease(self._books.owner, segment.key, now)
+                row, _ = ledger.lease(self._bookkeeper.owner, segment.key, now)
                 if row.id != segment.id:
                     raise _Again  # removed by another process; also takes the new row back
                 pieces = ledger.pieces_now(row.id)  # from now on no page can be given back
                 booked = max(row.bytes, disk_bytes(pages_of_pieces(pieces)) if pieces else 0)
                 if booked != row.bytes:  # several writers, each of whom saw fewer extents
                     ledger.set_bytes(row.id, booked)
-            with self._shelf.lock:
+            with self._resident.lock:
                 segment.load(pieces)
                 segment.lease(row._replace(bytes=booked))
                 segment.pieces = row.pieces
-                self._shelf.leased.add(segment)
-                self._shelf.resize(segment)
+                self._resident.leased.add(segment)
+                self._resident.resize(segment)
         except (ValueError, TypeError):
-            raise self._books.drop(segment, "its record makes no sense") from None
+            raise self._bookkeeper.drop(segment, "its record makes no sense") from None
 
     def _plan(
         self, found: list[tuple[Segment, SegmentFile | None]], wanted: ByteRange, urgent: bool
     ) -> _Plan | None:
         """Ask admission; None if it refuses."""
-        shelf, plan = self._shelf, _Plan()
-        admission = shelf.admission
-        with shelf.lock:
+        resident, plan = self._resident, _Plan()
+        admission = resident.admission
+        with resident.lock:
             for segment, file in found:
                 if file is not None:
                     admission.pin(segment.key)
@@ -153,7 +153,7 @@ class SpaceReserver:
                 segment.charged |= part.pages & ~segment.booked
                 segment.active.append(part.pages)
                 extra = segment.owed - before
-                shelf.free -= extra
+                resident.free -= extra
                 change = admission.admit if part.file is None else admission.grow
                 victims = change(segment.key, extra, urgent=urgent)
                 if victims is None:
@@ -161,16 +161,16 @@ class SpaceReserver:
                 segment.counted += extra
                 if part.file is None:
                     admission.pin(segment.key)
-                plan.victims += [shelf.segments[key] for key in victims]
+                plan.victims += [resident.segments[key] for key in victims]
             else:
                 return plan
         self._undo(plan)
         return None
 
     def _undo(self, plan: _Plan) -> None:
-        """Put the books back as they were before `_plan`, but for victims that are gone."""
-        shelf = self._shelf
-        with shelf.lock:
+        """Put everything back as it was before `_plan`, but for victims that are gone."""
+        resident = self._resident
+        with resident.lock:
             for part in plan.parts:
                 segment = part.segment
                 if segment.gone:
@@ -178,60 +178,60 @@ class SpaceReserver:
                 if part.pages:
                     before = segment.owed
                     segment.end(part.pages)
-                    shelf.free += before - segment.owed
-                if segment.key in shelf.segments:
-                    shelf.admission.unpin(segment.key)
-                    shelf.resize(segment)
+                    resident.free += before - segment.owed
+                if segment.key in resident.segments:
+                    resident.admission.unpin(segment.key)
+                    resident.resize(segment)
                 else:
-                    shelf.admission.evicted(segment.key)
+                    resident.admission.evicted(segment.key)
             for victim in plan.victims:
                 if not victim.gone:
-                    shelf.adopt(victim)
+                    resident.adopt(victim)
 
     def _pay(self, entry: EntryId, plan: _Plan) -> None:
         """Remove the victims of a plan, get the grant for it, and make the new files."""
-        shelf, ledger = self._shelf, self._ledger
+        resident, ledger = self._resident, self._ledger
         gain = sum(victim.bytes + victim.owed for victim in plan.victims)
-        if shelf.free < 0 and -shelf.free > self._books.room() + gain:
+        if resident.free < 0 and -resident.free > self._bookkeeper.room() + gain:
             raise _Again
         if plan.victims:
-            self._books.remove(plan.victims)
-            shelf.evictions += len(plan.victims)
+            self._bookkeeper.remove(plan.victims)
+            resident.evictions += len(plan.victims)
         new = [part for part in plan.parts if part.file is None]
         try:
             with ledger.transaction():
-                granted = self._grant(-shelf.free) if shelf.free < 0 else 0
+                granted = self._grant(-resident.free) if resident.free < 0 else 0
                 for part in new:
                     part.file = self._create(entry, part.segment)
         except BaseException:
             for part in new:
                 if part.file is not None:
-                    self._books.directory.unlink(part.segment.id)
+                    self._bookkeeper.directory.unlink(part.segment.id)
             raise
-        with shelf.lock:
-            shelf.free += granted
+        with resident.lock:
+            resident.free += granted
             for part in new:
                 assert part.file is not None
-                shelf.add(part.segment)
-                shelf.leased.add(part.segment)
-                shelf.pin_if_wanted(part.segment)
-                shelf.files.put(part.segment, part.file)
+                resident.add(part.segment)
+                resident.leased.add(part.segment)
+                resident.pin_if_wanted(part.segment)
+                resident.files.put(part.segment, part.file)
 
     def _grant(self, short: int) -> int:
         """Get at least `short` bytes granted."""
-        room = self._books.room()
+        room = self._bookkeeper.room()
         if short > room:
             raise _Again
         granted = short + min(QUANTUM, self._ledger.limit() // 256, room - short)
-        self._ledger.grant(self._books.owner, granted)
+        self._ledger.grant(self._bookkeeper.owner, granted)
         return granted
 
     def _create(self, entry: EntryId, segment: Segment) -> SegmentFile:
-        row, new = self._ledger.lease(self._books.owner, segment.key, segment.used_at)
+        row, new = self._ledger.lease(self._bookkeeper.owner, segment.key, segment.used_at)
         if not new:
             raise _Again  # another process was quicker; the next attempt knows its segment
         segment.id = row.id
-        directory = self._books.directory
+        directory = self._bookkeeper.directory
         descriptor = directory.open_segment(row.id, new=True)
         try:
             return SegmentFile.create(descriptor, entry, segment.start // SEGMENT)

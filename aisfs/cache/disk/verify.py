@@ -39,11 +39,11 @@ def can_verify(entry: EntryId) -> bool:
     return hasher_for(entry) is not None
 
 
-def verify_whole(books: Bookkeeper, entry: EntryId, computed: str | None) -> bool:
+def verify_whole(bookkeeper: Bookkeeper, entry: EntryId, computed: str | None) -> bool:
     """Compare a complete entry with the checksum AIStore told; drop it if they differ.
 
     Args:
-        books: Where it is.
+        bookkeeper: Where it is.
         entry: What to verify; `can_verify`.
         computed: The checksum of the bytes as they came; None reads them from the disk.
 
@@ -52,60 +52,60 @@ def verify_whole(books: Bookkeeper, entry: EntryId, computed: str | None) -> boo
         or if the disk fails.
     """
     numbers = entry.numbers(ByteRange(0, entry.size))
-    segments = [books.shelf.segments.get(entry.key(number)) for number in numbers]
+    segments = [bookkeeper.resident.segments.get(entry.key(number)) for number in numbers]
     try:
         if computed is None:
-            computed = _read(books, entry, filter(None, segments))
+            computed = _read(bookkeeper, entry, filter(None, segments))
     except Damaged:
         return True
     except (OSError, sqlite3.Error) as error:
-        books.health.trouble(error)
+        bookkeeper.health.trouble(error)
         return True
     if computed == entry.checksum.partition(":")[2].lower():
         return True
     try:
-        books.remove([segment for segment in segments if segment is not None])
+        bookkeeper.remove([segment for segment in segments if segment is not None])
     except (OSError, sqlite3.Error) as error:
-        books.health.trouble(error)
+        bookkeeper.health.trouble(error)
     return False
 
 
-def _read(books: Bookkeeper, entry: EntryId, segments: Iterable[Segment]) -> str:
+def _read(bookkeeper: Bookkeeper, entry: EntryId, segments: Iterable[Segment]) -> str:
     hasher = hasher_for(entry)
     assert hasher is not None, "only what can be verified is"
     for segment in segments:
-        file = books.open(segment)
+        file = bookkeeper.open(segment)
         stop = min(segment.start + SEGMENT, entry.size)
         for start in range(segment.start, stop, _CHUNK):
             hasher.update(file.read(start, min(start + _CHUNK, stop)))
     return hasher.hexdigest()
 
 
-def verify_all(books: Bookkeeper, progress: Progress | None = None) -> CheckReport:
+def verify_all(bookkeeper: Bookkeeper, progress: Progress | None = None) -> CheckReport:
     """Read everything and drop what is damaged."""
-    with books.shelf.lock:
-        segments = list(books.shelf.segments.values())
+    with bookkeeper.resident.lock:
+        segments = list(bookkeeper.resident.segments.values())
     total = sum(segment.bytes for segment in segments)
     done = verified = damaged = unknown = 0
     for place, segment in enumerate(segments):
-        if books.health.broken:
+        if bookkeeper.health.broken:
             unknown += len(segments) - place
             break
         try:
-            file = books.open(segment)
-            for start, stop, sums in books.ledger.pieces(segment.id):
+            file = bookkeeper.open(segment)
+            for start, stop, sums in bookkeeper.ledger.pieces(segment.id):
                 try:
                     found = sums_of(file, ByteRange(start, stop))
                 except OSError as error:
-                    raise books.drop(segment, error) from None
+                    raise bookkeeper.drop(segment, error) from None
                 if found != sums:
-                    raise books.drop(segment, f"bytes {start} to {stop} have changed")
+                    raise bookkeeper.drop(segment, f"bytes {start} to {stop} have changed")
                 verified += stop - start
         except Damaged:
             damaged += 1
         except (OSError, sqlite3.Error) as error:
             unknown += 1
-            books.health.trouble(error)
+            bookkeeper.health.trouble(error)
         done += segment.bytes
         if progress is not None:
             progress(done, total)

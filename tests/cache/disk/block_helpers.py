@@ -69,15 +69,15 @@ def data_files(directory):
     return sorted((directory / "v1" / "data").iterdir())
 
 
-def check_books(cache):
+def check_accounts(cache):
     """What the ledger, the files and the memory say of the same things must agree."""
-    books, shelf = cache._books, cache._shelf
+    bookkeeper, resident = cache._bookkeeper, cache._resident
     query = "SELECT (SELECT bytes FROM totals), (SELECT total(bytes) FROM segments)"
-    total, summed = books.ledger._writing.execute(query).fetchone()
+    total, summed = bookkeeper.ledger._writing.execute(query).fetchone()
     assert total == summed
-    owed = sum(segment.owed for segment in shelf.leased)
-    assert books.ledger.granted(books.owner) == shelf.free + owed
-    assert shelf.free >= 0
-    assert all(segment.owed >= 0 for segment in shelf.leased)
-    assert shelf.admission.used == sum(segment.counted for segment in shelf.segments.values())
-    assert len(shelf.admission) == len(shelf.segments) == len(shelf.by_id)
+    owed = sum(segment.owed for segment in resident.leased)
+    assert bookkeeper.ledger.granted(bookkeeper.owner) == resident.free + owed
+    assert resident.free >= 0
+    assert all(segment.owed >= 0 for segment in resident.leased)
+    assert resident.admission.used == sum(segment.counted for segment in resident.segments.values())
+    assert len(resident.admission) == len(resident.segments) == len(resident.by_id)

@@ -16,7 +16,7 @@ from tests.cache.disk.block_helpers import (
     KIB,
     MIB,
     an_entry,
-    check_books,
+    check_accounts,
     content,
     data_files,
     du,
@@ -29,7 +29,7 @@ from tests.cache.disk.block_helpers import (
 def cache(tmp_path):
     cache = BlockCache.open(tmp_path, 64 * MIB)
     yield cache
-    check_books(cache)
+    check_accounts(cache)
     cache.close()
 
 
@@ -111,7 +111,7 @@ def test_what_was_not_used_is_returned(cache):
     reservation.cancel()
     for _ in range(3):  # the segment is let go when nothing was written for a sync
         cache.sync()
-        check_books(cache)
+        check_accounts(cache)
     assert cache.statistics().used <= before + MIB + 200 * KIB
     assert get(cache, entry, 0, MIB)
 
@@ -180,7 +180,7 @@ def test_restart_is_warm(tmp_path):
     ]
     assert fill(with_cache, entries[0], 250_000)  # goes on where it was left
     assert get(with_cache, entries[0], 1)
-    check_books(with_cache)
+    check_accounts(with_cache)
     with_cache.close()
 
 
@@ -198,7 +198,7 @@ def test_nothing_is_kept_beyond_the_limit(tmp_path):
 
 
 def test_scattered_samples_stay_within_the_limit(tmp_path):
-    """Their files have an extent for each sample, and the disk keeps books of extents."""
+    """Their files have an extent for each sample, and the disk needs room for the list of extents."""
     import random
 
     limit = 24 * MIB
@@ -211,7 +211,7 @@ def test_scattered_samples_stay_within_the_limit(tmp_path):
     os.sync()
     assert 20 * MIB < du(tmp_path) <= limit
     cache.sync()
-    check_books(cache)
+    check_accounts(cache)
     assert sum(get(cache, entry, start, start + 2560) for entry, start in samples) == kept
     cache.close()
 
@@ -235,7 +235,7 @@ def test_read_while_evicted(tmp_path):
         if fill(cache, entry):
             views[entry] = cache.read(entry, ByteRange(0, MIB))
     hot(cache, old, [an_entry(f"new{n}", size=MIB) for n in range(4)])
-    check_books(cache)
+    check_accounts(cache)
     gone = [entry for entry in views if not get(cache, entry)]
     assert gone
     for entry, view in views.items():
@@ -258,7 +258,7 @@ def test_pinned_entry_is_no_victim(tmp_path):
         assert cache.hit(pinned, ByteRange(0, 1)) is not None or get(cache, pinned)
     assert cache.statistics().evictions
     cache.unpin(pinned)
-    check_books(cache)
+    check_accounts(cache)
     cache.close()
 
 
@@ -458,6 +458,6 @@ def test_threads_write_and_read_at_once(tmp_path):
     assert not failures
     assert du(tmp_path) <= 24 * MIB
     cache.sync()
-    check_books(cache)
+    check_accounts(cache)
     assert cache.check().damaged == 0
     cache.close()

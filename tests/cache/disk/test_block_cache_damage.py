@@ -17,7 +17,7 @@ from tests.cache.disk.block_helpers import (
     KIB,
     MIB,
     an_entry,
-    check_books,
+    check_accounts,
     data_files,
     du,
     fill,
@@ -97,7 +97,7 @@ def test_damaged_file_is_a_miss(tmp_path, filled, caplog, damage):
     assert len(data_files(tmp_path)) == 2
     assert fill(cache, one)
     assert get(cache, one)
-    check_books(cache)
+    check_accounts(cache)
     cache.close()
 
 
@@ -115,7 +115,7 @@ def test_file_cut_while_it_is_mapped_is_dropped_by_the_next_sync(tmp_path, fille
     assert get(cache, two)
     assert fill(cache, one)
     assert get(cache, one)
-    check_books(cache)
+    check_accounts(cache)
     cache.close()
 
 
@@ -179,7 +179,7 @@ def test_damaged_file_is_replaced_when_written_to(tmp_path):
     assert fill(cache, entry, 5000, 6000)
     assert get(cache, entry, 5000, 6000)
     assert not get(cache, entry, 0, 1000)
-    check_books(cache)
+    check_accounts(cache)
     cache.close()
 
 
@@ -231,7 +231,7 @@ def test_damaged_ledger_is_an_empty_cache(tmp_path, filled, caplog, damage):
     assert all(get(cache, entry) for entry in filled)
     lines = [each for each in caplog.records if each.levelno >= logging.WARNING]
     assert len(lines) == (0 if damage == "gone" else 1)
-    check_books(cache)
+    check_accounts(cache)
     cache.close()
     cache = BlockCache.open(tmp_path, LIMIT)
     assert all(get(cache, entry) for entry in filled)
@@ -265,7 +265,7 @@ def test_ledger_that_breaks_while_in_use_means_bypass(tmp_path, caplog):
     assert len([each for each in caplog.records if each.levelno >= logging.WARNING]) <= 3
     cache = BlockCache.open(tmp_path, LIMIT)
     assert fill(cache, entries[0])
-    check_books(cache)
+    check_accounts(cache)
     cache.close()
 
 
@@ -284,7 +284,7 @@ def test_ledger_that_loses_a_table_while_in_use_means_bypass(tmp_path, caplog, t
     assert "cache not used until the next start" in caplog.text
     cache = BlockCache.open(tmp_path, LIMIT)
     assert fill(cache, an_entry("two"))
-    check_books(cache)
+    check_accounts(cache)
     cache.close()
 
 

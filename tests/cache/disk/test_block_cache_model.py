@@ -21,7 +21,7 @@ from aisfs.cache.disk.block_cache import BlockCache
 from aisfs.cache.disk.format import SEGMENT
 from aisfs.core.ranges import RangeSet
 from aisfs.model import ByteRange
-from tests.cache.disk.block_helpers import KIB, MIB, an_entry, check_books, content, du
+from tests.cache.disk.block_helpers import KIB, MIB, an_entry, check_accounts, content, du
 
 LIMIT = 5 * MIB
 ENTRIES = [
@@ -47,7 +47,7 @@ def a_range(entry, place, length):
 def kill(cache):
     """Leave everything as `kill -9` does: locks are gone, the ledger knows of no end."""
     cache._health.broken = True
-    cache._books.ledger.close()
+    cache._bookkeeper.ledger.close()
     fcntl.flock(cache._descriptor, fcntl.LOCK_UN)
     os.close(cache._descriptor)
 
@@ -140,7 +140,7 @@ class TwoCaches(RuleBasedStateMachine):
     def unpin(self, cache):
         if self.pinned[cache]:
             entry = self.pinned[cache].pop()
-            while self.caches[cache]._shelf.pins[entry.digest]:
+            while self.caches[cache]._resident.pins[entry.digest]:
                 self.caches[cache].unpin(entry)
 
     @rule(cache=which)
@@ -177,17 +177,17 @@ class TwoCaches(RuleBasedStateMachine):
         assert du(self.directory) <= LIMIT
 
     @invariant()
-    def books_agree(self):
+    def accounts_agree(self):
         for cache in self.caches:
             if cache is not None:
-                check_books(cache)
+                check_accounts(cache)
 
     @invariant()
     def pinned_segments_stay(self):
         for cache, pinned in zip(self.caches, self.pinned, strict=True):
             for entry in pinned:
                 for number in entry.numbers(ByteRange(0, entry.size)):
-                    segment = cache._shelf.segments.get(entry.key(number))
+                    segment = cache._resident.segments.get(entry.key(number))
                     assert segment is None or segment.pinned
 
 

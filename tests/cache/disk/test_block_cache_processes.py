@@ -19,7 +19,7 @@ from aisfs.model import ByteRange
 from tests.cache.disk.block_helpers import (
     MIB,
     an_entry,
-    check_books,
+    check_accounts,
     content,
     data_files,
     du,
@@ -57,7 +57,7 @@ def hammer(directory, limit, seed, seconds):
             cache.sync()
     statistics = cache.statistics()
     cache.sync()
-    check_books(cache)
+    check_accounts(cache)
     cache.close()
     print(json.dumps({"kept": kept, "hits": statistics.hits, "misses": statistics.misses}))
 
@@ -86,7 +86,7 @@ def test_limit_holds_while_processes_hammer(tmp_path):
     assert all(report["kept"] and report["hits"] for report in reports)
     cache = BlockCache.open(directory, limit)
     assert cache.check().damaged == 0
-    check_books(cache)
+    check_accounts(cache)
     cache.close()
 
 
@@ -103,15 +103,17 @@ def test_killed_process_leaves_nothing_behind(tmp_path):
         process.communicate()
         assert du(directory) <= limit
         cache = BlockCache.open(directory, limit)
-        check_books(cache)
+        check_accounts(cache)
         assert cache.check().damaged == 0
-        books = cache._books
-        assert len(books.ledger.owners()) == 1
-        assert {row.id for row in books.ledger.changes(-1).rows} == books.directory.segments()
+        bookkeeper = cache._bookkeeper
+        assert len(bookkeeper.ledger.owners()) == 1
+        assert {
+            row.id for row in bookkeeper.ledger.changes(-1).rows
+        } == bookkeeper.directory.segments()
         # What is on the disk is what is published: pages of unfinished pieces were given back.
         os.sync()
-        for segment in cache._shelf.segments.values():
-            facts = books.directory.path(segment.id).stat()
+        for segment in cache._resident.segments.values():
+            facts = bookkeeper.directory.path(segment.id).stat()
             fragments = 4096  # the disk may have cut one run into several extents
             assert facts.st_blocks * 512 <= segment.bytes + fragments
         assert du(directory) <= cache.statistics().used
@@ -128,9 +130,9 @@ def count_readable(directory, limit):
     """Read everything that is there, and compare it."""
     cache = BlockCache.open(directory, limit)
     count = 0
-    for segment in list(cache._shelf.segments.values()):
+    for segment in list(cache._resident.segments.values()):
         entry = next(each for each in ENTRIES if each.key(0)[:16] == segment.key[:16])
-        cache._books.load(segment)
+        cache._bookkeeper.load(segment)
         for found in segment.valid:
             assert get(cache, entry, found.start, found.stop)
             count += 1
@@ -143,7 +145,7 @@ def test_killed_process_is_noticed_by_the_living(tmp_path, monkeypatch):
     limit = 12 * MIB
     cache = BlockCache.open(tmp_path, limit)
     process = start(tmp_path, 8 * MIB, 1, 60)
-    while not cache._shelf.segments:
+    while not cache._resident.segments:
         cache.sync()
     assert cache.limit == 8 * MIB  # the smallest
     process.kill()
@@ -151,9 +153,9 @@ def test_killed_process_is_noticed_by_the_living(tmp_path, monkeypatch):
     cache.sync()
     cache.sync()
     assert cache.limit == limit
-    assert len(cache._books.ledger.owners()) == 1
-    assert cache._books.ledger.used()[1] == 0
-    check_books(cache)
+    assert len(cache._bookkeeper.ledger.owners()) == 1
+    assert cache._bookkeeper.ledger.used()[1] == 0
+    check_accounts(cache)
     cache.close()
 
 
@@ -171,7 +173,7 @@ def test_processes_share_what_they_keep(tmp_path):
     assert get(one, entry)
     assert len(data_files(tmp_path)) == 1
     for cache in (one, two):
-        check_books(cache)
+        check_accounts(cache)
         cache.close()
 
 
@@ -192,7 +194,7 @@ def test_eviction_by_another_process_is_noticed(tmp_path):
     assert fill(one, entry)
     assert get(one, entry)
     for cache in (one, two):
-        check_books(cache)
+        check_accounts(cache)
         cache.close()
 
 
@@ -211,7 +213,7 @@ def test_both_write_to_one_segment_and_one_is_killed(tmp_path):
     under_way.write(MIB, content(entry, MIB, 2 * MIB))
     kill(dying)
     third = BlockCache.open(tmp_path, 64 * MIB)  # sees the dead one, but may not touch the segment
-    assert len(third._books.ledger.owners()) == 3
+    assert len(third._bookkeeper.ledger.owners()) == 3
     assert under_way.publish(ByteRange(MIB, 2 * MIB))
     under_way.finish()
     assert get(living, entry, 0, 2 * MIB)
@@ -219,10 +221,10 @@ def test_both_write_to_one_segment_and_one_is_killed(tmp_path):
         living.sync()
     third.close()
     third = BlockCache.open(tmp_path, 64 * MIB)
-    assert len(third._books.ledger.owners()) == 2
+    assert len(third._bookkeeper.ledger.owners()) == 2
     assert get(third, entry, 0, 2 * MIB)
     assert du(tmp_path) < 4 * MIB
-    third._shelf.segments.clear()
+    third._resident.segments.clear()
     assert get(living, entry, 0, 2 * MIB)
     living.close()
 
@@ -238,7 +240,7 @@ def test_smaller_limit_takes_effect_when_it_is_given(tmp_path):
     large.sync()
     assert large.limit == 8 * MIB
     assert not fill(large, an_entry("more", size=4 * MIB))
-    check_books(large)
+    check_accounts(large)
     small.close()
     large.sync()
     assert large.limit == 20 * MIB
@@ -304,7 +306,7 @@ def test_full_disk_is_a_bypass(tmp_path, place, caplog):
             cache.clear()
         assert fill(cache, an_entry("later"))
         cache.sync()
-        check_books(cache)
+        check_accounts(cache)
         cache.close()
         cache = BlockCache.open(disk / "cache", 64 * MIB)
         assert cache.check().damaged == 0
@@ -331,7 +333,7 @@ def test_a_ledger_that_stays_locked_holds_up_nobody_twice(tmp_path, monkeypatch,
         other.execute("BEGIN EXCLUSIVE")
         assert not fill(cache, an_entry("a"))
         monkeypatch.setattr(ledger.Ledger, "transaction", counted)
-        cache._upkeep._synced -= 60  # a second sync is due
+        cache._maintenance._synced -= 60  # a second sync is due
         assert not fill(cache, an_entry("b"))
         assert waits == []
         assert get(cache, an_entry("kept"))
@@ -341,5 +343,5 @@ def test_a_ledger_that_stays_locked_holds_up_nobody_twice(tmp_path, monkeypatch,
     assert fill(cache, an_entry("b"))
     assert waits
     cache.sync()
-    check_books(cache)
+    check_accounts(cache)
     cache.close()

@@ -1,4 +1,4 @@
-"""The books that several processes share."""
+"""The ledger that several processes share."""
 
 import sqlite3
 import threading
