@@ -137,7 +137,7 @@ class KeyRule(StrEnum):
     """The last component up to its first dot, and what follows its last dot; as AISShardReader."""
 
 
-class _Settings(BaseModel):
+class Settings(BaseModel):
     """Options; the alias of a field is the one environment variable it is read from."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
@@ -168,7 +168,7 @@ class _Settings(BaseModel):
             raise ConfigError(f"{name}: {reason} (got {first['input']!r})") from None
 
 
-class ClusterSettings(_Settings):
+class ClusterSettings(Settings):
     """How to reach AIStore."""
 
     endpoint: str = Field(default="", validation_alias="AIS_ENDPOINT")
@@ -224,7 +224,7 @@ class ClusterSettings(_Settings):
         return Path(os.path.expanduser("~")) / ".config" / "ais" / "cli" / "auth.token"
 
 
-class TreeSettings(_Settings):
+class TreeSettings(Settings):
     """How the tree looks and how long what it knows stays valid."""
 
     shards: Shards = Shards.FILE
@@ -251,7 +251,7 @@ class TreeSettings(_Settings):
     dir_mode: FileMode = 0o555
 
 
-class KernelSettings(_Settings):
+class KernelSettings(Settings):
     """How the kernel is served."""
 
     lane: bool = True
@@ -259,7 +259,7 @@ class KernelSettings(_Settings):
     keep listings by itself. Without it every request goes through pyfuse3: slower, same results."""
 
 
-class ViewSettings(_Settings):
+class ViewSettings(Settings):
     """Which shards are shown as one dataset, and how their members are laid out."""
 
     view: View | None = None
@@ -286,7 +286,7 @@ class ViewSettings(_Settings):
     exclude: Patterns | None = None
 
 
-class CacheSettings(_Settings):
+class CacheSettings(Settings):
     """What is kept on disk and in memory, and how much is fetched before it is asked for."""
 
     cache_dir: AbsolutePath = Field(default_factory=lambda: Path(user_cache_dir("aisfs")))
@@ -326,7 +326,7 @@ class CacheSettings(_Settings):
         return shutil.disk_usage(_check_directory(self.cache_dir, "cache-dir")).free
 
 
-class WriteSettings(_Settings):
+class WriteSettings(Settings):
     """Whether a mount can be written, and how."""
 
     writable: bool = False

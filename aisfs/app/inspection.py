@@ -21,21 +21,14 @@ from aisfs.app.services import (
     open_source,
 )
 from aisfs.core.namespace.keys import is_shard
-from aisfs.core.namespace.sources import (
-    BucketSource,
-    DatasetSource,
-    DirectorySource,
-    Everything,
-    Source,
-)
+from aisfs.core.namespace.sources import DatasetSource, Source
 from aisfs.core.views.directory_tree import MembersView
-from aisfs.core.views.summary import LABEL_MAX, Summary, holes, shown
+from aisfs.core.views.summary import LABEL_MAX, Sizes, Summary, holes, shown
 from aisfs.engine.dataset.shard_set import find_shards
 from aisfs.engine.fetch.writer_thread import background_thread
 from aisfs.engine.listing.lister import Lister
 from aisfs.errors import (
     AisfsError,
-    ConfigError,
     NotFound,
     ShardDamaged,
     SourceMissing,
@@ -71,6 +64,14 @@ class Report:
         """Why the first of those shards could not be looked at."""
         return next((self.failures[shard] for shard in sorted(self.failures)), None)
 
+    def components(self) -> list[tuple[str, Sizes]]:
+        """Return the sizes of each component, by its name."""
+        return [(shown(name), sizes) for name, sizes in self.summary.components()]
+
+    def labels(self) -> list[tuple[str, int]]:
+        """Return how many samples have each label, the most frequent first."""
+        return [(shown(label), count) for label, count in self.summary.labels.most_common()]
+
 
 class Watcher(Protocol):
     """Is told how far it is."""
@@ -82,31 +83,6 @@ class Watcher(Protocol):
     def done(self) -> None:
         """One more was looked at."""
         ...
-
-
-def split_source(source: Source) -> tuple[Source, str | None]:
-    """Tell a place to look in from one object in it, if the source names one.
-
-    Raises:
-        ConfigError: the source is no place.
-        SourceMissing: there is no such file or directory.
-    """
-    match source:
-        case Everything():
-            raise ConfigError("give a bucket, a shard or a directory")
-        case DirectorySource(path):
-            if path.is_dir():
-                return source, None
-            if not path.exists():
-                raise SourceMissing(f"{path}: no such file or directory")
-            return DirectorySource(path.parent), path.name
-        case BucketSource(bucket, prefix):
-            directory, slash, name = prefix.removesuffix("/").rpartition("/")
-            if is_shard(os.fsencode(name)):
-                return BucketSource(bucket, directory + slash), prefix.removesuffix("/")
-            return source, None
-        case DatasetSource():
-            return source, None
 
 
 async def inspect(

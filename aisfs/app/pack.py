@@ -1,13 +1,13 @@
 """`aisfs pack`: a tree of files into shards, straight into a bucket or a directory.
 
 Nothing is copied on this machine: a shard is a `Content` that reads the files as its bytes are
-asked for, and is uploaded like any other. A shard that is there with these very bytes is left alone.
+asked for, and is uploaded like any other. A shard that exists with these very bytes is left alone.
 """
 
 import os
 import stat
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,12 +16,36 @@ import trio
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from aisfs.ais.client import AISClient
 from aisfs.ais.protocol.checksums import DEFAULT_TYPE, checksum_of, hasher_of, is_known
-from aisfs.core.synthetic.packing import END, File, Layout, ShardNames, header_of
-from aisfs.errors import AccessDenied, AisfsError, ContentUnreadable, NotFound, SourceMissing
+from aisfs.app.services import check_source
+from aisfs.config import ClusterSettings
+from aisfs.core.namespace.sources import BucketSource, parse_source
+from aisfs.core.synthetic.packing import (
+    END,
+    KEY_RULES,
+    File,
+    Layout,
+    ShardNames,
+    header_of,
+    samples_of,
+    shards_of,
+    shuffled,
+    with_classes,
+)
+from aisfs.errors import (
+    AccessDenied,
+    AisfsError,
+    ConfigError,
+    ContentUnreadable,
+    NotFound,
+    SourceMissing,
+)
 from aisfs.model import Bucket, ObjectInfo
+from aisfs.store.local.store import LocalStore
 from aisfs.store.pages import pages_of
 from aisfs.store.port import ObjectStore, WritableStore
+from aisfs.store.retry import RetryingStore
 
 
 class ShardContent:
@@ -78,40 +102,6 @@ class ShardContent:
             raise ContentUnreadable(f"{os.fsdecode(path)}: changed while it was packed")
 
 
-def find_files(root: Path) -> tuple[list[File], list[str]]:
-    """Find all files below a directory; symbolic links to files count, those to directories not.
-
-    Returns:
-        The files, and a line for each thing that cannot be packed.
-
-    Raises:
-        SourceMissing: there is no such directory, or a part of it cannot be read.
-    """
-    top, files, odd = os.fsencode(root), [], []
-    if not os.path.isdir(top):
-        raise SourceMissing(f"{root}: no such directory")
-
-    def fail(error: OSError) -> None:
-        raise SourceMissing(f"{os.fsdecode(error.filename)}: {error.strerror}") from error
-
-    for folder, directories, names in os.walk(top, onerror=fail):
-        links = [d for d in directories if os.path.islink(os.path.join(folder, d))]
-        if not directories and not names and folder != top:
-            odd.append(f"{os.fsdecode(folder)}: an empty directory")
-        for name in (*names, *links):
-            path = os.path.join(folder, name)
-            try:
-                status = os.stat(path)
-            except OSError as error:
-                odd.append(f"{os.fsdecode(path)}: {error.strerror}")
-                continue
-            if stat.S_ISREG(status.st_mode):
-                files.append(File(os.path.relpath(path, top), status.st_size))
-            else:
-                odd.append(f"{os.fsdecode(path)}: no file")
-    return files, odd
-
-
 async def shards_there(
     store: ObjectStore, bucket: Bucket, names: ShardNames
 ) -> list[tuple[int, ObjectInfo]]:
@@ -160,7 +150,7 @@ class Packed:
     size: int = 0
     """Bytes of all shards."""
     others: list[str] = field(default_factory=list)
-    """Shards of these names beyond the last: who reads all of them reads these too."""
+    """Shards of these names beyond the last: a reader of `{000000..}` reads these too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +166,7 @@ class Packer:
         """Write all shards, `jobs` at a time.
 
         Raises:
-            AisfsError: one failed; those that are finished stay, and are recognised next time.
+            AisfsError: one failed; those that are finished stay, and are recognized next time.
             ConfigError: there are more shards than names; nothing is written.
         """
         keys = [self.names.name(index) for index in range(len(shards))]
@@ -206,9 +196,11 @@ class Packer:
             pairs = zip(keys, shards, strict=True)
             await each(jobs, [partial(one, key, layout) for key, layout in pairs])
         if self.names.width:
-            with suppress(AccessDenied):  # who may write need not be allowed to list
+            with suppress(AccessDenied):  # permission to write does not imply permission to list
                 there = await shards_there(self.store, self.bucket, self.names)
-                packed.others = [info.key for index, info in there if index >= len(shards)]
+                packed.others = [
+                    f"{self.bucket}/{info.key}" for index, info in there if index >= len(shards)
+                ]
         return packed
 
     async def _write(self, key: str, layout: Layout, told: Callable[[int], None]) -> bool:
@@ -232,3 +224,158 @@ class Packer:
         await self.store.stream(self.bucket, there, hasher.update)
         wanted = await trio.to_thread.run_sync(partial(checksum_of, content, DEFAULT_TYPE))
         return wanted == f"{DEFAULT_TYPE}:{hasher.hexdigest()}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackPlan:
+    """What is to be packed, and where to."""
+
+    tree: Path
+    place: Bucket | Path
+    names: ShardNames
+    samples: int
+    layouts: list[Layout]
+    left_out: list[str]
+    """A line for each thing below `tree` that cannot be packed."""
+
+
+def plan_pack(
+    tree: Path,
+    shards: str,
+    *,
+    max_count: int,
+    max_size: int,
+    shuffle: int | None,
+    class_to: str | None,
+    key_rule: str,
+) -> PackPlan:
+    """Return what `aisfs pack DIR SHARDS` is to write.
+
+    Raises:
+        ConfigError: an argument makes no sense.
+        SourceMissing: there is nothing to pack, or it cannot be read.
+    """
+    place, names = parse_shards(shards)
+    files, left_out = _find_files(tree)
+    if isinstance(place, Path):
+        files = _but_own(files, os.path.relpath(place, tree.resolve()), names)
+    if not files:
+        raise SourceMissing(f"{tree}: no files")
+    samples = samples_of(files, KEY_RULES[key_rule])
+    if class_to:
+        samples = with_classes(samples, parse_extension(class_to))
+    if shuffle is not None:
+        samples = shuffled(samples, shuffle)
+    return PackPlan(
+        tree=tree,
+        place=place,
+        names=names,
+        samples=len(samples),
+        layouts=shards_of(samples, max_count, max_size),
+        left_out=left_out,
+    )
+
+
+async def pack(plan: PackPlan, endpoint: str | None, jobs: int, console: Console) -> Packed:
+    """Write all shards, `jobs` at a time, and show the progress.
+
+    Raises:
+        AisfsError: one failed; those that are finished stay, and are recognized next time.
+        ConfigError: there are more shards than names; nothing is written.
+    """
+    if isinstance(plan.place, Path):
+        make_directory(plan.place)
+    async with open_place(plan.place, endpoint) as (store, bucket):
+        return await Packer(plan.tree, store, bucket, plan.names).pack(plan.layouts, jobs, console)
+
+
+def parse_shards(text: str) -> tuple[Bucket | Path, ShardNames]:
+    """Separate SHARDS into the place, a bucket or a directory, and the names in it."""
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        path = Path(text)
+        return path.parent.absolute(), ShardNames.parse(path.name)
+    name, _, key = rest.partition("/")
+    source = parse_source(f"{scheme}://{name}")
+    if not isinstance(source, BucketSource) or not key:
+        raise ConfigError(f"{text}: write {scheme}://BUCKET/NAME-{{000000..}}.tar")
+    return source.bucket, ShardNames.parse(key)
+
+
+def parse_extension(text: str) -> bytes:
+    """Return the extension of `--class-to`, without its dot."""
+    if not text.strip(".") or "/" in text:
+        raise ConfigError(f"--class-to {text}: an extension such as cls")
+    return text.lstrip(".").encode(errors="surrogateescape")
+
+
+def make_directory(directory: Path) -> None:
+    """Make a directory that files are to be written to."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{directory}: {error.strerror}") from error
+
+
+@asynccontextmanager
+async def open_place(
+    place: Bucket | Path, endpoint: str | None
+) -> AsyncIterator[tuple[WritableStore, Bucket]]:
+    """Open a bucket or directory of shards."""
+    if isinstance(place, Path):
+        local = LocalStore(place)
+        yield local, local.bucket
+        return
+    settings = ClusterSettings.load({"endpoint": endpoint})
+    client = AISClient(settings)
+    try:
+        with suppress(AccessDenied):  # permission to write does not imply permission to list
+            await check_source(client, BucketSource(place, ""))
+        yield RetryingStore(client, deadline=settings.io_timeout), place
+    finally:
+        await client.aclose()
+
+
+def _find_files(root: Path) -> tuple[list[File], list[str]]:
+    """Find all files below a directory, following symbolic links to files but not to directories.
+
+    Returns:
+        The files, and a line for each thing that cannot be packed.
+
+    Raises:
+        SourceMissing: there is no such directory, or a part of it cannot be read.
+    """
+    top, files, odd = os.fsencode(root), [], []
+    if not os.path.isdir(top):
+        raise SourceMissing(f"{root}: no such directory")
+
+    def fail(error: OSError) -> None:
+        raise SourceMissing(f"{os.fsdecode(error.filename)}: {error.strerror}") from error
+
+    for folder, directories, names in os.walk(top, onerror=fail):
+        links = [d for d in directories if os.path.islink(os.path.join(folder, d))]
+        if not directories and not names and folder != top:
+            odd.append(f"{os.fsdecode(folder)}: an empty directory")
+        for name in (*names, *links):
+            path = os.path.join(folder, name)
+            try:
+                status = os.stat(path)
+            except OSError as error:
+                odd.append(f"{os.fsdecode(path)}: {error.strerror}")
+                continue
+            if stat.S_ISREG(status.st_mode):
+                files.append(File(os.path.relpath(path, top), status.st_size))
+            else:
+                odd.append(f"{os.fsdecode(path)}: no file")
+    return files, odd
+
+
+def _but_own(files: list[File], folder: str, names: ShardNames) -> list[File]:
+    """Leave out the shards themselves, should they lie in the tree that is packed."""
+    start = "" if folder == "." else f"{folder}/"
+    paths = map(os.fsdecode, (file.name for file in files))
+    return [
+        file
+        for file, path in zip(files, paths, strict=True)
+        if not path.startswith(start) or names.index(path[len(start) :]) is None
+    ]

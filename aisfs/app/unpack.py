@@ -1,7 +1,7 @@
 """`aisfs unpack`: the members of shards as files of a directory, the inverse of `aisfs pack`.
 
-A path belongs to one shard: two that have members of one path are refused, since what comes out would
-be one of them by chance. Within a shard the last member of a path counts, as everywhere.
+A path belongs to one shard: two shards with members of one path are refused, since either could win.
+Within a shard the last member of a path counts, as everywhere.
 """
 
 import errno
@@ -11,8 +11,8 @@ import stat
 import tarfile
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,18 +21,24 @@ import trio
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from aisfs.app.pack import each, shards_there
-from aisfs.core.synthetic.packing import ShardNames
+from aisfs.app.pack import (
+    each,
+    make_directory,
+    open_place,
+    parse_extension,
+    parse_shards,
+    shards_there,
+)
 from aisfs.errors import AisfsError, AlreadyExists, OutOfSpace, ShardDamaged, SourceMissing
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.store.port import ObjectStore
 
 _WINDOW = 8 << 20
-"""Bytes asked for at once: hides the latency, and is all the memory a shard takes."""
+"""Bytes requested at once: hides the latency, and is all the memory a shard takes."""
 _UNFIT = frozenset(
     {errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
 )
-"""What the system says of a name that cannot be a file here; other errors would meet all members."""
+"""Errors of one name that cannot be a file here; any other error would hit all members."""
 
 
 _TICK_TRIES = 3_000
@@ -51,35 +57,72 @@ class Unpacked:
     """Shards of which not all was read, and why."""
 
 
+async def find_shards(shards: str, endpoint: str | None) -> list[tuple[str, int]]:
+    """Return name and size of each of the shards, in the order of their numbers.
+
+    Raises:
+        SourceMissing: there are none.
+    """
+    async with _opened(shards, endpoint) as (_, bucket, found):
+        return [(f"{bucket}/{info.key}", info.size) for info in found]
+
+
+async def unpack(
+    shards: str,
+    target: Path,
+    *,
+    class_to: str | None,
+    endpoint: str | None,
+    jobs: int,
+    console: Console,
+) -> Unpacked:
+    """Write the members of all shards below `target`, `jobs` shards at a time.
+
+    Args:
+        shards: SHARDS as it was typed.
+        target: Is made if it does not exist.
+        class_to: Extension of members that are left out.
+        endpoint: The cluster, for shards in a bucket.
+        jobs: Shards at a time.
+        console: Where the progress is shown.
+
+    Raises:
+        SourceMissing: there are no such shards.
+        AlreadyExists: two of them have members of one path.
+        AisfsError: one failed; files that are written stay.
+    """
+    without = parse_extension(class_to) if class_to else b""
+    async with _opened(shards, endpoint) as (store, bucket, found):
+        make_directory(target)
+        return await _Unpacker(store, bucket, target, without).unpack(found, jobs, console)
+
+
+@asynccontextmanager
+async def _opened(
+    shards: str, endpoint: str | None
+) -> AsyncIterator[tuple[ObjectStore, Bucket, list[ObjectInfo]]]:
+    place, names = parse_shards(shards)
+    if isinstance(place, Path) and not place.is_dir():
+        raise SourceMissing(f"{place}: no such directory")
+    async with open_place(place, endpoint) as (store, bucket):
+        found = await shards_there(store, bucket, names)
+        if not found:
+            raise SourceMissing(f"{bucket}/{names}: no such shards")
+        yield store, bucket, [info for _, info in found]
+
+
 @dataclass(frozen=True, slots=True)
-class Unpacker:
+class _Unpacker:
     """Reads shards and writes their members."""
 
     store: ObjectStore
     bucket: Bucket
-    names: ShardNames
     target: Path
-    without: bytes = b""
+    without: bytes
     """Extension of members that are left out, without its dot."""
 
-    async def find(self) -> list[ObjectInfo]:
-        """List the shards of these names, in the order of their numbers.
-
-        Raises:
-            SourceMissing: there are none.
-        """
-        found = await shards_there(self.store, self.bucket, self.names)
-        if not found:
-            raise SourceMissing(f"{self.bucket}/{self.names}: no such shards")
-        return [info for _, info in found]
-
     async def unpack(self, shards: list[ObjectInfo], jobs: int, console: Console) -> Unpacked:
-        """Write the members of all shards, `jobs` shards at a time.
-
-        Raises:
-            AlreadyExists: two of them have members of one path.
-            AisfsError: one failed; files that are written stay.
-        """
+        """See `unpack`."""
         done = Unpacked()
         claims = await trio.to_thread.run_sync(_Claims, self.target)
         columns = (
@@ -126,15 +169,15 @@ class Unpacker:
     def _extract_member(
         self, tar: tarfile.TarFile, member: tarfile.TarInfo, claims: "_Claims", mine: set[str]
     ) -> str:
-        """Write one member; gives the reason why it became no file."""
+        """Write one member; return why it became no file, or nothing."""
         if not member.isreg():
             return "" if member.isdir() else f"{member.name!r} is no file"
         try:
-            # A time of 0 says that whoever packed kept none.
+            # A time of 0 means that the packer kept none.
             times = bool(member.mtime)
             checked = tarfile.data_filter(member, os.fspath(self.target))
             path = os.path.normpath(os.path.join(self.target, checked.name))
-            # Before tarfile does, which does not expect another shard to be faster.
+            # Before tarfile does so, which does not expect other threads to.
             os.makedirs(os.path.dirname(path), exist_ok=True)
             claims.claim(path, mine)
             with _whole_or_not_at_all(path):
@@ -150,10 +193,13 @@ class Unpacker:
 
 
 class _Claims:
-    """Which paths were written since the command began, told by their files. For any thread."""
+    """Which paths were written since the command began, by the change times of their files.
+
+    From any thread.
+    """
 
     def __init__(self, target: Path) -> None:
-        """Begin. What is below `target` already may be replaced."""
+        """Begin now: files that exist below `target` may be replaced."""
         self._lock = threading.Lock()
         with tempfile.NamedTemporaryFile(dir=target, prefix=".aisfs-unpack-") as file:
             before = self._since = os.fstat(file.fileno()).st_ctime_ns

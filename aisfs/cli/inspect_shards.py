@@ -1,8 +1,6 @@
-"""`aisfs inspect`: looks at shards and tells what is in them, as tables or as JSON."""
+"""`aisfs inspect`: what is in shards, as tables or as JSON."""
 
-import os
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -14,9 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from rich.table import Table
 
 from aisfs.cli.exits import Exit, exit_code
-from aisfs.config import CacheSettings, ClusterSettings, TreeSettings
-from aisfs.core.namespace.sources import DatasetSource, Source, parse_source, parse_sources
-from aisfs.core.views.summary import Sizes, shown
+from aisfs.cli.options import cache_dir_option, endpoint_option, jobs_option
 from aisfs.process import logs
 
 if TYPE_CHECKING:
@@ -31,59 +27,53 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 @click.command("inspect")
 @click.argument("source", metavar="SOURCE")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-@click.option(
-    "--jobs", type=click.IntRange(1, 64), default=4, show_default=True, help="Shards read at once."
-)
+@jobs_option("Shards read at once.")
 @click.option(
     "--labels",
     type=click.IntRange(0),
     default=TOP,
     show_default=True,
     metavar="N",
-    help="The N most frequent labels are printed; 0 reads none.",
+    help="Print the N most frequent labels; 0 reads none.",
 )
-@click.option("--endpoint", metavar="URL", help="As for mount.")
-@click.option("--ignore-zeros", is_flag=True, default=None, help="As for mount.")
-@click.option("--recursive", is_flag=True, default=None, help="As for mount.")
-@click.option("--magic", is_flag=True, default=None, help="As for mount.")
-@click.option("--cache-dir", type=click.Path(path_type=Path), metavar="DIR", help="As for mount.")
-@click.option("--cache-size", metavar="SIZE", help="As for mount.")
-@click.option("--io-timeout", type=float, metavar="S", help="As for mount.")
+@endpoint_option
+@click.option(
+    "--ignore-zeros", is_flag=True, default=None, help="Read past zero blocks: tars joined by cat."
+)
+@click.option("--recursive", is_flag=True, default=None, help="Also look into tars inside shards.")
+@click.option(
+    "--magic", is_flag=True, default=None, help="Recognize archives by content, not by name."
+)
+@cache_dir_option
+@click.option(
+    "--cache-size",
+    metavar="SIZE",
+    help="Limit of the disk cache, such as 50GiB; 0: none [10GiB or a tenth of the free disk].",
+)
+@click.option(
+    "--io-timeout",
+    type=float,
+    metavar="S",
+    help="Seconds until a request that keeps failing is an error [60].",
+)
 def inspect(
     source: str,
     as_json: bool,
     jobs: int,
     labels: int,
-    endpoint: str | None,
-    ignore_zeros: bool | None,
-    recursive: bool | None,
-    magic: bool | None,
-    cache_dir: Path | None,
-    cache_size: str | None,
-    io_timeout: float | None,
+    **settings: object,
 ) -> int:
-    """Tell what is in the shards of SOURCE without mounting them.
+    """Show what is in the shards of SOURCE without mounting them.
 
     SOURCE is ais://BUCKET, ais://BUCKET/PREFIX/, ais://BUCKET/SHARD, a local directory or a file;
-    braces and globs name several shards, as for mount.
-    Exit code 9 when something is damaged.
+    braces and globs name several shards, as for `aisfs mount`. The exit code is 9 if a shard is
+    damaged.
     """
     from aisfs.app import inspection
-    from aisfs.app.plan import SourcePlan, is_local
+    from aisfs.app.plan import plan_inspection
 
     logs.configure("error", None, foreground=True)
-    place, only = inspection.split_source(_parse(source))
-    cluster = ClusterSettings.load({"endpoint": endpoint, "io_timeout": io_timeout})
-    if not is_local(place):
-        cluster.require_endpoint()
-    plan = SourcePlan(
-        source=place,
-        cluster=cluster,
-        tree=TreeSettings.load(
-            {"ignore_zeros": ignore_zeros, "recursive": recursive, "magic": magic}
-        ),
-        cache=CacheSettings.load({"cache_dir": cache_dir, "cache_size": cache_size}),
-    )
+    plan, only = plan_inspection(source, settings)
     with _Bar(Console(stderr=True)) as bar:
 
         async def look() -> "Report":
@@ -97,18 +87,8 @@ def inspect(
     return _exit(report)
 
 
-def _parse(text: str) -> Source:
-    """Read SOURCE; one shard or directory is looked for as such, whatever its name."""
-    source = parse_sources([text], is_directory=os.path.isdir)
-    if isinstance(source, DatasetSource):
-        patterns = source.words[0].patterns
-        if len(patterns) > 1 or not patterns[0].one:
-            return source
-    return parse_source(text)
-
-
 def _run(look: Callable[[], Awaitable["Report"]]) -> "Report":
-    """Run it, and end without a traceback on Ctrl-C, which trio gives in groups."""
+    """Run it; Ctrl-C, which trio raises in groups, ends the command without a traceback."""
     interrupted = False
     try:
         return trio.run(look)
@@ -144,7 +124,7 @@ class _Bar(Progress):
 
 
 def to_json(source: str, report: "Report") -> str:
-    """Spell a report; docs/CONFIGURATION.md says what its fields mean."""
+    """Return a report as JSON; docs/CONFIGURATION.md explains its fields."""
     summary = report.summary
     found = {
         "source": source,
@@ -153,8 +133,8 @@ def to_json(source: str, report: "Report") -> str:
         "forms": summary.forms,
         "members": summary.members,
         "samples": summary.samples,
-        "components": {shown(name): sizes for name, sizes in summary.components()},
-        "labels": {shown(label): count for label, count in summary.labels.most_common()},
+        "components": dict(report.components()),
+        "labels": dict(report.labels()),
         "labels_left_out": summary.labels_left_out,
         "skipped": summary.skipped,
         "loose_objects": report.loose_objects,
@@ -170,20 +150,17 @@ def to_json(source: str, report: "Report") -> str:
 
 def print_tables(report: "Report", console: Console, labels: int) -> None:
     """Print a report for people."""
-    summary = report.summary
     console.print(_totals(report))
-    components = summary.components()
-    if components:
-        console.print(_components(components))
-    if labels and summary.labels:
-        table = _table("label", "samples", title=f"{len(summary.labels)} labels")
-        for label, count in summary.labels.most_common(labels):
-            table.add_row(_safe(shown(label)), str(count))
-        if len(summary.labels) > labels:
-            rest = sum(summary.labels.values()) - sum(
-                count for _, count in summary.labels.most_common(labels)
-            )
-            table.add_row(f"({len(summary.labels) - labels} more)", str(rest))
+    if report.components():
+        console.print(_components(report))
+    found = report.labels()
+    if labels and found:
+        table = _table("label", "samples", title=f"{len(found)} labels")
+        for label, count in found[:labels]:
+            table.add_row(_safe(label), str(count))
+        if len(found) > labels:
+            rest = sum(count for _, count in found[labels:])
+            table.add_row(f"({len(found) - labels} more)", str(rest))
         console.print(table)
     _print_lines(console, "missing between others", report.holes)
     damaged = [
@@ -215,11 +192,11 @@ def _totals(report: "Report") -> Table:
     return table
 
 
-def _components(components: list[tuple[bytes, Sizes]]) -> Table:
+def _components(report: "Report") -> Table:
     table = _table("component", "count", "min", "median", "max", "total")
-    for name, sizes in components:
+    for name, sizes in report.components():
         numbers = [_size(n) for n in (sizes.min, sizes.median, sizes.max, sizes.total)]
-        table.add_row(_safe(shown(name)) or "(no sample)", str(sizes.count), *numbers)
+        table.add_row(_safe(name) or "(no sample)", str(sizes.count), *numbers)
     return table
 
 
@@ -241,12 +218,12 @@ def _print_lines(console: Console, title: str, lines: list[str]) -> None:
 
 
 def _safe(text: str) -> str:
-    """Spell text so that it neither commands the terminal nor is taken for markup."""
+    """Return text that neither controls the terminal nor is taken for markup."""
     return escape("".join(c if c.isprintable() else repr(c)[1:-1] for c in text))
 
 
 def _size(size: int) -> str:
-    """Spell a number of bytes with three or four digits."""
+    """Return a number of bytes with three or four digits."""
     value, unit = float(size), 0
     while value >= 1024 and unit < len(_UNITS) - 1:
         value, unit = value / 1024, unit + 1

@@ -9,7 +9,8 @@ import click
 from aisfs import __version__
 from aisfs.cli.exits import Exit, exit_code, fail
 from aisfs.cli.mount import mount
-from aisfs.errors import AisfsError, ConfigError
+from aisfs.cli.options import log_options
+from aisfs.errors import AisfsError
 from aisfs.process import logs
 
 
@@ -87,9 +88,9 @@ cli.add_command(mount)
 def umount(mountpoint: str, lazy: bool) -> None:
     """Unmount the mount at MNT."""
     # Not a click.Path, which would look at it: its daemon may stand still.
-    from aisfs.fuse.mounting.mountpoint import our_mount, unmount
+    from aisfs.app import umount as umounts
 
-    unmount(our_mount(Path(mountpoint)), lazy=lazy)
+    umounts.umount(Path(mountpoint), lazy=lazy)
 
 
 @cli.command()
@@ -114,7 +115,7 @@ def umount(mountpoint: str, lazy: bool) -> None:
     multiple=True,
     help="Also serve requests to this host name; addresses and localhost always are. Repeatable.",
 )
-@logs.log_options
+@log_options
 def serve(
     directory: Path,
     host: str,
@@ -129,12 +130,7 @@ def serve(
     Each folder is a bucket, objects are plain files. For demos, tests and a laptop without a cluster. It knows no users: keep it on loopback.
     """
     logs.configure(log_level, log_file, foreground=True)
-    try:
-        from aisfs.server.run import serve as run_server
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"aisfs serve needs {error.name}; install it with: pip install 'aisfs[serve]'"
-        ) from error
+    from aisfs.app.serve import serve as run_server
 
     def ready(actual: int) -> None:
         click.echo(f"http://{f'[{host}]' if ':' in host else host}:{actual}")

@@ -1,33 +1,18 @@
-"""`aisfs mount`: its options, what they say together, and the process that serves the mount."""
+"""`aisfs mount`: its options, and the process that serves the mount."""
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import click
 import trio
 from click.core import ParameterSource
-from pydantic import BaseModel
 
-from aisfs.app.plan import MountPlan, is_local
+from aisfs.app.plan import MountPlan, plan_mount
 from aisfs.cli.exits import Exit, exit_code, fail
-from aisfs.cli.mount_args import check_writable, key_filter, read_lines, read_source, sort_options
-from aisfs.config import (
-    WRITABLE_DIR_MODE,
-    WRITABLE_FILE_MODE,
-    CacheSettings,
-    ClusterSettings,
-    KernelSettings,
-    KeyRule,
-    Shards,
-    TreeSettings,
-    View,
-    ViewSettings,
-    WriteSettings,
-)
-from aisfs.core.namespace.patterns import EVERY_KEY
-from aisfs.core.namespace.sources import DatasetSource
-from aisfs.core.views.spec import absolute_table, parse_view
+from aisfs.cli.mount_args import sort_options
+from aisfs.cli.options import endpoint_option, log_options
+from aisfs.config import KeyRule, Shards, View
 from aisfs.errors import AisfsError, ConfigError
 from aisfs.process import daemon, logs
 from aisfs.process.imports import loading
@@ -41,7 +26,7 @@ log = logging.getLogger(__name__)
     "AIS_CRT_KEY, AIS_SKIP_VERIFY_CRT, AIS_CONNECT_TIMEOUT, AIS_READ_TIMEOUT, as for the ais CLI.",
 )
 @click.argument("where", nargs=-1, metavar="[SOURCE…] MNT")
-@click.option("--endpoint", metavar="URL", help="AIStore proxy; default: AIS_ENDPOINT.")
+@endpoint_option
 @click.option(
     "--shards",
     type=click.Choice([s.value for s in Shards]),
@@ -217,7 +202,7 @@ log = logging.getLogger(__name__)
     metavar="OPT[,OPT]",
     help="Options as of mount(8), and those above as name=value.",
 )
-@logs.log_options
+@log_options
 def mount(
     where: tuple[str, ...],
     options: tuple[str, ...],
@@ -243,11 +228,10 @@ def mount(
         raise click.UsageError(f"expected [SOURCE…] MNT: on which directory is {where[0]} to be?")
     kernel, named = _sort(options, settings)
     kernel |= {"allow_other"} if allow_other else set()
-    log_level, log_file = _log_options(named, log_level, log_file)
+    log_level, log_file = _resolve_log(named, log_level, log_file)
     given = {**named, **{name: v for name, v in settings.items() if v not in (None, ())}}
-    plan = _plan(where, kernel, given)
-    if not is_local(plan.source):
-        plan.cluster.require_endpoint()
+    *sources, mountpoint = where
+    plan = plan_mount(sources, Path(mountpoint), kernel, given)
     mounts.check(plan)
     log_file = log_file.absolute() if log_file is not None else None
     try:
@@ -277,7 +261,7 @@ def _sort(
     return kernel, named
 
 
-def _log_options(
+def _resolve_log(
     named: dict[str, object], level: str, file: Path | None
 ) -> tuple[str, Path | None]:
     """Take what -o says of the log; what was typed as an option of its own wins."""
@@ -289,43 +273,6 @@ def _log_options(
         raise ConfigError(f"-o log_level={wanted}: one of {', '.join(logs.LEVELS)}")
     named_file = named.pop("log_file", None)
     return wanted, file or (Path(str(named_file)) if named_file else None)
-
-
-def _plan(
-    where: Sequence[str], kernel: Collection[str], settings: Mapping[str, object]
-) -> MountPlan:
-    """Make of words and options what is to be mounted.
-
-    Raises:
-        ConfigError: they contradict each other, or one of them makes no sense.
-    """
-    *sources, mountpoint = where
-    view = ViewSettings.load(_of(ViewSettings, settings))
-    spec = parse_view(view, read_lines(view.classes) if view.classes is not None else None)
-    source = read_source(sources, view, settings)
-    writing = WriteSettings.load(_of(WriteSettings, settings))
-    if writing.writable:
-        check_writable(source, view)
-        modes = {"file_mode": WRITABLE_FILE_MODE, "dir_mode": WRITABLE_DIR_MODE}
-        settings = {**modes, **settings}
-    elif "rw" in kernel:
-        raise ConfigError("-o rw: mounts are read-only without --writable")
-    return MountPlan(
-        source=source,
-        view=absolute_table(spec, local=is_local(source)),
-        keys=EVERY_KEY if isinstance(source, DatasetSource) else key_filter(view),
-        mountpoint=Path(mountpoint).absolute(),
-        cluster=ClusterSettings.load(_of(ClusterSettings, settings)),
-        tree=TreeSettings.load(_of(TreeSettings, settings)),
-        cache=CacheSettings.load(_of(CacheSettings, settings)),
-        writing=writing,
-        options=frozenset(kernel),
-        kernel=KernelSettings.load(_of(KernelSettings, settings)),
-    )
-
-
-def _of(kind: type[BaseModel], settings: Mapping[str, object]) -> dict[str, object]:
-    return {name: value for name, value in settings.items() if name in kind.model_fields}
 
 
 def _serve(plan: MountPlan, ready: Callable[[], None], failed: Callable[[str, int], None]) -> None:

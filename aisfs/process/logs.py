@@ -5,12 +5,8 @@ import logging
 import logging.handlers
 import os
 import sys
-from collections.abc import Callable
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
-
-import click
 
 from aisfs.process import private
 from aisfs.redaction import shown
@@ -40,17 +36,6 @@ class _PrivateFile(logging.FileHandler):
 
     def _open(self) -> TextIOWrapper:
         return open(self.baseFilename, "a", encoding=self.encoding, opener=private.opener)
-
-
-def log_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options that `configure` takes."""
-    levels = click.Choice(LEVELS, case_sensitive=False)
-    command = click.option(
-        "--log-file", type=click.Path(dir_okay=False, path_type=Path), help="Log to this file."
-    )(command)
-    return click.option(
-        "--log-level", type=levels, default="info", show_default=True, help="Least level to log."
-    )(command)
 
 
 def configure(level: str, file: Path | None, *, foreground: bool) -> None:

@@ -1,0 +1,116 @@
+"""What a mount has done so far, from the counters its daemon keeps."""
+
+import errno
+import os
+from collections import Counter, defaultdict
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from aisfs.errors import MountError
+from aisfs.fuse.mounting.mountpoint import our_mount
+
+ATTRIBUTE = "user.aisfs.stats"
+
+Labels = frozenset[tuple[str, str]]
+
+
+class Counters:
+    """The samples of one reading."""
+
+    def __init__(self, text: str) -> None:
+        """Parse Prometheus' text form."""
+        self._samples: dict[str, dict[Labels, float]] = defaultdict(dict)
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                self._samples[sample.name][frozenset(sample.labels.items())] = sample.value
+
+    def value(self, name: str) -> int:
+        """Return a counter without labels; 0 when the daemon has none of that name."""
+        return int(self._samples[name].get(frozenset(), 0))
+
+    def labels(self, name: str) -> dict[str, str]:
+        """Return the labels of a metric that has one sample, which exists for its labels."""
+        return dict(sorted(next(iter(self._samples[name]), frozenset())))
+
+    def by(self, name: str, *labels: str) -> dict[str, int]:
+        """Return the sums of a counter by the values of these labels; zeros are left out."""
+        found: Counter[str] = Counter()
+        for given, value in self._samples[name].items():
+            values = dict(given)
+            found[" ".join(values.get(label, "") for label in labels)] += int(value)
+        return {words: count for words, count in sorted(found.items()) if count}
+
+
+def read_counters(mountpoint: Path) -> Counters:
+    """Ask the daemon of a mount.
+
+    Raises:
+        MountError: there is no mount of aisfs, or its daemon has died.
+    """
+    place = our_mount(mountpoint)
+    try:
+        return Counters(os.getxattr(place, ATTRIBUTE).decode())
+    except OSError as error:
+        if error.errno in (errno.ENOTCONN, errno.ECONNABORTED):
+            raise MountError(
+                f"the daemon of {mountpoint} has died; clear the mount with: "
+                f"aisfs umount {mountpoint}"
+            ) from error
+        raise MountError(f"{mountpoint}: {error.strerror}") from error
+
+
+def summary(counters: Counters) -> dict[str, object]:
+    """Return what `aisfs status` shows, as plain values."""
+    dataset = {
+        "dataset_shards": counters.by("aisfs_dataset_shards", "state"),
+        "left_out": counters.by("aisfs_dataset_left_out", "reason"),
+    }
+    return {
+        "mount": counters.labels("aisfs_mount") | {"inodes": counters.value("aisfs_inodes")},
+        **(dataset if any(dataset.values()) else {}),
+        "cache": {
+            "limit_bytes": counters.value("aisfs_cache_limit_bytes"),
+            "used_bytes": counters.value("aisfs_cache_used_bytes"),
+            "hits": counters.value("aisfs_cache_hits"),
+            "misses": counters.value("aisfs_cache_misses"),
+            "fetched_bytes": counters.value("aisfs_fetched_bytes_total"),
+        },
+        **_writing(counters),
+        "requests": counters.by("aisfs_operations_total", "operation"),
+        "failures": counters.by("aisfs_failed_operations_total", "operation", "errno"),
+        "store_calls": counters.by("aisfs_store_request_seconds_count", "call"),
+    }
+
+
+def _writing(counters: Counters) -> dict[str, object]:
+    """Return what is being written and uploaded; nothing on a read-only mount."""
+    limit = counters.value("aisfs_staging_limit_bytes")
+    if not limit:
+        return {}
+    sizes = counters.by("aisfs_upload_size_bytes", "object")
+    sent = counters.by("aisfs_upload_sent_bytes", "object")
+    uploads = {
+        name: {"sent_bytes": sent.get(name, 0), "size_bytes": sizes.get(name)}
+        for name in sorted(sizes | sent)
+    }
+    staging = {
+        "staged_bytes": counters.value("aisfs_staging_used_bytes"),
+        "limit_bytes": limit,
+        "sent_bytes": counters.value("aisfs_sent_bytes_total"),
+    }
+    return {"writing": staging, "uploads": uploads} if uploads else {"writing": staging}
+
+
+def lane_summary(counters: Counters) -> dict[str, object]:
+    """Return which threads answered the kernel, and what became of pushed members."""
+    return {
+        "answers": counters.by("aisfs_operations_total", "operation", "answered_by"),
+        "push": {
+            "members": counters.value("aisfs_pushed_members_total"),
+            "bytes": counters.value("aisfs_pushed_bytes_total"),
+            "used": counters.value("aisfs_pushed_members_used_total"),
+            "wasted": counters.value("aisfs_pushed_members_wasted_total"),
+            "dropped_events": counters.value("aisfs_push_dropped_events_total"),
+        },
+    }
