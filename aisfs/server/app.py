@@ -1,9 +1,9 @@
-"""The WSGI application: which request goes where, and how refusals go back.
+"""The WSGI application: routing of requests, and the replies for errors.
 
 One listener plays proxy and target. An object request that carries `pid` and `utm` was redirected
-and is served; any other one is answered with a redirect to this same address, as a proxy would.
+and is served; any other one is redirected to this same address, as a proxy would do.
 
-Two paths are ours and not AIStore's, both under `/-/`:
+One path is ours and not AIStore's:
 
     GET /-/requests    counts since the start, as JSON: list_page, list_buckets, head_bucket,
                        bucket_change, redirect, get, get_bytes, get_member, head, put, part, put_bytes,
@@ -38,11 +38,12 @@ from aisfs.server.messages import (
     WsgiApp,
     error_reply,
     json_reply,
+    redirect,
     send,
-    stamp,
     text_reply,
 )
 from aisfs.server.names import check_key
+from aisfs.server.storage.bucket import Bucket
 from aisfs.server.storage.objects import STATE_DIRECTORY, Storage
 from aisfs.server.storage.traps import Kindness, Traps
 
@@ -63,10 +64,10 @@ _ALLOWED = {
 
 
 def make_app(root: Path, token: str | None = None, *, traps: bool = False) -> WsgiApp:
-    """Make the application over a directory.
+    """Return the application that serves a directory.
 
-    With a token, requests at the proxy side without it are answered 401; with traps, it destroys and
-    hides what a real AIStore would.
+    With a token, requests to the proxy without it get 401; with traps, it destroys and hides what a
+    real AIStore would.
 
     Raises:
         ConfigError: the directory is missing or cannot hold the server's own files.
@@ -96,30 +97,30 @@ class Server:
         request = Request(environ)
         try:
             reply = self._route(request)
-        except Failure as failure:
-            self.counters.add("refused")
-            reply = error_reply(failure, request, self._cluster.node_id)
         except NotAllowed as refused:
             self.counters.add("refused")
             reply = text_reply("Method Not Allowed\n", 405)
             reply.headers.append(("Allow", refused.allow))
-        except ShortBody as short:
-            # Nobody is left to read this; it must not be taken for success, nor logged as ours.
-            log.debug("%s %s: %s", request.method, request.path, short)
-            reply = error_reply(Failure(400, "short body"), request, self._cluster.node_id)
-        except ValueError as error:
-            # A NUL, a lone surrogate or a number of thousands of digits where none can be.
-            self.counters.add("refused")
-            reply = error_reply(Failure(400, f"bad value: {error}"), request, self._cluster.node_id)
-        except (OSError, sqlite3.Error) as error:
-            log.error("%s %r: %s", request.method, request.path, error)
-            reply = error_reply(_disk_failure(error), request, self._cluster.node_id)
+        except (Failure, ShortBody, ValueError, OSError, sqlite3.Error) as error:
+            reply = error_reply(self._failure(request, error), request, self._cluster.node_id)
         try:
             return send(reply, environ, start_response)
         except BaseException:
             if reply.file is not None:
-                reply.file.close()  # nobody else will, and it holds a lock
+                reply.file.close()  # it holds a lock
             raise
+
+    def _failure(self, request: Request, error: Exception) -> Failure:
+        if isinstance(error, ShortBody):
+            # The client is gone; this must neither look like success nor like an error of ours.
+            log.debug("%s %s: %s", request.method, request.path, error)
+            return Failure(400, "short body")
+        if isinstance(error, OSError | sqlite3.Error):
+            log.error("%s %r: %s", request.method, request.path, error)
+            return _disk_failure(error)
+        self.counters.add("refused")
+        # A ValueError is a NUL, a lone surrogate or a number of thousands of digits.
+        return error if isinstance(error, Failure) else Failure(400, f"bad value: {error}")
 
     def close(self) -> None:
         """Close the databases."""
@@ -209,7 +210,7 @@ class Server:
                 count("head")
                 return self._objects.head(request, bucket, key)
             case "PUT":
-                return self._put(request, name, key)
+                return self._put(request, bucket, key)
             case "DELETE":
                 if "uploadId" in request.query:
                     return self._parts.abort(request, bucket, key)
@@ -218,13 +219,13 @@ class Server:
             case "PATCH":
                 count("patch")
                 return self._objects.patch(request, bucket, key)
-        return self._post(request, name, key)
+        return self._post(request, bucket, key)
 
-    def _put(self, request: Request, name: str, key: bytes) -> Reply:
-        bucket, query, count = self._storage.bucket(name), request.query, self.counters.add
+    def _put(self, request: Request, bucket: Bucket, key: bytes) -> Reply:
+        query, count = request.query, self.counters.add
         if "uploadId" in query:
             count("part")
-            count("put_bytes", int(request.environ.get("CONTENT_LENGTH") or 0))
+            count("put_bytes", request.length)
             return self._parts.put(request, bucket, key)
         if "etl_name" in query:
             raise unsupported("ETL")
@@ -238,14 +239,14 @@ class Server:
             count("append")
             return self._appends.archive(request, bucket, key)
         count("put")
-        count("put_bytes", int(request.environ.get("CONTENT_LENGTH") or 0))
+        count("put_bytes", request.length)
         return self._objects.put(request, bucket, key)
 
-    def _post(self, request: Request, name: str, key: bytes) -> Reply:
-        message, bucket = request.action(), self._storage.bucket(name)
-        if message.get("action") == "mpt-complete":
-            return self._parts.complete(request, message.get("value"), bucket, key)
+    def _post(self, request: Request, bucket: Bucket, key: bytes) -> Reply:
+        message = request.action()
         match message.get("action"):
+            case "mpt-complete":
+                return self._parts.complete(request, message.get("value"), bucket, key)
             case "rename-obj":
                 self.counters.add("rename")
                 return self._objects.rename(bucket, key, str(message.get("name") or ""))
@@ -259,22 +260,20 @@ class Server:
                 raise Failure(400, f'invalid action "{action}"')
 
     def _redirect(self, request: Request) -> Reply:
-        """Send the client to the target, which is this same listener."""
-        # A client that does not wait for the answer would lose its connection otherwise. One that
-        # wants it closed may not even mean to send the body here; Go does not read it then either.
+        """Redirect the client to the target, which is this same listener."""
+        # A client that sends its body without waiting for the redirect would otherwise lose the
+        # connection. One that wants it closed may not send the body; Go does not read it either.
         if request.header("Connection").lower() != "close":
             request.drain()
         self.counters.add("redirect")
         path = self._storage.traps.location(request.raw_path)
-        query = request.environ.get("QUERY_STRING", "")
-        mark = f"pid={self._cluster.proxy_id}&utm={stamp()}"
-        location = f"{request.base_url}{path}?{query}{'&' if query else ''}{mark}"
-        headers = [("Location", location)]
-        body = b""
+        status = 301 if request.method == "GET" else 307
+        reply = redirect(status, request, path, self._cluster.proxy_id)
         if request.method in ("GET", "HEAD"):
-            headers.append(("Content-Type", "text/html; charset=utf-8"))
-            body = f'<a href="{html.escape(location)}">Moved</a>.\n\n'.encode("latin-1", "replace")
-        return Reply(301 if request.method == "GET" else 307, headers, body)
+            link = html.escape(dict(reply.headers)["Location"])
+            reply.headers.append(("Content-Type", "text/html; charset=utf-8"))
+            reply.body = f'<a href="{link}">Moved</a>.\n\n'.encode("latin-1", "replace")
+        return reply
 
 
 def _length(reply: Reply) -> int:

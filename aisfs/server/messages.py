@@ -6,11 +6,11 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import parse_qsl
 
 from gunicorn.http.errors import ParseException
@@ -24,47 +24,32 @@ WsgiApp = Callable[[Environ, StartResponse], Iterable[bytes]]
 PIECE = 1 << 20
 """Bytes per read of a body: large enough that Python's part of a copy disappears."""
 SILENT_SECONDS = 60.0
-"""A client that sends no byte of a body for this long is given up, and its thread is free again."""
+"""A client that sends no byte of a body for this long is dropped, which frees its thread."""
 REPEATED = "\n"
-"""Joins repeated `Ais-Custom-Md` lines; a header value cannot contain it (see run.py)."""
+"""Separates repeated `Ais-Custom-Md` lines; a header value cannot contain it (see run.py)."""
 _HOST = re.compile(r"[A-Za-z0-9.\-_\[\]:]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class ShortBody(Exception):
-    """The client went away before it had sent its whole body; `Request.body` adds what came."""
+    """The client closed before its whole body had arrived; `Request.body` adds what was received."""
 
     received = b""
 
 
-class FileBody(Protocol):
-    """What `wsgi.file_wrapper` needs, plus the release of whatever the file holds."""
-
-    def fileno(self) -> int:
-        """Give the descriptor."""
-        ...
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Read at most `size` bytes."""
-        ...
-
-    def close(self) -> None:
-        """Release everything."""
-
-
 @dataclass(slots=True)
 class Reply:
-    """What goes back: at most one of `body` (whole), `file` and `stream` is used."""
+    """The reply to a request: at most one of `body` (whole), `file` and `stream` is used."""
 
     status: int = 200
     headers: Headers = field(default_factory=list)
     body: bytes = b""
-    file: FileBody | None = None
+    file: "HeldFile | None" = None
     stream: Iterator[bytes] | None = None
 
 
 class Request:
-    """A request, with what AIStore reads from it."""
+    """A request, with the parts that AIStore reads from it."""
 
     def __init__(self, environ: Environ) -> None:
         self.environ = environ
@@ -78,7 +63,7 @@ class Request:
 
     @cached_property
     def query(self) -> dict[str, str]:
-        """The query; of repeated parameters the first counts, as in Go."""
+        """The query; the first of repeated parameters counts, as in Go."""
         pairs = parse_qsl(
             self.environ.get("QUERY_STRING", ""), keep_blank_values=True, errors="surrogateescape"
         )
@@ -100,7 +85,7 @@ class Request:
         return f"http://{host}"
 
     def header(self, name: str) -> str:
-        """Give a header as text; empty when it is absent."""
+        """Return a header as text; empty when it is absent."""
         value: str = self.environ.get("HTTP_" + name.upper().replace("-", "_"), "")
         return value
 
@@ -109,17 +94,26 @@ class Request:
         """`address:port` of the client."""
         return f"{self.environ.get('REMOTE_ADDR', '')}:{self.environ.get('REMOTE_PORT', '0')}"
 
+    @property
+    def length(self) -> int:
+        """The announced length of the body; 0 without an announcement."""
+        return int(self.environ.get("CONTENT_LENGTH") or 0)
+
+    def set_timeout(self, seconds: float) -> None:
+        """Limit how long any further transfer on the client's connection may stall."""
+        if (sock := self.environ.get("gunicorn.socket")) is not None:
+            sock.settimeout(seconds)
+
     def pieces(self) -> Iterator[bytes]:
-        """Give the body piece by piece.
+        """Yield the body piece by piece.
 
         Raises:
-            ShortBody: the client stopped before the end it had announced.
+            ShortBody: the client stopped before the announced end.
         """
         stream, expected = self.environ["wsgi.input"], self.environ.get("CONTENT_LENGTH")
         if not expected and "HTTP_TRANSFER_ENCODING" not in self.environ:
             return
-        if (sock := self.environ.get("gunicorn.socket")) is not None:
-            sock.settimeout(SILENT_SECONDS)
+        self.set_timeout(SILENT_SECONDS)
         got = 0
         while True:
             try:
@@ -134,7 +128,7 @@ class Request:
             raise ShortBody(f"{got} of {expected} bytes")
 
     def body(self, limit: int = 64 << 20) -> bytes:
-        """Give the whole body of at most `limit` bytes; for control messages."""
+        """Return the whole body, which has at most `limit` bytes."""
         data = bytearray()
         try:
             for piece in self.pieces():
@@ -147,15 +141,15 @@ class Request:
         return bytes(data)
 
     def drain(self) -> None:
-        """Read the body to its end and forget it."""
+        """Read the body to its end and discard it."""
         for _ in self.pieces():
             pass
 
     def action(self) -> dict[str, Any]:
-        """Give the action message of the body.
+        """Return the action message in the body.
 
         Raises:
-            Failure: 400 when it is no JSON object.
+            Failure: 400 when it is not a JSON object.
         """
         text = self.body()
         try:
@@ -170,7 +164,7 @@ class Request:
 
 
 def send(reply: Reply, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
-    """Hand a reply to the WSGI server."""
+    """Pass a reply to the WSGI server."""
     phrase = HTTPStatus(reply.status).phrase
     headers = [(name, _header_text(value)) for name, value in reply.headers]
     if reply.file is None and reply.stream is None and environ["REQUEST_METHOD"] != "HEAD":
@@ -179,7 +173,7 @@ def send(reply: Reply, environ: Environ, start_response: StartResponse) -> Itera
     if environ["REQUEST_METHOD"] == "HEAD":
         return []
     if reply.file is not None:
-        wrapper: Callable[[FileBody, int], Iterable[bytes]] = environ["wsgi.file_wrapper"]
+        wrapper: Callable[[HeldFile, int], Iterable[bytes]] = environ["wsgi.file_wrapper"]
         return wrapper(reply.file, PIECE)
     return reply.stream if reply.stream is not None else [reply.body]
 
@@ -191,19 +185,19 @@ def _header_text(value: str) -> str:
     return _CONTROL.sub(lambda found: f"%{ord(found[0]):02X}", raw)
 
 
-def json_reply(value: object) -> Reply:
-    """Answer with a JSON document."""
+def json_reply(value: object, kind: str = "application/json") -> Reply:
+    """Return a reply with a JSON document, which AIStore sometimes sends as text."""
     body = json.dumps(value, separators=(",", ":")).encode()
-    return Reply(headers=[("Content-Type", "application/json; charset=utf-8")], body=body)
+    return Reply(headers=[("Content-Type", f"{kind}; charset=utf-8")], body=body)
 
 
 def text_reply(text: str, status: int = 200) -> Reply:
-    """Answer in plain text, as Go's `http.Error` and the job ids do."""
+    """Return a reply in plain text, as Go's `http.Error` and the job ids are sent."""
     return Reply(status, [("Content-Type", "text/plain; charset=utf-8")], text.encode())
 
 
 def error_reply(failure: Failure, request: Request, node_id: str) -> Reply:
-    """Answer with AIStore's error document; of a HEAD it travels in a header."""
+    """Return AIStore's error document; the reply to a HEAD carries it in a header."""
     role = failure.node or ("t" if request.marked else "p")
     document = {
         **({"tcode": failure.tcode} if failure.tcode else {}),
@@ -227,17 +221,20 @@ def error_reply(failure: Failure, request: Request, node_id: str) -> Reply:
 
 
 def _as_go(text: str) -> str:
-    """Show bytes that are not UTF-8 as Go's JSON does, and not as surrogates, which no JSON may have."""
+    """Replace bytes that are not UTF-8, as Go does: JSON must not contain surrogates."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def stamp() -> str:
-    """Give the current time in base 36, as redirects carry it."""
-    return base36(time.time_ns())
+def redirect(status: int, request: Request, path: str, proxy_id: str) -> Reply:
+    """Return a redirect from the proxy to the target, which is this same listener."""
+    query = request.environ.get("QUERY_STRING", "")
+    mark = f"pid={proxy_id}&utm={base36(time.time_ns())}"
+    location = f"{request.base_url}{path}?{query}{'&' if query else ''}{mark}"
+    return Reply(status, [("Location", location)])
 
 
 def base36(number: int) -> str:
-    """Write a non-negative number in base 36."""
+    """Return a non-negative number in base 36."""
     digits = ""
     while True:
         number, digit = divmod(number, 36)
@@ -247,46 +244,39 @@ def base36(number: int) -> str:
 
 
 class HeldFile:
-    """A part of an open file that is being sent, and the lock that goes with it."""
+    """A part of an open file that is being sent."""
 
-    def __init__(
-        self,
-        fd: int,
-        offset: int,
-        length: int,
-        release: Callable[[], None],
-        sock: socket.socket | None,
-    ) -> None:
+    def __init__(self, fd: int, offset: int, length: int, sock: socket.socket | None) -> None:
+        self._held = ExitStack()
         self._fd = fd
         self._end = offset + length
-        self._release: Callable[[], None] | None = release
         self._sock = sock
         os.lseek(fd, offset, os.SEEK_SET)
 
+    def hold(self, resources: ExitStack) -> None:
+        """Take over what has to stay open and locked until the reply is sent."""
+        self._held = resources.pop_all()
+        self._held.callback(self._hang_up_if_cut)
+
     def fileno(self) -> int:
-        """Give the descriptor; its position is the first byte to send."""
+        """Return the descriptor; its position is the first byte to send."""
         return self._fd
 
     def read(self, size: int = -1, /) -> bytes:
-        """Read on, never past the end of the part."""
+        """Read at most `size` bytes, never past the end of the part."""
         left = self._end - os.lseek(self._fd, 0, os.SEEK_CUR)
         return os.read(self._fd, left if size < 0 else min(size, left)) if left > 0 else b""
 
     def seek(self, offset: int, /) -> None:
-        """Go to a byte; `socket.sendfile` does before it sends by other means, its peer being gone."""
+        """Set the position; `socket.sendfile` does so before falling back to `send`."""
         os.lseek(self._fd, offset, os.SEEK_SET)
 
     def close(self) -> None:
-        """Let go of file and lock; called by the WSGI server however the reply ended."""
-        if self._release is None:
-            return
-        release, self._release = self._release, None
-        try:
-            # Cut short behind our back: the announced length cannot be kept, so neither can the
-            # connection; otherwise the client would wait for bytes that never come.
-            if self._sock is not None and os.fstat(self._fd).st_size < self._end:
-                with suppress(OSError):
-                    self._sock.shutdown(socket.SHUT_RDWR)
-        finally:
-            os.close(self._fd)
-            release()
+        """Close the file and release its lock; the WSGI server calls this however the reply ended."""
+        self._held.close()
+
+    def _hang_up_if_cut(self) -> None:
+        """Drop the connection if the file was truncated: the client would wait for the rest."""
+        if self._sock is not None and os.fstat(self._fd).st_size < self._end:
+            with suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)

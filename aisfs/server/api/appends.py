@@ -1,4 +1,4 @@
-"""The two ways AIStore appends: bytes to an object by handle, members to an archive."""
+"""AIStore's two kinds of append: bytes to an object by handle, members to an archive."""
 
 import os
 import re
@@ -22,7 +22,7 @@ from aisfs.server.storage.records import Record
 APPEND, APPEND_OR_CREATE = "1", "2"
 """Values of `Ais-Pine`; without the header the shard is replaced."""
 MEMBER_LIMIT = 1 << 30
-"""A member is held in memory while its shard is rewritten; larger ones are refused."""
+"""A member is held in memory while its shard is rewritten, so larger ones are refused."""
 _WORK_NAME = re.compile(r"append-[0-9a-f]{32}")
 
 
@@ -69,8 +69,8 @@ class Appends:
                 os.ftruncate(file.fileno(), before)  # half a piece must not stay
                 raise
         kind = checksum_type(bucket)
-        # AIStore carries a running hash in the handle; ours says how far the work file has grown,
-        # which makes every handle differ just as well.
+        # AIStore's handle has a running hash; ours has the size of the work file, which also makes
+        # every handle different.
         new_handle = f"{self._node_id}|{work.name}|{kind}|{work.stat().st_size:x}"
         return Reply(headers=[("Ais-Append-Handle", new_handle)])
 
@@ -85,13 +85,10 @@ class Appends:
         try:
             kind = checksum_type(bucket)
             checksum = hash_file(work, kind)
-            given, given_type = (
-                request.header("Ais-Checksum-Value"),
-                request.header("Ais-Checksum-Type"),
-            )
-            if given and given_type == kind and given != checksum:
+            given = request.header("Ais-Checksum-Value")
+            if given and request.header("Ais-Checksum-Type") == kind and given != checksum:
                 raise failures.wrong_checksum(kind, checksum, given)
-            self._objects.publish(bucket, key, work, kind, checksum, {})
+            self._objects.publish(bucket, key, work, checksum=checksum)
         finally:
             work.unlink(missing_ok=True)
         return Reply()
@@ -106,7 +103,7 @@ class Appends:
         """Add a member to a shard, or make a shard of one member."""
         name, mime = request.query["archpath"], request.query.get("archmime", "")
         flags, uri = request.header("Ais-Pine"), uri_of(bucket.name, key)
-        if request.environ.get("CONTENT_LENGTH") in (None, "", "0"):
+        if not request.length:
             request.drain()
             text = f'failed to archive {uri}: missing "Content-Length" in the request'
             raise Failure(400, text)
@@ -118,32 +115,30 @@ class Appends:
                 raise
             received, short = error.received, error
         archives.check_member_name(name)
-        work = self._storage.work_path()
-        try:
-            # Readers keep the old shard; the new one is a copy with one member more.
-            with self._storage.locks.writing((bucket.name, key)):
-                found = bucket.find(key)
-                old = self._shard(bucket, key, flags, found)
-                source = Path(os.fsdecode(bucket.path_of(key))) if old else None
-                form = self._format(bucket, key, mime, source)
-                if short is None:
-                    self._write(source, work, form, name, received)
-                    record = self._record(bucket, work, form, old)
-                elif old and source and form is archives.Format.TAR:
-                    size = int(request.environ["CONTENT_LENGTH"])
-                    length = archives.break_tar(source, work, name, size, received)
-                    record = replace(old.record, damage=_contradiction(old, length))
-                else:
-                    raise short
-                self._storage.commit(bucket, key, work, record, found)
-        finally:
-            work.unlink(missing_ok=True)
+        # Readers keep the old shard; the new one is a copy with one more member.
+        with (
+            self._storage.work_file() as work,
+            self._storage.locks.writing((bucket.name, key)),
+        ):
+            found = bucket.find(key)
+            old = self._shard(bucket, key, flags, found)
+            source = Path(os.fsdecode(bucket.path_of(key))) if old else None
+            form = self._format(bucket, key, mime, source)
+            if short is None:
+                self._write(source, work, form, name, received)
+                record = self._record(bucket, work, form, old)
+            elif old and source and form is archives.Format.TAR:
+                length = archives.break_tar(source, work, name, request.length, received)
+                record = replace(old.record, damage=_contradiction(old, length))
+            else:
+                raise short
+            self._storage.commit(bucket, key, work, record, found)
         if short:
             raise short
         return Reply()
 
     def _shard(self, bucket: Bucket, key: bytes, flags: str, found: Found | None) -> Found | None:
-        """Give the shard that a member is to be added to; None to make a new one."""
+        """Return the shard that a member is to be added to; None to make a new one."""
         if flags not in (APPEND, APPEND_OR_CREATE):
             return None
         if found is not None:
@@ -168,14 +163,14 @@ class Appends:
     def _record(
         self, bucket: Bucket, work: Path, form: archives.Format, old: Found | None
     ) -> Record:
-        """Describe a shard that was made, or has grown; its version stays, as in AIStore."""
+        """Return the record of a shard that was made or has grown; its version stays, as in AIStore."""
         known = old.record if old else Record()
         if old is None or not old.size or form is not archives.Format.TAR:
             kind = checksum_type(bucket)
             return replace(known, checksum_type=kind, checksum=hash_file(work, kind))
         damage = None
         if self._storage.traps.appends_in_place:
-            # The old file is longer as a rule, being padded, and AIStore leaves the rest where it is.
+            # The old file is usually longer, because of its padding, and AIStore does not truncate it.
             before = known.damage.length if known.damage and known.damage.length else old.size
             after = work.stat().st_size
             damage = Damage(length=before if before > after else 0, unchecked=True)
@@ -207,7 +202,7 @@ class Appends:
 
 
 def _contradiction(old: Found, length: int) -> Damage | None:
-    """Say what is wrong with a shard whose file has become longer than its metadata says."""
+    """Return the damage of a shard whose file is longer than its metadata says."""
     if length == old.size:
         return old.record.damage
     return Damage(length=length, noticed=True, unchecked=True)

@@ -39,12 +39,13 @@ _QUIET.log_errors = False
 MODES = ("regexp", "prefix", "suffix", "substr", "wdskey")
 BROKEN = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, OSError)
 _EXTENSIONS = {
-    ".tar": Format.TAR,
-    ".tgz": Format.TGZ,
-    ".tar.gz": Format.TGZ,
-    ".zip": Format.ZIP,
     ".tar.lz4": Format.LZ4,
+    ".tar.gz": Format.TGZ,
+    ".tgz": Format.TGZ,
+    ".zip": Format.ZIP,
+    ".tar": Format.TAR,
 }
+"""Those that contain another one come first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +58,20 @@ class Member:
 
 
 def format_of(mime: str, key: bytes, file: IO[bytes] | None) -> Format:
-    """Tell a shard's format.
+    """Return a shard's format.
 
     Raises:
-        Failure: 400 when nothing tells.
+        Failure: 400 when it is unknown.
     """
     if mime:
-        for ending in (".tar.lz4", ".tar.gz", ".tgz", ".zip", ".tar"):
+        for ending, form in _EXTENSIONS.items():
             if ending.lstrip(".") in mime or (ending == ".tgz" and "gzip" in mime):
-                return _offered(_EXTENSIONS[ending])
+                return _offered(form)
         raise Failure(400, f'unknown mime type "{mime}"', "errUnknownMime")
     name = text_of(key)
-    for ending in (".tar.lz4", ".tar.gz", ".tgz", ".zip", ".tar"):
+    for ending, form in _EXTENSIONS.items():
         if name.endswith(ending):
-            return _offered(_EXTENSIONS[ending])
+            return _offered(form)
     if file is not None:
         start = file.read(512)
         file.seek(0)
@@ -102,7 +103,7 @@ def open_tar(file: IO[bytes], form: Format) -> tarfile.TarFile:
 
 
 def _forget_headers(tar: tarfile.TarFile) -> None:
-    # tarfile keeps every header it has seen; a shard may have a million.
+    # tarfile keeps every header it reads; a shard may have a million.
     tar.members = []  # type: ignore[attr-defined]
 
 
@@ -162,10 +163,10 @@ def _find_in_zip(file: IO[bytes], wanted: set[str]) -> Member | None:
 
 
 def matcher(mode: str, pattern: str) -> Callable[[str], bool]:
-    """Make the test of `archregx` and `archmode`.
+    """Return the test for names that `archregx` and `archmode` describe.
 
     Raises:
-        Failure: 400 for a mode or an expression that is none.
+        Failure: 400 for an unknown mode or an invalid expression.
     """
     if mode not in MODES:
         listed = " ".join(MODES)
@@ -190,7 +191,7 @@ def matcher(mode: str, pattern: str) -> Callable[[str], bool]:
 
 
 def select(file: IO[bytes], form: Format, wanted: Callable[[str], bool]) -> Iterator[bytes]:
-    """Give the pieces of a tar of the members whose name is wanted; nothing when there are none."""
+    """Yield a tar of the members whose name is wanted; nothing when there are none."""
     if form is Format.ZIP:
         raise unsupported("selecting members of a zip")
     any_found = False
@@ -254,7 +255,7 @@ def append_member(
         with _at_end_of_tar(source, target) as grown:
             grown.write(info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
             grown.write(content + bytes(-len(content) % 512))
-            grown.write(bytes(1024))  # Go ends a tar with two blocks, whatever was there
+            grown.write(bytes(1024))  # Go always ends a tar with two blocks
             grown.truncate()
         return
     with tarfile.open(target, "w:gz", format=tarfile.PAX_FORMAT) as tar:
@@ -266,9 +267,9 @@ def append_member(
 
 
 def break_tar(source: Path, target: Path, name: str, size: int, content: bytes) -> int:
-    """Write a copy of a shard as it is when adding a member in place stops after these bytes of it.
+    """Write a copy of a shard as if appending a member in place had stopped after these bytes.
 
-    Returns the length that the file would have; what is written keeps that of the source.
+    Return the length that AIStore's file would have; the copy is as long as the source.
     """
     old_size = source.stat().st_size
     with _at_end_of_tar(source, target) as grown:
@@ -287,10 +288,10 @@ def _new_member(name: str, size: int) -> tarfile.TarInfo:
 
 @contextmanager
 def _at_end_of_tar(source: Path | None, target: Path) -> Iterator[IO[bytes]]:
-    """Copy a tar, and give the copy at the end of its last member.
+    """Copy a tar, and yield the copy, positioned at the end of its last member.
 
     Raises:
-        Failure: 500 when it is none.
+        Failure: 500 when it is not a tar.
     """
     size = source.stat().st_size if source else 0
     if source and size:

@@ -1,4 +1,4 @@
-"""Requests about the cluster: its map, its health, its jobs. It has one proxy and one target."""
+"""Requests about the cluster of one proxy and one target: its map, its health, its jobs."""
 
 import secrets
 import time
@@ -8,18 +8,20 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from cachetools import FIFOCache
+
 from aisfs.server.failures import Failure
 from aisfs.server.messages import Reply, Request, json_reply, text_reply
 from aisfs.server.storage.checksums import digest_of
 
 VERSION = "5.0"
-"""The AIStore release whose behaviour was recorded and is imitated."""
+"""The AIStore release whose recorded behaviour this server follows."""
 JOBS_KEPT = 1000
 
 
 @dataclass(slots=True)
 class Job:
-    """A finished job; here every job is done before its id is given out."""
+    """A finished job; here every job is finished before its id is returned."""
 
     kind: str
     error: str = ""
@@ -31,15 +33,15 @@ class Cluster:
     """Answers what a proxy answers about itself and the cluster."""
 
     def __init__(self, root: Path) -> None:
-        # The same directory gives the same ids after a restart, as real nodes keep theirs.
+        # The same directory has the same ids after a restart, as real nodes do.
         mark = zlib.crc32(str(root.resolve()).encode())
         self.node_id = f"aisfs{mark:08x}"
         self.proxy_id = f"p{mark:08x}"
         self._started_ns = time.time_ns()
-        self._jobs: dict[str, Job] = {}
+        self._jobs = FIFOCache[str, Job](JOBS_KEPT)
 
     def health(self) -> Reply:
-        """Say that the node is up."""
+        """Report that the node is up."""
         uptime = str(time.time_ns() - self._started_ns)
         return Reply(headers=[("Ais-Cluster-Uptime", uptime), ("Ais-Node-Uptime", uptime)])
 
@@ -74,20 +76,16 @@ class Cluster:
         return self.what(request)
 
     def finished(self, kind: str, error: str = "") -> Reply:
-        """Remember a job that has just been done; the reply is its id."""
+        """Remember a finished job; the reply is its id."""
         job = Job(kind, error)
         self._jobs[job.uuid] = job
-        while len(self._jobs) > JOBS_KEPT:
-            self._jobs.pop(next(iter(self._jobs)))
         return text_reply(job.uuid)
 
     def _status(self, request: Request) -> Reply:
         job = self._asked_job(request)
         if job is None:
             raise Failure(404, "x-[{role}] does not exist", "ErrNotFound")
-        reply = json_reply(_status_of(job))
-        reply.headers = [("Content-Type", "text/plain; charset=utf-8")]
-        return reply
+        return json_reply(_status_of(job), "text/plain")
 
     def _snaps(self, request: Request) -> list[dict[str, Any]]:
         job = self._asked_job(request)

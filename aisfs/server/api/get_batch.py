@@ -1,4 +1,4 @@
-"""GetBatch: many objects, members and ranges of them in one archive, in the order asked for."""
+"""GetBatch: many objects, members and ranges of them in one archive, in the requested order."""
 
 import base64
 import binascii
@@ -19,13 +19,13 @@ import msgspec
 from aisfs.server import failures
 from aisfs.server.api import archives
 from aisfs.server.failures import Failure
-from aisfs.server.messages import Reply, Request, stamp
+from aisfs.server.messages import Reply, Request, redirect
 from aisfs.server.names import check_key
 from aisfs.server.storage.bucket import Bucket
 from aisfs.server.storage.objects import Storage
 
 MOST_MISSING = 8
-"""AIStore's `max_soft_errs`: more missing items end the whole request, `coer` or not."""
+"""AIStore's `max_soft_errs`: more missing items fail the whole request, even with `coer`."""
 _CONTENT_TYPES = {
     archives.Format.TAR: "application/x-tar",
     archives.Format.TGZ: "application/gzip",
@@ -34,7 +34,7 @@ _CONTENT_TYPES = {
 
 
 class Item(msgspec.Struct):
-    """One thing asked for."""
+    """One requested item."""
 
     objname: str = ""
     bucket: str = ""
@@ -47,7 +47,7 @@ class Item(msgspec.Struct):
 
 
 class Message(msgspec.Struct):
-    """What is asked."""
+    """The request."""
 
     items: list[Item] | None = msgspec.field(name="in", default=None)
     mime: str = ".tar"
@@ -61,7 +61,7 @@ _decode = msgspec.json.Decoder(Message).decode
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """An item's bytes, or why there are none."""
+    """An item's bytes, or the error."""
 
     name: str
     content: bytes = b""
@@ -77,7 +77,7 @@ class Batches:
         self._proxy_id = proxy_id
 
     def serve(self, request: Request, rest: str) -> Reply:
-        """Answer as the proxy, with a redirect, or as the target, with the archive."""
+        """Reply as the proxy, with a redirect, or as the target, with the archive."""
         parts = rest.strip("/").split("/")
         default = parts[1] if len(parts) > 1 and not parts[1].startswith("gbt-") else ""
         if parts[0] != "moss":
@@ -99,18 +99,16 @@ class Batches:
     def _redirect(self, request: Request, default: str) -> Reply:
         work = f"gbt-{uuid.uuid4().hex[:9]}/{uuid.uuid4().hex[:9]}/1"
         path = "/v1/ml/moss/" + (f"{quote(default)}/" if default else "") + work
-        query = request.environ.get("QUERY_STRING", "")
-        mark = f"pid={self._proxy_id}&utm={stamp()}"
-        location = f"{request.base_url}{path}?{query}{'&' if query else ''}{mark}"
-        kind = ("Content-Type", "text/html; charset=utf-8")
-        return Reply(307, [("Location", location), kind])
+        reply = redirect(307, request, path, self._proxy_id)
+        reply.headers.append(("Content-Type", "text/html; charset=utf-8"))
+        return reply
 
     def _answer(
         self, message: Message, items: list[Item], default: str, form: archives.Format
     ) -> Reply:
         found = self._all(message, items, default)
         if message.strm:
-            # The first item is looked up now: a bucket that is missing is still an error.
+            # Looking up the first item now lets a missing bucket still be an error.
             first = next(found)
             pieces = _pack(_chain(first, found), form)
             return Reply(headers=[("Content-Type", _CONTENT_TYPES[form])], stream=pieces)
@@ -194,34 +192,34 @@ def _chain(first: _Found, rest: Iterator[_Found]) -> Iterator[_Found]:
     try:
         yield from rest
     except Failure as error:
-        # The reply has begun: only its end can still tell.
+        # The reply has begun: dropping the connection is the only error left.
         raise ConnectionResetError(errno.ECONNRESET, str(error)) from error
 
 
 class _Outlet(io.RawIOBase):
-    """A file that only grows, whose bytes are taken away as they come."""
+    """A write-only file whose bytes are taken out as they are written."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
         self._written = 0
 
     def writable(self) -> bool:
-        """Say yes."""
+        """Return True."""
         return True
 
     def tell(self) -> int:
-        """Give the number of bytes written so far."""
+        """Return the number of bytes written so far."""
         return self._written
 
     def write(self, data: Any) -> int:  # noqa: ANN401 - any buffer
-        """Take bytes."""
+        """Append bytes."""
         piece = bytes(data)
         self._pieces.append(piece)
         self._written += len(piece)
         return len(piece)
 
     def take(self) -> bytes:
-        """Give what was written since the last call."""
+        """Return the bytes written since the last call."""
         taken, self._pieces = b"".join(self._pieces), []
         return taken
 

@@ -1,4 +1,4 @@
-"""Jobs over many objects. They run to their end within the request that starts them."""
+"""Jobs over many objects, which finish within the request that starts them."""
 
 import os
 import re
@@ -9,18 +9,16 @@ from typing import Any
 from aisfs.server.api import archives
 from aisfs.server.api.cluster import Cluster
 from aisfs.server.api.objects import Objects
-from aisfs.server.api.properties import checksum_type
 from aisfs.server.failures import Failure, unsupported, uri_of
 from aisfs.server.messages import Reply
 from aisfs.server.names import check_key
 from aisfs.server.storage.bucket import Bucket
-from aisfs.server.storage.checksums import HASHERS, hash_file
 from aisfs.server.storage.keys import Directories, walk
 from aisfs.server.storage.objects import Storage
 
 _BRACES = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})(?:\.\.0*([1-9]\d{0,17}))?\}")
 MOST_NAMES = 1_000_000
-"""Names that one template may stand for: about 100 MB of them, and some minutes of work."""
+"""Most names of one template: about 100 MB of names and some minutes of work."""
 
 
 class Jobs:
@@ -32,7 +30,7 @@ class Jobs:
         self._cluster = cluster
 
     def delete(self, bucket: Bucket, value: dict[str, Any]) -> Reply:
-        """Delete the selected objects; AIStore's empty selector means all of them, here too."""
+        """Delete the selected objects; as in AIStore, an empty selector selects all."""
         missing = ""
         for key in list(self._selected(bucket, value)):
             try:
@@ -76,8 +74,8 @@ class Jobs:
         if form is archives.Format.ZIP:
             raise unsupported("archiving into a zip")
         target = self._storage.bucket(_target(value) or bucket.name)
-        work, error = self._storage.work_path(), ""
-        try:
+        error = ""
+        with self._storage.work_file() as work:
             mode = "w:gz" if form is archives.Format.TGZ else "w"
             with tarfile.open(work, mode, format=tarfile.PAX_FORMAT) as tar:  # type: ignore[call-overload]
                 for member in list(self._selected(bucket, value)):
@@ -89,11 +87,7 @@ class Jobs:
                     info.size, info.mode, info.mtime = found.size, 0o644, found.mtime_ns // 10**9
                     with os.fdopen(bucket.open(member), "rb") as file:
                         tar.addfile(info, file)
-            kind = checksum_type(target)
-            checksum = hash_file(work, kind) if kind in HASHERS else ""
-            self._objects.publish(target, key, work, kind, checksum, {})
-        finally:
-            work.unlink(missing_ok=True)
+            self._objects.publish(target, key, work)
         return self._cluster.finished("archive", error)
 
     @staticmethod
@@ -122,7 +116,7 @@ def count_names(template: str) -> int:
 
 
 def expand(template: str) -> Iterator[str]:
-    """Give the names of a template such as `shard-{000..009..3}.tar`."""
+    """Yield the names of a template such as `shard-{000..009..3}.tar`."""
     found = _BRACES.search(template)
     if found is None:
         yield template

@@ -1,8 +1,8 @@
 """Uploads in parts: AIStore's own multipart protocol.
 
-Parts are written to where they will lie in the object, if that can be told when they come: all but
-the last have the same size as a rule. Any other part, and one that is sent again, is a file of its own
-until they are put together. As all work files they are gone after a restart, and the upload with them.
+A part is written straight to its place in the object if that place is known when it arrives: usually
+all parts but the last have the same size. Any other part, and one that is sent again, is a separate file
+until the upload is completed. Like all work files they are removed at a restart, with their upload.
 """
 
 import os
@@ -20,16 +20,14 @@ import msgspec
 
 from aisfs.server import failures
 from aisfs.server.api.objects import Objects
-from aisfs.server.api.properties import checksum_type
 from aisfs.server.damage import Damage, LostPart
 from aisfs.server.failures import Failure, uri_of
 from aisfs.server.messages import Reply, Request, text_reply
 from aisfs.server.storage.bucket import Bucket
-from aisfs.server.storage.checksums import hash_file
 from aisfs.server.storage.objects import Storage, write_out
 
 CHECKSUM = "crc32c"
-"""What an object has whose parts did not come in order, unless it replaces one that has another."""
+"""Checksum type of an object whose parts arrived out of order, unless it replaces one with another."""
 _MOST_PARTS = 10_000
 _COPY = 64 << 20
 _NUMBER = re.compile(r"[1-9][0-9]{0,4}")
@@ -46,17 +44,17 @@ class _Upload:
     folder: Path
     sizes: dict[int, int] = field(default_factory=dict)
     step: int = 0
-    """Bytes of the part that came first; part N is expected at N - 1 times as many."""
+    """Bytes of the part that arrived first; part N is expected at N - 1 times as many."""
     begun: set[int] = field(default_factory=set)
-    """Parts that were written to their place, or tried to; they are not written there again."""
+    """Parts whose place was written to, even in part; they are not written there again."""
     placed: set[int] = field(default_factory=set)
-    """Parts that are in their place, whole."""
+    """Parts that are complete and in their place."""
     in_order: bool = True
-    """Whether every part so far had the number after that of the one before."""
+    """Whether the parts arrived in the order of their numbers so far."""
     lost: set[int] = field(default_factory=set)
-    """Parts that came twice, where that loses them."""
+    """Parts that were sent twice, where that loses them."""
     turn: threading.Lock = field(default_factory=threading.Lock)
-    """Held to write to `whole`: the kernel lets in one at a time, and the others burn processors."""
+    """Held to write to `whole`: the kernel admits one writer at a time, and the others would spin."""
 
     @property
     def whole(self) -> Path:
@@ -64,16 +62,16 @@ class _Upload:
         return self.folder / "whole"
 
     def part(self, number: int) -> Path:
-        """Give the file of a part that has one of its own."""
+        """Return the file of a part that is not in `whole`."""
         return self.folder / str(number)
 
     def keep(self, number: int, size: int) -> None:
-        """Note a part that has come, whole."""
+        """Record a part that is complete."""
         self.in_order = self.in_order and number == len(self.sizes) + 1
         self.sizes[number] = size
 
     def place(self, number: int, length: int) -> int | None:
-        """Say where a part may be written to at once; None when it needs a file of its own."""
+        """Return where in `whole` a part may be written; None when it needs a separate file."""
         self.step = self.step or length
         if not length or length > self.step or number in self.begun or number in self.sizes:
             return None
@@ -91,7 +89,7 @@ class _Piece:
 
 
 class Parts:
-    """The uploads in parts that are under way."""
+    """The multipart uploads in progress."""
 
     def __init__(self, storage: Storage, objects: Objects) -> None:
         self._storage = storage
@@ -100,7 +98,7 @@ class Parts:
         self._uploads: dict[str, _Upload] = {}
 
     def start(self, bucket: Bucket, key: bytes) -> Reply:
-        """Begin an upload and name it."""
+        """Begin an upload; the reply is its id."""
         name = uuid.uuid4().hex[:16]
         folder = self._storage.work_path(f"parts-{name}")
         folder.mkdir()
@@ -109,14 +107,14 @@ class Parts:
         return text_reply(name)
 
     def put(self, request: Request, bucket: Bucket, key: bytes) -> Reply:
-        """Take one part; sent again it replaces the one before, or takes it along."""
+        """Store one part; sent again it replaces the first one, or destroys it where traps are on."""
         text = request.query.get("partNumber", "")
         if not _NUMBER.fullmatch(text) or int(text) > _MOST_PARTS:
             raise Failure(400, f'invalid part number "{text}" (expecting 1..{_MOST_PARTS})')
         upload, number = self._upload(request, bucket, key), int(text)
-        # Checksums of parts are not looked at: AIStore does not either.
+        # Like AIStore, this ignores the checksums of parts.
         with self._lock:
-            place = upload.place(number, int(request.environ.get("CONTENT_LENGTH") or 0))
+            place = upload.place(number, request.length)
         if place is not None:
             with _still_there(upload), _open_at(upload.whole, place) as file:
                 size = write_out(request.pieces(), file, (), upload.turn)
@@ -124,9 +122,8 @@ class Parts:
                 upload.keep(number, size)
                 upload.placed.add(number)
             return Reply()
-        work = upload.folder / uuid.uuid4().hex
-        try:
-            with _still_there(upload), work.open("xb") as file:
+        with self._storage.work_file() as work:
+            with work.open("xb") as file:
                 size = write_out(request.pieces(), file, ())
             with self._lock, _still_there(upload):
                 if number in upload.sizes and self._storage.traps.loses_repeated_parts:
@@ -134,12 +131,10 @@ class Parts:
                 os.replace(work, upload.part(number))
                 upload.keep(number, size)
                 upload.placed.discard(number)
-        finally:
-            work.unlink(missing_ok=True)
         return Reply()
 
     def complete(self, request: Request, listed: object, bucket: Bucket, key: bytes) -> Reply:
-        """Make an object of the parts that are listed: all of them."""
+        """Make an object of the listed parts, which have to be all parts."""
         upload = self._upload(request, bucket, key)
         numbers, name = _numbers(listed), uri_of(bucket.name, key)
         with self._lock:
@@ -151,7 +146,7 @@ class Parts:
                 if number != at + 1:
                     text = f"chunk at ({at}) has invalid number {number} (count={len(numbers)})"
                     raise Failure(400, text)
-            if 1 in upload.lost:  # it is the file that the others are added to
+            if 1 in upload.lost:  # AIStore appends the others to its file
                 text = f"rename {upload.part(1)} {upload.whole}: no such file or directory"
                 raise Failure(
                     404, f"t[{{node}}]: failed to finalize {name}, err: {text}", "ErrFailedTo"
@@ -161,14 +156,9 @@ class Parts:
         try:
             work = self._put_together(upload)
             old = bucket.find(key)
-            kind = checksum_type(bucket) if upload.in_order else CHECKSUM
-            if old and old.record.checksum_type:
-                kind = old.record.checksum_type
-            chunks = (len(numbers), max(have.values()))
-            checksum, damage = hash_file(work, kind), _damage(upload, name)
-            self._objects.publish(
-                bucket, key, work, kind, checksum, {}, chunks=chunks, damage=damage
-            )
+            kind = (old and old.record.checksum_type) or ("" if upload.in_order else CHECKSUM)
+            chunks, damage = (len(numbers), max(have.values())), _damage(upload, name)
+            self._objects.publish(bucket, key, work, kind=kind, chunks=chunks, damage=damage)
         except BaseException:
             with self._lock:  # it may be tried again, or aborted
                 self._uploads[request.query["uploadId"]] = upload
@@ -178,7 +168,7 @@ class Parts:
 
     @staticmethod
     def _put_together(upload: _Upload) -> Path:
-        """Make one file of the parts: the one that most are in, unless they turned out misplaced."""
+        """Return one file of all parts: `whole`, unless the parts in it turned out misplaced."""
         pieces = _pieces(upload)
         end = pieces[-1].start + pieces[-1].size
         right = all(p.start == (p.number - 1) * upload.step for p in pieces if _placed(upload, p))
@@ -193,7 +183,7 @@ class Parts:
         return target
 
     def abort(self, request: Request, bucket: Bucket, key: bytes) -> Reply:
-        """Throw the parts away."""
+        """Discard the parts."""
         request.drain()
         name = request.query["uploadId"]
         with self._lock:
@@ -234,7 +224,7 @@ def _unknown(request: Request, bucket: Bucket, key: bytes) -> Failure:
 
 @contextmanager
 def _still_there(upload: _Upload) -> Iterator[None]:
-    """Say that an upload is unknown when it was aborted meanwhile."""
+    """Turn the missing files of an upload that was aborted meanwhile into a 404."""
     try:
         yield
     except FileNotFoundError as error:
@@ -243,7 +233,7 @@ def _still_there(upload: _Upload) -> Iterator[None]:
 
 
 def _pieces(upload: _Upload) -> list[_Piece]:
-    """Give all parts in order, with their places in the object."""
+    """Return all parts in order, with their places in the object."""
     pieces, end = [], 0
     for number, size in sorted(upload.sizes.items()):
         pieces.append(_Piece(number, end, size))
@@ -265,7 +255,7 @@ def _placed(upload: _Upload, piece: _Piece) -> bool:
 
 
 def _open_at(path: Path, offset: int) -> BinaryIO:
-    """Open a file to write at an offset; it need not be there."""
+    """Open a file, which need not exist, to write at an offset."""
     file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644), "wb")
     file.seek(offset)
     return file

@@ -1,34 +1,64 @@
 """Headers of object requests and replies: attributes, custom metadata, ranges."""
 
 import re
+from email.utils import formatdate
 
 from aisfs.server.failures import Failure, Headers
-from aisfs.server.messages import REPEATED, Request
+from aisfs.server.messages import REPEATED, Request, base36
 from aisfs.server.storage.bucket import Found
+from aisfs.server.storage.records import Record
 
 _RANGE = re.compile(r"(\d*)-(\d*)")
 
 
 def attributes(found: Found) -> Headers:
-    """Give the headers that describe an object in GET and PUT replies."""
+    """Return the headers that describe an object in GET and PUT replies."""
     record = found.record
-    headers = [("Ais-Atime", str(found.atime_ns))]
-    if record.checksum:
-        headers.append(("Ais-Checksum-Type", record.checksum_type))
-        headers.append(("Ais-Checksum-Value", record.checksum))
+    headers = [("Ais-Atime", str(found.atime_ns)), *_checksum(record)]
     if record.version:
         headers.append(("Ais-Version", record.version))
-    headers += [("Ais-Custom-Md", f"{k}={v}") for k, v in record.custom.items()]
-    return headers
+    return headers + _custom(record)
 
 
-def chunk_headers(count: int, largest: int) -> Headers:
-    """Say in what parts an object was uploaded."""
-    return [("Ais-Chunks-Count", str(count)), ("Ais-Chunks-Max-Chunk-Size", str(largest))]
+def by_property(found: Found, location: str) -> dict[str, Headers]:
+    """Return the headers of each property that a HEAD can ask for."""
+    record = found.record
+    count, largest = record.chunks or (0, 0)
+    chunks = [("Ais-Chunks-Count", str(count)), ("Ais-Chunks-Max-Chunk-Size", str(largest))]
+    return {
+        "name": [],
+        "size": [],
+        "ec": [],
+        "checksum": _checksum(record),
+        "atime": [("Ais-Atime", str(found.atime_ns))],
+        "version": [("Ais-Version", record.version)] if record.version else [],
+        "custom": _custom(record),
+        "last-modified": [("Last-Modified", formatdate(found.mtime_ns // 10**9, usegmt=True))],
+        "etag": [("Etag", _etag(found))],
+        "copies": [("Ais-Mirror-Copies", "1"), ("Ais-Mirror-Paths", "/")],
+        "location": [("Ais-Location", location)],
+        "chunked": chunks if count else [],
+    }
+
+
+def _checksum(record: Record) -> Headers:
+    pairs = [("Ais-Checksum-Type", record.checksum_type), ("Ais-Checksum-Value", record.checksum)]
+    return pairs if record.checksum else []
+
+
+def _custom(record: Record) -> Headers:
+    return [("Ais-Custom-Md", f"{k}={v}") for k, v in record.custom.items()]
+
+
+def _etag(found: Found) -> str:
+    record = found.record
+    if record.checksum_type == "md5":
+        return f'"{record.checksum}"'
+    return f'"v1-{record.checksum or record.version}-{base36(found.mtime_ns)}"'
 
 
 def custom_pairs(request: Request) -> dict[str, str]:
-    """Read the custom metadata of a PUT; one pair per header line."""
+    """Return the custom metadata of a PUT, which has one pair per header line."""
     raw = request.header("Ais-Custom-Md")
     pairs = {}
     for line in raw.split(REPEATED) if raw else []:
@@ -43,10 +73,10 @@ def custom_pairs(request: Request) -> dict[str, str]:
 
 
 def parse_range(asked: str, size: int, uri: str) -> tuple[int, int]:
-    """Read a Range header; returns offset and length.
+    """Return the offset and length that a Range header asks for.
 
     Raises:
-        Failure: 416 in AIStore's wordings.
+        Failure: 416, worded as AIStore does.
     """
     if not asked.startswith("bytes="):
         raise Failure(416, f'read range "{asked}" is invalid (prefix)')

@@ -2,45 +2,29 @@
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
-from email.utils import formatdate
 from itertools import chain
 from pathlib import Path
 
 from aisfs.server import failures
 from aisfs.server.api import archives
-from aisfs.server.api.object_headers import attributes, chunk_headers, custom_pairs, parse_range
-from aisfs.server.api.properties import checksum_type, range_checksums, validates, versioned
+from aisfs.server.api.object_headers import attributes, by_property, custom_pairs, parse_range
+from aisfs.server.api.properties import checksum_type, setting
 from aisfs.server.damage import Damage, break_off
 from aisfs.server.failures import Failure, Headers, uri_of
-from aisfs.server.messages import HeldFile, Reply, Request, base36
+from aisfs.server.messages import HeldFile, Reply, Request
 from aisfs.server.names import check_key
 from aisfs.server.storage.bucket import Bucket, Found
-from aisfs.server.storage.checksums import HASHERS
+from aisfs.server.storage.checksums import HASHERS, hash_file
 from aisfs.server.storage.objects import Storage, write_out
 from aisfs.server.storage.records import Record
 
 SMALL = 128 << 10
 """Objects up to this size are read at once and release their lock before they are sent: they fit
-the socket buffers anyway, and one `pread` is cheaper than setting up `sendfile`."""
+the socket buffers, and one `pread` is cheaper than setting up `sendfile`."""
 STALL_SECONDS = 600.0
-"""A client that takes no byte for this long is given up, and with it the object's lock."""
-HEAD_PROPS = frozenset(
-    {
-        "name",
-        "size",
-        "checksum",
-        "atime",
-        "version",
-        "custom",
-        "last-modified",
-        "etag",
-        "copies",
-        "ec",
-        "location",
-        "chunked",
-    }
-)
+"""A client that takes no byte for this long is dropped, which releases the object's lock."""
 
 
 class Objects:
@@ -48,12 +32,12 @@ class Objects:
 
     def __init__(self, storage: Storage, node_id: str) -> None:
         self._storage = storage
-        self._node_id = node_id
+        self._location = f"t[{node_id}]:mp[/]"
 
     # HEAD
 
     def head(self, request: Request, bucket: Bucket, key: bytes) -> Reply:
-        """Describe an object, in the old way or by the properties asked for."""
+        """Describe an object, in the old format or by the requested properties."""
         found = bucket.find(key)
         if found is None:
             raise failures.no_object(bucket.name, key)
@@ -61,14 +45,13 @@ class Objects:
         props = request.query.get("props", "")
         if not props:
             return Reply(headers=self._head_v1(bucket, key, found))
-        asked = props.split(",")
-        for prop in asked:
-            if prop not in HEAD_PROPS:
+        known = by_property(found, self._location)
+        headers = [("Ais-Present", "true"), ("Content-Length", str(found.size))]
+        for prop in dict.fromkeys(props.split(",")):
+            if prop not in known:
                 text = f'invalid property "{prop}" in props list'
                 raise Failure(400, text, headers=[("Ais-Present", "true")])
-        headers = [("Ais-Present", "true"), ("Content-Length", str(found.size))]
-        for prop in dict.fromkeys(asked):
-            headers += self._head_prop(prop, found)
+            headers += known[prop]
         return Reply(headers=headers)
 
     def _head_v1(self, bucket: Bucket, key: bytes, found: Found) -> Headers:
@@ -77,88 +60,49 @@ class Objects:
             ("Ais-Bucket-Name", bucket.name),
             ("Ais-Bucket-Provider", "ais"),
             ("Ais-Present", "true"),
-            ("Ais-Location", f"t[{self._node_id}]:mp[/]"),
+            ("Ais-Location", self._location),
             ("Ais-Mirror-Copies", "1"),
             ("Ais-Mirror-Paths", "[/]"),
             *attributes(found),
         ]
-        if found.size:  # as in AIStore: an empty object has no length in the old reply
+        if found.size:  # as in AIStore, whose old reply has no length for an empty object
             headers.append(("Content-Length", str(found.size)))
         return headers
-
-    def _head_prop(self, prop: str, found: Found) -> Headers:
-        record = found.record
-        match prop:
-            case "checksum" if record.checksum:
-                return [
-                    ("Ais-Checksum-Type", record.checksum_type),
-                    ("Ais-Checksum-Value", record.checksum),
-                ]
-            case "atime":
-                return [("Ais-Atime", str(found.atime_ns))]
-            case "version" if record.version:
-                return [("Ais-Version", record.version)]
-            case "custom":
-                return [("Ais-Custom-Md", f"{k}={v}") for k, v in record.custom.items()]
-            case "last-modified":
-                return [("Last-Modified", formatdate(found.mtime_ns // 10**9, usegmt=True))]
-            case "etag":
-                return [("Etag", _etag(found))]
-            case "copies":
-                return [("Ais-Mirror-Copies", "1"), ("Ais-Mirror-Paths", "/")]
-            case "location":
-                return [("Ais-Location", f"t[{self._node_id}]:mp[/]")]
-            case "chunked" if record.chunks:
-                return chunk_headers(*record.chunks)
-        return []
 
     # GET
 
     def get(self, request: Request, bucket: Bucket, key: bytes) -> Reply:
-        """Give an object, a range of it, one member or a selection of members."""
+        """Return an object, a range of it, one member or a selection of members."""
         query = request.query
         path, mode = query.get("archpath", ""), query.get("archmode", "")
         _check_member_request(path, mode, request.header("Range"))
         wanted = archives.matcher(mode, query.get("archregx", "")) if mode else None
-        name = (bucket.name, key)
-        if validates(bucket):
+        if setting(bucket, "checksum", "validate_warm_get"):
             self._validate(bucket, key)
-        self._storage.locks.acquire_read(name)
-        held = True
-
-        def release() -> None:
-            self._storage.locks.release_read(name)
-
-        fd = -1
-        try:
+        with ExitStack() as held:
+            held.enter_context(self._storage.locks.reading((bucket.name, key)))
             fd, found = self._open(bucket, key)
+            held.callback(os.close, fd)
             bucket.load(key, found)
             if path:
-                reply = self._member(fd, bucket, key, path, query.get("archmime", ""), release)
+                reply = self._member(fd, bucket, key, path, query.get("archmime", ""))
             elif wanted is not None:
                 reply = self._selection(fd, bucket, key, query, wanted)
             else:
-                reply = self._content(request, fd, bucket, key, found, release)
-            if isinstance(reply.file, HeldFile):
-                if (sock := request.environ.get("gunicorn.socket")) is not None:
-                    sock.settimeout(STALL_SECONDS)
-                fd, held = -1, False  # both now end with the reply
-            return reply
-        finally:
-            if fd >= 0:
-                os.close(fd)
-            if held:
-                release()
+                reply = self._content(request, fd, bucket, key, found)
+            if reply.file is not None:
+                request.set_timeout(STALL_SECONDS)
+                reply.file.hold(held)
+        return reply
 
     def _open(self, bucket: Bucket, key: bytes) -> tuple[int, Found]:
         try:
             fd = bucket.open(key)
+        except PermissionError as error:
+            raise Failure(500, f"{uri_of(bucket.name, key)}: permission denied") from error
         except OSError as error:
-            if isinstance(error, PermissionError):
-                raise Failure(500, f"{uri_of(bucket.name, key)}: permission denied") from error
             raise self._absent(bucket, key) from error
-        status = os.fstat(fd)
-        found = bucket.find(key, status)
+        found = bucket.find(key, os.fstat(fd))
         if found is not None:
             return fd, found
         os.close(fd)
@@ -178,15 +122,8 @@ class Objects:
             context = f"o[{bucket.name}/{failures.text_of(key)}]"
             raise failures.wrong_checksum("none", "", "", context)
 
-    def _content(
-        self,
-        request: Request,
-        fd: int,
-        bucket: Bucket,
-        key: bytes,
-        found: Found,
-        release: Callable[[], None],
-    ) -> Reply:
+    @staticmethod
+    def _content(request: Request, fd: int, bucket: Bucket, key: bytes, found: Found) -> Reply:
         headers = [("Content-Type", "application/octet-stream")]
         start, length, status = 0, found.size, 200
         if asked := request.header("Range"):
@@ -195,13 +132,12 @@ class Objects:
             last = start + length - 1
             headers.append(("Accept-Ranges", "bytes"))
             headers.append(("Content-Range", f"bytes {start}-{last}/{found.size}"))
-        if status == 206 and found.record.checksum and range_checksums(bucket):
-            hasher = HASHERS[found.record.checksum_type]()
+        record = found.record
+        if status == 206 and record.checksum and setting(bucket, "checksum", "enable_read_range"):
+            hasher = HASHERS[record.checksum_type]()
             hasher.update(os.pread(fd, length, start))
-            found = replace(found, record=replace(found.record, checksum=hasher.hexdigest()))
-        sound = (
-            found.record.damage.readable(start, length, headers) if found.record.damage else length
-        )
+            found = replace(found, record=replace(record, checksum=hasher.hexdigest()))
+        sound = record.damage.readable(start, length, headers) if record.damage else length
         headers += attributes(found)
         if sound < length:
             headers.append(("Content-Length", str(length)))
@@ -212,11 +148,10 @@ class Objects:
                 return Reply(status, headers, body)
         headers.append(("Content-Length", str(length)))
         sock = request.environ.get("gunicorn.socket")
-        return Reply(status, headers, file=HeldFile(fd, start, length, release, sock))
+        return Reply(status, headers, file=HeldFile(fd, start, length, sock))
 
-    def _member(
-        self, fd: int, bucket: Bucket, key: bytes, path: str, mime: str, release: Callable[[], None]
-    ) -> Reply:
+    @staticmethod
+    def _member(fd: int, bucket: Bucket, key: bytes, path: str, mime: str) -> Reply:
         headers = [("Content-Type", "application/octet-stream")]
         with os.fdopen(os.dup(fd), "rb") as file:
             form = archives.format_of(mime, key, file)
@@ -226,28 +161,25 @@ class Objects:
         if member.size <= SMALL:
             return Reply(headers=headers, body=os.pread(fd, member.size, member.offset))
         headers.append(("Content-Length", str(member.size)))
-        return Reply(headers=headers, file=HeldFile(fd, member.offset, member.size, release, None))
+        return Reply(headers=headers, file=HeldFile(fd, member.offset, member.size, None))
 
     @staticmethod
     def _selection(
         fd: int, bucket: Bucket, key: bytes, query: dict[str, str], wanted: Callable[[str], bool]
     ) -> Reply:
-        file = os.fdopen(os.dup(fd), "rb")
-        try:
+        with ExitStack() as held:
+            file = held.enter_context(os.fdopen(os.dup(fd), "rb"))
             form = archives.format_of(query.get("archmime", ""), key, file)
             pieces = archives.select(file, form, wanted)
             first = next(pieces, None)
-        except BaseException:
-            file.close()
-            raise
-        if first is None:
-            file.close()
-            what = f"(archregx={query.get('archregx', '')}, archmode={query['archmode']})"
-            text = f"t[{{node}}]: {what} in {uri_of(bucket.name, key)} does not exist"
-            raise Failure(404, text, "ErrNotFound")
+            if first is None:
+                what = f"(archregx={query.get('archregx', '')}, archmode={query['archmode']})"
+                text = f"t[{{node}}]: {what} in {uri_of(bucket.name, key)} does not exist"
+                raise Failure(404, text, "ErrNotFound")
+            held.pop_all()
 
         def stream() -> Iterator[bytes]:
-            # The open file keeps its bytes whatever happens to the name meanwhile.
+            # The open file keeps its bytes even if its name is removed meanwhile.
             with file:
                 yield from chain([first], pieces)
 
@@ -257,10 +189,8 @@ class Objects:
 
     def put(self, request: Request, bucket: Bucket, key: bytes) -> Reply:
         """Store an object."""
-        given_type, given = (
-            request.header("Ais-Checksum-Type"),
-            request.header("Ais-Checksum-Value"),
-        )
+        given_type = request.header("Ais-Checksum-Type")
+        given = request.header("Ais-Checksum-Value")
         custom = custom_pairs(request)
         if given_type and given_type not in HASHERS:
             raise Failure(400, f'invalid checksum type "{given_type}"')
@@ -271,22 +201,17 @@ class Objects:
                 return Reply()
         skip = request.query.get("skip_vc") == "true"
         kind = checksum_type(bucket)
-        work = self._storage.work_path()
-        try:
-            hasher, second = HASHERS[kind](), None
-            hashers = [hasher]
-            if given and kind != "none" and not skip and given_type != kind:
-                second = HASHERS[given_type]()
-                hashers.append(second)
+        check = given and kind != "none" and not skip
+        hashers = [HASHERS[name]() for name in dict.fromkeys((kind, given_type if check else kind))]
+        with self._storage.work_file() as work:
             with work.open("xb") as file:
                 write_out(request.pieces(), file, hashers)
-            computed = (second or hasher).hexdigest()
-            if given and kind != "none" and not skip and computed != given:
+            computed = hashers[-1].hexdigest()
+            if check and computed != given:
                 context = uri_of(bucket.name, key)
                 raise failures.wrong_checksum(given_type, given, computed, context)
-            found = self.publish(bucket, key, work, kind, hasher.hexdigest(), custom, fresh=skip)
-        finally:
-            work.unlink(missing_ok=True)
+            checksum = hashers[0].hexdigest()
+            found = self.publish(bucket, key, work, custom, checksum=checksum, fresh=skip)
         return Reply(headers=attributes(found))
 
     def publish(
@@ -294,27 +219,38 @@ class Objects:
         bucket: Bucket,
         key: bytes,
         work: Path,
-        kind: str,
-        checksum: str,
-        custom: dict[str, str],
+        custom: dict[str, str] | None = None,
         *,
+        kind: str = "",
+        checksum: str | None = None,
         fresh: bool = False,
         chunks: tuple[int, int] | None = None,
         damage: Damage | None = None,
     ) -> Found:
         """Make a work file the next version of an object.
 
-        `fresh` forgets what was there, as `skip_vc` does. Custom metadata is merged into the old.
+        Args:
+            bucket: The bucket.
+            key: The object.
+            work: The complete content.
+            custom: Custom metadata, which is merged into that of the previous version.
+            kind: The checksum type, if it is not the bucket's.
+            checksum: The checksum of `work`, if it is known.
+            fresh: Ignore the previous version, as `skip_vc` does.
+            chunks: Number and largest size of the parts of an upload.
+            damage: What a trap spoiled.
         """
+        kind = kind or checksum_type(bucket)
+        checksum = hash_file(work, kind) if checksum is None else checksum
         with self._storage.locks.writing((bucket.name, key)):
             old = bucket.find(key)
             known = None if fresh or old is None else old.record
             count = int(known.version) if known and known.version.isdecimal() else 0
             record = Record(
-                str(count + 1) if versioned(bucket) else "",
+                str(count + 1) if setting(bucket, "versioning", "enabled") else "",
                 kind if checksum else "",
                 checksum,
-                {**(known.custom if known else {}), **custom},
+                {**(known.custom if known else {}), **(custom or {})},
                 chunks,
                 damage,
             )
@@ -348,7 +284,7 @@ class Objects:
         return Reply()
 
     def lock_state(self, bucket: Bucket, key: bytes) -> Reply:
-        """Say by status whether an object is being read or written."""
+        """Return a status that tells whether an object is being read or written."""
         states = {"free": 200, "read": 202, "write": 423}
         return Reply(states[self._storage.locks.state((bucket.name, key))])
 
@@ -361,13 +297,6 @@ class Objects:
         check_key(new_key)
         self._storage.copy(bucket, key, target, new_key)
         return Reply()
-
-
-def _etag(found: Found) -> str:
-    record = found.record
-    if record.checksum_type == "md5":
-        return f'"{record.checksum}"'
-    return f'"v1-{record.checksum or record.version}-{base36(found.mtime_ns)}"'
 
 
 def _check_member_request(path: str, mode: str, asked: str) -> None:

@@ -1,4 +1,4 @@
-"""Bucket properties: AIStore's defaults, and what a user has set, which is kept with the records."""
+"""Bucket properties: AIStore's defaults, and the changes a user made, which are stored with the records."""
 
 import json
 import os
@@ -51,10 +51,10 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def check(changes: object) -> dict[str, Any]:
-    """Accept a set of properties to change.
+    """Check a set of properties to change, and return it.
 
     Raises:
-        Failure: 400 when it is none, or names a checksum nobody knows.
+        Failure: 400 when it is not a set of properties, or names an unknown checksum.
     """
     if changes is None:
         return {}
@@ -72,7 +72,7 @@ def check(changes: object) -> dict[str, Any]:
 
 
 def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Lay changes over a set of properties, section by section."""
+    """Return a set of properties with changes applied, section by section."""
     merged = dict(base)
     for name, value in changes.items():
         old = merged.get(name)
@@ -81,31 +81,17 @@ def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def header_of(bucket: Bucket) -> str:
-    """Give all properties of a bucket as the one line a HEAD carries."""
+    """Return all properties of a bucket as the header line of a HEAD reply."""
     changed = bucket.records.properties()
     changed.setdefault("created", str(os.stat(bucket.folder).st_ctime_ns))
     return json.dumps(merge(_DEFAULTS, changed), separators=(",", ":"))
 
 
+def setting(bucket: Bucket, section: str, name: str) -> Any:  # noqa: ANN401 - any JSON value
+    """Return one property of a bucket."""
+    return {**_DEFAULTS[section], **bucket.records.properties().get(section, {})}[name]
+
+
 def checksum_type(bucket: Bucket) -> str:
-    """Give the checksum type of new objects."""
-    return str(_section(bucket, "checksum")["type"])
-
-
-def range_checksums(bucket: Bucket) -> bool:
-    """Say whether range replies carry the range's own checksum."""
-    return bool(_section(bucket, "checksum")["enable_read_range"])
-
-
-def validates(bucket: Bucket) -> bool:
-    """Say whether the checksum of an object is compared when it is read."""
-    return bool(_section(bucket, "checksum")["validate_warm_get"])
-
-
-def versioned(bucket: Bucket) -> bool:
-    """Say whether new objects get a version."""
-    return bool(_section(bucket, "versioning")["enabled"])
-
-
-def _section(bucket: Bucket, name: str) -> dict[str, Any]:
-    return {**_DEFAULTS[name], **bucket.records.properties().get(name, {})}
+    """Return the checksum type of new objects."""
+    return str(setting(bucket, "checksum", "type"))

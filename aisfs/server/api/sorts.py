@@ -1,6 +1,6 @@
-"""dSort: the members of many shards sorted, or shuffled, into shards of a certain size.
+"""dSort: the members of many shards sorted, or shuffled, into shards of a given size.
 
-A job is done when its id is given out. What is offered: plain tars, by name or shuffled.
+A job is finished before its id is returned. Supported: plain tars, sorted by name or shuffled.
 """
 
 import os
@@ -14,17 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from cachetools import FIFOCache
 
 from aisfs.server.api import archives
 from aisfs.server.api.cluster import JOBS_KEPT
 from aisfs.server.api.jobs import MOST_NAMES, count_names, expand
 from aisfs.server.api.objects import Objects
-from aisfs.server.api.properties import checksum_type
 from aisfs.server.failures import Failure, unsupported, uri_of
 from aisfs.server.messages import Reply, Request, json_reply, text_reply
 from aisfs.server.names import check_key
 from aisfs.server.storage.bucket import Bucket
-from aisfs.server.storage.checksums import hash_file
 from aisfs.server.storage.objects import Storage
 
 _SIZE = re.compile(r"(\d{1,15})\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
@@ -46,7 +45,7 @@ class _Algorithm(msgspec.Struct):
 
 
 class Spec(msgspec.Struct):
-    """What is asked; fields the server has no use for are not read."""
+    """The request; fields that the server does not use are ignored."""
 
     input_bck: _Place
     output_bck: _Place
@@ -67,7 +66,7 @@ class _Member:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """Members that have one name but for its extension, in the order they came in."""
+    """Members whose names differ only in the extension, in the order they were found."""
 
     parts: dict[str, _Member]
 
@@ -77,16 +76,16 @@ class _Record:
 
 
 class Sorts:
-    """Starts sorts and remembers the last ones."""
+    """Runs sorts and remembers the latest ones."""
 
     def __init__(self, storage: Storage, objects: Objects, node_id: str) -> None:
         self._storage = storage
         self._objects = objects
         self._node_id = node_id
-        self._done: dict[str, dict[str, Any]] = {}
+        self._done = FIFOCache[str, dict[str, Any]](JOBS_KEPT)
 
     def serve(self, request: Request, rest: str) -> Reply:
-        """Start a sort, tell about one or all, or forget one."""
+        """Run a sort, describe one or all, or forget one."""
         asked = request.query.get("uuid", "")
         if rest:
             raise unsupported(f"{request.method} {request.path}")
@@ -95,11 +94,12 @@ class Sorts:
         if request.method == "GET" and not asked:
             wanted = archives.matcher("regexp", request.query.get("regex", ""))
             found = [job for job in self._done.values() if wanted(job["Metrics"]["description"])]
-            return _as_text([{k: v for k, v in job.items() if k != "Metrics"} for job in found])
+            jobs = [{k: v for k, v in job.items() if k != "Metrics"} for job in found]
+            return json_reply(jobs, "text/plain")
         if asked not in self._done:
             raise Failure(404, f"%!s(<nil>): [dsort] {asked} does not exist")
         if request.method == "GET":
-            return _as_text({self._node_id: self._done[asked]})
+            return json_reply({self._node_id: self._done[asked]}, "text/plain")
         request.drain()
         self._done.pop(asked, None)
         return Reply()
@@ -126,34 +126,28 @@ class Sorts:
             created += 1
         job = _info(spec, began, shards, [m for r in records for m in r.members], created)
         self._done[job["id"]] = job
-        while len(self._done) > JOBS_KEPT:
-            self._done.pop(next(iter(self._done)))
         return text_reply(job["id"])
 
     def _write(self, source: Bucket, target: Bucket, key: bytes, members: list[_Member]) -> None:
         check_key(key)
-        work = self._storage.work_path()
-        try:
+        with self._storage.work_file() as work:
             with tarfile.open(work, "w", format=tarfile.PAX_FORMAT) as tar:
                 for member in members:
                     with os.fdopen(source.open(member.shard), "rb") as file:
                         file.seek(member.info.offset_data)
                         tar.addfile(member.info, file)
-            kind = checksum_type(target)
-            self._objects.publish(target, key, work, kind, hash_file(work, kind), {})
-        finally:
-            work.unlink(missing_ok=True)
+            self._objects.publish(target, key, work)
 
 
 def _extract(bucket: Bucket, spec: Spec) -> tuple[int, list[_Record]]:
-    """Give the number of shards that are there, and the records in them; one that repeats is ignored."""
+    """Return how many shards exist, and their records; the first of equal members counts."""
     shards, records = 0, dict[str, _Record]()
     if count_names(spec.input_format.template) > MOST_NAMES:
         raise Failure(400, f"the template stands for more than {MOST_NAMES:,} names")
     for name in expand(spec.input_format.template):
         key = os.fsencode(name + spec.input_extension)
         if (found := bucket.find(key)) is None:
-            continue  # AIStore warns of it as a rule, and goes on
+            continue  # AIStore warns by default, and continues
         bucket.load(key, found)
         shards += 1
         for info in _members(bucket, key):
@@ -176,7 +170,7 @@ def _members(bucket: Bucket, key: bytes) -> list[tarfile.TarInfo]:
 
 
 def _order(records: list[_Record], algorithm: _Algorithm) -> None:
-    """Bring records, which are sorted by name, into the order that is asked for."""
+    """Put records, which are sorted by name, into the requested order."""
     if algorithm.kind == "shuffle":
         random.Random(algorithm.seed or None).shuffle(records)
     elif algorithm.kind not in ("", "none", "alphanumeric"):
@@ -186,7 +180,7 @@ def _order(records: list[_Record], algorithm: _Algorithm) -> None:
 
 
 def _split(records: list[_Record], limit: int) -> Iterator[list[_Member]]:
-    """Give the members of each new shard; one is full when its contents reach the limit."""
+    """Yield the members of each new shard; it is full when its contents reach the limit."""
     members: list[_Member] = []
     size = 0
     for record in records:
@@ -209,7 +203,7 @@ def _bytes(text: str) -> int:
 def _info(
     spec: Spec, began: int, shards: int, members: list[_Member], created: int
 ) -> dict[str, Any]:
-    """Give AIStore's report on a job that is done."""
+    """Return AIStore's report on a finished job."""
     now = time.time_ns()
     size = sum(member.info.size for member in members)
     phase = {"started_time": _time(began), "end_time": _time(now), "finished": True}
@@ -240,10 +234,3 @@ def _info(
 
 def _time(time_ns: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time_ns // 10**9))
-
-
-def _as_text(value: object) -> Reply:
-    """Answer with JSON that AIStore calls text."""
-    reply = json_reply(value)
-    reply.headers = [("Content-Type", "text/plain; charset=utf-8")]
-    return reply

@@ -1,12 +1,12 @@
-"""Buckets as folders, objects as plain files: what is on the disk and how it changes.
+"""Buckets as folders, objects as plain files: the layout on disk and how it changes.
 
-    DIR/<bucket>/<key>             the objects; files may come and go without our help
+    DIR/<bucket>/<key>             the objects; files may also be added and removed directly
     DIR/.aisfs-server/records/     one database per bucket: versions, checksums, custom metadata
     DIR/.aisfs-server/beside/      objects that have the name of a directory, see `aisfs.server.storage.beside`
     DIR/.aisfs-server/tmp/         work files; every object is complete before it gets its name
 
-Locking: whoever changes a key holds `locks.writing((bucket, key))`; whoever reads the bytes of a
-key and its record as one thing holds it for reading.
+Locking: changing a key needs `locks.writing((bucket, key))`; reading the bytes of a key together
+with its record needs `locks.reading`.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -35,11 +35,11 @@ from aisfs.server.storage.traps import Kindness
 
 STATE_DIRECTORY = ".aisfs-server"
 SYSTEM_BUCKETS = frozenset({".sys-shardidx"})
-"""Never listed; they are there for who has made the folder, since this server fills none itself."""
+"""Never listed, and only there once their folder was made: this server does not fill them."""
 BUCKET_NAME = re.compile(r"(?!\.)(?!.*\.\.)[A-Za-z0-9_.\-]{1,64}")
 _ANY_TIME = contextlib.nullcontext()
 TAKEOVER_SECONDS = 3.0
-"""A killed server's worker needs up to a second to notice; a new one waits this long for it."""
+"""How long a new server waits for the worker of a killed one, which exits within a second."""
 
 
 class Storage:
@@ -70,7 +70,7 @@ class Storage:
     # Buckets
 
     def bucket(self, name: str) -> Bucket:
-        """Give a bucket.
+        """Return a bucket.
 
         Raises:
             Failure: 404 when there is no such folder.
@@ -84,7 +84,7 @@ class Storage:
             return self._buckets.setdefault(name, self._make(name))
 
     def names(self) -> list[str]:
-        """List the buckets: folders below the root whose name a bucket may have."""
+        """Return the names of the buckets: folders below the root that are valid bucket names."""
         found = sorted(filter(BUCKET_NAME.fullmatch, os.listdir(self.root)))
         return [name for name in found if self._is_folder(name)]
 
@@ -146,15 +146,24 @@ class Storage:
     # Objects
 
     def work_path(self, name: str = "") -> Path:
-        """Give a fresh path for a work file, or that of a named one."""
+        """Return a new path for a work file, or the path of a named one."""
         return self.work / (name or uuid.uuid4().hex)
+
+    @contextlib.contextmanager
+    def work_file(self) -> Iterator[Path]:
+        """Yield a path for a work file, which is removed at the end if it was not renamed."""
+        path = self.work_path()
+        try:
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
 
     def commit(
         self, bucket: Bucket, key: bytes, work: Path, record: Record, old: Found | None
     ) -> Found:
-        """Give a finished work file its name; the caller holds the key for writing.
+        """Rename a finished work file to its key, which the caller holds for writing.
 
-        `old` is what the caller found there under the same lock.
+        `old` is the object that the caller found there under the same lock.
         """
         now = time.time_ns()
         if old is not None:
@@ -182,7 +191,7 @@ class Storage:
         raise Failure(500, f"{failures.text_of(key)}: its directory keeps vanishing")
 
     def _make_way(self, bucket: Bucket, key: bytes) -> None:
-        """Refuse a name that its disk has no room for; put aside what is in its way on another."""
+        """Refuse a name that is taken on its disk; move aside what has it on another disk."""
         path = bucket.folder + b"/" + key
         is_folder = os.path.isdir(path) and not _drop_empty(path)
         disk = self.traps.disk_of(bucket.name, key)
@@ -209,7 +218,7 @@ class Storage:
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
         except FileNotFoundError:
-            return  # a directory above was just removed, being empty: the caller tries again
+            return  # an empty parent was just removed: the caller tries again
         except (FileExistsError, NotADirectoryError) as error:
             raise _object_in_path() from error
         except OSError as error:
@@ -244,7 +253,7 @@ class Storage:
             parent = os.path.dirname(parent)
 
     def rename(self, bucket: Bucket, key: bytes, new_key: bytes) -> None:
-        """Move an object within its bucket, over whatever is at the new key."""
+        """Move an object within its bucket, replacing any object at the new key."""
         with self.locks.writing((bucket.name, key), (bucket.name, new_key)):
             source = _source(bucket, key)
             old = bucket.find(new_key)
@@ -259,15 +268,12 @@ class Storage:
 
     def copy(self, source: Bucket, key: bytes, target: Bucket, new_key: bytes) -> None:
         """Copy an object, with its version and custom metadata."""
-        work = self.work_path()
-        try:
+        with self.work_file() as work:
             with self.locks.reading((source.name, key)):
                 found = _source(source, key)
                 shutil.copyfile(source.path_of(key), work)
             with self.locks.writing((target.name, new_key)):
                 self.commit(target, new_key, work, found.record, target.find(new_key))
-        finally:
-            work.unlink(missing_ok=True)
 
     def annotate(
         self, bucket: Bucket, key: bytes, values: dict[str, str], replace_all: bool
@@ -287,7 +293,7 @@ def _object_in_path() -> Failure:
 
 
 def _source(bucket: Bucket, key: bytes) -> Found:
-    """Look up an object that is to be moved or copied."""
+    """Return an object that is to be moved or copied."""
     found = bucket.find(key)
     if found is None:
         raise failures.no_object(bucket.name, key)
@@ -305,7 +311,7 @@ def write_out(
     hashers: Iterable[Hasher],
     turn: contextlib.AbstractContextManager[object] = _ANY_TIME,
 ) -> int:
-    """Write pieces to a file, each in its `turn`, and feed the hashes; returns the number of bytes."""
+    """Write pieces to a file, each holding `turn`, and update the hashes; return the byte count."""
     total, feeding = 0, list(hashers)
     for piece in pieces:
         with turn:
@@ -317,7 +323,7 @@ def write_out(
 
 
 def hold_directory(root: Path) -> int:
-    """Make this process the only server of a directory; returns the descriptor to keep open.
+    """Make this process the only server of a directory; return the descriptor to keep open.
 
     Raises:
         ConfigError: another server has it, or nothing can be written there.
