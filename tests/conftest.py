@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import settings
 
+import tests.support.checked_locks  # noqa: F401 - before the package
 from tests.support.preloaded import Preloader
 
 # What CI says shall be about the change: `--hypothesis-profile=search` looks for new examples.

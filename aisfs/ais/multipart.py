@@ -12,7 +12,6 @@ Must not know: HTTP, requests, errnos.
 
 import logging
 import sys
-import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -32,6 +31,7 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.model import Bucket, ObjectInfo
+from aisfs.process.locks import Rank, ranked_lock
 from aisfs.store.at_once import all_of
 from aisfs.store.content import PartOfContent
 from aisfs.store.port import Content, Progress
@@ -262,7 +262,7 @@ class _Tally:
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._lock = threading.Lock()
+        self._lock = ranked_lock(Rank.UPLOAD_PROGRESS)
         self._sent: dict[int, int] = {}
         self._total = 0
 

@@ -6,7 +6,6 @@ Any thread may call everything. Must not know: HTTP beyond requests and replies,
 """
 
 import logging
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from aisfs.ais.transport.client import Body, Transport
 from aisfs.ais.transport.connection_set import ConnectionSet
 from aisfs.errors import AisfsError, Stale
 from aisfs.model import Bucket, ObjectInfo, Provider
+from aisfs.process.locks import Rank, ranked_lock
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class Originals:
         self._transport = transport
         self.look = look
         """Whether all are to be compared, when they are first read."""
-        self._lock = threading.Lock()
+        self._lock = ranked_lock(Rank.ORIGINALS)
         self._looked_at: OrderedDict[tuple[Bucket, ObjectInfo], float] = OrderedDict()
 
     @contextmanager

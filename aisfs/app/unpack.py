@@ -31,6 +31,7 @@ from aisfs.app.pack import (
 )
 from aisfs.errors import AisfsError, AlreadyExists, OutOfSpace, ShardDamaged, SourceMissing
 from aisfs.model import Bucket, ObjectInfo
+from aisfs.process.locks import Rank, ranked_lock
 from aisfs.store.port import ObjectStore
 
 _WINDOW = 8 << 20
@@ -200,7 +201,7 @@ class _Claims:
 
     def __init__(self, target: Path) -> None:
         """Begin now: files that exist below `target` may be replaced."""
-        self._lock = threading.Lock()
+        self._lock = ranked_lock(Rank.UNPACKED_PATHS)
         with tempfile.NamedTemporaryFile(dir=target, prefix=".aisfs-unpack-") as file:
             before = self._since = os.fstat(file.fileno()).st_ctime_ns
             tick, tries = threading.Event(), 0

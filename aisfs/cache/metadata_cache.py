@@ -6,7 +6,6 @@ those of the clock given, so tests can move it. It may be asked from any thread:
 one lock, held for microseconds, guards all of it.
 """
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -16,6 +15,7 @@ from cachetools import LRUCache, TTLCache
 
 from aisfs.core.namespace.listing import Listed, Listing
 from aisfs.model import Bucket
+from aisfs.process.locks import Rank, ranked_lock
 
 DirectoryId = tuple[Bucket, str]
 """A bucket and the prefix of a directory in it."""
@@ -59,7 +59,7 @@ class MetadataCache:
         clock: Callable[[], float],
     ) -> None:
         """Remember nothing yet."""
-        self._lock = threading.Lock()
+        self._lock = ranked_lock(Rank.METADATA)
         self._clock = clock
         self._attr_ttl = attr_ttl
         self._list_ttl = list_ttl

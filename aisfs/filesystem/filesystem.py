@@ -3,7 +3,6 @@
 Every method takes and gives inode numbers, names as bytes and `aisfs.errors`. fuse/ translates.
 """
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -47,6 +46,7 @@ from aisfs.filesystem.readdir_snapshots import ReaddirSnapshots
 from aisfs.filesystem.shard_folders import ShardFolders, check_directory, is_folder
 from aisfs.filesystem.trees.bucket_tree import Children, Found, FoundMember, Names, Objects
 from aisfs.model import Bucket, ByteRange, ObjectInfo
+from aisfs.process.locks import Rank, ranked_lock
 
 
 class FileSystem:
@@ -72,7 +72,7 @@ class FileSystem:
         """Serve the tree below `root`; a listing may be believed for `list_ttl` seconds."""
         self.inodes: InodeTable[Node] = InodeTable(root, identity)
         self._root = root
-        self._lock = threading.Lock()
+        self._lock = ranked_lock(Rank.INODES)
         self._beliefs = ListingValidity(clock, list_ttl)
         self.snapshots = ReaddirSnapshots()
         self._started = clock()

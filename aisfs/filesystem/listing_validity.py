@@ -8,9 +8,10 @@ told and without asking before.
     mtime while listing k is believed = when listing k-1 stopped being believed
 """
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from aisfs.process.locks import Rank, ranked_lock
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class ListingValidity:
         """Know of no listing; one may be believed for `list_ttl` seconds."""
         self._clock = clock
         self._list_ttl = list_ttl
-        self._lock = threading.Lock()
+        self._lock = ranked_lock(Rank.LISTING_VALIDITY)
         self._turns: dict[int, _Epoch] = {}
 
     def listed(self, ino: int, expires: float) -> None:

@@ -88,7 +88,11 @@ def environment(
     }
 
 
-_preloader = Preloader("aisfs", ("aisfs.cli.main", "aisfs.app.mount"), env=environment())
+_preloader = Preloader(
+    "aisfs",
+    ("tests.support.checked_locks", "aisfs.cli.main", "aisfs.app.mount"),
+    env=environment(),
+)
 
 
 def run(

@@ -14,7 +14,6 @@ import contextlib
 import os
 import socket
 import ssl
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -24,6 +23,7 @@ from urllib3.exceptions import ConnectTimeoutError, NameResolutionError, NewConn
 
 from aisfs.ais.transport.network import say_whose
 from aisfs.ais.transport.replies import BoundedReply
+from aisfs.process.locks import Rank, ranked_lock
 
 
 class CancellableSockets:
@@ -44,7 +44,7 @@ class CancellableSockets:
         """
         self.send_timeout = send_timeout
         self.admit = admit
-        self._lock = threading.Lock()
+        self._lock = ranked_lock(Rank.SOCKETS)
         self._twins: dict[HTTPConnection, socket.socket] = {}
         self._connections: set[HTTPConnection] = set()
         self._cut = False

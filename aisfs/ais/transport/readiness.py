@@ -15,7 +15,6 @@ Any thread may call everything. Must not know: redirects, what requests mean, tr
 
 import logging
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from aisfs.ais.transport.counted_body import BodyDelivered
 from aisfs.ais.transport.exchange import exchange
 from aisfs.ais.transport.replies import BoundedReply
 from aisfs.errors import Unavailable
+from aisfs.process.locks import Rank, ranked_lock
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Readiness:
         """
         self._authorization = authorization
         self._timeout = timeout
-        self._lock = threading.Lock()
+        self._lock = ranked_lock(Rank.READINESS)
         self.episode = 0
         """Changes whenever a proxy may have been started again: connections of before are not
         to be used any more."""

@@ -19,7 +19,6 @@ not reach the disk fails its checksum. WAL, so that readers wait for nobody.
 import contextlib
 import os
 import sqlite3
-import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from aisfs.process import private
+from aisfs.process.locks import Rank, ranked_lock, ranked_rlock
 
 BUSY_SECONDS = 5.0
 """How long a transaction waits for those of other processes, which take some 100 µs each."""
@@ -95,8 +95,8 @@ class Ledger:
         """Use `open`."""
         self._writing = writing
         self._reading = reading
-        self._reading_lock = threading.Lock()
-        self.lock = threading.RLock()
+        self._reading_lock = ranked_lock(Rank.CACHE_LEDGER_READS)
+        self.lock = ranked_rlock(Rank.CACHE_LEDGER)
         """Held by whoever works with the ledger, and what a hit never waits for."""
 
     @classmethod

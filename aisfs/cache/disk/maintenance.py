@@ -3,7 +3,6 @@
 import logging
 import os
 import sqlite3
-import threading
 import time
 from collections.abc import Set
 
@@ -12,6 +11,7 @@ from aisfs.cache.disk.directory import punch
 from aisfs.cache.disk.format import HEADER, PAGE, SEGMENT, Damaged
 from aisfs.cache.disk.segments import disk_bytes, pages_of_pieces, runs_of
 from aisfs.cache.disk.space import QUANTUM
+from aisfs.process.locks import Rank, ranked_lock
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class Maintenance:
         self._bookkeeper = bookkeeper
         self._synced = time.monotonic()
         self._reclaimed = self._synced
-        self._turn = threading.Lock()
+        self._turn = ranked_lock(Rank.CACHE_SYNC)
         self._pinned: frozenset[bytes] = frozenset()
         self._inode = os.stat(bookkeeper.directory.ledger).st_ino
 

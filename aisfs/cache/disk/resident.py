@@ -8,7 +8,6 @@ import contextlib
 import errno
 import logging
 import sqlite3
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -19,6 +18,7 @@ from aisfs.cache.disk.segment_file import SegmentFile
 from aisfs.cache.disk.segments import OpenFiles, Segment
 from aisfs.core.policy.admission import Admission
 from aisfs.model import ByteRange
+from aisfs.process.locks import Rank, ranked_lock
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class ResidentSet:
     """The segments this process knows, the open files, and admission."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = ranked_lock(Rank.CACHE_SEGMENTS)
         self.segments: dict[bytes, Segment] = {}
         self.by_id: dict[int, Segment] = {}
         self.files = OpenFiles()

@@ -4,7 +4,6 @@ import errno
 import logging
 import mmap
 import os
-import threading
 import time
 from array import array
 
@@ -15,13 +14,14 @@ from aisfs.cache.disk.directory import lost_writes
 from aisfs.cache.disk.format import HEADER, PAGE, SEGMENT, STEP, Damaged, EntryId
 from aisfs.core.ranges import pieces as cut
 from aisfs.model import ByteRange
+from aisfs.process.locks import Rank, ranked_lock
 
 logger = logging.getLogger(__name__)
 
 _NOT_OPEN, _REFUSED = -1, -2
 _LOOK_SECONDS = 0.01
 """How long the length of a file is believed. To ask takes 1 µs, a twentieth of a small read."""
-_opening = threading.Lock()
+_opening = ranked_lock(Rank.CACHE_DIRECT_WRITES)
 
 
 class SegmentFile:

@@ -1,6 +1,5 @@
 """What is known about reading one version of one object, while anybody reads it."""
 
-import threading
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
@@ -10,6 +9,7 @@ from aisfs.cache.disk.format import EntryId
 from aisfs.core.policy.readahead import ReadAhead
 from aisfs.engine.fetch.part import Part
 from aisfs.model import Bucket, ByteRange, ObjectInfo
+from aisfs.process.locks import Rank, ranked_lock
 
 _FAILED_MAX = 16
 """Failed ranges that are remembered of an object: what readers and their read-ahead have under way."""
@@ -56,7 +56,7 @@ class OpenObject:
         self.bucket = bucket
         self.info = info
         self.read_ahead = read_ahead
-        self.lock = threading.Lock()
+        self.lock = ranked_lock(Rank.READ_AHEAD)
         """Guards `read_ahead`, which the lane's thread tells of reads too."""
         self.source = source
         self.cache: BlockCache | None = cached[0] if cached else None
@@ -140,7 +140,7 @@ class OpenObjects:
 
     def __init__(self) -> None:
         """Know none."""
-        self._lock = threading.Lock()
+        self._lock = ranked_lock(Rank.OPEN_OBJECTS)
         self._objects: OrderedDict[Hashable, OpenObject] = OrderedDict()
 
     def get(self, key: Hashable) -> OpenObject | None:

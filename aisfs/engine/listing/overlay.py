@@ -5,7 +5,6 @@ still empty. Once the store has it, it is settled: it wins over listings that we
 it, and goes when a later one has come or its time to live is over.
 """
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -19,6 +18,7 @@ from aisfs.engine.listing.lister import Lister
 from aisfs.engine.listing.own_directories import HeldDirectories, RemovedDirectories
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, ObjectInfo
+from aisfs.process.locks import Rank, ranked_rlock
 from aisfs.store.port import ObjectStore
 
 SWEEP_EVERY = 1024
@@ -76,7 +76,7 @@ class OverlaidLister(Lister):
         self._removed = RemovedDirectories()
         self.held = HeldDirectories()
         self._number = 0
-        self.changing = threading.RLock()
+        self.changing = ranked_rlock(Rank.NAME_CHANGES)
         """Held by the trio thread while it changes, perhaps in several steps but never waiting, what
         names stand for in this mount; and by another thread while it asks what they stand for."""
 

@@ -7,7 +7,6 @@ goes on answering.
 
 import logging
 import os
-import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -40,6 +39,7 @@ from aisfs.engine.fetch.writer_thread import unattended
 from aisfs.engine.read.unpacker import Unpacker
 from aisfs.errors import AisfsError, ShardDamaged
 from aisfs.model import Bucket, ByteRange, ObjectInfo
+from aisfs.process.locks import Rank, ranked_lock
 from aisfs.store.port import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class Indexer:
         self._nesting = nesting
         self._magic = magic
         self._forms: LRUCache[ShardId, Form | None] = LRUCache(FORMS_MAX)
-        self._lock = threading.Lock()
+        self._lock = ranked_lock(Rank.INDEXES)
         """Guards `_views`, which the lane's thread asks too."""
         self._lay_out = lay_out
         self._views: LRUCache[ShardId, MembersView] = LRUCache(memory_limit, getsizeof=_memory)

@@ -11,7 +11,6 @@ read would cost more than the read.
 """
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -35,6 +34,7 @@ from aisfs.engine.read.unpacker import Unpacker
 from aisfs.engine.read.zip_reader import ZipReader
 from aisfs.errors import ShardDamaged
 from aisfs.model import Bucket, ByteRange, ObjectInfo
+from aisfs.process.locks import Rank, ranked_lock
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class Reader:
         self._prefetcher = prefetcher
         self._zips = ZipReader(self._read_inflated)
         self._token = trio.lowlevel.current_trio_token()
-        self._lock = threading.Lock()
+        self._lock = ranked_lock(Rank.MEMBER_READS)
         """Guards `_orders` and what is in them, and `_told`."""
         self._orders: LRUCache[ObjectId, MemberReads] = LRUCache(ORDERS_MAX)
         self._told: LRUCache[ObjectId, float] = LRUCache(ORDERS_MAX)

@@ -12,7 +12,6 @@ some. What is decompressed never exceeds a share of the cache; room is reserved 
 
 import io
 import logging
-import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Hashable
 from contextlib import aclosing
@@ -33,6 +32,7 @@ from aisfs.engine.fetch.object_state import OpenObject
 from aisfs.engine.fetch.part import Data
 from aisfs.errors import AisfsError, ArchiveTooLarge, ShardDamaged, Unavailable, Unsupported
 from aisfs.model import Bucket, ByteRange, ObjectInfo
+from aisfs.process.locks import Rank, ranked_lock
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ class Unpacker:
         self._fetcher = fetcher
         self._services = services
         self._cache = cache
-        self._lock = threading.Lock()
+        self._lock = ranked_lock(Rank.UNPACKED_CONTENTS)
         """Guards `_contents`, which the lane's thread asks too; all else belongs to trio's."""
         self._contents: LRUCache[Hashable, _Content] = LRUCache(CONTENTS_MAX)
         self._refused: TTLCache[Hashable, str] = TTLCache(

@@ -16,7 +16,6 @@ import fcntl
 import logging
 import os
 import sys
-import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -28,6 +27,7 @@ from aisfs.engine.write.staging_slot import StagingSlot, staging_errors
 from aisfs.engine.write.unsent import DATA, PARKED, adopt_dead_sessions, park, parked
 from aisfs.errors import AisfsError, ConfigError, OutOfSpace
 from aisfs.process import private
+from aisfs.process.locks import Rank, ranked_lock
 from aisfs.store.content import FileContent
 from aisfs.store.port import UploadAhead
 
@@ -51,7 +51,7 @@ class StagedFile:
         self._record: StagedRecord | None = None
         self._upload = ""
         """What the store calls the upload of these bytes that began last."""
-        self._recording = threading.Lock()
+        self._recording = ranked_lock(Rank.STAGED_RECORD)
         """Held to write the record: the lane's thread does so, and the tasks that upload."""
         self.size = 0
         """Bytes."""
@@ -247,7 +247,7 @@ class StagingArea:
         self._kept: list[StagedFile] = []
         """Files whose bytes are wanted as long as nobody else needs the room; the oldest first."""
         self._serial = 0
-        self._books = threading.Lock()
+        self._books = ranked_lock(Rank.STAGING_ROOM)
         """Held for an instant: the lane's thread writes to staged files too."""
         self._used = 0
         self._parked = 0

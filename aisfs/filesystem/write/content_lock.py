@@ -1,9 +1,10 @@
 """The lock of a written file: tasks of trio queue for it, the lane's thread takes it or does not."""
 
-import threading
 from types import TracebackType
 
 import trio
+
+from aisfs.process.locks import Rank, ranked_lock
 
 
 class ContentLock:
@@ -13,7 +14,7 @@ class ContentLock:
         """Start unheld; to be made in the trio thread."""
         self._tasks = trio.Lock()
         self._token = trio.lowlevel.current_trio_token()
-        self._guard = threading.Lock()
+        self._guard = ranked_lock(Rank.CONTENT)
         """Held for an instant, by whoever looks at the thread's part or changes it."""
         self._in_thread = False
         self._left: trio.Event | None = None

@@ -6,7 +6,6 @@ itself is a job of the notifier, one hand of rows at a time, so that invalidatio
 push is a hint: it may be dropped at any point (invariant I6).
 """
 
-import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from operator import itemgetter
@@ -19,6 +18,7 @@ from aisfs.filesystem.open_shards import Members, OpenShard
 from aisfs.fuse.wire.abi import STORE_HEADER, store_messages
 from aisfs.metrics import Metrics
 from aisfs.model import ByteRange
+from aisfs.process.locks import Rank, ranked_lock
 
 EVENTS_MAX = 10_000
 """Events that may wait; a thread that finds so many drops its own."""
@@ -90,7 +90,7 @@ class Pusher:
         self._reported = PushCounts()
         self._dropped = 0
         self._events: deque[tuple[Callable[[int], None], int]] = deque()
-        self._books = threading.Lock()
+        self._books = ranked_lock(Rank.PUSHES)
         """Guards all below; held for microseconds, never while something is stored."""
         self._shards: OrderedDict[int, _Shard] = OrderedDict()
         """By the first inode number; the one used last is the last."""

@@ -14,7 +14,6 @@ import errno
 import logging
 import os
 import stat
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -29,6 +28,7 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.model import NO_CUSTOM, Bucket, Keys, ObjectInfo, Page, Provider
+from aisfs.process.locks import Rank, ranked_lock
 from aisfs.store.content import FileContent
 from aisfs.store.custom import decode_custom, encode_custom, stamp_of
 from aisfs.store.local import writes
@@ -56,7 +56,7 @@ class LocalStore(NoMultipart):
         self.bucket = Bucket(os.path.basename(path) or "root", path=path)
         self._paths = KeyPaths(os.fsencode(path), self.bucket)
         self._limiter = trio.CapacityLimiter(_MOST_THREADS)
-        self._lock = threading.Lock()
+        self._lock = ranked_lock(Rank.HIDDEN_FILES)
         self._hidden: set[bytes] = set()
 
     @property

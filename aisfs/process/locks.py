@@ -1,0 +1,131 @@
+"""The locks of the daemon, in one order: whoever holds one may wait only for those of a higher rank.
+
+So no circle of waits can come about. docs/CONCURRENCY.md names each lock and says what may be held
+while it is taken. The tests check the order (`check_order`); without, these are Python's own locks.
+"""
+
+import logging
+import threading
+from enum import IntEnum, auto
+from types import TracebackType
+from typing import Protocol
+
+log = logging.getLogger(__name__)
+
+
+class Rank(IntEnum):
+    """Every lock, in the order in which they may be held together; the first is the outermost."""
+
+    UNPACKED_PATHS = auto()
+    NAME_CHANGES = auto()
+    PUSHES = auto()
+    INODES = auto()
+    CONTENT = auto()
+    STAGED_RECORD = auto()
+    STAGING_ROOM = auto()
+    INDEXES = auto()
+    MEMBER_READS = auto()
+    UNPACKED_CONTENTS = auto()
+    OPEN_OBJECTS = auto()
+    READ_AHEAD = auto()
+    LISTING_VALIDITY = auto()
+    METADATA = auto()
+    CACHE_SYNC = auto()
+    CACHE_LEDGER = auto()
+    CACHE_LEDGER_READS = auto()
+    CACHE_SEGMENTS = auto()
+    CACHE_DIRECT_WRITES = auto()
+    HIDDEN_FILES = auto()
+    UPLOAD_PROGRESS = auto()
+    ORIGINALS = auto()
+    READINESS = auto()
+    SOCKETS = auto()
+
+
+class Lock(Protocol):
+    """What is used of `threading.Lock`."""
+
+    def acquire(self, blocking: bool = True) -> bool:
+        """Take it; return whether it was taken."""
+        ...
+
+    def release(self) -> None:
+        """Let go of it."""
+        ...
+
+    def __enter__(self) -> bool: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+
+class RankedLock:
+    """A lock that notices when it is waited for out of order."""
+
+    def __init__(self, rank: Rank, *, again: bool) -> None:
+        """Start unheld; `again`: who holds it may take it again."""
+        self._rank = rank
+        self._again = again
+        self._lock: Lock = threading.RLock() if again else threading.Lock()
+
+    def acquire(self, blocking: bool = True) -> bool:
+        """Take it; return whether it was taken. Whoever does not wait may take it in any order."""
+        held = _held_locks()
+        if blocking and held and not (self._again and self in held):
+            highest = max(lock._rank for lock in held)
+            if highest >= self._rank:
+                message = f"{self._rank.name} is waited for while {highest.name} is held"
+                log.critical("locks out of order: %s", message)
+                raise AssertionError(message)
+        taken = self._lock.acquire(blocking)
+        if taken:
+            held.append(self)
+        return taken
+
+    def release(self) -> None:
+        """Let go of it."""
+        _held_locks().remove(self)
+        self._lock.release()
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+_of_thread = threading.local()
+_checking = False
+
+
+def _held_locks() -> list[RankedLock]:
+    try:
+        held: list[RankedLock] = _of_thread.held
+    except AttributeError:
+        held = _of_thread.held = []
+    return held
+
+
+def check_order() -> None:
+    """Have all locks that are made from now on check the order."""
+    global _checking
+    _checking = True
+
+
+def ranked_lock(rank: Rank) -> Lock:
+    """Return a new lock."""
+    return RankedLock(rank, again=False) if _checking else threading.Lock()
+
+
+def ranked_rlock(rank: Rank) -> Lock:
+    """Return a new lock that its holder may take again."""
+    return RankedLock(rank, again=True) if _checking else threading.RLock()

@@ -1,0 +1,117 @@
+"""Locks with ranks: what is out of order is noticed, what cannot wait for ever is not."""
+
+import ast
+import threading
+from pathlib import Path
+
+import pytest
+
+from aisfs.process import locks
+from aisfs.process.locks import Rank, RankedLock, ranked_lock, ranked_rlock
+
+PACKAGE = Path(locks.__file__).parents[1]
+OUTER, INNER = Rank.NAME_CHANGES, Rank.METADATA
+
+
+def test_the_order_is_checked_in_the_tests():
+    assert isinstance(ranked_lock(OUTER), RankedLock)
+
+
+def test_without_tests_they_are_the_locks_of_python(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(locks, "_checking", False)
+    assert type(ranked_lock(OUTER)) is type(threading.Lock())
+    assert type(ranked_rlock(OUTER)) is type(threading.RLock())
+
+
+def test_the_order_of_ranks_is_allowed():
+    outer, inner = ranked_lock(OUTER), ranked_lock(INNER)
+    for _ in range(2):
+        with outer, inner:
+            pass
+    with inner:
+        pass
+    with outer:
+        pass
+
+
+def test_the_other_order_is_noticed_and_logged(caplog: pytest.LogCaptureFixture):
+    outer, inner = ranked_lock(OUTER), ranked_lock(INNER)
+    with inner, pytest.raises(AssertionError, match="NAME_CHANGES is waited for while METADATA"):
+        outer.acquire()
+    assert "locks out of order" in caplog.text
+    with outer:  # it was not taken
+        pass
+
+
+def test_two_of_one_rank_are_noticed():
+    one, other = ranked_lock(INNER), ranked_lock(INNER)
+    with one, pytest.raises(AssertionError, match="METADATA is waited for while METADATA"):
+        other.acquire()
+
+
+def test_to_wait_for_oneself_is_noticed():
+    lock = ranked_lock(INNER)
+    with lock, pytest.raises(AssertionError):
+        lock.acquire()
+
+
+def test_one_may_be_taken_again_also_below_others():
+    outer, inner = ranked_rlock(OUTER), ranked_lock(INNER)
+    with outer, inner, outer:
+        pass
+    assert _free_for_others(outer)
+
+
+def test_whoever_does_not_wait_may_take_any():
+    outer, inner = ranked_lock(OUTER), ranked_lock(INNER)
+    with inner:
+        assert outer.acquire(blocking=False)
+        outer.release()
+    assert _free_for_others(outer)
+
+
+def test_what_was_taken_without_waiting_is_held_like_the_rest():
+    outer, inner = ranked_lock(OUTER), ranked_lock(INNER)
+    assert inner.acquire(blocking=False)
+    with pytest.raises(AssertionError):
+        outer.acquire()
+    inner.release()
+
+
+def test_each_thread_holds_its_own():
+    outer, inner = ranked_lock(OUTER), ranked_lock(INNER)
+    with inner:
+        assert _free_for_others(outer)
+    with inner:
+        assert not _free_for_others(inner)
+
+
+def _free_for_others(lock: locks.Lock) -> bool:
+    taken = []
+
+    def take() -> None:
+        taken.append(lock.acquire(blocking=False))
+        if taken[0]:
+            lock.release()
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    thread.join()
+    return taken[0]
+
+
+def test_every_lock_of_the_daemon_has_a_rank():
+    used = set()
+    for path in PACKAGE.rglob("*.py"):
+        if path.is_relative_to(PACKAGE / "server"):  # another process, which shares no code
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("Rank."):
+                used.add(node.attr)
+            if path.name != "locks.py" and ast.unparse(node) in (
+                "threading.Lock",
+                "threading.RLock",
+                "threading.Condition",
+            ):
+                raise AssertionError(f"{path}: a lock without a rank")
+    assert used == {rank.name for rank in Rank}
