@@ -42,17 +42,17 @@ _TRUE = frozenset({"1", "t", "true", "y", "yes", "on"})
 
 
 def _flag(value: object) -> object:
-    """Read a flag as the SDK does: a few words mean yes, everything else means no."""
+    """Parse a flag as the SDK does: a few words mean yes, everything else means no."""
     return value.strip().lower() in _TRUE if isinstance(value, str) else value
 
 
 def _absolute(value: Path) -> Path:
-    """Keep meaning the same file when the daemon leaves the directory it was started in."""
+    """Return a path that stays valid when the daemon changes its working directory."""
     return value.expanduser().absolute()
 
 
 def _words(value: object) -> object:
-    """Take one word for a list of one, which is all that `-o name=value` can say."""
+    """Return a single value as a list of one: `-o name=value` cannot express more."""
     return (value,) if isinstance(value, str) else value
 
 
@@ -73,19 +73,19 @@ def _size(value: object) -> object:
 
 
 def parse_size(text: str) -> int:
-    """Read a number of bytes as every option of that kind is read.
+    """Return the number of bytes of a size such as `1.5GiB`.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a size.
     """
     return int(TypeAdapter(Size).validate_python(text))
 
 
 def _check_directory(directory: Path, option: str) -> Path:
-    """Give the directory on whose disk `directory` is or will be.
+    """Return the directory on whose disk `directory` is or will be.
 
     Raises:
-        ConfigError: it lies below one that may not be entered.
+        ConfigError: a directory above it cannot be entered.
     """
     try:
         return next(p for p in (directory, *directory.parents) if p.exists())
@@ -181,11 +181,11 @@ class ClusterSettings(Settings):
     client_key: AbsolutePath | None = Field(default=None, validation_alias="AIS_CRT_KEY")
     skip_verify: Flag = Field(default=False, validation_alias="AIS_SKIP_VERIFY_CRT")
     connect_timeout: NonNegativeFloat = Field(default=3.0, validation_alias="AIS_CONNECT_TIMEOUT")
-    """Seconds to open a connection; 0 waits for ever. The SDK's default."""
+    """Seconds to open a connection; 0 waits indefinitely. The SDK's default."""
     read_timeout: NonNegativeFloat = Field(default=20.0, validation_alias="AIS_READ_TIMEOUT")
-    """Seconds without a byte from the server; 0 waits for ever. The SDK's default."""
+    """Seconds without a byte from the server; 0 waits indefinitely. The SDK's default."""
     io_timeout: float = Field(default=60.0, gt=0)
-    """Seconds until a request, its retries included, ends in an error (invariant I10)."""
+    """Seconds until a request, including its retries, fails (invariant I10)."""
     latest: bool = False
     """Have AIStore compare its copy of a remote or cloud object with the original when it is first
     read. Off, since that is a request to the other cluster or the cloud, which may cost money."""
@@ -205,14 +205,14 @@ class ClusterSettings(Settings):
         url = urlsplit(value if "//" in value else f"http://{value}")
         if url.scheme not in ("http", "https") or not url.hostname or url.path.strip("/"):
             raise ValueError("an endpoint looks like http://host:8080")
-        url.hostname.encode("idna"), url.port  # what cannot be is told by asking for it
+        url.hostname.encode("idna"), url.port  # both raise if they are invalid
         return f"{url.scheme}://{url.netloc}"
 
     def require_endpoint(self) -> str:
-        """Give the endpoint.
+        """Return the endpoint.
 
         Raises:
-            NoEndpoint: nobody said where the cluster is.
+            NoEndpoint: neither an option nor the environment names the cluster.
         """
         if not self.endpoint:
             raise NoEndpoint("no endpoint: give --endpoint URL or set AIS_ENDPOINT")
@@ -225,26 +225,26 @@ class ClusterSettings(Settings):
 
 
 class TreeSettings(Settings):
-    """How the tree looks and how long what it knows stays valid."""
+    """What the tree looks like, and how long names and listings stay valid."""
 
     shards: Shards = Shards.FILE
     ignore_zeros: bool = False
-    """Read on behind blocks of zeros, which end a tar: for tars that were joined with cat."""
+    """Read past blocks of zeros, which end a tar: for tars that were joined with cat."""
     recursive: bool = False
     """Open tars that are members of shards. Off, as ratarmount: to most readers such a tar is one
     member of a sample."""
     magic: bool = False
-    """Tell the form of an archive by its first bytes instead of its name. Off, since it costs a
-    request for each archive."""
+    """Recognize archives by their first bytes instead of their names. Off, since it costs a request
+    for each archive."""
     shard_index: bool = False
-    """Take AIStore's own index of a shard where there is one, instead of scanning the shard. Off,
-    since it knows no times and modes of members: they would depend on who indexed the shard."""
+    """Use AIStore's own index of a shard where there is one, instead of scanning the shard. Off,
+    since it has no times and modes of members: they would depend on what indexed the shard."""
     attr_ttl: NonNegativeFloat = 60.0
     """Seconds; gcsfuse and mountpoint-s3 (with a cache) use the same."""
     list_ttl: NonNegativeFloat = 60.0
-    """Seconds a listing answers lookups and stats before the cluster is asked again."""
+    """Seconds that a listing answers lookups and stats before the cluster is asked again."""
     negative_ttl: NonNegativeFloat = 5.0
-    """Seconds a missing name stays missing; short, since new objects should show up. As gcsfuse."""
+    """Seconds that a missing name stays missing; short, so that new objects appear. As gcsfuse."""
     uid: int = Field(default_factory=os.getuid, ge=0)
     gid: int = Field(default_factory=os.getgid, ge=0)
     file_mode: FileMode = 0o444
@@ -272,14 +272,14 @@ class ViewSettings(Settings):
     image: str = "jpg;jpeg;png"
     """The component shown for each sample: the first of these that it has."""
     classes: AbsolutePath | None = None
-    """A file of class names, one a line, the first for label 0."""
+    """A file of class names, one per line, the first for label 0."""
     files_from: str | None = None
-    """A file of sources, one a line; `-` is standard input."""
+    """A file of sources, one per line; `-` is standard input."""
     samples_per_shard: int | None = Field(default=None, ge=1)
     """Samples in one virtual shard; without this and `shard_size` it is 1000, or with `shuffle` as
     many as make as many shards as there are."""
     shard_size: Size | None = Field(default=None, ge=1)
-    """Bytes of one virtual shard at most, unless a single sample is larger."""
+    """Most bytes of one virtual shard, unless a single sample is larger."""
     shuffle: int | None = Field(default=None, ge=0)
     """The seed by which the samples of shards are shuffled into virtual ones."""
     include: Patterns | None = None
@@ -287,18 +287,18 @@ class ViewSettings(Settings):
 
 
 class CacheSettings(Settings):
-    """What is kept on disk and in memory, and how much is fetched before it is asked for."""
+    """What is kept on disk and in memory, and how much is fetched ahead."""
 
     cache_dir: AbsolutePath = Field(default_factory=lambda: Path(user_cache_dir("aisfs")))
-    """A daemon's files are its own; several daemons may share the directory."""
+    """Several daemons may share the directory."""
     cache_size: Size | None = None
-    """Bytes on disk at most; None is 10 GiB or a tenth of the free disk, whichever is less; 0 keeps
+    """Most bytes on disk; None is 10 GiB or a tenth of the free disk, whichever is less; 0 keeps
     nothing on disk."""
     read_ahead_max: Size = ByteSize(64 * MIB)
-    """Bytes ahead of one sequential reader at most: a second of work at 64 MiB/s, and 1 GiB/s at
-    60 ms of latency."""
+    """Most bytes fetched ahead of one sequential reader: a second of work at 64 MiB/s, and 1 GiB/s
+    at 60 ms of latency."""
     prefetch_shards: int = Field(default=2, ge=0)
-    """Shards fetched ahead of readers that take them in the order of their names."""
+    """Shards fetched ahead of a reader that takes them in the order of their names."""
     memory_limit: Size = Field(default=ByteSize(512 * MIB), ge=16 * MIB)
     """Bytes of parts in memory; eight readers with a window of 64 MiB each."""
 
@@ -312,7 +312,7 @@ class CacheSettings(Settings):
         return value
 
     def disk_limit(self, kept: int = 0) -> int:
-        """Bytes the cache may take on disk; 0 when it was left to us and there is hardly room.
+        """Return the bytes the cache may take on disk; 0 if the default has hardly any room.
 
         What it has `kept` there already counts as free, or it would shrink from mount to mount.
         """
@@ -322,12 +322,12 @@ class CacheSettings(Settings):
         return limit if limit >= CACHE_LEAST else 0
 
     def free_disk(self) -> int:
-        """Bytes that are free where the cache is."""
+        """Return the free bytes of the cache's disk."""
         return shutil.disk_usage(_check_directory(self.cache_dir, "cache-dir")).free
 
 
 class WriteSettings(Settings):
-    """Whether a mount can be written, and how."""
+    """Whether a mount is writable, and how."""
 
     writable: bool = False
     staging_dir: AbsolutePath = Field(
@@ -335,15 +335,15 @@ class WriteSettings(Settings):
     )
     """Not below the cache directory: what is here may exist nowhere else."""
     staging_size: Size | None = None
-    """Bytes of files being written and of those kept for `aisfs recover`; None is half of the disk
-    that is free."""
+    """Most bytes of files being written and of those kept for `aisfs recover`; None is half of the
+    free disk."""
     rename_dir_limit: int = Field(default=1000, ge=0)
-    """Objects of a directory that is renamed; some seconds of work. Beyond it `mv` copies."""
+    """Most objects of a directory that is renamed: some seconds of work. Beyond it `mv` copies."""
     ignore_attr_changes: bool = False
     """Accept owners, modes and times that cannot be kept, and forget them."""
 
     def staging_limit(self) -> int:
-        """Bytes the staging directory may take."""
+        """Return the bytes the staging directory may take."""
         if self.staging_size is not None:
             return int(self.staging_size)
         return shutil.disk_usage(_check_directory(self.staging_dir, "staging-dir")).free // 2
@@ -351,4 +351,4 @@ class WriteSettings(Settings):
 
 WRITABLE_FILE_MODE = "0644"
 WRITABLE_DIR_MODE = "0755"
-"""Permissions of a writable mount where the user says nothing."""
+"""Default permissions of a writable mount."""

@@ -9,10 +9,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 
 class Metrics:
-    """What a mount counts, in a registry of its own."""
+    """The counters of a mount, in a registry of its own."""
 
     def __init__(self) -> None:
-        """Start at zero. One table, however long: whoever looks for a counter reads it through."""
+        """Start at zero. One long table, so that a counter is found by reading it through."""
         self._registry = CollectorRegistry()
         self.operations = self._counter(
             "aisfs_operations",
@@ -115,7 +115,7 @@ class Metrics:
         return Counter(name, documentation, labels, registry=self._registry)
 
     def text(self) -> bytes:
-        """Give all counters in Prometheus' text form."""
+        """Return all counters in Prometheus' text form."""
         for update in self.before_text:
             update()
         return generate_latest(self._registry)

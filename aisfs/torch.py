@@ -35,14 +35,14 @@ Samples = FolderDataset | Sequence[Path | tuple[str, int]]
 
 
 class ShardWindowSampler:
-    """Shuffles so that an epoch opens each shard once, and few of them at a time.
+    """Shuffles so that an epoch opens each shard once, and only a few at a time.
 
     Shards are shuffled, then samples within a window of shards; a shuffled epoch then fetches
     each shard once even if the cache holds no more than the window. DataLoader takes it as its
     `sampler`, like any iterable that has a length.
 
-    It works with every view: a file's shard is in its inode number, which is known of a whole
-    directory at once. A file that is no member of a shard counts as a shard of its own.
+    It works with every view: the inode number of a file contains its shard, and one listing has the
+    numbers of a whole directory. A file outside of shards counts as a shard of its own.
     """
 
     def __init__(
@@ -55,23 +55,23 @@ class ShardWindowSampler:
         rank: int | None = None,
         drop_last: bool = False,
     ) -> None:
-        """Look at the directories of the samples once.
+        """List the directories of the samples once.
 
         Args:
             samples: A data set with `samples`, or paths, or tuples that begin with a path; in the
                 order of the data set's indices.
-            window: How many shards to draw from at once. So many should fit in the cache of the
-                mount for each process that trains on it; more mix better.
+            window: Number of shards to draw from at once. The cache of the mount should have room
+                for that many per training process; larger windows shuffle better.
             seed: The same in all processes.
-            num_replicas: Among how many processes to deal the samples; by default those of
+            num_replicas: Number of processes that share the samples; by default that of
                 torch.distributed, or 1 if it is not initialized.
-            rank: Which of them this is, from 0; by default torch.distributed's.
-            drop_last: Leave out the samples that cannot be dealt evenly, instead of repeating some.
+            rank: Index of this process, from 0; by default torch.distributed's.
+            drop_last: Leave out samples that cannot be shared evenly, instead of repeating some.
 
         Raises:
             TypeError: `samples` is a single path.
             ValueError: `window` is below 1, or `rank` not below `num_replicas`.
-            OSError: a directory of samples is not there, or cannot be listed.
+            OSError: a directory of samples does not exist, or cannot be listed.
         """
         if isinstance(samples, str | os.PathLike):
             raise TypeError(
@@ -95,11 +95,11 @@ class ShardWindowSampler:
 
     @property
     def shards(self) -> int:
-        """How many shards the samples lie in; files outside of shards count one each."""
+        """Number of shards with samples; each file outside of shards counts as one."""
         return len(set(self._shards))
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the next epoch; without it all epochs have the same."""
+        """Select the order of the next epoch; without this call all epochs have the same."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -118,7 +118,7 @@ class ShardWindowSampler:
 
 
 def _distributed() -> tuple[int, int]:
-    """Give the number of processes that train together, and which this is."""
+    """Return the number of processes that train together, and the index of this one."""
     try:
         from torch import distributed
     except ModuleNotFoundError as error:
@@ -137,7 +137,7 @@ def _paths(samples: Samples) -> Iterator[str]:
 
 
 def _shards_of(paths: Iterator[str]) -> "array[int]":
-    """Number the shard of each file, from 0, without a stat of the files."""
+    """Return a number for the shard of each file, from 0, without a stat of the files."""
     folders: dict[str, list[tuple[int, str]]] = {}
     count = 0
     for count, path in enumerate(paths, start=1):
@@ -152,16 +152,16 @@ def _shards_of(paths: Iterator[str]) -> "array[int]":
 
 
 def _shards_in(folder: str, files: list[tuple[int, str]]) -> Iterator[tuple[int, int]]:
-    """Give what identifies the shard of each file of a folder."""
+    """Yield the index of each file of a folder, and what identifies its shard."""
     inside = split_member(os.stat(folder).st_ino)
-    if inside is not None:  # the folder lies in a shard, and so does all in it
+    if inside is not None:  # the folder is inside a shard, with everything in it
         yield from ((at, inside[0]) for at, _ in files)
         return
     with os.scandir(folder) as entries:
         inodes = {entry.name: entry.inode() for entry in entries}
     for at, name in files:
         inode = inodes.get(name)
-        if inode is None:  # a name that is found without being listed, or missing
+        if inode is None:  # a name that exists without being listed, or is missing
             inode = os.stat(os.path.join(folder, name)).st_ino
         member = split_member(inode)
         yield at, inode if member is None else member[0]

@@ -1,6 +1,6 @@
 """`aisfs inspect`: what is in shards, without mounting them.
 
-It stands on the same services as a mount, so what it finds is in the cache for the next mount.
+It uses the same services as a mount, so what it finds is in the cache for the next mount.
 """
 
 import logging
@@ -12,33 +12,21 @@ from typing import Protocol
 import trio
 
 from aisfs.app.plan import SourcePlan
-from aisfs.app.services import (
-    Engine,
-    Foundation,
-    build_engine,
-    check_source,
-    open_cache,
-    open_source,
-)
+from aisfs.app.services import Services, open_services
 from aisfs.core.namespace.keys import is_shard
-from aisfs.core.namespace.sources import DatasetSource, Source
+from aisfs.core.namespace.sources import DatasetSource
 from aisfs.core.views.directory_tree import MembersView
 from aisfs.core.views.summary import LABEL_MAX, Sizes, Summary, holes, shown
 from aisfs.engine.dataset.shard_set import find_shards
-from aisfs.engine.fetch.writer_thread import background_thread
 from aisfs.engine.listing.lister import Lister
 from aisfs.errors import (
     AisfsError,
     NotFound,
     ShardDamaged,
     SourceMissing,
-    Unavailable,
 )
-from aisfs.filesystem.nodes import DirectoryNode, Node
-from aisfs.metrics import Metrics
+from aisfs.filesystem.nodes import DirectoryNode
 from aisfs.model import Bucket, ByteRange, ObjectInfo
-from aisfs.store.metered import MeteredStore
-from aisfs.store.retry import RetryingStore
 
 log = logging.getLogger(__name__)
 
@@ -51,17 +39,17 @@ class Report:
 
     summary: Summary = field(default_factory=Summary)
     loose_objects: int = 0
-    """Objects beside the shards that are none."""
+    """Objects beside the shards that are not shards."""
     damage: dict[str, list[str]] = field(default_factory=dict)
     """By shard, what is wrong with it."""
     failures: dict[str, AisfsError] = field(default_factory=dict)
-    """By shard, why it could not be looked at."""
+    """By shard, why it could not be read."""
     holes: list[str] = field(default_factory=list)
-    """Shards that are missing between others."""
+    """Names of shards that are missing between others."""
 
     @property
     def first_failure(self) -> AisfsError | None:
-        """Why the first of those shards could not be looked at."""
+        """Why the first of those shards could not be read."""
         return next((self.failures[shard] for shard in sorted(self.failures)), None)
 
     def components(self) -> list[tuple[str, Sizes]]:
@@ -74,86 +62,61 @@ class Report:
 
 
 class Watcher(Protocol):
-    """Is told how far it is."""
+    """Shows the progress."""
 
     def found(self, shards: int) -> None:
-        """So many shards there are."""
+        """Show the number of shards."""
         ...
 
     def done(self) -> None:
-        """One more was looked at."""
+        """Show that one more is done."""
         ...
 
 
 async def inspect(
     plan: SourcePlan, only: str | None, *, jobs: int, labels: bool, progress: Watcher
 ) -> Report:
-    """Look at all shards of a source.
+    """Read the members of all shards of a source.
 
     Args:
-        plan: The place to look in.
-        only: The key of the one object to look at; None for all shards at and below the place.
-        jobs: Shards looked at at once.
-        labels: Read them.
-        progress: Is told.
+        plan: Where to look.
+        only: The key of the one object to read; None for all shards at and below the place.
+        jobs: Shards read at once.
+        labels: Read the labels as well.
+        progress: Shows the progress.
 
     Raises:
         AisfsError: the source cannot be listed.
     """
-    plan, direct, root = open_source(plan)
-    blocks = None
-    try:
-        try:
-            await check_source(direct, plan.source)
-        except Unavailable as error:
-            raise Unavailable(f"{plan.cluster.endpoint} does not answer: {error}") from error
-        blocks = await trio.to_thread.run_sync(open_cache, plan)
-        metrics = Metrics()
-        store = MeteredStore(RetryingStore(direct, deadline=plan.cluster.io_timeout), metrics)
-        report = Report()
-        failure: AisfsError | None = None
-        async with background_thread() as background, trio.open_nursery() as services:
-            base = Foundation(store, blocks, None, services, background, metrics)
-            engine = build_engine(plan, base, root)
-            try:
-                shards = await _find(plan.source, engine, base, root, only, report)
-                progress.found(len(shards))
-                await _look_at_all(engine, shards, report, jobs, labels, progress)
-            except AisfsError as error:  # out of the nursery it would come in a group
-                failure = error
-            await background.run(lambda: None)  # what landed is on disk after this
-            services.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
-        return report
-    finally:
-        with trio.CancelScope(shield=True):
-            await direct.aclose()
-            if blocks is not None:
-                await trio.to_thread.run_sync(blocks.close)
+    report = Report()
+    async with open_services(plan) as services:
+        shards = await _find(services, only, report)
+        progress.found(len(shards))
+        await _read_all(services, shards, report, jobs, labels, progress)
+        await services.flush()
+    return report
 
 
-async def _find(
-    source: Source, engine: Engine, base: Foundation, root: Node, only: str | None, report: Report
-) -> list[Shard]:
+async def _find(services: Services, only: str | None, report: Report) -> list[Shard]:
     """Find the shards of a source, in the order in which it names them."""
+    source, root, lister = services.source, services.root, services.lister
     if isinstance(source, DatasetSource):
-        shards = await find_shards(source, engine.lister, base.store, base.metrics)
+        shards = await find_shards(source, lister, services.store, services.metrics)
         report.holes = list(shards.missing)
         return [(shard.bucket, shard.info) for _, shard in shards.current]
     assert isinstance(root, DirectoryNode), "a source of everything was refused before"
     bucket, prefix = root.bucket, root.prefix
     if only is not None:
         try:
-            return [(bucket, await base.store.head(bucket, only))]
+            return [(bucket, await services.store.head(bucket, only))]
         except NotFound:
             # A directory may be called like a shard.
             prefix = f"{only}/"
-            found = await _below(engine.lister, bucket, prefix, report)
+            found = await _below(lister, bucket, prefix, report)
             if not found and not report.loose_objects:
                 raise SourceMissing(f"{bucket}/{only}: no such object or directory") from None
             return found
-    found = await _below(engine.lister, bucket, prefix, report)
+    found = await _below(lister, bucket, prefix, report)
     names = [os.fsencode(info.key) for _, info in found]
     report.holes = [shown(name) for name in holes(names)]
     return found
@@ -176,8 +139,8 @@ async def _below(lister: Lister, bucket: Bucket, prefix: str, report: Report) ->
     return sorted(found, key=lambda shard: shard[1].key)
 
 
-async def _look_at_all(
-    engine: Engine,
+async def _read_all(
+    services: Services,
     shards: list[Shard],
     report: Report,
     jobs: int,
@@ -191,12 +154,14 @@ async def _look_at_all(
         for bucket, info in waiting:
             name = shown(os.fsencode(info.key))
             try:
-                view = await engine.indexer.open(bucket, info)
+                view = await services.indexer.open(bucket, info)
                 found = partial(report.summary.add, view, info.size)
                 rows = await trio.to_thread.run_sync(found, limiter=counting)
                 damage = list(view.index.warnings)
                 if labels:
-                    damage += await _read_labels(engine, (bucket, info), view, rows, report.summary)
+                    damage += await _read_labels(
+                        services, (bucket, info), view, rows, report.summary
+                    )
                 if damage:
                     report.damage[name] = damage
             except AisfsError as error:
@@ -210,9 +175,9 @@ async def _look_at_all(
 
 
 async def _read_labels(
-    engine: Engine, shard: Shard, view: MembersView, rows: list[int], summary: Summary
+    services: Services, shard: Shard, view: MembersView, rows: list[int], summary: Summary
 ) -> list[str]:
-    """Count the labels of a shard; gives what is wrong with those that cannot be read."""
+    """Count the labels of a shard; return what is wrong with those that cannot be read."""
     index = view.index
     damage = []
     for row in rows:
@@ -221,7 +186,7 @@ async def _read_labels(
             summary.add_label(None)
             continue
         try:
-            content = await engine.reader.read_member(
+            content = await services.reader.read_member(
                 *shard, index, row, ByteRange(0, size), in_order=True
             )
         except ShardDamaged as error:

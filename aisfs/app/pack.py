@@ -6,8 +6,8 @@ asked for, and is uploaded like any other. A shard that exists with these very b
 
 import os
 import stat
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,11 +16,10 @@ import trio
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from aisfs.ais.client import AISClient
 from aisfs.ais.protocol.checksums import DEFAULT_TYPE, checksum_of, hasher_of, is_known
-from aisfs.app.services import check_source
+from aisfs.app.services import OpenSource, open_source
 from aisfs.config import ClusterSettings
-from aisfs.core.namespace.sources import BucketSource, parse_source
+from aisfs.core.namespace.sources import BucketSource, DirectorySource, parse_source
 from aisfs.core.synthetic.packing import (
     END,
     KEY_RULES,
@@ -42,10 +41,10 @@ from aisfs.errors import (
     SourceMissing,
 )
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.store.local.store import LocalStore
 from aisfs.store.pages import pages_of
 from aisfs.store.port import ObjectStore, WritableStore
-from aisfs.store.retry import RetryingStore
+
+Place = BucketSource | DirectorySource
 
 
 class ShardContent:
@@ -231,7 +230,7 @@ class PackPlan:
     """What is to be packed, and where to."""
 
     tree: Path
-    place: Bucket | Path
+    place: Place
     names: ShardNames
     samples: int
     layouts: list[Layout]
@@ -257,8 +256,8 @@ def plan_pack(
     """
     place, names = parse_shards(shards)
     files, left_out = _find_files(tree)
-    if isinstance(place, Path):
-        files = _but_own(files, os.path.relpath(place, tree.resolve()), names)
+    if isinstance(place, DirectorySource):
+        files = _but_own(files, os.path.relpath(place.path, tree.resolve()), names)
     if not files:
         raise SourceMissing(f"{tree}: no files")
     samples = samples_of(files, KEY_RULES[key_rule])
@@ -283,23 +282,31 @@ async def pack(plan: PackPlan, endpoint: str | None, jobs: int, console: Console
         AisfsError: one failed; those that are finished stay, and are recognized next time.
         ConfigError: there are more shards than names; nothing is written.
     """
-    if isinstance(plan.place, Path):
-        make_directory(plan.place)
-    async with open_place(plan.place, endpoint) as (store, bucket):
-        return await Packer(plan.tree, store, bucket, plan.names).pack(plan.layouts, jobs, console)
+    if isinstance(plan.place, DirectorySource):
+        make_directory(plan.place.path)
+    async with open_place(plan.place, endpoint) as place:
+        packer = Packer(plan.tree, place.store, place.bucket, plan.names)
+        return await packer.pack(plan.layouts, jobs, console)
 
 
-def parse_shards(text: str) -> tuple[Bucket | Path, ShardNames]:
+def open_place(place: Place, endpoint: str | None) -> AbstractAsyncContextManager[OpenSource]:
+    """Open a bucket or directory of shards; permission to write does not imply that to list."""
+    local = isinstance(place, DirectorySource)
+    cluster = ClusterSettings() if local else ClusterSettings.load({"endpoint": endpoint})
+    return open_source(place, cluster, may_be_unlistable=True)
+
+
+def parse_shards(text: str) -> tuple[Place, ShardNames]:
     """Separate SHARDS into the place, a bucket or a directory, and the names in it."""
     scheme, separator, rest = text.partition("://")
     if not separator:
         path = Path(text)
-        return path.parent.absolute(), ShardNames.parse(path.name)
+        return DirectorySource(path.parent.absolute()), ShardNames.parse(path.name)
     name, _, key = rest.partition("/")
     source = parse_source(f"{scheme}://{name}")
     if not isinstance(source, BucketSource) or not key:
         raise ConfigError(f"{text}: write {scheme}://BUCKET/NAME-{{000000..}}.tar")
-    return source.bucket, ShardNames.parse(key)
+    return source, ShardNames.parse(key)
 
 
 def parse_extension(text: str) -> bytes:
@@ -315,25 +322,6 @@ def make_directory(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{directory}: {error.strerror}") from error
-
-
-@asynccontextmanager
-async def open_place(
-    place: Bucket | Path, endpoint: str | None
-) -> AsyncIterator[tuple[WritableStore, Bucket]]:
-    """Open a bucket or directory of shards."""
-    if isinstance(place, Path):
-        local = LocalStore(place)
-        yield local, local.bucket
-        return
-    settings = ClusterSettings.load({"endpoint": endpoint})
-    client = AISClient(settings)
-    try:
-        with suppress(AccessDenied):  # permission to write does not imply permission to list
-            await check_source(client, BucketSource(place, ""))
-        yield RetryingStore(client, deadline=settings.io_timeout), place
-    finally:
-        await client.aclose()
 
 
 def _find_files(root: Path) -> tuple[list[File], list[str]]:

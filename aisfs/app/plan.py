@@ -49,6 +49,7 @@ class SourcePlan:
     """How a dataset is laid out; other sources are shown as they are."""
     keys: KeyFilter = EVERY_KEY
     """What of a bucket, prefix or directory is shown; a dataset has a filter of its own."""
+    writing: WriteSettings = field(default_factory=WriteSettings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,6 @@ class MountPlan(SourcePlan):
     """Everything that has to be known to mount a source."""
 
     mountpoint: Path
-    writing: WriteSettings
     options: frozenset[str]
     """Mount options for the kernel, as of `mount -o`."""
     kernel: KernelSettings

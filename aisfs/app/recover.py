@@ -6,9 +6,10 @@ from pathlib import Path
 
 import trio
 
-from aisfs.ais.client import AISClient
 from aisfs.ais.protocol.checksums import checksum_of, is_known
+from aisfs.app.services import connect
 from aisfs.config import ClusterSettings, WriteSettings
+from aisfs.core.namespace.sources import DirectorySource, Everything
 from aisfs.core.staged.posix_metadata import stamped
 from aisfs.core.staged.record import StagedRecord, version_text
 from aisfs.engine.write.appender import Appender
@@ -18,7 +19,6 @@ from aisfs.engine.write.unsent import UnsentFile, adopt_dead_sessions, parked
 from aisfs.errors import AisfsError, BucketNotFound, ConfigError, NotFound, Stale
 from aisfs.model import ObjectInfo
 from aisfs.store.content import BytesContent, FileContent
-from aisfs.store.local.store import LocalStore
 from aisfs.store.port import WritableStore
 from aisfs.store.retry import RetryingStore
 
@@ -144,9 +144,9 @@ def _parts_stay(record: StagedRecord, reason: str) -> str:
 async def _opened(endpoint: str) -> AsyncIterator[WritableStore]:
     """Open the cluster, or the directory, that a record names."""
     local = endpoint.startswith("/")
-    settings = ClusterSettings.load({} if local else {"endpoint": endpoint})
-    direct: WritableStore = LocalStore(Path(endpoint)) if local else AISClient(settings)
-    store = RetryingStore(direct, deadline=settings.io_timeout)
+    cluster = ClusterSettings.load({} if local else {"endpoint": endpoint})
+    source = DirectorySource(Path(endpoint)) if local else Everything()
+    store = RetryingStore(connect(source, cluster).store, deadline=cluster.io_timeout)
     try:
         yield store
     finally:

@@ -1,14 +1,14 @@
-"""What mounting and inspecting stand on: the store of a source, its cache, the services that read it."""
+"""What mounting, inspecting and packing stand on: the store of a source and the services that read it."""
 
 import logging
 import os
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar, assert_never
+from typing import Protocol, TypeVar, assert_never
 
 import trio
 
@@ -18,7 +18,7 @@ from aisfs.cache.disk.block_cache import LEAST, BlockCache
 from aisfs.cache.disk.directory import CacheDirectory
 from aisfs.cache.index_cache import IndexCache
 from aisfs.cache.metadata_cache import MetadataCache
-from aisfs.config import View
+from aisfs.config import ClusterSettings, View
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.index.nested_tars import MAX_NESTING
 from aisfs.core.namespace.sources import (
@@ -33,7 +33,7 @@ from aisfs.core.views.samples_view import samples_view
 from aisfs.engine.dataset.synthetic_reader import SyntheticReader
 from aisfs.engine.fetch.batches import Batches
 from aisfs.engine.fetch.fetcher import Fetcher
-from aisfs.engine.fetch.writer_thread import BackgroundThread, unattended
+from aisfs.engine.fetch.writer_thread import BackgroundThread, background_thread, unattended
 from aisfs.engine.listing.lister import Lister
 from aisfs.engine.listing.overlay import OverlaidLister
 from aisfs.engine.read.cache_coverage import CacheCoverage
@@ -42,91 +42,98 @@ from aisfs.engine.read.prefetcher import Prefetcher
 from aisfs.engine.read.reader import Reader
 from aisfs.engine.read.unpacker import Unpacker
 from aisfs.engine.write.staging import StagingArea
-from aisfs.errors import AccessDenied, BucketNotFound, ConfigError, NotFound, SourceMissing
+from aisfs.errors import (
+    AccessDenied,
+    AisfsError,
+    BucketNotFound,
+    ConfigError,
+    NotFound,
+    SourceMissing,
+    Unavailable,
+)
 from aisfs.filesystem.nodes import DatasetNode, DirectoryNode, Node, RootNode
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket
 from aisfs.store.local.store import LocalStore
+from aisfs.store.metered import MeteredStore
 from aisfs.store.port import WritableStore
+from aisfs.store.retry import RetryingStore
 
 log = logging.getLogger(__name__)
 
 PREFETCH_SHARE = 4
-"""A quarter of the cache at most is filled with shards that nobody has asked for yet."""
+"""At most a quarter of the cache is filled with shards that nobody has asked for yet."""
 INDEX_SHARE = 16
 INDEX_DISK_LIMIT = 2**30
-"""Indexes take a sixteenth of the disk cache, and never more than this: some 200 million members."""
+"""Indexes take a sixteenth of the disk cache, but never more than this: some 200 million members."""
 CLOCK = time.monotonic
-"""What listings expire by; unlike trio's own clock it may be asked from any thread."""
-
-PlanT = TypeVar("PlanT", bound=SourcePlan)
+"""The clock by which listings expire; unlike trio's own, any thread may ask it."""
 
 
-def open_source(plan: PlanT) -> tuple[PlanT, WritableStore, Node]:
-    """Open the store of a source, and give the node that is its root.
+# The store ------------------------------------------------------------------------------------
 
-    A dataset's local files get a bucket in the plan.
-    """
-    match plan.source:
+
+@dataclass(frozen=True, slots=True)
+class OpenSource:
+    """A source whose store is connected."""
+
+    source: Source
+    """As planned, but the local files of a dataset have a bucket."""
+    root: Node
+    store: WritableStore
+
+    @property
+    def bucket(self) -> Bucket:
+        """The bucket of a source that is one, or of a directory."""
+        assert isinstance(self.root, DirectoryNode), "the caller has a bucket or a directory"
+        return self.root.bucket
+
+
+def connect(source: Source, cluster: ClusterSettings) -> OpenSource:
+    """Return a source with the store that has its objects, without asking the store anything."""
+    match source:
         case DirectorySource(path):
-            local = LocalStore(path.resolve())
-            return plan, local, DirectoryNode(local.bucket, "")
+            local = LocalStore(path)
+            return OpenSource(source, DirectoryNode(local.bucket, ""), local)
         case BucketSource(bucket, prefix):
-            return plan, AISClient(plan.cluster), DirectoryNode(bucket, prefix)
+            return OpenSource(source, DirectoryNode(bucket, prefix), AISClient(cluster))
         case Everything():
-            return plan, AISClient(plan.cluster), RootNode()
-        case DatasetSource() if plan.source.local:
-            root = plan.source.common_directory(os.path.realpath)
+            return OpenSource(source, RootNode(), AISClient(cluster))
+        case DatasetSource() if source.local:
+            root = source.common_directory(os.path.realpath)
             local = LocalStore(Path(root))
-            found = plan.source.below(root, local.bucket, os.path.realpath)
-            return replace(plan, source=found), local, DatasetNode()
+            found = source.below(root, local.bucket, os.path.realpath)
+            return OpenSource(found, DatasetNode(), local)
         case DatasetSource():
-            return plan, AISClient(plan.cluster), DatasetNode()
+            return OpenSource(source, DatasetNode(), AISClient(cluster))
         case _:
-            assert_never(plan.source)
+            assert_never(source)
 
 
-def open_cache(plan: SourcePlan) -> BlockCache | None:
-    """Open the disk cache, if it may have any size.
-
-    Of a local directory, which is on disk already, it has only indexes and what was decompressed;
-    most such mounts never need it, so they go without if it cannot be had. So does every mount while
-    the disk is full.
-    """
-    if plan.cache.cache_size == 0:
-        return None
-    limit = plan.cache.disk_limit(CacheDirectory(plan.cache.cache_dir).taken())
-    if not limit:
-        log.warning("no disk cache: %s has hardly any room left", plan.cache.cache_dir)
-        return None
-    try:
-        return BlockCache.open(plan.cache.cache_dir, limit - _index_limit(limit))
-    except ConfigError as error:
-        if not is_local(plan.source) and plan.cache.free_disk() >= LEAST:
-            raise
-        log.warning("no disk cache: %s", error)
-        return None
-
-
-def _index_limit(cache_size: int) -> int:
-    """Give the share of the disk cache that indexes may take."""
-    return min(cache_size // INDEX_SHARE, INDEX_DISK_LIMIT)
-
-
-async def _sync_cache(blocks: BlockCache, fetcher: Fetcher) -> None:
-    """Keep the books of several daemons on one cache directory together."""
-    while True:
-        await trio.sleep(1)
-        await unattended("the upkeep of the cache", partial(trio.to_thread.run_sync, blocks.sync))
-        await unattended("looking for what the cache has lost", fetcher.drop_lost)
-
-
-async def check_source(store: WritableStore, source: Source) -> None:
-    """Ask once, without retries: a mount that cannot work should say so at once.
+@asynccontextmanager
+async def open_source(
+    source: Source, cluster: ClusterSettings, *, may_be_unlistable: bool = False
+) -> AsyncIterator[OpenSource]:
+    """Connect the store of a source, with retries, once it has answered.
 
     Raises:
-        AisfsError: it cannot be reached, or does not exist.
+        AisfsError: the store cannot be reached, or the source does not exist.
     """
+    found = connect(source, cluster)
+    try:
+        try:
+            with suppress(*[AccessDenied] if may_be_unlistable else []):
+                await _check(found.store, found.source)
+        except Unavailable as error:
+            raise Unavailable(f"{cluster.endpoint} does not answer: {error}") from error
+        yield replace(found, store=RetryingStore(found.store, deadline=cluster.io_timeout))
+    finally:
+        with trio.CancelScope(shield=True):
+            await found.store.aclose()
+
+
+async def _check(store: WritableStore, source: Source) -> None:
+    """Ask once, without retries: what cannot work should fail at once."""
     match source:
         case BucketSource(bucket, prefix):
             occupied = await _check_bucket(store, bucket, prefix)
@@ -140,7 +147,7 @@ async def check_source(store: WritableStore, source: Source) -> None:
 
 
 async def _check_bucket(store: WritableStore, bucket: Bucket, prefix: str) -> bool:
-    """Make sure that a bucket is there; says whether anything is below `prefix`."""
+    """Check that a bucket exists; return whether anything is below `prefix`."""
     try:
         return bool((await store.first_keys(bucket, prefix, 1)).found)
     except BucketNotFound as error:
@@ -148,72 +155,206 @@ async def _check_bucket(store: WritableStore, bucket: Bucket, prefix: str) -> bo
 
 
 async def _check_no_object(store: WritableStore, bucket: Bucket, key: str) -> None:
-    """Refuse an object in place of a directory; an empty one is just empty."""
+    """Refuse an object in place of a directory; an empty directory is fine."""
     with suppress(NotFound, AccessDenied):
         await store.head(bucket, key)
-        raise SourceMissing(f"{bucket}/{key} is an object, no directory of objects")
+        raise SourceMissing(f"{bucket}/{key} is an object, not a directory of objects")
+
+
+# The services ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Foundation:
-    """What the services of a mount stand on, and what outlives them."""
+class Services:
+    """What reads a source, and what it stands on."""
 
+    source: Source
+    root: Node
     store: WritableStore
-    blocks: BlockCache | None
-    staging: StagingArea | None
-    services: trio.Nursery
-    background: BackgroundThread
     metrics: Metrics
-
-
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """The services that read a source."""
-
+    blocks: BlockCache | None
+    """The disk cache."""
+    staging: StagingArea | None
+    """Where files are written; None when the source is only read."""
+    nursery: trio.Nursery
+    background: BackgroundThread
     lister: Lister
     fetcher: Fetcher
     indexer: Indexer
     reader: Reader
     assembler: SyntheticReader
-    keeping: CacheCoverage
+    coverage: CacheCoverage
+
+    async def flush(self) -> None:
+        """Wait until everything that was read is on disk."""
+        await self.background.run(lambda: None)
 
 
-def build_engine(plan: SourcePlan, base: Foundation, root: Node) -> Engine:
-    """Put the services together that read a source."""
-    ttls = plan.tree
-    cache = MetadataCache(
-        attr_ttl=ttls.attr_ttl, list_ttl=ttls.list_ttl, negative_ttl=ttls.negative_ttl, clock=CLOCK
-    )
-    lister = _build_lister(plan, base, cache, root)
+@asynccontextmanager
+async def open_services(plan: SourcePlan) -> AsyncIterator[Services]:
+    """Open the services of a source, and take them down in reverse.
+
+    Raises:
+        AisfsError: the source or the disk cache cannot be opened, or the block raised it: it does
+            not come in a group.
+    """
+    failure: AisfsError | None = None
+    async with (
+        open_source(plan.source, plan.cluster) as opened,
+        _closing(partial(_open_cache, plan)) as blocks,
+        _closing(partial(_open_staging, plan)) as staging,
+        background_thread() as background,
+        trio.open_nursery() as nursery,
+    ):
+        try:
+            plan = replace(plan, source=opened.source)
+            yield _build(plan, opened, blocks, staging, nursery, background)
+        except AisfsError as error:  # a nursery would put it into a group
+            failure = error
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+ClosableT = TypeVar("ClosableT", bound=_Closable)
+
+
+@asynccontextmanager
+async def _closing(make: Callable[[], ClosableT | None]) -> AsyncIterator[ClosableT | None]:
+    """Make something in a thread, and close it in one."""
+    made = await trio.to_thread.run_sync(make)
+    try:
+        yield made
+    finally:
+        if made is not None:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(made.close)
+
+
+def _open_staging(plan: SourcePlan) -> StagingArea | None:
+    if not plan.writing.writable:
+        return None
+    return StagingArea(plan.writing.staging_dir, plan.writing.staging_limit())
+
+
+def _open_cache(plan: SourcePlan) -> BlockCache | None:
+    """Open the disk cache, if it may have any size.
+
+    A local directory is on disk already, so its cache holds only indexes and what was decompressed;
+    most such mounts never need it, and go without if it cannot be opened. So does every mount while
+    the disk is full.
+    """
+    if plan.cache.cache_size == 0:
+        return None
+    limit = plan.cache.disk_limit(CacheDirectory(plan.cache.cache_dir).taken())
+    if not limit:
+        log.warning("no disk cache: %s has hardly any room left", plan.cache.cache_dir)
+        return None
+    try:
+        indexes = min(limit // INDEX_SHARE, INDEX_DISK_LIMIT)
+        return BlockCache.open(plan.cache.cache_dir, limit - indexes)
+    except ConfigError as error:
+        if not is_local(plan.source) and plan.cache.free_disk() >= LEAST:
+            raise
+        log.warning("no disk cache: %s", error)
+        return None
+
+
+def _build(
+    plan: SourcePlan,
+    opened: OpenSource,
+    blocks: BlockCache | None,
+    staging: StagingArea | None,
+    nursery: trio.Nursery,
+    background: BackgroundThread,
+) -> Services:
+    metrics = Metrics()
+    store = MeteredStore(opened.store, metrics)
+    local = is_local(plan.source)
+    lister = _build_lister(plan, opened.root, store, nursery, metrics)
     fetcher = Fetcher(
-        base.store,
-        base.services,
-        base.background,
-        cache=None if is_local(plan.source) else base.blocks,
+        store,
+        nursery,
+        background,
+        cache=None if local else blocks,
         origin=origin_of(plan),
         memory_limit=plan.cache.memory_limit,
         read_ahead_max=plan.cache.read_ahead_max,
     )
-    base.services.start_soon(fetcher.tidy)
+    nursery.start_soon(fetcher.tidy)
+    if blocks is not None:
+        nursery.start_soon(_sync_cache, blocks, fetcher)
+    unpacker = Unpacker(fetcher, nursery, cache=blocks)
+    indexer = Indexer(
+        fetcher,
+        nursery,
+        unpacker,
+        indexes=_open_indexes(plan, blocks) if blocks is not None else None,
+        shard_indexes=store if plan.tree.shard_index else None,
+        ignore_zeros=plan.tree.ignore_zeros,
+        nesting=MAX_NESTING if plan.tree.recursive else 0,
+        lay_out=_lay_out(plan),
+        # Common directories hold the indexes of all their shards anyway.
+        memory_limit=float("inf") if plan.view.merged else INDEX_BYTES_MAX,
+        magic=plan.tree.magic,
+    )
     prefetcher = Prefetcher(
         fetcher,
         lister,
-        base.services,
+        nursery,
         max_shards=plan.cache.prefetch_shards,
-        budget=base.blocks.limit // PREFETCH_SHARE if base.blocks is not None else 0,
+        budget=blocks.limit // PREFETCH_SHARE if blocks is not None else 0,
+        open_folder=indexer.open,
     )
-    unpacker = Unpacker(fetcher, base.services, cache=base.blocks)
-    indexer = _build_indexer(plan, base, fetcher, unpacker)
-    prefetcher.open_folder = indexer.open
-    reader = Reader(fetcher, prefetcher, unpacker)
-    batches = Batches(base.store, base.services)
-    assembler = SyntheticReader(fetcher, batches, plan.cache.read_ahead_max)
-    keeping = CacheCoverage(fetcher, indexer, base.background, local=is_local(plan.source))
-    return Engine(lister, fetcher, indexer, reader, assembler, keeping)
+    return Services(
+        source=opened.source,
+        root=opened.root,
+        store=store,
+        metrics=metrics,
+        blocks=blocks,
+        staging=staging,
+        nursery=nursery,
+        background=background,
+        lister=lister,
+        fetcher=fetcher,
+        indexer=indexer,
+        reader=Reader(fetcher, prefetcher, unpacker),
+        assembler=SyntheticReader(fetcher, Batches(store, nursery), plan.cache.read_ahead_max),
+        coverage=CacheCoverage(fetcher, indexer, background, local=local),
+    )
+
+
+def _build_lister(
+    plan: SourcePlan, root: Node, store: WritableStore, nursery: trio.Nursery, metrics: Metrics
+) -> Lister:
+    ttls = plan.tree
+    cache = MetadataCache(
+        attr_ttl=ttls.attr_ttl, list_ttl=ttls.list_ttl, negative_ttl=ttls.negative_ttl, clock=CLOCK
+    )
+    kind: Callable[..., Lister]
+    if plan.writing.writable:
+        change_ttl = max(ttls.attr_ttl, ttls.list_ttl, ttls.negative_ttl)
+        kind = partial(OverlaidLister, change_ttl=change_ttl)
+    else:
+        prefix = root.prefix if isinstance(root, DirectoryNode) else ""
+        kind = partial(Lister, wanted=plan.keys.below(prefix))
+    return kind(store, cache, nursery, list_ttl=ttls.list_ttl, clock=CLOCK, metrics=metrics)
+
+
+def _open_indexes(plan: SourcePlan, blocks: BlockCache) -> IndexCache:
+    scope = f"{origin_of(plan)} ignore_zeros={plan.tree.ignore_zeros}"
+    scope += " recursive" if plan.tree.recursive else ""
+    scope += " magic" if plan.tree.magic else ""
+    limit = min(blocks.limit // (INDEX_SHARE - 1), INDEX_DISK_LIMIT)
+    return IndexCache(plan.cache.cache_dir, limit, scope=scope)
 
 
 def _lay_out(plan: SourcePlan) -> Callable[[MemberIndex], MembersView]:
-    """Choose what a folder of a shard shows."""
+    """Return what makes the folder of a shard."""
     view = plan.view
     if view.view is View.SAMPLES:
         return partial(samples_view, spec=view)
@@ -224,46 +365,9 @@ def _lay_out(plan: SourcePlan) -> Callable[[MemberIndex], MembersView]:
     return partial(MembersView, shards=plan.tree.shards)
 
 
-def _build_lister(plan: SourcePlan, base: Foundation, cache: MetadataCache, root: Node) -> Lister:
-    ttls = plan.tree
-    kind: Callable[..., Lister] = Lister
-    if base.staging is not None:
-        change_ttl = max(ttls.attr_ttl, ttls.list_ttl, ttls.negative_ttl)
-        kind = partial(OverlaidLister, change_ttl=change_ttl)
-    else:
-        prefix = root.prefix if isinstance(root, DirectoryNode) else ""
-        kind = partial(Lister, wanted=plan.keys.below(prefix))
-    return kind(
-        base.store,
-        cache,
-        base.services,
-        list_ttl=ttls.list_ttl,
-        clock=CLOCK,
-        metrics=base.metrics,
-    )
-
-
-def _build_indexer(
-    plan: SourcePlan, base: Foundation, fetcher: Fetcher, unpacker: Unpacker
-) -> Indexer:
-    indexes = None
-    if base.blocks is not None:
-        scope = f"{origin_of(plan)} ignore_zeros={plan.tree.ignore_zeros}"
-        scope += " recursive" if plan.tree.recursive else ""
-        scope += " magic" if plan.tree.magic else ""
-        limit = base.blocks.limit // (INDEX_SHARE - 1)
-        indexes = IndexCache(plan.cache.cache_dir, min(limit, INDEX_DISK_LIMIT), scope=scope)
-        base.services.start_soon(_sync_cache, base.blocks, fetcher)
-    return Indexer(
-        fetcher,
-        base.services,
-        unpacker,
-        indexes=indexes,
-        shard_indexes=base.store if plan.tree.shard_index else None,
-        ignore_zeros=plan.tree.ignore_zeros,
-        nesting=MAX_NESTING if plan.tree.recursive else 0,
-        lay_out=_lay_out(plan),
-        # Common directories hold the indexes of all their shards anyway.
-        memory_limit=float("inf") if plan.view.merged else INDEX_BYTES_MAX,
-        magic=plan.tree.magic,
-    )
+async def _sync_cache(blocks: BlockCache, fetcher: Fetcher) -> None:
+    """Synchronize the ledgers of all daemons that use a cache directory."""
+    while True:
+        await trio.sleep(1)
+        await unattended("the upkeep of the cache", partial(trio.to_thread.run_sync, blocks.sync))
+        await unattended("looking for what the cache has lost", fetcher.drop_lost)

@@ -29,6 +29,7 @@ from aisfs.app.pack import (
     parse_shards,
     shards_there,
 )
+from aisfs.core.namespace.sources import DirectorySource
 from aisfs.errors import AisfsError, AlreadyExists, OutOfSpace, ShardDamaged, SourceMissing
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.process.locks import Rank, ranked_lock
@@ -103,13 +104,13 @@ async def _opened(
     shards: str, endpoint: str | None
 ) -> AsyncIterator[tuple[ObjectStore, Bucket, list[ObjectInfo]]]:
     place, names = parse_shards(shards)
-    if isinstance(place, Path) and not place.is_dir():
-        raise SourceMissing(f"{place}: no such directory")
-    async with open_place(place, endpoint) as (store, bucket):
-        found = await shards_there(store, bucket, names)
+    if isinstance(place, DirectorySource) and not place.path.is_dir():
+        raise SourceMissing(f"{place.path}: no such directory")
+    async with open_place(place, endpoint) as opened:
+        found = await shards_there(opened.store, opened.bucket, names)
         if not found:
-            raise SourceMissing(f"{bucket}/{names}: no such shards")
-        yield store, bucket, [info for _, info in found]
+            raise SourceMissing(f"{opened.bucket}/{names}: no such shards")
+        yield opened.store, opened.bucket, [info for _, info in found]
 
 
 @dataclass(frozen=True, slots=True)

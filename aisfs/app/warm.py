@@ -1,6 +1,6 @@
 """`aisfs warm`: read a mount's shards and objects once, so that its daemon has them when training starts.
 
-It reads through the mount as any program would; what fills the cache is the daemon behind it.
+It reads through the mount as any program would; the daemon behind the mount fills the cache.
 """
 
 import os
@@ -31,11 +31,11 @@ from aisfs.errors import SourceMissing
 from aisfs.fuse.mounting.kernel_settings import FILE_SYSTEM, mounted_filesystems
 
 PIECE = 1 << 20
-"""Bytes read at once; the largest request the kernel makes of it."""
+"""Bytes read at once: the largest request that the kernel sends."""
 SHARD_ATTRIBUTE = "user.aisfs.shard"
-"""Folders of shards have it, directories of a bucket do not."""
+"""Folders of shards have this attribute, directories of a bucket do not."""
 KEPT_ATTRIBUTE = "user.aisfs.kept"
-"""How much is on disk; asked of a folder of a shard, it puts the index there."""
+"""How much is on disk; reading it of the folder of a shard writes the index there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Summary:
         return self.kept == self.size and self.indexes == self.shards
 
     def count(self, item: Item, error: BaseException | None) -> bool:
-        """Take note of how reading an item ended; says whether it was read."""
+        """Count an item whose reading ended; return whether it was read."""
         if error is not None:
             name = os.fsdecode(item.content or item.folder or b"")
             self.failures.append(f"{name}: {getattr(error, 'strerror', None) or error}")
@@ -81,7 +81,7 @@ class Summary:
         return True
 
     def look(self, item: Item) -> None:
-        """Take note of how much of an item that was read is kept."""
+        """Count how much of an item that was read is on disk."""
         if item.folder is not None:
             self.indexes += _kept(item.folder, 1)
         if item.content is not None:
@@ -119,7 +119,7 @@ def _items_below(path: Path, *, index_only: bool) -> Iterator[Item]:
 
 
 def warm(items: list[Item], *, jobs: int, console: Console) -> Summary:
-    """Read all items, `jobs` at a time, and show how far it is. Ctrl-C ends it within a piece."""
+    """Read all items, `jobs` at a time, and show the progress. Ctrl-C ends it within a piece."""
     summary = Summary()
     total = sum(item.size for item in items)
     noun = "files" if any(item.folder is None for item in items) else "shards"
@@ -144,7 +144,7 @@ def warm(items: list[Item], *, jobs: int, console: Console) -> Summary:
                     progress.update(task, done=done(count), advance=0 if total else 1)
                     if summary.count(under_way[future], future.exception()):
                         there.append(under_way[future])
-                for item in there:  # only now: the last ones may have displaced the first
+                for item in there:  # only now: the last items may have evicted the first
                     summary.look(item)
             finally:
                 stopped.set()
@@ -153,7 +153,7 @@ def warm(items: list[Item], *, jobs: int, console: Console) -> Summary:
 
 
 def _kept(path: bytes, otherwise: int) -> int:
-    """Ask how much of something is on disk; of what cannot be told nothing is said to be missing."""
+    """Return how much of a file is on disk; `otherwise` if the mount cannot tell."""
     try:
         return int(os.getxattr(path, KEPT_ATTRIBUTE))
     except OSError:
@@ -161,7 +161,7 @@ def _kept(path: bytes, otherwise: int) -> int:
 
 
 def _columns(total: int) -> list[ProgressColumn]:
-    """Choose what to show of `total` bytes; of none when only members are wanted."""
+    """Return the columns of the progress; without `total`, no bytes are read."""
     columns: list[ProgressColumn] = [BarColumn(), TextColumn("{task.fields[done]}")]
     if total:
         columns += [DownloadColumn(), TransferSpeedColumn()]
@@ -169,7 +169,7 @@ def _columns(total: int) -> list[ProgressColumn]:
 
 
 def _is_in_mount(path: Path) -> bool:
-    """Say whether the innermost mount that holds `path` is one of aisfs."""
+    """Return whether the innermost mount that holds `path` is one of aisfs."""
     holding = [
         (len(mountpoint.parts), kind)
         for mountpoint, kind in mounted_filesystems()
@@ -181,7 +181,7 @@ def _is_in_mount(path: Path) -> bool:
 def _walk(directory: bytes, *, index_only: bool) -> Iterator[bytes]:
     """Find files, and directories that stand for shards.
 
-    A dataset mount has nothing of a shard but its folder: its members are files like others.
+    A dataset mount shows only the folder of a shard: its members are files like any other.
 
     Raises:
         OSError: a directory cannot be listed.
@@ -235,15 +235,15 @@ def _item(path: bytes, index_only: bool) -> Item | None:
 
 
 def _read(item: Item) -> Iterator[int]:
-    """Read an item and give the lengths of what was read, piece by piece."""
+    """Read an item; yield the length of each piece."""
     if item.content is not None:
         descriptor = os.open(item.content, os.O_RDONLY)
         try:
-            # What the kernel has the daemon would not be asked for, and may have thrown away.
+            # The daemon is not asked for what the kernel has, but may have evicted it.
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             while piece := os.read(descriptor, PIECE):
                 yield len(piece)
-            # The daemon's cache is what was to be filled; the kernel's has better uses.
+            # Only the daemon's cache is to be filled.
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)

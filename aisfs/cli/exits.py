@@ -1,4 +1,4 @@
-"""How a command ends: exit codes, and which error means which."""
+"""Exit codes, and which error means which."""
 
 from enum import IntEnum
 
@@ -24,7 +24,7 @@ class Exit(IntEnum):
 
     OK = 0
     FAILURE = 1
-    """Something failed, or was left out, that has no code of its own; the lines before say what."""
+    """Something without a code of its own failed or was left out; the lines before say what."""
     USAGE = 2
     """A wrong option or value."""
     NO_ENDPOINT = 3
@@ -36,11 +36,11 @@ class Exit(IntEnum):
     DENIED = 6
     """The token is missing or refused."""
     MOUNTPOINT = 7
-    """The mountpoint is missing, no directory, busy or not empty."""
+    """The mountpoint is missing, not a directory, busy or not empty."""
     NO_FUSE = 8
     """No usable /dev/fuse or fusermount3."""
     DAMAGED = 9
-    """Some of the shards that were looked at are damaged."""
+    """Some of the shards that were read are damaged."""
 
 
 EXITS: list[tuple[type[AisfsError], Exit]] = [
@@ -57,12 +57,12 @@ EXITS: list[tuple[type[AisfsError], Exit]] = [
 
 
 def exit_code(error: AisfsError) -> Exit:
-    """Find the exit code of an error."""
+    """Return the exit code of an error."""
     return next((code for cls, code in EXITS if isinstance(error, cls)), Exit.FAILURE)
 
 
 def fail(reason: str, code: int) -> int:
-    """Say in one line why the command failed; gives the code."""
+    """Print in one line why the command failed; return the code."""
     line = " ".join(shown(reason).split())
     click.echo(f"aisfs: {line}", err=True)
     return code

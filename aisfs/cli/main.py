@@ -1,4 +1,4 @@
-"""The command line: words in, exit codes out, one line for whatever goes wrong."""
+"""The command line: arguments in, an exit code out, and one line for each error."""
 
 import pkgutil
 import sys
@@ -15,7 +15,7 @@ from aisfs.process import logs
 
 
 def main() -> None:
-    """Run the command line of this process; ends it."""
+    """Run the command line, and exit."""
     try:
         code = cli.main(prog_name="aisfs", standalone_mode=False) or Exit.OK
     except click.Abort:
@@ -46,9 +46,9 @@ _ELSEWHERE = {
 
 
 class _Commands(click.Group):
-    """Commands of other modules too, which are loaded when they are asked for.
+    """Commands, some of which are in modules that are imported when they are needed.
 
-    Most processes are mounts, and half of what it takes to start one is loading modules.
+    Most processes are mounts, and half of the time to start one goes into importing modules.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -64,7 +64,7 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Take `aisfs SOURCE MNT -o …` for a mount: so mount.fuse3 calls it for a line of fstab."""
+        """Treat `aisfs SOURCE MNT -o …` as a mount: mount.fuse3 calls it so for a line of fstab."""
         if "/" in args[0]:
             return mount.name, mount, args
         return super().resolve_command(ctx, args)
@@ -84,10 +84,10 @@ cli.add_command(mount)
 
 @cli.command()
 @click.argument("mountpoint", metavar="MNT")
-@click.option("-z", "--lazy", is_flag=True, help="Detach now, even when busy.")
+@click.option("-z", "--lazy", is_flag=True, help="Detach now, even if it is busy.")
 def umount(mountpoint: str, lazy: bool) -> None:
     """Unmount the mount at MNT."""
-    # Not a click.Path, which would look at it: its daemon may stand still.
+    # Not a click.Path, which would stat it: the daemon may hang.
     from aisfs.app import umount as umounts
 
     umounts.umount(Path(mountpoint), lazy=lazy)
@@ -106,14 +106,14 @@ def umount(mountpoint: str, lazy: bool) -> None:
 @click.option(
     "--traps",
     is_flag=True,
-    help="Destroy and hide what a real AIStore would, to test clients against it.",
+    help="Lose and hide data where a real AIStore would, to test clients against that.",
 )
 @click.option(
     "--allow-host",
     "allow_hosts",
     metavar="NAME",
     multiple=True,
-    help="Also serve requests to this host name; addresses and localhost always are. Repeatable.",
+    help="Also accept requests to this host name, besides addresses and localhost; repeatable.",
 )
 @log_options
 def serve(
@@ -127,7 +127,8 @@ def serve(
 ) -> None:
     """Serve a directory as a small AIStore.
 
-    Each folder is a bucket, objects are plain files. For demos, tests and a laptop without a cluster. It knows no users: keep it on loopback.
+    Each folder is a bucket, objects are plain files. For demos, tests and a laptop without a
+    cluster. It has no access control: keep it on loopback.
     """
     logs.configure(log_level, log_file, foreground=True)
     from aisfs.app.serve import serve as run_server

@@ -30,24 +30,24 @@ log = logging.getLogger(__name__)
 @click.option(
     "--shards",
     type=click.Choice([s.value for s in Shards]),
-    help="How X.tar shows: file (default; its members are in X.tar.d/, found by name), dir (X.tar "
-    "is a directory, its bytes are X.tar.raw), or both (X.tar and X.tar.d are listed).",
+    help="How X.tar is shown: file [default] (its members are in X.tar.d/, which is not listed), dir "
+    "(X.tar is a directory, its bytes are X.tar.raw), or both (X.tar and X.tar.d are listed).",
 )
 @click.option(
     "--view",
     type=click.Choice([v.value for v in View]),
     help="Show the members of all shards of SOURCE as one dataset: a folder for each shard (members), "
-    "for each sample in it (samples), for each label (class), or all in one place (flat). Or show "
-    "objects that are no shards as tar files (shards).",
+    "for each sample in it (samples), for each label (class), or all in one folder (flat). Or show "
+    "loose objects as tar files (shards).",
 )
 @click.option(
     "--key-rule",
     type=click.Choice([r.value for r in KeyRule]),
-    help="The key of a sample: the path to its first dot (wds, default), to its last dot, or the "
-    "last component to its first dot (basename).",
+    help="The key of a sample: the path up to its first dot (wds) [default], up to its last dot "
+    "(last-dot), or the last component up to its first dot (basename).",
 )
 @click.option(
-    "--require", metavar="EXT[,EXT]", help="Leave out samples that lack one of these parts."
+    "--require", metavar="EXT[,EXT]", help="Leave out samples that lack one of these components."
 )
 @click.option(
     "--label",
@@ -57,13 +57,13 @@ log = logging.getLogger(__name__)
 @click.option(
     "--image",
     metavar="EXT[;EXT]",
-    help="The part that a class shows of each sample: the first it has [jpg;jpeg;png].",
+    help="Component that --view class shows of a sample: the first it has [jpg;jpeg;png].",
 )
 @click.option(
     "--classes",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Names of the classes 0, 1, …, one a line.",
+    help="File with the names of classes 0, 1, …, one per line.",
 )
 @click.option(
     "--samples-per-shard",
@@ -72,48 +72,56 @@ log = logging.getLogger(__name__)
     help="Samples in each tar of --view shards [1000].",
 )
 @click.option(
-    "--shard-size", metavar="SIZE", help="Bytes of each tar of --view shards at most, like 1GiB."
+    "--shard-size", metavar="SIZE", help="Most bytes in each tar of --view shards, such as 1GiB."
 )
 @click.option(
-    "--shuffle", type=int, metavar="SEED", help="With --view shards: shuffle the samples of shards."
+    "--shuffle",
+    type=int,
+    metavar="SEED",
+    help="With --view shards: shuffle the samples, reproducibly.",
 )
 @click.option(
-    "--files-from", metavar="FILE", help="Read sources from FILE, one a line; - is stdin."
+    "--files-from", metavar="FILE", help="Read sources from FILE, one per line; - is stdin."
 )
 @click.option(
-    "--include", multiple=True, metavar="GLOB", help="Show only keys that match; repeatable."
+    "--include", multiple=True, metavar="GLOB", help="Show only keys that match GLOB; repeatable."
 )
 @click.option(
-    "--exclude", multiple=True, metavar="GLOB", help="Leave out keys that match; repeatable."
+    "--exclude", multiple=True, metavar="GLOB", help="Leave out keys that match GLOB; repeatable."
 )
 @click.option(
     "--ignore-zeros",
     is_flag=True,
     default=None,
-    help="Read on behind zeros, for tars joined by cat.",
+    help="Read past zero blocks, for tars joined by cat.",
 )
-@click.option("--recursive", is_flag=True, default=None, help="Open tars inside shards, too.")
+@click.option("--recursive", is_flag=True, default=None, help="Also open tars inside shards.")
 @click.option(
     "--magic",
     is_flag=True,
     default=None,
-    help="Tell the form of an archive by its content, not its name; X.d/ opens any X that is one.",
+    help="Recognize archives by content, not by name; X.d/ opens any archive X.",
 )
 @click.option(
     "--shard-index",
     is_flag=True,
     default=None,
-    help="Take AIStore's own index of a shard, where it has one, instead of reading the shard.",
+    help="Use AIStore's own index of a shard, where there is one, instead of scanning the shard.",
 )
 @click.option(
-    "--attr-ttl", type=float, metavar="S", help="Seconds a name found singly is believed [60]."
+    "--attr-ttl",
+    type=float,
+    metavar="S",
+    help="Seconds until a name looked up alone is looked up again [60].",
 )
-@click.option("--list-ttl", type=float, metavar="S", help="Seconds a listing is believed [60].")
+@click.option(
+    "--list-ttl", type=float, metavar="S", help="Seconds until a directory is listed again [60]."
+)
 @click.option(
     "--negative-ttl",
     type=float,
     metavar="S",
-    help="Seconds a name missed singly stays missing [5].",
+    help="Seconds until a missing name is looked up again [5].",
 )
 @click.option(
     "--io-timeout",
@@ -125,37 +133,37 @@ log = logging.getLogger(__name__)
     "--latest",
     is_flag=True,
     default=None,
-    help="Compare what is read of a cloud or another cluster with the original.",
+    help="Check objects of a cloud or another cluster against the original when they are read.",
 )
-@click.option("--max-connections", type=int, metavar="N", help="Requests under way at once [32].")
+@click.option("--max-connections", type=int, metavar="N", help="Most requests at once [32].")
 @click.option(
     "--part-size",
     metavar="SIZE",
-    help="Bytes above which an object goes in parts, as it is written [256MiB].",
+    help="Upload larger files in parts of this size, while they are written [256MiB].",
 )
 @click.option(
     "--cache-dir",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Where to keep what was read [the user's cache directory].",
+    help="Directory of the disk cache [the user's cache directory].",
 )
 @click.option(
     "--cache-size",
     metavar="SIZE",
-    help="Bytes to keep there at most, like 50GiB; 0: none [10GiB or a tenth of the free disk].",
+    help="Limit of the disk cache, such as 50GiB; 0: none [10GiB or a tenth of the free disk].",
 )
 @click.option(
-    "--read-ahead-max", metavar="SIZE", help="Bytes ahead of a sequential reader at most [64MiB]."
+    "--read-ahead-max",
+    metavar="SIZE",
+    help="Most bytes fetched ahead of a sequential reader [64MiB].",
 )
 @click.option(
     "--prefetch-shards",
     type=int,
     metavar="N",
-    help="Shards fetched ahead of readers in name order [2].",
+    help="Shards fetched ahead of a reader that takes them in name order [2].",
 )
-@click.option(
-    "--memory-limit", metavar="SIZE", help="Bytes under way and kept in memory at most [512MiB]."
-)
+@click.option("--memory-limit", metavar="SIZE", help="Most bytes of objects in memory [512MiB].")
 @click.option(
     "--no-lane",
     "lane",
@@ -163,44 +171,51 @@ log = logging.getLogger(__name__)
     default=None,
     help="Serve the kernel through pyfuse3 alone: slower, with the same results.",
 )
-@click.option("--writable", is_flag=True, default=None, help="Permit changes.")
+@click.option(
+    "--writable",
+    is_flag=True,
+    default=None,
+    help="Permit changes: files are staged, and uploaded when they are closed.",
+)
 @click.option(
     "--staging-dir",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Where files are until they are uploaded [the user's state directory].",
+    help="Directory of files until they are uploaded [the user's state directory].",
 )
 @click.option(
-    "--staging-size", metavar="SIZE", help="Bytes there at most [half of what is free on its disk]."
+    "--staging-size",
+    metavar="SIZE",
+    help="Most bytes in the staging directory [half of the free disk].",
 )
 @click.option(
     "--rename-dir-limit",
     type=int,
     metavar="N",
-    help="Objects of a directory that is renamed, at most [1000].",
+    help="Most objects of a directory that can be renamed [1000].",
 )
 @click.option(
     "--ignore-attr-changes",
     is_flag=True,
     default=None,
-    help="Accept owners, modes and times that cannot be kept.",
+    help="Accept and ignore owners, modes and times that cannot be kept.",
 )
-@click.option("--allow-other", is_flag=True, help="Let other users in.")
-@click.option("--uid", type=int, metavar="N", help="Owner of everything; default: who mounts.")
-@click.option("--gid", type=int, metavar="N", help="Group of everything; default: who mounts.")
+@click.option("--allow-other", is_flag=True, help="Give other users access.")
+@click.option("--uid", type=int, metavar="N", help="Owner of everything [you].")
+@click.option("--gid", type=int, metavar="N", help="Group of everything [yours].")
 @click.option(
     "--file-mode", metavar="OCT", help="Permissions of files [0444, or 0644 if writable]."
 )
 @click.option(
     "--dir-mode", metavar="OCT", help="Permissions of directories [0555, or 0755 if writable]."
 )
-@click.option("-f", "--foreground", is_flag=True, help="Do not go to the background.")
+@click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground.")
 @click.option(
     "-o",
     "options",
     multiple=True,
     metavar="OPT[,OPT]",
-    help="Options as of mount(8), and those above as name=value.",
+    help="Options of mount(8), and the options above as name=value.",
 )
 @log_options
 def mount(
@@ -214,9 +229,9 @@ def mount(
 ) -> int:
     """Mount SOURCE on the directory MNT.
 
-    SOURCE is ais://BUCKET, ais://BUCKET/PREFIX/ or a local directory; without it, every bucket the
-    cluster shows appears at MNT/PROVIDER/BUCKET. Several sources, shards as in
-    'ais://pets/samples-{00..18}.tar' or 'shards/*.tar', or --view make a dataset of the shards.
+    SOURCE is ais://BUCKET, ais://BUCKET/PREFIX/ or a local directory. Without SOURCE, every bucket
+    of the cluster appears at MNT/PROVIDER/BUCKET. Several sources, shards as in
+    'ais://pets/samples-{00..18}.tar' or 'shards/*.tar', or --view show the shards as one dataset.
     The command returns when the mount is ready.
     """
     with loading():  # it is not needed for --help

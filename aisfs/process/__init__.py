@@ -1,3 +1,3 @@
-"""What concerns the process and nothing of the file system: going to the background, logs, memory,
-file descriptors, permissions of new files.
+"""The process, apart from the file system: daemonizing, logs, memory, file descriptors, permissions
+of new files.
 """

@@ -1,7 +1,7 @@
-"""Leave a process behind in the background, and know how its start went.
+"""Start a process in the background, and learn whether its start succeeded.
 
-The parent waits at a pipe. The child writes one byte when it is ready and then closes it; when it
-ends before that, what it wrote is the reason and its exit code says the kind.
+The parent waits at a pipe. The child writes one byte when it is ready and then closes the pipe; if
+it ends before that, what it wrote is the reason, and its exit code the kind.
 """
 
 import os
@@ -48,7 +48,7 @@ def _run_child(work: Callable[[Ready, Failed], None], writer: int) -> None:
     code = 1
     try:
         os.setsid()
-        os.chdir("/")  # else the directory the user was in cannot be unmounted
+        os.chdir("/")  # else the current directory could not be unmounted
         null = os.open(os.devnull, os.O_RDWR)
         for standard in range(3):
             os.dup2(null, standard)

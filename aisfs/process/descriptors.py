@@ -3,11 +3,11 @@
 import resource
 
 _WANTED = 1 << 16
-"""More than 32 requests at once to each of 1,000 targets; a bound, since each costs the kernel memory."""
+"""More than 32 requests at once to each of 1,000 targets; bounded, as each costs the kernel memory."""
 
 
 def allow_many() -> None:
-    """Raise the limit as far as it is useful and permitted: the usual 1,024 are for `select`."""
+    """Raise the limit as far as useful and permitted: the usual 1,024 is a limit of `select`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _WANTED if hard == resource.RLIM_INFINITY else min(_WANTED, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -15,6 +15,6 @@ def allow_many() -> None:
 
 
 def allowed() -> int:
-    """Return how many may be open."""
+    """Return the limit of open files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _WANTED if soft == resource.RLIM_INFINITY else soft

@@ -17,14 +17,11 @@ LEVELS = ("debug", "info", "warning", "error")
 SYSLOG_SOCKET = Path("/dev/log")
 
 _NOBODY_WAITS = f"fuse_reply_* failed with {os.strerror(errno.ENOENT)}"
-"""What pyfuse3 says of a reply that came too late: who asked was killed, or the mount ended."""
+"""Logged by pyfuse3 when a reply came too late: the caller was killed, or the mount ended."""
 
 
 class _Printable(logging.Formatter):
-    """Writes out what is not UTF-8, as in some names; a line that cannot be written would be lost.
-
-    No secret either, whoever wrote the line and whatever its traceback quotes.
-    """
+    """Escapes what is not UTF-8, as in some names, since the line would be lost; removes secrets."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = super().format(record).encode(errors="backslashreplace").decode()
@@ -32,14 +29,14 @@ class _Printable(logging.Formatter):
 
 
 class _PrivateFile(logging.FileHandler):
-    """Makes the file for its owner alone: it names objects."""
+    """A file that only its owner can read: it names objects."""
 
     def _open(self) -> TextIOWrapper:
         return open(self.baseFilename, "a", encoding=self.encoding, opener=private.opener)
 
 
 def configure(level: str, file: Path | None, *, foreground: bool) -> None:
-    """Send the lines of all modules of aisfs from `level` on to the right place.
+    """Send the lines of all modules of aisfs from `level` up to a file, stderr or the system's log.
 
     Raises:
         OSError: the log file cannot be written.

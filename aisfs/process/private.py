@@ -1,12 +1,12 @@
-"""Directories and files for their owner alone, whatever the umask: what is written exists nowhere
-else, and logs name objects."""
+"""Directories and files that only their owner can read, whatever the umask: staged files exist
+nowhere else, and logs name objects."""
 
 import os
 from pathlib import Path
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory, and what is missing above it, unless it is there.
+    """Make a directory and its missing parents, unless it exists.
 
     Raises:
         OSError: it cannot be made.
@@ -19,5 +19,5 @@ def make_directory(path: Path) -> None:
 
 
 def opener(path: str, flags: int) -> int:
-    """Open a file as `open` asks for; a new one belongs to its owner alone."""
+    """Open a file for `open`; only its owner can read a new one."""
     return os.open(path, flags, 0o600)

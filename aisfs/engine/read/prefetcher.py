@@ -59,8 +59,12 @@ class Prefetcher:
         *,
         max_shards: int,
         budget: int,
+        open_folder: Callable[[Bucket, ObjectInfo], Awaitable[object]] | None = None,
     ) -> None:
-        """Prefetch at most `max_shards` shards of `budget` bytes together, ahead of any reader."""
+        """Prefetch at most `max_shards` shards of `budget` bytes together, ahead of any reader.
+
+        `open_folder` finds the members of a shard; without it folders are not opened early.
+        """
         self._fetcher = fetcher
         self._lister = lister
         self._services = services
@@ -74,8 +78,7 @@ class Prefetcher:
             100 * DIRECTORIES_MAX, AGAIN_SECONDS, trio.current_time
         )
         self._limiter = trio.CapacityLimiter(AT_ONCE)
-        self.open_folder: Callable[[Bucket, ObjectInfo], Awaitable[object]] = _open_nothing
-        """Finds the members of a shard, for `folder_listed`."""
+        self._open_folder = open_folder
 
     def in_order(self, bucket: Bucket, info: ObjectInfo) -> None:
         """An object is being read in order: if it is a shard, perhaps the next ones are wanted soon."""
@@ -122,9 +125,9 @@ class Prefetcher:
         before, directory.folder = directory.folder, name
         following = _behind(before, name, directory.shards)
         listed = directory.listing[following] if following is not None else None
-        if listed is not None and listed.size <= self._budget:
+        if listed is not None and listed.size <= self._budget and self._open_folder is not None:
             what = f"opening {bucket}/{listed.key} early"
-            work = partial(self.open_folder, bucket, listed)
+            work = partial(self._open_folder, bucket, listed)
             self._services.start_soon(unattended, what, work)
 
     def _look_around(self, bucket: Bucket, info: ObjectInfo, decide: _Decide) -> None:
@@ -184,10 +187,6 @@ class Prefetcher:
             self._done[bucket, info] = True
         finally:
             self._under_way.discard((bucket, info))
-
-
-async def _open_nothing(bucket: Bucket, info: ObjectInfo) -> None:
-    """Stand for an indexer until there is one."""
 
 
 def _behind(before: bytes, name: bytes, shards: Sequence[bytes]) -> bytes | None:

@@ -1,0 +1,85 @@
+"""The tree of a dataset mount: what its view shows in place of buckets and directories."""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+
+import trio
+
+from aisfs.app.services import Services
+from aisfs.config import View
+from aisfs.core.namespace.sources import DatasetSource
+from aisfs.core.synthetic.tar import LooseShard, VirtualShard, loose_shards
+from aisfs.core.views.spec import LabelSource, ViewSpec
+from aisfs.engine.dataset.label_table import read_table
+from aisfs.engine.dataset.loose_objects import find_loose_objects, nothing
+from aisfs.engine.dataset.merger import Merger
+from aisfs.engine.dataset.reshuffler import reshuffle
+from aisfs.engine.dataset.shard_set import find_shards
+from aisfs.errors import SourceMissing
+from aisfs.filesystem.trees.bucket_tree import Names
+from aisfs.filesystem.trees.dataset_tree import DatasetTree
+from aisfs.filesystem.trees.merged_tree import MergedTree
+from aisfs.filesystem.trees.synthetic_tree import SyntheticTree
+
+log = logging.getLogger(__name__)
+
+
+async def build_dataset(view: ViewSpec, source: DatasetSource, services: Services) -> Names:
+    """Find the shards of a dataset, and return the tree that `view` makes of them.
+
+    Raises:
+        SourceMissing: there is nothing to show.
+    """
+    if view.view is View.SHARDS:
+        return await _build_virtual(view, source, services)
+    shards = await find_shards(source, services.lister, services.store, services.metrics)
+    if not view.merged:
+        return DatasetTree(shards)
+    table = None
+    if view.view is View.CLASS and view.label.source is LabelSource.TABLE:
+        table = await read_table(services.store, source, view.label.text)
+    merger = Merger(
+        shards,
+        services.indexer,
+        services.reader.read_whole,
+        view,
+        services.nursery,
+        services.metrics,
+        table=table,
+    )
+    return MergedTree(merger, repr(view))
+
+
+async def _build_virtual(view: ViewSpec, source: DatasetSource, services: Services) -> Names:
+    metrics = services.metrics
+    shards: Sequence[VirtualShard]
+    if view.shuffle is not None:
+        found = await find_shards(source, services.lister, services.store, metrics)
+        shards, exclusions = await reshuffle(found, services.indexer, view)
+    else:
+        shards, exclusions = await _pack_loose_objects(view, source, services)
+    metrics.dataset_shards.labels("shown").set(len(shards))
+    for reason, number in exclusions.items():
+        metrics.exclusions.labels(reason.replace(" ", "_")).set(number)
+    log.info("%d virtual shards of %s", len(shards), source)
+    return SyntheticTree(shards, exclusions)
+
+
+async def _pack_loose_objects(
+    view: ViewSpec, source: DatasetSource, services: Services
+) -> tuple[list[LooseShard], Counter[str]]:
+    found = await find_loose_objects(source, services.lister)
+    make = partial(
+        loose_shards,
+        cut=len(found.directory),
+        split=view.split,
+        rule=view.rule,
+        require=view.require,
+    )
+    shards, unused = await trio.to_thread.run_sync(make, found.bucket, found.objects)
+    exclusions = found.exclusions + unused
+    if not shards:
+        raise SourceMissing(f"{source}: {nothing(exclusions)}")
+    return shards, exclusions
