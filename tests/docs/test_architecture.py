@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.docs.documents import ARCHITECTURE, README, ROOT, rows, section
+from tests.docs.documents import ARCHITECTURE, ROOT, rows, section
 
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 
@@ -45,8 +45,3 @@ def test_paths_that_the_table_of_changes_names_exist():
     table = section(CONTRIBUTING, "Where does my change go?")
     for path in re.findall(r"`((?:aisfs|tests)/[\w./]*)`", table):
         assert (ROOT / path).exists(), path
-
-
-@pytest.mark.parametrize(("document", "limit"), [(README, 120), (ARCHITECTURE, 240)])
-def test_documents_stay_short(document, limit: int):
-    assert len(document.read_text().splitlines()) <= limit
