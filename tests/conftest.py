@@ -1,5 +1,7 @@
 """Options of the test run."""
 
+import signal
+
 import pytest
 from hypothesis import settings
 
@@ -10,6 +12,13 @@ from tests.support.preloaded import Preloader
 settings.register_profile("steady", derandomize=True)
 settings.register_profile("search", derandomize=False)
 settings.load_profile("steady")
+
+# Programs that tests start inherit what is ignored here, and a shell ignores these for what it runs
+# in the background or under nohup: then nothing would end by Ctrl-C or by a hang-up.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 STRESS_MINUTES = 1 / 6
 LONG = (
