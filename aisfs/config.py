@@ -254,7 +254,7 @@ class TreeSettings(Settings):
 class KernelSettings(Settings):
     """How the kernel is served."""
 
-    lane: bool = True
+    fastpath: bool = True
     """Answer in a thread before pyfuse3 what needs no waiting, and let the kernel open files and
     keep listings by itself. Without it every request goes through pyfuse3: slower, same results."""
 

@@ -16,14 +16,14 @@ class Metrics:
         self._registry = CollectorRegistry()
         self.operations = self._counter(
             "aisfs_operations",
-            "Requests of the kernel that reached the daemon, by operation and by who answered: the"
-            " lane's thread, a task of its own (trio), or pyfuse3.",
+            "Requests of the kernel that reached the daemon, by operation and by what answered: the"
+            " thread of the fast path (lane), a task of its own (trio), or pyfuse3.",
             ["operation", "answered_by"],
         )
         self.failures = self._counter(
             "aisfs_failed_operations",
-            "Requests of the kernel that failed, by operation and errno; names and attributes that are"
-            " missing only as far as they did not stay in the lane.",
+            "Requests of the kernel that failed, by operation and errno; without the missing names and"
+            " attributes that the fast path answered.",
             ["operation", "errno"],
         )
         self.store_seconds = Histogram(

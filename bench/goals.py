@@ -111,7 +111,7 @@ def judge(rows: Sequence[Row]) -> list[Goal]:
 
 def _second_process(find: Find) -> list[Goal]:
     one, two = (
-        find("fastpath", fastpath.WARM.format(processes), fastpath.LANE, "warm")
+        find("fastpath", fastpath.WARM.format(processes), fastpath.FAST, "warm")
         for processes in fastpath.PROCESSES
     )
     measured = ratio(two.values, one.values) if one and two else None
@@ -158,11 +158,11 @@ def _fast_path(find: Find) -> list[Goal]:
         case = fastpath.RANDOM.format(readers)
         ours, plain = (
             find("fastpath", case, name, fastpath.DROPPED)
-            for name in (fastpath.LANE, fastpath.PLAIN)
+            for name in (fastpath.FAST, fastpath.PLAIN)
         )
         measured = ratio(ours.values, plain.values) if ours and plain else None
         if measured is not None:
-            goals.append(Goal(f"{case}: rate over --no-lane", True, 3, measured))
+            goals.append(Goal(f"{case}: rate over --no-fastpath", True, 3, measured))
     return goals
 
 

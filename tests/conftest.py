@@ -46,7 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--both-ways",
         action="store_true",
-        help="run all of tests/mount with and without the lane, not only what the lane changes",
+        help="run all of tests/mount with and without the fast path, not only what the fast path changes",
     )
 
 

@@ -72,7 +72,7 @@ def check(plan: MountPlan) -> None:
         if not os.path.isdir(root):
             raise SourceMissing(f"{root}: no such directory")
     check_places(plan)
-    mountpoints.check_fuse(lane=plan.kernel.lane)
+    mountpoints.check_fuse(fastpath=plan.kernel.fastpath)
     mountpoints.prepare(plan.mountpoint, allow_nonempty="nonempty" in plan.options)
 
 
@@ -110,9 +110,9 @@ async def run(plan: MountPlan, on_ready: Callable[[], None]) -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
     map_large_blocks()
     descriptors.allow_many()
-    if plan.kernel.lane and not serves_descriptors():
-        log.warning("mounting without the lane, which is slower: it needs libfuse 3.3 or later")
-        plan = replace(plan, kernel=plan.kernel.model_copy(update={"lane": False}))
+    if plan.kernel.fastpath and not serves_descriptors():
+        log.warning("mounting without the fast path, which needs libfuse 3.3 or later")
+        plan = replace(plan, kernel=plan.kernel.model_copy(update={"fastpath": False}))
     async with open_services(plan) as services:
         with trio.open_signal_receiver(*_ending_signals()) as signals:
             session: Session | None = None
@@ -154,7 +154,7 @@ async def _build(plan: MountPlan, services: Services, on_ready: Callable[[], Non
     async def report() -> None:
         # A task, so that it runs when the kernel has the reply to INIT, which sets the defaults.
         # The fast path has raised the number of background requests in INIT, which needs no root.
-        background = not plan.kernel.lane
+        background = not plan.kernel.fastpath
         await trio.to_thread.run_sync(_tune, plan.mountpoint, background)
         log.info("mounted %s on %s", plan.source, plan.mountpoint)
         on_ready()
@@ -167,7 +167,7 @@ async def _build(plan: MountPlan, services: Services, on_ready: Callable[[], Non
         negative_timeout=plan.tree.negative_ttl,
         on_ready=lambda: services.nursery.start_soon(report),
     )
-    if not plan.kernel.lane:
+    if not plan.kernel.fastpath:
         filesystem.kernel = PyfuseKernel()
         services.nursery.start_soon(operations.watch_callers)
         return _PyfuseSession(operations)

@@ -102,7 +102,7 @@ def _writing(counters: Counters) -> dict[str, object]:
     return {"writing": staging, "uploads": uploads} if uploads else {"writing": staging}
 
 
-def lane_summary(counters: Counters) -> dict[str, object]:
+def fastpath_summary(counters: Counters) -> dict[str, object]:
     """Return which threads answered the kernel, and what became of pushed members."""
     return {
         "answers": counters.by("aisfs_operations_total", "operation", "answered_by"),

@@ -19,6 +19,8 @@ from aisfs.process.imports import loading
 
 log = logging.getLogger(__name__)
 
+_NO_FASTPATH = frozenset({"no_fastpath", "no_lane"})
+
 
 @click.command(
     options_metavar="[OPTIONS]",
@@ -165,12 +167,12 @@ log = logging.getLogger(__name__)
 )
 @click.option("--memory-limit", metavar="SIZE", help="Most bytes of objects in memory [512MiB].")
 @click.option(
-    "--no-lane",
-    "lane",
-    flag_value=False,
+    "--no-fastpath",
+    is_flag=True,
     default=None,
     help="Serve the kernel through pyfuse3 alone: slower, with the same results.",
 )
+@click.option("--no-lane", is_flag=True, default=None, hidden=True)
 @click.option(
     "--writable",
     is_flag=True,
@@ -245,6 +247,9 @@ def mount(
     kernel |= {"allow_other"} if allow_other else set()
     log_level, log_file = _resolve_log(named, log_level, log_file)
     given = {**named, **{name: v for name, v in settings.items() if v not in (None, ())}}
+    for name in _NO_FASTPATH & given.keys():
+        del given[name]
+        given["fastpath"] = False
     *sources, mountpoint = where
     plan = plan_mount(sources, Path(mountpoint), kernel, given)
     mounts.check(plan)
@@ -263,17 +268,12 @@ def mount(
 def _sort(
     options: tuple[str, ...], settings: Mapping[str, object]
 ) -> tuple[set[str], dict[str, object]]:
-    """Take the words behind -o apart; see `sort_options`."""
-    ours = [
-        option for option in mount.params if option.name in (*settings, "log_level", "log_file")
-    ]
-    flags = {o.name for o in ours if isinstance(o, click.Option) and o.is_flag and o.name != "lane"}
-    lists = {option.name for option in ours if option.multiple}
-    names = {option.name for option in ours if option.name}
-    kernel, named = sort_options(options, names, {*flags, "no_lane"}, lists)
-    if named.pop("no_lane", False):
-        named["lane"] = False
-    return kernel, named
+    """Separate the values of -o; see `sort_options`."""
+    ours = [o for o in mount.params if o.name in (*settings, "log_level", "log_file")]
+    flags = {o.name for o in ours if isinstance(o, click.Option) and o.is_flag}
+    lists = {o.name for o in ours if o.multiple}
+    names = {o.name for o in ours if o.name} - _NO_FASTPATH
+    return sort_options(options, names, flags, lists)
 
 
 def _resolve_log(

@@ -7,7 +7,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from aisfs.app.status import lane_summary, read_counters, summary
+from aisfs.app.status import fastpath_summary, read_counters, summary
 
 _MIB = 1 << 20
 
@@ -43,14 +43,15 @@ def _words(name: str, value: object) -> tuple[str, str]:
 @click.argument("mountpoint", metavar="MNT", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 @click.option(
-    "--lane-stats",
+    "--fastpath-stats",
     is_flag=True,
-    help="Also tell who answered the kernel's requests, and what was pushed into its page cache.",
+    help="Also show which threads answered the kernel, and what was pushed into its page cache.",
 )
-def status(mountpoint: Path, as_json: bool, lane_stats: bool) -> None:
+@click.option("--lane-stats", is_flag=True, hidden=True)
+def status(mountpoint: Path, as_json: bool, fastpath_stats: bool, lane_stats: bool) -> None:
     """Show what the mount at MNT has done so far."""
     counters = read_counters(mountpoint)
-    found = summary(counters) | (lane_summary(counters) if lane_stats else {})
+    found = summary(counters) | (fastpath_summary(counters) if fastpath_stats or lane_stats else {})
     if as_json:
         click.echo(json.dumps(found, ensure_ascii=False))
     else:

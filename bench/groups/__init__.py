@@ -47,7 +47,7 @@ GROUPS = [
     ),
     Group("bystanders", "What other requests wait while a shard is scanned", bystanders.run),
     Group("shuffle", "ImageFolder-like epochs: how much of the data is fetched", shuffle.run),
-    Group("fastpath", "Scans and random reads: the kernel and the lane", fastpath.run),
+    Group("fastpath", "Scans and random reads: the kernel and the fast path", fastpath.run),
     Group("writing", "Writing into a bucket", writing.run, ("aistore.sdk", "requests")),
     Group("peers", "Other mounts (rclone, s3fs)", peers.run),
     Group("latency", "Over a modelled link", latency.run, TORCH),

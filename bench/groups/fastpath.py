@@ -1,4 +1,4 @@
-"""What the kernel answers alone, and what the lane is worth: scans, warm reads, random order."""
+"""What the kernel answers alone, and what the fast path is worth: scans, warm reads, random order."""
 
 import os
 import random
@@ -19,8 +19,8 @@ SCAN = "scan of all files (scandir, stat)"
 SCANS = ("first", "second", "third")
 TREE = "folders of the mount (X.tar.d)"
 RANDOM = "random order, disk cache full, page cache dropped, {} readers"
-LANE = "files of the mount, with the lane"
-PLAIN = "files of the mount, --no-lane"
+FAST = "files of the mount, with the fast path"
+PLAIN = "files of the mount, --no-fastpath"
 READERS = (1, 4)
 WARM = "in order, page cache warm, {} processes"
 PROCESSES = (1, 2)
@@ -53,7 +53,7 @@ def run(stage: Stage, progress: Callable[[str], None]) -> list[Row]:
         contenders = [Contender(SCAN, TREE, "files/s", partial(_scans, stage, tree), SCANS)]
         for readers in READERS:
             case = RANDOM.format(readers)
-            for name, options in ((PLAIN, ["--no-lane"]), (LANE, [])):
+            for name, options in ((PLAIN, ["--no-fastpath"]), (FAST, [])):
                 work = partial(_random, stage, data, readers, options)
                 plain = name == PLAIN
                 contenders.append(
@@ -66,7 +66,7 @@ def run(stage: Stage, progress: Callable[[str], None]) -> list[Row]:
             )
             contenders += [
                 Contender(case, EXTRACTED, "samples/s", on_disk, ("warm",), baseline=True),
-                Contender(case, LANE, "samples/s", on_mount, ("warm",)),
+                Contender(case, FAST, "samples/s", on_mount, ("warm",)),
             ]
         return measure("fastpath", contenders, settings, progress)
 

@@ -55,7 +55,7 @@ COMMANDS = leaves(cli)
 def options(command: str) -> dict[str, click.Option]:
     found = {}
     for parameter in COMMANDS[command].params:
-        if isinstance(parameter, click.Option):
+        if isinstance(parameter, click.Option) and not parameter.hidden:
             long = [name for name in parameter.opts if name.startswith("--")]
             found[(long or parameter.opts)[0]] = parameter
     return found

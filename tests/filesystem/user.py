@@ -196,7 +196,7 @@ class User:
                 return found
 
     def _check_objects(self, handle: DirectoryHandle, offset: int, most: int) -> None:
-        """What the lane packs by columns is what is given one by one."""
+        """What the fast path packs by columns is what is given one by one."""
         run = handle.objects(offset, most)
         if run is None:
             return

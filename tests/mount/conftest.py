@@ -41,8 +41,8 @@ ONCE = (
     "test_writing_faults",
     "test_writing_programs",
 )
-"""What lies below the lane or beside it, tested once: CI has 15 minutes. `--both-ways` for all."""
-OF_THE_LANE = "test_writing_lane"
+"""What lies below the fast path or beside it, tested once: CI has 15 minutes. `--both-ways` for all."""
+OF_THE_FAST_PATH = "test_writing_fastpath"
 """What asserts who answered."""
 
 
@@ -52,20 +52,20 @@ def _fuse_is_there():
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc):
-    """Run tests that mount twice: what a user sees must not depend on the lane."""
+    """Run tests that mount twice: what a user sees must not depend on the fast path."""
     if hasattr(metafunc.module, "mounted") or hasattr(metafunc.module, "writable"):
         name = metafunc.module.__name__.rpartition(".")[2]
         once = name.startswith(ONCE) and not metafunc.config.getoption("both_ways")
-        modes = ["lane"] if once or name == OF_THE_LANE else ["lane", "no-lane"]
-        metafunc.parametrize("lane", modes, indirect=True, scope="module")
+        modes = ["fastpath"] if once or name == OF_THE_FAST_PATH else ["fastpath", "no-fastpath"]
+        metafunc.parametrize("fastpath", modes, indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def lane(request: pytest.FixtureRequest) -> Iterator[bool]:
-    """Whether mounts have the lane. Fixtures that keep a mount for a module have to ask for it."""
-    with_lane = getattr(request, "param", "lane") == "lane"
-    with mounting(lane=with_lane):
-        yield with_lane
+def fastpath(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """Whether mounts have the fast path. Fixtures that keep a mount for a module have to ask for it."""
+    with_fastpath = getattr(request, "param", "fastpath") == "fastpath"
+    with mounting(fastpath=with_fastpath):
+        yield with_fastpath
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def mountpoint(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shared_mountpoint(lane: bool, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared_mountpoint(fastpath: bool, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty directory for a mount that all tests of a module read."""
     return tmp_path_factory.mktemp("mnt").resolve()
 

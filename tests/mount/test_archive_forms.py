@@ -78,7 +78,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 @pytest.fixture(scope="module", params=["cluster", "local"])
-def mount(request, server: RunningServer, tmp_path_factory, lane) -> Iterator[Mount]:
+def mount(request, server: RunningServer, tmp_path_factory, fastpath) -> Iterator[Mount]:
     place = tmp_path_factory.mktemp("mnt").resolve()
     cache = tmp_path_factory.mktemp("cache")
     options = ["--cache-dir", str(cache), "--cache-size", "400MiB"]

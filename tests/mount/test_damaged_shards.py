@@ -65,7 +65,7 @@ BEFORE = {
 
 
 @pytest.fixture(scope="module", params=["cluster", "local"])
-def mount(request, lane: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
+def mount(request, fastpath: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
     root = tmp_path_factory.mktemp("damaged") / "store"
     fill(root / "b", SHARDS)
     place = tmp_path_factory.mktemp("mnt").resolve()

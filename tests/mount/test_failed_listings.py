@@ -31,7 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 @pytest.fixture
-def mount(server: RunningServer, lane: bool, tmp_path: Path) -> Iterator[Mount]:
+def mount(server: RunningServer, fastpath: bool, tmp_path: Path) -> Iterator[Mount]:
     place = tmp_path / "mnt"
     place.mkdir()
     options = ["--list-ttl", "0", "--io-timeout", "1"]

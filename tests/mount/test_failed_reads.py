@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 
 @pytest.mark.parametrize("cache", [True, False])
-def test_a_failed_read_is_not_repeated_page_by_page(tmp_path: Path, lane: bool, cache: bool):
+def test_a_failed_read_is_not_repeated_page_by_page(tmp_path: Path, fastpath: bool, cache: bool):
     place, files = tmp_path / "mnt", tmp_path / "store" / "b"
     place.mkdir()
     files.mkdir(parents=True)
@@ -29,7 +29,7 @@ def test_a_failed_read_is_not_repeated_page_by_page(tmp_path: Path, lane: bool, 
             place,
             endpoint=server.endpoint,
             options=options,
-            lane=lane,
+            fastpath=fastpath,
             expected_log=["read failed"],
         ),
     ):

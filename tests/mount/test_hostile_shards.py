@@ -83,7 +83,7 @@ def hostile() -> bytes:
 
 
 @pytest.fixture(scope="module")
-def mount(lane: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
+def mount(fastpath: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
     root = tmp_path_factory.mktemp("hostile") / "store"
     fill(root / "b", {"x.tar": hostile(), "outside.txt": OUTSIDE})
     place = tmp_path_factory.mktemp("mnt").resolve()

@@ -296,14 +296,16 @@ def guardians(mountpoint: Path) -> int:
     return int(found.stdout)
 
 
-def test_readers_are_freed_when_the_daemon_is_killed(tmp_path: Path, mountpoint: Path, lane: bool):
+def test_readers_are_freed_when_the_daemon_is_killed(
+    tmp_path: Path, mountpoint: Path, fastpath: bool
+):
     """Now and then the kill meets a thread that stores a page which the reader waits for."""
     member = b"".join(entry(b"%05d" % row, bytes(1000)) for row in range(5000)) + END
     fill(tmp_path / "store" / "b", {f"{n}.tar": member for n in range(8)})
     with running_server(tmp_path / "store") as server:
         for number in range(6):
             with mounted("ais://b", mountpoint, endpoint=server.endpoint) as mount:
-                assert guardians(mountpoint) == lane
+                assert guardians(mountpoint) == fastpath
                 shards = [str(mount.path / f"{n}.tar.d") for n in range(8)]
                 reader = subprocess.Popen(
                     [sys.executable, "-c", EPOCH, *shards], stderr=subprocess.DEVNULL

@@ -73,7 +73,7 @@ SHARDS = {
 
 
 @pytest.fixture(scope="module")
-def mount(lane: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
+def mount(fastpath: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
     source = fill(tmp_path_factory.mktemp("odd") / "b", SHARDS)
     place = tmp_path_factory.mktemp("mnt").resolve()
     with mounted(str(source), place, deadline=300, expected_log=[r"[a-z0-9-]+\.tar"]) as mount:

@@ -14,7 +14,7 @@ from tests.support.tars import END, entry
 pytestmark = pytest.mark.mount
 
 __all__ = ["mounted"]
-"""Not called here, but it makes `conftest` run the tests with and without the lane."""
+"""Not called here, but it makes `conftest` run the tests with and without the fast path."""
 
 MEMBERS = 200
 USER = "nobody"
@@ -71,8 +71,8 @@ def place(open_mountpoint: Path) -> Path:
 
 
 @pytest.mark.parametrize("options", [[], ["--writable"]], ids=["read-only", "writable"])
-def test_mounting_as_an_ordinary_user(place: Path, lane: bool, options: list[str]):
-    options = options if lane else [*options, "--no-lane"]
+def test_mounting_as_an_ordinary_user(place: Path, fastpath: bool, options: list[str]):
+    options = options if fastpath else [*options, "--no-fastpath"]
     arguments = [place / "source", place / "mnt", place / "home", *options]
     work = [sys.executable, "-c", WORK, *arguments]
     if not os.geteuid():  # as in CI; else all tests here run as an ordinary user

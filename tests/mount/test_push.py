@@ -77,7 +77,7 @@ def sha256(contents: Iterable[bytes]) -> str:
 
 
 def pushed(mount: Mount) -> int:
-    members = status(mount.path, "--lane-stats")["push"]["members"]
+    members = status(mount.path, "--fastpath-stats")["push"]["members"]
     assert isinstance(members, int)
     return members
 
@@ -93,48 +93,48 @@ def into_the_cache(mount: Mount, name: str) -> None:
     assert (mount.path / name).read_bytes()
 
 
-def test_reading_in_order_asks_for_few(mount: Mount, lane: bool):
+def test_reading_in_order_asks_for_few(mount: Mount, fastpath: bool):
     into_the_cache(mount, "small.tar")
     folder = mount.path / "small.tar.d"
     names = sorted(os.listdir(folder))
     before = reads(mount)
     assert read([folder / name for name in names]) == sha256(map(small, range(MEMBERS)))
     asked = reads(mount) - before
-    if not lane:
+    if not fastpath:
         assert (asked, pushed(mount)) == (MEMBERS, 0)
         return
     assert asked < MEMBERS // 4
     assert pushed(mount) > MEMBERS // 2
-    found = status(mount.path, "--lane-stats")["push"]
+    found = status(mount.path, "--fastpath-stats")["push"]
     assert found["used"] > MEMBERS // 2
     assert found["bytes"] > MEMBERS // 2 * 100
 
 
-def test_cold_reading_is_pushed_as_it_lands(mount: Mount, lane: bool):
+def test_cold_reading_is_pushed_as_it_lands(mount: Mount, fastpath: bool):
     folder = mount.path / "small.tar.d"
     names = sorted(os.listdir(folder))
     assert read([folder / name for name in names]) == sha256(map(small, range(MEMBERS)))
-    assert (pushed(mount) > MEMBERS // 2) == lane
+    assert (pushed(mount) > MEMBERS // 2) == fastpath
 
 
-def test_reading_at_random_pushes_the_shard(mount: Mount, lane: bool):
+def test_reading_at_random_pushes_the_shard(mount: Mount, fastpath: bool):
     into_the_cache(mount, "small.tar")
     folder = mount.path / "small.tar.d"
     names = sorted(os.listdir(folder))
     random.Random(1).shuffle(names)
     first, rest = names[:200], names[200:]
     assert read([folder / name for name in first]) == sha256(small(int(name)) for name in first)
-    if lane:
+    if fastpath:
         assert eventually(lambda: pushed(mount) > MEMBERS - 400)
     assert read([folder / name for name in rest]) == sha256(small(int(name)) for name in rest)
 
 
-def test_large_members_are_right(mount: Mount, lane: bool):
+def test_large_members_are_right(mount: Mount, fastpath: bool):
     into_the_cache(mount, "large.tar")
     folder = mount.path / "large.tar.d"
     names = sorted(os.listdir(folder))
     assert read([folder / name for name in names]) == sha256(map(payload, LARGE, range(len(LARGE))))
-    assert (pushed(mount) > 0) == lane
+    assert (pushed(mount) > 0) == fastpath
 
 
 def test_names_that_were_not_listed_are_not_pushed(mount: Mount):
@@ -145,7 +145,7 @@ def test_names_that_were_not_listed_are_not_pushed(mount: Mount):
     assert pushed(mount) == 0
 
 
-def test_the_next_epoch_asks_for_nothing(mount: Mount, lane: bool):
+def test_the_next_epoch_asks_for_nothing(mount: Mount, fastpath: bool):
     """Kernels drop single pages at times, so of several epochs the best one counts."""
     folder = mount.path / "small.tar.d"
     paths = [folder / name for name in sorted(os.listdir(folder))]
@@ -159,7 +159,7 @@ def test_the_next_epoch_asks_for_nothing(mount: Mount, lane: bool):
 
 
 def test_a_new_version_is_pushed_as_it_is(
-    server: RunningServer, mountpoint: Path, tmp_path: Path, lane: bool
+    server: RunningServer, mountpoint: Path, tmp_path: Path, fastpath: bool
 ):
     put(server.endpoint, "b", "changing.tar", shard(small(row, 0) for row in range(500)))
     options = ["--cache-dir", str(tmp_path / "cache"), *SHORT]
@@ -173,7 +173,7 @@ def test_a_new_version_is_pushed_as_it_is(
 
 
 def test_readers_outlive_a_daemon_that_is_stopped_while_it_pushes(
-    server: RunningServer, mountpoint: Path, tmp_path: Path, lane: bool
+    server: RunningServer, mountpoint: Path, tmp_path: Path, fastpath: bool
 ):
     """A thread may be in the kernel with a page that a reader waits for, or the other way round."""
     content = [payload(size, row) for row, size in enumerate([*LARGE, *(3000,) * 300] * 4)]
@@ -191,10 +191,10 @@ def test_readers_outlive_a_daemon_that_is_stopped_while_it_pushes(
                 time.sleep(seconds)
                 os.kill(mount.pid, signal.SIGCONT)
         assert {each.result() for each in found} == {sha256(content)}
-        assert (pushed(mount) > 0) == lane
+        assert (pushed(mount) > 0) == fastpath
 
 
-def test_a_local_directory_is_pushed_too(tmp_path: Path, mountpoint: Path, lane: bool):
+def test_a_local_directory_is_pushed_too(tmp_path: Path, mountpoint: Path, fastpath: bool):
     source = tmp_path / "source"
     source.mkdir()
     (source / "x.tar").write_bytes(shard(map(small, range(1000))))
@@ -202,4 +202,4 @@ def test_a_local_directory_is_pushed_too(tmp_path: Path, mountpoint: Path, lane:
         folder = mount.path / "x.tar.d"
         paths = [folder / name for name in sorted(os.listdir(folder))]
         assert read(paths) == sha256(map(small, range(1000)))
-        assert (pushed(mount) > 300) == lane
+        assert (pushed(mount) > 300) == fastpath

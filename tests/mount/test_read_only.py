@@ -25,7 +25,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def mount(lane: bool, store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
+def mount(fastpath: bool, store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
     place = tmp_path_factory.mktemp("mnt").resolve()
     with (
         running_server(store) as server,

@@ -41,7 +41,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=["cluster", "local"])
 def mount(
-    request, lane: bool, source: Path, tmp_path_factory: pytest.TempPathFactory
+    request, fastpath: bool, source: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Mount]:
     store = source.parent / "store"
     place = tmp_path_factory.mktemp("mnt").resolve()

@@ -24,7 +24,7 @@ GHOST = "is an emptied directory of that name"
 
 
 @pytest.fixture(params=[("0", 1), ("5", 1)], ids=["listed anew", "believed"])
-def bucket(request: pytest.FixtureRequest, lane: bool, tmp_path: Path) -> Iterator[Writable]:
+def bucket(request: pytest.FixtureRequest, fastpath: bool, tmp_path: Path) -> Iterator[Writable]:
     """A bucket of a server that keeps directories as a real cluster does, or of a real cluster."""
     base = tmp_path.resolve()
     seconds, targets = request.param

@@ -33,7 +33,9 @@ def extracted(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def mount(shards: Path, lane: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
+def mount(
+    shards: Path, fastpath: bool, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Mount]:
     place = tmp_path_factory.mktemp("mnt").resolve()
     with (
         running_server(shards.parent) as server,

@@ -60,11 +60,25 @@ def test_counters_of_a_mount(server: RunningServer, mountpoint: Path, tmp_path: 
 def test_table_has_what_json_has(server: RunningServer, mountpoint: Path):
     with mounted("ais://b", mountpoint, endpoint=server.endpoint) as mount:
         (mount.path / "x.txt").read_bytes()
-        done = aisfs("status", mount.path, "--lane-stats")
+        done = aisfs("status", mount.path, "--fastpath-stats")
         assert (done.returncode, done.stderr) == (0, b"")
         words = done.stdout.decode().split()
         for word in ("ais://b", server.endpoint, "lookup", "read", "answers", "push", "wasted"):
             assert word in words
+
+
+@pytest.mark.parametrize(
+    "words", [["--no-fastpath"], ["-o", "no_fastpath"], ["--no-lane"], ["-o", "no_lane"]], ids=str
+)
+def test_old_names_of_the_fast_path(server: RunningServer, mountpoint: Path, words: list[str]):
+    with mounted(
+        "ais://b", mountpoint, endpoint=server.endpoint, options=words, fastpath=True
+    ) as mount:
+        (mount.path / "x.txt").read_bytes()
+        for option in ("--fastpath-stats", "--lane-stats"):
+            answers = status(mount.path, option)["answers"]
+            assert "read pyfuse3" in answers
+            assert not [who for who in answers if who.endswith(" lane")]
 
 
 def test_an_upload_under_way(tmp_path: Path):

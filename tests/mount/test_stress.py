@@ -150,7 +150,7 @@ def test_everything_at_once(
             result = json.loads(said)
             assert not result["wrong"], (kind, result["wrong"])
             assert result["reads"], kind  # how many is a matter of the machine
-        counted = status(mount.path, "--lane-stats")
+        counted = status(mount.path, "--fastpath-stats")
         assert counted["cache"]["used_bytes"] <= 8 * MIB
 
 

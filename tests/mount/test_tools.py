@@ -40,7 +40,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def mount(source: Path, lane: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mount]:
+def mount(
+    source: Path, fastpath: bool, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Mount]:
     place = tmp_path_factory.mktemp("mnt").resolve()
     with (
         running_server(source / "store") as server,

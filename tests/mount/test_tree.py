@@ -165,14 +165,14 @@ def test_repeated_options_and_commas_in_the_form_of_fstab(
     log_file = tmp_path / "log"
     options = (
         *("-o", r"exclude=*.tar,include=**/*.{txt\,tar},exclude=**/b*,magic"),
-        *("-o", f"include=readme.txt,no_lane,log_level=debug,log_file={log_file}"),
+        *("-o", f"include=readme.txt,no_fastpath,log_level=debug,log_file={log_file}"),
     )
     with mounted("ais://pets", mountpoint, endpoint=server.endpoint, options=options) as mount:
         shown = {os.path.relpath(path, mount.path) for path in mount.path.rglob("*.*")}
     with mounted(
         "ais://pets", mountpoint, endpoint=server.endpoint, options=(
             "--exclude", "*.tar", "--include", "**/*.{txt,tar}", "--exclude", "**/b*",
-            "--include", "readme.txt", "--magic", "--no-lane",
+            "--include", "readme.txt", "--magic", "--no-fastpath",
         ),
     ) as mount:  # fmt: skip
         assert shown == {os.path.relpath(path, mount.path) for path in mount.path.rglob("*.*")}

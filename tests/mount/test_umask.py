@@ -24,7 +24,7 @@ def no_umask() -> Iterator[None]:
 
 
 def test_nobody_else_can_touch_what_a_mount_makes(
-    no_umask: None, tmp_path: Path, mountpoint: Path, lane: bool
+    no_umask: None, tmp_path: Path, mountpoint: Path, fastpath: bool
 ):
     fill(tmp_path / "store" / "b", {"x.tar": make("tar", {"a": b"a"}), "y.tgz": make("tgz", {})})
     own = tmp_path / "own"
@@ -37,7 +37,9 @@ def test_nobody_else_can_touch_what_a_mount_makes(
     ]
     with (
         running_server(tmp_path / "store") as server,
-        mounted("ais://b", mountpoint, endpoint=server.endpoint, options=options, lane=lane),
+        mounted(
+            "ais://b", mountpoint, endpoint=server.endpoint, options=options, fastpath=fastpath
+        ),
     ):
         assert (mountpoint / "x.tar.d" / "a").read_bytes() == b"a"
         assert os.listdir(mountpoint / "y.tgz.d") == []

@@ -83,7 +83,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 @pytest.fixture(scope="module")
-def mount(lane: bool, server: RunningServer, shared_mountpoint: Path) -> Iterator[Mount]:
+def mount(fastpath: bool, server: RunningServer, shared_mountpoint: Path) -> Iterator[Mount]:
     with mounted(
         "ais://data", shared_mountpoint, endpoint=server.endpoint, options=SHUFFLE
     ) as mount:

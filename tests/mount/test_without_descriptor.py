@@ -1,4 +1,4 @@
-"""A libfuse that cannot serve the lane's descriptor: the mount works all the same, and says so."""
+"""A libfuse that cannot serve the fast path's descriptor: the mount works all the same, and says so."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from tests.support.servers import RunningServer, running_server
 pytestmark = pytest.mark.mount
 
 OLD_LIBFUSE = {"PYTHONPATH": str(Path(__file__).parent / "no_descriptor")}
-SAID = "without the lane"
+SAID = "without the fast path"
 LONG = ("--attr-ttl", "600", "--list-ttl", "600", "--negative-ttl", "600")
 WAYS = ((), ("--writable",))
 CHANGES = """
@@ -55,7 +55,7 @@ def without_descriptor(
         mountpoint,
         endpoint=server.endpoint,
         options=(*LONG, *options),
-        lane=True,
+        fastpath=True,
         env=OLD_LIBFUSE,
         expected_log=[SAID, *expected_log],
     ) as mount:

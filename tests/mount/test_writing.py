@@ -17,7 +17,7 @@ pytestmark = pytest.mark.mount
 
 
 @pytest.fixture(scope="module", params=["ais", "directory"])
-def place(request: pytest.FixtureRequest, lane: bool, tmp_path_factory: pytest.TempPathFactory):
+def place(request: pytest.FixtureRequest, fastpath: bool, tmp_path_factory: pytest.TempPathFactory):
     base = tmp_path_factory.mktemp(f"w-{request.param}")
     with writable(
         base,

@@ -32,7 +32,7 @@ NUMBERS = count()
 
 
 @pytest.fixture(scope="module")
-def place(lane: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Writable]:
+def place(fastpath: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Writable]:
     with writable(
         tmp_path_factory.mktemp("ahead"), options=OPTIONS, traps=True, deadline=600
     ) as place:
@@ -243,7 +243,7 @@ def test_at_random_like_a_model(place: Writable, path: Path, seed: int):
     assert place.uploads() == []
 
 
-def test_cut_before_the_upload_began(tmp_path: Path, lane: bool):
+def test_cut_before_the_upload_began(tmp_path: Path, fastpath: bool):
     with writable(tmp_path, options=OPTIONS, traps=True, faulty=True) as place:
         assert place.server is not None
         stall = {"action": "stall", "seconds": 1.0, "fraction": 0.0, "times": 1}
@@ -294,7 +294,7 @@ def suppressed_close(descriptor: int) -> None:
 
 @pytest.mark.parametrize("size", [PART + 1, len(CONTENT)], ids=["no write since", "written"])
 @pytest.mark.parametrize("action", ["--upload", "--drop"])
-def test_the_daemon_dies(tmp_path: Path, lane: bool, action: str, size: int):
+def test_the_daemon_dies(tmp_path: Path, fastpath: bool, action: str, size: int):
     with writable(tmp_path, options=OPTIONS, traps=True) as place:
         die_while_writing(place, size)
         check_recovery(place, action, CONTENT[:size])
@@ -302,7 +302,7 @@ def test_the_daemon_dies(tmp_path: Path, lane: bool, action: str, size: int):
 
 @pytest.mark.parametrize("action", ["--upload", "--drop"])
 def test_the_daemon_dies_in_an_upload_that_began_at_the_close(
-    tmp_path: Path, lane: bool, action: str
+    tmp_path: Path, fastpath: bool, action: str
 ):
     with writable(tmp_path, options=OPTIONS, traps=True, faulty=True) as place:
         assert isinstance(place.server, RunningServer)
@@ -323,7 +323,7 @@ def test_the_daemon_dies_in_an_upload_that_began_at_the_close(
         check_recovery(place, action, CONTENT)
 
 
-def test_dropped_while_the_cluster_is_away(tmp_path: Path, lane: bool):
+def test_dropped_while_the_cluster_is_away(tmp_path: Path, fastpath: bool):
     (tmp_path / "store" / "b").mkdir(parents=True)
     with (
         running_server(tmp_path / "store", traps=True) as server,
@@ -338,7 +338,7 @@ def test_dropped_while_the_cluster_is_away(tmp_path: Path, lane: bool):
         assert place.parked() == []
 
 
-def test_unmounted_while_it_is_written(tmp_path: Path, lane: bool):
+def test_unmounted_while_it_is_written(tmp_path: Path, fastpath: bool):
     with writable(
         tmp_path, options=OPTIONS, traps=True, expected_log=["was not uploaded"]
     ) as place:
@@ -351,7 +351,7 @@ def test_unmounted_while_it_is_written(tmp_path: Path, lane: bool):
         assert len(place.parked()) == 1
 
 
-def test_the_server_forgets_the_parts(tmp_path: Path, lane: bool):
+def test_the_server_forgets_the_parts(tmp_path: Path, fastpath: bool):
     """It was killed and started again; what it had of an upload is gone."""
     (tmp_path / "store" / "b").mkdir(parents=True)
     with running_server(tmp_path / "store", traps=True) as first:
@@ -366,7 +366,7 @@ def test_the_server_forgets_the_parts(tmp_path: Path, lane: bool):
                 assert place.uploads() == []
 
 
-def test_what_cannot_be_read_back_is_an_error_of_the_close(tmp_path: Path, lane: bool):
+def test_what_cannot_be_read_back_is_an_error_of_the_close(tmp_path: Path, fastpath: bool):
     options = [*OPTIONS, "--io-timeout", "3"]
     with writable(
         tmp_path,
@@ -403,7 +403,7 @@ def test_what_cannot_be_read_back_is_an_error_of_the_close(tmp_path: Path, lane:
 )
 @pytest.mark.parametrize("what", ["start", "part"])
 def test_a_fault_ahead_of_the_close_is_nobodys_error(
-    tmp_path: Path, lane: bool, fault: dict[str, object], what: str
+    tmp_path: Path, fastpath: bool, fault: dict[str, object], what: str
 ):
     with writable(
         tmp_path, options=OPTIONS, traps=True, faulty=True, expected_log=["part"]

@@ -34,7 +34,7 @@ STAYING = sorted(set(FAULTS) - {"a reply cut off"})
 
 
 @pytest.fixture(scope="module")
-def place(lane: bool, tmp_path_factory: pytest.TempPathFactory):
+def place(fastpath: bool, tmp_path_factory: pytest.TempPathFactory):
     with writable(
         tmp_path_factory.mktemp("faults"),
         faulty=True,

@@ -77,7 +77,7 @@ sys.stdout.buffer.write(bytes(model))
 
 
 @pytest.fixture(scope="module")
-def place(lane: bool, tmp_path_factory: pytest.TempPathFactory):
+def place(fastpath: bool, tmp_path_factory: pytest.TempPathFactory):
     with writable(tmp_path_factory.mktemp("fsx"), backend="ais", deadline=1800) as place:
         yield place
 

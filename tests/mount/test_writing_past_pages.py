@@ -25,7 +25,7 @@ KERNEL = tuple(map(int, os.uname().release.split(".")[:2]))
 
 
 @pytest.fixture(scope="module")
-def place(lane: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Writable]:
+def place(fastpath: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Writable]:
     with writable(tmp_path_factory.mktemp("pages")) as place:
         yield place
 
@@ -57,11 +57,11 @@ def opened(path: Path, flags: int) -> Iterator[int]:
 )
 @pytest.mark.skipif(KERNEL < (6, 6), reason="the kernel can neither do it nor tell")
 def test_only_what_is_written_alone_takes_no_pages(
-    place: Writable, path: Path, lane: bool, flags: int, bypasses: bool
+    place: Writable, path: Path, fastpath: bool, flags: int, bypasses: bool
 ):
     with opened(path, NEW | flags) as file:
         assert os.write(file, CONTENT) == len(CONTENT)
-        assert cached_pages(file) == (0 if bypasses and lane else len(CONTENT) // PAGE)
+        assert cached_pages(file) == (0 if bypasses and fastpath else len(CONTENT) // PAGE)
     assert place.stored(path.name) == CONTENT
     with opened(path, os.O_RDONLY) as file:
         assert os.pread(file, len(CONTENT), 0) == CONTENT
@@ -80,7 +80,7 @@ def test_only_what_is_written_alone_takes_no_pages(
     ],
 )
 def test_so_does_what_is_emptied_unless_somebody_has_it_open(
-    place: Writable, path: Path, lane: bool, flags: int, beside: int | None, bypasses: bool
+    place: Writable, path: Path, fastpath: bool, flags: int, beside: int | None, bypasses: bool
 ):
     path.write_bytes(CONTENT[::-1])
     with ExitStack() as stack:
@@ -89,13 +89,13 @@ def test_so_does_what_is_emptied_unless_somebody_has_it_open(
             assert os.pread(other, 1, 0) == CONTENT[-1:]
         with opened(path, flags) as file:
             os.write(file, CONTENT)
-            assert (cached_pages(file) == 0) == (bypasses and lane)
+            assert (cached_pages(file) == 0) == (bypasses and fastpath)
             assert beside is None or os.pread(other, len(CONTENT), 0) == CONTENT
     assert path.read_bytes() == CONTENT == place.stored(path.name)
 
 
 @pytest.mark.skipif(KERNEL < (6, 6), reason="the kernel can neither do it nor tell")
-def test_who_opens_it_meanwhile_takes_none_either(path: Path, lane: bool):
+def test_who_opens_it_meanwhile_takes_none_either(path: Path, fastpath: bool):
     def pages_after_reading() -> int:
         with opened(path, os.O_RDWR) as other:
             assert os.pread(other, len(CONTENT), 0) == CONTENT
@@ -103,11 +103,13 @@ def test_who_opens_it_meanwhile_takes_none_either(path: Path, lane: bool):
 
     with opened(path, NEW | os.O_WRONLY) as file:
         os.write(file, CONTENT)
-        assert bool(pages_after_reading()) != lane
+        assert bool(pages_after_reading()) != fastpath
     assert pages_after_reading()
 
 
-def test_readers_beside_a_writer_never_see_what_was_before(place: Writable, path: Path, lane: bool):
+def test_readers_beside_a_writer_never_see_what_was_before(
+    place: Writable, path: Path, fastpath: bool
+):
     seen: list[str] = []
     ended = threading.Event()
 
@@ -120,7 +122,7 @@ def test_readers_beside_a_writer_never_see_what_was_before(place: Writable, path
                     start = chance.randrange(size + 1)
                     found = os.pread(file, size - start, start)
                     # Through its pages the kernel may not know the size yet that it has told.
-                    short = lane and len(found) < size - start
+                    short = fastpath and len(found) < size - start
                     if short or found != CONTENT[start : start + len(found)]:
                         seen.append(f"{len(found)} bytes at {start} of {size}")
 

@@ -17,7 +17,7 @@ LIBRARY = Path(json.__file__).parent
 
 
 @pytest.fixture(scope="module", params=["ais", "directory"])
-def place(request: pytest.FixtureRequest, lane: bool, tmp_path_factory: pytest.TempPathFactory):
+def place(request: pytest.FixtureRequest, fastpath: bool, tmp_path_factory: pytest.TempPathFactory):
     base = tmp_path_factory.mktemp(f"p-{request.param}")
     with writable(base, backend=request.param, deadline=900) as place:
         yield place

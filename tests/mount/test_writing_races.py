@@ -25,7 +25,7 @@ FOLDERS = iter([f"folder{n}" for n in range(40)])
 
 
 @pytest.fixture(scope="module")
-def place(lane: bool, tmp_path_factory: pytest.TempPathFactory):
+def place(fastpath: bool, tmp_path_factory: pytest.TempPathFactory):
     base = tmp_path_factory.mktemp("races").resolve()
     names = [f"folder{n}/{name}" for n in range(40) for name in ("one", "two", "three")]
     fill(base / "store" / "b", dict.fromkeys(names, OLD))

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.mount
 
 
 @pytest.fixture(scope="module", params=["ais", "directory"])
-def place(request: pytest.FixtureRequest, lane: bool, tmp_path_factory: pytest.TempPathFactory):
+def place(request: pytest.FixtureRequest, fastpath: bool, tmp_path_factory: pytest.TempPathFactory):
     base = tmp_path_factory.mktemp(f"s-{request.param}")
     damaged = [r"(truncated|joined|no)\.tar: "]
     with writable(base, backend=request.param, deadline=600, expected_log=damaged) as place:
@@ -344,7 +344,7 @@ def test_what_cannot_be_added_to_says_so_at_once(place: Writable, tmp_path: Path
 
 
 @pytest.mark.parametrize("shards", ["dir", "both"])
-def test_joined_and_nested_tars(shards: str, lane: bool, tmp_path: Path):
+def test_joined_and_nested_tars(shards: str, fastpath: bool, tmp_path: Path):
     """A damaged tar in the shard is nothing to the shard; a new member goes behind the last tar."""
     base, work = tmp_path / "base", tmp_path / "work"
     (base / "store" / "b").mkdir(parents=True)

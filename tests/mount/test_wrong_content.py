@@ -29,7 +29,9 @@ def spoil(path: Path, places: list[int]) -> None:
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
-def test_what_was_noticed_to_be_wrong_is_read_anew(tmp_path: Path, mountpoint: Path, lane: bool):
+def test_what_was_noticed_to_be_wrong_is_read_anew(
+    tmp_path: Path, mountpoint: Path, fastpath: bool
+):
     root = tmp_path / "store"
     (root / "b").mkdir(parents=True)
     options = ["--cache-dir", str(tmp_path / "cache"), "--cache-size", "64MiB"]
@@ -41,7 +43,7 @@ def test_what_was_noticed_to_be_wrong_is_read_anew(tmp_path: Path, mountpoint: P
         spoil(root / "b/x.bin", wrong)
         spoil(root / "b/y.tar", inside)
         with mounted(
-            "ais://b", mountpoint, endpoint=server.endpoint, options=options, lane=lane,
+            "ais://b", mountpoint, endpoint=server.endpoint, options=options, fastpath=fastpath,
             expected_log=["readers got wrong bytes"],
         ) as mount:  # fmt: skip
             folder = mountpoint / "y.tar.d"

@@ -26,7 +26,7 @@ from tests.support.preloaded import Preloader, Started
 COMMAND = (sys.executable, "-m", "aisfs")
 COMMAND_LIMIT = 90.0
 """Seconds until a command counts as hung; not a statement about speed."""
-_modes = {"lane": True}
+_modes = {"fastpath": True}
 _SUSPICIOUS = re.compile(
     r"\b(WARNING|ERROR|CRITICAL)\b|Traceback|Exception ignored|level=(warn|err)"
 )
@@ -167,13 +167,13 @@ def aisfs(
 
 
 @contextmanager
-def mounting(*, lane: bool) -> Iterator[None]:
-    """Mount with or without the lane where a test does not say which."""
-    before, _modes["lane"] = _modes["lane"], lane
+def mounting(*, fastpath: bool) -> Iterator[None]:
+    """Mount with or without the fast path where a test does not say which."""
+    before, _modes["fastpath"] = _modes["fastpath"], fastpath
     try:
         yield
     finally:
-        _modes["lane"] = before
+        _modes["fastpath"] = before
 
 
 def eventually(condition, seconds: float = 20.0) -> bool:
@@ -200,7 +200,7 @@ def mounted(
     *,
     endpoint: str | None = None,
     options: Sequence[str] = (),
-    lane: bool | None = None,
+    fastpath: bool | None = None,
     foreground: bool = False,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
@@ -214,7 +214,7 @@ def mounted(
         mountpoint: An existing directory; must be absolute and free of symlinks.
         endpoint: Passed as `--endpoint`.
         options: More arguments of `aisfs mount`.
-        lane: Whether with the lane; None is as `mounting` says, else with it.
+        fastpath: Whether with the fast path; None is as `mounting` says, else with it.
         foreground: Keep the daemon a child of this process.
         env: Added to the daemon's otherwise minimal environment.
         cwd: Where the command runs.
@@ -232,8 +232,8 @@ def mounted(
         arguments = [*words, str(mountpoint)]
         if endpoint is not None:
             arguments += ["--endpoint", endpoint]
-        if not (_modes["lane"] if lane is None else lane):
-            arguments.append("--no-lane")
+        if not (_modes["fastpath"] if fastpath is None else fastpath):
+            arguments.append("--no-fastpath")
         arguments += ["--log-file", str(state / "daemon.log"), *options]
         mount = Mount(
             mountpoint, [], [state / "daemon.log", state / "stderr"], environment(env, home=state)

@@ -20,8 +20,8 @@ UMOUNT_SECONDS = 20
 """A umount that takes longer is stuck behind something that will not end by waiting."""
 
 
-def check_fuse(*, lane: bool) -> None:
-    """Check that this machine lets us mount at all; with the lane root needs no fusermount3.
+def check_fuse(*, fastpath: bool) -> None:
+    """Check that this machine lets us mount at all; with the fast path root needs no fusermount3.
 
     Raises:
         FuseUnavailable: no /dev/fuse, or no fusermount3.
@@ -33,7 +33,7 @@ def check_fuse(*, lane: bool) -> None:
             f"/dev/fuse: {error.strerror}; load the kernel module (modprobe fuse), and in a "
             "container pass the device (--device /dev/fuse --cap-add SYS_ADMIN)"
         ) from error
-    if shutil.which(FUSERMOUNT) is None and not (lane and os.geteuid() == 0):
+    if shutil.which(FUSERMOUNT) is None and not (fastpath and os.geteuid() == 0):
         raise FuseUnavailable("fusermount3 is not installed; on Debian: apt install fuse3")
 
 

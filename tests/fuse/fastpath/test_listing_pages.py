@@ -1,4 +1,4 @@
-"""Replies to READDIRPLUS that the lane packs: the same entries, however large the kernel's buffer is."""
+"""Replies to READDIRPLUS that the fast path packs: the same entries, however large the kernel's buffer is."""
 
 import struct
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What the lane is for: requests that are never sent, and none that is left unanswered."""
+"""What the fast path is for: requests that are never sent, and none that is left unanswered."""
 
 import errno
 import os
@@ -65,13 +65,15 @@ def requests(mount: Mount) -> Counter[tuple[str, str]]:
 
 
 @contextmanager
-def with_lane(server: RunningServer, mountpoint: Path, *options: str, **more) -> Iterator[Mount]:
+def with_fastpath(
+    server: RunningServer, mountpoint: Path, *options: str, **more
+) -> Iterator[Mount]:
     with mounts.mounted(
         "ais://b",
         mountpoint,
         endpoint=server.endpoint,
         options=(*LONG, *options),
-        lane=True,
+        fastpath=True,
         **more,
     ) as mount:
         yield mount
@@ -80,7 +82,7 @@ def with_lane(server: RunningServer, mountpoint: Path, *options: str, **more) ->
 def test_a_warm_epoch_asks_the_daemon_nothing(
     server: RunningServer, shards: Dataset, mountpoint: Path
 ):
-    with with_lane(server, mountpoint) as mount:
+    with with_fastpath(server, mountpoint) as mount:
         folder = str(mount.path / shards.folders[0])
         python(EPOCH, folder)
         # Several, since the kernel may drop pages meanwhile: others use this machine too.
@@ -107,7 +109,7 @@ def daemon_asked(mount: Mount, program: str, folder: str) -> Counter[str]:
 def test_hot_requests_do_not_reach_pyfuse3(
     server: RunningServer, shards: Dataset, mountpoint: Path
 ):
-    with with_lane(server, mountpoint) as mount:
+    with with_fastpath(server, mountpoint) as mount:
         folders = [str(mount.path / folder) for folder in shards.folders]
         python(EPOCH, *folders)
         before = requests(mount)
@@ -127,7 +129,7 @@ def test_hot_requests_do_not_reach_pyfuse3(
 
 
 def test_opening_and_closing_is_not_told(server: RunningServer, shards: Dataset, mountpoint: Path):
-    with with_lane(server, mountpoint) as mount:
+    with with_fastpath(server, mountpoint) as mount:
         for _ in range(3):
             python(EPOCH, mount.path / shards.folders[0])
         counts = requests(mount)
@@ -141,7 +143,7 @@ def test_requests_are_counted_by_who_answers(
     server: RunningServer, shards: Dataset, mountpoint: Path
 ):
     with mounts.mounted(
-        "ais://b", mountpoint, endpoint=server.endpoint, options=LONG, lane=False
+        "ais://b", mountpoint, endpoint=server.endpoint, options=LONG, fastpath=False
     ) as mount:
         python(EPOCH, mount.path / shards.folders[0])
         counts = requests(mount)
@@ -154,7 +156,7 @@ def test_a_listing_is_kept_until_its_time_is_over(
 ):
     """The kernel gives it away without asking, and asks again by itself."""
     short = ("--list-ttl", "3", "--attr-ttl", "3", "--negative-ttl", "0")
-    with with_lane(server, mountpoint, *short) as mount:
+    with with_fastpath(server, mountpoint, *short) as mount:
         os.listdir(mount.path)
         os.listdir(mount.path)
         before = requests(mount)
@@ -177,7 +179,7 @@ def test_what_a_read_finds_out_is_told_to_the_kernel(server: RunningServer, moun
     """An object that turns out to be gone: names and listings are right at once, not after the TTL."""
     put(server.endpoint, "b", "goes.bin", b"A" * (4 << 20))
     stale = [r"changed since it was opened|changed"]
-    with with_lane(server, mountpoint, "--cache-size", "0", expected_log=stale) as mount:
+    with with_fastpath(server, mountpoint, "--cache-size", "0", expected_log=stale) as mount:
         names = os.listdir(mount.path)
         assert "goes.bin" in names
         with open(mount.path / "goes.bin", "rb", buffering=0) as file:
@@ -203,12 +205,12 @@ def frozen(pid: int) -> Iterator[None]:
         os.killpg(pid, signal.SIGCONT)
 
 
-@pytest.mark.parametrize("with_it", [True, False], ids=["lane", "no-lane"])
+@pytest.mark.parametrize("with_it", [True, False], ids=["fastpath", "no-fastpath"])
 def test_only_a_signal_that_ends_it_interrupts_a_lookup(
     server: RunningServer, mountpoint: Path, shards: Dataset, with_it: bool
 ):
     with mounts.mounted(
-        "ais://b", mountpoint, endpoint=server.endpoint, options=LONG, lane=with_it
+        "ais://b", mountpoint, endpoint=server.endpoint, options=LONG, fastpath=with_it
     ) as mount:
         path = mount.path / next(iter(shards.files))
         with frozen(server.pid):
@@ -236,7 +238,7 @@ def test_root_needs_no_fusermount(server: RunningServer, mountpoint: Path, tmp_p
     tools.mkdir()
     for tool in ("env", "sh"):
         (tools / tool).symlink_to(f"/usr/bin/{tool}")
-    with with_lane(server, mountpoint, env={"PATH": str(tools)}) as mount:
+    with with_fastpath(server, mountpoint, env={"PATH": str(tools)}) as mount:
         assert len(os.listdir(mount.path)) == 4
         done = run(*mounts.COMMAND, "umount", mount.path, env={**mount.environment})
         assert (done.returncode, done.stderr) == (0, b"")
@@ -251,7 +253,7 @@ def test_members_of_every_form_again(tmp_path: Path, mountpoint: Path):
     options = ("--cache-dir", str(tmp_path / "cache"), "--cache-size", "200MiB")
     with (
         running_server(tmp_path / "store") as server,
-        with_lane(server, mountpoint, *options) as mount,
+        with_fastpath(server, mountpoint, *options) as mount,
     ):
         for form in forms:
             folder = mount.path / f"x.{form}.d"

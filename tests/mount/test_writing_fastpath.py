@@ -1,4 +1,4 @@
-"""What the lane answers on a mount that is written, and what it leaves to the trio thread."""
+"""What the fast path answers on a mount that is written, and what it leaves to the trio thread."""
 
 import errno
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.mount.content import fill
-from tests.mount.test_lane import EPOCH, requests
+from tests.mount.test_fastpath import EPOCH, requests
 from tests.mount.writable import Writable, writable
 from tests.support.archives import make
 from tests.support.mounts import Mount, eventually, python
@@ -26,7 +26,7 @@ FILES = {f"folder{n}/{name}": f"{name} as it was" for n in range(20) for name in
 
 
 @pytest.fixture(scope="module")
-def place(lane: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Writable]:
+def place(fastpath: bool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Writable]:
     base = tmp_path_factory.mktemp("wl").resolve()
     plain = {name: content.encode() for name, content in FILES.items()}
     fill(base / "store" / "b", {"x.tar": make("tar", MEMBERS), **PLAIN, **plain})
@@ -109,7 +109,7 @@ def test_a_reader_sees_what_somebody_else_writes(place: Writable, folder: Path):
     assert place.stored(f"{folder.name}/one") == b"ONE"
 
 
-def test_what_is_staged_is_written_by_the_lane(place: Writable, folder: Path):
+def test_what_is_staged_is_written_by_the_fast_path(place: Writable, folder: Path):
     pieces = [bytes([n]) * 65_536 for n in range(8)]
     with counting(place.mount) as asked, open(folder / "new", "wb", buffering=0) as new:
         for piece in pieces:
