@@ -26,7 +26,7 @@ from aisfs.errors import (
     SourceMissing,
 )
 from aisfs.filesystem.nodes import DirectoryNode
-from aisfs.model import Bucket, ByteRange, ObjectInfo
+from aisfs.model import Bucket, ObjectInfo
 
 log = logging.getLogger(__name__)
 
@@ -186,9 +186,7 @@ async def _read_labels(
             summary.add_label(None)
             continue
         try:
-            content = await services.reader.read_member(
-                *shard, index, row, ByteRange(0, size), in_order=True
-            )
+            content = await services.reader.read_whole(*shard, index, row)
         except ShardDamaged as error:
             damage.append(str(error))
         else:

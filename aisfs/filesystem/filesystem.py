@@ -279,8 +279,11 @@ class FileSystem:
 
     # files -----------------------------------------------------------------------------------
 
-    async def open(self, ino: int) -> FileHandle:
-        """Open the version of an object or a member that the inode number stands for."""
+    async def open(self, ino: int, *, again: bool = False) -> FileHandle:
+        """Open the version of an object or a member that the inode number stands for.
+
+        With `again` this is one more read of what was opened before.
+        """
         node = self.node(ino)
         if isinstance(node, FileNode):
             return FileHandle(node)
@@ -288,27 +291,18 @@ class FileSystem:
             _, is_directory, row = split_member(ino) or (0, True, 0)
             if not is_directory:
                 with self.noticing_change(node):
-                    view = await self._folders.view(node)
-                in_order = self._reader.member_opened(node.bucket, node.info, view.index, row)
-                return FileHandle(node, view.index, row, in_order)
+                    index = (await self._folders.view(node)).index
+                opened = self._reader.open_member(node.bucket, node.info, index, row, again=again)
+                return FileHandle(node, opened)
         raise IsADirectory("is a directory")
 
     async def read_at(self, ino: int, offset: int, size: int) -> Data:
-        """Read the version that the inode stands for, without opening it.
+        """Read the version that the inode stands for; the first read of it stands for its opening.
 
         Raises:
             Stale: the object changed or went away since it was looked up.
         """
-        node = self.node(ino)
-        if not isinstance(node, ShardNode) or offset == 0:  # the first read stands for the opening
-            return await self.read(await self.open(ino), offset, size)
-        with self.noticing_change(node):
-            index = (await self._folders.view(node)).index
-        _, is_directory, row = split_member(ino) or (0, True, 0)
-        if is_directory:
-            raise IsADirectory("is a directory")
-        in_order = self._reader.members(node.bucket, node.info, index).in_order
-        return await self.read(FileHandle(node, index, row, in_order), offset, size)
+        return await self.read(await self.open(ino, again=offset > 0), offset, size)
 
     async def read(self, handle: FileHandle, offset: int, size: int) -> Data:
         """Read up to `size` bytes; shorter only at the end of the file.
@@ -321,16 +315,9 @@ class FileSystem:
         if isinstance(node, VirtualShardNode):
             return await self._assembler.read(node.shard, wanted)
         try:
-            if handle.index is None:
+            if handle.member is None:
                 return await self._reader.read_object(node.bucket, node.info, wanted)
-            return await self._reader.read_member(
-                node.bucket,
-                node.info,
-                handle.index,
-                handle.row,
-                wanted,
-                in_order=handle.in_order,
-            )
+            return await self._reader.read_member(handle.member, wanted)
         except (Stale, NotFound) as error:
             self._changed(node)
             what = "changed" if isinstance(error, Stale) else "is gone"

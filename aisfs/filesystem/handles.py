@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from aisfs.core.index.member_index import MemberIndex
+from aisfs.engine.read.open_member import OpenMember
 from aisfs.filesystem.attributes import Entry, FileRun
 from aisfs.filesystem.nodes import FileNode, Node, ObjectNode, ShardNode
 from aisfs.filesystem.shard_folders import Listed
@@ -54,7 +54,4 @@ class FileHandle:
     """An open object, member or virtual shard of one version."""
 
     node: FileNode | ShardNode
-    index: MemberIndex | None = None
-    row: int = 0
-    in_order: bool = False
-    """Whether members of the shard are being read in the order of the tar."""
+    member: OpenMember | None = None

@@ -12,7 +12,8 @@ from aisfs.core.namespace.inodes import slot_of, split_member
 from aisfs.core.namespace.keys import NAME_MAX
 from aisfs.core.views.directory_tree import MembersView
 from aisfs.engine.fetch.part import Data
-from aisfs.engine.read.reader import MemberReads, Reader
+from aisfs.engine.read.open_member import MemberReads
+from aisfs.engine.read.reader import Reader
 from aisfs.errors import AisfsError
 from aisfs.filesystem.attributes import Attr, Entry
 from aisfs.filesystem.filesystem import FileSystem
@@ -112,7 +113,7 @@ class InstantAnswers:
         node = self._inodes.get(ino)
         wanted = ByteRange(offset, offset + size)
         if isinstance(node, ObjectNode):
-            return self._reader.known_object(node.bucket, node.info, wanted)
+            return self._reader.try_read_object(node.bucket, node.info, wanted)
         if not isinstance(node, ShardNode):
             return None
         _, is_directory, row = split_member(ino) or (0, True, 0)
@@ -123,7 +124,7 @@ class InstantAnswers:
             view = shard.view() if shard is not None else None
             if shard is None or view is None:
                 return None
-            return self._reader.known_member(shard.reads, view.index, row, wanted)
+            return self._reader.try_read_member(shard.reads, view.index, row, wanted)
         except AisfsError:
             return None
 
@@ -137,6 +138,6 @@ class InstantAnswers:
             return None
         if len(self._shards) >= SHARDS_MAX:
             self._shards.clear()
-        reads = self._reader.members(node.bucket, node.info, view.index)
+        reads = self._reader.open_shard(node.bucket, node.info, view.index)
         opened = self._shards[slot] = _OpenShard(node, weakref.ref(view), reads)
         return opened

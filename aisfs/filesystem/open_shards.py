@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from aisfs.core.views.directory_tree import MembersView
 from aisfs.engine.fetch.part import Data
-from aisfs.engine.read.reader import MemberReads, Reader
+from aisfs.engine.read.open_member import MemberReads
+from aisfs.engine.read.reader import Reader
 from aisfs.errors import AisfsError
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.nodes import ShardNode
@@ -47,17 +48,19 @@ class Members:
         if last is not None and last.view is view:  # forgotten and looked up again
             return last
         try:
-            return OpenShard(node, view, self._reader.members(node.bucket, node.info, view.index))
+            return OpenShard(
+                node, view, self._reader.open_shard(node.bucket, node.info, view.index)
+            )
         except AisfsError:
             return None
 
     def stored(self, shard: OpenShard, wanted: ByteRange) -> Data | None:
         """Return stored bytes of a shard that are in memory or mapped, for the kernel."""
-        return self._reader.known_stored(shard.reads, wanted)
+        return shard.reads.opened.try_read(wanted)
 
     def copied(self, shard: OpenShard, wanted: ByteRange) -> bytearray | memoryview | None:
         """Return a copy of them."""
-        return self._reader.copied_stored(shard.reads, wanted)
+        return shard.reads.opened.try_copy(wanted)
 
     def pushed(
         self, shard: OpenShard, row: int, last: int, rows: Sequence[int], lacking: Sequence[int]

@@ -2,11 +2,11 @@
 
 Whether that is worth it is decided here, and nowhere else. Each object stays a part of its own to
 the fetcher: it is looked for on disk, kept and handed to its readers by itself, and what a batch did
-not bring is read singly. So a batch can do no more harm than to be in vain; a store whose first
-batches are is not asked again.
+not bring is read singly. So the worst a batch can be is useless; a store whose first batches are
+useless gets no more of them.
 
-A part that is begun takes a seat; it either comes to ask the store for its bytes or leaves. Once the
-`BatchWindow` is over and every seat has done one or the other, the request goes out.
+A part that begins takes a seat; it then either asks the store for its bytes or leaves. Once the
+`BatchWindow` is closed and every seat has done one or the other, the request is sent.
 """
 
 import logging
@@ -36,8 +36,8 @@ class Batches:
 
     def __init__(self, store: ObjectStore, services: trio.Nursery) -> None:
         """Ask `store`; requests run in `services`."""
-        self._store = store
-        self._services = services
+        self.store = store
+        self.services = services
         self._given_up = False
 
     @contextmanager
@@ -49,46 +49,42 @@ class Batches:
         if self._given_up:
             yield None
             return
-        gathering = BatchWindow(self._store, self._services, self._give_up)
+        window = BatchWindow(self)
         try:
-            yield gathering
+            yield window
         finally:
-            gathering.close()
+            window.close()
 
-    def _give_up(self, reason: str) -> None:
+    def give_up(self, reason: str) -> None:
+        """Read all objects singly from now on."""
         if not self._given_up:
             log.info("objects are read one by one from now on: %s", reason)
         self._given_up = True
 
 
 class BatchWindow:
-    """Deals seats in batches, `MOST` in each."""
+    """Assigns seats in batches, `MOST` in each."""
 
-    def __init__(
-        self, store: ObjectStore, services: trio.Nursery, give_up: Callable[[str], None]
-    ) -> None:
-        """Begin without any."""
-        self._store = store
-        self._services = services
-        self._give_up = give_up
+    def __init__(self, batches: Batches) -> None:
+        """Start without any."""
+        self._shared = batches
         self._batches: dict[Bucket, _Batch] = {}
 
     def seat(self, bucket: Bucket, info: ObjectInfo) -> "BatchSlot | None":
-        """Give a seat to a whole object; None if it is too large for a batch."""
+        """Return a seat for a whole object; None if it is too large for a batch."""
         if info.size > SIZE_MAX:
             return None
         batch = self._batches.get(bucket)
         if batch is None or batch.seats == MOST:
             if batch is not None:
                 batch.close()
-            batch = _Batch(self._store, self._services, self._give_up, bucket)
-            self._batches[bucket] = batch
+            batch = self._batches[bucket] = _Batch(self._shared, bucket)
         batch.seats += 1
         batch.awaited += 1
-        return BatchSlot(batch, self._store, info)
+        return BatchSlot(batch, info)
 
     def close(self) -> None:
-        """Send what is complete; nobody else comes."""
+        """Send what is complete; no more parts come."""
         for batch in self._batches.values():
             batch.close()
 
@@ -106,20 +102,13 @@ class _Waiting:
 class _Batch:
     """Parts that share a request."""
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        services: trio.Nursery,
-        give_up: Callable[[str], None],
-        bucket: Bucket,
-    ) -> None:
+    def __init__(self, batches: Batches, bucket: Bucket) -> None:
         self.bucket = bucket
+        self.store = batches.store
         self.seats = 0
         self.awaited = 0
         """Seats whose part neither came nor left."""
-        self._store = store
-        self._services = services
-        self._give_up = give_up
+        self._batches = batches
         self._closed = False
         self._waiting: list[_Waiting] = []
 
@@ -141,21 +130,22 @@ class _Batch:
         if len(self._waiting) < LEAST:
             self._release()
         else:
-            self._services.start_soon(self._fetch)
+            self._batches.services.start_soon(self._fetch)
 
     async def _fetch(self) -> None:
         """Fetch for all. Never raises but Cancelled."""
         waiting = self._waiting
         try:
-            filled = await self._store.read_many(
-                self.bucket, [(one.info, one.buffer) for one in waiting]
-            )
+            wanted = [(one.info, one.buffer) for one in waiting]
+            filled = await self.store.read_many(self.bucket, wanted)
             for one, there in zip(waiting, filled, strict=True):
                 one.filled = there
             if not any(filled):
-                self._give_up(f"a batch brought none of {len(filled)} objects; it takes checksums")
+                self._batches.give_up(
+                    f"a batch brought none of {len(filled)} objects; it takes checksums"
+                )
         except (Unsupported, AccessDenied, ProtocolError) as error:
-            self._give_up(str(error))
+            self._batches.give_up(str(error))
         except AisfsError as error:
             log.debug("a batch failed, its objects are read one by one: %s", error)
         except Exception:
@@ -171,10 +161,9 @@ class _Batch:
 class BatchSlot:
     """The place of one part in a batch."""
 
-    def __init__(self, batch: _Batch, store: ObjectStore, info: ObjectInfo) -> None:
-        """Take a place that is counted already."""
+    def __init__(self, batch: _Batch, info: ObjectInfo) -> None:
+        """Use a place that is counted already."""
         self._batch = batch
-        self._store = store
         self._info = info
         self._awaited = True
 
@@ -196,4 +185,4 @@ class BatchSlot:
             await waiting.done.wait()
             if waiting.filled:
                 return
-        await self._store.read_range(self._batch.bucket, self._info, start, buffer)
+        await self._batch.store.read_range(self._batch.bucket, self._info, start, buffer)

@@ -20,7 +20,7 @@ from functools import partial
 import trio
 
 from aisfs.cache.disk.block_cache import BlockCache
-from aisfs.cache.disk.format import SEGMENT, EntryId, entry_id
+from aisfs.cache.disk.format import EntryId, entry_id
 from aisfs.cache.disk.reservation import Reservation
 from aisfs.core.policy.readahead import ReadAhead
 from aisfs.core.ranges import growing_pieces, pieces
@@ -109,69 +109,31 @@ class Fetcher:
         """Of those the bytes that landed and are on their way to disk."""
 
     def open(self, bucket: Bucket, info: ObjectInfo) -> OpenObject:
-        """Give what is known about a version of an object. From any thread."""
+        """Return a version of an object, to read from. From any thread."""
         found = self._objects.get((bucket, info))
         if found is not None:
             return found
         entry = entry_id(self.distinguished(bucket, info), info) if self.cache else None
         cached = (self.cache, entry) if self.cache and entry else None
         source = partial(self._store.read_range, bucket, info)
-        ahead = self._watch(info)
-        return self.again(OpenObject((bucket, info), bucket, info, ahead, source, cached))
+        watch = ReadAhead(info.size, max_window=self._read_ahead_max)
+        opened = OpenObject(bucket, info, watch, source, cached, self._pool)
+        return self._objects.add((bucket, info), opened)
 
     def open_content(
         self, bucket: Bucket, info: ObjectInfo, source: Source, cached: tuple[BlockCache, EntryId]
     ) -> OpenObject:
-        """Give what is known about content that is not in the store as it is read. From any thread.
+        """Return content that is not in the store as it is read, to read from. From any thread.
 
         Args:
             bucket: Where the object is that it is made of.
             info: That object, with the size of the content.
-            source: Makes it, and keeps it on disk.
+            source: Makes it, and writes it to disk.
             cached: Where it is on disk, and what tells it from everything else.
         """
-        key = cached[1]
-        found = self._objects.get(key)
-        if found is not None:
-            return found
-        ahead = self._watch(info)
-        return self.again(OpenObject(key, bucket, info, ahead, source, cached, kept_by_source=True))
-
-    def again(self, opened: OpenObject) -> OpenObject:
-        """Give what is known under the same key: `opened` itself if nothing is. From any thread.
-
-        Only that may have new parts.
-        """
-        return self._objects.add(opened)
-
-    def known(self, opened: OpenObject, wanted: ByteRange) -> Data | None:
-        """Return a range that is in memory or mapped, for the kernel; see `BlockCache.hit`.
-
-        Waits for nothing, from any thread.
-        """
-        there = opened.landed(wanted) if opened.parts else None  # the disk might have to be read
-        if there is None:
-            there = self._mapped(opened, wanted)
-        return there if there is not None else self._joined(opened, wanted)
-
-    def copied(self, opened: OpenObject, wanted: ByteRange) -> bytearray | memoryview | None:
-        """Return a copy of what `known` returns, for whoever touches it."""
-        landed = opened.landed(wanted) if opened.parts else None
-        if landed is not None:
-            return bytearray(landed)
-        there = self._copied(opened, wanted)
-        return there if there is not None else self._joined(opened, wanted)
-
-    def _joined(self, opened: OpenObject, wanted: ByteRange) -> bytearray | None:
-        """Return a range of which no file of the cache has all: it crosses a border of segments."""
-        border = wanted.stop // SEGMENT * SEGMENT
-        if not wanted.start < border < wanted.stop:
-            return None
-        before = self.copied(opened, ByteRange(wanted.start, border))
-        behind = self.copied(opened, ByteRange(border, wanted.stop)) if before is not None else None
-        if before is None or behind is None:
-            return None
-        return bytearray().join((before, behind))
+        watch = ReadAhead(info.size, max_window=self._read_ahead_max)
+        opened = OpenObject(bucket, info, watch, source, cached, self._pool, kept_by_source=True)
+        return self._objects.add(cached[1], opened)
 
     def distinguished(self, bucket: Bucket, info: ObjectInfo) -> Bucket:
         """Name the bucket so that a cache can tell this version from those of other clusters."""
@@ -179,9 +141,6 @@ class Fetcher:
             return bucket
         # Version 1 of the same name in another cluster is something else.
         return replace(bucket, namespace=f"{bucket.namespace} {self._origin}")
-
-    def _watch(self, info: ObjectInfo) -> ReadAhead:
-        return ReadAhead(info.size, max_window=self._read_ahead_max)
 
     def start(
         self, opened: OpenObject, wanted: ByteRange, together: BatchWindow | None = None
@@ -192,14 +151,9 @@ class Fetcher:
         a part like any other, which a worker thread gets from the disk. Whole objects, as they are
         in the store, are fetched `together` with others if that is given.
         """
-        overlapping = opened.overlapping(wanted) if opened.parts else []
-        if not overlapping:
-            there = self._copied_here(opened, wanted)
-            if there is not None:
-                return Reading(wanted, [there])
         found: list[Data | Part] = []
         position = wanted.start
-        for part in overlapping:
+        for part in opened.overlapping(wanted):
             if position < part.range.start:
                 self._fill(opened, ByteRange(position, part.range.start), found, together)
             found.append(part)
@@ -218,7 +172,7 @@ class Fetcher:
                 with opened.lock:
                     opened.read_ahead.shrink()
                 return
-            if self._mapped(opened, piece) is None:
+            if opened.mapped(piece) is None:
                 self.start(opened, piece, together)
 
     async def stream(
@@ -267,22 +221,6 @@ class Fetcher:
             self._kept.losses = self.cache.losses
             self._drop_all(await trio.to_thread.run_sync(lost, self._kept.copies()))
 
-    # pieces ----------------------------------------------------------------------------------
-
-    def _mapped(self, opened: OpenObject, wanted: ByteRange) -> memoryview | None:
-        if opened.cache is None or opened.entry is None:
-            return None
-        return opened.cache.hit(opened.entry, wanted)
-
-    def _copied(self, opened: OpenObject, wanted: ByteRange) -> memoryview | None:
-        if opened.cache is None or opened.entry is None:
-            return None
-        return opened.cache.copied(opened.entry, wanted, self._pool.lend(len(wanted)))
-
-    def _copied_here(self, opened: OpenObject, wanted: ByteRange) -> memoryview | None:
-        """Return a copy of what is on disk; one that takes longer is left to a worker thread."""
-        return self._copied(opened, wanted) if len(wanted) <= COPIED_MAX else None
-
     def _fill(
         self,
         opened: OpenObject,
@@ -292,7 +230,8 @@ class Fetcher:
     ) -> None:
         """Cover a range that no part covers."""
         for piece in pieces(gap, PART_MAX):
-            there = self._copied_here(opened, piece)
+            # A copy that takes longer is left to a worker thread.
+            there = opened.copied(piece) if len(piece) <= COPIED_MAX else None
             if there is None and piece == gap:
                 piece = opened.as_failed(piece)
             found.append(self._begin(opened, piece, together) if there is None else there)

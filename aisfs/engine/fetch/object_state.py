@@ -1,13 +1,14 @@
-"""What is known about reading one version of one object, while anybody reads it."""
+"""One version of one object while it is read: its parts, its place on disk, its readers."""
 
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
+from weakref import WeakValueDictionary
 
 from aisfs.cache.disk.block_cache import BlockCache
-from aisfs.cache.disk.format import EntryId
+from aisfs.cache.disk.format import SEGMENT, EntryId
 from aisfs.core.policy.readahead import ReadAhead
-from aisfs.engine.fetch.part import Part
+from aisfs.engine.fetch.part import BufferPool, Data, Part
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 from aisfs.process.locks import Rank, ranked_lock
 
@@ -16,48 +17,45 @@ _FAILED_MAX = 16
 OBJECTS_MAX = 10_000
 """Objects whose read-ahead is remembered."""
 
-LOOKS = 16
-"""Objects looked at when one is added: few enough to take microseconds, and more than one, so that the
-number falls again after most of them had parts."""
-
 Source = Callable[[int, memoryview], Awaitable[None]]
 """Fills a buffer with the bytes from an offset on; raises as `ObjectStore.read_range` does."""
 
 
 class OpenObject:
-    """What is known about reading one version of one object, or what it is when decompressed."""
+    """One version of one object, or what it is when decompressed, as its readers share it."""
 
-    __slots__ = ("bucket", "cache", "entry", "failed", "info", "kept_by_source", "key", "lock", "parts",
-                 "read_ahead", "source")  # fmt: skip
+    __slots__ = ("__weakref__", "_pool", "bucket", "cache", "entry", "failed", "info",
+                 "kept_by_source", "lock", "parts", "read_ahead", "reported_until", "source")  # fmt: skip
 
     def __init__(
         self,
-        key: Hashable,
         bucket: Bucket,
         info: ObjectInfo,
         read_ahead: ReadAhead,
         source: Source,
         cached: tuple[BlockCache, EntryId] | None,
+        pool: BufferPool,
         *,
         kept_by_source: bool = False,
     ) -> None:
-        """Know no parts yet.
+        """Start without parts.
 
         Args:
-            key: Tells it from all others.
             bucket: Where the object is.
             info: The version; its size is how much can be read.
             read_ahead: Watches its readers.
             source: Where bytes come from that are neither in memory nor on disk.
             cached: Where they are on disk; None if nothing of it goes there.
-            kept_by_source: The source itself writes to disk what it gives.
+            pool: Lends buffers for copies.
+            kept_by_source: The source itself writes its bytes to disk.
         """
-        self.key = key
         self.bucket = bucket
         self.info = info
         self.read_ahead = read_ahead
         self.lock = ranked_lock(Rank.READ_AHEAD)
-        """Guards `read_ahead`, which the lane's thread tells of reads too."""
+        """Guards `read_ahead` and `reported_until`, which the dispatcher changes too."""
+        self.reported_until = 0.0
+        """Until when the trio thread need not hear again that it is read in order."""
         self.source = source
         self.cache: BlockCache | None = cached[0] if cached else None
         self.entry: EntryId | None = cached[1] if cached else None
@@ -65,15 +63,54 @@ class OpenObject:
         self.failed: tuple[ByteRange, ...] = ()
         """The latest ranges that could not be fetched. Belongs to the trio thread."""
         self.parts: list[Part] = []
-        """Sorted, disjoint. Changed by the trio thread only; `landed` looks at it from any."""
+        """Sorted, disjoint. Changed by the trio thread only; `_landed` looks at it from any."""
+        self._pool = pool
 
-    def landed(self, wanted: ByteRange) -> memoryview | None:
-        """Give bytes that one part in memory has, or two of them. Waits for nothing, from any thread.
+    # bytes that are here, without waiting, from any thread -------------------------------------
 
-        The list may change between any two steps here, so nothing that was found is believed before
-        the part itself was asked: its range never changes, nor its bytes once it is done, and the
-        view keeps its buffer from being used again.
-        """
+    def try_read(self, wanted: ByteRange) -> Data | None:
+        """Return a range in memory or mapped, for the kernel alone; see `BlockCache.hit`."""
+        there = self._landed(wanted) if self.parts else None  # the disk might have to be read
+        if there is None:
+            there = self.mapped(wanted)
+        return there if there is not None else self._joined(wanted)
+
+    def try_copy(self, wanted: ByteRange) -> bytearray | memoryview | None:
+        """Return a copy of what `try_read` returns, for anyone who touches the bytes."""
+        landed = self._landed(wanted) if self.parts else None
+        if landed is not None:
+            return bytearray(landed)
+        there = self.copied(wanted)
+        return there if there is not None else self._joined(wanted)
+
+    def mapped(self, wanted: ByteRange) -> memoryview | None:
+        """Return a range that the disk cache has mapped, for the kernel alone."""
+        if self.cache is None or self.entry is None:
+            return None
+        return self.cache.hit(self.entry, wanted)
+
+    def copied(self, wanted: ByteRange) -> memoryview | None:
+        """Return a copy of a range that the disk cache has mapped."""
+        if self.cache is None or self.entry is None:
+            return None
+        return self.cache.copied(self.entry, wanted, self._pool.lend(len(wanted)))
+
+    def _joined(self, wanted: ByteRange) -> bytearray | None:
+        """Return a range that crosses a border of segments, so that no file of the cache has it all."""
+        border = wanted.stop // SEGMENT * SEGMENT
+        if not wanted.start < border < wanted.stop:
+            return None
+        before = self.try_copy(ByteRange(wanted.start, border))
+        behind = self.try_copy(ByteRange(border, wanted.stop)) if before is not None else None
+        if before is None or behind is None:
+            return None
+        return bytearray().join((before, behind))
+
+    def _landed(self, wanted: ByteRange) -> memoryview | None:
+        """Return bytes that one part in memory has, or two of them."""
+        # The list may change between any two steps here, so the part itself is asked about whatever
+        # was found: its range never changes, nor its bytes once it is done, and the view keeps its
+        # buffer from being used again.
         parts = self.parts
         try:
             at = bisect_right(parts, wanted.start, key=_start) - 1
@@ -91,8 +128,10 @@ class OpenObject:
             return memoryview(b"".join((part.view(wanted), behind.view(wanted))))
         return None
 
+    # parts, in the trio thread ------------------------------------------------------------------
+
     def overlapping(self, wanted: ByteRange) -> list[Part]:
-        """Give the parts that have bytes of `wanted`, in order."""
+        """Return the parts that have bytes of `wanted`, in order."""
         parts = self.parts
         at = bisect_left(parts, wanted.start, key=lambda part: part.range.stop - 1)
         found = []
@@ -123,11 +162,11 @@ class OpenObject:
         return wanted
 
     def add(self, part: Part) -> None:
-        """Take in a part of a range that no other has."""
+        """Add a part of a range that no other has."""
         insort(self.parts, part, key=_start)
 
     def remove(self, part: Part) -> bool:
-        """Take a part out again; says whether it was there."""
+        """Remove a part; return whether it was there."""
         at = bisect_left(self.parts, part.range.start, key=_start)
         if at == len(self.parts) or self.parts[at] is not part:
             return False
@@ -136,39 +175,38 @@ class OpenObject:
 
 
 class OpenObjects:
-    """Those that are known, the ones used last. From any thread."""
+    """At most one `OpenObject` for each key, as long as anyone holds it. From any thread.
+
+    A part under way holds its object, and so does one that is retained.
+    """
 
     def __init__(self) -> None:
-        """Know none."""
+        """Start without any."""
         self._lock = ranked_lock(Rank.OPEN_OBJECTS)
-        self._objects: OrderedDict[Hashable, OpenObject] = OrderedDict()
+        self._recent: OrderedDict[Hashable, OpenObject] = OrderedDict()
+        self._held: WeakValueDictionary[Hashable, OpenObject] = WeakValueDictionary()
 
     def get(self, key: Hashable) -> OpenObject | None:
-        """Give the one of that key, if it is known."""
+        """Return the one of that key."""
         with self._lock:
-            found = self._objects.get(key)
+            found = self._recent.get(key)
             if found is not None:
-                self._objects.move_to_end(key)
+                self._recent.move_to_end(key)
+            elif (found := self._held.get(key)) is not None:
+                self._remember(key, found)
             return found
 
-    def add(self, opened: OpenObject) -> OpenObject:
-        """Give the one that is known under the key of `opened`, or from now on `opened`."""
+    def add(self, key: Hashable, opened: OpenObject) -> OpenObject:
+        """Return the one of that key, from now on `opened` if there is none."""
         with self._lock:
-            found = self._objects.setdefault(opened.key, opened)
-            self._objects.move_to_end(opened.key)
-            self._forget_oldest()
+            found = self._held.setdefault(key, opened)
+            self._remember(key, found)
             return found
 
-    def _forget_oldest(self) -> None:
-        """Forget those used longest ago, but none with parts: memory bounds how many these are."""
-        for _ in range(min(LOOKS, len(self._objects))):
-            if len(self._objects) <= OBJECTS_MAX:
-                return
-            key, oldest = next(iter(self._objects.items()))
-            if oldest.parts:
-                self._objects.move_to_end(key)  # else it would hide those behind it
-            else:
-                del self._objects[key]
+    def _remember(self, key: Hashable, opened: OpenObject) -> None:
+        self._recent[key] = opened
+        if len(self._recent) > OBJECTS_MAX:
+            self._recent.popitem(last=False)
 
 
 def _start(part: Part) -> int:

@@ -5,31 +5,31 @@ are one such sequential reading of the shard. Members read in any other order ar
 sample they belong to and nothing more, since whoever opens an image wants its label too; or alone,
 once that has turned out to be in vain.
 
-The methods whose names begin with `known` answer at once or not at all, from any thread. What such
-a read makes worth fetching is begun by the trio thread, which is told seldom: waking it for each
-read would cost more than the read.
+The methods whose names begin with `try` answer at once or not at all, from any thread. What such a
+read makes worth fetching is begun by the trio thread, which is told seldom: waking it for each read
+would cost more than the read.
 """
 
 import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 
 import trio
 from cachetools import LRUCache
 
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.index.zip_columns import Stored
-from aisfs.core.policy.access_order import Access, MemberOrder
+from aisfs.core.policy.access_order import Access
 from aisfs.core.policy.sample_affinity import SampleAffinity
 from aisfs.core.ranges import aligned
-from aisfs.core.tar.sparse import Segment, segments_of, sparse_segments
 from aisfs.core.views.samples import SPAN_MAX, member_span, sample_span
 from aisfs.engine.fetch.fetcher import Fetcher
 from aisfs.engine.fetch.object_state import OpenObject
 from aisfs.engine.fetch.part import Data, Reading
+from aisfs.engine.read.open_member import MemberReads, OpenMember
 from aisfs.engine.read.prefetcher import Prefetcher
+from aisfs.engine.read.sparse_reader import SparseReader
 from aisfs.engine.read.unpacker import Unpacker
 from aisfs.engine.read.zip_reader import ZipReader
 from aisfs.errors import ShardDamaged
@@ -43,86 +43,35 @@ BLOCK = 4096
 LARGE = 128 * 1024
 """Bytes of a first request that no look at a header makes: the kernel reads 64 KiB for the largest
 buffer (16 KiB) that `file`, tarfile or numpy look with, and 512 KiB for the one of cat or cp."""
-SPARSE_HEAD = 64 * 1024
-"""Bytes read first for the map of a sparse member; four times as many each time it is longer."""
-SPARSE_MAPS_MAX = 64
-"""Maps of sparse members kept, so that reading one in order fetches its map once."""
 ORDERS_MAX = 10_000
 """Shards of which is remembered how their members are read."""
-
-TELL_SECONDS = 0.2
-"""How often at most the trio thread is told that an object is still being read in order."""
-
-ObjectId = tuple[Bucket, ObjectInfo]
-
-
-class MemberReads:
-    """How the members of one version of a shard are read."""
-
-    __slots__ = ("in_order", "opened", "order", "shard", "told_until")
-
-    def __init__(self, shard: ObjectInfo, opened: OpenObject, members: int) -> None:
-        """Know nothing yet.
-
-        Args:
-            shard: The version.
-            opened: What the offsets of its index refer to: the object, or what it is decompressed.
-            members: How many it has.
-        """
-        self.shard = shard
-        self.opened = opened
-        self.order = MemberOrder(members)
-        self.in_order = False
-        """Whether members are being read in the order of the tar."""
-        self.told_until = 0.0
+REPORT_SECONDS = 0.2
+"""How often at most the trio thread hears that an object is still being read in order."""
 
 
 class Reader:
     """Reads ranges of objects and of members."""
 
     def __init__(self, fetcher: Fetcher, prefetcher: Prefetcher, unpacker: Unpacker) -> None:
-        """Read through `fetcher`, and tell `prefetcher` which shards are being read.
+        """Read through `fetcher`, and report to `prefetcher` which shards are being read.
 
         What has to be decompressed first comes from `unpacker`.
         """
         self._unpacker = unpacker
         self._fetcher = fetcher
         self._prefetcher = prefetcher
-        self._zips = ZipReader(self._read_inflated)
+        self._zips = ZipReader(self._fetch, self._inflate)
+        self._sparse = SparseReader(fetcher)
         self._token = trio.lowlevel.current_trio_token()
         self._lock = ranked_lock(Rank.MEMBER_READS)
-        """Guards `_orders` and what is in them, and `_told`."""
-        self._orders: LRUCache[ObjectId, MemberReads] = LRUCache(ORDERS_MAX)
-        self._told: LRUCache[ObjectId, float] = LRUCache(ORDERS_MAX)
-        self._habit = SampleAffinity()
-        self._maps: LRUCache[tuple[Bucket, ObjectInfo, int], tuple[Segment, ...]] = LRUCache(
-            SPARSE_MAPS_MAX
-        )
+        """Guards `_orders` and what is in them."""
+        self._orders: LRUCache[tuple[Bucket, ObjectInfo], MemberReads] = LRUCache(ORDERS_MAX)
+        self._affinity = SampleAffinity()
 
-    async def read_object(self, bucket: Bucket, info: ObjectInfo, wanted: ByteRange) -> Data:
-        """Read a range of an object, cut at its end; empty behind the end.
+    # opening, without waiting, from any thread --------------------------------------------------
 
-        Raises:
-            Stale: the object is no longer the version `info`.
-        """
-        wanted = ByteRange(wanted.start, min(wanted.stop, info.size))
-        if wanted.start >= wanted.stop:
-            return b""
-        opened = self._fetcher.open(bucket, info)
-        blocks = aligned(wanted, BLOCK, info.size)
-        reading, sequential = self._start_on(opened, blocks)
-        if sequential and (wanted.start or len(wanted) >= LARGE):
-            self._prefetcher.streamed(bucket, info)
-        data = await reading.wait()
-        if sequential:
-            self._prefetcher.in_order(bucket, info)
-        if blocks == wanted:
-            return data
-        start = wanted.start - blocks.start
-        return memoryview(data)[start : start + len(wanted)]
-
-    def members(self, bucket: Bucket, shard: ObjectInfo, index: MemberIndex) -> MemberReads:
-        """Give what is known of how a shard is read. Waits for nothing, from any thread.
+    def open_shard(self, bucket: Bucket, shard: ObjectInfo, index: MemberIndex) -> MemberReads:
+        """Return how the members of a shard are read.
 
         Raises:
             Unsupported: it is compressed, and there is no cache.
@@ -136,48 +85,46 @@ class Reader:
                 known = self._orders.setdefault((bucket, shard), known)
         return known
 
-    def member_opened(
-        self, bucket: Bucket, shard: ObjectInfo, index: MemberIndex, row: int
-    ) -> bool:
-        """Take note of the opening of a member; returns whether members are read in order."""
-        reads = self.members(bucket, shard, index)
-        with self._lock:
-            reads.in_order = reads.order.observe(row) is Access.IN_ORDER
-        self._tell_prefetcher(reads)
-        return reads.in_order
+    def open_member(
+        self, bucket: Bucket, shard: ObjectInfo, index: MemberIndex, row: int, *, again: bool
+    ) -> OpenMember:
+        """Return a member to read; `again` if this is no opening, but one more read of it."""
+        reads = self.open_shard(bucket, shard, index)
+        if not again and self._observe_opening(reads, row):
+            self._report(reads)
+        return OpenMember(reads, index, row, reads.in_order)
 
-    def _tell_prefetcher(self, reads: MemberReads) -> None:
-        bucket = reads.opened.bucket
+    def _observe_opening(self, reads: MemberReads, row: int) -> bool:
+        """Follow the order of openings; return whether the prefetcher should hear of this one."""
+        with self._lock:
+            in_order = reads.order.observe(row) is Access.IN_ORDER
+            changed, reads.in_order = in_order != reads.in_order, in_order
+        return _is_due(reads, at_once=changed)
+
+    def _report(self, reads: MemberReads) -> None:
         if reads.in_order:
-            self._prefetcher.in_order(bucket, reads.shard)
+            self._prefetcher.in_order(reads.bucket, reads.shard)
         elif not reads.opened.kept_by_source:  # else the object itself is needed no more
-            self._prefetcher.touched(bucket, reads.shard)
+            self._prefetcher.touched(reads.bucket, reads.shard)
 
     def folder_listed(self, bucket: Bucket, shard: ObjectInfo) -> None:
-        """Take note that the folder of a shard is being listed. Waits for nothing, from any thread."""
+        """Report that the folder of a shard is being listed."""
         self._later(lambda: self._prefetcher.folder_listed(bucket, shard))
 
-    # without waiting, from any thread -----------------------------------------------------------
+    # reading, without waiting, from any thread --------------------------------------------------
 
-    def known_object(self, bucket: Bucket, info: ObjectInfo, wanted: ByteRange) -> Data | None:
+    def try_read_object(self, bucket: Bucket, info: ObjectInfo, wanted: ByteRange) -> Data | None:
         """Read a range of an object that is here, cut at its end; None when it is not."""
         wanted = ByteRange(wanted.start, min(wanted.stop, info.size))
         if wanted.start >= wanted.stop:
             return b""
         opened = self._fetcher.open(bucket, info)
-        data = self._fetcher.known(opened, wanted)
-        if data is None or not self._known_ahead(opened, wanted):
-            return data
-        with self._lock:
-            now = time.monotonic()
-            due = self._told.get((bucket, info), 0.0) <= now
-            if due:
-                self._told[bucket, info] = now + TELL_SECONDS
-        if due:
+        data = opened.try_read(wanted)
+        if data is not None and self._observe_read(opened, wanted) and _is_due(opened):
             self._later(lambda: self._prefetcher.in_order(bucket, info))
         return data
 
-    def known_member(
+    def try_read_member(
         self, reads: MemberReads, index: MemberIndex, row: int, wanted: ByteRange
     ) -> Data | None:
         """Read a range of a member that is here, cut at its end; None when it is not.
@@ -190,31 +137,31 @@ class Reader:
         stored = index.read_range(row, wanted.start, len(wanted))
         if stored.start >= stored.stop:
             return b""
-        data = self._fetcher.known(reads.opened, stored)
+        data = reads.opened.try_read(stored)
         if data is None:
             return None
-        if wanted.start == 0:
-            self._known_opened(reads, row)
+        # The first read of a member stands for its opening.
+        if wanted.start == 0 and self._observe_opening(reads, row):
+            self._later(lambda: self._report(reads))
         if reads.in_order:
-            self._known_ahead(reads.opened, stored)
+            self._observe_read(reads.opened, stored)
         return data
 
-    def known_stored(self, reads: MemberReads, wanted: ByteRange) -> Data | None:
-        """Return stored bytes of a shard that are here, for the kernel; None when they are not."""
-        return self._fetcher.known(reads.opened, wanted)
-
-    def copied_stored(self, reads: MemberReads, wanted: ByteRange) -> bytearray | memoryview | None:
-        """Return a copy of what `known_stored` returns."""
-        return self._fetcher.copied(reads.opened, wanted)
+    def _observe_read(self, opened: OpenObject, wanted: ByteRange) -> bool:
+        """Have fetched what a read makes worth it; return whether the read was sequential."""
+        with opened.lock:
+            plan = opened.read_ahead.observe(wanted, stalled=False)
+        self._fetch_ahead(opened, plan.ahead)
+        return plan.sequential
 
     def pushed(
         self, reads: MemberReads, row: int, last: int, stored: ByteRange, *, stalled: bool
     ) -> None:
-        """Take note of bytes read for somebody who need not ask for them. From any thread.
+        """Follow bytes that were read for a reader which need not ask for them.
 
         Args:
             reads: Of the shard.
-            row: The member this reader opened last, as far as anybody saw.
+            row: The member this reader is known to have opened last.
             last: The member up to which it need not ask.
             stored: The bytes, or, when there were none, those that it will need next.
             stalled: Whether more would have been read, had the bytes been here.
@@ -226,30 +173,13 @@ class Reader:
                 plan = reads.opened.read_ahead.pushed(stored, stalled=stalled)
             self._fetch_ahead(reads.opened, plan.ahead)
 
-    def _known_opened(self, reads: MemberReads, row: int) -> None:
-        """Take note of the first read of a member, which stands for its opening."""
-        with self._lock:
-            in_order = reads.order.observe(row) is Access.IN_ORDER
-            now = time.monotonic()
-            due = reads.told_until <= now or in_order != reads.in_order
-            reads.in_order = in_order
-            if due:
-                reads.told_until = now + TELL_SECONDS
-        if due:
-            self._later(lambda: self._tell_prefetcher(reads))
-
-    def _known_ahead(self, opened: OpenObject, wanted: ByteRange) -> bool:
-        """Have fetched what a read makes worth it; says whether the read was sequential."""
-        with opened.lock:
-            plan = opened.read_ahead.observe(wanted, stalled=False)
-        self._fetch_ahead(opened, plan.ahead)
-        return plan.sequential
-
     def _fetch_ahead(self, opened: OpenObject, ahead: ByteRange | None) -> None:
         if ahead is not None:
-            self._later(lambda: self._fetcher.ahead(self._fetcher.again(opened), ahead))
+            self._later(lambda: self._fetcher.ahead(opened, ahead))
 
     def _later(self, work: Callable[[], None]) -> None:
+        """Run `work` in the trio thread."""
+
         def run() -> None:
             try:
                 work()
@@ -259,7 +189,29 @@ class Reader:
         with suppress(trio.RunFinishedError):
             self._token.run_sync_soon(run)
 
-    # -----------------------------------------------------------------------------------------------
+    # reading, in the trio thread -----------------------------------------------------------------
+
+    async def read_object(self, bucket: Bucket, info: ObjectInfo, wanted: ByteRange) -> Data:
+        """Read a range of an object, cut at its end; empty behind the end.
+
+        Raises:
+            Stale: the object is no longer the version `info`.
+        """
+        wanted = ByteRange(wanted.start, min(wanted.stop, info.size))
+        if wanted.start >= wanted.stop:
+            return b""
+        opened = self._fetcher.open(bucket, info)
+        blocks = aligned(wanted, BLOCK, info.size)
+        reading, sequential = self._start(opened, blocks)
+        if sequential and (wanted.start or len(wanted) >= LARGE):
+            self._prefetcher.streamed(bucket, info)
+        data = await reading.wait()
+        if sequential and _is_due(opened):
+            self._prefetcher.in_order(bucket, info)
+        if blocks == wanted:
+            return data
+        start = wanted.start - blocks.start
+        return memoryview(data)[start : start + len(wanted)]
 
     async def read_whole(
         self, bucket: Bucket, shard: ObjectInfo, index: MemberIndex, row: int
@@ -269,64 +221,45 @@ class Reader:
         Raises:
             Stale, ShardDamaged: see `read_member`.
         """
-        whole = ByteRange(0, index.size(row))
-        return await self.read_member(bucket, shard, index, row, whole, in_order=True)
+        member = OpenMember(self.open_shard(bucket, shard, index), index, row, in_order=True)
+        return await self.read_member(member, ByteRange(0, index.size(row)))
 
-    async def read_member(
-        self,
-        bucket: Bucket,
-        shard: ObjectInfo,
-        index: MemberIndex,
-        row: int,
-        wanted: ByteRange,
-        *,
-        in_order: bool,
-    ) -> Data:
+    async def read_member(self, member: OpenMember, wanted: ByteRange) -> Data:
         """Read a range of a member, cut at its end; empty behind the end.
 
         Raises:
-            Stale: the shard is no longer the version `shard`.
+            Stale: the shard is another version by now.
             ShardDamaged: the range lies behind the end of a truncated shard.
         """
+        index, row = member.index, member.row
         if index.packing is not None:
-            fetch = partial(self._fetch, bucket, shard, index, row, in_order)
-            return await self._zips.read((bucket, shard), index, row, wanted, fetch)
+            return await self._zips.read(member, wanted)
         try:
             if index.sparse(row):
-                return await self._read_sparse(bucket, shard, index, row, wanted)
+                return await self._sparse.read(member, wanted)
             stored = index.read_range(row, wanted.start, len(wanted))
         except ShardDamaged as error:
-            raise ShardDamaged(f"{bucket}/{shard.key}: {error}") from error
-        if stored.start >= stored.stop:
-            return b""
-        return await self._fetch(bucket, shard, index, row, in_order, stored)
+            raise ShardDamaged(f"{member.reads}: {error}") from error
+        return await self._fetch(member, stored) if stored else b""
 
-    async def _fetch(
-        self,
-        bucket: Bucket,
-        shard: ObjectInfo,
-        index: MemberIndex,
-        row: int,
-        in_order: bool,
-        stored: ByteRange,
-    ) -> Data:
+    async def _fetch(self, member: OpenMember, stored: ByteRange) -> Data:
         """Fetch stored bytes of a member, and what is worth having with them."""
-        opened = self._unpacker.open_shard(bucket, shard, index)
-        if in_order:
-            return await self._start_on(opened, stored)[0].wait()
+        opened, index, row = member.reads.opened, member.index, member.row
+        if member.in_order:
+            return await self._start(opened, stored)[0].wait()
         span = sample_span(index, row)
         within = span.start <= stored.start and stored.stop <= span.stop
         if not within or len(span) > SPAN_MAX:
-            return await self._start_on(opened, stored)[0].wait()
+            return await self._start(opened, stored)[0].wait()
         reading = self._fetcher.start(opened, stored)
         if not reading.ready and span != stored:
-            if self._habit.alone((bucket, shard, span.start), row):
+            if self._affinity.alone((*member.id[:2], span.start), row):
                 span = member_span(index, row)
             self._fetcher.ahead(opened, span)
         return await reading.wait()
 
-    def _start_on(self, opened: OpenObject, wanted: ByteRange) -> tuple[Reading, bool]:
-        """Begin to read with read-ahead; also says whether it belongs to a sequential stream."""
+    def _start(self, opened: OpenObject, wanted: ByteRange) -> tuple[Reading, bool]:
+        """Begin to read with read-ahead; return also whether it belongs to a sequential stream."""
         reading = self._fetcher.start(opened, wanted)
         far = self._fetcher.far
         with opened.lock:
@@ -335,58 +268,19 @@ class Reader:
             self._fetcher.ahead(opened, plan.ahead)
         return reading, plan.sequential
 
-    async def _read_stored(
-        self, bucket: Bucket, shard: ObjectInfo, index: MemberIndex, wanted: ByteRange
+    async def _inflate(
+        self, reads: MemberReads, stored: ByteRange, member: Stored, wanted: ByteRange
     ) -> Data:
-        opened = self._unpacker.open_shard(bucket, shard, index)
-        return await self._fetcher.start(opened, wanted).wait()
+        opened = self._unpacker.open_deflated(
+            reads.bucket, reads.shard, stored, member.size, member.crc
+        )
+        return await self._start(opened, wanted)[0].wait()
 
-    async def _read_inflated(
-        self,
-        bucket: Bucket,
-        info: ObjectInfo,
-        stored: ByteRange,
-        member: Stored,
-        wanted: ByteRange,
-    ) -> Data:
-        opened = self._unpacker.open_deflated(bucket, info, stored, member.size, member.crc)
-        return await self._start_on(opened, wanted)[0].wait()
 
-    async def _read_sparse(
-        self, bucket: Bucket, shard: ObjectInfo, index: MemberIndex, row: int, wanted: ByteRange
-    ) -> bytearray:
-        """Lay the stored segments over zeros."""
-        stop = min(wanted.stop, index.size(row))
-        length = max(stop - wanted.start, 0)
-        content = bytearray(length)
-        segments = await self._sparse_map(bucket, shard, index, row)
-        base, end = index.span(row).start, index.end_of(row)
-        for segment in segments_of(segments, wanted.start, length):
-            at = base + segment.stored
-            if at + segment.length > end:
-                raise ShardDamaged(f"the tar ends at byte {end}, within this member")
-            stored = ByteRange(at, at + segment.length)
-            part = await self._read_stored(bucket, shard, index, stored)
-            start = segment.offset - wanted.start
-            content[start : start + segment.length] = part
-        return content
-
-    async def _sparse_map(
-        self, bucket: Bucket, shard: ObjectInfo, index: MemberIndex, row: int
-    ) -> tuple[Segment, ...]:
-        key = (bucket, shard, row)
-        known = self._maps.get(key)
-        if known is not None:
-            return known
-        span = index.span(row)
-        size = SPARSE_HEAD
-        while True:
-            stop = min(span.start + size, span.stop, index.end_of(row))
-            head = await self._read_stored(bucket, shard, index, ByteRange(span.start, stop))
-            segments = sparse_segments(bytes(head), index.size(row))
-            if segments is not None:
-                self._maps[key] = segments
-                return segments
-            if stop < span.start + size:
-                raise ShardDamaged(f"member {index.name(row)!r} has no usable sparse map")
-            size *= 4
+def _is_due(read: OpenObject | MemberReads, *, at_once: bool = False) -> bool:
+    """Return whether to report now that an object is read, which is seldom unless `at_once`."""
+    now = time.monotonic()
+    if read.reported_until > now and not at_once:
+        return False
+    read.reported_until = now + REPORT_SECONDS
+    return True

@@ -1,10 +1,10 @@
 """Content that exists only decompressed: compressed tars, and large members of zips.
 
 A compressed stream can only be read from its start on. So it is decompressed once, by a pass, into
-the disk cache, where it is an entry of its own; what evicts a part of it costs another pass when
-the part is read. Whoever reads waits for a pass and is given the bytes as it goes by, whether or
-not the cache takes them: a pass always serves those who wait, and one for which nobody waits and
-which cannot keep anything ends.
+the disk cache, where it is an entry of its own; evicting a part of it costs another pass when the
+part is read. Readers wait for a pass and get their bytes as it goes by, whether or not the cache
+takes them: a pass always serves those that wait, and one without waiting readers ends when the
+cache takes nothing.
 
 The codec runs in a worker thread, which asks the trio thread for compressed bytes when it needs
 some. What is decompressed never exceeds a share of the cache; room is reserved piece by piece.
@@ -45,14 +45,14 @@ PASSES = 4
 """Passes at once. Each keeps a processor busy and holds 34 MiB, more over a link with latency."""
 PROGRESS_SECONDS = 10.0
 CONTENTS_MAX = 10_000
-"""Contents of which is remembered who waits for them."""
+"""Contents whose waiting readers are remembered."""
 REFUSED_SECONDS = 300.0
 """An archive that was too large is not tried again for so long: each try would fill the cache."""
 
 OpenCodec = Callable[[io.RawIOBase], Codec]
 Feed = Callable[[int, memoryview], None]
-"""Takes the next decompressed bytes and where they start, in a worker thread; the view is only valid
-during the call."""
+"""Receives where the next decompressed bytes start, and these, in a worker thread; the view is only
+valid during the call."""
 
 
 class _Compressed(io.RawIOBase):
@@ -70,11 +70,11 @@ class _Compressed(io.RawIOBase):
         return memoryview(b"")
 
     def readable(self) -> bool:
-        """Say that it is."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: "bytearray | memoryview", /) -> int:  # type: ignore[override]
-        """Give what is there, after waiting for more if nothing is."""
+        """Copy what is there, after waiting for more if nothing is."""
         if not self._left:
             self._left = trio.from_thread.run(self._next)
         length = min(len(buffer), len(self._left))
@@ -86,7 +86,7 @@ class _Compressed(io.RawIOBase):
 
 @dataclass(slots=True, eq=False)
 class _Wanted:
-    """A range somebody waits for."""
+    """A range that a reader waits for."""
 
     start: int
     buffer: memoryview
@@ -103,6 +103,7 @@ class _Content:
     """Something that is made by decompressing."""
 
     name: str
+    cache: BlockCache
     entry: EntryId
     compressed: OpenObject
     part: ByteRange
@@ -113,7 +114,7 @@ class _Content:
     passing: bool = False
     """Whether there is one."""
     served: bool = False
-    """Whether there will be one for those who wait."""
+    """Whether there will be one for those that wait."""
     waiting: list[_Wanted] = field(default_factory=list)
     """For the pass under way."""
     later: list[_Wanted] = field(default_factory=list)
@@ -132,7 +133,7 @@ class End:
 
 
 class Unpacker:
-    """Decompresses into the disk cache, and gives objects to read what is there."""
+    """Decompresses into the disk cache, and opens what is there."""
 
     def __init__(
         self, fetcher: Fetcher, services: trio.Nursery, *, cache: BlockCache | None
@@ -140,7 +141,7 @@ class Unpacker:
         """Read compressed bytes through `fetcher`, run passes in `services`.
 
         Args:
-            fetcher: Also reads the content, for everybody.
+            fetcher: Also reads the content.
             services: Outlives every reader.
             cache: Where content is kept; without one nothing can be decompressed.
         """
@@ -148,7 +149,7 @@ class Unpacker:
         self._services = services
         self._cache = cache
         self._lock = ranked_lock(Rank.UNPACKED_CONTENTS)
-        """Guards `_contents`, which the lane's thread asks too; all else belongs to trio's."""
+        """Guards `_contents`, which the dispatcher uses too; all else is the trio thread's."""
         self._contents: LRUCache[Hashable, _Content] = LRUCache(CONTENTS_MAX)
         self._refused: TTLCache[Hashable, str] = TTLCache(
             CONTENTS_MAX, REFUSED_SECONDS, trio.current_time
@@ -158,7 +159,7 @@ class Unpacker:
     # What can be opened --------------------------------------------------------------------------
 
     async def stream(self, bucket: Bucket, shard: ObjectInfo, form: Form, feed: Feed) -> End:
-        """Decompress all of a tar, keep it, and give it to `feed` on the way.
+        """Decompress all of a tar into the cache, and pass it to `feed` on the way.
 
         Raises:
             Unsupported: there is no cache, or no package for the form.
@@ -168,9 +169,9 @@ class Unpacker:
         return await self._pass(self._tar(bucket, shard, form), feed)
 
     def open_shard(self, bucket: Bucket, shard: ObjectInfo, index: MemberIndex) -> OpenObject:
-        """Give what the offsets of an index refer to: the object, or what it is decompressed.
+        """Return what the offsets of an index refer to: the object, or what it is decompressed.
 
-        Waits for nothing, from any thread.
+        Does not wait, from any thread.
 
         Raises:
             Unsupported: there is no cache, or no package for the form.
@@ -183,7 +184,7 @@ class Unpacker:
     def open_deflated(
         self, bucket: Bucket, info: ObjectInfo, stored: ByteRange, size: int, crc: int
     ) -> OpenObject:
-        """Give the content of a deflated member, which lies at `stored` of the object.
+        """Return the content of a deflated member, which lies at `stored` of the object.
 
         Raises:
             Unsupported: there is no cache.
@@ -191,7 +192,7 @@ class Unpacker:
         """
         what = f"inflated from byte {stored.start}"
         content = self._content(bucket, info, what, stored, lambda file: Inflater(file, size, crc))
-        self._check_size(content, size)
+        _check_size(content, size)
         return self._open(content, bucket, info, size)
 
     def _tar(self, bucket: Bucket, shard: ObjectInfo, form: Form) -> _Content:
@@ -218,18 +219,14 @@ class Unpacker:
                 f"{name}: it has neither version nor checksum, so it cannot be kept decompressed"
             )
         opened = self._fetcher.open(bucket, info)
-        content = _Content(f"{name} ({what})", entry, opened, part, codec)
+        content = _Content(f"{name} ({what})", self._cache, entry, opened, part, codec)
         with self._lock:
             return self._contents.setdefault((bucket, info, what), content)
 
     def _open(self, content: _Content, bucket: Bucket, info: ObjectInfo, size: int) -> OpenObject:
-        assert self._cache is not None, "there is no content without a cache"
-        return self._fetcher.open_content(
-            bucket,
-            structs.replace(info, size=size),
-            partial(self._read, content),
-            (self._cache, replace(content.entry, size=size)),
-        )
+        cached = (content.cache, replace(content.entry, size=size))
+        source = partial(self._read, content)
+        return self._fetcher.open_content(bucket, structs.replace(info, size=size), source, cached)
 
     # Reading -------------------------------------------------------------------------------------
 
@@ -237,8 +234,11 @@ class Unpacker:
         """Fill a buffer with what is not in the cache."""
         wanted = _Wanted(start, buffer)
         gone_by = content.passing and start < content.position
-        if gone_by and await trio.to_thread.run_sync(self._read_kept, content, wanted):
-            return
+        if gone_by:
+            there = ByteRange(wanted.start, wanted.stop)
+            read = partial(content.cache.read, content.entry, there, buffer)
+            if await trio.to_thread.run_sync(read) is not None:
+                return
         gone_by = content.passing and start < content.position
         (content.later if gone_by else content.waiting).append(wanted)
         if not content.served:
@@ -248,14 +248,8 @@ class Unpacker:
         if wanted.error is not None:
             raise wanted.error
 
-    def _read_kept(self, content: _Content, wanted: _Wanted) -> bool:
-        """Read what is in the cache, if it is. Runs in a worker thread."""
-        assert self._cache is not None, "there is no content without a cache"
-        there = ByteRange(wanted.start, wanted.stop)
-        return self._cache.read(content.entry, there, wanted.buffer) is not None
-
     async def _serve(self, content: _Content) -> None:
-        """Make passes until nobody waits. Never raises but Cancelled."""
+        """Make passes until no reader waits. Raises nothing but Cancelled."""
         error: Exception = Unavailable("the mount is going away")
         try:
             while content.waiting or content.later:
@@ -275,12 +269,11 @@ class Unpacker:
     # Passes --------------------------------------------------------------------------------------
 
     async def _pass(self, content: _Content, feed: Feed | None = None) -> End:
-        """Decompress from the start: to the end, or until nobody gains by it."""
+        """Decompress from the start: to the end, or until no reader gains by it."""
         refused = self._refused.get(content.entry)
         if refused is not None:
             raise ArchiveTooLarge(refused)
-        cache = self._cache
-        assert cache is not None, "there is no content without a cache"
+        cache = content.cache
         async with content.lock, self._limiter:
             content.passing, content.position = True, 0
             content.waiting += content.later
@@ -329,42 +322,41 @@ class Unpacker:
     def _step(
         self, content: _Content, codec: Codec, buffer: memoryview, feed: Feed | None
     ) -> tuple[Piece, bool]:
-        """Decompress a piece, look at it and keep it. Runs in a worker thread."""
+        """Decompress a piece, feed it and retain it. Runs in a worker thread."""
         try:
             piece = read_piece(codec, buffer)
         except ArchiveTooLarge as error:
             raise ArchiveTooLarge(f"{content.name}: {error}") from None
         there = ByteRange(content.position, content.position + piece.length)
-        self._check_size(content, there.stop)
+        _check_size(content, there.stop)
         if not there:
             return piece, True
         if feed is not None:
             feed(there.start, buffer[: piece.length])
-        return piece, self._keep(content, there, buffer)
+        return piece, _retain(content, there, buffer)
 
-    def _keep(self, content: _Content, there: ByteRange, data: memoryview) -> bool:
-        """Write what the cache does not have; says whether it has all of it then."""
-        cache = self._cache
-        assert cache is not None, "there is no content without a cache"
-        for gap in cache.missing(content.entry, there):
-            reservation = cache.reserve(content.entry, gap, urgent=True)
-            if reservation is None:
+
+def _retain(content: _Content, there: ByteRange, data: memoryview) -> bool:
+    """Write what the cache does not have; return whether it has all of it then."""
+    for gap in content.cache.missing(content.entry, there):
+        reservation = content.cache.reserve(content.entry, gap, urgent=True)
+        if reservation is None:
+            return False
+        with reservation:
+            made = data[gap.start - there.start : gap.stop - there.start]
+            reservation.write(gap.start, made)
+            if not reservation.publish(gap, made):
                 return False
-            with reservation:
-                made = data[gap.start - there.start : gap.stop - there.start]
-                reservation.write(gap.start, made)
-                if not reservation.publish(gap, made):
-                    return False
-        return True
+    return True
 
-    def _check_size(self, content: _Content, size: int) -> None:
-        assert self._cache is not None, "there is no content without a cache"
-        limit = int(self._cache.limit * SHARE)
-        if size > limit:
-            raise ArchiveTooLarge(
-                f"{content.name}: more than {limit >> 20} MiB, which is what the disk cache may"
-                " hold of one archive: give a larger --cache-size"
-            )
+
+def _check_size(content: _Content, size: int) -> None:
+    limit = int(content.cache.limit * SHARE)
+    if size > limit:
+        raise ArchiveTooLarge(
+            f"{content.name}: more than {limit >> 20} MiB, which is what the disk cache may"
+            " hold of one archive: give a larger --cache-size"
+        )
 
 
 def _hand_over(wanted: _Wanted, position: int, data: memoryview) -> None:

@@ -11,11 +11,11 @@ from functools import partial
 import trio
 from cachetools import LRUCache
 
-from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.index.zip_columns import DEFLATED, LOCAL_HEADER, STORED, Stored, data_offset
 from aisfs.engine.fetch.part import PART_MAX, Data
+from aisfs.engine.read.open_member import MemberId, MemberReads, OpenMember
 from aisfs.errors import ShardDamaged
-from aisfs.model import Bucket, ByteRange, ObjectInfo
+from aisfs.model import ByteRange
 
 WHOLE_MAX = PART_MAX
 """Content of a member that is verified before it is given away, bytes: what one GET brings."""
@@ -33,10 +33,10 @@ SUMS_MAX = 16
 _INLINE_MAX = 32 * 1024
 """What is inflated without a thread, which costs more than the work, bytes."""
 
-MemberId = tuple[tuple[Bucket, ObjectInfo], int]
-Fetch = Callable[[ByteRange], Awaitable[Data]]
-Inflate = Callable[[Bucket, ObjectInfo, ByteRange, Stored, ByteRange], Awaitable[Data]]
-"""Gives a range of what is deflated at a range of an object."""
+Fetch = Callable[[OpenMember, ByteRange], Awaitable[Data]]
+"""Returns a range of the zip, for a member."""
+Inflate = Callable[[MemberReads, ByteRange, Stored, ByteRange], Awaitable[Data]]
+"""Returns a range of what is deflated at a range of the zip."""
 
 
 class _RunningSum:
@@ -50,7 +50,7 @@ class _RunningSum:
         """Pieces that came before their turn, by where they start."""
 
     def add(self, start: int, data: Data, member: Stored) -> None:
-        """Take note of what is given away.
+        """Follow what is given to readers.
 
         Raises:
             ShardDamaged: all of it has been seen, now or before, and is not what it should be.
@@ -77,34 +77,22 @@ class _RunningSum:
 class ZipReader:
     """Reads ranges of members of zips."""
 
-    def __init__(self, inflate: Inflate) -> None:
-        """Read large members that are deflated with `inflate`."""
+    def __init__(self, fetch: Fetch, inflate: Inflate) -> None:
+        """Read with `fetch`, and large members that are deflated with `inflate`."""
+        self._fetch = fetch
         self._inflate = inflate
         self._inflated: LRUCache[MemberId, Data] = LRUCache(INFLATED_MAX, getsizeof=len)
         self._places: LRUCache[MemberId, int] = LRUCache(PLACES_MAX)
         """Where the data starts of members that are stored as they are, if it was verified."""
         self._sums: LRUCache[MemberId, _RunningSum] = LRUCache(SUMS_MAX)
 
-    async def read(
-        self,
-        zip_id: tuple[Bucket, ObjectInfo],
-        index: MemberIndex,
-        row: int,
-        wanted: ByteRange,
-        fetch: Fetch,
-    ) -> Data:
+    async def read(self, opened: OpenMember, wanted: ByteRange) -> Data:
         """Read a range of a member, cut at its end; empty behind the end.
-
-        Args:
-            zip_id: Which zip it is.
-            index: Its members.
-            row: The member.
-            wanted: The range.
-            fetch: Gives a range of the zip.
 
         Raises:
             ShardDamaged: the member is not what its checksum says.
         """
+        index, row = opened.index, opened.row
         stop = min(wanted.stop, index.size(row))
         if wanted.start >= stop:
             return b""
@@ -114,24 +102,21 @@ class ZipReader:
             if index.truncated(row):
                 raise ShardDamaged("its data does not lie in the archive")
             if max(member.size, member.stored) > WHOLE_MAX:
-                return await self._read_large((zip_id, row), index, wanted, fetch)
-            return await self._read_small((zip_id, row), index, wanted, fetch)
+                return await self._read_large(opened, member, wanted)
+            return await self._read_small(opened, member, wanted)
         except ShardDamaged as error:
-            bucket, info = zip_id
-            raise ShardDamaged(
-                f"{bucket}/{info.key}: member {index.name(row)!r}: {error}"
-            ) from None
+            raise ShardDamaged(f"{opened.reads}: member {index.name(row)!r}: {error}") from None
 
-    async def _read_small(
-        self, key: MemberId, index: MemberIndex, wanted: ByteRange, fetch: Fetch
-    ) -> Data:
+    async def _read_small(self, opened: OpenMember, member: Stored, wanted: ByteRange) -> Data:
+        key = opened.id
         content = self._inflated.get(key)
         if content is None:
             place = self._places.get(key)
             if place is not None:
-                return await fetch(ByteRange(place + wanted.start, place + wanted.stop))
-            member = index.stored(key[1])
-            data, place = await self._fetch_data(index, key[1], fetch)
+                return await self._fetch(
+                    opened, ByteRange(place + wanted.start, place + wanted.stop)
+                )
+            data, place = await self._fetch_data(opened, member)
             work = partial(_verified, data, member)
             if max(member.stored, member.size) > _INLINE_MAX:
                 content = await trio.to_thread.run_sync(work)
@@ -143,40 +128,38 @@ class ZipReader:
                 self._inflated[key] = content
         return memoryview(content)[wanted.start : wanted.stop]
 
-    async def _read_large(
-        self, key: MemberId, index: MemberIndex, wanted: ByteRange, fetch: Fetch
-    ) -> Data:
+    async def _read_large(self, opened: OpenMember, member: Stored, wanted: ByteRange) -> Data:
         """Read a member that is too large to be verified first."""
-        member = index.stored(key[1])
+        key = opened.id
         place = self._places.get(key)
         if place is None:
-            head = await fetch(ByteRange(member.start, member.start + LOCAL_HEADER))
-            place = self._places[key] = member.start + _offset(head)
-            if place + member.stored > index.object_size:
+            header = ByteRange(member.start, member.start + LOCAL_HEADER)
+            place = self._places[key] = member.start + _offset(await self._fetch(opened, header))
+            if place + member.stored > opened.index.object_size:
                 raise ShardDamaged("its data does not lie in the archive")
         if member.method == DEFLATED:
             stored = ByteRange(place, place + member.stored)
-            return await self._inflate(*key[0], stored, member, wanted)
+            return await self._inflate(opened.reads, stored, member, wanted)
         if member.stored != member.size:
             raise ShardDamaged(f"it is not {member.size} bytes long")
-        data = await fetch(ByteRange(place + wanted.start, place + wanted.stop))
+        data = await self._fetch(opened, ByteRange(place + wanted.start, place + wanted.stop))
         running = self._sums.get(key)
         if running is None:
             running = self._sums[key] = _RunningSum()
         running.add(wanted.start, data, member)
         return data
 
-    async def _fetch_data(self, index: MemberIndex, row: int, fetch: Fetch) -> tuple[Data, int]:
-        """Fetch all of a member as it is stored; also says where that starts."""
-        span, member = index.data_range(row), index.stored(row)
-        head = await fetch(span)
+    async def _fetch_data(self, opened: OpenMember, member: Stored) -> tuple[Data, int]:
+        """Fetch all of a member as it is stored; return also where that starts."""
+        span = opened.index.data_range(opened.row)
+        head = await self._fetch(opened, span)
         start = _offset(head)
         missing = start + member.stored - len(head)
         if missing > 0:  # its header is longer than those of usual writers
             rest = ByteRange(span.stop, span.stop + missing)
-            if rest.stop > index.object_size:
+            if rest.stop > opened.index.object_size:
                 raise ShardDamaged("its data does not lie in the archive")
-            head = b"".join((head, await fetch(rest)))
+            head = b"".join((head, await self._fetch(opened, rest)))
         return memoryview(head)[start : start + member.stored], span.start + start
 
 

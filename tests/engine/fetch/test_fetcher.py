@@ -286,7 +286,7 @@ async def test_what_was_written_past_the_page_cache_waits_in_memory_for_its_read
         )
         cache.hit = cache.read = None
         part = ByteRange(MIB - 500, MIB + 500)  # from one part into the next
-        assert setup.fetcher.known(setup.opened, part) == setup.content[part.start : part.stop]
+        assert setup.opened.try_read(part) == setup.content[part.start : part.stop]
         nursery.start_soon(setup.fetcher.tidy)
         with trio.fail_after(10):
             while setup.fetcher.buffered:  # noqa: ASYNC110 - nobody tells when it is let go
@@ -334,7 +334,7 @@ async def test_what_a_reader_has_passed_makes_room_before_what_is_still_to_be_re
             pass
         await _written(cache, setup, 7 * MIB)
         for start in range(0, 4 * MIB, MIB // 4):  # the first two parts
-            assert setup.fetcher.known(setup.opened, ByteRange(start, start + MIB // 4))
+            assert setup.opened.try_read(ByteRange(start, start + MIB // 4))
         async for _ in setup.fetcher.stream(setup.opened, ByteRange(7 * MIB, 8 * MIB)):
             pass
         await _written(cache, setup)
@@ -520,7 +520,7 @@ async def test_objects_are_forgotten_although_the_oldest_has_a_part(monkeypatch)
         assert await setup.read(0, 1000) == setup.content  # kept in memory, and never read again
         for number in range(1000):
             setup.fetcher.open(BUCKET, ObjectInfo(f"other-{number}", 1000, version="1"))
-        assert len(setup.fetcher._objects._objects) <= 100
+        assert len(setup.fetcher._objects._recent) <= 100
         assert await setup.read(0, 1000) == setup.content
         assert setup.gets == 1
 
