@@ -86,7 +86,7 @@ class BegunUpload:
         part = PartOfContent(content, number * self._step, self._step)
         return partial(self._parts.send, self, number, part, once=True)
 
-    def spoil(self, start: int, stop: int) -> None:
+    def invalidate(self, start: int, stop: int) -> None:
         """See `UploadAhead`."""
         if start < min(stop, self._begun * self._step):
             self.is_lost = True

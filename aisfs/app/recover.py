@@ -19,8 +19,8 @@ from aisfs.engine.write.unsent import UnsentFile, adopt_dead_sessions, parked
 from aisfs.errors import AisfsError, BucketNotFound, ConfigError, NotFound, Stale
 from aisfs.model import ObjectInfo
 from aisfs.store.content import BytesContent, FileContent
+from aisfs.store.pipeline import CallPipeline
 from aisfs.store.port import WritableStore
-from aisfs.store.retry import RetryingStore
 
 __all__ = ["UnsentFile", "drop", "find_unsent", "upload"]
 
@@ -146,7 +146,7 @@ async def _opened(endpoint: str) -> AsyncIterator[WritableStore]:
     local = endpoint.startswith("/")
     cluster = ClusterSettings.load({} if local else {"endpoint": endpoint})
     source = DirectorySource(Path(endpoint)) if local else Everything()
-    store = RetryingStore(connect(source, cluster).store, deadline=cluster.io_timeout)
+    store = CallPipeline(connect(source, cluster).store, deadline=cluster.io_timeout)
     try:
         yield store
     finally:

@@ -55,9 +55,8 @@ from aisfs.filesystem.nodes import DatasetNode, DirectoryNode, Node, RootNode
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket
 from aisfs.store.local.store import LocalStore
-from aisfs.store.metered import MeteredStore
+from aisfs.store.pipeline import CallPipeline
 from aisfs.store.port import WritableStore
-from aisfs.store.retry import RetryingStore
 
 log = logging.getLogger(__name__)
 
@@ -112,9 +111,13 @@ def connect(source: Source, cluster: ClusterSettings) -> OpenSource:
 
 @asynccontextmanager
 async def open_source(
-    source: Source, cluster: ClusterSettings, *, may_be_unlistable: bool = False
+    source: Source,
+    cluster: ClusterSettings,
+    metrics: Metrics | None = None,
+    *,
+    may_be_unlistable: bool = False,
 ) -> AsyncIterator[OpenSource]:
-    """Connect the store of a source, with retries, once it has answered.
+    """Connect the store of a source, with retries, once it has answered; count its calls.
 
     Raises:
         AisfsError: the store cannot be reached, or the source does not exist.
@@ -126,7 +129,8 @@ async def open_source(
                 await _check(found.store, found.source)
         except Unavailable as error:
             raise Unavailable(f"{cluster.endpoint} does not answer: {error}") from error
-        yield replace(found, store=RetryingStore(found.store, deadline=cluster.io_timeout))
+        pipeline = CallPipeline(found.store, deadline=cluster.io_timeout, metrics=metrics)
+        yield replace(found, store=pipeline)
     finally:
         with trio.CancelScope(shield=True):
             await found.store.aclose()
@@ -199,8 +203,9 @@ async def open_services(plan: SourcePlan) -> AsyncIterator[Services]:
             not come in a group.
     """
     failure: AisfsError | None = None
+    metrics = Metrics()
     async with (
-        open_source(plan.source, plan.cluster) as opened,
+        open_source(plan.source, plan.cluster, metrics) as opened,
         _closing(partial(_open_cache, plan)) as blocks,
         _closing(partial(_open_staging, plan)) as staging,
         background_thread() as background,
@@ -208,7 +213,7 @@ async def open_services(plan: SourcePlan) -> AsyncIterator[Services]:
     ):
         try:
             plan = replace(plan, source=opened.source)
-            yield _build(plan, opened, blocks, staging, nursery, background)
+            yield _build(plan, opened, blocks, staging, nursery, background, metrics)
         except AisfsError as error:  # a nursery would put it into a group
             failure = error
         nursery.cancel_scope.cancel()
@@ -271,9 +276,9 @@ def _build(
     staging: StagingArea | None,
     nursery: trio.Nursery,
     background: BackgroundThread,
+    metrics: Metrics,
 ) -> Services:
-    metrics = Metrics()
-    store = MeteredStore(opened.store, metrics)
+    store = opened.store
     local = is_local(plan.source)
     lister = _build_lister(plan, opened.root, store, nursery, metrics)
     fetcher = Fetcher(

@@ -167,7 +167,7 @@ class UploadAhead(Protocol):
         """
         ...
 
-    def spoil(self, start: int, stop: int) -> None:
+    def invalidate(self, start: int, stop: int) -> None:
         """Take note, from any thread, that the bytes [start, stop) were changed."""
         ...
 

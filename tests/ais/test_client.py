@@ -27,7 +27,7 @@ from aisfs.errors import (
 )
 from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.store.content import BytesContent
-from aisfs.store.retry import RetryingStore
+from aisfs.store.pipeline import CallPipeline
 from tests.ais.scripted_server import PROPS, MiniCluster, error, reply, scripted_server
 
 B = Bucket("b")
@@ -403,7 +403,7 @@ async def test_overload_passes(caplog):
 
     cluster.before = before
     async with connected(cluster) as (client, _):
-        store = RetryingStore(client, deadline=10)
+        store = CallPipeline(client, deadline=10)
         info = await store.head(B, "k")
         assert await read(store, info, 3, 30) == DATA[3:30]
     levels = [r.levelname for r in caplog.records if "next in" in r.message]
@@ -463,7 +463,7 @@ async def test_truncated_body(closing):
         assert caught.value.transient
         # A stream goes on where it was cut.
         pieces = []
-        store = RetryingStore(client, deadline=10)
+        store = CallPipeline(client, deadline=10)
         await store.stream(B, info, lambda piece: pieces.append(bytes(piece)))
         assert b"".join(pieces) == DATA
 
@@ -490,7 +490,7 @@ async def test_stall_times_out():
         cluster.before = lambda seen, connection: server.stall(connection)
         with pytest.raises(Unavailable, match="in time"):
             await read(client, info, 0, 10)
-        store = RetryingStore(client, deadline=0.7)
+        store = CallPipeline(client, deadline=0.7)
         started = time.monotonic()
         with pytest.raises(DeadlineExceeded, match="in time"):
             await read(store, info, 0, 10)

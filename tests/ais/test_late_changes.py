@@ -13,7 +13,7 @@ from aisfs.config import ClusterSettings
 from aisfs.errors import DeadlineExceeded
 from aisfs.model import Bucket
 from aisfs.store.content import BytesContent
-from aisfs.store.retry import RetryingStore
+from aisfs.store.pipeline import CallPipeline
 from tests.ais.scripted_server import MiniCluster, Seen, reply, scripted_server
 
 B = Bucket("b")
@@ -81,14 +81,14 @@ async def test_what_was_given_up_does_not_undo_what_was_acknowledged(first):
         with scripted_server(proxy) as server:
             settings = ClusterSettings(endpoint=server.endpoint, read_timeout=0.2, io_timeout=30)
             client = AISClient(settings)
-            store = RetryingStore(client, deadline=1.5, rng=random.Random(1))
+            store = CallPipeline(client, deadline=1.5, rng=random.Random(1))
             ways = {
                 "upload": partial(store.upload, B, "k", BytesContent(b"given up")),
                 "remove": partial(store.remove, B, "k"),
             }
             with pytest.raises(DeadlineExceeded):
                 await ways[first]()
-            patient = RetryingStore(client, deadline=30, rng=random.Random(1))
+            patient = CallPipeline(client, deadline=30, rng=random.Random(1))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(patient.upload, B, "k", BytesContent(b"acknowledged"))
                 await trio.to_thread.run_sync(target.came.wait, 1)

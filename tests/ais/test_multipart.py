@@ -20,7 +20,7 @@ from aisfs.config import ClusterSettings
 from aisfs.errors import AisfsError, DeadlineExceeded
 from aisfs.model import Bucket
 from aisfs.store.content import BytesContent
-from aisfs.store.retry import RetryingStore
+from aisfs.store.pipeline import CallPipeline
 from tests.support.servers import RunningServer, running_server
 
 B = Bucket("b")
@@ -72,14 +72,14 @@ def store_of(
     deadline: float = 30.0,
     read_timeout: float = 10.0,
     part_size: int = PART,
-) -> RetryingStore:
+) -> CallPipeline:
     settings = ClusterSettings(
         endpoint=server.endpoint,
         part_size=part_size,
         io_timeout=deadline,
         read_timeout=read_timeout,
     )
-    return RetryingStore(AISClient(settings), deadline=deadline, rng=random.Random(3))
+    return CallPipeline(AISClient(settings), deadline=deadline, rng=random.Random(3))
 
 
 def url(server: RunningServer, key: str = "k") -> str:
@@ -141,7 +141,7 @@ async def test_one_failure_of_a_part_sent_ahead(server, store, fault, stage, cha
     assert struck(server) == 1
     content = bytearray(DATA)
     if changed:
-        begun.spoil(PART, PART + 1)
+        begun.invalidate(PART, PART + 1)
         content[PART] ^= 1
     info = await store.upload(B, "k", BytesContent(content), ahead=begun)
     assert stored(server) == content
@@ -156,7 +156,7 @@ async def test_what_was_sent_ahead_and_changed_since_is_not_sent_to_the_same_upl
     begun = await store.begin_upload(B, "k")
     for _ in range(2):
         await begun.next_part(BytesContent(DATA))()
-    begun.spoil(start, start + 1)
+    begun.invalidate(start, start + 1)
     assert begun.is_lost
     content = bytearray(DATA)
     content[start] ^= 1
@@ -248,7 +248,7 @@ async def test_a_server_that_stands_still_for_longer_than_a_reply_may_take(tmp_p
 # An upload that AIStore calls complete and that is not
 
 
-async def lose_a_part(server: RunningServer, store: RetryingStore):
+async def lose_a_part(server: RunningServer, store: CallPipeline):
     """Begin an upload of which a part comes twice, by way of somebody else."""
     begun = await store.begin_upload(B, "k")
     for _ in range(2):

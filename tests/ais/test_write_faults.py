@@ -18,7 +18,7 @@ from aisfs.config import ClusterSettings
 from aisfs.errors import AisfsError, DeadlineExceeded, NotFound, OutOfSpace, ProtocolError
 from aisfs.model import Bucket
 from aisfs.store.content import BytesContent
-from aisfs.store.retry import RetryingStore
+from aisfs.store.pipeline import CallPipeline
 from tests.support.servers import RunningServer, running_server
 
 B = Bucket("b")
@@ -60,11 +60,11 @@ async def store(server: RunningServer):
     await made.aclose()
 
 
-def store_of(server: RunningServer, deadline: float = 30.0) -> RetryingStore:
+def store_of(server: RunningServer, deadline: float = 30.0) -> CallPipeline:
     settings = ClusterSettings(
         endpoint=server.endpoint, part_size=5 << 20, io_timeout=deadline, read_timeout=10
     )
-    return RetryingStore(AISClient(settings), deadline=deadline, rng=random.Random(3))
+    return CallPipeline(AISClient(settings), deadline=deadline, rng=random.Random(3))
 
 
 def url(server: RunningServer, key: str, bucket: str = "b") -> str:

@@ -13,8 +13,8 @@ from aisfs.model import Bucket, ObjectInfo
 from aisfs.store.local.store import LocalStore
 from aisfs.store.memory import MemoryStore
 from aisfs.store.pages import pages_of
+from aisfs.store.pipeline import CallPipeline
 from aisfs.store.port import WritableStore
-from aisfs.store.retry import RetryingStore
 
 CLUSTER = os.environ.get("AIS_ENDPOINT", "")
 ODD_NAMES = [
@@ -86,7 +86,7 @@ class MemorySubject(Subject):
         self.memory = MemoryStore(page_size=3, batches=True)
         self.bucket = Bucket("b")
         self.memory.add_bucket(self.bucket)
-        self.store = RetryingStore(self.memory, deadline=60) if retrying else self.memory
+        self.store = CallPipeline(self.memory, deadline=60) if retrying else self.memory
 
     def page_size(self, size: int) -> None:
         self.memory.page_size = size

@@ -307,7 +307,7 @@ async def test_what_changed_is_sent_again(subject, start):
     changed = bytearray(BIG)
     changed[start : start + 2] = b"!!"
     if begun is not None:
-        begun.spoil(start, start + 2)
+        begun.invalidate(start, start + 2)
     await upload(subject, "ahead", changed, ahead=begun)
     assert await read(subject, "ahead") == changed
 
@@ -316,7 +316,7 @@ async def test_what_changed_is_sent_again(subject, start):
 async def test_what_was_cut_off_is_not_kept(subject, size):
     begun = await begin(subject, BIG)
     if begun is not None:
-        begun.spoil(size, len(BIG))
+        begun.invalidate(size, len(BIG))
     await upload(subject, "ahead", BIG[:size], ahead=begun)
     assert await read(subject, "ahead") == BIG[:size]
 

@@ -122,7 +122,7 @@ class StagedFile:
     def _spoil(self, start: int, stop: int) -> None:
         # After the change: what is read from now on is read as it is now.
         if self.sent_ahead is not None:
-            self.sent_ahead.spoil(start, stop)
+            self.sent_ahead.invalidate(start, stop)
 
     def call_at(self, in_order: int, call: "Callable[[StagedFile], None] | None" = None) -> None:
         """Have each write call `call` from so many bytes in order on, in its own thread.

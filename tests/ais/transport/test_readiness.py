@@ -19,7 +19,7 @@ from aisfs.config import ClusterSettings
 from aisfs.errors import AisfsError, DeadlineExceeded, NotFound, ProtocolError
 from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.store.content import BytesContent
-from aisfs.store.retry import RetryingStore
+from aisfs.store.pipeline import CallPipeline
 from tests.ais.scripted_server import MiniCluster, Seen, error, reply, scripted_server
 
 B = Bucket("b")
@@ -130,14 +130,14 @@ async def store_of(cluster: Cluster, *, deadline: float = 30.0, token: str | Non
     with scripted_server(cluster) as server:
         settings = ClusterSettings(endpoint=server.endpoint, io_timeout=deadline, token=token)
         client = AISClient(settings)
-        store = RetryingStore(client, deadline=deadline, rng=random.Random(1))
+        store = CallPipeline(client, deadline=deadline, rng=random.Random(1))
         try:
             yield store
         finally:
             await store.aclose()
 
 
-async def read(store: RetryingStore, info: ObjectInfo) -> bytes:
+async def read(store: CallPipeline, info: ObjectInfo) -> bytes:
     buffer = bytearray(info.size)
     await store.read_range(B, info, 0, memoryview(buffer))
     return bytes(buffer)

@@ -12,7 +12,7 @@ from aisfs.config import ClusterSettings
 from aisfs.errors import AisfsError, ConfigError, DeadlineExceeded, ProtocolError, Unavailable
 from aisfs.model import Bucket
 from aisfs.store.content import BytesContent
-from aisfs.store.retry import RetryingStore
+from aisfs.store.pipeline import CallPipeline
 from tests.ais.scripted_server import QUESTIONS, MiniCluster, reply, scripted_server
 
 B = Bucket("b")
@@ -80,9 +80,9 @@ async def test_a_head_that_breaks_off_is_no_reply(head):
         with pytest.raises(Unavailable):
             await client.head(B, "k")
     async with connected(answering(head, 1, "HEAD")) as (client, _):
-        assert (await RetryingStore(client, deadline=20).head(B, "k")).size == 5
+        assert (await CallPipeline(client, deadline=20).head(B, "k")).size == 5
     async with connected(answering(head + LISTING if head == OK else head, 1)) as (client, _):
-        page = await RetryingStore(client, deadline=20).list_page(B, "")
+        page = await CallPipeline(client, deadline=20).list_page(B, "")
         assert [info.key for info in page.objects] == ["k"]
 
 
@@ -152,7 +152,7 @@ async def test_a_list_of_buckets_without_end_ends():
 async def test_a_body_that_trickles_ends_with_the_deadline(retried):
     head = OK + LISTING + b"Connection: close\r\n\r\n"
     async with connected(answering(trickling(head, b" ")), io_timeout=1) as (client, _):
-        store = RetryingStore(client, deadline=1) if retried else client
+        store = CallPipeline(client, deadline=1) if retried else client
         with pytest.raises(DeadlineExceeded if retried else Unavailable):
             await store.list_page(B, "")
 

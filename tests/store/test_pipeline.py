@@ -7,7 +7,7 @@ import trio
 from aisfs.errors import DeadlineExceeded, NotFound, Stale, Unavailable
 from aisfs.model import Bucket
 from aisfs.store.memory import MemoryStore
-from aisfs.store.retry import RetryingStore
+from aisfs.store.pipeline import CallPipeline
 
 B = Bucket("b")
 DATA = random.Random(1).randbytes(20 << 20)
@@ -32,7 +32,7 @@ class Failing:
 
 def stores(hook=None, deadline=60.0, inner=MemoryStore):
     memory = inner(hook=hook, sink_in_thread=False, piece_size=1 << 20)
-    return memory, RetryingStore(memory, deadline=deadline, rng=random.Random(7))
+    return memory, CallPipeline(memory, deadline=deadline, rng=random.Random(7))
 
 
 async def test_transient_errors_are_retried(autojump_clock, caplog):
@@ -93,7 +93,7 @@ async def test_jitter_keeps_clients_apart(autojump_clock):
         hook = Failing(Unavailable("no"))
         memory = MemoryStore(hook=hook)
         memory.put(B, "k", b"")
-        await RetryingStore(memory, deadline=9, rng=random.Random(seed)).head(B, "k")
+        await CallPipeline(memory, deadline=9, rng=random.Random(seed)).head(B, "k")
         seen.add(round(hook.times[1] - hook.times[0], 6))
     assert len(seen) == 5
 

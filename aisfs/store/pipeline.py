@@ -1,0 +1,330 @@
+"""What every call of a mount passes on its way to the store: a deadline, retries, and counters.
+
+The deadline is the promise of invariant I10: whatever the store below does, a call comes back. It
+bounds each single call; a stream, which may rightly take longer, is cancelled there and goes on in
+ranges of one version, each with a deadline of its own, so that no byte comes twice.
+
+A write is safe to repeat: an upload writes the same whole object, and what else a store reports as
+`Unavailable` either had no effect or may have it twice. An upload has its deadline from the last
+new byte that went out, and the time a server takes to read it all again. Copying and renaming may
+rightly take a server longer than any deadline: an attempt under way ends by itself, and only no
+further attempt begins after it.
+
+Metrics count a call once, with all its attempts.
+
+Must not know: what an error means beyond `error.transient`.
+"""
+
+import logging
+import os
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import trio
+
+from aisfs.errors import AisfsError, BucketNotFound, DeadlineExceeded, NotFound
+from aisfs.metrics import Metrics
+from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo
+from aisfs.store.content import PIECE
+from aisfs.store.port import Announce, Content, Progress, Sink, UploadAhead, WritableStore
+from aisfs.store.retry import ProgressDeadline, Retrier
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+_RESUME_PIECE = 8 << 20
+"""Bytes asked for at once after a stream broke: costs little memory, hides the latency."""
+_BYTES_A_SECOND = 50e6
+"""A server that has all bytes may be silent while it reads them again, at least as fast as this."""
+_WORTH_SHOWING = 1 << 20
+"""Bytes of an upload that somebody may want to look at while it is under way."""
+
+
+def _call(
+    method: Callable[Concatenate[Any, P], Awaitable[T]], *, once: bool = False, cut: bool = True
+) -> Callable[Concatenate["CallPipeline", P], Coroutine[Any, Any, T]]:
+    """Make the pipeline's form of a method of the port.
+
+    Args:
+        method: The method, as `WritableStore` declares it; its name is the one in metrics.
+        once: Make one attempt only, since the caller does without when it fails.
+        cut: Cancel the attempt that is under way at the deadline.
+    """
+    name = method.__name__
+
+    @wraps(method)
+    async def call(self: "CallPipeline", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        attempt = partial(getattr(self._inner, name), *args, **kwargs)
+        with self._timed(name):
+            return await self._retrier.run(_subject(args), attempt, final=lambda: once, cut=cut)
+
+    return call
+
+
+def _subject(args: tuple[object, ...]) -> str:
+    """Return what a call with these arguments is about, for messages."""
+    if not args or not isinstance(args[0], Bucket):
+        return "buckets"
+    what = args[1] if len(args) > 1 else ""
+    key = what.key if isinstance(what, ObjectInfo) else what
+    return f"{args[0]}/{key}" if isinstance(key, str) else f"objects of {args[0]}"
+
+
+class CallPipeline:
+    """A store in front of another one, whose calls it retries and counts."""
+
+    def __init__(
+        self,
+        inner: WritableStore,
+        *,
+        deadline: float,
+        metrics: Metrics | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        """Wrap `inner`.
+
+        Args:
+            inner: The store that does the work; closed along with this one.
+            deadline: Seconds that a call may take in all, its retries included.
+            metrics: Where calls, seconds and bytes are counted.
+            rng: Where the jitter comes from.
+        """
+        self._inner = inner
+        self._metrics = metrics or Metrics()
+        self._retrier = Retrier(deadline=deadline, rng=rng)
+
+    list_buckets = _call(WritableStore.list_buckets)
+    list_page = _call(WritableStore.list_page)
+    first_keys = _call(WritableStore.first_keys)
+    head = _call(WritableStore.head)
+    abandon_upload = _call(WritableStore.abandon_upload)
+    copy = _call(WritableStore.copy, cut=False)
+    rename = _call(WritableStore.rename, cut=False)
+    set_custom = _call(WritableStore.set_custom)
+    _read_range = _call(WritableStore.read_range)
+    _read_many = _call(WritableStore.read_many, once=True)
+    _begin_upload = _call(WritableStore.begin_upload, once=True)
+
+    async def read_range(
+        self, bucket: Bucket, expected: ObjectInfo, start: int, buffer: memoryview
+    ) -> None:
+        """See `ObjectStore`."""
+        await self._read_range(bucket, expected, start, buffer)
+        self._metrics.bytes_fetched.inc(len(buffer))
+
+    async def read_many(
+        self, bucket: Bucket, wanted: Sequence[tuple[ObjectInfo, memoryview]]
+    ) -> list[bool]:
+        """See `ObjectStore`; tried once, since what is missing can be read singly."""
+        filled = await self._read_many(bucket, wanted)
+        done = sum(info.size for (info, _), one in zip(wanted, filled, strict=True) if one)
+        self._metrics.bytes_fetched.inc(done)
+        return filled
+
+    async def stream(self, bucket: Bucket, expected: ObjectInfo, sink: Sink) -> None:
+        """See `ObjectStore`; each byte reaches the sink once."""
+        subject = f"{bucket}/{expected.key}"
+        counted = _CountingSink(sink)
+
+        async def attempt() -> None:
+            try:
+                await self._inner.stream(bucket, expected, counted)
+            except AisfsError as error:
+                # Once bytes were handed over, only ranges can go on from there; and what the
+                # sink itself raised is not the store's to repeat.
+                if counted.failed or not error.transient or not counted.taken:
+                    raise
+                log.info("%s: resumed at %d: %s", subject, counted.taken, error)
+
+        with self._timed("stream"):
+            try:
+                await self._retrier.run(subject, attempt, final=lambda: counted.failed)
+            except DeadlineExceeded:
+                if counted.failed or not counted.taken:
+                    raise
+                # It moves, it is merely long: the rest comes in pieces, each with its own deadline.
+            await self._resume(bucket, expected, counted)
+        self._metrics.bytes_fetched.inc(expected.size)
+
+    async def _resume(self, bucket: Bucket, expected: ObjectInfo, sink: "_CountingSink") -> None:
+        """Send what a stream left out."""
+        buffer = memoryview(bytearray(min(_RESUME_PIECE, expected.size - sink.taken)))
+        while sink.taken < expected.size:
+            piece = buffer[: expected.size - sink.taken]
+            read = partial(self._inner.read_range, bucket, expected, sink.taken, piece)
+            await self._retrier.run(f"{bucket}/{expected.key}", read)
+            await trio.to_thread.run_sync(sink, piece)
+
+    async def upload(
+        self,
+        bucket: Bucket,
+        key: str,
+        content: Content,
+        *,
+        custom: Mapping[str, str] = NO_CUSTOM,
+        progress: Progress | None = None,
+        ahead: UploadAhead | None = None,
+        announce: Announce | None = None,
+    ) -> ObjectInfo:
+        """See `WritableStore`; its deadline is postponed while new bytes go out."""
+        assert ahead is None or isinstance(ahead, _CountedUpload), "made by `begin_upload`"
+        before, inner = (0, None) if ahead is None else (ahead.sent, ahead.inner)
+        token = trio.lowlevel.current_trio_token()
+        movement = ProgressDeadline(content.size / _BYTES_A_SECOND)
+        gauges = _Gauges(self._metrics, bucket, key) if content.size > _WORTH_SHOWING else None
+
+        def told(done: int) -> None:
+            if content.size > PIECE:  # else nothing moves before it is done
+                token.run_sync_soon(movement.told, done)
+            if gauges is not None:
+                gauges.set(min(before + done, content.size), content.size)
+            if progress is not None:
+                progress(done)
+
+        attempt = partial(
+            self._inner.upload,
+            bucket,
+            key,
+            content,
+            custom=custom,
+            progress=told,
+            ahead=inner,
+            announce=announce,
+        )
+        try:
+            told(0)
+            with self._timed("upload"):
+                info = await self._retrier.run(f"{bucket}/{key}", attempt, movement=movement)
+        finally:
+            if gauges is not None:
+                gauges.forget()
+        self._metrics.bytes_sent.inc(content.size)
+        return info
+
+    @property
+    def ahead_above(self) -> int:
+        """See `WritableStore`."""
+        return self._inner.ahead_above
+
+    async def begin_upload(self, bucket: Bucket, key: str) -> UploadAhead | None:
+        """See `WritableStore`; tried once, since `upload` does without."""
+        begun = await self._begin_upload(bucket, key)
+        return begun and _CountedUpload(begun, _Gauges(self._metrics, bucket, key))
+
+    async def remove(self, bucket: Bucket, key: str) -> None:
+        """See `WritableStore`."""
+        tries = 0
+
+        async def attempt() -> None:
+            nonlocal tries
+            tries += 1
+            try:
+                await self._inner.remove(bucket, key)
+            except BucketNotFound:
+                raise
+            except NotFound:
+                # A try before this one may have done it and lost the answer.
+                if tries == 1:
+                    raise
+
+        with self._timed("remove"):
+            await self._retrier.run(f"{bucket}/{key}", attempt)
+
+    async def aclose(self) -> None:
+        """Close the store below."""
+        await self._inner.aclose()
+
+    @contextmanager
+    def _timed(self, call: str) -> Iterator[None]:
+        started = trio.current_time()
+        try:
+            yield
+        finally:
+            self._metrics.store_seconds.labels(call).observe(trio.current_time() - started)
+
+
+class _CountingSink:
+    """A sink that knows how many bytes it took, and whether it failed itself."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self.taken = 0
+        self.failed = False
+
+    def __call__(self, piece: memoryview) -> None:
+        try:
+            self._sink(piece)
+        except BaseException:
+            self.failed = True
+            raise
+        self.taken += len(piece)
+
+
+class _Gauges:
+    """How far one upload is, in the metrics until it is forgotten."""
+
+    def __init__(self, metrics: Metrics, bucket: Bucket, key: str) -> None:
+        self._metrics = metrics
+        self._name = os.fsencode(f"{bucket}/{key}").decode(errors="replace")
+
+    def set(self, sent: int, size: int | None = None) -> None:
+        self._metrics.upload_sent.labels(self._name).set(sent)
+        if size is not None:
+            self._metrics.upload_size.labels(self._name).set(size)
+
+    def forget(self) -> None:
+        for gauge in (self._metrics.upload_sent, self._metrics.upload_size):
+            with suppress(KeyError):  # a file that two have open may be uploaded twice at once
+                gauge.remove(self._name)
+
+
+class _CountedUpload:
+    """An `UploadAhead`, and how many bytes of it were sent."""
+
+    def __init__(self, inner: UploadAhead, gauges: _Gauges) -> None:
+        self.inner = inner
+        self.sent = 0
+        self._gauges = gauges
+        self._begun = 0
+        gauges.set(0)
+
+    @property
+    def name(self) -> str:
+        """See `UploadAhead`."""
+        return self.inner.name
+
+    @property
+    def wants(self) -> int:
+        """See `UploadAhead`."""
+        return self.inner.wants
+
+    @property
+    def is_lost(self) -> bool:
+        """See `UploadAhead`."""
+        return self.inner.is_lost
+
+    def next_part(self, content: Content) -> Callable[[], Awaitable[None]]:
+        """See `UploadAhead`."""
+        size, self._begun = self.inner.wants - self._begun, self.inner.wants
+        send = self.inner.next_part(content)
+
+        async def counted() -> None:
+            await send()
+            self.sent += size
+            self._gauges.set(self.sent)
+
+        return counted
+
+    def invalidate(self, start: int, stop: int) -> None:
+        """See `UploadAhead`."""
+        self.inner.invalidate(start, stop)
+
+    async def abandon(self) -> None:
+        """See `UploadAhead`."""
+        self._gauges.forget()
+        await self.inner.abandon()
