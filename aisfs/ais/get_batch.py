@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 from aisfs.ais.client_port import Session
 from aisfs.ais.protocol import requests
-from aisfs.ais.protocol.checksums import hasher_of, is_known
 from aisfs.ais.transport.connection_set import ConnectionSet
+from aisfs.core.checksums import hasher_of, is_known
 from aisfs.core.tar.header import BLOCK, padded, parse_header, parse_pax, text
 from aisfs.errors import ProtocolError, Unavailable
 from aisfs.model import Bucket, ObjectInfo

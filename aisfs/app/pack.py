@@ -16,9 +16,9 @@ import trio
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from aisfs.ais.protocol.checksums import DEFAULT_TYPE, checksum_of, hasher_of, is_known
 from aisfs.app.services import OpenSource, open_source
 from aisfs.config import ClusterSettings
+from aisfs.core.checksums import DEFAULT_TYPE, hasher_of, is_known
 from aisfs.core.namespace.sources import BucketSource, DirectorySource, parse_source
 from aisfs.core.synthetic.packing import (
     END,
@@ -41,6 +41,7 @@ from aisfs.errors import (
     SourceMissing,
 )
 from aisfs.model import Bucket, ObjectInfo
+from aisfs.store.content import checksum_of
 from aisfs.store.pages import pages_of
 from aisfs.store.port import ObjectStore, WritableStore
 

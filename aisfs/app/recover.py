@@ -6,9 +6,9 @@ from pathlib import Path
 
 import trio
 
-from aisfs.ais.protocol.checksums import checksum_of, is_known
 from aisfs.app.services import connect
 from aisfs.config import ClusterSettings, WriteSettings
+from aisfs.core.checksums import is_known
 from aisfs.core.namespace.sources import DirectorySource, Everything
 from aisfs.core.staged.posix_metadata import stamped
 from aisfs.core.staged.record import StagedRecord, version_text
@@ -18,7 +18,7 @@ from aisfs.engine.write.staging import StagingArea
 from aisfs.engine.write.unsent import UnsentFile, adopt_dead_sessions, parked
 from aisfs.errors import AisfsError, BucketNotFound, ConfigError, NotFound, Stale
 from aisfs.model import ObjectInfo
-from aisfs.store.content import BytesContent, FileContent
+from aisfs.store.content import BytesContent, FileContent, checksum_of
 from aisfs.store.pipeline import CallPipeline
 from aisfs.store.port import WritableStore
 

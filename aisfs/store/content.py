@@ -1,9 +1,10 @@
 """Bytes to be written, as `aisfs.store.port.Content`: in memory, in a file, or a part of either."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from aisfs.core.checksums import hasher_of
 from aisfs.errors import ContentUnreadable
 from aisfs.store.port import Content, Progress
 
@@ -92,3 +93,19 @@ def pieces_of(content: Content, progress: Progress | None = None) -> Iterator[me
         yield piece
         if progress:
             progress(start + len(piece))
+
+
+def checksum_of(content: Content, kind: str, go_on: Callable[[], bool] = lambda: True) -> str:
+    """Compute the checksum of a content, as `<type>:<hex>`.
+
+    Args:
+        content: Read from its beginning to its end.
+        kind: A known type.
+        go_on: Asked before each piece; the result is of no use once it returned False.
+    """
+    hasher = hasher_of(kind)
+    for piece in pieces_of(content):
+        if not go_on():
+            break
+        hasher.update(piece)
+    return f"{kind}:{hasher.hexdigest()}"

@@ -10,7 +10,6 @@ from typing import Annotated
 
 import msgspec
 
-from aisfs.ais.protocol.checksums import label_of_usual, labelled
 from aisfs.ais.protocol.page_tokens import resume_after
 from aisfs.ais.protocol.requests import (
     MSGPACK,
@@ -20,6 +19,7 @@ from aisfs.ais.protocol.requests import (
     mtime_of_version,
     with_custom,
 )
+from aisfs.core.checksums import is_known
 from aisfs.errors import ProtocolError
 from aisfs.model import Bucket, ObjectInfo, Page, Provider
 
@@ -128,7 +128,8 @@ def parse_page(
         if token <= after:
             raise ProtocolError(f"{bucket}/{prefix}: the listing stands still at {after!r}")
     kind = facts.checksum_type if facts.keeps_checksums else "none"
-    label, usual = label_of_usual(kind)
+    # Most checksums of a page need no more than the bucket's type before them.
+    label, usual = f"{kind}:", _LENGTH_OF_TYPE.get(_same_length(kind), -1)
     ais = bucket.provider is Provider.AIS
     versions: dict[str, tuple[str, int]] = {}
     """Those of this page, one text for all that are alike, and the times they stand for."""
@@ -153,6 +154,28 @@ def parse_page(
         info = ObjectInfo(name, entry.size, version, checksum, mtime)
         objects.append(with_custom(info, entry.custom) if entry.custom else info)
     return Page(objects, list(dict.fromkeys(directories)), token)
+
+
+_TYPE_OF_LENGTH = {8: "crc32c", 16: "xxhash2", 32: "md5", 64: "sha256", 128: "sha512"}
+_LENGTH_OF_TYPE = {kind: length for length, kind in _TYPE_OF_LENGTH.items()}
+
+
+def labelled(kind: str, value: str) -> str:
+    """Return `<type>:<hex>` for a checksum whose type only its bucket tells.
+
+    Objects that were uploaded in parts, or are older than a change of the bucket's type, have
+    checksums of another type; the length gives them away.
+    """
+    if not value or not kind:
+        return ""
+    guess = _TYPE_OF_LENGTH.get(len(value), "")
+    if kind == "none" or (is_known(kind) and guess and guess != _same_length(kind)):
+        kind = guess
+    return f"{kind}:{value}" if kind else ""
+
+
+def _same_length(kind: str) -> str:
+    return "xxhash2" if kind == "xxhash" else kind
 
 
 def parse_keys(reply: Reply, bucket: Bucket, prefix: str) -> tuple[list[str], str]:

@@ -7,7 +7,6 @@ bytes without a mark of their version are of no version. Pure, like `aisfs.ais.p
 import re
 from dataclasses import replace
 
-from aisfs.ais.protocol.checksums import hasher_of, is_known
 from aisfs.ais.protocol.requests import (
     BucketFacts,
     Reply,
@@ -16,6 +15,7 @@ from aisfs.ais.protocol.requests import (
     mtime_of_version,
     with_custom,
 )
+from aisfs.core.checksums import hasher_of, is_known
 from aisfs.errors import ProtocolError, Stale, Unavailable
 from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.redaction import shown

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from aisfs.cache.disk.bookkeeping import Bookkeeper
 from aisfs.cache.disk.format import SEGMENT, Damaged, EntryId
-from aisfs.cache.disk.object_checksum import hasher_for
 from aisfs.cache.disk.segment_file import sums_of
 from aisfs.cache.disk.segments import Segment
+from aisfs.core.checksums import hasher_for_cache
 from aisfs.model import ByteRange
 
 _CHUNK = 1024 * 1024
@@ -36,7 +36,7 @@ class CheckReport:
 
 def can_verify(entry: EntryId) -> bool:
     """Say whether AIStore told a checksum that can be computed here."""
-    return hasher_for(entry) is not None
+    return hasher_for_cache(entry.checksum) is not None
 
 
 def verify_whole(bookkeeper: Bookkeeper, entry: EntryId, computed: str | None) -> bool:
@@ -71,7 +71,7 @@ def verify_whole(bookkeeper: Bookkeeper, entry: EntryId, computed: str | None) -
 
 
 def _read(bookkeeper: Bookkeeper, entry: EntryId, segments: Iterable[Segment]) -> str:
-    hasher = hasher_for(entry)
+    hasher = hasher_for_cache(entry.checksum)
     assert hasher is not None, "only what can be verified is"
     for segment in segments:
         file = bookkeeper.open(segment)

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from aisfs.cache.disk.format import EntryId
-from aisfs.cache.disk.object_checksum import Hasher, hasher_for
+from aisfs.core.checksums import Hasher, hasher_for_cache
 from aisfs.engine.fetch.part import Part
 
 OBJECTS_MAX = 64
@@ -39,7 +39,7 @@ class RunningSums:
         running = self._sums.get(entry)
         if running is None or part.range.start < running.upto:
             # Bytes that come once more are on the disk in place of those that were summed up.
-            hasher = hasher_for(entry)
+            hasher = hasher_for_cache(entry.checksum)
             if hasher is None:
                 return
             running = self._sums[entry] = _Sum(hasher)

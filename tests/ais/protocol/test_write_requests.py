@@ -5,11 +5,11 @@ import json
 import pytest
 
 from aisfs.ais.protocol import requests, write_requests
-from aisfs.ais.protocol.checksums import checksum_of, labelled
+from aisfs.ais.protocol.listings import labelled
 from aisfs.ais.protocol.requests import BucketFacts, Reply, Request
 from aisfs.errors import InvalidName
 from aisfs.model import Bucket, ObjectInfo, Provider
-from aisfs.store.content import BytesContent
+from aisfs.store.content import BytesContent, checksum_of
 from aisfs.store.custom import encode_custom, stamp_of
 
 PETS = Bucket("pets")
