@@ -9,11 +9,11 @@ import sqlite3
 from collections.abc import Iterable
 
 from aisfs.cache.disk.directory import CacheDirectory
-from aisfs.cache.disk.format import Damaged
+from aisfs.cache.disk.format import HEADER, Damaged
 from aisfs.cache.disk.ledger import Ledger, Row
 from aisfs.cache.disk.resident import Health, ResidentSet
 from aisfs.cache.disk.segment_file import SegmentFile
-from aisfs.cache.disk.segments import Segment
+from aisfs.cache.disk.segments import Segment, booked_bytes
 from aisfs.model import ByteRange
 
 logger = logging.getLogger(__name__)
@@ -209,30 +209,39 @@ class Bookkeeper:
         with self.ledger.lock:
             with resident.lock:
                 dirty = [segment for segment in resident.dirty if segment.leased]
-                batch = [(each, *each.bookable, list(each.pending)) for each in dirty]
+                batch = [
+                    (each, each.spent, HEADER + each.valid.total, list(each.pending))
+                    for each in dirty
+                ]
                 resident.dirty.clear()
                 self._unrecorded_pieces = self._unrecorded_bytes = 0
             batch = [item for item in batch if item[1] or item[3]]
             if not batch:
                 return
-            gone = set()
+            booked: list[int | None] = []
             try:
                 with self.ledger.transaction():
-                    for segment, _, extra, pieces in batch:
-                        if not self.ledger.book(self.owner, segment.id, extra, pieces):
-                            gone.add(segment)
+                    for segment, spent, valid, pieces in batch:
+                        taken = 0
+                        if spent:  # some file systems count blocks only seconds later
+                            taken = booked_bytes(max(valid, self.directory.taken_by(segment.id)))
+                        booked.append(self.ledger.book(segment.id, taken, pieces))
+                    self.ledger.grant(self.owner, -sum(item[1] for item in batch))
             except BaseException:
                 with resident.lock:
                     resident.dirty.update(item[0] for item in batch if not item[0].gone)
                 raise
             with resident.lock:
-                for segment, pages, extra, recorded in batch:
-                    if segment in gone:
+                for (segment, spent, _, pieces), size in zip(batch, booked, strict=True):
+                    segment.spent -= spent
+                    if size is None:
                         resident.forget(segment)
-                    else:
-                        segment.book(pages, extra, len(recorded))
-                        segment.idle = False
-                        resident.resize(segment)
+                        continue
+                    segment.bytes = size
+                    segment.pieces += len(pieces)
+                    del segment.pending[: len(pieces)]
+                    segment.idle = False
+                    resident.resize(segment)
 
     def pull(self) -> None:
         """Learn what other processes did.
@@ -269,7 +278,5 @@ class Bookkeeper:
         if segment.pieces != row.pieces:
             segment.pieces = row.pieces
             segment.stale = True
-        if segment.leased:
-            segment.surplus += row.bytes - segment.bytes  # booked by others, for pages of theirs
         segment.bytes = row.bytes
         resident.resize(segment)

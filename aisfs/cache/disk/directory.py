@@ -39,8 +39,8 @@ _OPENING_SECONDS = 10.0
 _RETRY_SECONDS = 0.05
 _DISCARDED = "discarded."
 _LOST = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
-_WAIT_BEFORE = 0x01
-"""SYNC_FILE_RANGE_WAIT_BEFORE of Linux."""
+_WAIT_BEFORE, _WRITE = 0x01, 0x02
+"""SYNC_FILE_RANGE_WAIT_BEFORE and SYNC_FILE_RANGE_WRITE of Linux."""
 _BEHIND_ALL_FILES = 1 << 62
 _PUNCH_HOLE = 0x02 | 0x01
 """FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE of Linux."""
@@ -221,6 +221,14 @@ class CacheDirectory:
         names = filter(_SEGMENT_NAME.fullmatch, os.listdir(self._files))
         return {int(name, 16) for name in names}
 
+    def taken_by(self, segment: int) -> int:
+        """Return the bytes on disk of the file of a segment; 0 if there is none."""
+        with contextlib.suppress(FileNotFoundError):
+            return (
+                os.stat(_name(segment), dir_fd=self._files, follow_symlinks=False).st_blocks * 512
+            )
+        return 0
+
     def unlink(self, segment: int) -> None:
         """Remove the file of a segment, if it is still there."""
         remove(_name(segment), dir_fd=self._files)
@@ -292,6 +300,11 @@ def punch(descriptor: int, start: int, stop: int) -> None:
     offset, length = ctypes.c_int64(start), ctypes.c_int64(stop - start)
     if _libc.fallocate64(descriptor, _PUNCH_HOLE, offset, length):
         raise OSError(ctypes.get_errno(), "punching a hole into a file of the cache")
+
+
+def start_writing(descriptor: int) -> None:
+    """Have the kernel write all of a file to the disk, and so decide which blocks it takes."""
+    _libc.sync_file_range(descriptor, ctypes.c_int64(0), ctypes.c_int64(0), _WRITE)
 
 
 def lost_writes(descriptor: int) -> OSError | None:

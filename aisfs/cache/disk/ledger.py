@@ -233,21 +233,26 @@ class Ledger:
         query = "SELECT owner FROM writers WHERE segment = ?"
         return {owner for (owner,) in self._writing.execute(query, (segment,))}
 
-    def book(self, owner: int, segment: int, extra: int, pieces: list[Piece]) -> bool:
-        """Record pieces as valid and move `extra` bytes from the grant; False if it is gone."""
-        changed = self._writing.execute(
-            "UPDATE segments SET bytes = bytes + ?, pieces = pieces + ?, changed = ? WHERE id = ?",
-            (extra, len(pieces), self._change(), segment),
-        )
-        if not changed.rowcount:
-            return False
+    def book(self, segment: int, size: int, pieces: list[Piece]) -> int | None:
+        """Record pieces as valid, and that the file takes `size` bytes at least.
+
+        Returns:
+            What is booked for it now; None if it is gone.
+        """
+        row = self._writing.execute(
+            "SELECT bytes FROM segments WHERE id = ?", (segment,)
+        ).fetchone()
+        if row is None:
+            return None
+        booked = max(size, int(row[0]))
+        self.set_bytes(segment, booked)
+        update = "UPDATE segments SET pieces = pieces + ? WHERE id = ?"
+        self._writing.execute(update, (len(pieces), segment))
         self._writing.executemany(
             "INSERT OR REPLACE INTO pieces VALUES (?, ?, ?, ?)",
             ((segment, *piece) for piece in pieces),
         )
-        self._writing.execute("UPDATE totals SET bytes = bytes + ?", (extra,))
-        self.grant(owner, -extra)
-        return True
+        return booked
 
     def set_bytes(self, segment: int, size: int) -> None:
         """Correct what the file of a segment takes."""

@@ -1,16 +1,21 @@
 """What has to be done now and then, and for processes that cannot do it any more."""
 
+import contextlib
 import logging
 import os
 import sqlite3
 import time
+from collections import deque
 from collections.abc import Set
 
 from aisfs.cache.disk.bookkeeping import Bookkeeper
-from aisfs.cache.disk.directory import punch
+from aisfs.cache.disk.directory import punch, start_writing
 from aisfs.cache.disk.format import HEADER, PAGE, SEGMENT, Damaged
-from aisfs.cache.disk.segments import disk_bytes, pages_of_pieces, runs_of
+from aisfs.cache.disk.ledger import Piece
+from aisfs.cache.disk.segments import Segment, booked_bytes
 from aisfs.cache.disk.space import QUANTUM
+from aisfs.core.ranges import RangeSet
+from aisfs.model import ByteRange
 from aisfs.process.locks import Rank, ranked_lock
 
 logger = logging.getLogger(__name__)
@@ -21,6 +26,10 @@ _RECLAIM_SECONDS = 5.0
 """How often somebody looks for dead processes."""
 _USE_SECONDS = 60
 """Last uses are recorded this exactly: one write per segment and minute."""
+_WRITTEN_SECONDS = 60.0
+"""By then the kernel has written a file to the disk: it waits for 30 s."""
+_CORRECTED = 64
+"""Bookings corrected with each sync: a GiB."""
 _WAL_MAX = 1024 * 1024
 """Bytes of the WAL at which it is cut by force, when readers kept it from starting over."""
 
@@ -35,6 +44,8 @@ class Maintenance:
         self._reclaimed = self._synced
         self._turn = ranked_lock(Rank.CACHE_SYNC)
         self._pinned: frozenset[bytes] = frozenset()
+        self._released: deque[tuple[float, Segment]] = deque()
+        """Segments whose files may be booked too high, and when they were written to last."""
         self._inode = os.stat(bookkeeper.directory.ledger).st_ino
 
     def sync_if_due(self) -> None:
@@ -60,6 +71,7 @@ class Maintenance:
                     raise FileNotFoundError
                 bookkeeper.record()
                 self._tell()
+                self._correct()
                 bookkeeper.pull()
                 self._drop_spoilt_files()
                 if self._synced - self._reclaimed > _RECLAIM_SECONDS:
@@ -103,8 +115,7 @@ class Maintenance:
                 segment.idle = segment.quiet
             resident.leased -= idle
             for segment in idle:
-                resident.free += segment.owed
-                segment.release()
+                segment.leased = segment.idle = False
             spare = max(0, resident.free - (QUANTUM if resident.leased else 0))
             resident.free -= spare
             pins = frozenset(resident.pins)
@@ -124,6 +135,29 @@ class Maintenance:
         for segment in used:
             segment.used_at = now
         self._pinned = pins
+        self._released += ((self._synced, segment) for segment in idle)
+
+    def _correct(self) -> None:
+        """Book what files take in fact, when the kernel has had time to write them."""
+        ledger, directory = self._bookkeeper.ledger, self._bookkeeper.directory
+        taken: dict[int, int] = {}
+        while self._released and len(taken) < _CORRECTED:
+            since, segment = self._released[0]
+            if self._synced - since < _WRITTEN_SECONDS:
+                break
+            self._released.popleft()
+            if segment.gone or segment.leased:
+                continue
+            with contextlib.suppress(FileNotFoundError, Damaged):  # is found where it is read
+                descriptor = directory.open_segment(segment.id)
+                start_writing(descriptor)  # next to nothing is left
+                os.close(descriptor)
+                taken[segment.id] = directory.taken_by(segment.id)
+        if taken:
+            with ledger.transaction():
+                for identity, size in taken.items():
+                    if not ledger.writers_of(identity):
+                        ledger.set_bytes(identity, size)
 
     def reclaim(self) -> bool:
         """Give back what dead processes were granted, and the pages they did not publish.
@@ -156,14 +190,14 @@ class Maintenance:
         with ledger.transaction():
             if ledger.writers_of(segment) - dead:
                 return False
-            pages = pages_of_pieces(ledger.pieces_now(segment))
+            pieces = ledger.pieces_now(segment)
             try:
-                if pages:
-                    _punch_all_but(directory.open_segment(segment), pages)
-                    ledger.set_bytes(segment, disk_bytes(pages))
+                if pieces:
+                    _punch_all_but(directory.open_segment(segment), pieces)
+                    ledger.set_bytes(segment, booked_bytes(directory.taken_by(segment)))
             except (OSError, Damaged):
-                pages = 0  # it cannot give pages back, or it is not there
-            if not pages:
+                pieces = []  # it cannot give pages back, or it is not there
+            if not pieces:
                 directory.unlink(segment)
                 ledger.remove(segment)
         return True
@@ -187,10 +221,13 @@ class Maintenance:
             logger.warning("dropped from the cache: %d files are missing", len(rows - files))
 
 
-def _punch_all_but(descriptor: int, pages: int) -> None:
+def _punch_all_but(descriptor: int, pieces: list[Piece]) -> None:
+    base = pieces[0][0] // SEGMENT * SEGMENT
+    kept = RangeSet()
+    for start, stop, _ in pieces:
+        kept.add(ByteRange(start // PAGE * PAGE, -(-stop // PAGE) * PAGE))
     try:
-        everything = (1 << (SEGMENT // PAGE)) - 1
-        for first, behind in runs_of(everything & ~pages):
-            punch(descriptor, HEADER + first * PAGE, HEADER + behind * PAGE)
+        for gap in kept.missing(ByteRange(base, base + SEGMENT)):
+            punch(descriptor, HEADER + gap.start - base, HEADER + gap.stop - base)
     finally:
         os.close(descriptor)

@@ -18,8 +18,10 @@ class Part:
     """The share of one segment in a reservation."""
 
     segment: Segment
-    pages: int
+    cost: int
+    """Bytes of the grant it was promised."""
     file: SegmentFile | None = None
+    written: bool = False
 
 
 class Reservation:
@@ -95,7 +97,7 @@ class Reservation:
                     self._failed = True
                 if file is None or not self._writable:
                     return
-                segment.written |= segment.pages(piece)
+                part.written = True
             try:
                 file.write(offset, rest[: len(piece)], past_page_cache=past_page_cache)
             except OSError as error:
@@ -157,12 +159,14 @@ class Reservation:
                 segment = part.segment
                 if segment.gone:
                     continue
-                before = segment.owed
-                segment.end(part.pages)
-                resident.free += before - segment.owed
+                segment.promised -= part.cost
+                if part.written:
+                    segment.spent += part.cost
+                    resident.dirty.add(segment)
+                else:
+                    resident.free += part.cost
+                    resident.resize(segment)
                 resident.admission.unpin(segment.key)
-                resident.resize(segment)
-                resident.dirty.add(segment)
             segments = [part.segment for part in self._parts.values()]
             self._parts = {}
         if self._failed:

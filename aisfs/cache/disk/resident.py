@@ -184,18 +184,13 @@ class ResidentSet:
         """Know a segment that is on the disk, whatever admission thinks of it."""
         self.add(segment)
         limit, self.admission.limit = self.admission.limit, _UNLIMITED
-        self.admission.admit(segment.key, segment.counted)
+        self.admission.admit(segment.key, segment.bytes + segment.owed)
         self.admission.limit = limit
         self.pin_if_wanted(segment)
 
     def resize(self, segment: Segment) -> None:
         """Tell admission what a segment takes now."""
-        extra = segment.bytes + segment.owed - segment.counted
-        if extra and segment.key in self.admission:
-            limit, self.admission.limit = self.admission.limit, _UNLIMITED
-            self.admission.grow(segment.key, extra)
-            self.admission.limit = limit
-            segment.counted += extra
+        self.admission.resize(segment.key, segment.bytes + segment.owed)
 
     def forget(self, segment: Segment) -> None:
         """Know a segment no more; what it owed of the grant is free again."""

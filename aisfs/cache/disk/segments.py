@@ -1,9 +1,9 @@
 """What one process knows about the segments on disk, and the files it has open.
 
-Pages of a segment are counted with bit masks, one bit per page of data. A page is *booked* when the
-ledger counts it for the segment, *charged* when it is paid from the grant of this process, and
-*written* when this process may have written to it. A page with published bytes is never given back
-other than by unlinking the file, for others may be reading it.
+Room is charged before it is used: `part_bytes` is the most that writing a part can take. When the
+part is written the ledger books what the file takes, as the file system counts it, and what its
+list of extents may still grow by (`booked_bytes`). A page with published bytes is only ever given
+back by unlinking the file, for others may be reading it.
 """
 
 from array import array
@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
 from aisfs.cache.disk import format as entries
-from aisfs.cache.disk.format import PAGE, SEGMENT, STEP
+from aisfs.cache.disk.format import PAGE, STEP
 from aisfs.cache.disk.ledger import Piece, Row
 from aisfs.cache.disk.segment_file import SegmentFile
 from aisfs.core.ranges import RangeSet
@@ -24,54 +24,31 @@ OPEN_FILES = 192
 _SHARE = 12
 """One of so many descriptors is that of a segment. A mapping has one too, and writing past the page
 cache a third, so all of them take a quarter: the rest is for connections."""
-_INLINE_RUNS = 3
-"""Extents that ext4 keeps in the inode, besides the header's."""
-_RUNS_PER_BLOCK = 64
-"""Extents per block of ext4's tree: 340 fit, blocks split in the middle are half full, and pages that
-come in any order left 80 in one."""
-_SCATTERED = 512
-"""Pages from which on each is taken for an extent of its own, though neighbours: the kernel may write
-them out one by one when memory is short, and 0.8 % more room is a small price. Of smaller files the
-few extents are within the margin."""
+_INLINE_EXTENTS = 4
+"""Extents that ext4 keeps in the inode."""
+_EXTENTS_PER_BLOCK = 64
+"""Extents in each block of ext4's tree, at least: 340 fit, and pages written in the order of a
+bisection left 93 in one."""
 
 Step = tuple[int, int, int]
 """Start and stop in the object, and the checksum."""
 
 
-def pages_of(start: int, stop: int) -> int:
-    """Give the pages that bytes of a segment, counted from its start, lie on."""
-    return (1 << -(-stop // PAGE)) - (1 << start // PAGE)
+def part_bytes(part: ByteRange) -> int:
+    """Return the most that writing a part of a segment can add to its file."""
+    pages = -(-part.stop // PAGE) - part.start // PAGE
+    return PAGE * (pages + 1 + pages // _EXTENTS_PER_BLOCK)
 
 
-def pages_of_pieces(pieces: Iterable[Piece]) -> int:
-    """Give the pages that pieces of one segment lie on."""
-    pages = 0
-    for start, stop, _ in pieces:
-        base = start // SEGMENT * SEGMENT
-        pages |= pages_of(start - base, stop - base)
-    return pages
+def booked_bytes(taken: int) -> int:
+    """Return the most that a file can take later which takes `taken` bytes now.
 
-
-def disk_bytes(pages: int) -> int:
-    """Bytes that the file of a segment takes with these pages of data: also header and extents."""
-    extents = (pages & ~(pages << 1)).bit_count()
-    count = pages.bit_count()
-    if count >= _SCATTERED:
-        extents = count
-    blocks = 0 if extents <= _INLINE_RUNS else 2 + extents // _RUNS_PER_BLOCK
-    return PAGE * (1 + count + blocks)
-
-
-def runs_of(pages: int) -> Iterator[tuple[int, int]]:
-    """Give (first, behind the last) of each run of pages."""
-    first = 0
-    while pages:
-        skipped = (pages & -pages).bit_length() - 1
-        pages >>= skipped
-        length = (~pages & (pages + 1)).bit_length() - 1
-        yield first + skipped, first + skipped + length
-        first += skipped + length
-        pages >>= length
+    What was just written has its blocks reserved. Its extents are made when the kernel writes it to
+    the disk, and then the tree that lists them grows.
+    """
+    pages = taken // PAGE
+    tree = 0 if pages <= _INLINE_EXTENTS else 1 + pages // _EXTENTS_PER_BLOCK
+    return taken + PAGE * tree
 
 
 class OpenFiles:
@@ -112,9 +89,9 @@ class Segment:
     """One segment, as this process knows it. Guarded by the lock of the resident set."""
 
     __slots__ = (
-        "_starts", "_stops", "active", "booked", "bytes", "charged", "counted", "file",
-        "gone", "id", "idle", "key", "leased", "pending", "pieces", "pinned", "stale",
-        "start", "sums", "surplus", "used_at", "valid", "verified", "written"
+        "_starts", "_stops", "bytes", "file", "gone", "id", "idle", "key", "leased", "pending",
+        "pieces", "pinned", "promised", "spent", "stale", "start", "sums", "used_at", "valid",
+        "verified"
     )  # fmt: skip
 
     def __init__(self, row: Row) -> None:
@@ -135,18 +112,15 @@ class Segment:
         """Of the valid ones those that this process wrote or has verified."""
         self._starts = self._stops = self.sums = _NO_STEPS
         """Checksums of the steps that were loaded."""
-        self.counted = row.bytes
-        """What admission believes it takes."""
         self.pinned = False
         """Its entry is pinned."""
         # While this process is a writer:
         self.leased = False
         self.idle = False
-        self.active: list[int] = []
-        """The pages of each reservation under way."""
-        self.booked = self.charged = self.written = 0
-        self.surplus = 0
-        """Booked bytes for pages that are not known here."""
+        self.promised = 0
+        """Bytes of the grant that reservations under way may use."""
+        self.spent = 0
+        """Bytes of the grant that finished reservations may have used and the ledger has not booked."""
         self.pending: list[Piece] = []
         """Published, not yet in the ledger."""
 
@@ -193,67 +167,22 @@ class Segment:
         self.verified.add(piece)
         self.pending.append((piece.start, piece.stop, sums))
 
-    # Pages -------------------------------------------------------------------------------------
-
-    def pages(self, part: ByteRange) -> int:
-        """Give the pages that a part of this segment lies on."""
-        return pages_of(part.start - self.start, part.stop - self.start)
-
-    def lease(self, row: Row) -> None:
-        """Become a writer; all pieces of the ledger are loaded."""
-        self.leased = True
-        self.bytes = row.bytes
-        self.booked = 0
-        for each in self.valid:
-            self.booked |= self.pages(each)
-        self.surplus = max(0, row.bytes - disk_bytes(self.booked)) if row.bytes else 0
-        self.charged = self.written = 0
-
-    def release(self) -> None:
-        """Stop being a writer; everything is booked."""
-        self.leased = self.idle = False
-        self.booked = self.charged = self.written = self.surplus = 0
-
-    @property
-    def quiet(self) -> bool:
-        """Nothing is being written, and the ledger knows everything."""
-        return not (self.active or self.pending or self.charged & self.written)
-
-    @property
-    def empty(self) -> bool:
-        """Nothing is in it, as far as is known here, and nothing is being written."""
-        return not (self.gone or self.active or self.valid or self.pieces)
+    # Room --------------------------------------------------------------------------------------
 
     @property
     def owed(self) -> int:
         """Bytes of the grant that this segment takes."""
-        if not self.leased or not (self.booked | self.charged):
-            return 0
-        return disk_bytes(self.booked | self.charged) + self.surplus - self.bytes
+        return self.promised + self.spent
 
     @property
-    def bookable(self) -> tuple[int, int]:
-        """Give the pages to be booked next, and by how many bytes the booking grows."""
-        pages = self.charged & self.written
-        if not pages:
-            return 0, 0
-        return pages, disk_bytes(self.booked | pages) + self.surplus - self.bytes
+    def quiet(self) -> bool:
+        """Nothing is being written, and the ledger knows everything."""
+        return not (self.promised or self.spent or self.pending)
 
-    def book(self, pages: int, extra: int, pieces: int) -> None:
-        """Take over what the ledger has recorded."""
-        self.booked |= pages
-        self.charged &= ~pages
-        self.bytes += extra
-        self.pieces += pieces
-        del self.pending[:pieces]
-
-    def end(self, pages: int) -> None:
-        """Let go of the pages that a reservation has not written and no other one needs."""
-        self.active.remove(pages)
-        needed = self.written
-        for others in self.active:
-            needed |= others
-        self.charged &= needed
+    @property
+    def empty(self) -> bool:
+        """Nothing is in it, as far as is known here, and nothing is being written."""
+        return not (self.gone or self.promised or self.valid or self.pieces)
 
 
 def _steps(piece: ByteRange) -> tuple[list[int], list[int]]:

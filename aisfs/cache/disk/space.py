@@ -9,11 +9,11 @@ import time
 from dataclasses import dataclass, field
 
 from aisfs.cache.disk.bookkeeping import Bookkeeper
-from aisfs.cache.disk.format import SEGMENT, Damaged, EntryId
+from aisfs.cache.disk.format import HEADER, SEGMENT, Damaged, EntryId
 from aisfs.cache.disk.ledger import Row
 from aisfs.cache.disk.reservation import Part
 from aisfs.cache.disk.segment_file import SegmentFile
-from aisfs.cache.disk.segments import Segment, disk_bytes, pages_of_pieces
+from aisfs.cache.disk.segments import Segment, part_bytes
 from aisfs.model import ByteRange
 
 QUANTUM = 1024 * 1024
@@ -65,19 +65,14 @@ class SpaceReserver:
                 return None
             if segment.key not in resident.admission:  # a victim about to be removed
                 return None
-            pages = segment.pages(wanted)
-            before, charged = segment.owed, segment.charged
-            segment.charged |= pages & ~segment.booked
-            extra = segment.owed - before
-            if extra > min(resident.free, resident.admission.limit - resident.admission.used):
-                segment.charged = charged
+            cost = part_bytes(wanted)
+            if cost > min(resident.free, resident.admission.limit - resident.admission.used):
                 return None
-            resident.free -= extra
-            resident.admission.grow(segment.key, extra)
+            resident.free -= cost
+            resident.admission.grow(segment.key, cost)
             resident.admission.pin(segment.key)
-            segment.counted += extra
-            segment.active.append(pages)
-            return [Part(segment, pages, segment.file)]
+            segment.promised += cost
+            return [Part(segment, cost, segment.file)]
 
     def _reserve(self, entry: EntryId, wanted: ByteRange, urgent: bool) -> list[Part] | None:
         for _ in range(2):
@@ -122,13 +117,10 @@ class SpaceReserver:
                 if row.id != segment.id:
                     raise _Again  # removed by another process; also takes the new row back
                 pieces = ledger.pieces_now(row.id)  # from now on no page can be given back
-                booked = max(row.bytes, disk_bytes(pages_of_pieces(pieces)) if pieces else 0)
-                if booked != row.bytes:  # several writers, each of whom saw fewer extents
-                    ledger.set_bytes(row.id, booked)
             with self._resident.lock:
                 segment.load(pieces)
-                segment.lease(row._replace(bytes=booked))
-                segment.pieces = row.pieces
+                segment.bytes, segment.pieces = row.bytes, row.pieces
+                segment.leased = True
                 self._resident.leased.add(segment)
                 self._resident.resize(segment)
         except (ValueError, TypeError):
@@ -148,17 +140,15 @@ class SpaceReserver:
             for part in plan.parts:
                 segment = part.segment
                 stop = min(wanted.stop, segment.start + SEGMENT)
-                part.pages = segment.pages(ByteRange(max(wanted.start, segment.start), stop))
-                before = segment.owed
-                segment.charged |= part.pages & ~segment.booked
-                segment.active.append(part.pages)
-                extra = segment.owed - before
-                resident.free -= extra
+                part.cost = part_bytes(ByteRange(max(wanted.start, segment.start), stop))
+                if part.file is None:
+                    part.cost += HEADER
                 change = admission.admit if part.file is None else admission.grow
-                victims = change(segment.key, extra, urgent=urgent)
+                segment.promised += part.cost
+                resident.free -= part.cost
+                victims = change(segment.key, part.cost, urgent=urgent)
                 if victims is None:
                     break
-                segment.counted += extra
                 if part.file is None:
                     admission.pin(segment.key)
                 plan.victims += [resident.segments[key] for key in victims]
@@ -175,10 +165,8 @@ class SpaceReserver:
                 segment = part.segment
                 if segment.gone:
                     continue
-                if part.pages:
-                    before = segment.owed
-                    segment.end(part.pages)
-                    resident.free += before - segment.owed
+                segment.promised -= part.cost
+                resident.free += part.cost
                 if segment.key in resident.segments:
                     resident.admission.unpin(segment.key)
                     resident.resize(segment)

@@ -212,6 +212,13 @@ class Admission(Generic[KeyT]):
             self._idle[key] = entry
         return victims
 
+    def resize(self, key: KeyT, size: int) -> None:
+        """Correct what a resident takes, whatever the limit; harmless for a key that is none."""
+        entry = self._idle.get(key) or self._pinned.get(key)
+        if entry is not None:
+            self.used += size - entry.size
+            entry.size = size
+
     def pin(self, key: KeyT) -> None:
         """Keep the resident `key` until it is unpinned as often as it was pinned."""
         entry = self._pinned.get(key)

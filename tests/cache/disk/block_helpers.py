@@ -79,5 +79,7 @@ def check_accounts(cache):
     assert bookkeeper.ledger.granted(bookkeeper.owner) == resident.free + owed
     assert resident.free >= 0
     assert all(segment.owed >= 0 for segment in resident.leased)
-    assert resident.admission.used == sum(segment.counted for segment in resident.segments.values())
+    assert resident.admission.used == sum(
+        each.bytes + each.owed for each in resident.segments.values()
+    )
     assert len(resident.admission) == len(resident.segments) == len(resident.by_id)

@@ -216,6 +216,42 @@ def test_scattered_samples_stay_within_the_limit(tmp_path):
     cache.close()
 
 
+def released(cache):
+    """Wait until nothing is leased any more: a segment is let go when a sync finds it idle."""
+    for _ in range(3):
+        cache.sync()
+    check_accounts(cache)
+
+
+def test_what_files_take_is_corrected_when_they_are_on_the_disk(tmp_path, monkeypatch):
+    """Room for extents is charged; a small file needs none, and many of them would waste a lot."""
+    cache = BlockCache.open(tmp_path, 64 * MIB)
+    entries = [an_entry(f"{n}.jpg", size=5 * 4096) for n in range(200)]
+    assert all(fill(cache, entry) for entry in entries)
+    released(cache)
+    charged = cache.statistics().used
+    assert charged >= du(tmp_path) + 200 * 4096
+    monkeypatch.setattr("aisfs.cache.disk.maintenance._WRITTEN_SECONDS", -1.0)
+    assert fill(cache, entries[0])
+    for _ in range(5):  # some of them with each
+        released(cache)
+    os.sync()
+    assert cache.statistics().used == du(tmp_path)
+    assert all(get(cache, entry) for entry in entries)
+    cache.close()
+
+
+def test_a_file_system_that_counts_blocks_late(tmp_path, monkeypatch):
+    """On ZFS a file takes next to nothing until seconds after it was written."""
+    monkeypatch.setattr("aisfs.cache.disk.directory.CacheDirectory.taken_by", lambda *_: 512)
+    cache = BlockCache.open(tmp_path, 8 * MIB)
+    entries = [an_entry(f"{n}.tar", size=MIB) for n in range(20)]
+    assert 4 <= sum(fill(cache, entry) for entry in entries) <= 7
+    released(cache)
+    assert du(tmp_path) <= cache.statistics().used <= 8 * MIB
+    cache.close()
+
+
 def hot(cache, old, new):
     """Let `new` be requested until it has driven out one of `old`, which is not used any more."""
     for _ in range(100):

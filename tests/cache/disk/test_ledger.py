@@ -22,7 +22,8 @@ def new_segment(ledger, owner, key=b"k" * 20, size=8192):
     with ledger.transaction():
         ledger.grant(owner, size)
         row, _ = ledger.lease(owner, key, NOW)
-        assert ledger.book(owner, row.id, size, [(0, 10, b"12345678")])
+        assert ledger.book(row.id, size, [(0, 10, b"12345678")]) == size
+        ledger.grant(owner, -size)
     return row.id
 
 
@@ -45,7 +46,7 @@ def test_smallest_limit_of_all_holds(ledgers):
     assert [owner for owner, _ in b.owners()] == [first, first + 1]
 
 
-def test_booking_moves_bytes_from_the_grant(ledgers):
+def test_what_is_booked_is_counted_until_it_is_removed(ledgers):
     a, b = ledgers
     owner = enter(a, 100)
     with a.transaction():
@@ -60,8 +61,20 @@ def test_booking_moves_bytes_from_the_grant(ledgers):
     assert a.used() == (0, 20_000)
     assert a.pieces(segment) == []
     with a.transaction():
-        assert not a.book(owner, segment, 4096, [(10, 20, b"12345678")])
+        assert a.book(segment, 4096, [(10, 20, b"12345678")]) is None
     assert a.used() == (0, 20_000)
+
+
+def test_booking_never_lowers_what_another_process_booked(ledgers):
+    a, b = ledgers
+    segment = new_segment(a, enter(a, 100))
+    with b.transaction():
+        assert b.book(segment, 4096, []) == 8192
+        assert b.book(segment, 12_288, []) == 12_288
+    assert a.used()[0] == 12_288
+    with b.transaction():
+        b.set_bytes(segment, 10_000)
+    assert a.used()[0] == 10_000
 
 
 def test_failed_transaction_changes_nothing(ledgers):

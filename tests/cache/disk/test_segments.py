@@ -1,45 +1,56 @@
-"""Pages of a segment as bit masks, and what they take on a real disk."""
+"""What writing to a segment takes of a real disk, at most, and how many segments are open."""
 
 import os
-from itertools import pairwise
+import random
 
-from hypothesis import given
-from hypothesis import strategies as st
+import pytest
 
+from aisfs.cache.disk.directory import start_writing
 from aisfs.cache.disk.format import HEADER, PAGE
 from aisfs.cache.disk.segment_file import write
-from aisfs.cache.disk.segments import OPEN_FILES, disk_bytes, pages_of, runs_of
+from aisfs.cache.disk.segments import OPEN_FILES, booked_bytes, part_bytes
+from aisfs.model import ByteRange
 from tests.cache.disk.block_helpers import an_entry, fill, get
 
-places = st.sets(st.integers(0, 200))
+
+def bisected(pages):
+    """The middle, then the middles of both halves, and so on: leaves blocks of the tree half full."""
+    halves, order = [(0, len(pages))], []
+    for first, behind in halves:
+        if first < behind:
+            middle = (first + behind) // 2
+            order.append(pages[middle])
+            halves += [(first, middle), (middle + 1, behind)]
+    return order
 
 
-@given(places)
-def test_runs_are_the_runs_of_the_mask(pages):
-    mask = sum(1 << page for page in pages)
-    runs = list(runs_of(mask))
-    assert {page for first, behind in runs for page in range(first, behind)} == pages
-    assert all(left[1] < right[0] for left, right in pairwise(runs))
+ORDERS = {
+    "as they come": list,
+    "backwards": lambda pages: pages[::-1],
+    "shuffled": lambda pages: random.Random(1).sample(pages, len(pages)),
+    "bisected": bisected,
+}
 
 
-@given(st.integers(0, 100_000), st.integers(1, 100_000))
-def test_pages_are_those_the_bytes_lie_on(start, length):
-    mask = pages_of(start, start + length)
-    (run,) = runs_of(mask)
-    assert run == (start // PAGE, -(-(start + length) // PAGE))
-
-
-def test_disk_takes_no_more_than_computed(tmp_path):
-    for step in (1, 2, 3, 17):
-        pages = list(range(0, 4096, step))
-        path = tmp_path / f"{step}"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
-        for page in sorted(pages, key=lambda page: page * 2654435761 % 4096):
-            write(descriptor, HEADER + page * PAGE, b"x" * PAGE)
-        write(descriptor, 0, b"h" * HEADER)
-        os.fsync(descriptor)
-        os.close(descriptor)
-        assert path.stat().st_blocks * 512 <= disk_bytes(sum(1 << page for page in pages))
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("pages", [range(3), range(0, 10, 2), range(4096), range(0, 4096, 2)])
+@pytest.mark.parametrize("burst", [1, 100, 5000])
+def test_disk_takes_no_more_than_charged(tmp_path, order, pages, burst):
+    """Also when the kernel writes pages out in between, each into an extent of its own."""
+    descriptor = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    write(descriptor, 0, b"h" * HEADER)
+    for done, page in enumerate(ORDERS[order](list(pages)), 1):
+        write(descriptor, HEADER + page * PAGE, b"x" * PAGE)
+        if done % burst == 0:
+            start_writing(descriptor)
+    booked = booked_bytes(os.fstat(descriptor).st_blocks * 512)
+    start_writing(descriptor)
+    corrected = os.fstat(descriptor).st_blocks * 512
+    os.fsync(descriptor)
+    taken = os.fstat(descriptor).st_blocks * 512
+    os.close(descriptor)
+    assert taken <= corrected <= booked
+    assert taken <= HEADER + part_bytes(ByteRange(0, (pages[-1] + 1) * PAGE))
 
 
 def test_few_files_are_open_at_a_time(tmp_path):
