@@ -26,17 +26,15 @@ from aisfs.filesystem.instant import InstantAnswers
 from aisfs.filesystem.open_shards import Members
 from aisfs.filesystem.shard_folders import ShardFolders
 from aisfs.filesystem.trees.bucket_tree import Names, Tree
-from aisfs.filesystem.write.instant import WritableInstantAnswers
-from aisfs.filesystem.write.rename import NamingFileSystem
+from aisfs.filesystem.write.layer import WriteLayer, write_layer
 from aisfs.filesystem.xattrs import Xattrs
 from aisfs.fuse.mounting import kernel_settings
 from aisfs.fuse.mounting import mountpoint as mountpoints
 from aisfs.fuse.notifier import Notifier
 from aisfs.fuse.push.memory_budget import PageCacheBudget
 from aisfs.fuse.push.pusher import Pusher
-from aisfs.fuse.pyfuse.reading import Operations
+from aisfs.fuse.pyfuse.operations import Operations
 from aisfs.fuse.pyfuse.serving import PyfuseKernel, serve, serves_descriptors, terminate
-from aisfs.fuse.pyfuse.writing import WritableOperations
 from aisfs.fuse.session import FastPathSession
 from aisfs.process import descriptors
 from aisfs.process.memory import map_large_blocks
@@ -146,7 +144,20 @@ async def _build(plan: MountPlan, services: Services, on_ready: Callable[[], Non
     tree: Names = plain
     if isinstance(plan.source, DatasetSource):
         tree = await build_dataset(plan.view, plan.source, services)
-    filesystem = _build_filesystem(plan, services, tree, folders, make)
+    overlay = services.lister if isinstance(services.lister, OverlaidLister) else None
+    filesystem = FileSystem(
+        services.root,
+        tree=tree,
+        folders=folders,
+        reader=services.reader,
+        assembler=services.assembler,
+        make=make,
+        clock=CLOCK,
+        list_ttl=plan.tree.list_ttl,
+        kernel=PyfuseKernel(),
+        overlay=overlay,
+    )
+    write = _build_write_layer(plan, services, filesystem, plain, overlay)
     plain.watch(filesystem.listing_changed)
     services.fetcher.on_wrong = filesystem.content_was_wrong
     _describe(plan, services, filesystem)
@@ -159,34 +170,24 @@ async def _build(plan: MountPlan, services: Services, on_ready: Callable[[], Non
         log.info("mounted %s on %s", plan.source, plan.mountpoint)
         on_ready()
 
-    kind = WritableOperations if isinstance(filesystem, NamingFileSystem) else Operations
-    operations = kind(
+    operations = Operations(
         filesystem,
+        write,
         Xattrs(filesystem, folders, services.metrics, services.coverage),
         services.metrics,
         negative_timeout=plan.tree.negative_ttl,
         on_ready=lambda: services.nursery.start_soon(report),
     )
     if not plan.kernel.fastpath:
-        filesystem.kernel = PyfuseKernel()
         services.nursery.start_soon(operations.watch_callers)
         return _PyfuseSession(operations)
-    return _build_fast_path(services, operations, filesystem, tree, folders)
+    return _build_fast_path(services, operations, filesystem, write)
 
 
 def _build_fast_path(
-    services: Services,
-    operations: Operations,
-    filesystem: FileSystem,
-    tree: Names,
-    folders: ShardFolders,
+    services: Services, operations: Operations, filesystem: FileSystem, write: WriteLayer | None
 ) -> FastPathSession:
-    known: InstantAnswers
-    if isinstance(filesystem, NamingFileSystem):
-        known = WritableInstantAnswers(filesystem, tree, folders, services.reader)
-    else:
-        known = InstantAnswers(filesystem, tree, folders, services.reader)
-    members = Members(filesystem, folders, services.reader)
+    members = Members(filesystem, services.reader)
 
     def observe(notifier: Notifier) -> Pusher:
         pusher = Pusher(notifier, members, PageCacheBudget().room, services.metrics)
@@ -196,7 +197,8 @@ def _build_fast_path(
     return FastPathSession(
         operations,
         filesystem,
-        known,
+        InstantAnswers(filesystem, services.reader),
+        write,
         services.metrics,
         negative_timeout=operations.negative_timeout,
         observe=observe,
@@ -204,41 +206,25 @@ def _build_fast_path(
     )
 
 
-def _build_filesystem(
-    plan: MountPlan, services: Services, tree: Names, folders: ShardFolders, make: AttrMaker
-) -> FileSystem:
+def _build_write_layer(
+    plan: MountPlan,
+    services: Services,
+    filesystem: FileSystem,
+    tree: Tree,
+    overlay: OverlaidLister | None,
+) -> WriteLayer | None:
     if services.staging is None:
-        return FileSystem(
-            services.root,
-            tree=tree,
-            folders=folders,
-            reader=services.reader,
-            assembler=services.assembler,
-            make=make,
-            clock=CLOCK,
-            list_ttl=plan.tree.list_ttl,
-        )
-    assert isinstance(services.lister, OverlaidLister), "a mount with staging has one"
-    assert isinstance(tree, Tree), "a dataset is never writable"
-    return NamingFileSystem(
-        services.root,
-        tree=tree,
-        folders=folders,
-        reader=services.reader,
-        assembler=services.assembler,
-        lister=services.lister,
-        make=make,
-        clock=CLOCK,
-        writer=Writer(
-            services.store,
-            services.staging,
-            services.nursery,
-            endpoint=origin_of(plan),
-            ignore_zeros=plan.tree.ignore_zeros,
-            indexer=services.indexer,
-        ),
-        settings=plan.writing,
+        return None
+    assert overlay is not None, "a mount with staging has one"
+    writer = Writer(
+        services.store,
+        services.staging,
+        services.nursery,
+        endpoint=origin_of(plan),
+        ignore_zeros=plan.tree.ignore_zeros,
+        indexer=services.indexer,
     )
+    return write_layer(filesystem, tree, overlay, writer, plan.writing, CLOCK)
 
 
 def _describe(plan: MountPlan, services: Services, filesystem: FileSystem) -> None:

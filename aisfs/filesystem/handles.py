@@ -7,6 +7,7 @@ from aisfs.engine.read.open_member import OpenMember
 from aisfs.filesystem.attributes import Entry, FileRun
 from aisfs.filesystem.nodes import FileNode, Node, ObjectNode, ShardNode
 from aisfs.filesystem.shard_folders import Listed
+from aisfs.filesystem.written.files import WrittenFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +56,14 @@ class FileHandle:
 
     node: FileNode | ShardNode
     member: OpenMember | None = None
+
+
+@dataclass(eq=False, slots=True)
+class OpenFile:
+    """An open object of a writable mount; its content is that of the inode, as POSIX has it."""
+
+    ino: int
+    file: WrittenFile | None
+    """Set when it was opened for writing."""
+    bypasses_pages: bool = False
+    """Whether what is read and written goes past the kernel's page cache."""

@@ -1,7 +1,9 @@
-"""What can be answered at once: from memory and mapped files, without asking anybody.
+"""What can be answered at once: from memory and mapped files, without a request to the store.
 
-Called by the lane's thread while the trio thread goes on. `WOULD_WAIT`, or None where nothing could be
-missing, means that the asynchronous operation has to find out; so it does whenever an error is due.
+Called by the fast path while the trio thread goes on. `WOULD_WAIT`, or None where nothing could be
+missing, means that the waiting operation of `FileSystem` has to find out; so it does whenever an error
+is due, and for every file from the moment it is opened for writing until the kernel has forgotten it.
+In a mount that can be written the caller holds `OpenFiles.namespace_lock` meanwhile, except to read.
 """
 
 import weakref
@@ -19,8 +21,7 @@ from aisfs.filesystem.attributes import Attr, Entry
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.handles import DirectoryHandle
 from aisfs.filesystem.nodes import FileNode, ObjectNode, ShardNode
-from aisfs.filesystem.shard_folders import ShardFolders, check_directory, is_folder
-from aisfs.filesystem.trees.bucket_tree import Names
+from aisfs.filesystem.shard_folders import check_directory, is_folder
 from aisfs.model import ByteRange
 
 SHARDS_MAX = 4096
@@ -38,21 +39,22 @@ class _OpenShard:
 class InstantAnswers:
     """The answers of a `FileSystem` that need no waiting. All methods are for one thread."""
 
-    def __init__(
-        self, filesystem: FileSystem, tree: Names, folders: ShardFolders, reader: Reader
-    ) -> None:
-        """Answer for `filesystem`, which stands on the same collaborators."""
-        self._filesystem = filesystem
+    def __init__(self, filesystem: FileSystem, reader: Reader) -> None:
+        """Answer for `filesystem`, which reads with `reader` as well."""
         self._inodes = filesystem.inodes
+        self._nodes = filesystem.inodes.table
+        self._files = filesystem.inodes.files
+        self._written = filesystem.inodes.files.by_ino
+        self._handles = filesystem.handles
         self._snapshots = filesystem.snapshots
-        self._tree = tree
-        self._folders = folders
+        self._tree = filesystem.tree
+        self._folders = filesystem.folders
         self._reader = reader
         self._shards: dict[int, _OpenShard] = {}
 
     def entry(self, parent: int, name: bytes) -> Entry | WouldWait | None:
         """Look a name up and count the lookup; None when it is missing."""
-        node = self._inodes.get(parent)
+        node = self._nodes.get(parent)
         if node is None or isinstance(node, FileNode) or len(name) > NAME_MAX:
             return WOULD_WAIT
         if isinstance(node, ShardNode):
@@ -60,27 +62,29 @@ class InstantAnswers:
         found = self._tree.known(node, parent, name)
         if found is None or found is WOULD_WAIT:
             return found
-        return self._filesystem.known_counted(found) or WOULD_WAIT
+        return self._inodes.known_counted(found) or WOULD_WAIT
 
     def _member(self, node: ShardNode, parent: int, name: bytes) -> Entry | WouldWait | None:
         view = self._folders.known_view(node)
         _, is_directory, low = split_member(parent) or (0, False, 0)
         if view is None or not is_directory or not view.directory(low).searchable:
             return WOULD_WAIT
+        if self._files.members:
+            path = self._folders.path_in(view, parent, name)
+            if self._files.of_member(node.bucket, node.info.key, path) is not None:
+                return WOULD_WAIT
         entry = self._folders.find_in(view, node, parent, name)
         if entry is not None:
-            self._filesystem.remember(entry.attr.ino, node)
+            self._inodes.remember(entry.attr.ino, node)
         return entry
 
     def attr(self, ino: int) -> Attr | None:
         """Describe an inode; None when it is not known how."""
-        node = self._inodes.get(ino)
-        if node is None:
+        node = self._nodes.get(ino)
+        if node is None or ino in self._written:
             return None
-        if isinstance(node, FileNode):
-            return self._filesystem.file_attr(node, ino)
         if not isinstance(node, ShardNode):
-            return self._filesystem.directory_attr(node, ino)
+            return self._inodes.attr(node, ino)
         if is_folder(ino):
             return self._folders.folder(node, ino)
         view = self._folders.known_view(node)
@@ -91,7 +95,7 @@ class InstantAnswers:
         going_on = self._snapshots.under_way(ino, offset)
         if going_on is not None:
             return going_on
-        node = self._inodes.get(ino)
+        node = self._nodes.get(ino)
         if node is None or isinstance(node, FileNode):
             return None
         if isinstance(node, ShardNode):
@@ -101,18 +105,20 @@ class InstantAnswers:
             check_directory(node, ino)
             if not offset:
                 self._reader.folder_listed(node.bucket, node.info)
-            return self._filesystem.members_handle(view, node, ino)
+            return self._handles.of_members(view, node, ino)
         children = self._tree.known_children(node, ino)
         if children is None:
             return None
-        handle = self._filesystem.children_handle(ino, children)
+        handle = self._handles.of_children(ino, children)
         return self._snapshots.begin(ino, handle)
 
     def read(self, ino: int, offset: int, size: int) -> Data | None:
         """Read a range, cut at the end of the file. The bytes stay what they are while held."""
-        node = self._inodes.get(ino)
+        node = self._nodes.get(ino)
         wanted = ByteRange(offset, offset + size)
         if isinstance(node, ObjectNode):
+            if ino in self._written:
+                return None
             return self._reader.try_read_object(node.bucket, node.info, wanted)
         if not isinstance(node, ShardNode):
             return None

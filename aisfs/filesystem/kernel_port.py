@@ -5,7 +5,7 @@ from typing import Protocol
 
 
 class Kernel(Protocol):
-    """What any file system may tell it."""
+    """Makes the kernel forget what it was told before."""
 
     def invalidate_entry(self, parent: int, name: bytes) -> None:
         """Make the kernel look `name` up again. Must not wait for a request to be answered."""
@@ -18,10 +18,6 @@ class Kernel(Protocol):
     def drop_pages(self, inodes: Iterable[int]) -> None:
         """Make the kernel ask for the content of files again, read-only ones too. Must not wait."""
         ...
-
-
-class WaitingKernel(Kernel, Protocol):
-    """What a file system that can be written may tell it."""
 
     async def invalidated(self, parent: int, name: bytes) -> None:
         """Make the kernel look `name` up again, and wait until it knows, a second at most.

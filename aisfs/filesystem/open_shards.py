@@ -10,7 +10,6 @@ from aisfs.engine.read.reader import Reader
 from aisfs.errors import AisfsError
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.nodes import ShardNode
-from aisfs.filesystem.shard_folders import ShardFolders
 from aisfs.model import ByteRange
 
 
@@ -26,10 +25,10 @@ class OpenShard:
 class Members:
     """What pushing asks of the file system. Nothing here waits."""
 
-    def __init__(self, filesystem: FileSystem, folders: ShardFolders, reader: Reader) -> None:
+    def __init__(self, filesystem: FileSystem, reader: Reader) -> None:
         """Look into the shards that `filesystem` shows."""
-        self._inodes = filesystem.inodes
-        self._folders = folders
+        self._inodes = filesystem.inodes.table
+        self._folders = filesystem.folders
         self._reader = reader
 
     def find(self, ino: int, last: OpenShard | None) -> OpenShard | None:

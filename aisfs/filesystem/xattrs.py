@@ -56,7 +56,7 @@ class Xattrs:
         if name == KEPT:
             return b"%d" % await self._kept(ino)
         if name == SHARD:  # known without opening the shard
-            node = self._filesystem.node(ino)
+            node = self._filesystem.inodes.node(ino)
             if isinstance(node, ShardNode):
                 return node.info.key.encode(errors="surrogateescape")
         value = (await self._all(ino)).get(name)
@@ -71,7 +71,7 @@ class Xattrs:
 
     async def _kept(self, ino: int) -> int:
         """Count what is on disk: bytes of an object or member, the index of a folder."""
-        node = self._filesystem.node(ino)
+        node = self._filesystem.inodes.node(ino)
         if isinstance(node, ObjectNode):
             whole = ByteRange(0, node.info.size)
             return await self._keeping.kept(node.bucket, node.info, whole)
@@ -87,7 +87,7 @@ class Xattrs:
         raise NoSuchAttribute(f"nobody knows how much of inode {ino} is kept")
 
     async def _all(self, ino: int) -> Mapping[bytes, bytes]:
-        node = self._filesystem.node(ino)
+        node = self._filesystem.inodes.node(ino)
         match node:
             case ObjectNode(_, info):
                 found = {VERSION: info.version, CHECKSUM: info.checksum}

@@ -14,20 +14,18 @@ import trio
 from aisfs.errors import MountError
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.instant import InstantAnswers
-from aisfs.filesystem.write.instant import WritableInstantAnswers
-from aisfs.filesystem.write.open_files import WritingFileSystem
-from aisfs.filesystem.write.rename import NamingFileSystem
+from aisfs.filesystem.write.layer import WriteLayer
 from aisfs.fuse.fastpath.dispatcher import SPIN_SECONDS, Buffer, Dispatcher, grow
 from aisfs.fuse.fastpath.handlers import Handlers
 from aisfs.fuse.fastpath.interrupts import ASKING, LISTING, Interrupts
 from aisfs.fuse.fastpath.observer import Nobody, Observer
 from aisfs.fuse.fastpath.pending import Pending
 from aisfs.fuse.fastpath.waiting_reads import WaitingReads
-from aisfs.fuse.fastpath.writable_handlers import WritableHandlers
-from aisfs.fuse.fastpath.write_requests import Changes
+from aisfs.fuse.fastpath.write_handlers import WriteHandlers
+from aisfs.fuse.fastpath.write_requests import WriteRequests
 from aisfs.fuse.mounting.device import Device, mount_device
 from aisfs.fuse.notifier import Notifier
-from aisfs.fuse.pyfuse.reading import Operations
+from aisfs.fuse.pyfuse.operations import Operations
 from aisfs.fuse.pyfuse.serving import serve_descriptor, terminate
 from aisfs.fuse.watchdog import Watchdog
 from aisfs.fuse.wire.abi import Opcode
@@ -48,7 +46,8 @@ class FastPathSession:
         self,
         operations: Operations,
         filesystem: FileSystem,
-        known: InstantAnswers,
+        answers: InstantAnswers,
+        write: WriteLayer | None,
         metrics: Metrics,
         *,
         negative_timeout: float,
@@ -61,7 +60,8 @@ class FastPathSession:
         Args:
             operations: Answers what the lane forwards.
             filesystem: The tree of both.
-            known: What of it can be answered at once.
+            answers: What of it can be answered at once.
+            write: What changes it; None in a mount that is only read.
             metrics: Where requests are counted.
             negative_timeout: Seconds the kernel may keep a missing name.
             spin: See `Dispatcher`.
@@ -70,7 +70,8 @@ class FastPathSession:
         """
         self._operations = operations
         self._filesystem = filesystem
-        self._known = known
+        self._answers = answers
+        self._write = write
         self._metrics = metrics
         self._negative_timeout = negative_timeout
         self._spin = spin
@@ -113,8 +114,8 @@ class FastPathSession:
                 finally:
                     self._serving = False
                     threads.reads.close()
-                    if threads.changes is not None:
-                        threads.changes.close()
+                    if threads.requests is not None:
+                        threads.requests.close()
         finally:
             its.close()
             with trio.CancelScope(shield=True):
@@ -129,24 +130,28 @@ class FastPathSession:
         notifier = Notifier(device.fd, self._on_fault)
         observer = self._observe(notifier)
         reads = WaitingReads(self._filesystem, pending, self._metrics, observer)
-        changes = self._changes(pending)
-        answers = self._answers(reads, interruptions, changes)
+        requests = None
+        if self._write is not None:
+            table = self._operations.handles
+            requests = WriteRequests(self._write, table, pending, self._metrics)
+            self._operations.before_each = requests.take
+        handlers = self._handlers(reads, interruptions, requests)
         negotiation = Negotiation(
-            answers.initialise,
-            without=answers.without,
-            wanted=answers.wanted,
+            handlers.initialise,
+            without=handlers.without,
+            wanted=handlers.wanted,
             max_message=min(grow(ours), grow(its)),
         )
         lane = Dispatcher(
             device.fd,
             ours,
-            answers.handlers,
+            handlers.handlers,
             pending,
-            undo=answers.undo,
-            prepare=answers.prepare,
+            undo=handlers.undo,
+            prepare=handlers.prepare,
             notify=notifier.forward,
-            before_sleep=answers.before_sleep,
-            list_by_inode=lambda: answers.lists_by_inode,
+            before_sleep=handlers.before_sleep,
+            list_by_inode=lambda: handlers.lists_by_inode,
             negotiation=negotiation,
             observer=observer,
             on_fault=self._on_fault,
@@ -154,11 +159,11 @@ class FastPathSession:
         )
         interruptions.reply = lane.reply
         interruptions.listing_left = partial(self._listing_left, pending)
-        self._operations.lists_by_inode = lambda: answers.lists_by_inode
+        self._operations.lists_by_inode = lambda: handlers.lists_by_inode
         self._filesystem.kernel = notifier
         self._metrics.before_text.append(partial(_count, lane.answered, Counter(), self._metrics))
         watchdog = Watchdog(device, lane, notifier, pending, interruptions)
-        return _Threads(device, lane, notifier, watchdog, reads, changes, pending)
+        return _Threads(device, lane, notifier, watchdog, reads, requests, pending)
 
     def _listing_left(self, pending: Pending) -> None:
         """End what lists directories once no request waits for it. From any thread."""
@@ -170,28 +175,25 @@ class FastPathSession:
         with suppress(trio.RunFinishedError):
             self._token.run_sync_soon(end)
 
-    def _changes(self, pending: Pending) -> Changes | None:
-        if not isinstance(self._filesystem, NamingFileSystem):
-            return None
-        changes = Changes(self._filesystem, self._operations.handles, pending, self._metrics)
-        self._operations.before_each = changes.take
-        return changes
-
-    def _answers(
-        self, reads: WaitingReads, interruptions: Interrupts, changes: Changes | None
+    def _handlers(
+        self, reads: WaitingReads, interruptions: Interrupts, requests: WriteRequests | None
     ) -> Handlers:
-        known, filesystem, timeout = self._known, self._filesystem, self._negative_timeout
-        if isinstance(known, WritableInstantAnswers) and changes is not None:
-            assert isinstance(filesystem, WritingFileSystem), "both are of one tree"
-            return WritableHandlers(
-                known, filesystem, reads, interruptions, changes, negative_timeout=timeout
-            )
-        return Handlers(known, filesystem, reads, interruptions, negative_timeout=timeout)
+        writes = None
+        if self._write is not None and requests is not None:
+            writes = WriteHandlers(self._filesystem, self._write.files, requests)
+        return Handlers(
+            self._answers,
+            self._filesystem,
+            reads,
+            interruptions,
+            negative_timeout=self._negative_timeout,
+            writes=writes,
+        )
 
     def _start(self, threads: "_Threads", nursery: trio.Nursery) -> None:
         threads.reads.open(nursery, threads.lane.reply)
-        if threads.changes is not None:
-            threads.changes.open(nursery, threads.lane.reply)
+        if threads.requests is not None:
+            threads.requests.open(nursery, threads.lane.reply)
         threads.notifier.start()
         end = partial(self._ended, threads.pending, nursery)
         threads.lane.start(lambda: self._token.run_sync_soon(end))
@@ -224,7 +226,7 @@ class _Threads:
     notifier: Notifier
     watchdog: Watchdog
     reads: WaitingReads
-    changes: Changes | None
+    requests: WriteRequests | None
     """On a mount that can be written."""
     pending: Pending
 

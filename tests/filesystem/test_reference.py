@@ -116,7 +116,7 @@ class Scene:
             return
         path, file = pick(files, index)
         fs, ino = self.user.fs, await self.user.ino(*path)
-        node = fs.node(ino)
+        node = fs.inodes.node(ino)
         assert isinstance(node, ObjectNode | ShardNode)
         handle = await fs.open(ino)
         self.put(node.info.key, data)
@@ -391,7 +391,7 @@ class CachedScene(Scene):
         """Say what was found in the same words."""
         if entry is None:
             return None
-        node = self.user.fs.node(entry.attr.ino)
+        node = self.user.fs.inodes.node(entry.attr.ino)
         if isinstance(node, DirectoryNode):
             return DIRECTORY
         assert isinstance(node, ObjectNode | ShardNode)
@@ -446,7 +446,7 @@ class CachedScene(Scene):
         entry = await self.find(key)
         if entry is None or self.seen(entry) == DIRECTORY:
             return
-        node = self.user.fs.node(entry.attr.ino)
+        node = self.user.fs.inodes.node(entry.attr.ino)
         content = self.written[node.info.key, node.info.version]
         current = self.moments[-1].versions.get(node.info.key) == node.info.version
         try:

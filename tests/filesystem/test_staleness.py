@@ -11,7 +11,7 @@ from aisfs.core.namespace.inodes import ROOT
 from aisfs.errors import AisfsError, NotFound, Stale
 from aisfs.filesystem.nodes import DirectoryNode, ObjectNode, ShardNode
 from tests.filesystem.model import Member, tar_of
-from tests.filesystem.user import BUCKET, User, build, new_store, push_out
+from tests.filesystem.user import BUCKET, DeafKernel, User, build, new_store, push_out
 
 OLD = tar_of((Member("a", data=b"old a"), Member("d/b", data=b"old b"), Member("empty")))
 NEW = tar_of((Member("a", data=b"new a!"), Member("c", data=b"new c")))
@@ -134,7 +134,7 @@ async def test_object_that_became_a_directory(scene: Scene):
     scene.store.delete(BUCKET, "p")
     scene.put("p/q", b"below")
     await scene.read_stale(handle)
-    assert isinstance(scene.fs.node(await scene.user.ino(b"p")), DirectoryNode)
+    assert isinstance(scene.fs.inodes.node(await scene.user.ino(b"p")), DirectoryNode)
     assert await scene.content(b"p", b"q") == b"below"
 
 
@@ -185,7 +185,7 @@ async def test_failure_that_is_not_a_change_forgets_nothing(scene: Scene):
 
 
 async def test_change_is_noticed_without_a_kernel(scene: Scene):
-    scene.fs.kernel = None
+    scene.fs.kernel = DeafKernel()
     scene.put("x", b"first")
     handle = await scene.fs.open(await scene.user.ino(b"x"))
     scene.put("x", b"second")
@@ -374,7 +374,7 @@ async def test_real_key_takes_the_name_of_a_folder(scene: Scene):
     scene.put("x.tar.d", b"real")
     await scene.read_stale(handle)
     assert await scene.content(b"x.tar.d") == b"real"
-    assert isinstance(scene.fs.node(await scene.user.ino(b"x.tar.d")), ObjectNode)
+    assert isinstance(scene.fs.inodes.node(await scene.user.ino(b"x.tar.d")), ObjectNode)
 
 
 async def test_folder_shown_by_stat_costs_no_scan_even_when_stale(scene: Scene):
@@ -448,7 +448,7 @@ async def test_shard_replaced_in_the_middle_of_its_scan(scene: Scene):
     scene.store.hook = replace
     with pytest.raises(Stale):
         await scene.fs.opendir(ino)
-    assert isinstance(scene.fs.node(ino), ShardNode)
+    assert isinstance(scene.fs.inodes.node(ino), ShardNode)
 
 
 @pytest.mark.parametrize(

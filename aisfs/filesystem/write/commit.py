@@ -1,40 +1,58 @@
-"""What becomes of staged bytes: uploaded, kept for `aisfs recover`, or let go.
+"""What becomes of staged bytes: uploaded, kept for `aisfs recover`, or discarded.
 
 What `close` and `fsync` acknowledged is in the store. Until then the store holds what it held
 before; should it come to nothing, the staged bytes are kept.
 """
 
 import logging
+from dataclasses import replace
 
+from aisfs.core.namespace import keys
+from aisfs.core.namespace.inodes import directory_number, member_number
+from aisfs.engine.listing.overlay import OverlaidLister
+from aisfs.engine.write.appender import Appended
 from aisfs.engine.write.staging import StagedFile
+from aisfs.engine.write.writer import Writer
 from aisfs.errors import AisfsError, Stale
-from aisfs.filesystem.kernel_port import WaitingKernel
-from aisfs.filesystem.write.files import WrittenFile
-from aisfs.filesystem.write.identity import WrittenNames
+from aisfs.filesystem.filesystem import FileSystem
+from aisfs.filesystem.nodes import ShardNode, identity
+from aisfs.filesystem.trees.bucket_tree import Tree
+from aisfs.filesystem.written.files import WrittenFile
 from aisfs.model import ObjectInfo
 
 log = logging.getLogger(__name__)
 
 
-class CommittingFileSystem(WrittenNames):
+class Committer:
     """Gets files that were written into the store, or says why not."""
 
-    kernel: WaitingKernel | None
+    def __init__(
+        self, filesystem: FileSystem, tree: Tree, overlay: OverlaidLister, writer: Writer
+    ) -> None:
+        """Upload with `writer`, and show the outcome in `overlay`, the lister of `tree`."""
+        self._filesystem = filesystem
+        self._tree = tree
+        self._inodes = filesystem.inodes
+        self._files = filesystem.inodes.files
+        self._overlay = overlay
+        self._writer = writer
+        writer.appender.on_append = self._shard_appended
 
     async def commit(self, file: WrittenFile) -> None:
         """Upload a file if it is dirty, and let the kernel know what else that changes."""
         async with file.lock:
-            committed = await self._commit_locked(file)
-        if committed and self.kernel is not None:  # not with the lock, which a rename may wait for
+            committed = await self.commit_locked(file)
+        if committed:  # not with the lock, which a rename may wait for
+            kernel = self._filesystem.kernel
             if file.member:
-                self.kernel.invalidate_inode(file.node.parent)
+                kernel.invalidate_inode(file.node.parent)
             for parent, name in self._other_names(file):
-                self.kernel.invalidate_inode(parent)
-                await self.kernel.invalidated(parent, name)
+                kernel.invalidate_inode(parent)
+                await kernel.invalidated(parent, name)
 
-    async def _commit_locked(self, file: WrittenFile) -> bool:
-        """Upload a file if it is dirty; says whether it was."""
-        self._check_not_lost(file)
+    async def commit_locked(self, file: WrittenFile) -> bool:
+        """Upload a file if it is dirty; returns whether it was. Called with its lock held."""
+        file.check_attached()
         if file.unlinked or not file.dirty:
             return False
         assert file.staged is not None, "what is dirty is staged"
@@ -56,18 +74,19 @@ class CommittingFileSystem(WrittenNames):
             file.failed = error
             raise
         file.staged.mark_clean()
-        with self.changing:
+        with self._overlay.changing:
             file.base = info
             file.dirty = False
             file.failed = None
             if not file.member:
-                self._lister.settle(file.bucket, file.key, info)
+                self._overlay.settle(file.bucket, file.key, info)
         return True
 
     async def _append(self, file: WrittenFile, staged: StagedFile) -> ObjectInfo:
         """Append a member to its shard, whatever it is called by now."""
-        async with self._name_changes.using(lambda: frozenset({(file.bucket, file.key)})):
-            self._check_not_lost(file)
+        name_changes = self._filesystem.name_changes
+        async with name_changes.using(lambda: frozenset({(file.bucket, file.key)})):
+            file.check_attached()
             return await self._writer.append(
                 file.bucket,
                 file.key,
@@ -78,8 +97,28 @@ class CommittingFileSystem(WrittenNames):
                 again=file.base is not None,
             )
 
-    async def _settle_unopened(self, file: WrittenFile) -> None:
-        """Upload what nobody has closed properly, a mapping for example, and let the disk go."""
+    def _shard_appended(self, appended: Appended) -> None:
+        """Let the kernel's numbers in a shard stand for the version that it became here.
+
+        It has what the one before had, and more: a process in one of its folders sees what is new.
+        """
+        bucket, info, growth = appended.bucket, appended.info, appended.growth
+        old = ShardNode(bucket, appended.base, 0, b"")
+        with self._overlay.changing:
+            number = self._inodes.number(old)
+            node = self._inodes.get(number)
+            known = isinstance(node, ShardNode) and identity(node) == identity(old)
+            if known and growth.changed and growth.in_place:
+                assert isinstance(node, ShardNode), "just asked"
+                self._inodes.move(number, replace(node, info=info))
+                self._filesystem.kernel.invalidate_inode(directory_number(number, 0))
+                if growth.replaced is not None:
+                    pages = member_number(number, growth.replaced)
+                    self._filesystem.kernel.drop_pages([pages])
+            self._overlay.settle(bucket, info.key, info)
+
+    async def settle_unopened(self, file: WrittenFile) -> None:
+        """Upload what no `close` has uploaded, a mapping for example, and free the local disk."""
         error = file.torn or file.failed
         if file.dirty and error is None and not file.unlinked:
             try:
@@ -93,12 +132,12 @@ class CommittingFileSystem(WrittenNames):
                 if error is None:
                     return  # truncated meanwhile, by somebody who will settle it as well
                 if file.torn is not None:
-                    self._discard(file, error)
+                    self.discard(file, error)
                 else:
                     self._park(file, error)
-            self._let_go(file)
+            self.let_go(file)
 
-    def _let_go(self, file: WrittenFile) -> None:
+    def let_go(self, file: WrittenFile) -> None:
         """Free what a file without handles has here; called with the lock held, or free."""
         if file.staged is not None:
             file.staged.discard()
@@ -107,14 +146,14 @@ class CommittingFileSystem(WrittenNames):
         if file.member and file.lost is None:
             file.lost = Stale("it is in its shard now")
             self._files.unname(file)
-        if self.inodes.get(file.ino) is None:
+        if self._inodes.get(file.ino) is None:
             self._files.drop(file)
             return
         # The kernel keeps an inode as long as it likes. Made to look its name up again it gets the
-        # number of the version that is stored, and forgets this one when nobody uses it.
+        # number of the version that is stored, and forgets this one when it is not used any more.
         old = self._files.rest(file)
-        if old is not None and not old.busy and self.kernel is not None:
-            self.kernel.invalidate_entry(old.node.parent, old.node.name)
+        if old is not None and not old.busy:
+            self._filesystem.kernel.invalidate_entry(old.node.parent, old.node.name)
 
     def _park(self, file: WrittenFile, error: AisfsError) -> None:
         """Keep what could not be uploaded for `aisfs recover`; the name shows the store again."""
@@ -124,25 +163,44 @@ class CommittingFileSystem(WrittenNames):
         )
         file.staged.park(str(error))
         file.staged = None
-        self._lose(file, error)
+        self._detach(file, error)
 
-    def _discard(self, file: WrittenFile, error: AisfsError) -> None:
-        """Let go what is not whole: whoever wrote it was told so by a write that failed."""
+    def discard(self, file: WrittenFile, error: AisfsError) -> None:
+        """Drop content that is not whole: the write that failed has told its writer."""
         assert file.staged is not None, "what is dirty is staged"
         file.staged.discard()
         file.staged = None
-        self._lose(file, error)
+        self._detach(file, error)
 
-    def _lose(self, file: WrittenFile, error: AisfsError) -> None:
+    def _detach(self, file: WrittenFile, error: AisfsError) -> None:
         """Show what the store has under a name again."""
-        with self.changing:
+        with self._overlay.changing:
             file.dirty = False
             file.lost = error
             self._files.unname(file)
             if file.base is None and not file.member:
-                self._lister.forget(file.bucket, file.key)
-        self._invalidate(file.node.parent, file.node.name)
+                self._overlay.forget(file.bucket, file.key)
+        self.invalidate(file.node.parent, file.node.name)
 
-    def _check_not_lost(self, file: WrittenFile) -> None:
-        if file.lost is not None:
-            raise Stale(f"{file.bucket}/{file.key}: {file.lost}; open it again")
+    def _other_names(self, file: WrittenFile) -> list[tuple[int, bytes]]:
+        """Return the names, beside its own, that mean something else once a file is committed."""
+        if not file.member:
+            return self._aliases(file.node.parent, file.node.name)
+        shard = self._inodes.get(file.node.parent)
+        if not isinstance(shard, ShardNode):
+            return []
+        name = keys.entry_name("", file.key.rpartition("/")[2])
+        return [(shard.parent, name), *self._aliases(shard.parent, name)]
+
+    def _aliases(self, parent: int, name: bytes) -> list[tuple[int, bytes]]:
+        return [(parent, other) for other in self._tree.names_of(name) if other != name]
+
+    def invalidate_aliases(self, parent: int, name: bytes) -> None:
+        """Make the kernel look up the other names of a shard again."""
+        for directory, alias in self._aliases(parent, name):
+            self.invalidate(directory, alias)
+
+    def invalidate(self, parent: int, name: bytes) -> None:
+        """Make the kernel look a name up again, and list its directory again."""
+        self._filesystem.kernel.invalidate_entry(parent, name)
+        self._filesystem.kernel.invalidate_inode(parent)

@@ -1,21 +1,21 @@
-"""Open files of a tree that can be written: staged on the local disk, committed by close and fsync.
-
-How that is done is in `filesystem.committing`. What makes a file or changes its size, mode or time is
-in `filesystem.changing`, what changes names in `filesystem.naming`.
-"""
+"""Open files of a mount that can be written: staged on the local disk, committed by close and fsync."""
 
 import os
 import time
-from dataclasses import dataclass
+from collections import Counter
 
+from aisfs.core.namespace.inodes import split_member
 from aisfs.core.staged.posix_metadata import mode_of, mtime_of
 from aisfs.engine.fetch.part import Data
+from aisfs.engine.listing.overlay import OverlaidLister
 from aisfs.engine.write.staging import StagedFile
+from aisfs.engine.write.writer import Writer
 from aisfs.errors import AisfsError, ReadOnly, Stale
-from aisfs.filesystem.handles import FileHandle
+from aisfs.filesystem.filesystem import FileSystem
+from aisfs.filesystem.handles import FileHandle, OpenFile
 from aisfs.filesystem.nodes import ObjectNode, ShardNode, identity
-from aisfs.filesystem.write.commit import CommittingFileSystem
-from aisfs.filesystem.write.files import WrittenFile
+from aisfs.filesystem.write.commit import Committer
+from aisfs.filesystem.written.files import WrittenFile
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
 """Flags of `open` that ask for a change."""
@@ -23,31 +23,40 @@ SYNCHRONOUS = os.O_DSYNC
 """Each write is to be committed. The kernel asks for that only where it goes through its pages."""
 
 
-@dataclass(eq=False, slots=True)
-class OpenFile:
-    """An open object of a writable mount; its content is that of the inode, as POSIX has it."""
-
-    ino: int
-    file: WrittenFile | None
-    """Set when it was opened for writing."""
-    bypasses_pages: bool = False
-    """Whether what is read and written goes past the kernel's page cache."""
-
-
-class WritingFileSystem(CommittingFileSystem):
+class OpenFiles:
     """Opens, reads, writes and closes files.
 
-    Who makes a file, or empties it, and only writes to it does so past the kernel's page cache, which would cost a
-    copy, and room that somebody else reads from. As long as such a handle is open, all others of the
+    A handle that makes a file, or empties it, and only writes to it bypasses the kernel's page cache, which
+    would cost a copy, and room that others read from. As long as such a handle is open, all others of the
     file are of that kind, or they would see pages that are behind.
+
+    The fast path takes `namespace_lock` before it asks for anything that can change, and never waits
+    for it. It is told nothing of a file that was written since the kernel first heard of it.
     """
 
     may_bypass_pages = False
     """Whether the kernel can do that. Set before the first request."""
 
+    def __init__(
+        self, filesystem: FileSystem, committer: Committer, overlay: OverlaidLister, writer: Writer
+    ) -> None:
+        """Stage with `writer`; `committer` uploads."""
+        self._filesystem = filesystem
+        self._inodes = filesystem.inodes
+        self._files = filesystem.inodes.files
+        self._committer = committer
+        self._writer = writer
+        self.namespace_lock = overlay.changing
+        """Held by the trio thread while it changes something in several steps, during which it never
+        waits for anything; and by the fast path while it looks."""
+        self.readers: Counter[int] = Counter()
+        """Open handles by inode that are not for writing; changed while the lock is held."""
+        self.going: set[int] = set()
+        """Versions that are being removed: an open of one now has to go to the trio thread."""
+
     # opening and closing ---------------------------------------------------------------------
 
-    async def open_file(self, ino: int, flags: int) -> OpenFile | FileHandle:
+    async def open(self, ino: int, flags: int) -> OpenFile | FileHandle:
         """Open an object, to read or to write, or a member, to read.
 
         Raises:
@@ -55,28 +64,27 @@ class WritingFileSystem(CommittingFileSystem):
                 looks it up anew.
             ReadOnly: a member is to be written.
         """
-        node = await self._settled(ino)
+        node = await self._filesystem.settled(ino)
         wanted = flags & WRITING
         if not isinstance(node, ObjectNode):
             if wanted and isinstance(node, ShardNode):
                 raise ReadOnly("members of a shard cannot be changed")
-            return await self.open(ino)
+            return await self._filesystem.open(ino)
         known = self._files.by_ino.get(ino)
         if known is not None:
-            self._check_not_lost(known)
+            known.check_attached()
         if not wanted:
-            with self.changing:
-                self._readers[ino] += 1
+            with self.namespace_lock:
+                self.readers[ino] += 1
             if known is not None:
                 known.handles += 1
             return OpenFile(ino, None, known is not None and known.joined())
-        file = self._file(ino)
-        handle = OpenFile(ino, file, self._bypasses_pages(file, flags))
-        self._begin(handle)
+        file = self.written(ino)
+        handle = self.begin(file, flags)
         try:
             async with file.lock:
                 if flags & os.O_TRUNC:
-                    await self._truncate(file, 0)
+                    await self.truncate(file, 0)
                 elif file.staged is None and not file.unlinked:
                     await self._check_version(file)
         except BaseException:
@@ -84,33 +92,46 @@ class WritingFileSystem(CommittingFileSystem):
             raise
         return handle
 
-    def open_known(self, ino: int) -> bool:
-        """Open an object to read, if it is the version it was looked up as; says whether it is.
+    def try_open(self, ino: int) -> bool:
+        """Open a file to read, if it is the version it was looked up as; returns whether it is.
 
-        For the lane's thread, which holds `changing`.
+        For the fast path, which holds `namespace_lock`.
         """
-        if self.is_written(ino) or ino in self._going:
+        if not isinstance(self._inodes.get(ino), ObjectNode):
+            parts = split_member(ino)
+            return parts is not None and not parts[1]
+        if ino in self._files.by_ino or ino in self.going:
             return False
-        self._readers[ino] += 1
+        self.readers[ino] += 1
         return True
 
-    def release_known(self, ino: int) -> bool:
-        """Close such a handle for good, if that takes no more than to count it; else do nothing.
+    def try_close(self, ino: int) -> bool:
+        """Close what `try_open` opened, if that takes no more than to count it; else do nothing.
 
-        For the lane's thread, which holds `changing`.
+        For the fast path, which holds `namespace_lock`.
         """
-        if self.is_written(ino):
+        if split_member(ino) is not None:  # members never change, so their readers are not counted
+            return True
+        if ino in self._files.by_ino:
             return False
         self._close_reader(ino)
         return True
 
     def _close_reader(self, ino: int) -> None:
-        self._readers[ino] -= 1
-        if not self._readers[ino]:
-            del self._readers[ino]
+        self.readers[ino] -= 1
+        if not self.readers[ino]:
+            del self.readers[ino]
+
+    def begin(self, file: WrittenFile, flags: int) -> OpenFile:
+        """Make a handle for writing, and count it."""
+        handle = OpenFile(file.ino, file, self._bypasses_pages(file, flags))
+        file.handles += 1
+        file.writers += 1
+        file.bypassing += handle.bypasses_pages
+        return handle
 
     def _bypasses_pages(self, file: WrittenFile, flags: int) -> bool:
-        """Say whether who opens a file to write goes past the page cache, where nothing of it is."""
+        """Return whether a new handle for writing bypasses the page cache, which has nothing of it."""
         others_do = file.joined()
         if others_do or flags & SYNCHRONOUS:
             return others_do and not flags & SYNCHRONOUS
@@ -118,42 +139,24 @@ class WritingFileSystem(CommittingFileSystem):
         only_writes = flags & os.O_ACCMODE == os.O_WRONLY
         return bool(self.may_bypass_pages and only_writes and empty and not file.handles)
 
-    def _begin(self, handle: OpenFile) -> None:
-        """Count an open handle for writing."""
-        assert handle.file is not None, "only handles for writing are counted here"
-        handle.file.handles += 1
-        handle.file.writers += 1
-        handle.file.bypassing += handle.bypasses_pages
-
-    def _end(self, handle: OpenFile) -> None:
-        """Count it no more; a page that somebody's mapping brought meanwhile may be behind."""
-        file = handle.file
-        assert file is not None, "only handles for writing are counted here"
-        file.writers -= 1
-        file.bypassing -= handle.bypasses_pages
-        if file.shared and not file.bypassing:
-            file.shared = False
-            if self.kernel is not None:
-                self.kernel.invalidate_inode(file.ino)
-
-    def _file(self, ino: int) -> WrittenFile:
-        """Give the written file of an inode; from now on it is one."""
+    def written(self, ino: int) -> WrittenFile:
+        """Return the written file of an inode; from now on it is one."""
         file = self._files.by_ino.get(ino)
         if file is None:
-            node = self.node(ino)
+            node = self._inodes.node(ino)
             assert isinstance(node, ObjectNode), "only objects are written"
             info = node.info
-            spelled = self._salted.get(ino) or identity(node)
+            spelled = self._inodes.salted.get(ino) or identity(node)
             file = WrittenFile(ino, spelled, node, info, mode_of(info), mtime_of(info))
-            with self.changing:
-                file.handles = self._readers[ino]
+            with self.namespace_lock:
+                file.handles = self.readers[ino]
                 self._files.add(file)
         return file
 
     async def _check_version(self, file: WrittenFile) -> None:
-        """Make sure that what is to be changed in part is still what it was looked up as."""
+        """Raise `Stale` if what is to be changed in part is not what it was looked up as."""
         assert file.base is not None, "a file without a version is staged"
-        with self.noticing_change(file.node):
+        with self._filesystem.noticing_change(file.node):
             now = await self._writer.head(file.bucket, file.key)
             if not now.same_content(file.base):
                 raise Stale(f"{file.bucket}/{file.key} was changed by somebody else")
@@ -165,75 +168,51 @@ class WritingFileSystem(CommittingFileSystem):
             AisfsError: it has not, and holds what it held before.
         """
         if isinstance(handle, OpenFile) and handle.file is not None:
-            await self.commit(handle.file)
+            await self._committer.commit(handle.file)
 
     async def release(self, handle: OpenFile | FileHandle) -> None:
         """Close a handle for good. What is still dirty after the last one is uploaded or kept."""
-        if isinstance(handle, FileHandle):
-            return
-        file = handle.file or self._files.by_ino.get(handle.ino)
-        if handle.file is None:
-            with self.changing:
-                self._close_reader(handle.ino)
-        else:
-            self._end(handle)
-        if file is None:
-            return
-        file.handles -= 1
-        if not file.handles:
-            await self._settle_unopened(file)
+        if isinstance(handle, OpenFile):
+            file = self._end(handle)
+            if file is not None and not file.handles:
+                await self._committer.settle_unopened(file)
 
-    def release_stored(self, handle: OpenFile | FileHandle) -> bool:
-        """Close for good a handle of a file that is in the store; says whether it was one.
-
-        As `release`, where that need not wait.
-        """
+    def try_release(self, handle: OpenFile | FileHandle) -> bool:
+        """Close a handle for good, if its file is in the store; returns whether it is."""
         if not isinstance(handle, OpenFile):
             return False
         file = handle.file or self._files.by_ino.get(handle.ino)
         if file is not None and (file.dirty or not file.lock.is_free):
             return False
-        if handle.file is None:
-            with self.changing:
+        self._end(handle)
+        if file is not None and not file.handles:
+            self._committer.let_go(file)
+        return True
+
+    def _end(self, handle: OpenFile) -> WrittenFile | None:
+        """Count a handle no more; returns the written file it was of."""
+        file = handle.file
+        if file is None:
+            with self.namespace_lock:
                 self._close_reader(handle.ino)
+            file = self._files.by_ino.get(handle.ino)
         else:
-            self._end(handle)
+            file.writers -= 1
+            file.bypassing -= handle.bypasses_pages
+            if file.shared and not file.bypassing:  # pages of a mapping may be behind
+                file.shared = False
+                self._filesystem.kernel.invalidate_inode(file.ino)
         if file is not None:
             file.handles -= 1
-            if not file.handles:
-                self._let_go(file)
-        return True
+        return file
 
     # reading and writing ---------------------------------------------------------------------
 
-    async def read_at(self, ino: int, offset: int, size: int) -> Data:
-        """See `FileSystem`; an object is read as it is in this mount, whoever opened it."""
-        if isinstance(self.node(ino), ObjectNode):
-            return await self.read_file(OpenFile(ino, None), offset, size)
-        return await super().read_at(ino, offset, size)
-
-    async def read_file(self, handle: OpenFile | FileHandle, offset: int, size: int) -> Data:
+    async def read(self, handle: OpenFile | FileHandle, offset: int, size: int) -> Data:
         """Read up to `size` bytes; shorter only at the end of the file."""
         if isinstance(handle, FileHandle):
-            return await self.read(handle, offset, size)
-        while True:
-            file = self._files.by_ino.get(handle.ino)
-            if file is not None:
-                self._check_not_lost(file)
-                if file.staged is not None:
-                    return file.staged.read(offset, size)
-            node = self.node(handle.ino)
-            assert isinstance(node, ObjectNode), "other nodes have other handles"
-            try:
-                return await self.read(FileHandle(node), offset, size)
-            except Stale:
-                change = self._name_changes.of(node)
-                if change is not None:
-                    await change.over.wait()
-                now = self._files.by_ino.get(handle.ino)
-                changed_here = now is not None and (now.staged or now.base is not node.info)
-                if not changed_here and self.node(handle.ino) == node:
-                    raise  # by somebody else
+            return await self._filesystem.read(handle, offset, size)
+        return await self._filesystem.read_object(handle.ino, offset, size)
 
     async def write(self, handle: OpenFile, offset: int, data: bytes) -> int:
         """Write all of `data`.
@@ -246,14 +225,14 @@ class WritingFileSystem(CommittingFileSystem):
         if file is None:
             raise ReadOnly("not open for writing")
         async with file.lock:
-            self._check_not_lost(file)
-            self._write_staged(file, await self._stage(file), offset, data)
+            file.check_attached()
+            self._write_staged(file, await self.stage(file), offset, data)
         return len(data)
 
-    def write_known(self, ino: int, offset: int, data: memoryview) -> bool:
-        """Write to a file that is staged and that no task is at work on; says whether it is so.
+    def try_write(self, ino: int, offset: int, data: memoryview) -> bool:
+        """Write to a file that is staged and that no task is at work on; returns whether it is so.
 
-        For the lane's thread. Who gets an error here lets the trio thread try, and say why not.
+        For the fast path. On an error the request goes to the trio thread, which reports it.
         """
         file = self._files.by_ino.get(ino)
         if file is None or not file.lock.take_in_thread():
@@ -278,7 +257,7 @@ class WritingFileSystem(CommittingFileSystem):
             raise
         file.torn = None
 
-    async def _truncate(self, file: WrittenFile, size: int) -> None:
+    async def truncate(self, file: WrittenFile, size: int) -> None:
         """Cut or extend; called with the lock held."""
         if size == file.size:
             file.torn = None
@@ -287,7 +266,7 @@ class WritingFileSystem(CommittingFileSystem):
         created = file.staged is None and size == 0
         if created:  # what is cut off need not be loaded
             file.staged = self._writer.new()
-        staged = await self._stage(file)
+        staged = await self.stage(file)
         try:
             self._touch(file)
             staged.truncate(size)
@@ -301,24 +280,24 @@ class WritingFileSystem(CommittingFileSystem):
             raise
         file.torn = None
 
-    async def _stage(self, file: WrittenFile) -> StagedFile:
+    async def stage(self, file: WrittenFile) -> StagedFile:
         """Have the content on the local disk; called with the lock held."""
         if file.staged is None:
             assert file.base is not None, "a file without a version is staged"
-            with self.noticing_change(file.node):
+            with self._filesystem.noticing_change(file.node):
                 file.staged = await self._writer.load(file.bucket, file.base)
         return file.staged
 
     def _touch(self, file: WrittenFile) -> None:
-        """Take note of a change that is about to be made."""
+        """Mark the file as changed, before it is."""
         file.failed = None
         file.mtime_ns = time.time_ns()
         if not file.unlinked:
-            self._record(file)
+            self.record(file)
             file.dirty = True
 
-    def _record(self, file: WrittenFile) -> None:
-        """Say on the disk whose bytes these are, before anybody relies on them."""
+    def record(self, file: WrittenFile) -> None:
+        """Record on the disk whose bytes these are, before anyone relies on them."""
         assert file.staged is not None, "what is dirty is staged"
         self._writer.record(
             file.staged, file.bucket, file.key, member=file.member, base=file.base, mode=file.mode

@@ -1,7 +1,6 @@
 """What is open by a handle that was given out in the trio thread; see `lane_handles` for the others."""
 
-from aisfs.filesystem.handles import DirectoryHandle, FileHandle
-from aisfs.filesystem.write.open_files import OpenFile
+from aisfs.filesystem.handles import DirectoryHandle, FileHandle, OpenFile
 
 Opened = DirectoryHandle | FileHandle | OpenFile
 

@@ -1,10 +1,12 @@
-"""What thread L answers: requests to which `InstantAnswers` has the answer, on a mount that only reads.
+"""What the dispatcher answers: requests to which `InstantAnswers` has the answer.
 
-`open`, `opendir` and `flush` are answered with ENOSYS once; from then on the kernel opens and closes
-without a word, and keeps listings. A handle is then no more than the inode.
+In a mount that is only read `open`, `opendir` and `flush` are answered with ENOSYS once; from then on
+the kernel opens and closes without a request, and keeps listings. A handle is then no more than the
+inode. What is different in a mount that can be written is in `WriteHandlers`.
 """
 
 import errno
+from functools import partial
 
 from aisfs.cache.metadata_cache import WOULD_WAIT
 from aisfs.filesystem.filesystem import FileSystem
@@ -14,43 +16,56 @@ from aisfs.fuse.fastpath.dispatcher import FORWARD, LIST_BYTES_MAX, SILENCE, Han
 from aisfs.fuse.fastpath.interrupts import Interrupts
 from aisfs.fuse.fastpath.listing_pages import ListingPages
 from aisfs.fuse.fastpath.waiting_reads import WaitingReads
+from aisfs.fuse.fastpath.write_handlers import CHANGEABLE, WriteHandlers
 from aisfs.fuse.wire import abi
 from aisfs.fuse.wire.abi import InitFlag, Opcode
 
 
 class Handlers:
-    """The handlers of a read-only mount. All methods run in thread L."""
-
-    without = InitFlag.ATOMIC_O_TRUNC
-    """What the kernel is not to do."""
-    packs_ahead = True
-    """Whether a page of a listing stays good until it is asked for."""
-    wanted = InitFlag.PARALLEL_DIROPS
-    """What it is to do if it can."""
+    """The handlers of a mount. All methods run in the dispatcher, but `undo`."""
 
     def __init__(
         self,
-        known: InstantAnswers,
+        answers: InstantAnswers,
         filesystem: FileSystem,
         reads: WaitingReads,
         interruptions: Interrupts,
         *,
         negative_timeout: float,
+        writes: WriteHandlers | None = None,
     ) -> None:
-        """Answer from `known`; hand READs that must wait to `reads`."""
-        self._known = known
-        self._filesystem = filesystem
+        """Answer from `answers`; hand READs that must wait to `reads`.
+
+        Args:
+            answers: What can be answered at once.
+            filesystem: The tree of it.
+            reads: Answers READs that must wait.
+            interruptions: Told of INTERRUPTs.
+            negative_timeout: Seconds the kernel may keep a missing name.
+            writes: What is different in a mount that can be written.
+        """
+        self._answers = answers
         self._snapshots = filesystem.snapshots
         self._reads = reads
         self._interruptions = interruptions
         self._negative_timeout = negative_timeout
+        self._writes = writes
         self._flags = InitFlag(0)
-        self._pages = ListingPages(known, filesystem, ahead=self.packs_ahead)
+        # A page packed ahead stays good only where nothing changes but by what the store says.
+        self._pages = ListingPages(answers, filesystem, ahead=writes is None)
+        self._forget = filesystem.forget if writes is None else writes.forget
+        """Takes back lookups. From any thread."""
+        self.wanted = InitFlag.PARALLEL_DIROPS
+        """What the kernel is to do if it can."""
+        self.without = InitFlag.ATOMIC_O_TRUNC
+        """What it is not to do."""
+        if writes is not None:  # O_TRUNC comes with the OPEN: no empty object is stored before
+            self.wanted, self.without = self.wanted | writes.wanted, InitFlag(0)
 
     @property
     def handlers(self) -> dict[int, Handler]:
-        """Who answers which request."""
-        return {
+        """The handler of each request that is answered here."""
+        handlers: dict[int, Handler] = {
             Opcode.LOOKUP: self.lookup,
             Opcode.GETATTR: self.getattr,
             Opcode.READ: self.read,
@@ -64,24 +79,33 @@ class Handlers:
             Opcode.IOCTL: self.ioctl,
             Opcode.INTERRUPT: self.interrupt,
         }
+        if self._writes is None:
+            return handlers
+        handlers |= self._writes.handlers
+        guarded = self._writes.unless_changing
+        return handlers | {code: partial(guarded, handlers[code]) for code in CHANGEABLE}
 
     def initialise(self, flags: InitFlag) -> None:
-        """Take note of what the kernel can."""
+        """Remember what the kernel can."""
         self._flags = flags
+        if self._writes is not None:
+            self._writes.initialise(flags)
 
     def before_sleep(self) -> None:
-        """There is nothing to do for now."""
+        """Have done what was put off."""
+        if self._writes is not None:
+            self._writes.before_sleep()
 
     @property
     def lists_by_inode(self) -> bool:
-        """Whether directories are read without being opened."""
-        return bool(self._flags & InitFlag.NO_OPENDIR_SUPPORT)
+        """Whether directories are read without a handle that says anything."""
+        return self._writes is not None or bool(self._flags & InitFlag.NO_OPENDIR_SUPPORT)
 
     # names ---------------------------------------------------------------------------------------
 
     def lookup(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Look up a name; a missing one is an answer too, which the kernel may keep."""
-        entry = self._known.entry(nodeid, abi.name_of(message))
+        entry = self._answers.entry(nodeid, abi.name_of(message))
         if entry is WOULD_WAIT:
             return FORWARD
         if entry is None:
@@ -90,7 +114,7 @@ class Handlers:
 
     def getattr(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Describe an inode."""
-        attr = self._known.attr(nodeid)
+        attr = self._answers.attr(nodeid)
         return (abi.attr_reply(unique, attr),) if attr is not None else FORWARD
 
     def forget(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
@@ -104,16 +128,12 @@ class Handlers:
             self._forget(ino, count)
         return SILENCE
 
-    def _forget(self, ino: int, count: int) -> None:
-        """Take back lookups; from any thread."""
-        self._filesystem.forget(ino, count)
-
     # files ---------------------------------------------------------------------------------------
 
     def read(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Give bytes that are there, from where they are; hand on what must be waited for."""
         _, offset, size, *_ = abi.READ.unpack_from(message, abi.BODY)
-        data = self._known.read(nodeid, offset, size)
+        data = self._answers.read(nodeid, offset, size)
         if data is None:
             self._reads.hand_over(unique, nodeid, offset, size, pid)
             return SILENCE

@@ -59,7 +59,8 @@ class ListingPages:
     def __init__(self, known: InstantAnswers, filesystem: FileSystem, *, ahead: bool) -> None:
         """Pack what is `known`; `ahead` where nothing changes but by what the store says."""
         self._known = known
-        self._filesystem = filesystem
+        self._inodes = filesystem.inodes
+        self._nodes = filesystem.inodes.table
         self._snapshots = filesystem.snapshots
         self._packs_ahead = ahead
         self._kept: LRUCache[tuple[int, int, int], tuple[Node, Page]] = LRUCache(
@@ -75,9 +76,9 @@ class ListingPages:
         if page is None:
             return None
         for its_ino, its_node, count in page.counted:
-            self._filesystem.remember(its_ino, its_node, count)
+            self._inodes.remember(its_ino, its_node, count)
         for inos, nodes in page.objects:
-            self._filesystem.remember_objects(inos, nodes)
+            self._inodes.remember_objects(inos, nodes)
         self._next = (ino, page.end, size) if page.data and self._packs_ahead else None
         return page
 
@@ -87,7 +88,7 @@ class ListingPages:
         if wanted is None:
             return
         ino, offset, size = wanted
-        if isinstance(self._filesystem.inodes.get(ino), ShardNode):
+        if isinstance(self._nodes.get(ino), ShardNode):
             self._page(ino, offset, size)
             return
         handle = self._snapshots.under_way(ino, offset)
@@ -102,7 +103,7 @@ class ListingPages:
         return ahead.page if self._snapshots.under_way(ino, offset) is ahead.handle else None
 
     def _page(self, ino: int, offset: int, size: int) -> Page | None:
-        node = self._filesystem.inodes.get(ino)
+        node = self._nodes.get(ino)
         kept = self._kept.get((ino, offset, size))
         if kept is not None and kept[0] is node:
             return kept[1]

@@ -11,9 +11,8 @@ from typing import NamedTuple
 import trio
 
 from aisfs.filesystem.attributes import Entry
-from aisfs.filesystem.handles import FileHandle
-from aisfs.filesystem.write.open_files import OpenFile
-from aisfs.filesystem.write.rename import NamingFileSystem
+from aisfs.filesystem.handles import FileHandle, OpenFile
+from aisfs.filesystem.write.layer import WriteLayer
 from aisfs.fuse.fastpath.dispatcher import Reply
 from aisfs.fuse.fastpath.failures import failure
 from aisfs.fuse.fastpath.handle_table import HandleTable
@@ -26,7 +25,7 @@ from aisfs.metrics import Metrics
 TAKEN = (Opcode.CREATE, Opcode.FLUSH, Opcode.FSYNC, Opcode.RELEASE)
 
 
-class Created(NamedTuple):
+class CreateArgs(NamedTuple):
     """What a CREATE asks for."""
 
     parent: int
@@ -38,22 +37,22 @@ class Created(NamedTuple):
 class _Asked(NamedTuple):
     unique: int
     opcode: Opcode
-    what: Created | int
+    what: CreateArgs | int
     """Of a CREATE what to make; of the others the handle."""
 
 
-class Changes:
+class WriteRequests:
     """Takes requests from thread L; at most as many at once as the kernel sends."""
 
     def __init__(
         self,
-        filesystem: NamingFileSystem,
+        write: WriteLayer,
         handles: HandleTable,
         pending: Pending,
         metrics: Metrics,
     ) -> None:
-        """Ask `filesystem`; what is open is in `handles`, as for pyfuse3."""
-        self._filesystem = filesystem
+        """Ask `write`; what is open is in `handles`, as for pyfuse3."""
+        self._write = write
         self._handles = handles
         self._pending = pending
         self._metrics = metrics
@@ -74,7 +73,7 @@ class Changes:
 
     # thread L ------------------------------------------------------------------------------------
 
-    def hand_over(self, unique: int, opcode: Opcode, what: Created | int, pid: int) -> None:
+    def hand_over(self, unique: int, opcode: Opcode, what: CreateArgs | int, pid: int) -> None:
         """Have a request answered. Nobody waits for a RELEASE: it is told with the next request."""
         self._pending.add(unique, opcode, pid)
         self._inbox.put(_Asked(unique, opcode, what))
@@ -102,14 +101,14 @@ class Changes:
     def _done_at_once(self, asked: _Asked) -> bool:
         """Do what need not wait; says whether that was all."""
         try:
-            if isinstance(asked.what, Created):
-                made = self._filesystem.create_known(*asked.what)
+            if isinstance(asked.what, CreateArgs):
+                made = self._write.creator.try_create(*asked.what)
                 if made is not None:
                     self._answer_created(asked, *made)
                 return made is not None
             if asked.opcode == Opcode.RELEASE:
                 handle = self._handles.file(asked.what)
-                if not self._filesystem.release_stored(handle):
+                if not self._write.files.try_release(handle):
                     return False
                 self._handles.drop(asked.what)
                 self._answer(asked, 0)
@@ -123,14 +122,14 @@ class Changes:
         """Do and answer, whatever happens."""
         code = errno.EIO
         try:
-            if isinstance(asked.what, Created):
-                self._answer_created(asked, *await self._filesystem.create(*asked.what))
+            if isinstance(asked.what, CreateArgs):
+                self._answer_created(asked, *await self._write.creator.create(*asked.what))
             elif asked.opcode == Opcode.RELEASE:
                 handle = self._handles.file(asked.what)
                 self._handles.drop(asked.what)
-                await self._filesystem.release(handle)
+                await self._write.files.release(handle)
             else:
-                await self._filesystem.flush(self._handles.file(asked.what))
+                await self._write.files.flush(self._handles.file(asked.what))
             code = 0
         except Exception as error:  # noqa: BLE001 - logged there
             code = self._failure(asked, error)

@@ -11,7 +11,7 @@ import trio
 
 from aisfs.errors import MountError
 from aisfs.fuse.notifier import INVALIDATE_SECONDS
-from aisfs.fuse.pyfuse.reading import Operations
+from aisfs.fuse.pyfuse.operations import Operations
 
 
 class PyfuseKernel:
@@ -22,7 +22,7 @@ class PyfuseKernel:
         """Drops pages."""
 
     def invalidate_entry(self, parent: int, name: bytes) -> None:
-        """See `filesystem.kernel.Kernel`."""
+        """See `Kernel`."""
         pyfuse3.invalidate_entry_async(
             pyfuse3.InodeT(parent), pyfuse3.FileNameT(name), ignore_enoent=True
         )
@@ -31,7 +31,7 @@ class PyfuseKernel:
         """Nothing to do: without the lane the kernel keeps no listings, and has all pages written."""
 
     def drop_pages(self, inodes: Iterable[int]) -> None:
-        """See `filesystem.kernel.Kernel`."""
+        """See `Kernel`."""
 
         def drop() -> None:
             for ino in inodes:
@@ -43,7 +43,7 @@ class PyfuseKernel:
         self._dropping.start()
 
     async def invalidated(self, parent: int, name: bytes) -> None:
-        """See `filesystem.kernel.WaitingKernel`.
+        """See `Kernel`.
 
         The call waits for the directory's lock. Whoever holds it may wait for the file that is
         being closed or synced here, so after a while the thread is left to itself.

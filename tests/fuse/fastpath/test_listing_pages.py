@@ -26,7 +26,7 @@ LEAST = 408
 
 
 def answers_of(filesystem: FileSystem) -> Handlers:
-    known = InstantAnswers(filesystem, filesystem.tree, filesystem._folders, filesystem._reader)
+    known = InstantAnswers(filesystem, filesystem._reader)
     answers = Handlers(known, filesystem, None, None, negative_timeout=1.0)
     answers.initialise(InitFlag.NO_OPENDIR_SUPPORT)
     return answers
@@ -111,7 +111,7 @@ async def test_every_entry_is_counted_each_time(nursery: trio.Nursery, times: in
         taken = list(replies(answers, 4096))
     inos = [ino for reply in taken for ino in abi.listed_nodeids(reply)]
     assert len(set(inos)) == 100
-    assert {filesystem.inodes.lookup_count(ino) for ino in inos} == {times}
+    assert {filesystem.inodes.table.lookup_count(ino) for ino in inos} == {times}
     for reply in taken:  # the kernel did not take them after all
         answers.undo(abi.Opcode.READDIRPLUS, reply)
     assert len(filesystem.inodes) == (1 if times == 1 else 101)

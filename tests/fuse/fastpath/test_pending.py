@@ -2,6 +2,7 @@
 
 import errno
 import stat
+from types import SimpleNamespace
 
 import pytest
 
@@ -105,6 +106,7 @@ def test_a_spared_request_is_looked_at_again(
 class Forgetful:
     def __init__(self) -> None:
         self.snapshots = ReaddirSnapshots()
+        self.inodes = SimpleNamespace(table=None)
         self.forgotten: list[tuple[int, int]] = []
 
     def forget(self, ino: int, count: int) -> None:

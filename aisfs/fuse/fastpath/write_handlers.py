@@ -1,26 +1,22 @@
-"""What thread L answers on a mount that can be written: requests about what is only read.
+"""What the dispatcher answers in a mount that can be written, and not in one that is only read.
 
 The kernel opens and closes with a message here, since an open file may be written. Of a file that
-is open to read only, L answers both; the kernel is told to keep its pages and not to say at each
+is open to read only, the dispatcher answers both; the kernel is told to keep its pages and not to say at each
 `close` that there is nothing to write. It is told to keep the listing of a directory, which it drops
 by itself with each change it makes, unless it could not see by the mtime when to ask again.
 """
 
 from collections import deque
 from contextlib import suppress
-from functools import partial
 
 import trio
 
 from aisfs.core.namespace.inodes import split_member
-from aisfs.filesystem.write.instant import WritableInstantAnswers
-from aisfs.filesystem.write.open_files import WRITING, WritingFileSystem
+from aisfs.filesystem.filesystem import FileSystem
+from aisfs.filesystem.write.open_files import WRITING, OpenFiles
 from aisfs.fuse.fastpath.dispatcher import FORWARD, SILENCE, Handler, Reply
 from aisfs.fuse.fastpath.handle_codes import handle_of, is_lanes
-from aisfs.fuse.fastpath.handlers import Handlers
-from aisfs.fuse.fastpath.interrupts import Interrupts
-from aisfs.fuse.fastpath.waiting_reads import WaitingReads
-from aisfs.fuse.fastpath.write_requests import Changes, Created
+from aisfs.fuse.fastpath.write_requests import CreateArgs, WriteRequests
 from aisfs.fuse.wire import abi
 from aisfs.fuse.wire.abi import InitFlag, Opcode, OpenFlag
 
@@ -34,79 +30,57 @@ CHANGEABLE = (
 """Requests whose answers a change may touch."""
 
 
-class WritableHandlers(Handlers):
-    """The handlers of a mount that can be written. All methods run in thread L."""
+class WriteHandlers:
+    """The handlers of a mount that can be written. All methods run in the dispatcher, but `forget`."""
 
-    _known: WritableInstantAnswers
-    _filesystem: WritingFileSystem
-    without = InitFlag(0)  # O_TRUNC comes with the OPEN, so that no empty object is stored before
-    packs_ahead = False
     # No file here has setuid or setgid, since only permissions are kept: there is nothing to take.
-    wanted = (
-        InitFlag.PARALLEL_DIROPS
-        | InitFlag.HANDLE_KILLPRIV_V2
-        | InitFlag.INIT_EXT
-        | InitFlag.DIRECT_IO_ALLOW_MMAP
-    )
+    wanted = InitFlag.HANDLE_KILLPRIV_V2 | InitFlag.INIT_EXT | InitFlag.DIRECT_IO_ALLOW_MMAP
 
-    def __init__(
-        self,
-        known: WritableInstantAnswers,
-        filesystem: WritingFileSystem,
-        reads: WaitingReads,
-        interruptions: Interrupts,
-        changes: Changes,
-        *,
-        negative_timeout: float,
-    ) -> None:
-        """See `Handlers`; hand to `changes` what is theirs. To be made in the trio thread."""
-        super().__init__(known, filesystem, reads, interruptions, negative_timeout=negative_timeout)
-        self._changes = changes
+    def __init__(self, filesystem: FileSystem, files: OpenFiles, requests: WriteRequests) -> None:
+        """Answer from `files`; hand to `requests` what must wait. To be made in the trio thread."""
+        self._filesystem = filesystem
+        self._inodes = filesystem.inodes
+        self._files = files
+        self._requests = requests
         self._token = trio.lowlevel.current_trio_token()
         self._forgotten: deque[tuple[int, int]] = deque()
         self._told = False
 
     @property
     def handlers(self) -> dict[int, Handler]:
-        """See `Handlers`."""
-        handlers = super().handlers | {
+        """The handler of each request that is answered here."""
+        return {
+            Opcode.OPEN: self.open,
+            Opcode.OPENDIR: self.opendir,
+            Opcode.FLUSH: self.flush,
             Opcode.CREATE: self.create,
             Opcode.WRITE: self.write,
             Opcode.RELEASE: self.release,
             Opcode.FSYNC: self.fsync,
             Opcode.RELEASEDIR: self.releasedir,
         }
-        return handlers | {
-            code: partial(self._unless_changing, handlers[code]) for code in CHANGEABLE
-        }
 
     def initialise(self, flags: InitFlag) -> None:
-        """See `Handlers`; before Linux 6.6 what is written always goes through the page cache."""
-        super().initialise(flags)
-        self._filesystem.may_bypass_pages = bool(flags & InitFlag.DIRECT_IO_ALLOW_MMAP)
+        """Remember what the kernel can; before Linux 6.6 all writes go through the page cache."""
+        self._files.may_bypass_pages = bool(flags & InitFlag.DIRECT_IO_ALLOW_MMAP)
 
-    @property
-    def lists_by_inode(self) -> bool:
-        """See `Handlers`; always, since handles of directories say nothing here."""
-        return True
-
-    def _unless_changing(
+    def unless_changing(
         self, handler: Handler, unique: int, nodeid: int, message: memoryview, pid: int
     ) -> Reply | None:
         """Answer while nothing changes; the trio thread answers after its change."""
-        changing = self._known.changing
-        if not changing.acquire(blocking=False):
+        lock = self._files.namespace_lock
+        if not lock.acquire(blocking=False):
             return FORWARD
         try:
             return handler(unique, nodeid, message, pid)
         finally:
-            changing.release()
+            lock.release()
 
     # files ---------------------------------------------------------------------------------------
 
     def open(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Open what is to be read, and has not been written since the kernel knows it."""
-        if abi.open_flags(message) & WRITING or not self._known.open(nodeid):
+        if abi.open_flags(message) & WRITING or not self._files.try_open(nodeid):
             return FORWARD
         flags = OpenFlag.KEEP_CACHE | OpenFlag.NOFLUSH
         return (abi.open_reply(unique, handle_of(nodeid), flags),)
@@ -114,23 +88,23 @@ class WritableHandlers(Handlers):
     def write(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Write to what is staged, from where the kernel put the data."""
         offset, data = abi.written(message)
-        if not self._known.write(nodeid, offset, data):
+        if not self._files.try_write(nodeid, offset, data):
             return FORWARD
         return (abi.write_reply(unique, len(data)),)
 
     def create(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Have a file made and opened."""
         name, mode, flags = abi.created(message)
-        self._changes.hand_over(unique, Opcode.CREATE, Created(nodeid, name, mode, flags), pid)
+        self._requests.hand_over(unique, Opcode.CREATE, CreateArgs(nodeid, name, mode, flags), pid)
         return SILENCE
 
     def release(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Close for good what was opened here; have the rest closed."""
         handle = abi.handle(message)
         if not is_lanes(handle):
-            self._changes.hand_over(unique, Opcode.RELEASE, handle, pid)
+            self._requests.hand_over(unique, Opcode.RELEASE, handle, pid)
             return SILENCE
-        return (abi.error_reply(unique, 0),) if self._known.release(nodeid) else FORWARD
+        return (abi.error_reply(unique, 0),) if self._files.try_close(nodeid) else FORWARD
 
     def flush(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Do nothing for what was opened here; a kernel before 5.16 asks all the same."""
@@ -144,29 +118,29 @@ class WritableHandlers(Handlers):
         handle = abi.handle(message)
         if is_lanes(handle):
             return (abi.error_reply(unique, 0),)
-        self._changes.hand_over(unique, opcode, handle, pid)
+        self._requests.hand_over(unique, opcode, handle, pid)
         return SILENCE
 
     def before_sleep(self) -> None:
-        """See `Handlers`."""
-        self._changes.tell()
+        """Have done what was handed over and not told yet."""
+        self._requests.tell()
 
     # directories ---------------------------------------------------------------------------------
 
     def opendir(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Open a directory, of which there is nothing to know."""
         kept = OpenFlag.KEEP_CACHE | OpenFlag.CACHE_DIR
-        flags = kept if self._known.keeps_listing(nodeid) else OpenFlag(0)
+        flags = kept if self._inodes.keeps_listing(nodeid) else OpenFlag(0)
         return (abi.open_reply(unique, 0, flags),)
 
     def releasedir(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Close a directory."""
         return (abi.error_reply(unique, 0),)
 
-    # the rest ------------------------------------------------------------------------------------
+    # lookup counts -------------------------------------------------------------------------------
 
-    def _forget(self, ino: int, count: int) -> None:
-        """See `Handlers`; a written file is let go by the trio thread."""
+    def forget(self, ino: int, count: int) -> None:
+        """Take back lookups, from any thread: those of a written file in the trio thread."""
         if split_member(ino) is not None:
             self._filesystem.forget(ino, count)
             return

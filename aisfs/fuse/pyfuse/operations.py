@@ -1,7 +1,7 @@
-"""What the kernel can ask of any mount."""
+"""What the kernel can ask of a mount."""
 
 import errno
-import os
+import stat
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 from typing import TypeVar, cast
@@ -10,12 +10,16 @@ import pyfuse3
 import trio
 
 from aisfs.core.namespace.keys import NAME_MAX
-from aisfs.errors import ReadOnly
+from aisfs.errors import NotPermitted, ReadOnly
 from aisfs.filesystem.attributes import BLOCK_SIZE, FOREVER
 from aisfs.filesystem.filesystem import FileSystem
-from aisfs.filesystem.handles import DirectoryHandle, FileHandle
+from aisfs.filesystem.handles import DirectoryHandle, FileHandle, OpenFile
+from aisfs.filesystem.write.layer import WriteLayer
+from aisfs.filesystem.write.open_files import WRITING
+from aisfs.filesystem.write.setattr import AttributeChanges
 from aisfs.filesystem.xattrs import Xattrs
 from aisfs.fuse.callers import is_ending
+from aisfs.fuse.fastpath.handle_codes import object_of
 from aisfs.fuse.fastpath.handle_table import HandleTable, Opened
 from aisfs.fuse.pyfuse.replies import attributes, entry_attributes, handler
 from aisfs.metrics import Metrics
@@ -44,16 +48,21 @@ class Operations(pyfuse3.Operations):
     def __init__(
         self,
         filesystem: FileSystem,
+        write: WriteLayer | None,
         xattrs: Xattrs,
         metrics: Metrics,
         *,
         negative_timeout: float,
         on_ready: Callable[[], None],
     ) -> None:
-        """Serve `filesystem`; `on_ready` is called when the kernel has mounted it."""
+        """Serve `filesystem`, and `write` where it can be changed.
+
+        `on_ready` is called when the kernel has mounted it.
+        """
         super().__init__()
         self.metrics = metrics
         self._filesystem = filesystem
+        self._write = write
         self._xattrs = xattrs
         self.negative_timeout = min(negative_timeout, FOREVER)
         self._on_ready = on_ready
@@ -121,7 +130,7 @@ class Operations(pyfuse3.Operations):
     async def readlink(
         self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.FileNameT:
-        """Give the target of a symbolic link."""
+        """Return the target of a symbolic link."""
         return pyfuse3.FileNameT(await self._filesystem.readlink(inode))
 
     # directories -----------------------------------------------------------------------------
@@ -137,7 +146,7 @@ class Operations(pyfuse3.Operations):
     async def readdir(
         self, fh: pyfuse3.FileHandleT, start_id: int, token: pyfuse3.ReaddirToken
     ) -> None:
-        """Give entries until the kernel's buffer is full."""
+        """Pack entries until the kernel's buffer is full."""
         if self.lists_by_inode():
             await self._readdir_by_inode(pyfuse3.InodeT(fh), start_id, token)
             return
@@ -167,7 +176,7 @@ class Operations(pyfuse3.Operations):
     def _give_entries(
         self, handle: DirectoryHandle, start_id: int, token: pyfuse3.ReaddirToken
     ) -> bool:
-        """Give entries until the buffer is full; says whether there was any."""
+        """Pack entries until the buffer is full; says whether there was any."""
         some = False
         entries = handle.entries(start_id)
         if not start_id and self.lists_by_inode():
@@ -176,7 +185,7 @@ class Operations(pyfuse3.Operations):
             packed = entry_attributes(entry)
             if not pyfuse3.readdir_reply(token, pyfuse3.FileNameT(entry.name), packed, offset):
                 return True
-            self._filesystem.remember(entry.attr.ino, node)
+            self._filesystem.inodes.remember(entry.attr.ino, node)
             some = True
         return some
 
@@ -186,34 +195,186 @@ class Operations(pyfuse3.Operations):
 
     # files -----------------------------------------------------------------------------------
 
+    @property
+    def _changes(self) -> WriteLayer:
+        """What changes something, which the kernel stops asking for where nothing can be changed."""
+        if self._write is None:
+            raise pyfuse3.FUSEError(errno.ENOSYS)
+        return self._write
+
     @handler
     async def open(
         self, inode: pyfuse3.InodeT, flags: pyfuse3.FlagT, ctx: pyfuse3.RequestContext
     ) -> pyfuse3.FileInfo:
-        """Open a file to read; the number stands for one version, so the page cache may stay."""
-        if flags & (os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND):
+        """Open a file; its pages are those of the inode, which every change here goes through."""
+        opened: FileHandle | OpenFile
+        if self._write is not None:
+            opened = await self._write.files.open(inode, flags)
+        elif flags & WRITING:
             raise ReadOnly("the mount is read-only")
-        handle = self._keep(await self._filesystem.open(inode))
-        return pyfuse3.FileInfo(fh=handle, keep_cache=True)
+        else:
+            opened = await self._filesystem.open(inode)
+        bypasses = isinstance(opened, OpenFile) and opened.bypasses_pages
+        return pyfuse3.FileInfo(fh=self._keep(opened), keep_cache=True, direct_io=bypasses)
+
+    @handler
+    async def create(
+        self,
+        parent_inode: pyfuse3.InodeT,
+        name: pyfuse3.FileNameT,
+        mode: pyfuse3.ModeT,
+        flags: pyfuse3.FlagT,
+        ctx: pyfuse3.RequestContext,
+    ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
+        """Make a file and open it."""
+        entry, opened = await self._changes.creator.create(parent_inode, name, mode, flags)
+        handle = self._keep(opened)
+        return pyfuse3.FileInfo(fh=handle, keep_cache=True), entry_attributes(entry)
 
     @handler
     async def read(self, fh: pyfuse3.FileHandleT, off: int, size: int) -> bytes:
         """Read a range."""
-        handle = self.handles[fh]
-        assert isinstance(handle, FileHandle), "the kernel reads a file it opened"
         # pyfuse3 sends any contiguous buffer; copying it into bytes first would cost a pass.
+        handle = self.handles.file(fh)
+        if isinstance(handle, OpenFile):
+            return cast("bytes", await self._filesystem.read_object(handle.ino, off, size))
         return cast("bytes", await self._filesystem.read(handle, off, size))
 
+    @handler
+    async def write(self, fh: pyfuse3.FileHandleT, off: int, buf: bytes) -> int:
+        """Write a range to the local disk."""
+        handle = self.handles.file(fh)
+        assert isinstance(handle, OpenFile), "the kernel writes to what it opened for writing"
+        return await self._changes.files.write(handle, off, buf)
+
+    @handler
     async def flush(self, fh: pyfuse3.FileHandleT) -> None:
-        """Nothing to write: ENOSYS, and the kernel asks no more at every close."""
-        raise pyfuse3.FUSEError(errno.ENOSYS)
+        """Commit: a file descriptor is closed. Its error is that of `close`."""
+        await self._changes.files.flush(self.handles.file(fh))
+
+    @handler
+    async def fsync(self, fh: pyfuse3.FileHandleT, datasync: bool) -> None:
+        """Commit."""
+        await self._changes.files.flush(self.handles.file(fh))
+
+    @handler
+    async def fsyncdir(self, fh: pyfuse3.FileHandleT, datasync: bool) -> None:
+        """Do nothing: changes of names are in the store when they return."""
 
     async def release(self, fh: pyfuse3.FileHandleT) -> None:
-        """Close a file."""
-        self.handles.drop(fh)
+        """Close a file for good; an error has no one to go to."""
+        handle = self.handles.drop(fh)
+        ino = object_of(fh)
+        if ino is not None:  # opened by the fast path, and written by somebody else since
+            handle = OpenFile(ino, None)
+        if self._write is not None and isinstance(handle, FileHandle | OpenFile):
+            await self._release(handle)
+
+    @handler
+    async def _release(self, handle: FileHandle | OpenFile) -> None:
+        await self._changes.files.release(handle)
+
+    @handler
+    async def setattr(
+        self,
+        inode: pyfuse3.InodeT,
+        attr: pyfuse3.EntryAttributes,
+        fields: pyfuse3.SetattrFields,
+        fh: pyfuse3.FileHandleT | None,
+        ctx: pyfuse3.RequestContext,
+    ) -> pyfuse3.EntryAttributes:
+        """Change size, mode, owner or time; the time of the last access is kept nowhere."""
+        changes = AttributeChanges(
+            size=attr.st_size if fields.update_size else None,
+            mode=stat.S_IMODE(attr.st_mode) if fields.update_mode else None,
+            mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
+            uid=attr.st_uid if fields.update_uid else None,
+            gid=attr.st_gid if fields.update_gid else None,
+        )
+        handle = self.handles.get(fh) if fh is not None else None
+        opened = handle if isinstance(handle, OpenFile) else None
+        return attributes(await self._changes.attributes.setattr(inode, changes, opened))
 
     def _keep(self, opened: Opened) -> pyfuse3.FileHandleT:
         return pyfuse3.FileHandleT(self.handles.keep(opened))
+
+    # names that are changed ------------------------------------------------------------------
+
+    @handler
+    async def unlink(
+        self, parent_inode: pyfuse3.InodeT, name: pyfuse3.FileNameT, ctx: pyfuse3.RequestContext
+    ) -> None:
+        """Remove a file."""
+        await self._changes.names.unlink(parent_inode, name)
+
+    @handler
+    async def mkdir(
+        self,
+        parent_inode: pyfuse3.InodeT,
+        name: pyfuse3.FileNameT,
+        mode: pyfuse3.ModeT,
+        ctx: pyfuse3.RequestContext,
+    ) -> pyfuse3.EntryAttributes:
+        """Make a directory."""
+        return entry_attributes(await self._changes.creator.mkdir(parent_inode, name, mode))
+
+    @handler
+    async def rmdir(
+        self, parent_inode: pyfuse3.InodeT, name: pyfuse3.FileNameT, ctx: pyfuse3.RequestContext
+    ) -> None:
+        """Remove an empty directory."""
+        await self._changes.names.rmdir(parent_inode, name)
+
+    @handler
+    async def rename(
+        self,
+        parent_inode_old: pyfuse3.InodeT,
+        name_old: pyfuse3.FileNameT,
+        parent_inode_new: pyfuse3.InodeT,
+        name_new: pyfuse3.FileNameT,
+        flags: pyfuse3.FlagT,
+        ctx: pyfuse3.RequestContext,
+    ) -> None:
+        """Rename a file or a directory."""
+        await self._changes.names.rename(
+            parent_inode_old, name_old, parent_inode_new, name_new, flags
+        )
+
+    # what objects cannot be ------------------------------------------------------------------
+
+    @handler
+    async def symlink(
+        self,
+        parent_inode: pyfuse3.InodeT,
+        name: pyfuse3.FileNameT,
+        target: pyfuse3.FileNameT,
+        ctx: pyfuse3.RequestContext,
+    ) -> pyfuse3.EntryAttributes:
+        """Refuse: EPERM, as link(2) and symlink(2) say of file systems without."""
+        raise NotPermitted("there are no symbolic links in a bucket")
+
+    @handler
+    async def link(
+        self,
+        inode: pyfuse3.InodeT,
+        new_parent_inode: pyfuse3.InodeT,
+        new_name: pyfuse3.FileNameT,
+        ctx: pyfuse3.RequestContext,
+    ) -> pyfuse3.EntryAttributes:
+        """Refuse."""
+        raise NotPermitted("there are no hard links in a bucket")
+
+    @handler
+    async def mknod(
+        self,
+        parent_inode: pyfuse3.InodeT,
+        name: pyfuse3.FileNameT,
+        mode: pyfuse3.ModeT,
+        rdev: int,
+        ctx: pyfuse3.RequestContext,
+    ) -> pyfuse3.EntryAttributes:
+        """Refuse."""
+        raise NotPermitted("there are no devices, pipes and sockets in a bucket")
 
     # the rest --------------------------------------------------------------------------------
 
@@ -221,7 +382,7 @@ class Operations(pyfuse3.Operations):
     async def getxattr(
         self, inode: pyfuse3.InodeT, name: pyfuse3.XAttrNameT, ctx: pyfuse3.RequestContext
     ) -> bytes:
-        """Give an extended attribute."""
+        """Return an extended attribute."""
         return await self._xattrs.get(inode, name)
 
     @handler

@@ -19,15 +19,18 @@ class DirectoryAttributes:
             DIRECTORIES_MAX
         )
 
+    def __bool__(self) -> bool:
+        return bool(self._kept)
+
     def of(self, bucket: Bucket, prefix: str) -> tuple[int | None, int | None]:
-        """Give mode and time of a directory, each None if nobody set it."""
+        """Return mode and time of a directory, each None if it was not set."""
         try:
             return self._kept[bucket, prefix]  # one step; `get` is two
         except KeyError:
             return None, None
 
     def keep(self, bucket: Bucket, prefix: str, mode: int | None, mtime_ns: int | None) -> None:
-        """Take note of both."""
+        """Remember both."""
         self._kept[bucket, prefix] = mode, mtime_ns
 
     def drop(self, bucket: Bucket, prefix: str) -> None:

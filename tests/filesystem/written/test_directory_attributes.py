@@ -2,8 +2,8 @@
 
 import pytest
 
-from aisfs.filesystem import directory_attributes
-from aisfs.filesystem.directory_attributes import DirectoryAttributes
+from aisfs.filesystem.written import directory_attributes
+from aisfs.filesystem.written.directory_attributes import DirectoryAttributes
 from aisfs.model import Bucket
 
 PETS, CARS = Bucket("pets"), Bucket("cars")

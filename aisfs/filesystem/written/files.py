@@ -12,9 +12,9 @@ from msgspec import structs
 
 from aisfs.core.namespace.listing import PENDING_VERSION
 from aisfs.engine.write.staging import StagedFile
-from aisfs.errors import AisfsError
-from aisfs.filesystem.nodes import ObjectNode, identity
-from aisfs.filesystem.write.content_lock import ContentLock
+from aisfs.errors import AisfsError, Stale
+from aisfs.filesystem.nodes import ObjectNode
+from aisfs.filesystem.written.content_lock import ContentLock
 from aisfs.model import Bucket, ObjectInfo
 
 _serial = count(1)
@@ -86,6 +86,11 @@ class WrittenFile:
         self.shared |= self.bypassing > 0
         return self.bypassing > 0
 
+    def check_attached(self) -> None:
+        """Raise `Stale` if what was written is not to be seen here any more."""
+        if self.lost is not None:
+            raise Stale(f"{self.bucket}/{self.key}: {self.lost}; open it again")
+
     def stands_for(self, info: ObjectInfo) -> bool:
         """Say whether this file is what its name shows while the store has `info`."""
         if self.unlinked or self.lost is not None:
@@ -106,18 +111,16 @@ class WrittenFiles:
         """Start with none."""
         self.by_ino: dict[int, WrittenFile] = {}
         self._by_key: dict[tuple[Bucket, str], WrittenFile] = {}
-        self._members: dict[tuple[Bucket, str, str], WrittenFile] = {}
+        self.members: dict[tuple[Bucket, str, str], WrittenFile] = {}
+        """New members of shards, by key of the shard and path in it."""
         self._at_rest: dict[int, WrittenFile] = {}
         """Those that nobody has open, in the order of their last close."""
-
-    def __len__(self) -> int:
-        return len(self.by_ino) + len(self._by_key)
 
     def add(self, file: WrittenFile) -> None:
         """Remember a file under its number and its name."""
         self.by_ino[file.ino] = file
         if file.member:
-            self._members[file.bucket, file.key, file.member] = file
+            self.members[file.bucket, file.key, file.member] = file
         else:
             self._by_key[file.bucket, file.key] = file
 
@@ -127,7 +130,7 @@ class WrittenFiles:
 
     def of_member(self, bucket: Bucket, shard: str, member: str) -> WrittenFile | None:
         """Give a new member of a shard."""
-        return self._members.get((bucket, shard, member))
+        return self.members.get((bucket, shard, member))
 
     def below(self, bucket: Bucket, prefix: str) -> list[WrittenFile]:
         """Give the files whose keys start with `prefix`."""
@@ -137,7 +140,7 @@ class WrittenFiles:
         """Give the new members of a shard, or of all shards whose keys start with `shard`."""
         return [
             file
-            for (b, key, _), file in self._members.items()
+            for (b, key, _), file in self.members.items()
             if b == bucket and (key == shard or (shard.endswith("/") and key.startswith(shard)))
         ]
 
@@ -145,8 +148,8 @@ class WrittenFiles:
         """Forget its name; the number stays."""
         if file.member:
             where = (file.bucket, file.key, file.member)
-            if self._members.get(where) is file:
-                del self._members[where]
+            if self.members.get(where) is file:
+                del self.members[where]
         elif self._by_key.get((file.bucket, file.key)) is file:
             del self._by_key[file.bucket, file.key]
 
@@ -172,8 +175,3 @@ class WrittenFiles:
         self._at_rest.pop(file.ino, None)
         self.unname(file)
         self.by_ino.pop(file.ino, None)
-
-
-def versioned_identity(node: ObjectNode, again: int) -> bytes:
-    """Spell the identity of a version whose own number means something else by now."""
-    return identity(node) + (b"\0%d" % again if again else b"")

@@ -1,0 +1,46 @@
+"""What a mount has on top of its `FileSystem` when it can be written."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aisfs.config import WriteSettings
+from aisfs.engine.listing.overlay import OverlaidLister
+from aisfs.engine.write.writer import Writer
+from aisfs.filesystem.filesystem import FileSystem
+from aisfs.filesystem.trees.bucket_tree import Tree
+from aisfs.filesystem.write.commit import Committer
+from aisfs.filesystem.write.create import Creator
+from aisfs.filesystem.write.open_files import OpenFiles
+from aisfs.filesystem.write.rename import Renamer
+from aisfs.filesystem.write.rename_directory import DirectoryRenamer
+from aisfs.filesystem.write.setattr import AttributeSetter
+
+
+@dataclass(frozen=True, slots=True)
+class WriteLayer:
+    """The operations that change something."""
+
+    files: OpenFiles
+    creator: Creator
+    attributes: AttributeSetter
+    names: Renamer
+
+
+def write_layer(
+    filesystem: FileSystem,
+    tree: Tree,
+    overlay: OverlaidLister,
+    writer: Writer,
+    settings: WriteSettings,
+    clock: Callable[[], float],
+) -> WriteLayer:
+    """Put the operations together; `overlay` is the lister of `tree`."""
+    committer = Committer(filesystem, tree, overlay, writer)
+    files = OpenFiles(filesystem, committer, overlay, writer)
+    creator = Creator(filesystem, tree, committer, files, overlay, writer, clock)
+    attributes = AttributeSetter(filesystem, committer, files, creator, overlay, writer, settings)
+    directories = DirectoryRenamer(
+        filesystem.inodes, committer, overlay, writer, settings.rename_dir_limit
+    )
+    names = Renamer(filesystem, tree, committer, files, directories, overlay, writer)
+    return WriteLayer(files, creator, attributes, names)

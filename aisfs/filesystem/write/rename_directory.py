@@ -1,0 +1,145 @@
+"""Renames of directories: of every object below one."""
+
+import logging
+from contextlib import AsyncExitStack
+
+from msgspec import structs
+
+from aisfs.engine.listing.overlay import OverlaidLister
+from aisfs.engine.write.writer import Writer
+from aisfs.errors import AisfsError, InvalidName, NotADirectory, NotEmpty
+from aisfs.filesystem.inodes import Inodes
+from aisfs.filesystem.nodes import DirectoryNode, ObjectNode
+from aisfs.filesystem.trees.bucket_tree import Found
+from aisfs.filesystem.write.commit import Committer
+from aisfs.model import Bucket, ObjectInfo
+
+log = logging.getLogger(__name__)
+
+
+class DirectoryRenamer:
+    """Renames directories, which the store does not know as such."""
+
+    def __init__(
+        self,
+        inodes: Inodes,
+        committer: Committer,
+        overlay: OverlaidLister,
+        writer: Writer,
+        limit: int,
+    ) -> None:
+        """Rename at most `limit` objects at a time with `writer`, and show that in `overlay`."""
+        self._inodes = inodes
+        self._files = inodes.files
+        self._committer = committer
+        self._overlay = overlay
+        self._writer = writer
+        self._limit = limit
+
+    async def check_empty(self, node: DirectoryNode) -> None:
+        """Raise `NotEmpty` if there is something in a directory, whatever was believed about it."""
+        if not await self._overlay.is_empty(node.bucket, node.prefix):
+            raise NotEmpty(f"{node.bucket}/{node.prefix} is not empty")
+
+    async def rename(self, node: DirectoryNode, victim: Found | None, new_prefix: str) -> None:
+        """Rename every object below a directory, or none; nothing is lost on the way."""
+        bucket, prefix = node.bucket, node.prefix
+        if victim is not None:
+            if not isinstance(victim.node, DirectoryNode):
+                raise NotADirectory(f"{bucket}/{new_prefix[:-1]} is not a directory")
+            await self.check_empty(victim.node)
+        if new_prefix.startswith(prefix):
+            raise InvalidName(f"{bucket}/{prefix} cannot be moved into itself")
+        async with AsyncExitStack() as locks:
+            # What is written meanwhile is uploaded under its new name.
+            for file in self._files.below(bucket, prefix):
+                await locks.enter_async_context(file.lock)
+                await self._committer.commit_locked(file)
+            await self._rename_objects(node, new_prefix)
+
+    async def _rename_objects(self, node: DirectoryNode, new_prefix: str) -> None:
+        """Rename what the store has below a directory."""
+        bucket, prefix = node.bucket, node.prefix
+        found = await self._writer.objects_below(bucket, prefix, self._limit)
+        moved: dict[str, ObjectInfo] = {}
+        try:
+            for info in found:
+                new_key = new_prefix + info.key[len(prefix) :]
+                moved[info.key] = await self._writer.rename(bucket, info.key, new_key)
+        except AisfsError as error:
+            await self._rename_back(bucket, prefix, new_prefix, moved, len(found), error)
+            raise
+        with self._overlay.changing:
+            self._moved_directory(node, new_prefix, moved)
+
+    async def _rename_back(
+        self,
+        bucket: Bucket,
+        prefix: str,
+        new_prefix: str,
+        moved: dict[str, ObjectInfo],
+        total: int,
+        error: AisfsError,
+    ) -> None:
+        """Undo a rename of a directory that failed half-way, and account for every object."""
+        stranded = []
+        for old_key, info in moved.items():
+            try:
+                back = await self._writer.rename(bucket, info.key, old_key)
+                self._overlay.settle(bucket, old_key, back)
+            except AisfsError as failed:
+                stranded.append(info.key)
+                log.error("%s/%s could not go back to %s: %s", bucket, info.key, old_key, failed)
+                self._overlay.remove(bucket, old_key)
+                self._overlay.settle(bucket, info.key, info, below=new_prefix)
+        log.error(
+            "%s/%s was not renamed: %s; of %d objects %d were moved, %d of these moved back, "
+            "%d are under the new name: %s",
+            bucket, prefix, error, total, len(moved), len(moved) - len(stranded), len(stranded),
+            ", ".join(stranded) or "none",
+        )  # fmt: skip
+
+    def _moved_directory(
+        self, node: DirectoryNode, new_prefix: str, moved: dict[str, ObjectInfo]
+    ) -> None:
+        """Let everything known below the old name be known below the new one."""
+        bucket, prefix = node.bucket, node.prefix
+
+        def renamed(key: str) -> str:
+            return new_prefix + key[len(prefix) :]
+
+        for file in self._files.below(bucket, prefix):
+            info = moved.get(file.key, file.base)
+            self._files.rename(file, renamed(file.key), file.node.parent, file.node.name)
+            file.base = info
+        for member in self._files.new_members(bucket, prefix):
+            self._files.rename(member, renamed(member.key), member.node.parent, member.node.name)
+        self._move_inodes_below(node, new_prefix, moved)
+        for held in self._overlay.held.below(bucket, prefix):
+            self._overlay.remove(bucket, held, hold=False)
+            self._overlay.set_pending(bucket, renamed(held), None)
+        for old_key, new_info in moved.items():
+            self._overlay.remove(bucket, old_key, hold=False, below=prefix)
+            self._overlay.settle(bucket, new_info.key, new_info, below=new_prefix)
+        self._inodes.directory_attributes.rename(bucket, prefix, new_prefix)
+        self._overlay.remove(bucket, prefix)
+        if not moved:
+            self._overlay.set_pending(bucket, new_prefix, None)
+
+    def _move_inodes_below(
+        self, node: DirectoryNode, new_prefix: str, moved: dict[str, ObjectInfo]
+    ) -> None:
+        """Let the kernel's numbers of what lies in a renamed directory stand for the new names."""
+        bucket, prefix = node.bucket, node.prefix
+        for ino, known in self._inodes.known():
+            new: ObjectNode | DirectoryNode
+            match known:
+                case DirectoryNode(b, p) if b == bucket and p.startswith(prefix):
+                    new = DirectoryNode(bucket, new_prefix + p[len(prefix) :])
+                case ObjectNode(b, info) if b == bucket and info.key in moved:
+                    if ino in self._files.by_ino:
+                        continue
+                    new = structs.replace(known, info=moved[info.key])
+                case _:
+                    continue
+            self._inodes.move(ino, new)

@@ -1,0 +1,171 @@
+"""Sizes, modes and times of a mount that can be written."""
+
+import stat
+from dataclasses import dataclass, replace
+
+from aisfs.config import WriteSettings
+from aisfs.core.staged.posix_metadata import mode_of, mtime_of
+from aisfs.engine.listing.overlay import OverlaidLister
+from aisfs.engine.write.writer import Writer
+from aisfs.errors import AisfsError, NotPermitted, ReadOnly, Unsupported
+from aisfs.filesystem.attributes import Attr
+from aisfs.filesystem.filesystem import FileSystem
+from aisfs.filesystem.handles import OpenFile
+from aisfs.filesystem.nodes import DirectoryNode, ObjectNode, ShardNode
+from aisfs.filesystem.write.commit import Committer
+from aisfs.filesystem.write.create import Creator
+from aisfs.filesystem.write.open_files import OpenFiles
+from aisfs.filesystem.written.files import WrittenFile
+
+
+@dataclass(frozen=True, slots=True)
+class AttributeChanges:
+    """What `setattr` is to change; None leaves a value as it is."""
+
+    size: int | None = None
+    mode: int | None = None
+    mtime_ns: int | None = None
+    uid: int | None = None
+    gid: int | None = None
+
+
+class AttributeSetter:
+    """Changes what `stat` shows."""
+
+    def __init__(
+        self,
+        filesystem: FileSystem,
+        committer: Committer,
+        open_files: OpenFiles,
+        creator: Creator,
+        overlay: OverlaidLister,
+        writer: Writer,
+        settings: WriteSettings,
+    ) -> None:
+        """Store with `writer`, and show the outcome in `overlay`."""
+        self._filesystem = filesystem
+        self._committer = committer
+        self._open_files = open_files
+        self._creator = creator
+        self._overlay = overlay
+        self._writer = writer
+        self._ignores_refusals = settings.ignore_attr_changes
+
+    async def setattr(self, ino: int, changes: AttributeChanges, handle: OpenFile | None) -> Attr:
+        """Change size, mode or time.
+
+        Raises:
+            NotPermitted: an owner, or a mode or time that the bucket cannot keep.
+            ReadOnly: in a shard.
+        """
+        node = await self._filesystem.settled(ino)
+        attr = await self._filesystem.getattr(ino)
+        self._check_owner(changes, attr)
+        if isinstance(node, ShardNode):
+            return await self._set_folder(node, attr, changes)
+        if isinstance(node, DirectoryNode):
+            attributes = self._filesystem.inodes.directory_attributes
+            mode, mtime_ns = attributes.of(node.bucket, node.prefix)
+            attributes.keep(
+                node.bucket,
+                node.prefix,
+                mode if changes.mode is None else changes.mode & 0o7777,
+                mtime_ns if changes.mtime_ns is None else changes.mtime_ns,
+            )
+            return self._filesystem.inodes.attr(node, ino)
+        if not isinstance(node, ObjectNode):
+            raise ReadOnly("the directories of buckets cannot be changed")
+        file = handle.file if handle is not None else None
+        file = file or self._open_files.written(ino)
+        await self._set_file(file, changes)
+        return self._filesystem.inodes.written_attr(file)
+
+    async def _set_file(self, file: WrittenFile, changes: AttributeChanges) -> None:
+        try:
+            async with file.lock:
+                file.check_attached()
+                if changes.size is not None:
+                    await self._open_files.truncate(file, changes.size)
+                if changes.mode is not None or changes.mtime_ns is not None:
+                    await self._set_attributes(file, changes)
+            if changes.size is not None and not file.writers:
+                await self._commit_unopened(file)
+        finally:
+            if not file.handles:
+                await self._committer.settle_unopened(file)
+
+    async def _set_folder(self, node: ShardNode, attr: Attr, changes: AttributeChanges) -> Attr:
+        """Change mode or time of a directory of a shard: the shard gets another header of it.
+
+        Those of the folder of the shard itself are the object's.
+        """
+        if not stat.S_ISDIR(attr.mode):
+            raise ReadOnly("members of a shard cannot be changed")
+        mode = None if changes.mode is None else changes.mode & 0o777
+        if mode is None and changes.mtime_ns is None:
+            return attr
+        path = await self._filesystem.folders.path_of(node, attr.ino)
+        if path:
+            mtime_ns = attr.mtime_ns if changes.mtime_ns is None else changes.mtime_ns
+            entry = await self._creator.store_folder(node, path, mode, mtime_ns)
+            self._filesystem.forget(entry.attr.ino, 1)
+            return replace(entry.attr, ino=attr.ino)
+        try:
+            now = await self._writer.head(node.bucket, node.info.key)
+            mtime_ns = mtime_of(now) if changes.mtime_ns is None else changes.mtime_ns
+            mode = mode_of(now) if mode is None else mode
+            info = await self._writer.set_attributes(node.bucket, now, mtime_ns=mtime_ns, mode=mode)
+        except Unsupported as error:
+            if self._ignores_refusals:
+                return attr
+            raise NotPermitted(f"{node.bucket} cannot keep modes and times") from error
+        self._overlay.settle(node.bucket, node.info.key, info)
+        return attr
+
+    def _check_owner(self, changes: AttributeChanges, attr: Attr) -> None:
+        same = changes.uid in (None, attr.uid) and changes.gid in (None, attr.gid)
+        if not same and not self._ignores_refusals:
+            raise NotPermitted(
+                "all files belong to who mounts; --ignore-attr-changes accepts other owners"
+            )
+
+    async def _set_attributes(self, file: WrittenFile, changes: AttributeChanges) -> None:
+        """Keep mode and time: with the next upload, or at once where none is due."""
+        old = file.mode, file.mtime_ns
+        if changes.mode is not None:
+            file.mode = changes.mode & 0o777
+        if changes.mtime_ns is not None:
+            file.mtime_ns = changes.mtime_ns
+            if file.staged is not None:
+                file.staged.set_mtime(file.mtime_ns)
+        if file.unlinked or (file.mode, file.mtime_ns) == old:
+            return
+        if file.dirty or file.member:  # of a member they are in its header
+            self._open_files.record(file)
+            file.dirty = True
+            return
+        assert file.base is not None, "what is not dirty is in the store"
+        try:
+            file.base = await self._writer.set_attributes(
+                file.bucket, file.base, mtime_ns=file.mtime_ns, mode=file.mode
+            )
+        except AisfsError as error:
+            if self._ignores_refusals and isinstance(error, Unsupported):
+                return
+            file.mode, file.mtime_ns = old
+            if isinstance(error, Unsupported):
+                raise NotPermitted(
+                    f"{file.bucket} cannot keep modes and times; see --ignore-attr-changes"
+                ) from error
+            raise
+        self._overlay.settle(file.bucket, file.key, file.base)
+
+    async def _commit_unopened(self, file: WrittenFile) -> None:
+        """Commit a change that no close will follow; its error is the caller's, and undoes it."""
+        try:
+            await self._committer.commit(file)
+        except AisfsError as error:
+            async with file.lock:
+                if file.staged is not None and not file.writers:
+                    self._committer.discard(file, error)
+            raise

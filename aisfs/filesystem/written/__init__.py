@@ -1,0 +1,1 @@
+"""What this mount has written, or is changing: consulted before what the store says."""
