@@ -15,7 +15,7 @@ from aisfs.core.staged.record import StagedRecord, version_text
 from aisfs.engine.write.appender import Appender
 from aisfs.engine.write.shard_copy import END_MARK, NewMember
 from aisfs.engine.write.staging import StagingArea
-from aisfs.engine.write.unsent import UnsentFile, adopt_dead_sessions, parked
+from aisfs.engine.write.unsent import UnsentFile, adopt_dead_sessions, unsent_files
 from aisfs.errors import AisfsError, BucketNotFound, ConfigError, NotFound, Stale
 from aisfs.model import ObjectInfo
 from aisfs.store.content import BytesContent, FileContent, checksum_of
@@ -35,7 +35,7 @@ def find_unsent(directory: Path, names: Sequence[str]) -> list[UnsentFile]:
         ConfigError: there is nothing of one of the names.
     """
     adopt_dead_sessions(directory)
-    found = parked(directory)
+    found = unsent_files(directory)
     for name in names:
         if not any(name in (one.id, one.record.name) for one in found):
             raise ConfigError(f"{name}: nothing of this name; `aisfs recover` lists what there is")

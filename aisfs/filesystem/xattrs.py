@@ -74,16 +74,16 @@ class Xattrs:
         node = self._filesystem.inodes.node(ino)
         if isinstance(node, ObjectNode):
             whole = ByteRange(0, node.info.size)
-            return await self._keeping.kept(node.bucket, node.info, whole)
+            return await self._keeping.cached(node.bucket, node.info, whole)
         if isinstance(node, ShardNode):
             _, is_directory, low = split_member(ino) or (0, True, 0)
             with self._filesystem.noticing_change(node):
                 if is_directory and low == 0:
-                    return await self._keeping.keep_index(node.bucket, node.info)
+                    return await self._keeping.save_index(node.bucket, node.info)
                 index = (await self._folders.view(node)).index
             if not is_directory and index.form is Form.TAR and index.plain(low):
                 place = index.data_range(low)
-                return await self._keeping.kept(node.bucket, node.info, place)
+                return await self._keeping.cached(node.bucket, node.info, place)
         raise NoSuchAttribute(f"nobody knows how much of inode {ino} is kept")
 
     async def _all(self, ino: int) -> Mapping[bytes, bytes]:

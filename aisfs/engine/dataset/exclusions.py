@@ -5,8 +5,8 @@ from collections.abc import Mapping
 DAMAGED = "damaged shard"
 
 
-def told(exclusions: Mapping[str, int]) -> str:
-    """Spell counts in one line, as `2 excluded shards, 1 shard`."""
+def summarize(exclusions: Mapping[str, int]) -> str:
+    """Return counts in one line, as `2 excluded shards, 1 shard`."""
     return ", ".join(
         f"{n} {reason}{'s' * (n > 1)}" for reason, n in sorted(exclusions.items()) if n
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from aisfs.core.namespace.keys import child_prefix, is_shard
 from aisfs.core.namespace.sources import DatasetSource
-from aisfs.engine.dataset.exclusions import told
+from aisfs.engine.dataset.exclusions import summarize
 from aisfs.engine.listing.lister import Lister
 from aisfs.errors import ConfigError, SourceMissing
 from aisfs.model import Bucket, ObjectInfo
@@ -31,7 +31,7 @@ class LooseObjects:
 async def walk(
     lister: Lister, bucket: Bucket, directory: str, enters: Callable[[str], bool]
 ) -> AsyncIterator[tuple[str, ObjectInfo]]:
-    """Give all objects below a prefix, sorted, those of a directory before what lies below it.
+    """Yield all objects below a prefix, sorted, those of a directory before what lies below it.
 
     Args:
         lister: Knows directories.
@@ -83,8 +83,8 @@ async def find_loose_objects(source: DatasetSource, lister: Lister) -> LooseObje
 
 
 def nothing(exclusions: Counter[str]) -> str:
-    """Say that there is nothing to make shards of, and what there is instead."""
-    reasons = told(exclusions)
+    """Return the message that there is nothing to make shards of, and what there is instead."""
+    reasons = summarize(exclusions)
     shuffled = "; --shuffle SEED makes them of the samples of shards" if exclusions[SHARD] else ""
     return (
         "no loose objects there to make shards of" + (f": {reasons}" if reasons else "") + shuffled

@@ -79,7 +79,7 @@ class Merger:
             read: Reads labels where no scan passes them.
             spec: The view.
             services: Outlives every reader.
-            metrics: Where is counted what is left out.
+            metrics: Count what is excluded.
             table: Labels by sample key, for a view that takes them from a table.
         """
         self._shards = shards
@@ -102,7 +102,7 @@ class Merger:
         return self._shards.exclusions + self._skipped
 
     async def merged(self) -> Merged:
-        """Give the tree; opens all shards when that was not done before.
+        """Return the tree; open all shards if that was not done before.
 
         Raises:
             AisfsError: a shard cannot be opened; those that could are not opened again next time.
@@ -110,7 +110,7 @@ class Merger:
         return self.known or await self._builds.fetch("", self._build)
 
     def changed(self, bucket: Bucket, info: ObjectInfo) -> list[bytes]:
-        """Take note that a shard is no longer this version; give the names in the root it is in."""
+        """Mark a shard as no longer this version; return the names in the root it is in."""
         known = self.known
         if not self._shards.changed(bucket, info) or known is None:
             return []

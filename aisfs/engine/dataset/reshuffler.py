@@ -7,7 +7,7 @@ import trio
 from aisfs.core.archive.formats import Form
 from aisfs.core.synthetic.shuffled_tar import ShardSamples, ShuffledShard, Source, shuffled_shards
 from aisfs.core.views.spec import ViewSpec
-from aisfs.engine.dataset.exclusions import DAMAGED, told
+from aisfs.engine.dataset.exclusions import DAMAGED, summarize
 from aisfs.engine.dataset.open_many import open_each
 from aisfs.engine.dataset.shard_set import ShardSet
 from aisfs.engine.read.indexer import Indexer
@@ -54,7 +54,7 @@ async def reshuffle(
     exclusions += unmade
     if not made:
         shown = f"{len(sources)} shard{'s' * (len(sources) > 1)}"
-        reasons = told(exclusions)
+        reasons = summarize(exclusions)
         raise SourceMissing(f"no samples in {shown}" + (f": {reasons}" if reasons else ""))
     return made, exclusions
 

@@ -10,7 +10,7 @@ from aisfs.core.namespace.keys import entry_name, is_shard
 from aisfs.core.namespace.patterns import GlobPattern, KeyFilter
 from aisfs.core.namespace.sources import DatasetSource, ShardPattern, SourceArg
 from aisfs.core.views.shard_names import folder_names
-from aisfs.engine.dataset.exclusions import told
+from aisfs.engine.dataset.exclusions import summarize
 from aisfs.engine.dataset.loose_objects import walk
 from aisfs.engine.listing.lister import Lister
 from aisfs.errors import NotFound, SourceMissing
@@ -58,7 +58,7 @@ class ShardSet:
         self._names = {shard.name: at for at, shard in enumerate(shards)}
         self._gone: set[int] = set()
         self._changed: set[int] = set()
-        self._left_out = exclusions
+        self._exclusions = exclusions
         self._metrics = metrics
         self._count()
 
@@ -68,20 +68,20 @@ class ShardSet:
     @property
     def exclusions(self) -> Counter[str]:
         """What the sources named and is not shown: reason and how many."""
-        return self._left_out + Counter({MISSING: len(self._gone)})
+        return self._exclusions + Counter({MISSING: len(self._gone)})
 
     @property
     def current(self) -> list[tuple[int, Shard]]:
-        """The shards that exist, each with its place, which is its own for ever."""
+        """The shards that exist, each with its place, which never changes."""
         return [(at, shard) for at, shard in enumerate(self._shards) if at not in self._gone]
 
     def find(self, name: bytes) -> Shard | None:
-        """Give the shard whose folder has this name."""
+        """Return the shard whose folder has this name."""
         at = self._names.get(name)
         return self._shards[at] if at is not None and at not in self._gone else None
 
     def changed(self, bucket: Bucket, info: ObjectInfo) -> bool:
-        """Take note that this version is no longer what the store has; say whether it was shown."""
+        """Mark this version as no longer what the store has; return whether it was shown."""
         at = self._places.get((bucket, info.key))
         if at is None or self._shards[at].info != info:
             return False
@@ -144,7 +144,7 @@ async def find_shards(
 
 
 def _nothing(word: SourceArg, why: Counter[str]) -> str:
-    reasons = told(why)
+    reasons = summarize(why)
     return f"{word.text}: no shard (X.tar) there" + (f": {reasons}" if reasons else "")
 
 

@@ -66,14 +66,14 @@ class SyntheticReader:
             window = min(self._read_ahead_max, AHEAD_OBJECTS * shard.size // len(shard))
             reader = ReadAhead(shard.size, max_window=window)
             self._readers[shard.digest] = reader
-        plan = reader.observe(wanted, stalled=stalled, far=self._fetcher.far)
+        plan = reader.observe(wanted, stalled=stalled, far=self._fetcher.high_latency)
         for content in shard.contents(plan.ahead) if plan.ahead is not None else ():
             opened = self._fetcher.open(content.bucket, content.info)
             self._fetcher.ahead(opened, _fetched(content), together)
 
 
 def _fetched(content: Content) -> ByteRange:
-    """Give what to fetch of an object of which a range is wanted."""
+    """Return what to fetch of an object of which a range is wanted."""
     size = content.info.size
     return ByteRange(0, size) if size <= FIRST_PART else aligned(content.range, BLOCK, size)
 

@@ -1,4 +1,4 @@
-"""Ranges of objects: from the disk cache, from memory, or fetched once for everyone who asks.
+"""Ranges of objects: from the disk cache, from memory, or fetched once for all readers.
 
 `fetcher` is the entrance.
 """

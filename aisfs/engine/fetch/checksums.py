@@ -31,11 +31,11 @@ class RunningSums:
     """The checksums of the objects that are being fetched."""
 
     def __init__(self) -> None:
-        """Know none."""
+        """Start without any."""
         self._sums: OrderedDict[EntryId, _Sum] = OrderedDict()
 
     def add(self, entry: EntryId, part: Part) -> None:
-        """Take in a landed part of an object."""
+        """Add a landed part of an object."""
         running = self._sums.get(entry)
         if running is None or part.range.start < running.upto:
             # Bytes that come once more are on the disk in place of those that were summed up.
@@ -56,7 +56,7 @@ class RunningSums:
             running.upto = due.range.stop
 
     def finish(self, entry: EntryId) -> str | None:
-        """Give the checksum of an object, in hexadecimal digits; None if not all of it came by."""
+        """Return the checksum of an object in hexadecimal digits; None if not all of it came by."""
         running = self._sums.pop(entry, None)
         if running is None or running.upto != entry.size:
             return None

@@ -5,18 +5,18 @@ from aisfs.cache.disk.format import EntryId
 from aisfs.cache.disk.reservation import Reservation
 from aisfs.engine.fetch.checksums import RunningSums
 from aisfs.engine.fetch.part import Part
-from aisfs.engine.fetch.retained_parts import Kept
+from aisfs.engine.fetch.retained_parts import Retained
 from aisfs.model import ByteRange
 
 
 class WrongContent(Exception):
-    """All of an object is there, and it does not have the checksum that AIStore told."""
+    """All of an object is there, and its checksum is not the one that AIStore reported."""
 
 
 def look(
     cache: BlockCache, entry: EntryId, part: Part, keep: bool
 ) -> list[tuple[ByteRange, Reservation | None]]:
-    """Take what is on disk and, if asked to, reserve room for the rest. Runs in a worker thread.
+    """Read what is on disk and, if asked to, reserve room for the rest. Runs in a worker thread.
 
     Returns:
         What is missing, each with its reservation; None where it is not to be kept.
@@ -48,7 +48,7 @@ def store(
     *,
     past_page_cache: bool,
 ) -> bool:
-    """Write what was fetched to disk; says whether all of it is there. Runs in one thread.
+    """Write what was fetched to disk; return whether all of it is there. Runs in one thread.
 
     Raises:
         WrongContent: the object is complete now, and not what it should be; it is dropped.
@@ -69,8 +69,8 @@ def store(
     return stored
 
 
-def lost(copies: list[Kept]) -> list[Kept]:
-    """Give those that are not on disk any more. Runs in a worker thread."""
+def lost(copies: list[Retained]) -> list[Retained]:
+    """Return those that are no longer on disk. Runs in a worker thread."""
     return [
         (part, opened)
         for part, opened in copies

@@ -1,14 +1,14 @@
-"""Bytes of object versions: from the disk cache, from memory, or fetched once for all who ask.
+"""Bytes of object versions: from the disk cache, from memory, or fetched once for all readers.
 
-A range of an object that is on its way is a `Part`. Whoever reads a range is given, in one step
-without waiting, the pieces that are there, the parts under way that cover more of it, and new parts
-for the rest (invariant I5: no byte is under way twice). It then waits for those parts only. A part
-is fetched by a task of its own, so a reader that goes away leaves it to the others; a part that
-fails hands its error to all who wait for it and is forgotten.
+A range of an object that is being fetched is a `Part`. A read gets, in one step without waiting, the
+pieces that are there, the parts under way that cover more of the range, and new parts for the rest
+(invariant I5: no byte is under way twice). It then waits for those parts only. Each part is fetched
+by a task of its own, so a reader that goes away leaves it to the others; a part that fails raises
+its error in all readers that wait for it, and is forgotten.
 
-A part that landed goes to the disk cache; where that does not take it, it stays in memory until
-newer ones need the room. A large one is written past the page cache, and stays in memory until its
-reader has passed (docs/adr/0020). Whatever is dropped at any moment changes no result (invariant I6).
+A part that landed goes to the disk cache; if that does not take it, it stays in memory until newer
+ones need the room. A large one is written past the page cache, and stays in memory until its reader
+has passed (docs/adr/0020). Dropping parts at any moment changes no result (invariant I6).
 """
 
 import logging
@@ -37,7 +37,7 @@ from aisfs.engine.fetch.part import (
     Part,
     Reading,
 )
-from aisfs.engine.fetch.retained_parts import Kept, RetainedParts
+from aisfs.engine.fetch.retained_parts import Retained, RetainedParts
 from aisfs.engine.fetch.writer_thread import BackgroundThread
 from aisfs.errors import AisfsError, Unavailable, untraced
 from aisfs.model import Bucket, ByteRange, ObjectInfo
@@ -48,10 +48,10 @@ log = logging.getLogger(__name__)
 
 STREAM_BYTES = 32 << 20
 """Bytes under way when a whole object begins to be streamed: what 1 Gbit/s carries in 250 ms."""
-FAR_SECONDS = 0.02
+HIGH_LATENCY_SECONDS = 0.02
 """A part that took longer came over a link with latency, or a slow one: more may be under way."""
 SPARE_SECONDS = 2.0
-"""How long a buffer is kept that nobody needs: longer than the pause between two batches."""
+"""How long an unused buffer is kept: longer than the pause between two batches."""
 DIRECT_BEHIND = 64 << 20
 """Bytes that may wait for the disk when more are written past the page cache."""
 
@@ -90,21 +90,21 @@ class Fetcher:
         self._memory_limit = memory_limit
         self._read_ahead_max = read_ahead_max
         self._objects = OpenObjects()
-        """Asked by any thread, as the cache is; all else belongs to the trio thread."""
-        self._kept = RetainedParts()
+        """Used by any thread, as the cache is; all else belongs to the trio thread."""
+        self._retained = RetainedParts()
         self._sums = RunningSums()
         """Belongs to the background thread."""
         self._changed = trio.Event()
         """Set, and made anew, whenever a part is dropped or may be."""
         self.on_landed: Callable[[], None] = lambda: None
-        """Told whenever bytes came that were not there before."""
+        """Called whenever bytes came that were not there before."""
         self.on_wrong: Callable[[Bucket, ObjectInfo], None] = lambda bucket, info: None
-        """Told of an object that readers got wrong bytes of."""
+        """Called with an object of which readers got wrong bytes."""
         self._pool = BufferPool(memory_limit)
-        self.far = False
-        """Whether the latest part to land took `FAR_SECONDS`."""
+        self.high_latency = False
+        """Whether the latest part to land took `HIGH_LATENCY_SECONDS`."""
         self.buffered = 0
-        """Bytes that all parts cost, under way or kept."""
+        """Bytes that all parts cost, under way or retained."""
         self._unwritten = 0
         """Of those the bytes that landed and are on their way to disk."""
 
@@ -132,7 +132,7 @@ class Fetcher:
             cached: Where it is on disk, and what tells it from everything else.
         """
         watch = ReadAhead(info.size, max_window=self._read_ahead_max)
-        opened = OpenObject(bucket, info, watch, source, cached, self._pool, kept_by_source=True)
+        opened = OpenObject(bucket, info, watch, source, cached, self._pool, cached_by_source=True)
         return self._objects.add(cached[1], opened)
 
     def distinguished(self, bucket: Bucket, info: ObjectInfo) -> Bucket:
@@ -145,9 +145,9 @@ class Fetcher:
     def start(
         self, opened: OpenObject, wanted: ByteRange, together: BatchWindow | None = None
     ) -> Reading:
-        """Begin to read a range that lies inside the object; starts what is not under way.
+        """Begin to read a range that lies inside the object; start what is not under way.
 
-        Waits for nothing, not even for the disk: what is there but not yet mapped and verified is
+        Does not wait, not even for the disk: what is there but not yet mapped and verified is
         a part like any other, which a worker thread gets from the disk. Whole objects, as they are
         in the store, are fetched `together` with others if that is given.
         """
@@ -157,7 +157,7 @@ class Fetcher:
             if position < part.range.start:
                 self._fill(opened, ByteRange(position, part.range.start), found, together)
             found.append(part)
-            self._kept.use(part)
+            self._retained.use(part)
             position = part.range.stop
         if position < wanted.stop:
             self._fill(opened, ByteRange(position, wanted.stop), found, together)
@@ -166,7 +166,7 @@ class Fetcher:
     def ahead(
         self, opened: OpenObject, wanted: ByteRange, together: BatchWindow | None = None
     ) -> None:
-        """Fetch a range nobody waits for yet, as far as memory permits."""
+        """Fetch a range that no reader waits for yet, as far as memory permits."""
         for piece in pieces(wanted, PART_MAX):
             if not self._make_room(len(piece)):
                 with opened.lock:
@@ -178,16 +178,16 @@ class Fetcher:
     async def stream(
         self, opened: OpenObject, wanted: ByteRange | None = None, *, held_up: bool = True
     ) -> AsyncGenerator[tuple[int, Data], None]:
-        """Give an object, or a part of it, in order as (offset, bytes), somewhat ahead of the caller.
+        """Yield an object, or a range of it, in order as (offset, bytes), somewhat ahead of the caller.
 
         How far depends on how long parts take, up to the window of a sequential reader. The first
         parts are small: on one link all parts land together, and readers wait for the first.
 
         Args:
             opened: The object.
-            wanted: The part; None is all.
-            held_up: Wait while memory is full. Not for one whom those wait for who fill it; it
-                takes no more than `STREAM_BYTES` while there is no room.
+            wanted: The range; None is all.
+            held_up: Wait while memory is full. Not for a stream that the readers which fill it wait
+                for: that takes no more than `STREAM_BYTES` while there is no room.
         """
         under_way: deque[Reading] = deque()
         at_once, ahead = STREAM_BYTES, 0
@@ -195,7 +195,7 @@ class Fetcher:
             while under_way and ahead + len(piece) > at_once:
                 reading = under_way.popleft()
                 data = await reading.wait(by_reader=False)
-                if self.far and (held_up or self._make_room(2 * at_once)):
+                if self.high_latency and (held_up or self._make_room(2 * at_once)):
                     at_once = max(at_once, min(2 * at_once, self._read_ahead_max))
                 ahead -= len(reading.wanted)
                 yield reading.wanted.start, data
@@ -208,18 +208,18 @@ class Fetcher:
             yield reading.wanted.start, await reading.wait(by_reader=False)
 
     async def tidy(self) -> None:
-        """Give memory back after much was fetched. Never ends."""
+        """Free memory after much was fetched. Never returns."""
         while True:
             await trio.sleep(SPARE_SECONDS)
-            self._drop_all(self._kept.idle())
+            self._drop_all(self._retained.idle())
             if self._pool.let_go():
                 await trio.to_thread.run_sync(give_memory_back)
 
     async def drop_lost(self) -> None:
-        """Let go of what the disk cache has lost, so that who fills it fetches it once more."""
-        if self.cache is not None and self._kept.losses != self.cache.losses:
-            self._kept.losses = self.cache.losses
-            self._drop_all(await trio.to_thread.run_sync(lost, self._kept.copies()))
+        """Drop what the disk cache has lost, so that filling the cache fetches it once more."""
+        if self.cache is not None and self._retained.losses != self.cache.losses:
+            self._retained.losses = self.cache.losses
+            self._drop_all(await trio.to_thread.run_sync(lost, self._retained.copies()))
 
     def _fill(
         self,
@@ -252,7 +252,7 @@ class Fetcher:
         return part
 
     async def _fetch(self, opened: OpenObject, part: Part, source: Source) -> None:
-        """Fetch a part from `source` and hand it to the cache. Never raises but Cancelled."""
+        """Fetch a part from `source` and hand it to the cache. Raises nothing but Cancelled."""
         kept = False
         try:
             kept = await self._fetch_and_store(opened, part, source)
@@ -271,11 +271,11 @@ class Fetcher:
                 self._drop(opened, part)
 
     async def _fetch_and_store(self, opened: OpenObject, part: Part, source: Source) -> bool:
-        """Get the bytes from disk or from the store; say whether they have to stay in memory."""
+        """Get the bytes from disk or from the store; return whether they have to stay in memory."""
         missing: list[tuple[ByteRange, Reservation | None]] = [(part.range, None)]
         cache, entry = opened.cache, opened.entry
         if cache is not None and entry is not None:
-            keep = not opened.kept_by_source
+            keep = not opened.cached_by_source
             missing = await trio.to_thread.run_sync(look, cache, entry, part, keep)
         if not missing:
             self._land(part)
@@ -287,8 +287,8 @@ class Fetcher:
             for gap, _ in missing:
                 start = gap.start - part.range.start
                 await source(gap.start, room[start : start + len(gap)])
-            if not opened.kept_by_source:  # making content says nothing about the link
-                self.far = trio.current_time() - since > FAR_SECONDS
+            if not opened.cached_by_source:  # making content says nothing about the link
+                self.high_latency = trio.current_time() - since > HIGH_LATENCY_SECONDS
             self._land(part)  # readers need not wait for the disk
             if cache is None or entry is None or any(room is None for _, room in missing):
                 return self._keep(opened, part)
@@ -311,7 +311,7 @@ class Fetcher:
             await self._finish([reservation for _, reservation in missing if reservation])
 
     def _forget_wrong(self, opened: OpenObject) -> None:
-        """Let nobody have any more of the bytes of an object that is not what it should be."""
+        """Drop all bytes of an object that is not what it should be."""
         log.error(
             "%s/%s: readers got wrong bytes of version %s: the checksum of all of it is not %s."
             " Nothing of it is kept here; look at the object in AIStore",
@@ -333,19 +333,19 @@ class Fetcher:
                     await trio.to_thread.run_sync(reservation.finish)
 
     def _keep(self, opened: OpenObject, part: Part, *, on_disk: bool = False) -> bool:
-        """Keep a landed part in memory, at the cost of others."""
-        self._drop_all(self._kept.passed())
-        self._kept.add(part, opened, on_disk=on_disk)
+        """Retain a landed part in memory, at the cost of others."""
+        self._drop_all(self._retained.passed())
+        self._retained.add(part, opened, on_disk=on_disk)
         self._tell()
         self._make_room(0, but_for=part)
         return True
 
-    def _drop_all(self, parts: Iterable[Kept]) -> None:
+    def _drop_all(self, parts: Iterable[Retained]) -> None:
         for part, opened in parts:
             self._drop(opened, part)
 
     def _drop(self, opened: OpenObject, part: Part) -> None:
-        self._kept.remove(part)
+        self._retained.remove(part)
         if opened.remove(part):
             self.buffered -= part.cost
             self._tell()
@@ -360,14 +360,14 @@ class Fetcher:
             await self._changed.wait()
 
     async def _wait_for_room(self, length: int) -> None:
-        """Wait until nobody's bytes have to be held for `length` more: the disk may be slow."""
+        """Wait until there is room for `length` more bytes: the disk may be slow."""
         while self.buffered and not self._make_room(length):
             await self._changed.wait()
 
     def _make_room(self, length: int, *, but_for: Part | None = None) -> bool:
-        """Drop what was kept, up to one part, until `length` more bytes fit; says whether they do."""
+        """Drop retained parts, up to `but_for`, until `length` more bytes fit; return whether they do."""
         while self.buffered + length > self._memory_limit:
-            first = self._kept.first_to_go()
+            first = self._retained.first_to_go()
             if first is None or first[0] is but_for:
                 return False
             self._drop_all([first])

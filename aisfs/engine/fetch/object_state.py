@@ -24,8 +24,21 @@ Source = Callable[[int, memoryview], Awaitable[None]]
 class OpenObject:
     """One version of one object, or what it is when decompressed, as its readers share it."""
 
-    __slots__ = ("__weakref__", "_pool", "bucket", "cache", "entry", "failed", "info",
-                 "kept_by_source", "lock", "parts", "read_ahead", "reported_until", "source")  # fmt: skip
+    __slots__ = (
+        "__weakref__",
+        "_pool",
+        "bucket",
+        "cache",
+        "cached_by_source",
+        "entry",
+        "failed",
+        "info",
+        "lock",
+        "parts",
+        "read_ahead",
+        "reported_until",
+        "source",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -36,7 +49,7 @@ class OpenObject:
         cached: tuple[BlockCache, EntryId] | None,
         pool: BufferPool,
         *,
-        kept_by_source: bool = False,
+        cached_by_source: bool = False,
     ) -> None:
         """Start without parts.
 
@@ -47,7 +60,7 @@ class OpenObject:
             source: Where bytes come from that are neither in memory nor on disk.
             cached: Where they are on disk; None if nothing of it goes there.
             pool: Lends buffers for copies.
-            kept_by_source: The source itself writes its bytes to disk.
+            cached_by_source: The source itself writes its bytes to disk.
         """
         self.bucket = bucket
         self.info = info
@@ -59,7 +72,7 @@ class OpenObject:
         self.source = source
         self.cache: BlockCache | None = cached[0] if cached else None
         self.entry: EntryId | None = cached[1] if cached else None
-        self.kept_by_source = kept_by_source
+        self.cached_by_source = cached_by_source
         self.failed: tuple[ByteRange, ...] = ()
         """The latest ranges that could not be fetched. Belongs to the trio thread."""
         self.parts: list[Part] = []
@@ -76,7 +89,7 @@ class OpenObject:
         return there if there is not None else self._joined(wanted)
 
     def try_copy(self, wanted: ByteRange) -> bytearray | memoryview | None:
-        """Return a copy of what `try_read` returns, for anyone who touches the bytes."""
+        """Return a copy of what `try_read` returns, for callers that touch the bytes."""
         landed = self._landed(wanted) if self.parts else None
         if landed is not None:
             return bytearray(landed)

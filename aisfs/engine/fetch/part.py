@@ -36,7 +36,7 @@ Data = bytes | bytearray | memoryview
 
 
 def _new_buffer(size: int) -> mmap.mmap:
-    """Give fresh memory in large pages: a hundredth of the page faults of small ones."""
+    """Return fresh memory in large pages: a hundredth of the page faults of small ones."""
     buffer = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a kernel without large pages
         buffer.madvise(mmap.MADV_HUGEPAGE)
@@ -50,12 +50,12 @@ class BufferPool:
         """Start with none; keep at most `limit` bytes of them."""
         self._free: list[mmap.mmap] = []
         self._spare = 0
-        """How many of these, the first ones, nobody needed since `let_go` was called last."""
+        """How many of these, the first ones, were not needed since the last `let_go`."""
         self._most = min(BUFFERS_MAX, limit // PART_MAX)
         self._lent: deque[mmap.mmap] = deque()
 
     def take(self, length: int) -> mmap.mmap | bytearray:
-        """Give a buffer of at least `length` bytes; what is in it is undefined.
+        """Return a buffer of at least `length` bytes; what is in it is undefined.
 
         Of `FIRST_PART` or more it begins on a page, as writing past the page cache wants it.
         """
@@ -69,7 +69,7 @@ class BufferPool:
         return buffer
 
     def give_back(self, buffer: mmap.mmap | bytearray) -> None:
-        """Take a buffer back that nobody fills or reads any more; one with views of it is left."""
+        """Take a buffer back that is no longer filled or read; one with views of it is left."""
         if isinstance(buffer, bytearray) or len(self._free) >= self._most:
             return
         try:
@@ -102,7 +102,7 @@ class BufferPool:
         return room
 
     def let_go(self) -> bool:
-        """Give those back to the system that were not needed since the last call, if there are any."""
+        """Free those that were not needed since the last call; return whether there were any."""
         spare = self._spare
         del self._free[:spare]
         self._spare = len(self._free)
@@ -110,7 +110,7 @@ class BufferPool:
 
 
 class _Room:
-    """The memory of one part. When nobody has the part any more the buffer is free for other bytes.
+    """The memory of one part. When the part is gone its buffer is free for other bytes.
 
     Not the part itself has the finalizer: until that is over, weak references still give the object.
     """
@@ -157,7 +157,7 @@ class Part:
         return self.done.is_set() and self.error is None
 
     def allocate(self) -> memoryview:
-        """Give room for the bytes."""
+        """Return room for the bytes."""
         length = len(self.range)
         self._room = _Room(self._pool, self._pool.take(length), length)
         self.content = self._room.content
@@ -170,11 +170,11 @@ class Part:
         return self._furthest >= length - _UNREAD_TAIL and self.given * 4 >= length
 
     def view(self, wanted: ByteRange, *, by_reader: bool = True) -> memoryview:
-        """Give the bytes of this part that lie in `wanted`. From any thread.
+        """Return the bytes of this part that lie in `wanted`. From any thread.
 
         Args:
             wanted: The range, in the object.
-            by_reader: For one who reads a file, and not to look at what passes.
+            by_reader: Count them as read, by a program and not by a scan.
         """
         start = max(wanted.start, self.range.start) - self.range.start
         stop = min(wanted.stop, self.range.stop) - self.range.start
@@ -197,7 +197,7 @@ class Reading:
         return all(not isinstance(p, Part) or p.done.is_set() for p in self.pieces)
 
     async def wait(self, *, by_reader: bool = True) -> Data:
-        """Wait for the parts and give the bytes; `by_reader` as in `Part.view`.
+        """Wait for the parts and return the bytes; `by_reader` as in `Part.view`.
 
         Raises:
             AisfsError: a part could not be fetched.

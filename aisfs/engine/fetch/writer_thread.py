@@ -31,7 +31,7 @@ class _Job(Generic[ResultT]):
     def run(self) -> None:
         try:
             self.result.append(self.work())
-        except BaseException as error:  # noqa: BLE001 - handed to who waits
+        except BaseException as error:  # noqa: BLE001 - raised by `run`
             self.error = error
 
 
@@ -69,7 +69,7 @@ class BackgroundThread:
 
 @asynccontextmanager
 async def background_thread() -> AsyncIterator[BackgroundThread]:
-    """Have a background thread as long as the block runs."""
+    """Run a background thread as long as the block."""
     thread = BackgroundThread()
     try:
         yield thread
@@ -78,7 +78,7 @@ async def background_thread() -> AsyncIterator[BackgroundThread]:
 
 
 async def unattended(what: str, work: Callable[[], Awaitable[object]]) -> None:
-    """Run what nobody waits for. What goes wrong in it is told, and must not end the mount."""
+    """Run what has no waiter. Its errors are logged, and must not end the mount."""
     try:
         await work()
     except AisfsError as error:

@@ -1,3 +1,3 @@
-"""Names in directories: listings as the store gives them (`lister`), and this mount's own changes
+"""Names in directories: listings of the store (`lister`), and this mount's own changes
 over them (`overlay`).
 """

@@ -21,7 +21,7 @@ class HeldDirectories:
     """Directories that the store does not have, or may not have."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start without any."""
         self._made: dict[DirectoryId, None] = {}
         self._emptied: dict[DirectoryId, None] = {}
         """The one emptied first comes first."""
@@ -44,7 +44,7 @@ class HeldDirectories:
         self._made[bucket, prefix] = None
 
     def empty(self, bucket: Bucket, prefix: str) -> DirectoryId | None:
-        """Keep a directory from which a name was removed; return one that is no longer kept."""
+        """Keep a directory from which a name was removed; return one that is dropped for it."""
         if (bucket, prefix) in self._made:
             return None
         self._emptied.pop((bucket, prefix), None)  # it goes to the end
@@ -52,7 +52,7 @@ class HeldDirectories:
         return next(iter(self._emptied)) if len(self._emptied) > HELD_MAX else None
 
     def let_go(self, bucket: Bucket, prefix: str) -> None:
-        """Keep a directory no longer."""
+        """Drop a directory."""
         self._made.pop((bucket, prefix), None)
         self._emptied.pop((bucket, prefix), None)
 
@@ -66,7 +66,7 @@ class RemovedDirectories:
     """Names of removed directories, by the directory they were in."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start without any."""
         self._within: OrderedDict[DirectoryId, set[bytes]] = OrderedDict()
         self._count = 0
 

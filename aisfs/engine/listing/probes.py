@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 
 FEW = 8
 """Directories asked about one by one. For more of them, one page of all keys below their parent most
-often says it at once."""
+often tells it at once."""
 KEYS = 10_000
-"""Of such a page: what AIStore gives at most."""
+"""Of such a page: what AIStore returns at most."""
 CHECKED = 8
 """Names asked for of those that a listing lacks. A cut listing lacks all behind the cut, so the first
 and the last of them tell."""

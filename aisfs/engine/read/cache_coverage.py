@@ -1,4 +1,4 @@
-"""What of the objects that were read is on the local disk: for who fills the cache and wants to know."""
+"""How much of the objects that were read is on the local disk, for `aisfs warm`."""
 
 import trio
 
@@ -9,7 +9,7 @@ from aisfs.model import Bucket, ByteRange, ObjectInfo
 
 
 class CacheCoverage:
-    """Looks after what should be on disk by now."""
+    """Counts what is in the disk cache."""
 
     def __init__(
         self, fetcher: Fetcher, indexer: Indexer, background: BackgroundThread, *, local: bool
@@ -20,10 +20,10 @@ class CacheCoverage:
         self._background = background
         self._local = local
 
-    async def kept(self, bucket: Bucket, info: ObjectInfo, wanted: ByteRange) -> int:
+    async def cached(self, bucket: Bucket, info: ObjectInfo, wanted: ByteRange) -> int:
         """Count the bytes of a range that are in the disk cache, or need not be.
 
-        What somebody has read is on its way there, so this waits for it.
+        What was read is on its way there, so this waits for it.
         """
         if self._local:
             return len(wanted)
@@ -34,10 +34,10 @@ class CacheCoverage:
         missing = await trio.to_thread.run_sync(opened.cache.missing, opened.entry, wanted)
         return len(wanted) - sum(map(len, missing))
 
-    async def keep_index(self, bucket: Bucket, shard: ObjectInfo) -> bool:
-        """Have the index of a shard on disk, and say whether it is there.
+    async def save_index(self, bucket: Bucket, shard: ObjectInfo) -> bool:
+        """Write the index of a shard to disk; return whether it is there.
 
         Raises:
             Stale: the shard changed meanwhile.
         """
-        return await self._indexer.keep(bucket, shard)
+        return await self._indexer.save(bucket, shard)

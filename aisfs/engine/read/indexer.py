@@ -105,13 +105,13 @@ class Indexer:
         self._magic = magic
         self._forms: LRUCache[ShardId, Form | None] = LRUCache(FORMS_MAX)
         self._lock = ranked_lock(Rank.INDEXES)
-        """Guards `_views`, which the lane's thread asks too."""
+        """Guards `_views`, which the dispatcher uses too."""
         self._lay_out = lay_out
         self._views: LRUCache[ShardId, MembersView] = LRUCache(memory_limit, getsizeof=_memory)
         self._scans: SingleFlight[ShardId, MembersView] = SingleFlight(services)
 
     async def open(self, bucket: Bucket, shard: ObjectInfo) -> MembersView:
-        """Give the members of this version of a shard.
+        """Return the members of this version of a shard.
 
         Damage is no error: the members before it are there and the index has warnings.
 
@@ -124,12 +124,12 @@ class Indexer:
         return await self._scans.fetch((bucket, shard), lambda: self._load(bucket, shard))
 
     def known(self, bucket: Bucket, shard: ObjectInfo) -> MembersView | None:
-        """Give the members if they are in memory. Waits for nothing, from any thread."""
+        """Return the members if they are in memory. Does not wait, from any thread."""
         with self._lock:
             return self._views.get((bucket, shard))
 
     def forget(self, bucket: Bucket, shard: ObjectInfo) -> None:
-        """Let go of a version that is no longer needed."""
+        """Drop a version that is no longer needed."""
         with self._lock:
             self._views.pop((bucket, shard), None)
 
@@ -142,14 +142,14 @@ class Indexer:
         return self._lay_out(index)
 
     def learn(self, bucket: Bucket, shard: ObjectInfo, view: MembersView) -> None:
-        """Take what `view_of` gave for what is in this version of a shard, which was written here."""
+        """Use what `view_of` returned as this version of a shard, which was written here."""
         if _memory(view) <= self._views.maxsize:
             with self._lock:
                 self._views[bucket, shard] = view
 
-    async def keep(self, bucket: Bucket, shard: ObjectInfo) -> bool:
-        """Have the index of this version on disk, also if somebody cleared the cache since it was
-        read; say whether it is there now.
+    async def save(self, bucket: Bucket, shard: ObjectInfo) -> bool:
+        """Write the index of this version to disk, even if the cache was cleared since it was read;
+        return whether it is there now.
 
         Raises:
             Stale: the shard changed meanwhile.
@@ -181,7 +181,7 @@ class Indexer:
     async def _put(
         self, indexes: IndexCache, bucket: Bucket, shard: ObjectInfo, index: MemberIndex
     ) -> None:
-        """Keep an index on disk, when those who waited for it have listed it; or the mount ends."""
+        """Write an index to disk when its readers have listed it, or the mount ends."""
         try:
             await trio.sleep(PUT_SECONDS)
         finally:
@@ -198,14 +198,14 @@ class Indexer:
     async def labels(
         self, bucket: Bucket, shard: ObjectInfo, rule: LabelRule, read: ReadContent
     ) -> tuple[MemberIndex, LabelColumn]:
-        """Give the members of this version of a shard, and the labels that their contents say.
+        """Return the members of this version of a shard, and the labels in their contents.
 
         Both come from disk, or both from one scan: never is a shard fetched for each of them.
 
         Raises:
             Stale: the shard changed meanwhile.
         """
-        indexes, kept_as = self._indexes, f"{rule.source.name} {rule.text}"
+        indexes, saved_as = self._indexes, f"{rule.source.name} {rule.text}"
         known = self.known(bucket, shard)
         index = known.index if known is not None else None
         column = None
@@ -213,13 +213,13 @@ class Indexer:
             if index is None:
                 index = await trio.to_thread.run_sync(indexes.get, bucket, shard)
             if index is not None:
-                get = partial(indexes.get_labels, bucket, shard, index, kept_as)
+                get = partial(indexes.get_labels, bucket, shard, index, saved_as)
                 column = await trio.to_thread.run_sync(get)
         if index is None or column is None:
             index, column = await self._find_labels(bucket, shard, rule, index, read)
             if indexes is not None:
                 await trio.to_thread.run_sync(indexes.put, bucket, shard, index)
-                put = partial(indexes.put_labels, bucket, shard, kept_as, column)
+                put = partial(indexes.put_labels, bucket, shard, saved_as, column)
                 await trio.to_thread.run_sync(put)
         if known is None or known.index is not index:
             await self._keep(bucket, shard, index)
@@ -245,7 +245,7 @@ class Indexer:
     async def _find_shard_index(
         self, store: ObjectStore, bucket: Bucket, shard: ObjectInfo
     ) -> MemberIndex | None:
-        """Take AIStore's own index of this version, where there is one and it hides nothing."""
+        """Return AIStore's own index of this version, if there is one and it hides nothing."""
         place, key = shard_index_location(bucket, shard.key)
         try:
             info = await store.head(place, key)
@@ -262,7 +262,7 @@ class Indexer:
         return index
 
     async def form(self, bucket: Bucket, shard: ObjectInfo) -> Form | None:
-        """Tell the form of an archive; None if it is none.
+        """Return the form of an archive; None if it is none.
 
         Raises:
             Stale: the object changed meanwhile.
@@ -277,7 +277,7 @@ class Indexer:
         return self._forms[bucket, shard]
 
     async def is_archive(self, bucket: Bucket, info: ObjectInfo) -> bool:
-        """Say whether an object is an archive.
+        """Return whether an object is an archive.
 
         Raises:
             Stale: the object changed meanwhile.
@@ -311,7 +311,7 @@ class Indexer:
         scanner: TarScanner,
         labels: LabelScan | None = None,
     ) -> MemberIndex:
-        """Let a tar stream by, decompressed if it has to be."""
+        """Scan a tar as it streams by, decompressed if it has to be."""
 
         def feed(start: int, data: memoryview) -> None:
             scanner.feed(data)

@@ -164,7 +164,7 @@ class Prefetcher:
     def _learn(
         self, key: _DirectoryId, listing: Listing, shards: list[bytes], total: int
     ) -> _Directory:
-        """Note the shards of a directory; how they are read stays known from listing to listing."""
+        """Remember the shards of a directory; how they are read carries over to the next listing."""
         known = self._directories.get(key)
         queue = known.queue if known else ShardQueue(self._max_shards, self._budget)
         folder = known.folder if known else b""
@@ -190,7 +190,7 @@ class Prefetcher:
 
 
 def _behind(before: bytes, name: bytes, shards: Sequence[bytes]) -> bytes | None:
-    """Give the shard that follows on two neighbours, up or down the names.
+    """Return the shard that follows two neighbours, up or down the names.
 
     Down as well: a walk that keeps what it has yet to visit on a stack goes backwards.
     """

@@ -2,8 +2,8 @@
 
 An object is read with a read-ahead window. Members of a shard that are read in the order of the tar
 are one such sequential reading of the shard. Members read in any other order are fetched with the
-sample they belong to and nothing more, since whoever opens an image wants its label too; or alone,
-once that has turned out to be in vain.
+sample they belong to and nothing more, since a program that opens an image wants its label too; or
+alone, once that has turned out to be useless.
 
 The methods whose names begin with `try` answer at once or not at all, from any thread. What such a
 read makes worth fetching is begun by the trio thread, which is told seldom: waking it for each read
@@ -104,7 +104,7 @@ class Reader:
     def _report(self, reads: MemberReads) -> None:
         if reads.in_order:
             self._prefetcher.in_order(reads.bucket, reads.shard)
-        elif not reads.opened.kept_by_source:  # else the object itself is needed no more
+        elif not reads.opened.cached_by_source:  # else the object itself is needed no more
             self._prefetcher.touched(reads.bucket, reads.shard)
 
     def folder_listed(self, bucket: Bucket, shard: ObjectInfo) -> None:
@@ -148,7 +148,7 @@ class Reader:
         return data
 
     def _observe_read(self, opened: OpenObject, wanted: ByteRange) -> bool:
-        """Have fetched what a read makes worth it; return whether the read was sequential."""
+        """Start what a read makes worth fetching; return whether the read was sequential."""
         with opened.lock:
             plan = opened.read_ahead.observe(wanted, stalled=False)
         self._fetch_ahead(opened, plan.ahead)
@@ -261,7 +261,7 @@ class Reader:
     def _start(self, opened: OpenObject, wanted: ByteRange) -> tuple[Reading, bool]:
         """Begin to read with read-ahead; return also whether it belongs to a sequential stream."""
         reading = self._fetcher.start(opened, wanted)
-        far = self._fetcher.far
+        far = self._fetcher.high_latency
         with opened.lock:
             plan = opened.read_ahead.observe(wanted, stalled=not reading.ready, far=far)
         if plan.ahead is not None:

@@ -6,7 +6,7 @@ succeeded the store has the shard as it was. While one upload of a shard is unde
 of it wait, and go together with the next. The copy stays for a while, for the next to come.
 
 The store cannot write on a condition. That the shard is still the version the copy was made of is
-asked right before the upload; whoever writes it during the upload is overwritten, or overwrites.
+checked right before the upload; a client that writes it during the upload is overwritten, or overwrites.
 """
 
 import time
@@ -145,7 +145,7 @@ class Appender:
         shard.waiting.append(mine)
         try:
             async with shard.lock:
-                if mine in shard.waiting:  # else whoever wrote it before took it along
+                if mine in shard.waiting:  # else the write before took it along
                     await self._write_waiting(bucket, key, shard)
         finally:
             if mine in shard.waiting:
@@ -224,7 +224,7 @@ class Appender:
         if base.custom:
             custom = stamped(base.custom, mtime_ns=time.time_ns(), mode=mode_of(base))
         info = await self._store.upload(bucket, base.key, shard.content(), custom=custom)
-        # No turn of another task before everybody knows.
+        # No other task may run before all of them know.
         appended = Appended(bucket, base, info, growth)
         if self._indexer is not None and view is not None:
             self._indexer.learn(bucket, info, view)

@@ -1,9 +1,9 @@
 """Large files are sent while they are written, so that their close waits for the last part only.
 
 A part is sent once all of it was written in order, and only once: AIStore destroys what it gets twice.
-So when bytes are changed afterwards, or nobody knows whether a part arrived, what was sent is thrown
-away, and the upload at the close sends all. Nobody sees anything of it before: an error here is no
-more than parts that the close sends.
+So when bytes change afterwards, or it is unknown whether a part arrived, what was sent is thrown
+away, and the upload at the close sends all. Nothing of it is visible before: an error here only
+means parts that the close sends.
 """
 
 import logging
@@ -35,7 +35,7 @@ class _Sending:
     """What it was to become when it began."""
     upload: UploadAhead | None = None
     claimed: bool = False
-    """Whether somebody else sees to the end of `upload`; no more parts are begun then."""
+    """Whether the caller of `take` ends `upload`; no more parts are begun then."""
     failed: bool = False
     """Whether a part could not be sent; nor are others then."""
     look: trio.Event = field(default_factory=trio.Event)
@@ -59,7 +59,7 @@ class EarlyUploader:
         staged.call_at(self._store.ahead_above + 1, self._call)
 
     async def take(self, staged: StagedFile) -> UploadAhead | None:
-        """Give what of a file was sent, for the upload that ends it; None when nothing was.
+        """Return what of a file was sent, for the upload that ends it; None when nothing was.
 
         Nothing of it is sent ahead again before it is twice as long.
         """
@@ -80,7 +80,7 @@ class EarlyUploader:
         return sending.upload
 
     def _call(self, staged: StagedFile) -> None:
-        """See to a file; from any thread."""
+        """Have a file looked at; from any thread."""
         self._token.run_sync_soon(self._look_at, staged)
 
     def _look_at(self, staged: StagedFile) -> None:

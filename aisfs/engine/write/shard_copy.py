@@ -73,7 +73,7 @@ class ShardCopy:
     """The content of one version of a shard."""
 
     def __init__(self, staged: StagedFile, subject: str, *, ignore_zeros: bool = False) -> None:
-        """Take `staged`, which has the whole content, and find its end.
+        """Use `staged`, which has the whole content, and find its end.
 
         Args:
             staged: The content; stays the caller's to discard.

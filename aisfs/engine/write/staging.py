@@ -3,12 +3,12 @@
     STAGING/parked/            what could not be uploaded; `aisfs recover` lists it
     STAGING/<session>/lock     locked by the daemon for as long as it lives
     STAGING/<session>/N.data   the bytes, sparse
-    STAGING/<session>/N.json   the record (`core.journal`); empty, or not there, unless N.data is dirty
+    STAGING/<session>/N.json   the record (`core.staged.record`); empty, or not there, unless N.data is dirty
 
 Making and removing files is what a small staged file would cost most, so a few empty ones wait for the
-next to be written. A record that is not whole belongs to a change that nobody was told of.
+next to be written. A record that is not whole belongs to a change that was never acknowledged.
 
-What a daemon that was killed leaves behind is for `engine.parked`. All of it is synchronous: the files
+What a daemon that was killed leaves behind is for `engine.write.unsent`. All of it is synchronous: the files
 are in the page cache, and what survives is what survives the end of a process.
 """
 
@@ -24,7 +24,7 @@ from pathlib import Path
 
 from aisfs.core.staged.record import StagedRecord
 from aisfs.engine.write.staging_slot import StagingSlot, staging_errors
-from aisfs.engine.write.unsent import DATA, PARKED, adopt_dead_sessions, park, parked
+from aisfs.engine.write.unsent import DATA, PARKED, adopt_dead_sessions, park, unsent_files
 from aisfs.errors import AisfsError, ConfigError, OutOfSpace
 from aisfs.process import private
 from aisfs.process.locks import Rank, ranked_lock
@@ -43,7 +43,7 @@ class StagedFile:
     """The local bytes of one file being written."""
 
     def __init__(self, area: "StagingArea", slot: StagingSlot) -> None:
-        """Begin with an empty file."""
+        """Start with an empty file."""
         self._area = area
         self._slot = slot
         self._path = slot.path
@@ -52,7 +52,7 @@ class StagedFile:
         self._upload = ""
         """What the store calls the upload of these bytes that began last."""
         self._recording = ranked_lock(Rank.STAGED_RECORD)
-        """Held to write the record: the lane's thread does so, and the tasks that upload."""
+        """Held to write the record: the dispatcher does so, and the tasks that upload."""
         self.size = 0
         """Bytes."""
         self.in_order = 0
@@ -107,7 +107,7 @@ class StagedFile:
                 view = view[done:]
 
     def content(self) -> FileContent:
-        """Give the bytes as they are to be uploaded."""
+        """Return the bytes to upload."""
         return FileContent(self._fd, self.size, str(self._path))
 
     def truncate(self, size: int) -> None:
@@ -125,7 +125,7 @@ class StagedFile:
             self.sent_ahead.invalidate(start, stop)
 
     def call_at(self, in_order: int, call: "Callable[[StagedFile], None] | None" = None) -> None:
-        """Have each write call `call` from so many bytes in order on, in its own thread.
+        """Make each write call `call` from so many bytes in order on, in its own thread.
 
         Without `call` it is the one given before. It is called as well when a file of which something
         was sent is not wanted any more.
@@ -135,7 +135,7 @@ class StagedFile:
 
     @contextmanager
     def _room_until(self, size: int) -> Iterator[None]:
-        """Take room to grow to `size`; an error gives it back and leaves the size as it was."""
+        """Reserve room to grow to `size`; an error frees it and leaves the size as it was."""
         growth = max(size - self.size, 0)
         self._area.take(growth)
         try:
@@ -147,7 +147,7 @@ class StagedFile:
             raise
 
     def empty(self) -> int:
-        """Let the bytes of a clean file go, which are the caller's to count; gives how many."""
+        """Drop the bytes of a clean file, which are the caller's to count; return how many."""
         size, self.size, self.in_order = self.size, 0, 0
         with suppress(OSError):
             os.ftruncate(self._fd, 0)
@@ -224,7 +224,7 @@ class StagedFile:
         self._slot.close()
         self._area.give_back(self.size)
         self._area.open.discard(self)
-        self._area.count_parked()
+        self._area.count_unsent()
 
 
 class StagingArea:
@@ -235,7 +235,7 @@ class StagingArea:
 
         Args:
             directory: Shared by the daemons of one user.
-            limit: Bytes of files being written and of parked ones together.
+            limit: Bytes of files being written and of unsent ones together.
 
         Raises:
             ConfigError: the directory cannot be used.
@@ -245,12 +245,12 @@ class StagingArea:
         self.open: set[StagedFile] = set()
         self._spare: list[StagingSlot] = []
         self._kept: list[StagedFile] = []
-        """Files whose bytes are wanted as long as nobody else needs the room; the oldest first."""
+        """Files whose bytes are kept until other files need the room; the oldest first."""
         self._serial = 0
         self._books = ranked_lock(Rank.STAGING_ROOM)
-        """Held for an instant: the lane's thread writes to staged files too."""
+        """Held for an instant: the dispatcher writes to staged files too."""
         self._used = 0
-        self._parked = 0
+        self._unsent = 0
         self._session = directory / uuid.uuid4().hex[:12]
         try:
             private.make_directory(directory / PARKED)
@@ -261,15 +261,15 @@ class StagingArea:
             adopt_dead_sessions(directory)
         except OSError as error:
             raise ConfigError(f"staging directory {directory}: {error.strerror}") from error
-        self.count_parked()
+        self.count_unsent()
 
     @property
     def used(self) -> int:
-        """Bytes of the files being written and of the parked ones."""
-        return self._used + self._parked
+        """Bytes of the files being written and of unsent ones."""
+        return self._used + self._unsent
 
     def create(self) -> StagedFile:
-        """Give an empty file."""
+        """Return an empty file."""
         if self._spare:
             slot = self._spare.pop()
             os.utime(slot.data)  # a recovery takes this for when the file was made
@@ -281,7 +281,7 @@ class StagingArea:
         return staged
 
     def take_back(self, slot: StagingSlot) -> None:
-        """Keep the files of what is not wanted any more for the next, or remove them."""
+        """Keep the files that are no longer needed for the next, or remove them."""
         if len(self._spare) < _SPARE_MOST:
             slot.empty()
             self._spare.append(slot)
@@ -299,11 +299,11 @@ class StagingArea:
         while self.empty_kept():
             if self._fits(size):
                 return
-        self.count_parked()  # `aisfs recover` may have made room
+        self.count_unsent()  # `aisfs recover` may have made room
         if not self._fits(size):
             raise OutOfSpace(
                 f"staging directory {self.directory}: {self.used} of {self.limit} bytes are in use, "
-                f"{self._parked} of them by files that `aisfs recover` lists; see --staging-size"
+                f"{self._unsent} of them by files that `aisfs recover` lists; see --staging-size"
             )
 
     def _fits(self, size: int) -> bool:
@@ -313,20 +313,20 @@ class StagingArea:
         return fits
 
     def keep(self, staged: StagedFile) -> None:
-        """Keep the bytes of a clean file for as long as nobody else needs the room."""
+        """Keep the bytes of a clean file until other files need the room."""
         with self._books:
             self._kept.append(staged)
 
     def reuse(self, staged: StagedFile) -> bool:
-        """Take such a file back; says whether it still has its bytes."""
+        """Take such a file back; return whether it still has its bytes."""
         with self._books:
             kept = staged in self._kept
             self._kept = [one for one in self._kept if one is not staged]
             return kept
 
     def empty_kept(self) -> bool:
-        """Take the room of a file that is only kept, from any thread; says whether there was one."""
-        with self._books:  # so that nobody makes use of the file meanwhile
+        """Empty a file that is only kept, from any thread; return whether there was one."""
+        with self._books:  # so that the file is not reused meanwhile
             if not self._kept:
                 return False
             self._used -= self._kept.pop(0).empty()
@@ -337,9 +337,9 @@ class StagingArea:
         with self._books:
             self._used -= max(size, 0)
 
-    def count_parked(self) -> None:
-        """Count what is parked."""
-        self._parked = sum(found.size for found in parked(self.directory))
+    def count_unsent(self) -> None:
+        """Count the bytes of unsent files."""
+        self._unsent = sum(found.size for found in unsent_files(self.directory))
 
     def close(self) -> None:
         """End the session; what is still dirty is parked, anything else removed."""

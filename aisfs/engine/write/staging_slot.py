@@ -14,7 +14,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class StagingSlot:
-    """A file for bytes, and one for the record beside it; empty when nobody has it."""
+    """A file for bytes, and one for the record beside it; empty when not in use."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -57,11 +57,11 @@ class StagingSlot:
             os.close(old)
 
     def clear_record(self) -> None:
-        """Say that the bytes are not wanted any more."""
+        """Mark the bytes as no longer needed."""
         os.ftruncate(self._record, 0)
 
     def empty(self) -> None:
-        """Let the disk go; the record is cleared already."""
+        """Free the disk; the record is cleared already."""
         os.ftruncate(self.data, 0)
 
     def remove(self) -> None:
@@ -72,7 +72,7 @@ class StagingSlot:
         self.close()
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         os.close(self.data)
         os.close(self._record)
 
@@ -83,7 +83,7 @@ def _make(path: str) -> int:
 
 @contextmanager
 def staging_errors(path: Path) -> Iterator[None]:
-    """Raise what the system says of a staged file as one of `aisfs.errors`."""
+    """Turn an `OSError` of a staged file into one of `aisfs.errors`."""
     try:
         yield
     except OSError as error:

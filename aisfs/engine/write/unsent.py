@@ -43,7 +43,7 @@ class UnsentFile:
         self.path.unlink(missing_ok=True)
 
 
-def parked(directory: Path) -> list[UnsentFile]:
+def unsent_files(directory: Path) -> list[UnsentFile]:
     """List what was never uploaded, the oldest first. What cannot be read is logged and kept."""
     found = []
     for path in sorted((directory / PARKED).glob(f"*{RECORD}")):

@@ -59,7 +59,7 @@ class Writer:
     # staged files ----------------------------------------------------------------------------
 
     def new(self) -> StagedFile:
-        """Give an empty staged file."""
+        """Return an empty staged file."""
         staged = self._staging.create()
         self._ahead.watch(staged)
         return staged
@@ -122,7 +122,7 @@ class Writer:
     async def set_attributes(
         self, bucket: Bucket, info: ObjectInfo, *, mtime_ns: int, mode: int | None
     ) -> ObjectInfo:
-        """Keep mode and time with a version that is there.
+        """Store mode and time with a version that is there.
 
         Raises:
             Unsupported: the bucket keeps neither.
@@ -136,7 +136,7 @@ class Writer:
             await self._store.remove(bucket, key)
 
     async def rename(self, bucket: Bucket, key: str, new_key: str) -> ObjectInfo:
-        """Give an object another name; what had that name is gone."""
+        """Rename an object; what had the new name is gone."""
         return await self._store.rename(bucket, key, new_key)
 
     async def objects_below(self, bucket: Bucket, prefix: str, limit: int) -> list[ObjectInfo]:
@@ -176,7 +176,7 @@ class Writer:
         mode: int | None,
         again: bool = False,
     ) -> ObjectInfo:
-        """Add a member to a shard, without `staged` a directory; gives the shard as it is then.
+        """Add a member to a shard, without `staged` a directory; return the shard as it is then.
 
         With `again` it takes the place of what was appended under this name before.
         """

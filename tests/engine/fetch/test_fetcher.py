@@ -532,4 +532,4 @@ async def test_small_objects_in_memory_count_with_all_they_cost():
             info = setup.store.put(BUCKET, f"small-{number}", bytes(100))
             await setup.fetcher.start(setup.fetcher.open(BUCKET, info), ByteRange(0, 100)).wait()
         await trio.testing.wait_all_tasks_blocked()
-        assert 0 < len(setup.fetcher._kept._only) * 1940 <= limit  # what one was seen to take
+        assert 0 < len(setup.fetcher._retained._only) * 1940 <= limit  # what one was seen to take

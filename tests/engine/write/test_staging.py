@@ -8,7 +8,7 @@ import pytest
 
 from aisfs.core.staged.record import StagedRecord
 from aisfs.engine.write.staging import StagingArea
-from aisfs.engine.write.unsent import adopt_dead_sessions, parked
+from aisfs.engine.write.unsent import adopt_dead_sessions, unsent_files
 from aisfs.errors import ConfigError, OutOfSpace
 from aisfs.model import Bucket
 
@@ -43,7 +43,7 @@ def test_a_dirty_file_is_parked_and_takes_room(area: StagingArea):
     staged.write(0, b"x" * 600)
     staged.mark_dirty(RECORD)
     staged.park("the cluster said no")
-    (found,) = parked(area.directory)
+    (found,) = unsent_files(area.directory)
     assert found.record.reason == "the cluster said no"
     assert found.path.read_bytes() == b"x" * 600
     assert area.used == 600
@@ -93,7 +93,7 @@ def test_the_end_of_a_mount_parks_what_is_dirty(tmp_path: Path):
     dirty.mark_dirty(RECORD)
     clean.write(0, b"x")
     area.close()
-    assert [one.record.key for one in parked(tmp_path)] == ["k"]
+    assert [one.record.key for one in unsent_files(tmp_path)] == ["k"]
     assert [p.name for p in tmp_path.iterdir()] == ["parked"]
 
 
@@ -103,7 +103,7 @@ def test_a_living_session_is_left_alone(area: StagingArea):
     staged.mark_dirty(RECORD)
     adopt_dead_sessions(area.directory)
     other = StagingArea(area.directory, 1000)
-    assert parked(area.directory) == []
+    assert unsent_files(area.directory) == []
     assert staged.read(0, 10) == b"mine"
     other.close()
 
@@ -124,7 +124,7 @@ def test_a_dead_session_is_adopted(tmp_path: Path, crashed_after_link: bool):
     if crashed_after_link:
         os.link(session / "1.data", tmp_path / "parked" / "dead-1.data")
     adopt_dead_sessions(tmp_path)
-    (found,) = parked(tmp_path)
+    (found,) = unsent_files(tmp_path)
     assert found.path.read_bytes() == b"dirty"
     assert not session.exists()
 
@@ -133,7 +133,7 @@ def test_an_unreadable_record_is_kept(tmp_path: Path, caplog: pytest.LogCaptureF
     (tmp_path / "parked").mkdir()
     (tmp_path / "parked" / "x.json").write_bytes(b"not json")
     (tmp_path / "parked" / "x.data").write_bytes(b"bytes")
-    assert parked(tmp_path) == []
+    assert unsent_files(tmp_path) == []
     assert "x.json" in caplog.text
     assert (tmp_path / "parked" / "x.data").exists()
 
