@@ -140,6 +140,13 @@ async def each(jobs: int, works: Sequence[Callable[[], Awaitable[None]]]) -> Non
         raise failed[0]
 
 
+def progress_bar(console: Console) -> Progress:
+    """Return a bar that shows bytes and speed."""
+    size = DownloadColumn(binary_units=True)
+    name = TextColumn("{task.description}")
+    return Progress(name, BarColumn(), size, TransferSpeedColumn(), console=console)
+
+
 @dataclass(slots=True)
 class Packed:
     """What was done."""
@@ -171,13 +178,7 @@ class Packer:
         """
         keys = [self.names.name(index) for index in range(len(shards))]
         packed = Packed(size=sum(shard.size for shard in shards))
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(binary_units=True),
-            TransferSpeedColumn(),
-        )
-        with Progress(*columns, console=console) as progress:
+        with progress_bar(console) as progress:
             task = progress.add_task("shards", total=packed.size)
 
             async def one(key: str, layout: Layout) -> None:

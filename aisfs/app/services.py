@@ -4,11 +4,11 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar, assert_never
+from typing import assert_never
 
 import trio
 
@@ -206,8 +206,7 @@ async def open_services(plan: SourcePlan) -> AsyncIterator[Services]:
     metrics = Metrics()
     async with (
         open_source(plan.source, plan.cluster, metrics) as opened,
-        _closing(partial(_open_cache, plan)) as blocks,
-        _closing(partial(_open_staging, plan)) as staging,
+        _open_disk(plan) as (blocks, staging),
         background_thread() as background,
         trio.open_nursery() as nursery,
     ):
@@ -221,29 +220,28 @@ async def open_services(plan: SourcePlan) -> AsyncIterator[Services]:
         raise failure
 
 
-class _Closable(Protocol):
-    def close(self) -> None: ...
-
-
-ClosableT = TypeVar("ClosableT", bound=_Closable)
-
-
 @asynccontextmanager
-async def _closing(make: Callable[[], ClosableT | None]) -> AsyncIterator[ClosableT | None]:
-    """Make something in a thread, and close it in one."""
-    made = await trio.to_thread.run_sync(make)
+async def _open_disk(
+    plan: SourcePlan,
+) -> AsyncIterator[tuple[BlockCache | None, StagingArea | None]]:
+    """Open the disk cache and the staging directory, as far as they are wanted."""
+    stack = ExitStack()
+
+    def enter() -> tuple[BlockCache | None, StagingArea | None]:
+        blocks = _open_cache(plan)
+        if blocks is not None:
+            stack.callback(blocks.close)
+        if not plan.writing.writable:
+            return blocks, None
+        staging = StagingArea(plan.writing.staging_dir, plan.writing.staging_limit())
+        stack.callback(staging.close)
+        return blocks, staging
+
     try:
-        yield made
+        yield await trio.to_thread.run_sync(enter)
     finally:
-        if made is not None:
-            with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(made.close)
-
-
-def _open_staging(plan: SourcePlan) -> StagingArea | None:
-    if not plan.writing.writable:
-        return None
-    return StagingArea(plan.writing.staging_dir, plan.writing.staging_limit())
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(stack.close)
 
 
 def _open_cache(plan: SourcePlan) -> BlockCache | None:

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import trio
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from aisfs.app.pack import (
     each,
@@ -27,6 +26,7 @@ from aisfs.app.pack import (
     open_place,
     parse_extension,
     parse_shards,
+    progress_bar,
     shards_there,
 )
 from aisfs.core.namespace.sources import DirectorySource
@@ -127,13 +127,7 @@ class _Unpacker:
         """See `unpack`."""
         done = Unpacked()
         claims = await trio.to_thread.run_sync(_Claims, self.target)
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(binary_units=True),
-            TransferSpeedColumn(),
-        )
-        with Progress(*columns, console=console) as progress:
+        with progress_bar(console) as progress:
             task = progress.add_task("shards", total=sum(info.size for info in shards))
 
             async def one(info: ObjectInfo) -> None:

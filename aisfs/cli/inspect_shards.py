@@ -12,7 +12,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from rich.table import Table
 
 from aisfs.cli.exits import Exit, exit_code
-from aisfs.cli.options import cache_dir_option, endpoint_option, jobs_option
+from aisfs.cli.options import (
+    cache_dir_option,
+    cache_size_option,
+    endpoint_option,
+    flag,
+    io_timeout_option,
+    jobs_option,
+)
 from aisfs.process import logs
 
 if TYPE_CHECKING:
@@ -37,25 +44,12 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
     help="Print the N most frequent labels; 0 reads none.",
 )
 @endpoint_option
-@click.option(
-    "--ignore-zeros", is_flag=True, default=None, help="Read past zero blocks: tars joined by cat."
-)
-@click.option("--recursive", is_flag=True, default=None, help="Also look into tars inside shards.")
-@click.option(
-    "--magic", is_flag=True, default=None, help="Recognize archives by content, not by name."
-)
+@flag("--ignore-zeros", "Read past zero blocks: tars joined by cat.")
+@flag("--recursive", "Also look into tars inside shards.")
+@flag("--magic", "Recognize archives by content, not by name.")
 @cache_dir_option
-@click.option(
-    "--cache-size",
-    metavar="SIZE",
-    help="Limit of the disk cache, such as 50GiB; 0: none [10GiB or a tenth of the free disk].",
-)
-@click.option(
-    "--io-timeout",
-    type=float,
-    metavar="S",
-    help="Seconds until a request that keeps failing is an error [60].",
-)
+@cache_size_option
+@io_timeout_option
 def inspect(
     source: str,
     as_json: bool,

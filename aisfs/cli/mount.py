@@ -11,7 +11,16 @@ from click.core import ParameterSource
 from aisfs.app.plan import MountPlan, plan_mount
 from aisfs.cli.exits import Exit, exit_code, fail
 from aisfs.cli.mount_args import sort_options
-from aisfs.cli.options import endpoint_option, log_options
+from aisfs.cli.options import (
+    cache_dir_option,
+    cache_size_option,
+    endpoint_option,
+    flag,
+    io_timeout_option,
+    log_options,
+    setting,
+    staging_dir_option,
+)
 from aisfs.config import KeyRule, Shards, View
 from aisfs.errors import AisfsError, ConfigError
 from aisfs.process import daemon, logs
@@ -48,169 +57,61 @@ _NO_FASTPATH = frozenset({"no_fastpath", "no_lane"})
     help="The key of a sample: the path up to its first dot (wds) [default], up to its last dot "
     "(last-dot), or the last component up to its first dot (basename).",
 )
-@click.option(
-    "--require", metavar="EXT[,EXT]", help="Leave out samples that lack one of these components."
+@setting("--require EXT[,EXT]", "Leave out samples that lack one of these components.")
+@setting(
+    "--label FROM",
+    "Where labels come from: cls [default], txt, json:PATH, dir, re:REGEX, csv:OBJECT.",
 )
-@click.option(
-    "--label",
-    metavar="FROM",
-    help="Where labels come from: cls [default], txt, json:PATH, dir, re:REGEX, csv:OBJECT.",
+@setting(
+    "--image EXT[;EXT]",
+    "Component that --view class shows of a sample: the first it has [jpg;jpeg;png].",
 )
-@click.option(
-    "--image",
-    metavar="EXT[;EXT]",
-    help="Component that --view class shows of a sample: the first it has [jpg;jpeg;png].",
-)
-@click.option(
-    "--classes",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="File with the names of classes 0, 1, …, one per line.",
-)
-@click.option(
-    "--samples-per-shard",
-    type=int,
-    metavar="N",
-    help="Samples in each tar of --view shards [1000].",
-)
-@click.option(
-    "--shard-size", metavar="SIZE", help="Most bytes in each tar of --view shards, such as 1GiB."
-)
-@click.option(
-    "--shuffle",
-    type=int,
-    metavar="SEED",
-    help="With --view shards: shuffle the samples, reproducibly.",
-)
-@click.option(
-    "--files-from", metavar="FILE", help="Read sources from FILE, one per line; - is stdin."
-)
-@click.option(
-    "--include", multiple=True, metavar="GLOB", help="Show only keys that match GLOB; repeatable."
-)
-@click.option(
-    "--exclude", multiple=True, metavar="GLOB", help="Leave out keys that match GLOB; repeatable."
-)
-@click.option(
-    "--ignore-zeros",
-    is_flag=True,
-    default=None,
-    help="Read past zero blocks, for tars joined by cat.",
-)
-@click.option("--recursive", is_flag=True, default=None, help="Also open tars inside shards.")
-@click.option(
-    "--magic",
-    is_flag=True,
-    default=None,
-    help="Recognize archives by content, not by name; X.d/ opens any archive X.",
-)
-@click.option(
+@setting("--classes FILE", "File with the names of classes 0, 1, …, one per line.")
+@setting("--samples-per-shard N", "Samples in each tar of --view shards [1000].")
+@setting("--shard-size SIZE", "Most bytes in each tar of --view shards, such as 1GiB.")
+@setting("--shuffle SEED", "With --view shards: shuffle the samples, reproducibly.")
+@setting("--files-from FILE", "Read sources from FILE, one per line; - is stdin.")
+@setting("--include GLOB", "Show only keys that match GLOB; repeatable.", multiple=True)
+@setting("--exclude GLOB", "Leave out keys that match GLOB; repeatable.", multiple=True)
+@flag("--ignore-zeros", "Read past zero blocks, for tars joined by cat.")
+@flag("--recursive", "Also open tars inside shards.")
+@flag("--magic", "Recognize archives by content, not by name; X.d/ opens any archive X.")
+@flag(
     "--shard-index",
-    is_flag=True,
-    default=None,
-    help="Use AIStore's own index of a shard, where there is one, instead of scanning the shard.",
+    "Use AIStore's own index of a shard, where there is one, instead of scanning the shard.",
 )
-@click.option(
-    "--attr-ttl",
-    type=float,
-    metavar="S",
-    help="Seconds until a name looked up alone is looked up again [60].",
-)
-@click.option(
-    "--list-ttl", type=float, metavar="S", help="Seconds until a directory is listed again [60]."
-)
-@click.option(
-    "--negative-ttl",
-    type=float,
-    metavar="S",
-    help="Seconds until a missing name is looked up again [5].",
-)
-@click.option(
-    "--io-timeout",
-    type=float,
-    metavar="S",
-    help="Seconds until a request that keeps failing is an error [60].",
-)
-@click.option(
+@setting("--attr-ttl S", "Seconds until a name looked up alone is looked up again [60].")
+@setting("--list-ttl S", "Seconds until a directory is listed again [60].")
+@setting("--negative-ttl S", "Seconds until a missing name is looked up again [5].")
+@io_timeout_option
+@flag(
     "--latest",
-    is_flag=True,
-    default=None,
-    help="Check objects of a cloud or another cluster against the original when they are read.",
+    "Check objects of a cloud or another cluster against the original when they are read.",
 )
-@click.option("--max-connections", type=int, metavar="N", help="Most requests at once [32].")
-@click.option(
-    "--part-size",
-    metavar="SIZE",
-    help="Upload larger files in parts of this size, while they are written [256MiB].",
+@setting("--max-connections N", "Most requests at once [32].")
+@setting(
+    "--part-size SIZE",
+    "Upload larger files in parts of this size, while they are written [256MiB].",
 )
-@click.option(
-    "--cache-dir",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Directory of the disk cache [the user's cache directory].",
+@cache_dir_option
+@cache_size_option
+@setting("--read-ahead-max SIZE", "Most bytes fetched ahead of a sequential reader [64MiB].")
+@setting(
+    "--prefetch-shards N", "Shards fetched ahead of a reader that takes them in name order [2]."
 )
-@click.option(
-    "--cache-size",
-    metavar="SIZE",
-    help="Limit of the disk cache, such as 50GiB; 0: none [10GiB or a tenth of the free disk].",
-)
-@click.option(
-    "--read-ahead-max",
-    metavar="SIZE",
-    help="Most bytes fetched ahead of a sequential reader [64MiB].",
-)
-@click.option(
-    "--prefetch-shards",
-    type=int,
-    metavar="N",
-    help="Shards fetched ahead of a reader that takes them in name order [2].",
-)
-@click.option("--memory-limit", metavar="SIZE", help="Most bytes of objects in memory [512MiB].")
-@click.option(
-    "--no-fastpath",
-    is_flag=True,
-    default=None,
-    help="Serve the kernel through pyfuse3 alone: slower, with the same results.",
-)
+@setting("--memory-limit SIZE", "Most bytes of objects in memory [512MiB].")
+@flag("--no-fastpath", "Serve the kernel through pyfuse3 alone: slower, with the same results.")
 @click.option("--no-lane", is_flag=True, default=None, hidden=True)
-@click.option(
-    "--writable",
-    is_flag=True,
-    default=None,
-    help="Permit changes: files are staged, and uploaded when they are closed.",
-)
-@click.option(
-    "--staging-dir",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Directory of files until they are uploaded [the user's state directory].",
-)
-@click.option(
-    "--staging-size",
-    metavar="SIZE",
-    help="Most bytes in the staging directory [half of the free disk].",
-)
-@click.option(
-    "--rename-dir-limit",
-    type=int,
-    metavar="N",
-    help="Most objects of a directory that can be renamed [1000].",
-)
-@click.option(
-    "--ignore-attr-changes",
-    is_flag=True,
-    default=None,
-    help="Accept and ignore owners, modes and times that cannot be kept.",
-)
+@flag("--writable", "Permit changes: files are staged, and uploaded when they are closed.")
+@staging_dir_option
+@setting("--staging-size SIZE", "Most bytes in the staging directory [half of the free disk].")
+@setting("--rename-dir-limit N", "Most objects of a directory that can be renamed [1000].")
+@flag("--ignore-attr-changes", "Accept and ignore owners, modes and times that cannot be kept.")
 @click.option("--allow-other", is_flag=True, help="Give other users access.")
-@click.option("--uid", type=int, metavar="N", help="Owner of everything [you].")
-@click.option("--gid", type=int, metavar="N", help="Group of everything [yours].")
-@click.option(
-    "--file-mode", metavar="OCT", help="Permissions of files [0444, or 0644 if writable]."
-)
-@click.option(
-    "--dir-mode", metavar="OCT", help="Permissions of directories [0555, or 0755 if writable]."
-)
+@setting("--uid N", "Owner of everything [you].")
+@setting("--gid N", "Group of everything [yours].")
+@setting("--file-mode OCT", "Permissions of files [0444, or 0644 if writable].")
+@setting("--dir-mode OCT", "Permissions of directories [0555, or 0755 if writable].")
 @click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground.")
 @click.option(
     "-o",
@@ -242,7 +143,9 @@ def mount(
     if not where:
         raise click.UsageError("expected [SOURCE…] MNT")
     if len(where) == 1 and "://" in where[0]:
-        raise click.UsageError(f"expected [SOURCE…] MNT: on which directory is {where[0]} to be?")
+        raise click.UsageError(
+            f"expected [SOURCE…] MNT: which directory is {where[0]} to be mounted on?"
+        )
     kernel, named = _sort(options, settings)
     kernel |= {"allow_other"} if allow_other else set()
     log_level, log_file = _resolve_log(named, log_level, log_file)

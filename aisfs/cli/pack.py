@@ -8,7 +8,7 @@ import trio
 from rich.console import Console
 
 from aisfs.cli.exits import Exit
-from aisfs.cli.options import Command, endpoint_option, jobs_option
+from aisfs.cli.options import Command, endpoint_option, jobs_option, setting
 from aisfs.config import KeyRule, parse_size
 from aisfs.process import logs
 
@@ -46,11 +46,9 @@ def _common_options(command: Command) -> Command:
     callback=_size,
     help="Most bytes in a shard.",
 )
-@click.option("--shuffle", type=int, metavar="SEED", help="Shuffle the samples.")
-@click.option(
-    "--class-to",
-    metavar="EXT",
-    help="DIR has a directory for each class: add a member KEY.EXT with its number.",
+@setting("--shuffle SEED", "Shuffle the samples.")
+@setting(
+    "--class-to EXT", "DIR has a directory for each class: add a member KEY.EXT with its number."
 )
 @click.option(
     "--key-rule",
@@ -110,9 +108,7 @@ def pack(
 @click.command()
 @click.argument("shards", metavar="SHARDS")
 @click.argument("tree", metavar="DIR", type=click.Path(path_type=Path))
-@click.option(
-    "--class-to", metavar="EXT", help="Leave out the members KEY.EXT that `aisfs pack` added."
-)
+@setting("--class-to EXT", "Leave out the members KEY.EXT that `aisfs pack` added.")
 @_common_options
 def unpack(
     shards: str, tree: Path, class_to: str | None, endpoint: str | None, jobs: int, dry_run: bool

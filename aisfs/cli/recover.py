@@ -7,6 +7,7 @@ import click
 
 from aisfs.app import recover as recovery
 from aisfs.cli.exits import Exit
+from aisfs.cli.options import staging_dir_option
 from aisfs.config import WriteSettings
 from aisfs.errors import AisfsError, ConfigError, SourceMissing
 from aisfs.process import logs
@@ -20,12 +21,7 @@ from aisfs.process import logs
 @click.option(
     "--force", is_flag=True, help="Upload over an object that was changed by somebody else since."
 )
-@click.option(
-    "--staging-dir",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Staging directory of the mount [the user's state directory].",
-)
+@staging_dir_option
 def recover(
     names: tuple[str, ...],
     upload: bool,

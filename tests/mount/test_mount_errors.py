@@ -129,7 +129,7 @@ def test_a_command_without_arguments_shows_its_help(words: list[str]):
 
 def test_the_mountpoint_was_forgotten(server: RunningServer):
     said = refused(USAGE, "ais://b", "--endpoint", server.endpoint)
-    assert "on which directory is ais://b to be?" in said
+    assert "which directory is ais://b to be mounted on?" in said
 
 
 def test_what_would_wait_for_itself(tmp_path: Path, mountpoint: Path, server: RunningServer):
