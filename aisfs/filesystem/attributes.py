@@ -18,7 +18,7 @@ BLOCK_SIZE = 128 * 1024
 """st_blksize. Python, cp and tar size their buffers by it; with 4096 a JPEG costs PIL three reads
 instead of one and webdataset reads a shard 8 KiB at a time."""
 
-FOREVER = 365 * 86400.0
+LONGEST_TIMEOUT = 365 * 86400.0
 """Seconds; the kernel's own arithmetic has no infinity."""
 
 
@@ -32,7 +32,7 @@ class Attr:
     mtime_ns: int
     uid: int
     gid: int
-    timeout: float = FOREVER
+    timeout: float = LONGEST_TIMEOUT
     """Seconds the kernel may keep these attributes."""
 
 
@@ -69,7 +69,9 @@ class AttrMaker:
         """Give the time of day so many seconds after the mount."""
         return self._mounted_at_ns + int(seconds * 1e9)
 
-    def directory(self, ino: int, mtime_ns: int | None = None, timeout: float = FOREVER) -> Attr:
+    def directory(
+        self, ino: int, mtime_ns: int | None = None, timeout: float = LONGEST_TIMEOUT
+    ) -> Attr:
         """Describe a directory."""
         settings = self._settings
         mtime = self._mounted_at_ns if mtime_ns is None else mtime_ns

@@ -8,7 +8,7 @@ from aisfs.cache.metadata_cache import WOULD_WAIT
 from aisfs.core.namespace.inodes import numbers_of
 from aisfs.core.views.directory_tree import MembersView
 from aisfs.engine.listing.overlay import OverlaidLister
-from aisfs.filesystem.attributes import FOREVER, AttrMaker, Entry, FileRun
+from aisfs.filesystem.attributes import LONGEST_TIMEOUT, AttrMaker, Entry, FileRun
 from aisfs.filesystem.handles import DirectoryHandle, MemberRows, ObjectRun
 from aisfs.filesystem.inodes import Inodes
 from aisfs.filesystem.nodes import DirectoryNode, Node, ObjectNode, ShardNode, object_identities
@@ -58,7 +58,7 @@ class DirectoryHandles:
                 for found in children.entries(offset)
             ),
             lambda offset: (
-                (found.offset, inodes.known_entry(found), found.node)
+                (found.offset, inodes.try_entry(found), found.node)
                 for found in children.entries(offset)
             ),
             objects=partial(self._run, ino, children),
@@ -84,7 +84,7 @@ class DirectoryHandles:
         node = self._inodes.get(ino)
         if not isinstance(node, DirectoryNode):
             return found
-        now = self._tree.known(node, ino, found.name)
+        now = self._tree.try_find(node, ino, found.name)
         if now is WOULD_WAIT:
             return found  # as old as it is believed to be: the kernel asks again
         return replace(now, offset=found.offset) if now is not None else None
@@ -107,6 +107,6 @@ class DirectoryHandles:
         nodes = [
             ObjectNode(bucket, info, ino, name) for info, name in zip(infos, names, strict=True)
         ]
-        timeout = min(max(children.expires - self._clock(), 0.0), FOREVER)
+        timeout = min(max(children.expires - self._clock(), 0.0), LONGEST_TIMEOUT)
         files = FileRun(inos, *self._make.objects(infos), names)
         return ObjectRun(files, nodes, offsets, self._make.owner, timeout)

@@ -306,7 +306,7 @@ class FileSystem:
         """Number the files whose bytes are those of an object: itself, or its members."""
         if isinstance(node, ObjectNode):
             return [number]
-        view = self.folders.known_view(node)
+        view = self.folders.try_view(node)
         rows = range(len(view.index)) if view is not None else ()
         return (member_number(number, row) for row in rows)
 

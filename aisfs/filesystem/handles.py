@@ -16,7 +16,7 @@ class DirectoryHandle:
 
     entries: Callable[[int], Iterator[tuple[int, Entry, Node]]]
     """Gives (offset of the next, entry, node) behind an offset, again and again."""
-    known: Callable[[int], Iterator[tuple[int, Entry | None, Node]]]
+    try_entries: Callable[[int], Iterator[tuple[int, Entry | None, Node]]]
     """The same for the lane's thread; None for entries that only the trio thread can make."""
     members: "MemberRows | None" = None
     """The same of a directory in a shard, which never changes, for who packs many."""

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from aisfs.core.namespace.inodes import InodeTable, directory_number
 from aisfs.errors import Stale
-from aisfs.filesystem.attributes import FOREVER, Attr, AttrMaker, Entry
+from aisfs.filesystem.attributes import LONGEST_TIMEOUT, Attr, AttrMaker, Entry
 from aisfs.filesystem.listing_validity import ListingValidity
 from aisfs.filesystem.nodes import (
     DirectoryNode,
@@ -138,10 +138,10 @@ class Inodes:
             self._remember(entry.attr.ino, found.node, 1)
         return entry
 
-    def known_counted(self, found: Found) -> Entry | None:
-        """Do the same in the fast path; None as of `known_entry`."""
+    def try_counted(self, found: Found) -> Entry | None:
+        """Do the same in the fast path; None as of `try_entry`."""
         with self._lock:
-            entry = self.known_entry(found)
+            entry = self.try_entry(found)
             if entry is not None:
                 self._remember(entry.attr.ino, found.node, 1)
         return entry
@@ -198,9 +198,11 @@ class Inodes:
                 attr = self._folders.folder(node, directory_number(first, 0))
         else:
             attr = self.attr(node, self.number(node))
-        return Entry(found.name, attr, min(max(found.expires - self._clock(), 0.0), FOREVER))
+        return Entry(
+            found.name, attr, min(max(found.expires - self._clock(), 0.0), LONGEST_TIMEOUT)
+        )
 
-    def known_entry(self, found: Found) -> Entry | None:
+    def try_entry(self, found: Found) -> Entry | None:
         """Make an entry in the fast path; None for written files, which are the trio thread's."""
         node = found.node
         if self._by_ino and isinstance(node, ObjectNode):
@@ -233,7 +235,7 @@ class Inodes:
     def _directory_attr(self, node: Node, ino: int) -> Attr:
         since, timeout = self.validity.of(ino, self._tree.expires(node))
         mtime_ns = None if since is None else self._make.wall_ns(since - self._started)
-        attr = self._make.directory(ino, mtime_ns, min(timeout, FOREVER))
+        attr = self._make.directory(ino, mtime_ns, min(timeout, LONGEST_TIMEOUT))
         if not self.directory_attributes or not isinstance(node, DirectoryNode):
             return attr
         mode, mtime_ns = self.directory_attributes.of(node.bucket, node.prefix)

@@ -52,20 +52,20 @@ class InstantAnswers:
         self._reader = reader
         self._shards: dict[int, _OpenShard] = {}
 
-    def entry(self, parent: int, name: bytes) -> Entry | WouldWait | None:
+    def try_lookup(self, parent: int, name: bytes) -> Entry | WouldWait | None:
         """Look a name up and count the lookup; None when it is missing."""
         node = self._nodes.get(parent)
         if node is None or isinstance(node, FileNode) or len(name) > NAME_MAX:
             return WOULD_WAIT
         if isinstance(node, ShardNode):
             return self._member(node, parent, name)
-        found = self._tree.known(node, parent, name)
+        found = self._tree.try_find(node, parent, name)
         if found is None or found is WOULD_WAIT:
             return found
-        return self._inodes.known_counted(found) or WOULD_WAIT
+        return self._inodes.try_counted(found) or WOULD_WAIT
 
     def _member(self, node: ShardNode, parent: int, name: bytes) -> Entry | WouldWait | None:
-        view = self._folders.known_view(node)
+        view = self._folders.try_view(node)
         _, is_directory, low = split_member(parent) or (0, False, 0)
         if view is None or not is_directory or not view.directory(low).searchable:
             return WOULD_WAIT
@@ -78,7 +78,7 @@ class InstantAnswers:
             self._inodes.remember(entry.attr.ino, node)
         return entry
 
-    def attr(self, ino: int) -> Attr | None:
+    def try_getattr(self, ino: int) -> Attr | None:
         """Describe an inode; None when it is not known how."""
         node = self._nodes.get(ino)
         if node is None or ino in self._written:
@@ -87,10 +87,10 @@ class InstantAnswers:
             return self._inodes.attr(node, ino)
         if is_folder(ino):
             return self._folders.folder(node, ino)
-        view = self._folders.known_view(node)
+        view = self._folders.try_view(node)
         return self._folders.attr_in(view, node, ino) if view is not None else None
 
-    def directory(self, ino: int, offset: int) -> DirectoryHandle | None:
+    def try_directory(self, ino: int, offset: int) -> DirectoryHandle | None:
         """Give a snapshot of a directory to read on from `offset`."""
         going_on = self._snapshots.under_way(ino, offset)
         if going_on is not None:
@@ -99,20 +99,20 @@ class InstantAnswers:
         if node is None or isinstance(node, FileNode):
             return None
         if isinstance(node, ShardNode):
-            view = self._folders.known_view(node)
+            view = self._folders.try_view(node)
             if view is None:
                 return None
             check_directory(node, ino)
             if not offset:
                 self._reader.folder_listed(node.bucket, node.info)
             return self._handles.of_members(view, node, ino)
-        children = self._tree.known_children(node, ino)
+        children = self._tree.try_children(node, ino)
         if children is None:
             return None
         handle = self._handles.of_children(ino, children)
         return self._snapshots.begin(ino, handle)
 
-    def read(self, ino: int, offset: int, size: int) -> Data | None:
+    def try_read(self, ino: int, offset: int, size: int) -> Data | None:
         """Read a range, cut at the end of the file. The bytes stay what they are while held."""
         node = self._nodes.get(ino)
         wanted = ByteRange(offset, offset + size)
@@ -139,7 +139,7 @@ class InstantAnswers:
         known = self._shards.get(slot)
         if known is not None and known.node is node and known.view() is not None:
             return known
-        view = self._folders.known_view(node)
+        view = self._folders.try_view(node)
         if view is None:
             return None
         if len(self._shards) >= SHARDS_MAX:

@@ -41,7 +41,7 @@ class Members:
             return None
         if last is not None and last.node is node:
             return last
-        view = self._folders.known_view(node)
+        view = self._folders.try_view(node)
         if view is None or view.index.packing is not None:
             return None  # members of a zip have no bytes of their own in the object
         if last is not None and last.view is view:  # forgotten and looked up again

@@ -14,7 +14,7 @@ from aisfs.core.namespace.inodes import directory_number, member_number, split_m
 from aisfs.core.views.directory_tree import Child, Directory, MembersView
 from aisfs.engine.read.indexer import Indexer
 from aisfs.errors import NotADirectory, NotFound, ShardDamaged
-from aisfs.filesystem.attributes import FOREVER, Attr, AttrMaker, Entry, FileRun
+from aisfs.filesystem.attributes import LONGEST_TIMEOUT, Attr, AttrMaker, Entry, FileRun
 from aisfs.filesystem.nodes import ShardNode
 
 Listed = FileRun | Entry | None
@@ -33,7 +33,7 @@ class ShardFolders:
         """Open the shard, scanning it when it was not opened before."""
         return await self._indexer.open(shard.bucket, shard.info)
 
-    def known_view(self, shard: ShardNode) -> MembersView | None:
+    def try_view(self, shard: ShardNode) -> MembersView | None:
         """Give the members of a shard that is open. Waits for nothing, from any thread."""
         return self._indexer.known(shard.bucket, shard.info)
 
@@ -148,7 +148,7 @@ class ShardFolders:
 
     def _entry(self, shard: ShardNode, view: MembersView, first: int, child: Child) -> Entry:
         # A version of a shard never changes, so neither do the names in it.
-        return Entry(child.name, self._attr(shard, view, first, child), FOREVER)
+        return Entry(child.name, self._attr(shard, view, first, child), LONGEST_TIMEOUT)
 
     def _attr(self, shard: ShardNode, view: MembersView, first: int, child: Child) -> Attr:
         if child.directory is not None:

@@ -17,7 +17,7 @@ from contextlib import suppress
 
 import trio
 
-from aisfs.fuse.wire import abi
+from aisfs.fuse.wire import notifications
 
 log = logging.getLogger(__name__)
 
@@ -64,11 +64,11 @@ class Notifier:
 
     def invalidate_entry(self, parent: int, name: bytes) -> None:
         """Make the kernel look `name` up again."""
-        self.forward(abi.inval_entry(parent, name))
+        self.forward(notifications.inval_entry(parent, name))
 
     def invalidate_inode(self, ino: int) -> None:
         """Make the kernel ask for attributes, and for entries or bytes, of an inode again."""
-        self.forward(abi.inval_inode(ino))
+        self.forward(notifications.inval_inode(ino))
 
     def drop_pages(self, inodes: Iterable[int]) -> None:
         """Make the kernel ask for the content of files again."""
@@ -77,7 +77,7 @@ class Notifier:
             for ino in inodes:
                 if self._closing:
                     return
-                self.send(abi.inval_inode(ino))
+                self.send(notifications.inval_inode(ino))
 
         self.put(drop)
 
@@ -90,7 +90,7 @@ class Notifier:
         token = trio.lowlevel.current_trio_token()
 
         def tell() -> None:
-            self.send(abi.inval_entry(parent, name))
+            self.send(notifications.inval_entry(parent, name))
             with suppress(trio.RunFinishedError):
                 token.run_sync_soon(told.set)
 
@@ -107,7 +107,7 @@ class Notifier:
 
     def store(self, ino: int, offset: int, data: Buffer) -> bool:
         """Put bytes into the page cache of an inode; says whether the kernel knew it."""
-        return self.send(abi.store_header(ino, offset, len(data)), data)
+        return self.send(notifications.store_header(ino, offset, len(data)), data)
 
     def send_all(self, messages: Iterable[Buffer]) -> list[int]:
         """Send small messages, one after the other; gives the places of those refused."""

@@ -17,7 +17,7 @@ from aisfs.engine.read.indexer import Indexer
 from aisfs.engine.read.prefetcher import Prefetcher
 from aisfs.engine.read.reader import Reader
 from aisfs.engine.read.unpacker import Unpacker
-from aisfs.filesystem.attributes import FOREVER, AttrMaker, Entry
+from aisfs.filesystem.attributes import LONGEST_TIMEOUT, AttrMaker, Entry
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.handles import DirectoryHandle
 from aisfs.filesystem.nodes import DirectoryNode, Node, ProviderNode, RootNode
@@ -219,7 +219,7 @@ class User:
             )  # fmt: skip
             assert run.owner == (attr.uid, attr.gid)
             assert 0 <= run.timeout - entry.entry_timeout < 60, "the clock goes on"
-            assert attr.timeout == FOREVER
+            assert attr.timeout == LONGEST_TIMEOUT
             if number == len(run.nodes):
                 return
         raise AssertionError("there are more objects than entries")

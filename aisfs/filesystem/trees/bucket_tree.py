@@ -30,8 +30,8 @@ from aisfs.model import Bucket, ObjectInfo, Provider
 __all__ = ["Found", "FoundMember", "Tree"]
 
 
-FOREVER = float("inf")
-"""`expires` of what stands until somebody learns that it changed."""
+UNTIL_CHANGED = float("inf")
+"""`expires` of what stands until it turns out to have changed."""
 
 
 IsArchive = Callable[[Bucket, ObjectInfo], Awaitable[bool]]
@@ -90,11 +90,11 @@ class Names(Protocol):
         """List a directory."""
         ...
 
-    def known(self, node: Node, ino: int, name: bytes) -> Found | WouldWait | None:
+    def try_find(self, node: Node, ino: int, name: bytes) -> Found | WouldWait | None:
         """Look a name up without asking anybody. From any thread."""
         ...
 
-    def known_children(self, node: Node, ino: int) -> Children | None:
+    def try_children(self, node: Node, ino: int) -> Children | None:
         """List a directory without asking anybody; None when that cannot be. From any thread."""
         ...
 
@@ -146,7 +146,7 @@ class Tree:
                 return await self._find_in_bucket(node, ino, name)
         return None
 
-    def known(self, node: Node, ino: int, name: bytes) -> Found | WouldWait | None:
+    def try_find(self, node: Node, ino: int, name: bytes) -> Found | WouldWait | None:
         """Look a name up without asking anybody. From any thread."""
         if isinstance(node, DirectoryNode):
             listed = self._lister.try_find(node.bucket, node.prefix, name)
@@ -170,7 +170,7 @@ class Tree:
                 return self._in_listing(node, ino, await self._lister.directory(bucket, prefix))
         raise AssertionError(f"{node} has no children here")
 
-    def known_children(self, node: Node, ino: int) -> Children | None:
+    def try_children(self, node: Node, ino: int) -> Children | None:
         """List a directory without asking anybody; None when that cannot be. From any thread."""
         match node:
             case RootNode() | ProviderNode():
@@ -214,7 +214,7 @@ class Tree:
 
     async def _find_provider(self, name: bytes) -> Found | None:
         if name == Provider.AIS.scheme.encode():  # always there, whoever may list buckets
-            return Found(name, ProviderNode(Provider.AIS), float("inf"))
+            return Found(name, ProviderNode(Provider.AIS), UNTIL_CHANGED)
         for found in self._in_buckets(RootNode(), await self._lister.buckets()).entries(0):
             if found.name == name:
                 return found

@@ -6,7 +6,7 @@ from functools import partial
 from aisfs.cache.metadata_cache import WOULD_WAIT, WouldWait
 from aisfs.engine.dataset.shard_set import Shard, ShardSet
 from aisfs.filesystem.nodes import Node, ObjectNode, ShardNode
-from aisfs.filesystem.trees.bucket_tree import FOREVER, Children, Found
+from aisfs.filesystem.trees.bucket_tree import UNTIL_CHANGED, Children, Found
 
 
 class DatasetTree:
@@ -21,7 +21,7 @@ class DatasetTree:
         await self._shards.settle()
         return self._find(ino, name)
 
-    def known(self, node: Node, ino: int, name: bytes) -> Found | WouldWait | None:
+    def try_find(self, node: Node, ino: int, name: bytes) -> Found | WouldWait | None:
         """Look up the folder of a shard, unless one of them has to be asked for."""
         return self._find(ino, name) if self._shards.settled else WOULD_WAIT
 
@@ -34,16 +34,16 @@ class DatasetTree:
         await self._shards.settle()
         return self._children(ino)
 
-    def known_children(self, node: Node, ino: int) -> Children | None:
+    def try_children(self, node: Node, ino: int) -> Children | None:
         """List the folders, unless one of them has to be asked for."""
         return self._children(ino) if self._shards.settled else None
 
     def _children(self, ino: int) -> Children:
-        return Children(partial(_entries, self._shards.current, ino), FOREVER)
+        return Children(partial(_entries, self._shards.current, ino), UNTIL_CHANGED)
 
     def expires(self, node: Node) -> float:
         """Say until when the folders may be believed: until a shard turns out to have changed."""
-        return FOREVER
+        return UNTIL_CHANGED
 
     def changed(self, node: ObjectNode | ShardNode) -> list[tuple[int, bytes]]:
         """Ask for the shard's version before anything else is answered; see `Tree.changed`."""
@@ -63,4 +63,4 @@ def _entries(shards: list[tuple[int, Shard]], ino: int, offset: int) -> Iterator
 def _found(shard: Shard, ino: int, offset: int = 0) -> Found:
     # It stands for this version until the shard turns out to be another.
     node = ShardNode(shard.bucket, shard.info, ino, shard.name)
-    return Found(shard.name, node, FOREVER, offset)
+    return Found(shard.name, node, UNTIL_CHANGED, offset)

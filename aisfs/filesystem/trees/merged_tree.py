@@ -12,7 +12,7 @@ from aisfs.core.views.merged import MergedChild
 from aisfs.engine.dataset.merger import Merged, Merger
 from aisfs.errors import NotFound
 from aisfs.filesystem.nodes import MergedDirectoryNode, Node, ObjectNode, ShardNode
-from aisfs.filesystem.trees.bucket_tree import FOREVER, Children, Found, FoundMember
+from aisfs.filesystem.trees.bucket_tree import UNTIL_CHANGED, Children, Found, FoundMember
 
 
 class MergedTree:
@@ -28,7 +28,7 @@ class MergedTree:
         """Look a name up."""
         return self._find(await self._merger.merged(), node, name)
 
-    def known(self, node: Node, ino: int, name: bytes) -> Found | WouldWait | None:
+    def try_find(self, node: Node, ino: int, name: bytes) -> Found | WouldWait | None:
         """Look a name up, unless shards have to be opened."""
         merged = self._merger.known
         return self._find(merged, node, name) if merged is not None else WOULD_WAIT
@@ -46,7 +46,7 @@ class MergedTree:
             raise NotFound(f"{_path(node)!r} has no members any more")
         return children
 
-    def known_children(self, node: Node, ino: int) -> Children | None:
+    def try_children(self, node: Node, ino: int) -> Children | None:
         """List a directory, unless shards have to be opened."""
         merged = self._merger.known
         return self._children(merged, node) if merged is not None else None
@@ -56,7 +56,7 @@ class MergedTree:
         number = merged.view.resolve(path)
         if number is None:
             return None
-        return Children(partial(self._entries, merged, path, number), FOREVER)
+        return Children(partial(self._entries, merged, path, number), UNTIL_CHANGED)
 
     def _entries(self, merged: Merged, path: bytes, number: int, offset: int) -> Iterator[Found]:
         for position in range(offset, merged.view.count(number)):
@@ -64,7 +64,7 @@ class MergedTree:
 
     def expires(self, node: Node) -> float:
         """Say until when a directory may be believed: until a shard turns out to have changed."""
-        return FOREVER
+        return UNTIL_CHANGED
 
     def changed(self, node: ObjectNode | ShardNode) -> list[tuple[int, bytes]]:
         """Have everything built anew with the shard's new version; see `Tree.changed`.
@@ -83,11 +83,11 @@ class MergedTree:
             return Found(
                 child.name,
                 MergedDirectoryNode(self._layout, below, merged.generation),
-                FOREVER,
+                UNTIL_CHANGED,
                 offset,
             )
         node, index = self._nodes(merged)[child.shard], merged.indexes[child.shard]
-        return FoundMember(child.name, node, FOREVER, offset, index=index, row=child.row)
+        return FoundMember(child.name, node, UNTIL_CHANGED, offset, index=index, row=child.row)
 
     def _nodes(self, merged: Merged) -> list[ShardNode]:
         """Give one node for each shard, shared by all its members."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from aisfs.cache.metadata_cache import WouldWait
 from aisfs.core.synthetic.tar import VirtualShard
 from aisfs.filesystem.nodes import Node, ObjectNode, ShardNode, VirtualShardNode
-from aisfs.filesystem.trees.bucket_tree import FOREVER, Children, Found
+from aisfs.filesystem.trees.bucket_tree import UNTIL_CHANGED, Children, Found
 
 DIGITS = 6
 """Of the number in a shard's name, as in webdataset's examples; more where there are more shards."""
@@ -24,29 +24,29 @@ class SyntheticTree:
         """Look a shard up."""
         return self._find(name)
 
-    def known(self, node: Node, ino: int, name: bytes) -> Found | WouldWait | None:
+    def try_find(self, node: Node, ino: int, name: bytes) -> Found | WouldWait | None:
         """Look a shard up; nobody ever has to be asked."""
         return self._find(name)
 
     def _find(self, name: bytes) -> Found | None:
         at = self._places.get(name)
-        return Found(name, self._nodes[at], FOREVER) if at is not None else None
+        return Found(name, self._nodes[at], UNTIL_CHANGED) if at is not None else None
 
     async def children(self, node: Node, ino: int) -> Children:
         """List the shards."""
-        return self.known_children(node, ino)
+        return self.try_children(node, ino)
 
-    def known_children(self, node: Node, ino: int) -> Children:
+    def try_children(self, node: Node, ino: int) -> Children:
         """List the shards; nobody ever has to be asked."""
-        return Children(self._entries, FOREVER)
+        return Children(self._entries, UNTIL_CHANGED)
 
     def _entries(self, offset: int) -> Iterator[Found]:
         for at in range(offset, len(self._nodes)):
-            yield Found(_name(at), self._nodes[at], FOREVER, at + 1)
+            yield Found(_name(at), self._nodes[at], UNTIL_CHANGED, at + 1)
 
     def expires(self, node: Node) -> float:
         """Say until when the list may be believed: as long as the mount lasts."""
-        return FOREVER
+        return UNTIL_CHANGED
 
     def changed(self, node: ObjectNode | ShardNode) -> list[tuple[int, bytes]]:
         """Give no names: which versions are shown was settled when the mount began."""

@@ -56,8 +56,8 @@ class Committer:
         if file.unlinked or not file.dirty:
             return False
         assert file.staged is not None, "what is dirty is staged"
-        if file.torn is not None:
-            raise file.torn
+        if file.write_error is not None:
+            raise file.write_error
         try:
             if file.member:
                 info = await self._append(file, file.staged)
@@ -119,7 +119,7 @@ class Committer:
 
     async def settle_unopened(self, file: WrittenFile) -> None:
         """Upload what no `close` has uploaded, a mapping for example, and free the local disk."""
-        error = file.torn or file.failed
+        error = file.write_error or file.failed
         if file.dirty and error is None and not file.unlinked:
             try:
                 await self.commit(file)
@@ -131,7 +131,7 @@ class Committer:
             if file.dirty and not file.unlinked:
                 if error is None:
                     return  # truncated meanwhile, by somebody who will settle it as well
-                if file.torn is not None:
+                if file.write_error is not None:
                     self.discard(file, error)
                 else:
                     self._park(file, error)
@@ -143,8 +143,8 @@ class Committer:
             file.staged.discard()
             file.staged = None
             file.dirty = False
-        if file.member and file.lost is None:
-            file.lost = Stale("it is in its shard now")
+        if file.member and file.detached_because is None:
+            file.detached_because = Stale("it is in its shard now")
             self._files.unname(file)
         if self._inodes.get(file.ino) is None:
             self._files.drop(file)
@@ -176,7 +176,7 @@ class Committer:
         """Show what the store has under a name again."""
         with self._overlay.changing:
             file.dirty = False
-            file.lost = error
+            file.detached_because = error
             self._files.unname(file)
             if file.base is None and not file.member:
                 self._overlay.forget(file.bucket, file.key)

@@ -81,7 +81,7 @@ class Creator:
         if not isinstance(where, DirectoryNode) or self._filesystem.name_changes.of(where):
             return None
         key = new_key(where, name)
-        if self._tree.known(where, parent, name) is not None:
+        if self._tree.try_find(where, parent, name) is not None:
             return None
         return self._make_file(where, key, parent, name, mode, flags)
 

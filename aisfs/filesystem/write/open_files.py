@@ -238,7 +238,7 @@ class OpenFiles:
         if file is None or not file.lock.take_in_thread():
             return False
         try:
-            if file.staged is None or file.lost is not None:
+            if file.staged is None or file.detached_because is not None:
                 return False
             self._write_staged(file, file.staged, offset, data)
         finally:
@@ -253,14 +253,14 @@ class OpenFiles:
         try:
             staged.write(offset, data)
         except AisfsError as error:
-            file.torn = error
+            file.write_error = error
             raise
-        file.torn = None
+        file.write_error = None
 
     async def truncate(self, file: WrittenFile, size: int) -> None:
         """Cut or extend; called with the lock held."""
         if size == file.size:
-            file.torn = None
+            file.write_error = None
             return
         was_dirty = file.dirty
         created = file.staged is None and size == 0
@@ -278,7 +278,7 @@ class OpenFiles:
                 staged.discard()
                 file.staged = None
             raise
-        file.torn = None
+        file.write_error = None
 
     async def stage(self, file: WrittenFile) -> StagedFile:
         """Have the content on the local disk; called with the lock held."""

@@ -100,7 +100,7 @@ class Renamer:
                     self._unname(file)
                     self._overlay.remove(node.bucket, node.info.key)
         for member in self._files.new_members(node.bucket, node.info.key):
-            member.lost = NotFound("its shard was removed")  # none brings it back
+            member.detached_because = NotFound("its shard was removed")  # none brings it back
 
     @contextmanager
     def _shut(self, node: ObjectNode, change: NameChange) -> Iterator[None]:

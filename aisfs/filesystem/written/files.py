@@ -44,11 +44,11 @@ class WrittenFile:
     """Whether `staged` differs from `base`."""
     unlinked: bool = False
     """It has no name any more; nothing of it is uploaded."""
-    lost: AisfsError | None = None
+    detached_because: AisfsError | None = None
     """Why what was written is not to be seen here any more."""
     failed: AisfsError | None = None
     """Why the last attempt to upload it failed; None after the next write."""
-    torn: AisfsError | None = None
+    write_error: AisfsError | None = None
     """Why a write failed; None after the next one. Content with a hole in it is not uploaded."""
     handles: int = 0
     writers: int = 0
@@ -88,12 +88,12 @@ class WrittenFile:
 
     def check_attached(self) -> None:
         """Raise `Stale` if what was written is not to be seen here any more."""
-        if self.lost is not None:
-            raise Stale(f"{self.bucket}/{self.key}: {self.lost}; open it again")
+        if self.detached_because is not None:
+            raise Stale(f"{self.bucket}/{self.key}: {self.detached_because}; open it again")
 
     def stands_for(self, info: ObjectInfo) -> bool:
         """Say whether this file is what its name shows while the store has `info`."""
-        if self.unlinked or self.lost is not None:
+        if self.unlinked or self.detached_because is not None:
             return False
         return self.dirty or (self.base is not None and self.base.same_content(info))
 

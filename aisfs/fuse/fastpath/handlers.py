@@ -105,7 +105,7 @@ class Handlers:
 
     def lookup(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Look up a name; a missing one is an answer too, which the kernel may keep."""
-        entry = self._answers.entry(nodeid, abi.name_of(message))
+        entry = self._answers.try_lookup(nodeid, abi.name_of(message))
         if entry is WOULD_WAIT:
             return FORWARD
         if entry is None:
@@ -114,7 +114,7 @@ class Handlers:
 
     def getattr(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Describe an inode."""
-        attr = self._answers.attr(nodeid)
+        attr = self._answers.try_getattr(nodeid)
         return (abi.attr_reply(unique, attr),) if attr is not None else FORWARD
 
     def forget(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
@@ -133,7 +133,7 @@ class Handlers:
     def read(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Give bytes that are there, from where they are; hand on what must be waited for."""
         _, offset, size, *_ = abi.READ.unpack_from(message, abi.BODY)
-        data = self._answers.read(nodeid, offset, size)
+        data = self._answers.try_read(nodeid, offset, size)
         if data is None:
             self._reads.hand_over(unique, nodeid, offset, size, pid)
             return SILENCE

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from cachetools import LRUCache
 
-from aisfs.filesystem.attributes import FOREVER, Entry
+from aisfs.filesystem.attributes import LONGEST_TIMEOUT, Entry
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.handles import DirectoryHandle, MemberRows
 from aisfs.filesystem.instant import InstantAnswers
@@ -56,9 +56,9 @@ class _Ahead(NamedTuple):
 class ListingPages:
     """Pages of directories as the kernel asks for them. All methods run in thread L."""
 
-    def __init__(self, known: InstantAnswers, filesystem: FileSystem, *, ahead: bool) -> None:
-        """Pack what is `known`; `ahead` where nothing changes but by what the store says."""
-        self._known = known
+    def __init__(self, answers: InstantAnswers, filesystem: FileSystem, *, ahead: bool) -> None:
+        """Pack what `answers` has; `ahead` where nothing changes but by what the store says."""
+        self._answers = answers
         self._inodes = filesystem.inodes
         self._nodes = filesystem.inodes.table
         self._snapshots = filesystem.snapshots
@@ -107,7 +107,7 @@ class ListingPages:
         kept = self._kept.get((ino, offset, size))
         if kept is not None and kept[0] is node:
             return kept[1]
-        handle = self._known.directory(ino, offset)
+        handle = self._answers.try_directory(ino, offset)
         if handle is None or node is None:
             return None
         if handle.members is None:
@@ -149,7 +149,7 @@ def _pack(handle: DirectoryHandle, offset: int, size: int) -> Page | None:
             offset, singly = run.offsets[count - 1], None
             continue
         if singly is None:
-            singly = handle.known(offset)
+            singly = handle.try_entries(offset)
         following, entry, node = next(singly, _END)
         if node is None:
             break
@@ -168,7 +168,7 @@ def _pack(handle: DirectoryHandle, offset: int, size: int) -> Page | None:
 
 
 def _pack_members(members: MemberRows, offset: int, size: int) -> Page:
-    packer = FilePacker(members.uid, members.gid, FOREVER)
+    packer = FilePacker(members.uid, members.gid, LONGEST_TIMEOUT)
     packed: list[bytes | bytearray] = []
     some, start = 0, offset
     while (listed := members.listed(offset, size // abi.DIRENTPLUS.size)) is not None:

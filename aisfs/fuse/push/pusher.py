@@ -2,7 +2,7 @@
 
 What happened comes from the threads that answer requests, which must wait for nothing, not even for
 this: an event goes into a queue, and whoever finds the books free works through it. The storing
-itself is a job of the notifier, one hand of rows at a time, so that invalidations get between. A
+itself is a job of the notifier, one batch of rows at a time, so that invalidations get between. A
 push is a hint: it may be dropped at any point (invariant I6).
 """
 
@@ -15,7 +15,7 @@ from aisfs.core.namespace.inodes import member_number, split_member
 from aisfs.core.policy.push import PushCounts, ShardPush
 from aisfs.engine.fetch.part import Data
 from aisfs.filesystem.open_shards import Members, OpenShard
-from aisfs.fuse.wire.abi import STORE_HEADER, store_messages
+from aisfs.fuse.wire.notifications import STORE_HEADER, store_messages
 from aisfs.metrics import Metrics
 from aisfs.model import ByteRange
 from aisfs.process.locks import Rank, ranked_lock
@@ -197,21 +197,21 @@ class Pusher:
     # In the thread of the sender -------------------------------------------------------------
 
     def _push(self) -> None:
-        """Push one hand of rows, and come again for the next."""
+        """Push one batch of rows, and come again for the next."""
         with self._books:
             self._handle_events()
-            shard, hand = self._choose()
+            shard, batch = self._choose()
             self._busy = shard is not None
         if shard is None:
             self._work_off()
             return
-        stored, unknown, missing = self._store(shard, hand)
+        stored, unknown, missing = self._store(shard, batch)
         with self._books:
             reader = shard.decide.settle(stored, unknown, missing=missing)
             if self._shards.get(shard.first) is shard:
                 self._note_ahead(shard)
         if reader is not None:
-            self._members.pushed(shard.members, *reader, hand[:stored], hand[stored:])
+            self._members.pushed(shard.members, *reader, batch[:stored], batch[stored:])
         self._work_off()
         self._sender.put(self._push)
 
@@ -221,12 +221,12 @@ class Pusher:
             first, shard = self._ready.popitem(last=False)
             self._note_ahead(shard)
             room = self._room() - self._ahead
-            hand = shard.decide.next(room)
-            if not hand and shard.decide.pending:
-                hand = shard.decide.next(room + self._make_room(shard))
-            if hand:
+            batch = shard.decide.next(room)
+            if not batch and shard.decide.pending:
+                batch = shard.decide.next(room + self._make_room(shard))
+            if batch:
                 self._ready[first] = shard
-                return shard, hand
+                return shard, batch
         return None, []
 
     def _note_ahead(self, shard: _Shard) -> None:
@@ -244,9 +244,9 @@ class Pusher:
                 return gained
         return 0
 
-    def _store(self, shard: _Shard, hand: list[int]) -> tuple[int, list[int], bool]:
+    def _store(self, shard: _Shard, batch: list[int]) -> tuple[int, list[int], bool]:
         """Send rows to the kernel; returns how many, those it does not know, and if bytes lack."""
-        places = shard.decide.index.places(hand)
+        places = shard.decide.index.places(batch)
         start, (last, size) = places[0][0] - STORE_HEADER, places[-1]
         # One look for all, where they lie in one piece; rows left out between them are few.
         span = ByteRange(start, last + size)
@@ -254,21 +254,21 @@ class Pusher:
         if 0 < len(span) <= SPAN_MAX and start >= 0 and max(map(itemgetter(1), places)) <= COPIED:
             found = self._members.copied(shard.members, span)
         if found is None:
-            return self._store_singly(shard, hand, places)
+            return self._store_singly(shard, batch, places)
         # The tar's own header in front of a member makes room for the header of the message, so
         # that each message is one piece: the kernel takes those more quickly than two, and so do we.
         files = [
             (shard.first | row, at - start, length)
-            for row, (at, length) in zip(hand, places, strict=True)
+            for row, (at, length) in zip(batch, places, strict=True)
         ]
         refused = self._sender.send_all(store_messages(found, files))
-        return len(hand), [hand[place] for place in refused], False
+        return len(batch), [batch[place] for place in refused], False
 
     def _store_singly(
-        self, shard: _Shard, hand: list[int], places: list[tuple[int, int]]
+        self, shard: _Shard, batch: list[int], places: list[tuple[int, int]]
     ) -> tuple[int, list[int], bool]:
         unknown: list[int] = []
-        for at, (row, (start, size)) in enumerate(zip(hand, places, strict=True)):
+        for at, (row, (start, size)) in enumerate(zip(batch, places, strict=True)):
             if self._sender.closing:
                 return at, unknown, False
             data = self._members.stored(shard.members, ByteRange(start, start + size))
@@ -276,7 +276,7 @@ class Pusher:
                 return at, unknown, True
             if not self._store_member(member_number(shard.first, row), data):
                 unknown.append(row)
-        return len(hand), unknown, False
+        return len(batch), unknown, False
 
     def _store_member(self, ino: int, data: Data) -> bool:
         """Store a member in pieces."""

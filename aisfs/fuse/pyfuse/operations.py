@@ -11,7 +11,7 @@ import trio
 
 from aisfs.core.namespace.keys import NAME_MAX
 from aisfs.errors import NotPermitted, ReadOnly
-from aisfs.filesystem.attributes import BLOCK_SIZE, FOREVER
+from aisfs.filesystem.attributes import BLOCK_SIZE, LONGEST_TIMEOUT
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.handles import DirectoryHandle, FileHandle, OpenFile
 from aisfs.filesystem.write.layer import WriteLayer
@@ -64,7 +64,7 @@ class Operations(pyfuse3.Operations):
         self._filesystem = filesystem
         self._write = write
         self._xattrs = xattrs
-        self.negative_timeout = min(negative_timeout, FOREVER)
+        self.negative_timeout = min(negative_timeout, LONGEST_TIMEOUT)
         self._on_ready = on_ready
         self.handles = HandleTable()
         self.before_each: Callable[[], None] = lambda: None

@@ -7,7 +7,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 import pyfuse3
 
-from aisfs.filesystem.attributes import BLOCK_SIZE, FOREVER, Attr, Entry
+from aisfs.filesystem.attributes import BLOCK_SIZE, LONGEST_TIMEOUT, Attr, Entry
 from aisfs.fuse.fastpath.failures import failure
 from aisfs.metrics import Metrics
 
@@ -66,5 +66,5 @@ def attributes(attr: Attr) -> pyfuse3.EntryAttributes:
     found.st_blocks = 0 if stat.S_ISDIR(attr.mode) else -(-attr.size // 512)
     found.st_atime_ns = found.st_mtime_ns = found.st_ctime_ns = attr.mtime_ns
     found.attr_timeout = attr.timeout
-    found.entry_timeout = FOREVER
+    found.entry_timeout = LONGEST_TIMEOUT
     return found

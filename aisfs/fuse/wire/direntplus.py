@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
-from aisfs.filesystem.attributes import BLOCK_SIZE, FOREVER, FileRun
+from aisfs.filesystem.attributes import BLOCK_SIZE, LONGEST_TIMEOUT, FileRun
 from aisfs.fuse.wire.abi import DIRENTPLUS, GIGA, WORD, timeout_words
 
 # Where in an entry what differs between files is: in words of 64 bits, ...
@@ -30,7 +30,7 @@ class FilePacker:
         """The kernel may keep names for `entry_timeout` seconds, and attributes for ever."""
         self._uid, self._gid = uid, gid
         valid, valid_ns = timeout_words(entry_timeout)
-        attr_valid, attr_valid_ns = timeout_words(FOREVER)
+        attr_valid, attr_valid_ns = timeout_words(LONGEST_TIMEOUT)
         self._timeouts = valid, attr_valid, valid_ns, attr_valid_ns
 
     def pack(

@@ -10,7 +10,7 @@ import struct
 import pytest
 
 from aisfs.filesystem.attributes import Attr, FileRun
-from aisfs.fuse.wire import abi
+from aisfs.fuse.wire import abi, notifications
 from aisfs.fuse.wire.abi import InitFlag, Opcode
 from aisfs.fuse.wire.direntplus import FilePacker
 
@@ -214,18 +214,18 @@ def test_the_answer_to_init_is_changed():
 
 
 def test_notifications():
-    assert abi.store_header(2, 4096, 1000).hex() == (
+    assert notifications.store_header(2, 4096, 1000).hex() == (
         "1004000004000000000000000000000002000000000000000010000000000000e803000000000000"
     )
     room = bytearray(b"." * 40 + b"first" + b"." * 50 + b"second")
-    stored = map(bytes, abi.store_messages(room, [(1 << 63, 40, 5), (3, 95, 6)]))
+    stored = map(bytes, notifications.store_messages(room, [(1 << 63, 40, 5), (3, 95, 6)]))
     assert list(stored) == [
-        abi.store_header(1 << 63, 0, 5) + b"first",
-        abi.store_header(3, 0, 6) + b"second",
+        notifications.store_header(1 << 63, 0, 5) + b"first",
+        notifications.store_header(3, 0, 6) + b"second",
     ]
-    assert abi.inval_entry(1, b"x.tar").hex() == (
+    assert notifications.inval_entry(1, b"x.tar").hex() == (
         "2600000003000000000000000000000001000000000000000500000000000000782e74617200"
     )
-    assert abi.inval_inode(2).hex() == (
+    assert notifications.inval_inode(2).hex() == (
         "28000000020000000000000000000000020000000000000000000000000000000000000000000000"
     )
