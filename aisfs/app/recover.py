@@ -10,7 +10,7 @@ from aisfs.app.services import connect
 from aisfs.config import ClusterSettings, WriteSettings
 from aisfs.core.checksums import is_known
 from aisfs.core.namespace.sources import DirectorySource, Everything
-from aisfs.core.staged.posix_metadata import stamped
+from aisfs.core.staged.posix_metadata import with_posix_metadata
 from aisfs.core.staged.record import StagedRecord, version_text
 from aisfs.engine.write.appender import Appender
 from aisfs.engine.write.shard_copy import END_MARK, NewMember
@@ -78,7 +78,7 @@ async def _upload(one: UnsentFile, force: bool, settings: WriteSettings) -> str:
             else:
                 if not force:
                     await _check_unchanged(store, record, content)
-                custom = stamped({}, mtime_ns=one.mtime_ns, mode=record.mode)
+                custom = with_posix_metadata({}, mtime_ns=one.mtime_ns, mode=record.mode)
                 await store.upload(record.bucket, record.key, content, custom=custom)
         return await _abandon(store, record) if record.upload else ""
 

@@ -1,8 +1,8 @@
-"""Sets of byte ranges: which bytes of an object are there, and which are missing.
+"""Sets of byte ranges: which bytes of an object are present, and which are missing.
 
-A set may hold 100,000 ranges (every other sample of a large shard), so each question is answered
-with a binary search and touches only the ranges it is about. Ranges of a set are sorted, not empty,
-disjoint, and never touch: neighbours are joined, so that equal sets have equal ranges.
+A set may hold 100,000 ranges (every other sample of a large shard), so every operation is a binary
+search and visits only the ranges concerned. Ranges of a set are sorted, not empty, and separated by
+gaps: adjacent ranges are joined, so that equal sets have equal ranges.
 """
 
 import sys
@@ -16,23 +16,23 @@ from aisfs.model import ByteRange
 
 _LAYOUT = b"\x01"
 """First byte of the packed form: 0x01, then a zlib stream of gaps and lengths in turn."""
-_LEVEL = 1  # block-aligned ranges are zeros for the most part; more effort gains nothing
+_LEVEL = 1  # block-aligned ranges are mostly zeros; a higher level gains nothing
 MAX_RANGES = 1 << 24
-"""Most ranges `unpack` takes, so that damaged bytes cannot fill the memory: a shard has no more
+"""Most ranges that `unpack` accepts, so that damaged bytes cannot fill memory: a shard has no more
 members (`inodes.MAX_MEMBERS`)."""
 GROWTH = 4
-"""How much further each of the first pieces of a stream reaches than the one before. A piece costs a
-request, sometimes two: of 2, 4 and 8 that was the quickest way to the members of a shard of 8 MB."""
+"""Growth factor of the first pieces of a stream. A piece costs a request or two: of 2, 4 and 8
+this was the fastest for the members of a shard of 8 MB."""
 _MAX_OFFSET = (1 << 63) - 1  # what `lseek` and AIStore take
 
 
 class RangeSet:
-    """A set of bytes of one object, kept as ranges."""
+    """A set of bytes of one object, as ranges."""
 
     __slots__ = ("_starts", "_stops", "total")
 
     def __init__(self, ranges: Iterable[ByteRange] = ()) -> None:
-        """Start with the bytes of `ranges`, which may overlap and come in any order."""
+        """Start with the bytes of `ranges`, which may overlap and be in any order."""
         self._starts: list[int] = []
         self._stops: list[int] = []
         self.total = 0
@@ -57,19 +57,19 @@ class RangeSet:
         return f"<RangeSet {self.total} bytes in {len(self)} ranges>"
 
     def add(self, added: ByteRange) -> None:
-        """Put all bytes of `added` into the set."""
+        """Add all bytes of a range."""
         start, stop = added.start, added.stop
         if start >= stop:
             return
         first = bisect_left(self._stops, start)
         behind = bisect_right(self._starts, stop)
-        if first < behind:  # these overlap or touch it
+        if first < behind:  # these overlap or adjoin it
             start = min(start, self._starts[first])
             stop = max(stop, self._stops[behind - 1])
         self._replace(first, behind, [start], [stop])
 
     def subtract(self, removed: ByteRange) -> None:
-        """Take all bytes of `removed` out of the set."""
+        """Remove all bytes of a range."""
         start, stop = removed.start, removed.stop
         if start >= stop:
             return
@@ -87,14 +87,14 @@ class RangeSet:
         self._replace(first, behind, starts, stops)
 
     def covers(self, wanted: ByteRange) -> bool:
-        """Say whether every byte of `wanted` is in the set."""
+        """Return whether every byte of `wanted` is in the set."""
         if wanted.start >= wanted.stop:
             return True
         place = bisect_right(self._starts, wanted.start) - 1
         return place >= 0 and wanted.stop <= self._stops[place]
 
     def missing(self, wanted: ByteRange) -> list[ByteRange]:
-        """Give the parts of `wanted` that are not in the set, in order."""
+        """Return the parts of `wanted` that are not in the set, in order."""
         gaps = []
         start = wanted.start
         for place in range(bisect_right(self._stops, start), len(self._starts)):
@@ -108,7 +108,7 @@ class RangeSet:
         return gaps
 
     def pack(self) -> bytes:
-        """Give a compact form that `unpack` reads, on any machine."""
+        """Return a compact form that `unpack` reads on any machine."""
         steps = array("Q", bytes(16 * len(self)))
         before = [0, *self._stops]
         steps[0::2] = array("Q", map(int.__sub__, self._starts, before))
@@ -119,10 +119,10 @@ class RangeSet:
 
     @classmethod
     def unpack(cls, packed: bytes) -> "RangeSet":
-        """Read what `pack` gave.
+        """Return the set that `pack` packed.
 
         Raises:
-            ValueError: for anything else.
+            ValueError: these are not the bytes of a set.
         """
         if packed[:1] != _LAYOUT:
             raise ValueError("ranges of an unknown layout")
@@ -154,7 +154,7 @@ class RangeSet:
 
 
 def aligned(wanted: ByteRange, block: int, size: int) -> ByteRange:
-    """Grow `wanted` to the borders of blocks, and cut it at `size`, the end of the object.
+    """Return `wanted` extended to block boundaries and cut at `size`, the end of the object.
 
     An empty range stays empty.
     """
@@ -165,13 +165,13 @@ def aligned(wanted: ByteRange, block: int, size: int) -> ByteRange:
 
 
 def pieces(whole: ByteRange, length: int) -> Iterator[ByteRange]:
-    """Cut `whole` into ranges of `length` bytes; the last one may be shorter."""
+    """Yield `whole` in ranges of `length` bytes; the last one may be shorter."""
     for start in range(whole.start, whole.stop, length):
         yield ByteRange(start, min(start + length, whole.stop))
 
 
 def growing_pieces(whole: ByteRange, first: int, most: int) -> Iterator[ByteRange]:
-    """Cut `whole` at `first` bytes, at `GROWTH` times as many, and so on up to `most`; then each `most`."""
+    """Yield `whole` in ranges cut at `first` bytes, `GROWTH` times that, and so on; at most `most` long."""
     start, edge = whole.start, first
     while start < whole.stop:
         stop = min(whole.start + edge, whole.stop)

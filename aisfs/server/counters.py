@@ -17,6 +17,6 @@ class Counters:
             self._counts[kind] += number
 
     def snapshot(self) -> dict[str, int]:
-        """Give all counts that are not zero."""
+        """Return all counts that are not zero."""
         with self._lock:
             return dict(self._counts)

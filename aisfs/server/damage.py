@@ -48,7 +48,7 @@ class Damage(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def break_off(fd: int, start: int, size: int) -> Iterator[bytes]:
-    """Give the first bytes of a reply that is longer, then drop the connection; closes `fd`."""
+    """Yield the first bytes of a reply that is longer, then drop the connection; closes `fd`."""
     with os.fdopen(fd, "rb") as file:
         file.seek(start)
         while size and (piece := file.read(min(size, _PIECE))):

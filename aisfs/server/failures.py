@@ -47,7 +47,7 @@ def text_of(key: bytes) -> str:
 
 
 def uri_of(bucket: str, key: bytes) -> str:
-    """Give `ais://bucket/key` for messages."""
+    """Return `ais://bucket/key` for messages."""
     return f"ais://{bucket}/{text_of(key)}"
 
 

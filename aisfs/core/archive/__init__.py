@@ -1,4 +1,5 @@
-"""Archive formats: recognised by name or content, decompressed piece by piece.
+"""Archive formats: recognised by name or content, and decompressed piece by piece.
 
-A new format of archive starts in `formats`; a new compression in `decompression`.
+A new archive format starts in `formats`, with a scanner such as `core.tar.scanner`; a new compression
+needs a suffix and a magic number in `formats` and a codec in `decompression`.
 """

@@ -1,8 +1,8 @@
-"""What a compressed file is, piece by piece: one way to read through all codecs.
+"""Decompression piece by piece, alike for all codecs.
 
-The codecs read the file they are given by themselves, join the parts of files that have several
-(gzip members, zstd frames), skip zeros after the last one where their format knows padding, and
-give no more than what is asked for, however little input makes how much output.
+Each codec reads its input file itself, joins the parts of files that have several (gzip members, zstd
+frames), skips zeros after the last one where its format has padding, and returns no more than the
+requested size, however well the input is compressed.
 """
 
 import bz2
@@ -20,7 +20,7 @@ from aisfs.errors import AisfsError, ArchiveTooLarge, Unsupported
 
 
 class Codec(Protocol):
-    """A file that decompresses while it is read."""
+    """A file that is decompressed as it is read."""
 
     def read1(self, size: int, /) -> bytes:
         """Read some bytes, `size` at most; none at the end."""
@@ -28,12 +28,12 @@ class Codec(Protocol):
 
 
 class Piece(NamedTuple):
-    """Some decompressed bytes, in the buffer that was given."""
+    """Decompressed bytes in the caller's buffer."""
 
     length: int
     """Less than the buffer only at the end."""
     damage: str = ""
-    """What is wrong behind these bytes."""
+    """Why the file cannot be read past these bytes."""
 
 
 def open_codec(form: Form, file: io.RawIOBase) -> Codec:
@@ -42,12 +42,12 @@ def open_codec(form: Form, file: io.RawIOBase) -> Codec:
     Raises:
         Unsupported: the package that can read the form is not installed.
     """
-    # Some codecs take a short read, which a network gives at any place, for the end of the file.
+    # Some codecs take a short read for the end of the file, and networks return short reads anywhere.
     return _CODECS[form](io.BufferedReader(file, _INPUT))
 
 
 def read_piece(codec: Codec, buffer: memoryview) -> Piece:
-    """Fill a buffer, as far as there is something.
+    """Fill a buffer, up to the end of the file.
 
     Raises:
         ArchiveTooLarge: the codec would need more memory than `MEMORY_MAX`.
@@ -74,7 +74,7 @@ def read_piece(codec: Codec, buffer: memoryview) -> Piece:
 
 
 class Inflater:
-    """A deflated stream without any header, as members of zips are; of no more than `size` bytes."""
+    """A deflated stream of `size` bytes without any header, as members of zips are stored."""
 
     def __init__(self, file: io.RawIOBase, size: int, crc: int) -> None:
         """Read from `file`, and compare length and checksum at the end."""
@@ -89,8 +89,8 @@ class Inflater:
         """Read some bytes, `size` at most; none at the end.
 
         Raises:
-            ValueError: length or checksum are not as promised.
-            zlib.error: it does not inflate.
+            ValueError: length or checksum differ from the stated ones.
+            zlib.error: it cannot be inflated.
         """
         while self._left:
             data = self._data or self._file.read(_INPUT) or b""
@@ -99,7 +99,7 @@ class Inflater:
             if found:
                 self._left -= len(found)
                 self._sum = zlib.crc32(found, self._sum)
-                if not self._left and self._sum != self._crc:  # nobody shall get its end then
+                if not self._left and self._sum != self._crc:  # before the last bytes are returned
                     raise ValueError("its content is not what its checksum says")
                 return found
             if not data or self._inflater.eof:
@@ -108,7 +108,7 @@ class Inflater:
 
 
 class _Unxz:
-    """The streams of an xz file, one after the other; as `lzma.LZMAFile`, which has no limit."""
+    """The streams of an xz file in turn, like `lzma.LZMAFile`, which cannot limit memory."""
 
     def __init__(self, file: io.BufferedReader) -> None:
         self._file = file
@@ -141,42 +141,31 @@ class _Unxz:
 
 
 MEMORY_MAX = 128 << 20
-"""Memory one codec may take: twice what `xz -9` asks for, and the window zstd takes unasked. The
-file says how much it needs, up to 4 GiB, and several are read at once."""
+"""Memory one codec may take: twice the need of `xz -9`, and zstd's default limit. A file states
+how much it needs, up to 4 GiB, and several are read at once."""
 _NEEDS_MEMORY = ("Memory usage limit exceeded", "too much memory")
-"""What lzma and zstd say then; their classes of errors do not tell."""
+"""Parts of the error texts of lzma and zstd, whose error classes do not tell."""
 _INPUT = 64 * 1024
 
 
-def _gzip(file: BinaryIO) -> Codec:
-    return gzip.GzipFile(fileobj=file, mode="rb")
+def _optional(name: str, extra: str) -> Callable[[BinaryIO], Codec]:
+    module, _, codec = name.rpartition(".")
+
+    def open_optional(file: BinaryIO) -> Codec:
+        try:
+            return cast("Codec", getattr(importlib.import_module(module), codec)(file))
+        except ImportError:
+            raise Unsupported(f"this form needs a package: pip install 'aisfs[{extra}]'") from None
+
+    return open_optional
 
 
-def _zstd(file: BinaryIO) -> Codec:
-    name = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
-    return cast("Codec", _optional(name, "zstd").ZstdFile(file))
-
-
-def _lz4(file: BinaryIO) -> Codec:
-    return cast("Codec", _optional("lz4.frame", "lz4").LZ4FrameFile(file))
-
-
-def _optional(module: str, extra: str) -> "_Module":
-    try:
-        return cast("_Module", importlib.import_module(module))
-    except ImportError:
-        raise Unsupported(f"this form needs a package: pip install 'aisfs[{extra}]'") from None
-
-
-class _Module(Protocol):
-    ZstdFile: Callable[[BinaryIO], object]
-    LZ4FrameFile: Callable[[BinaryIO], object]
-
+_ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
 
 _CODECS: dict[Form, Callable[[io.BufferedReader], Codec]] = {
-    Form.TAR_GZ: _gzip,
+    Form.TAR_GZ: lambda file: gzip.GzipFile(fileobj=file, mode="rb"),
     Form.TAR_BZ2: bz2.BZ2File,
     Form.TAR_XZ: _Unxz,
-    Form.TAR_ZST: _zstd,
-    Form.TAR_LZ4: _lz4,
+    Form.TAR_ZST: _optional(f"{_ZSTD}.ZstdFile", "zstd"),
+    Form.TAR_LZ4: _optional("lz4.frame.LZ4FrameFile", "lz4"),
 }

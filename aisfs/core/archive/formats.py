@@ -1,13 +1,13 @@
-"""The forms an archive comes in, told by the name of the object or by its first bytes."""
+"""The supported archive formats, recognised by the object's name or first bytes."""
 
 from enum import IntEnum
 
 HEAD = 262 + 3
-"""Bytes from the start of an object that `form_of_content` wants to see."""
+"""Bytes from the start of an object that `form_of_content` needs."""
 
 
 class Form(IntEnum):
-    """A form of archive. The numbers are kept in stored indexes: never give one a new meaning."""
+    """An archive format. Stored indexes contain the numbers: never reuse one."""
 
     TAR = 1
     ZIP = 2
@@ -19,7 +19,7 @@ class Form(IntEnum):
 
     @property
     def compressed(self) -> bool:
-        """Whether it is compressed as a whole, so that its members have no place in the object."""
+        """Whether it is compressed as a whole, so that members are no ranges of the object."""
         return self not in (Form.TAR, Form.ZIP)
 
 
@@ -48,12 +48,12 @@ _MAGIC = [
 
 
 def form_of_name(name: bytes) -> Form | None:
-    """Tell the form by the suffix; None when the name has none of them, or is nothing else."""
+    """Return the format of a suffix; None when the name has none, or is only the suffix."""
     return _SUFFIXES.get(suffix_of(name))
 
 
 def suffix_of(name: bytes) -> bytes:
-    """Give the suffix that tells the form; empty when there is none."""
+    """Return the suffix of an archive format; empty when there is none."""
     for suffix in SUFFIXES:
         if name.endswith(suffix) and name != suffix:
             return suffix
@@ -61,10 +61,10 @@ def suffix_of(name: bytes) -> bytes:
 
 
 def form_of_content(head: bytes) -> Form | None:
-    """Tell the form by the first `HEAD` bytes of an object, fewer if it is shorter.
+    """Return the format of an object, given its first `HEAD` bytes or all of it.
 
-    A compressed file counts as a compressed tar: what is in it shows only when it is decompressed.
-    Tars older than POSIX have no mark of their own and are not recognised.
+    A compressed file counts as a compressed tar: its content is known only after decompression.
+    Tars older than POSIX have no magic number and are not recognised.
     """
     for offset, magic, form in _MAGIC:
         if head[offset : offset + len(magic)] == magic:

@@ -1,4 +1,4 @@
-"""Rows of a member index as scanners find them, in bulk; `build` resolves the links and makes the index."""
+"""Collects rows of a member index in bulk as scanners find them; `build` resolves the links."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -13,9 +13,9 @@ from aisfs.core.index.paths import HiddenName, all_tidy, normalise
 from aisfs.core.index.zip_columns import Packing
 
 MAX_NAMES = 2**32 - 2**24
-"""Most bytes of names in one shard: what the column of their ends holds, less one bulk of rows."""
+"""Most bytes of names in one shard: what the column of their ends can hold, less one batch of rows."""
 
-_MAX_WARNINGS = 20  # hostile input must not fill memory or terminals
+_MAX_WARNINGS = 20  # a hostile shard must not fill memory or terminals
 
 
 class MemberIndexBuilder:
@@ -35,16 +35,16 @@ class MemberIndexBuilder:
 
     @property
     def full(self) -> bool:
-        """Whether no more rows can be taken."""
+        """Whether no more rows can be added."""
         return len(self._columns.names) > MAX_NAMES or len(self._columns.ends) > MAX_ROWS
 
     def warn(self, message: str) -> None:
-        """Note what is wrong with the shard."""
+        """Add a warning about the shard."""
         if len(self._warnings) < _MAX_WARNINGS:
             self._warnings.append(self._inner.where + message)
 
     def skip(self, reason: str) -> None:
-        """Count a member that is not shown."""
+        """Count a member that is not shown, by reason."""
         self._skipped[reason] = self._skipped.get(reason, 0) + 1
 
     def extend(
@@ -58,14 +58,14 @@ class MemberIndexBuilder:
     ) -> None:
         """Add regular files as a scanner found them; parallel columns of one length."""
         if not all_tidy(names):
-            # `tar cf x.tar .` gives every name this start.
+            # Every name begins so after `tar cf x.tar .`
             plain = [name[2:] if name.startswith(b"./") else name for name in names]
             if not all_tidy(plain):
                 for row in zip(names, offsets, leads, sizes, mtimes, flags, strict=True):
                     self.add(*row)
                 return
             names = plain
-        if self._inner.prefix:  # which leaves room for names that are tidy
+        if self._inner.prefix:  # tidy names never become too long by it
             names = [self._inner.prefix + name for name in names]
         columns = self._columns
         start = len(columns.names)
@@ -91,7 +91,7 @@ class MemberIndexBuilder:
         target: bytes | None = None,
         stored_stop: int | None = None,
     ) -> bool:
-        """Add one member of any kind, or count why it is not shown; says whether it is a row.
+        """Add one member of any kind, or count why it is not shown; return whether it is a row.
 
         Args:
             name: as stored.
@@ -104,7 +104,7 @@ class MemberIndexBuilder:
             stored_stop: of a sparse member, where its stored form ends.
         """
         kind = flags & KIND_BITS
-        # Old tars and old writers know a directory only by its final slash.
+        # In old tars only a final slash marks a directory.
         if kind == MemberKind.FILE and size == 0 and name.endswith(b"/"):
             kind = MemberKind.DIRECTORY
             flags |= kind
@@ -113,7 +113,7 @@ class MemberIndexBuilder:
             if not path and kind != MemberKind.DIRECTORY:
                 raise HiddenName("bad name")
             if not path and self._inner.prefix:
-                return False  # the folder is there already
+                return False  # the folder exists already
             path = self._inner.place(path)
         except HiddenName as reason:
             self.skip(str(reason))
@@ -124,38 +124,28 @@ class MemberIndexBuilder:
             self._links[row] = target
         if stored_stop is not None:
             columns.stored_stops[row] = stored_stop
-        columns.names += path
-        columns.ends.append(len(columns.names))
-        columns.offsets.append(offset)
-        columns.leads.append(lead)
-        columns.sizes.append(size)
-        columns.mtimes.append(mtime_ns)
-        columns.flags.append(flags)  # type: ignore[union-attr]
+        columns.append(path, offset, lead, size, mtime_ns, flags)
         return True
 
     @property
     def last_opens(self) -> bool:
-        """Whether the last row is a file that is taken for a tar, if its content is one."""
+        """Whether the last row is a file to open as a tar if its content is one."""
         columns = self._columns
         row = len(columns.ends) - 1
         ordinary = not columns.flags[row] & (KIND_BITS | SPARSE)
         return ordinary and NestedTars.opens(columns.name(row))
 
     def open_tar(self) -> None:
-        """Take what comes until `close_tar` for members of the tar that is the last row."""
+        """Treat all rows until `close_tar` as members of the tar in the last row."""
         columns = self._columns
         row = len(columns.ends) - 1
         columns.flags[row] |= OPENED  # type: ignore[index]
-        columns.names += self._inner.begin(row, columns.name(row))
-        columns.ends.append(len(columns.names))
-        columns.offsets.append(columns.offsets[row])
-        columns.leads.append(0)
-        columns.sizes.append(0)
-        columns.mtimes.append(columns.mtimes[row])
-        columns.flags.append(MemberKind.DIRECTORY | OPENED)  # type: ignore[union-attr]
+        folder = self._inner.begin(row, columns.name(row))
+        kind = MemberKind.DIRECTORY | OPENED
+        columns.append(folder, columns.offsets[row], 0, 0, columns.mtimes[row], kind)
 
     def close_tar(self) -> None:
-        """Say that all members of the tar opened last are there."""
+        """End the tar that was opened last."""
         self._inner.end(len(self))
 
     def contents_of(self, suffix: bytes, first: int, size_max: int) -> Iterator[tuple[int, int]]:
@@ -177,10 +167,10 @@ class MemberIndexBuilder:
             start = stop
 
     def cut(self, size: int) -> tuple[bytes, int] | None:
-        """Say that the object ends at `size`, which it was not known to do.
+        """Set the object's real size, which turned out smaller than announced.
 
         Returns:
-            The name of the member that was cut off and where its data would end, if one was.
+            The name of the truncated member and where its data would end, if there is one.
         """
         self._object_size = size
         columns = self._columns
@@ -210,7 +200,7 @@ class MemberIndexBuilder:
         )
 
     def _settle(self) -> list[bool] | None:
-        """Settle every opened tar and every link; returns which rows to keep, None for all."""
+        """Resolve every opened tar and every link; return which rows to keep, None for all."""
         columns = self._columns
         names = columns.all_names()
         lost = self._inner.settle(names)

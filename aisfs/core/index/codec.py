@@ -1,23 +1,23 @@
-"""A member index as bytes and back: what is kept of a shard so that it need not be scanned again.
+"""A member index as bytes and back, so that a shard is scanned only once.
 
     magic, layout version, CRC-32 of all that follows
     length of the inflated rest, length of the description in it
     deflated: the description (msgpack), the names, the other columns
 
-100,000 members have to load in a blink, so no step of decoding looks at single rows except where
-`accumulate` does: columns are taken apart and put together again by slices with a step, and
-arithmetic on a column is arithmetic on big integers that have a value in every lane.
-- Numbers: `core.number_columns`, as values or as differences, whichever deflates better.
+100,000 members have to load in milliseconds, so no step of decoding handles single rows, except in
+`accumulate`: columns are split and joined by slices with a step, and arithmetic on a column is
+arithmetic on big integers that have a value in every lane.
+- Numbers: `integer_codec`, as values or as differences, whichever deflates better.
 - Names: a block of rows becomes a matrix, short names padded with NULs, written column by column:
-  of `sample_000123.image.jpg` two columns change often, the others hardly ever.
-- Offsets follow from sizes and header counts, except where something hidden lies between.
+  of `sample_000123.image.jpg` two columns change often and the others rarely.
+- Offsets follow from sizes and header counts, except where something hidden lies in between.
 
 Invariants:
-- `decode(encode(index))` answers everything as `index` does, and what could not be decoded is not encoded;
-- other bytes, damaged ones included, are a `DamagedIndex` and never another error;
-- nothing is inflated beyond the stated length, nor stated lengths beyond `MAX_INFLATED` believed.
+- `decode(encode(index))` equals `index`, and `encode` refuses what `decode` would refuse;
+- any other bytes, also damaged ones, raise `DamagedIndex` and no other error;
+- nothing is inflated beyond the stated length, which is at most `MAX_INFLATED`.
 
-The CRC tells damage, not malice: an index is as trustworthy as the place where it was kept.
+The CRC detects damage, not malice: an index is as trustworthy as the place it is stored in.
 """
 
 import struct
@@ -25,11 +25,13 @@ import zlib
 from array import array
 from contextlib import suppress
 from itertools import accumulate, chain, pairwise
+from types import MappingProxyType
 from typing import Annotated, Literal
 
 import msgspec
 
 from aisfs.core.archive.formats import Form
+from aisfs.core.index.columns import MemberColumns
 from aisfs.core.index.integer_codec import (
     LEVEL,
     SAMPLE,
@@ -52,7 +54,7 @@ from aisfs.core.index.member_index import MAX_ROWS, MemberIndex
 from aisfs.core.index.zip_columns import Packing
 
 MAX_INFLATED = 1 << 30
-"""Longest inflated form; over 20 million members of usual names, more than a scan takes."""
+"""Longest inflated form: over 20 million members with usual names, more than a scan accepts."""
 
 _MAGIC = b"AISX"
 _LAYOUT = 1
@@ -61,15 +63,15 @@ _LENGTHS = struct.Struct("<QI")
 _BLOCK = 512
 _SURROGATES = "surrogatepass"
 _NAME_ROWS = 8192
-"""Rows of one matrix of names: an odd name makes one block wide, not the whole shard."""
+"""Rows of one matrix of names, so that a long name widens one block and not all of them."""
 _WASTE = 3
 """A matrix may be this many times larger than the names in it; inflating it costs time too."""
 _MAX_ROWS = 2 * MAX_ROWS
-"""Columns that are all alike take no bytes, so the number of rows needs a limit of its own."""
+"""Columns of equal values take no bytes, so the number of rows needs its own limit."""
 
 
 class DamagedIndex(ValueError):
-    """These bytes are not an index, or not any more."""
+    """These bytes are not an index, or are damaged."""
 
 
 # The description -----------------------------------------------------------------------------
@@ -77,7 +79,7 @@ class DamagedIndex(ValueError):
 _Count = Annotated[int, msgspec.Meta(ge=0, le=_MAX_ROWS)]
 _Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Stop = Annotated[int, msgspec.Meta(ge=0)]
-"""Of a member that says it is longer than any object: an offset plus a size, below 2^64."""
+"""An offset plus a size; a member may claim to be longer than any object, so below 2^64."""
 
 
 class _Description(msgspec.Struct, array_like=True, frozen=True):
@@ -90,11 +92,11 @@ class _Description(msgspec.Struct, array_like=True, frozen=True):
     name_widths: list[_Count]
     """For each block of rows the width of its matrix; 0 when the names are simply joined."""
     columns: Annotated[list[Numbers], msgspec.Meta(min_length=5, max_length=5)]
-    """Lengths of names, sizes, leads, mtimes, flags; their planes follow in this order."""
+    """Name lengths, sizes, leads, mtimes and flags; their planes follow in this order."""
     unit: Literal[1, 512]
-    """What all offsets are multiples of; in a tar whole blocks."""
+    """The divisor of all offsets: in a tar whole blocks."""
     jumps: dict[_Count, int]
-    """Rows whose data does not follow that of the row before as expected: how many units after."""
+    """For rows whose data does not follow the previous row as expected: how many units after it."""
     targets: dict[_Count, bytes]
     contents: dict[_Count, _Count]
     stored_stops: dict[_Count, _Stop]
@@ -109,7 +111,7 @@ def encode(index: MemberIndex) -> bytes:
     """Return the stored form of an index.
 
     Raises:
-        ValueError: it is too large to be worth storing, or has numbers that no object has.
+        ValueError: it is too large to be stored, or has impossible numbers.
     """
     columns = index.columns
     if len(index) > _MAX_ROWS or max(map(max, turns(columns.offsets)), default=0) >= 2**63:
@@ -149,10 +151,10 @@ def encode(index: MemberIndex) -> bytes:
 
 
 def _encode_description(description: _Description) -> bytes:
-    """Return the description as bytes, which `decode` takes.
+    """Return the description as bytes that `decode` accepts.
 
     Raises:
-        ValueError: it holds a number that `decode` would refuse.
+        ValueError: it contains a number that `decode` would refuse.
     """
     try:
         data = msgspec.msgpack.encode(description)
@@ -163,10 +165,10 @@ def _encode_description(description: _Description) -> bytes:
 
 
 def decode(data: bytes | memoryview) -> MemberIndex:
-    """Return the index that `encode` made this of.
+    """Return the index that `encode` encoded.
 
     Raises:
-        DamagedIndex: it did not.
+        DamagedIndex: these are not the bytes of an index.
     """
     raw, description_length = _inflate(memoryview(data))
     try:
@@ -221,22 +223,17 @@ def _read(description: _Description, parts: Planes) -> MemberIndex:
         description.form is Form.ZIP
     ):
         raise DamagedIndex("the index is of another form than it says")
-    return MemberIndex.from_columns(
-        names=names,
-        ends=ends,
-        offsets=_offsets(sizes, leads, description.jumps, description.unit),
-        leads=leads,
-        sizes=sizes,
-        mtimes=mtimes,
-        flags=flags.tobytes(),
-        targets=description.targets,
-        contents=contents,
-        stored_stops=description.stored_stops,
-        object_size=description.object_size,
-        warnings=tuple(text.decode(errors=_SURROGATES) for text in description.warnings),
-        skipped={why.decode(errors=_SURROGATES): count for why, count in description.skipped},
-        form=description.form,
-        packing=packing,
+    columns = MemberColumns()
+    columns.names, columns.ends, columns.flags = names, ends, flags.tobytes()
+    columns.leads, columns.sizes, columns.mtimes = leads, sizes, mtimes
+    columns.offsets = _offsets(sizes, leads, description.jumps, description.unit)
+    columns.targets, columns.contents = description.targets, contents
+    columns.stored_stops = description.stored_stops
+    warnings = tuple(text.decode(errors=_SURROGATES) for text in description.warnings)
+    skipped = {why.decode(errors=_SURROGATES): count for why, count in description.skipped}
+    size, form = description.object_size, description.form
+    return MemberIndex(
+        columns, size, warnings, MappingProxyType(skipped), form=form, packing=packing
     )
 
 
@@ -306,7 +303,7 @@ def _read_names(widths: list[int], ends: "array[int]", parts: Planes) -> bytes:
 def _offsets(
     sizes: "array[int]", leads: "array[int]", jumps: dict[int, int], unit: int
 ) -> "array[int]":
-    """Work the offsets out, which are multiples of the unit."""
+    """Return the offsets, which are multiples of the unit."""
     steps = _steps(sizes, leads, unit)
     for row, step in jumps.items():
         steps[row] = step
@@ -314,9 +311,9 @@ def _offsets(
 
 
 def _steps(sizes: "array[int]", leads: "array[int]", unit: int) -> "array[int]":
-    """Return how far each row's data lies after that of the row before, if nothing is between.
+    """Return how far each row's data lies after that of the previous row, if nothing is in between.
 
-    Many rows are padded to whole blocks at once: each has its own 64 bits of one integer.
+    Many rows are padded to whole blocks at once: each has 64 bits of one integer.
     """
     done = bytearray()
     before = 0
@@ -338,8 +335,8 @@ def _steps(sizes: "array[int]", leads: "array[int]", unit: int) -> "array[int]":
 def _jumps(
     offsets: "array[int]", sizes: "array[int]", leads: "array[int]", unit: int
 ) -> dict[int, int]:
-    """Return by row the steps that are other than expected."""
-    with suppress(OverflowError):  # whatever the columns say
+    """Return by row the steps that differ from the expected ones."""
+    with suppress(OverflowError):  # the columns may be of any shard
         if offsets == _offsets(sizes, leads, {}, unit):
             return {}
     found = chain.from_iterable(differences_of(offsets, 0))

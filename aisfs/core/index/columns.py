@@ -1,4 +1,4 @@
-"""The columns of a member index, and how rows are taken out of them and linked to each other."""
+"""The columns of a member index, and how their rows are read, linked and selected."""
 
 from array import array
 from collections.abc import Mapping, Sequence
@@ -8,14 +8,14 @@ from operator import itemgetter
 from aisfs.core.index.links import HARDLINK
 
 KIND_BITS = 0b11
-"""Of the flags: which `MemberKind` a row is."""
+"""Mask of the flags: the `MemberKind` of a row."""
 OPENED = 1 << 5
-"""Of the flags: a tar whose members are rows too, or their folder, which is the row behind it."""
+"""A flag: a tar whose members are rows too, or their folder, which is the next row."""
 _DICT_COST = 150  # bytes of one entry of a dict of small values, measured
 
 
 class MemberColumns:
-    """The columns of the rows, and dicts for what only rare rows have."""
+    """The columns of all rows, and dicts for values that few rows have."""
 
     __slots__ = ("contents", "ends", "flags", "leads", "mtimes", "names", "offsets", "sizes",
                  "stored_stops", "targets")  # fmt: skip
@@ -32,11 +32,11 @@ class MemberColumns:
         self.mtimes = array("q")
         self.flags: bytes | bytearray = bytearray()
         self.targets: dict[int, bytes] = {}
-        """What each symlink says."""
+        """The target of each symlink."""
         self.contents: dict[int, int] = {}
         """For each hardlink the row whose content it shares."""
         self.stored_stops: dict[int, int] = {}
-        """For each sparse row where its stored form ends."""
+        """For each sparse row, where its stored form ends."""
 
     @property
     def nbytes(self) -> int:
@@ -52,11 +52,23 @@ class MemberColumns:
         ends = self.ends
         return bytes(self.names[ends[row - 1] if row else 0 : ends[row]])
 
+    def append(
+        self, name: bytes, offset: int, lead: int, size: int, mtime_ns: int, flags: int
+    ) -> None:
+        """Add a row that is neither a link nor sparse."""
+        self.names += name
+        self.ends.append(len(self.names))
+        self.offsets.append(offset)
+        self.leads.append(lead)
+        self.sizes.append(size)
+        self.mtimes.append(mtime_ns)
+        self.flags.append(flags)  # type: ignore[union-attr]
+
     def last_names(self, rows: Sequence[int]) -> list[bytes]:
-        """Return what follows the last slash of some names: much quicker than one by one."""
+        """Return the last components of some names, much faster than one by one."""
         names = self.names
         stops = column_at(self.ends, rows)
-        if isinstance(rows, range):  # side by side, each begins where the one before ends
+        if isinstance(rows, range):  # adjacent names begin where the previous one ends
             starts = [self.ends[rows.start - 1] if rows.start else 0, *stops[:-1]]
         else:
             starts = [self.ends[row - 1] if row else 0 for row in rows]
@@ -64,13 +76,13 @@ class MemberColumns:
         return [name.rpartition(b"/")[2] for name in found] if b"/" in b"".join(found) else found
 
     def all_names(self) -> list[bytes]:
-        """Return all names: much quicker than asking one by one."""
+        """Return all names, much faster than one by one."""
         blob = bytes(self.names)
         ends = self.ends
         return [blob[start:stop] for start, stop in zip([0, *ends], ends, strict=False)]
 
     def share_content(self, row: int, content: int) -> None:
-        """Make a hardlink's row read as its content's row."""
+        """Copy a row's columns to a hardlink, so that reading the link needs no second lookup."""
         for column in (self.offsets, self.leads, self.sizes, self.mtimes):
             column[row] = column[content]
         kept = self.flags[content] & ~(KIND_BITS | OPENED)
@@ -91,7 +103,7 @@ class MemberColumns:
         return new
 
     def packed(self, keep: Sequence[bool] | None) -> "MemberColumns":
-        """Return the rows to keep (None: all) in columns without spare room."""
+        """Return the rows to keep (None: all) in columns without spare capacity."""
         new = MemberColumns()
         for column in ("offsets", "leads", "sizes", "mtimes"):
             old: array[int] = getattr(self, column)

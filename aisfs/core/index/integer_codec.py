@@ -1,12 +1,11 @@
-"""Columns of numbers as bytes that deflate well, and back, without a look at single values.
+"""Columns of numbers as bytes that deflate well, and back, without handling single values.
 
-The smallest value and the greatest common divisor of a column are kept apart; what is left of each
-value is written byte plane by byte plane, so that the zeros of the high planes and the noise of the
-low ones do not mix. Arithmetic on a column is arithmetic on a big integer that has a value in every
-lane.
+The smallest value and the greatest common divisor of a column are stored separately. The rest of each
+value is written byte plane by byte plane, which separates the zeros of the high planes from the noise
+of the low ones. Arithmetic on a column is arithmetic on a big integer that has a value in every lane.
 
-A call into C keeps Python's lock to its end, and requests of the kernel wait for that; so those that
-look at every value, or compute on all of them, are made for `TURN` rows at a time.
+A call into C holds the GIL to its end while requests of the kernel wait; so calls that visit every
+value are made for `TURN` rows at a time.
 """
 
 import sys
@@ -22,16 +21,16 @@ import msgspec
 
 LEVEL = 1  # of deflation: level 6 saves a tenth and takes four times as long
 TURN = 4096
-"""Rows of a column that one call into C looks at: 0.1 ms, a fifth of a turn of Python's threads."""
+"""Rows of a column that one call into C visits: 0.1 ms, a fifth of the GIL's switch interval."""
 SAMPLE = 4096
-"""Values, or bytes of names a row at a time, that show which form deflates better."""
+"""Values, or bytes of names, of the sample that shows which form deflates better."""
 
 
 _Column = TypeVar("_Column", bound=Sequence[object])
 
 
 def turns(column: _Column) -> Iterator[_Column]:
-    """Give a column piece by piece."""
+    """Yield a column piece by piece."""
     for start in range(0, len(column), TURN):
         yield column[start : start + TURN]  # type: ignore[misc]  # a piece is of its kind
 
@@ -40,7 +39,7 @@ def array_in_turns(typecode: str, pieces: Iterable[Sequence[int]]) -> "array[int
     """Join the pieces of a column.
 
     Raises:
-        OverflowError: a value is none of this type.
+        OverflowError: a value does not fit the type.
     """
     joined = array(typecode)
     for some in pieces:
@@ -49,10 +48,10 @@ def array_in_turns(typecode: str, pieces: Iterable[Sequence[int]]) -> "array[int
 
 
 def sums_of(typecode: str, values: "array[int]") -> Iterator["array[int]"]:
-    """Give for each value the sum of all up to it, piece by piece.
+    """Yield for each value the sum of all values up to it, piece by piece.
 
     Raises:
-        OverflowError: a sum is none of this type.
+        OverflowError: a sum does not fit the type.
     """
     before = 0
     for some in turns(values):
@@ -63,7 +62,7 @@ def sums_of(typecode: str, values: "array[int]") -> Iterator["array[int]"]:
 
 
 def differences_of(values: Sequence[int], before: int) -> Iterator[list[int]]:
-    """Give how far each value is from the one before it, piece by piece."""
+    """Yield how far each value is from the one before it, piece by piece."""
     for some in turns(values):
         yield list(map(int.__sub__, some, [before, *some[:-1]]))
         before = some[-1]
@@ -77,20 +76,20 @@ class Numbers(msgspec.Struct, array_like=True, frozen=True):
     base: int
     scale: int
     width: Annotated[int, msgspec.Meta(ge=0, le=8)]
-    """Byte planes; without any all lanes are 0."""
+    """Byte planes; with none all lanes are 0."""
 
 
 class Planes:
-    """Hands out the planes one after the other."""
+    """The planes, to be taken one after the other."""
 
     def __init__(self, raw: memoryview) -> None:
         self.left = raw
 
     def take(self, length: int) -> memoryview:
-        """Give the next bytes.
+        """Return the next bytes.
 
         Raises:
-            ValueError: there are fewer.
+            ValueError: there are fewer bytes.
         """
         part, self.left = self.left[:length], self.left[length:]
         if len(part) != length:
@@ -99,9 +98,9 @@ class Planes:
 
 
 def write_numbers(values: "array[int]") -> tuple[Numbers, bytes]:
-    """Return how a column is written, and its planes."""
+    """Return the description of a column, and its planes."""
     first = None
-    # Only times ascend by small steps; the sums of anything else would cost time for nothing.
+    # Only times ascend by small steps; for other columns sums cost time and gain nothing.
     differences = _worthy_differences(values) if values.typecode == "q" else None
     if differences is not None:
         first = values[0]
@@ -112,7 +111,7 @@ def write_numbers(values: "array[int]") -> tuple[Numbers, bytes]:
 
 
 def _worthy_differences(values: "array[int]") -> "array[int] | None":
-    """Return how far each value is from the one before, if that deflates better."""
+    """Return the difference of each value to the previous one, if that deflates better."""
     if _alike(values):
         return None
     try:
@@ -126,7 +125,7 @@ def _worthy_differences(values: "array[int]") -> "array[int] | None":
 
 
 def _alike(values: "array[int]") -> bool:
-    """Say whether all values are the same, as in most columns."""
+    """Return whether all values are the same, as in most columns."""
     return values.tobytes() == values[:1].tobytes() * len(values)
 
 
@@ -138,7 +137,7 @@ def _extremes(values: "array[int]") -> tuple[int, int]:
 
 
 def _scaled(values: "array[int]", *, ascending: bool) -> tuple[int, int, "array[int]"]:
-    """Return base, scale and what is left of the values then."""
+    """Return base, scale and the remaining lanes."""
     low, high = _extremes(values)
     base = low
     if ascending or (low > 0 and low < high and _bytes_of(high) == _bytes_of(high - low)):
@@ -172,17 +171,17 @@ def _planes(lanes: "array[int]", width: int) -> bytes:
 
 
 def read_numbers(numbers: Numbers, rows: int, typecode: str, parts: Planes) -> "array[int]":
-    """Read a column that `write_numbers` wrote.
+    """Return a column that `write_numbers` wrote.
 
     Raises:
-        ValueError, OverflowError: it did not.
+        ValueError, OverflowError: it is damaged.
     """
     base, scale, width = numbers.base, numbers.scale, numbers.width
     if numbers.first is not None and rows:
         lanes = array("Q", [0])
         lanes += _read_lanes(width, rows - 1, "Q", parts)
         base = numbers.first
-        pieces: Iterable[array[int]] = sums_of("Q", lanes)  # quick while the sums are small
+        pieces: Iterable[array[int]] = sums_of("Q", lanes)  # fast while the sums are small
     elif width:
         lanes = _read_lanes(width, rows, "Q" if base < 0 else typecode, parts)
         if not base and scale == 1:
@@ -190,7 +189,7 @@ def read_numbers(numbers: Numbers, rows: int, typecode: str, parts: Planes) -> "
         pieces = turns(lanes)
     else:
         return array(typecode, [base]) * rows
-    if base < 0:  # one lane would borrow from the next
+    if base < 0:  # a lane would borrow from the next one
         return array_in_turns(typecode, ([base + scale * n for n in some] for some in pieces))
     return scaled_up(typecode, pieces, scale, base)
 
@@ -198,7 +197,7 @@ def read_numbers(numbers: Numbers, rows: int, typecode: str, parts: Planes) -> "
 def scaled_up(
     typecode: str, pieces: Iterable["array[int]"], scale: int, base: int = 0
 ) -> "array[int]":
-    """Give `base + scale * value` for each value of pieces, which have lanes as wide as the type's.
+    """Return `base + scale * value` for each value of pieces, which have lanes as wide as the type's.
 
     Raises:
         OverflowError: a value does not fit.
@@ -214,7 +213,7 @@ def scaled_up(
 
 
 def _read_lanes(width: int, rows: int, typecode: str, parts: Planes) -> "array[int]":
-    """Put the planes of a column together."""
+    """Return the lanes of a column from its planes."""
     lane = array(typecode).itemsize
     if width > lane:
         raise ValueError("the numbers of a column are too large for it")
@@ -232,7 +231,7 @@ def ones_of(rows: int, lane: int) -> int:
 
 
 def array_of(typecode: str, data: bytes | bytearray) -> "array[int]":
-    """Return the values that `little_endian` made these bytes of."""
+    """Return the values that `little_endian` encoded."""
     values = array(typecode, data)
     if sys.byteorder == "big":
         values.byteswap()
@@ -240,7 +239,7 @@ def array_of(typecode: str, data: bytes | bytearray) -> "array[int]":
 
 
 def little_endian(values: "array[int]") -> bytes:
-    """Return the values as bytes, alike on every machine."""
+    """Return the values as bytes, the same on every machine."""
     if sys.byteorder == "big":
         values = values[:]
         values.byteswap()
@@ -248,5 +247,5 @@ def little_endian(values: "array[int]") -> bytes:
 
 
 def deflated_size(data: bytes) -> int:
-    """Return how long bytes are when deflated."""
+    """Return the deflated length of bytes."""
     return len(zlib.compress(data, LEVEL))

@@ -1,11 +1,11 @@
-"""Which links of a shard may be shown: only those that stay inside it and end somewhere.
+"""Which links of a shard are shown: only those that stay inside it and lead somewhere.
 
-Datasets are walked with `followlinks=True` (torchvision, timm, fastai), so a link to a parent is an
-endless walk, and a link to `/etc/passwd` is a file of the host in the training data. Hence:
+Datasets are walked with `followlinks=True` (torchvision, timm, fastai), so a link to a parent makes the
+walk endless, and a link to `/etc/passwd` puts a file of the host into the training data. Hence:
 - a hardlink is its target: the last earlier member of that name, never itself;
-- a symlink is relative and leads, perhaps over others, to a member or directory of the same shard;
-- symlinks to directories never form a circle, not even by way of the directories' own children.
-Everything else is refused. Nothing here trusts the number or the shape of the links.
+- a symlink is relative and leads, perhaps through others, to a member or directory of the same shard;
+- symlinks to directories never form a cycle, not even through the directories' own children.
+All other links are refused. The limits below bound the work for hostile shards.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,25 +18,25 @@ SYMLINK = 2
 HARDLINK = 3
 
 _MAX_HOPS = 40  # as many symlinks as Linux follows in one path
-_MAX_STEPS = 4096  # components walked for one link; 40 targets of 100 components, never met
+_MAX_STEPS = 4096  # components walked for one link: 40 targets of 100 components
 _MAX_TARGET = 4095  # PATH_MAX without its NUL: readlink() cannot return more
-_MAX_DIRECTORY_LINKS = 128  # looking for circles can cost the cube of their number
+_MAX_DIRECTORY_LINKS = 128  # the search for cycles can cost the cube of their number
 _MAX_ALL_STEPS = 1_000_000  # components walked for all links in one round: half a second
 _MAX_ROUNDS = 8  # of dropping links that hang on dropped ones
 
 
 class Links(NamedTuple):
-    """The verdict on all link rows."""
+    """The result for all link rows."""
 
     contents: dict[int, int]
     """Hardlink row to the row of its content, never itself a hardlink."""
     targets: dict[int, bytes]
-    """Symlink rows to what they say; hardlinks to symlinks are among them."""
+    """Symlink rows, and hardlinks to symlinks, to their targets."""
     refused: set[int]
 
 
 def resolve_links(names: list[bytes], kinds: bytes, links: Mapping[int, bytes]) -> Links:
-    """Judge the link rows.
+    """Return which link rows are shown, and what they lead to.
 
     Args:
         names: the paths of all rows.
@@ -67,7 +67,7 @@ def _take_hardlink(
     content = latest.get(target)
     if content is None or target == name or kinds[content] == DIRECTORY:
         return False
-    if content in found.targets:  # a second name of a symlink is a symlink that says the same
+    if content in found.targets:  # a second name of a symlink is a symlink with the same target
         found.targets[row] = found.targets[content]
     else:
         found.contents[row] = found.contents.get(content, content)
@@ -80,7 +80,7 @@ class _End(NamedTuple):
 
 
 class _Directories:
-    """The directories there are, kept by parent and component: long paths cost no more than short."""
+    """All directories, by parent and component, so that long paths cost no more than short ones."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, bytes], int] = {}
@@ -101,7 +101,7 @@ class _Directories:
 
 
 class _Place:
-    """Where a walk through the directories has come to."""
+    """The current place of a walk through the directories."""
 
     def __init__(self, numbers: Mapping[tuple[int, bytes], int]) -> None:
         self._numbers = numbers
@@ -128,7 +128,7 @@ class _Place:
 
 
 class _Symlinks:
-    """Follows symlinks over the names that are shown."""
+    """Follows symlinks through the names that are shown."""
 
     def __init__(
         self, names: list[bytes], kinds: bytes, found: Links, latest: dict[bytes, int]
@@ -145,7 +145,7 @@ class _Symlinks:
         self._steps_left = 0
 
     def refuse_bad(self) -> None:
-        """Refuse until every symlink that is left leads somewhere and none goes round."""
+        """Refuse links until every remaining symlink leads somewhere and none is part of a cycle."""
         for _ in range(_MAX_ROUNDS):
             self._refuse_dangling()
             circles = self._going_round()
@@ -158,7 +158,7 @@ class _Symlinks:
         targets = self._found.targets
         for _ in range(_MAX_ROUNDS):
             self._steps_left = _MAX_ALL_STEPS
-            # A directory may be there only because a link lies in it.
+            # A directory may exist only because a link lies in it.
             self._directories = _Directories()
             for path in self._solid:
                 self._directories.add(path)
@@ -177,7 +177,7 @@ class _Symlinks:
             self._found.refused.add(row)
 
     def _follow(self, row: int) -> "_End | None":
-        """Walk where a symlink leads; None when it is refused."""
+        """Return where a symlink leads; None when it is refused."""
         here = self._directories.walk(_folder(self._names[row]))
         said = self._found.targets[row]
         if here is None or not _sane(said):
@@ -209,7 +209,7 @@ class _Symlinks:
         return None
 
     def _going_round(self) -> list[int]:
-        """Return the links to directories that would close a circle with those accepted."""
+        """Return the links to directories that would close a cycle with the accepted ones."""
         accepted: list[tuple[bytes, bytes]] = []
         bad: list[int] = []
         self._steps_left = _MAX_ALL_STEPS
@@ -226,7 +226,7 @@ class _Symlinks:
 
 
 def _reversed_parts(target: bytes) -> list[bytes]:
-    """Give the components, the first one last; a `.` at the end where only a directory will do."""
+    """Return the components in reverse; a first `.` requires a directory."""
     parts = target.split(b"/")
     meant = [part for part in reversed(parts) if part not in (b"", b".")]
     return [b".", *meant] if parts[-1] in (b"", b".") else meant
@@ -241,7 +241,7 @@ def _folder(path: bytes) -> bytes:
 
 
 def _reaches(start: bytes, goal: bytes, edges: list[tuple[bytes, bytes]]) -> bool:
-    """Say whether walking down from `start`, links included, comes to `goal`."""
+    """Return whether a walk down from `start`, through links too, reaches `goal`."""
     seen: set[bytes] = set()
     todo = [start]
     while todo:

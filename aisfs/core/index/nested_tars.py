@@ -1,11 +1,11 @@
-"""Tars inside a tar: which rows are their members, and which of them get a folder for these.
+"""Tars inside a tar: which rows are their members, and which tars get a folder for them.
 
-A tar that is a member is opened when it is called so: the members of `a.tar` are rows `a.tar.d/…`,
-right behind the row of `a.tar` and one of their folder. Invariants:
-- what an opened tar says stays in its folder: names do not climb out, links lead to its own members;
-- a member that has the name of a folder, or lies below it, wins: the tar is only a file then;
-- of several members with one name only the last is opened, since only that one is shown;
-- a path costs at most as many bytes more than in its own tar as a header takes.
+A member named like a tar is opened: the members of `a.tar` are rows `a.tar.d/…`, right after the row
+of `a.tar` and the row of their folder. Invariants:
+- names of an opened tar cannot climb out of its folder, and its links lead to its own members;
+- a member that has the name of a folder, or lies below it, wins: then the tar is only a file;
+- of several members with one name only the last is opened, because only that one is shown;
+- a path is longer than in its own tar by at most the length of a header.
 """
 
 from array import array
@@ -19,11 +19,11 @@ from aisfs.core.index.paths import MAX_COMPONENT, MAX_DEPTH, MAX_PATH, HiddenNam
 from aisfs.core.namespace.keys import SHARD_DIRECTORY_SUFFIX, is_plain_tar
 
 MAX_NESTING = 8
-"""How many tars deep a member may lie in others; what is deeper is a file. Each level reads the
-bytes once more, and more than two were never met."""
+"""How deep tars may be nested; a deeper tar is a file. Each level reads the bytes once more, and
+more than two levels were never seen."""
 MAX_FOLDER = 512
-"""Most bytes of an opened tar's folder. It is in the name of each member, which takes 512 bytes of
-the shard itself: no small shard can fill the memory with long names."""
+"""Most bytes of an opened tar's folder. It is in the name of each member, and a member takes 512 bytes
+of the shard, so a small shard cannot fill memory with long names."""
 _SHOWN_NAME = 200
 
 
@@ -35,35 +35,35 @@ class _Inner:
     folder: bytes
     """The path of its folder."""
     stop: int = 0
-    """The row behind its last one."""
+    """The row after its last one."""
 
     @property
     def rows(self) -> range:
-        """The folder, and all that is in the tar, tars in it included."""
+        """The folder and everything in the tar, including nested tars."""
         return range(self.row + 1, self.stop)
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The tars that get no folder."""
+    """Tars that get no folder."""
 
     tars: list[int]
-    """Their rows, which stay."""
+    """Their rows, which are kept."""
     rows: set[int]
-    """Those of their folders and members, which go."""
+    """The rows of their folders and members, which are dropped."""
     why: Counter[str]
-    """How many members went for each reason."""
+    """How many members were dropped for each reason."""
 
 
 class NestedTars:
-    """The tars inside one shard, in the order they are opened."""
+    """The tars inside one shard, in the order they were opened."""
 
     def __init__(self) -> None:
         self._all: list[_Inner] = []
         self._open: list[_Inner] = []
-        """Those whose members are coming now, each in the one before."""
+        """The tars whose members are being added, each inside the previous one."""
         self.prefix = b""
-        """What the names of the members to come begin with."""
+        """The prefix of the names of the next members."""
 
     def __bool__(self) -> bool:
         return bool(self._all)
@@ -75,7 +75,7 @@ class NestedTars:
 
     @property
     def where(self) -> str:
-        """Says, in front of a warning, which of the tars it is about."""
+        """The prefix of a warning that names the current tar."""
         if not self._open:
             return ""
         path = self._open[-1].folder.removesuffix(SHARD_DIRECTORY_SUFFIX)
@@ -83,22 +83,22 @@ class NestedTars:
 
     @staticmethod
     def is_about(warning: str) -> bool:
-        """Say whether a warning is about a tar in the shard, and not about the shard."""
+        """Return whether a warning concerns a tar in the shard, and not the shard itself."""
         return warning.startswith(("in '", 'in "'))
 
     @staticmethod
     def opens(path: bytes) -> bool:
-        """Say whether a file is taken for a tar, if its content is one."""
+        """Return whether a file is opened as a tar if its content is one."""
         name = path[path.rfind(b"/") + 1 :]
         return (
             is_plain_tar(name)
             and len(name) + len(SHARD_DIRECTORY_SUFFIX) <= MAX_COMPONENT
             and len(path) + len(SHARD_DIRECTORY_SUFFIX) <= MAX_FOLDER
-            and path.count(b"/") < MAX_DEPTH // 2  # as deep again goes what need not be looked at
+            and path.count(b"/") < MAX_DEPTH // 2  # leaves as much depth for its members
         )
 
     def begin(self, row: int, path: bytes) -> bytes:
-        """Take the rows to come for members of the tar in `row`; returns the path of their folder."""
+        """Treat the next rows as members of the tar in `row`; return the path of their folder."""
         tar = _Inner(row, path + SHARD_DIRECTORY_SUFFIX)
         self._all.append(tar)
         self._open.append(tar)
@@ -106,7 +106,7 @@ class NestedTars:
         return tar.folder
 
     def end(self, stop: int) -> None:
-        """Say that row `stop` is the first that is not in the tar begun last."""
+        """End the tar begun last; row `stop` is the first after it."""
         self._open.pop().stop = stop
         self.prefix = self._open[-1].folder + b"/" if self._open else b""
 
@@ -128,7 +128,7 @@ class NestedTars:
     # when all rows are there -------------------------------------------------------------------
 
     def settle(self, names: list[bytes]) -> Lost:
-        """Find the tars that get no folder. Call it once, before `resolve_links`."""
+        """Return the tars that get no folder. Call this once, before `resolve_links`."""
         lost = Lost([], set(), Counter())
         clashing = self._clashing(names)
         self._lose([tar for tar in self._all if tar.folder in clashing], "clash", lost)
@@ -141,7 +141,7 @@ class NestedTars:
         return lost
 
     def _clashing(self, names: list[bytes]) -> set[bytes]:
-        """Give the folders whose names the tars around them use for something else."""
+        """Return the folders whose names the enclosing tars use for something else."""
         folders = {tar.folder for tar in self._all}
         found = set()
         suffix = SHARD_DIRECTORY_SUFFIX
@@ -163,7 +163,7 @@ class NestedTars:
             lost.rows.update(tar.rows)
 
     def resolve_links(self, names: list[bytes], kinds: bytes, links: Mapping[int, bytes]) -> Links:
-        """Judge links as `member_links` does, those of each tar among its own members."""
+        """Resolve the links as `links` does, those of each tar among its own members."""
         if not self._all:
             return resolve_links(names, kinds, links)
         owners = self._owners(len(names))
@@ -187,7 +187,7 @@ class NestedTars:
         return found
 
     def _owners(self, rows: int) -> "array[int]":
-        """Give for each row the tar it is a member of, counted from 1; 0 for the shard."""
+        """Return for each row the tar that contains it, counted from 1; 0 for the shard."""
         owners = array("I", bytes(4 * rows))
         for number, tar in enumerate(self._all, start=1):
             owners[tar.row + 1 : tar.stop] = array("I", [number]) * len(tar.rows)

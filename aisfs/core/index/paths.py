@@ -1,8 +1,8 @@
 """From a name stored in a tar to a path inside the shard.
 
-A path is relative, has no empty, `.` or `..` component, no NUL, components of at most 255 bytes and
-at most 4096 bytes and 128 components in all. A name that would climb above the shard's root has no path: it is not
-brought back inside, because then two different files could meet under one name.
+A path is relative and has no empty, `.` or `..` component and no NUL; it has at most 128 components of
+at most 255 bytes, and at most 4096 bytes. A name that climbs above the shard's root has no path: clamping
+it to the root could give two different files one name.
 """
 
 import re
@@ -11,23 +11,23 @@ from hashlib import sha256
 MAX_COMPONENT = 255
 MAX_PATH = 4096
 MAX_DEPTH = 128
-"""Most components of a path. Each can cost a directory, so 4096 bytes must not make 2048 of them."""
+"""Most components of a path. Each can need a directory, and 4096 bytes could name 2048 of them."""
 
 _KEPT = 200
 _HASH_DIGITS = 8
 _UNTIDY = re.compile(rb"(?:\A|/)\.{0,2}(?:/|\Z)|\x00")
-"""What `normalise` would change: empty, `.` and `..` components, and what no path can hold."""
+"""What `normalise` changes or refuses: empty, `.` and `..` components, and NUL."""
 
 
 class HiddenName(Exception):
-    """The name has no path; the text is the reason under which it is counted."""
+    """The name has no path; the text is the reason it is counted under."""
 
 
 def all_tidy(names: list[bytes]) -> bool:
-    """Say whether `normalise` would return every one of these names, none with a NUL, unchanged.
+    """Return whether `normalise` would return every one of these names, none with a NUL, unchanged.
 
-    Searching one joined blob costs a fraction of looking at names one by one. A False may be wrong
-    (a name such as `.hidden`), a True never is.
+    Searching the joined names takes a fraction of the time of checking them one by one. False may
+    be wrong (for a name such as `.hidden`), True never is.
     """
     blob = b"\0%b\0" % b"\0".join(names)
     if b"/" in blob:
@@ -41,7 +41,7 @@ def normalise(name: bytes) -> bytes:
     """Return the path inside the shard; empty for the root itself.
 
     Raises:
-        HiddenName: when there is none.
+        HiddenName: there is none.
     """
     if len(name) <= MAX_DEPTH and not _UNTIDY.search(name):  # too short to break any limit
         return name
@@ -64,12 +64,12 @@ def normalise(name: bytes) -> bytes:
 
 
 def _shortened(component: bytes) -> bytes:
-    """Make a component fit 255 bytes, keeping its extension and making it differ by its hash."""
+    """Return a component of at most 255 bytes, with its extension and a hash that keeps it unique."""
     if len(component) <= MAX_COMPONENT:
         return component
     digest = sha256(component).hexdigest()[:_HASH_DIGITS].encode()
     room = MAX_COMPONENT - _KEPT - len(digest) - 1
-    # The extension of a sample starts at the first dot; if that is too much, take the last one.
+    # The extension of a sample starts at the first dot; if that is too long, use the last one.
     for dot in (component.find(b"."), component.rfind(b".")):
         if dot > 0 and len(component) - dot <= room:
             return component[:_KEPT] + b"~" + digest + component[dot:]

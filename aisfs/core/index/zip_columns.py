@@ -1,23 +1,24 @@
 """How the members of a zip are stored: columns beside those of the member index.
 
-A member of a tar is a plain range of its shard. One of a zip begins with a header of its own, whose
-length only that header tells, and may be deflated. The index has for `offset` where that header
-starts, and here is what else reading needs.
+A member of a tar is a plain range of its shard. A member of a zip begins with a local header, whose
+length is only known from that header, and may be deflated. The index has the start of that header as
+`offset`; these columns have the rest that reading needs.
 """
 
 import struct
-import sys
 from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
+
+from aisfs.core.index.integer_codec import array_of, little_endian
 
 STORED = 0
 DEFLATED = 8
 
 LOCAL_HEADER = 30
-"""Bytes of the fixed part of the header before the data."""
+"""Bytes of the fixed part of the local header."""
 _SLACK = 96
-"""Bytes for the extra field of that header: those of usual writers take 28 or 36."""
+"""Bytes allowed for the extra field of that header; usual writers need 28 or 36."""
 _LOCAL = struct.Struct("<4s22xHH")
 _LOCAL_MAGIC = b"PK\x03\x04"
 
@@ -26,7 +27,7 @@ class Stored(NamedTuple):
     """How one member is stored."""
 
     start: int
-    """Where its own header starts."""
+    """Where its local header starts."""
     method: int
     stored: int
     """Bytes of its data in the object."""
@@ -36,12 +37,12 @@ class Stored(NamedTuple):
 
 
 class Packing:
-    """The columns; one value for each row of the index."""
+    """The columns, with one value for each row of the index."""
 
     __slots__ = ("crcs", "methods", "stored")
 
     def __init__(self, methods: bytes, stored: "array[int]", crcs: "array[int]") -> None:
-        """Take over the columns: bytes, unsigned 64 bit, unsigned 32 bit."""
+        """Keep the columns, which are bytes, unsigned 64-bit and unsigned 32-bit numbers."""
         self.methods = methods
         self.stored = stored
         self.crcs = crcs
@@ -63,48 +64,34 @@ class Packing:
         )
 
     def to_bytes(self) -> tuple[bytes, bytes, bytes]:
-        """Give the columns in a form that does not depend on the machine."""
-        return self.methods, _little(self.stored), _little(self.crcs)
+        """Return the columns in a form that is the same on every machine."""
+        return self.methods, little_endian(self.stored), little_endian(self.crcs)
 
     @classmethod
     def from_bytes(cls, methods: bytes, stored: bytes, crcs: bytes) -> "Packing":
-        """Take back what `to_bytes` gave.
+        """Return the columns that `to_bytes` returned.
 
         Raises:
             ValueError: the columns are not of one length.
         """
         if (len(stored), len(crcs)) != (8 * len(methods), 4 * len(methods)):
             raise ValueError("the columns of a zip are not of one length")
-        return cls(methods, _array("Q", stored), _array("I", crcs))
-
-
-def _array(typecode: str, data: bytes) -> "array[int]":
-    values = array(typecode, data)
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values
-
-
-def _little(values: "array[int]") -> bytes:
-    if sys.byteorder == "big":
-        values = values[:]
-        values.byteswap()
-    return values.tobytes()
+        return cls(methods, array_of("Q", stored), array_of("I", crcs))
 
 
 def expected_length(name_length: int, stored: int) -> int:
-    """Say how many bytes from its own header on most likely hold all of a member."""
+    """Return how many bytes from the local header on most likely contain the whole member."""
     return LOCAL_HEADER + name_length + _SLACK + stored
 
 
 def data_offset(head: bytes) -> int | None:
-    """Say how far behind the start of its own header a member's data starts.
+    """Return how far after the start of its local header a member's data starts.
 
     Args:
         head: The first `LOCAL_HEADER` bytes of that header.
 
     Returns:
-        None if this is no such header.
+        None if this is not a local header.
     """
     if len(head) < LOCAL_HEADER:
         return None

@@ -1,18 +1,18 @@
 """Inode numbers and lookup counts.
 
-A number is computed from what it stands for (bucket, key and version, or directory), so it is the
-same in every process and after every remount, and a new version of an object is a new number
-(invariant I2): the kernel never mixes two versions in one page cache.
+A number is computed from its identity (bucket, key and version, or directory), so it is the same in
+every process and after every remount. A new version of an object has a new number (invariant I2), so
+the kernel never mixes two versions in one page cache.
 
     bit 63   25..62           24          0..23
     0        hash of an object or a directory of a bucket
     1        hash of a shard  directory?  row of the member index, or directory of the view
 
-The table keeps what the kernel knows: `lookup count = lookups + readdirplus entries - forgets`
+The table holds what the kernel knows: `lookup count = lookups + readdirplus entries - forgets`
 (invariant I4). Members and directories of one shard share one slot, keyed by the shard's part of
-the number, since a shard of a million members must not cost a million slots. A directory of a million
-objects does, so a slot is no more than its node: the identity is spelled again when it is asked for,
-and a count of one, which nearly all have, is not written down.
+the number, because a shard of a million members must not cost a million slots. A directory of a
+million objects does, so a slot is only its node: the identity is computed again when needed, and the
+usual count of one is not stored.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -31,29 +31,29 @@ NodeT = TypeVar("NodeT")
 
 
 def member_number(shard: int, row: int) -> int:
-    """Number the member `row` of the shard whose first number is `shard`."""
+    """Return the number of the member `row` of the shard whose first number is `shard`."""
     return shard | row
 
 
 def directory_number(shard: int, directory: int) -> int:
-    """Number the directory `directory` of the shard whose first number is `shard`."""
+    """Return the number of a directory of the shard whose first number is `shard`."""
     return shard | _DIRECTORY | directory
 
 
 def split_member(number: int) -> tuple[int, bool, int] | None:
-    """Take (shard, is a directory, row or directory) out of a number; None for any other inode."""
+    """Return (shard, is a directory, row or directory) of a number; None for any other inode."""
     if not number & _SHARD:
         return None
     return number >> _SLOT_BITS << _SLOT_BITS, bool(number & _DIRECTORY), number & _LOW
 
 
 def slot_of(number: int) -> int:
-    """Give what lookups of an inode are counted on: itself, or the shard it is in."""
+    """Return the inode that counts the lookups of an inode: itself, or its shard."""
     return number >> _SLOT_BITS << _SLOT_BITS if number & _SHARD else number
 
 
 def numbers_of(identities: Iterable[bytes]) -> list[int]:
-    """Compute the numbers that identities have unless something else has them."""
+    """Return the numbers that identities have unless they are taken."""
     return [
         int.from_bytes(blake2b(identity, digest_size=8).digest(), "little") & ~_SHARD
         for identity in identities
@@ -61,29 +61,29 @@ def numbers_of(identities: Iterable[bytes]) -> list[int]:
 
 
 class InodeTable(Generic[NodeT]):
-    """What the kernel's numbers stand for while the kernel knows them."""
+    """The nodes of the inode numbers that the kernel knows."""
 
     def __init__(self, root: NodeT, spell: Callable[[NodeT], bytes]) -> None:
-        """Start with the root, which is never forgotten; `spell` gives the identity of a node."""
+        """Start with the root, which is never forgotten; `spell` returns the identity of a node."""
         self._spell = spell
         self._nodes: dict[int, NodeT] = {ROOT: root}
         self._counts: dict[int, int] = {}
         """Counts other than one."""
         self._identities: dict[int, bytes] = {}
-        """Identities that may be other than the node's."""
+        """Identities that may differ from the node's."""
         self._moved: dict[bytes, int] = {}
-        """Numbers that stand for another identity than the one they were computed from."""
+        """Numbers of identities that they were not computed from."""
         self._deserted: dict[int, int] = {}
-        """How many of those were to have such a number, by the number."""
+        """By number: how many of these identities it would have been computed from."""
 
     def __len__(self) -> int:
         return len(self._nodes)
 
     def number(self, identity: bytes, *, shard: bool = False) -> int:
-        """Compute the number of an identity.
+        """Return the number of an identity.
 
-        Two identities may hash alike. The one the kernel knows keeps the number, the other is
-        hashed again with a salt, so a number with a positive count never changes its meaning.
+        Of two identities with one hash, the one that the kernel knows keeps the number and the other
+        is hashed again with a salt, so a number with a positive count never changes its meaning.
         """
         moved = self._moved.get(identity)
         if moved is not None:
@@ -98,7 +98,7 @@ class InodeTable(Generic[NodeT]):
             salt += 1
 
     def _identity(self, number: int) -> bytes | None:
-        """Give the identity of what a number stands for, if it stands for anything."""
+        """Return the identity that has a number; None when it is free."""
         node = self._nodes.get(number)
         if node is None:
             return None
@@ -106,7 +106,7 @@ class InodeTable(Generic[NodeT]):
         return self._spell(node) if known is None else known
 
     def free(self, numbers: Sequence[int], identities: Sequence[bytes]) -> int:
-        """Say of how many, from the first on, `number(identity)` is the one `numbers_of` gave."""
+        """Return for how many of the first identities `number` agrees with `numbers_of`."""
         nodes, deserted = self._nodes, self._deserted
         if nodes.keys().isdisjoint(numbers) and not deserted:
             return len(numbers)
@@ -141,7 +141,7 @@ class InodeTable(Generic[NodeT]):
                 self._nodes[number] = node
 
     def forget(self, number: int, count: int) -> bool:
-        """Take back `count` lookups; at zero the node is let go, and True returned. Never raises."""
+        """Subtract `count` lookups; at zero, drop the node and return True. Never raises."""
         slot = slot_of(number)
         if slot == ROOT or slot not in self._nodes:
             return False
@@ -157,9 +157,9 @@ class InodeTable(Generic[NodeT]):
         return True
 
     def move(self, number: int, identity: bytes, node: NodeT) -> None:
-        """Let a number the kernel knows stand for something else: it was renamed.
+        """Change what a known number stands for: it was renamed.
 
-        The old identity gets another number from now on, should it come again.
+        If the old identity reappears, it gets another number.
         """
         before = self._identity(number)
         if before is None or number == ROOT:
@@ -173,7 +173,7 @@ class InodeTable(Generic[NodeT]):
         self._nodes[number] = node
 
     def _settle(self, identity: bytes) -> None:
-        """Let an identity have the number computed from it, when it comes again."""
+        """Let an identity have the number computed from it again."""
         if self._moved.pop(identity, None) is None:
             return
         natural = numbers_of([identity])[0]
@@ -182,14 +182,14 @@ class InodeTable(Generic[NodeT]):
             del self._deserted[natural]
 
     def known(self) -> list[tuple[int, NodeT]]:
-        """Give every inode the kernel knows; of a shard only its slot."""
+        """Return every inode the kernel knows; a shard has only its slot."""
         return list(self._nodes.items())
 
     def lookup_count(self, number: int) -> int:
-        """Lookups not yet forgotten, of the inode or of all inodes of its shard."""
+        """Return the lookups not yet forgotten, of the inode or of all inodes of its shard."""
         slot = slot_of(number)
         return self._counts.get(slot, 1) if slot in self._nodes else 0
 
     def get(self, number: int) -> NodeT | None:
-        """Give the node of an inode, or of its shard."""
+        """Return the node of an inode, or of its shard."""
         return self._nodes.get(slot_of(number))

@@ -1,9 +1,9 @@
-"""A directory of a bucket as it was listed: names in an order that survives the next listing.
+"""A listed directory of a bucket: names in an order that survives the next listing.
 
-A reader of a directory comes back with the offset of the last entry it got, perhaps after the
-directory changed. Each name therefore keeps its offset for as long as it is listed without a gap:
-a new listing is merged with the one before, names that stayed keep their offsets, new ones get
-higher ones. So nobody sees a name twice or misses one that was there all the time.
+A reader of a directory continues at the offset of the last entry it got, perhaps after the
+directory changed. Therefore each name keeps its offset as long as every listing contains it:
+a new listing is merged with the previous one, names in both keep their offsets, and new ones get
+higher offsets. So no reader sees a name twice or misses one that existed all the time.
 """
 
 import os
@@ -26,20 +26,20 @@ from aisfs.model import ObjectInfo, Page
 from aisfs.redaction import shown
 
 PENDING_VERSION = "pending"
-"""The version of an object that is being written here and that the store does not have yet."""
+"""The version of an object that is being written and is not in the store yet."""
 
 ENTRIES_MAX = 10_000_000
-"""Names of one directory. In memory they take half a kilobyte each, so 5 GB."""
+"""Most names of one directory. At half a kilobyte each they take 5 GB of memory."""
 NAME_BYTES_MAX = 2 << 30
-"""Bytes of all names of one directory: 200 for each of so many."""
+"""Most bytes of all names of one directory: 200 for each."""
 SHORT_PAGE, SHORT_PAGES_MAX = 10, 1000
-"""Pages that may have fewer names than this. Usual ones have 1,000 or 10,000, but where many objects of
-a cloud were just deleted they may be all but empty for a while."""
+"""How many pages may have fewer names than this. Usual pages have 1,000 or 10,000 names, but after
+many objects of a cloud were deleted they may be almost empty for a while."""
 
 Listed = ObjectInfo | None
 """What a name stands for: an object, or None for a directory."""
 Wanted = Callable[[str], bool]
-"""Says of a key, or of a prefix with its slash, whether it is to be shown."""
+"""Returns whether a key, or a prefix with its slash, is shown."""
 
 
 class Listing:
@@ -53,7 +53,7 @@ class Listing:
         refused: Counter[Refusal],
         previous: "Listing | None" = None,
     ) -> None:
-        """Order `entries` after `previous`, the last listing of the same directory."""
+        """Order `entries` like `previous`, the last listing of the same directory."""
         self._entries = entries
         self.refused = refused
         """How many keys are not shown, by reason."""
@@ -66,7 +66,7 @@ class Listing:
     def with_changes(
         self, present: Mapping[bytes, Listed], absent: Collection[bytes], previous: "Listing"
     ) -> "Listing":
-        """Build the same directory with some names more, changed or gone, ordered after `previous`."""
+        """Return this listing with names added, changed or removed, ordered like `previous`."""
         entries = {**self._entries, **present}
         for name in absent:
             entries.pop(name, None)
@@ -87,13 +87,13 @@ class Listing:
         return self._entries.keys()
 
     def changes_since(self, previous: "Listing") -> list[bytes]:
-        """Name what is new, gone, or another version than in `previous`."""
+        """Return the names that are new, gone, or of another version than in `previous`."""
         ours, theirs = self._entries, previous._entries
         changed = [n for n, listed in ours.items() if n not in theirs or theirs[n] != listed]
         return changed + [name for name in theirs if name not in ours]
 
     def after(self, offset: int) -> Iterator[tuple[int, bytes, Listed]]:
-        """Give (offset, name, object) of each entry behind `offset`; 0 is before the first."""
+        """Yield (offset, name, object) of each entry after `offset`; 0 is before the first."""
         entries = self._entries
         for position in range(bisect_right(self._offsets, offset), len(self._names)):
             name = self._names[position]
@@ -102,8 +102,8 @@ class Listing:
     def objects_after(
         self, offset: int, most: int, wanted: Callable[[bytes], bool] | None = None
     ) -> tuple[Sequence[int], list[bytes], list[ObjectInfo]]:
-        """Give offsets, names and objects behind `offset`: `most` at most, up to a directory or a
-        name that is not `wanted`."""
+        """Return offsets, names and objects after `offset`: at most `most`, and up to the first
+        directory or name that is not `wanted`."""
         start = bisect_right(self._offsets, offset)
         names, entries = self._names[start : start + most], self._entries
         objects: list[ObjectInfo] = []
@@ -116,7 +116,7 @@ class Listing:
 
 
 class ListingBounds:
-    """Ends a listing that does not get on, or that nobody could keep."""
+    """Ends a listing that makes no progress, or that is too large for memory."""
 
     def __init__(self, subject: str) -> None:
         """Watch the pages of one listing; `subject` begins each message."""
@@ -125,10 +125,10 @@ class ListingBounds:
         self._entries = self._bytes = 0
 
     def check(self, names: Collection[str], token: str) -> None:
-        """Take note of a page and the token of the next.
+        """Check a page and the token of the next one.
 
         Raises:
-            ProtocolError: no listing of a bucket is like that.
+            ProtocolError: the listing does not end, or not within the bounds.
         """
         self._entries += len(names)
         self._bytes += sum(map(len, names))
@@ -146,10 +146,10 @@ class ListingBounds:
 
 
 class ListingBuilder:
-    """Makes a listing of the pages of one directory, each as it comes."""
+    """Builds a listing from the pages of one directory as they arrive."""
 
     def __init__(self, prefix: str, wanted: Wanted | None = None) -> None:
-        """Begin the listing of the directory `prefix`, of what is `wanted` in it."""
+        """Begin the listing of the directory `prefix`, with the names that are `wanted`."""
         self._prefix = prefix
         self._wanted = wanted
         self._directories: dict[bytes, Listed] = {}
@@ -173,7 +173,7 @@ class ListingBuilder:
         return self._directories.keys() & self._objects.keys()
 
     def lacking(self, previous: Listing) -> dict[bytes, Listed]:
-        """Give what an earlier listing has and this one has not."""
+        """Return the entries of an earlier listing that this one lacks."""
         gone = previous.names - self._objects.keys() - self._directories.keys()
         return {name: previous[name] for name in gone}
 
@@ -183,7 +183,7 @@ class ListingBuilder:
             self._directories.pop(name, None)
 
     def add(self, page: Page) -> None:
-        """Take the next page."""
+        """Add the next page."""
         for whole in page.directories:
             name = entry_name(self._prefix, whole)
             if reason := self._refusal(name, whole):
@@ -206,7 +206,7 @@ class ListingBuilder:
                 self._objects[name] = info
 
     def finish(self, previous: Listing | None = None) -> Listing:
-        """Give the listing, in the order of `previous`, the last one of the same directory."""
+        """Return the listing, ordered like `previous`, the last one of the same directory."""
         refused = self._refused.copy()
         hidden = self.ambiguous
         if hidden:
@@ -221,9 +221,9 @@ class ListingBuilder:
         return reason
 
     def _usual_names(self, objects: list[ObjectInfo]) -> list[bytes] | None:
-        """Give the names of objects, or None when one of them needs a closer look.
+        """Return the names of objects, or None when one of them needs a closer look.
 
-        All names are encoded and looked over as one string, in a third of the time.
+        Encoding and checking all names as one string takes a third of the time.
         """
         if self._wanted is not None:
             return None

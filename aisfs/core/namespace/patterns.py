@@ -1,4 +1,4 @@
-"""Glob patterns over keys: which to show, and which directories need not be listed for it.
+"""Glob patterns over keys: which keys to show, and which directories need no listing.
 
 The syntax is wcmatch's: `*` and `?` stop at a slash, `**` does not, `[...]` and `{a,b}` as in shells.
 """
@@ -15,7 +15,7 @@ _Compiled = tuple[re.Pattern[str], ...]
 
 
 def is_glob(text: str) -> bool:
-    """Say whether a text has anything in it that a glob would interpret."""
+    """Return whether a text has characters with a meaning in globs."""
     return _MAGIC.search(text) is not None
 
 
@@ -34,17 +34,17 @@ class GlobPattern:
     def __init__(self, text: str) -> None:
         self._whole = _compile([text])
         self._parts: list[_Compiled | None] = []
-        """What each directory must match; None for `**`, behind which anything may."""
+        """What each directory must match; None for `**`, below which anything may match."""
         *parts, name = text.split("/")
         for part in [*parts, name] if "**" in name else parts:
             self._parts.append(None if "**" in part else _compile([part]))
 
     def matches(self, path: str) -> bool:
-        """Say whether a path is meant."""
+        """Return whether a path matches."""
         return _matches(self._whole, path)
 
     def enters(self, directory: str) -> bool:
-        """Say whether anything below a directory, written `a/b/`, can be meant."""
+        """Return whether anything below a directory, written `a/b/`, can match."""
         names = directory.rstrip("/").split("/")
         for depth, name in enumerate(names):
             if depth >= len(self._parts):
@@ -59,10 +59,10 @@ class GlobPattern:
 
 @dataclass(frozen=True)
 class KeyFilter:
-    """Which paths are wanted: some `include` matches, if there is one, and no `exclude` does.
+    """Which paths are wanted: those that match an `include`, if there are any, and no `exclude`.
 
-    As in restic and rclone a pattern may match at any depth, one that starts with `/` only from the
-    root on, and one that matches a directory stands for all that is below it.
+    As in restic and rclone, a pattern matches at any depth, but one that starts with `/` only from
+    the root, and a pattern that matches a directory includes everything below it.
     """
 
     include: tuple[str, ...] = ()
@@ -78,16 +78,16 @@ class KeyFilter:
         return bool(self.include or self.exclude)
 
     def wants(self, path: str) -> bool:
-        """Say whether an object is wanted."""
+        """Return whether an object is wanted."""
         ways = _with_parents(path)
         if self.include and not any(_matches(self._included, way) for way in ways):
             return False
         return not any(_matches(self._excluded, way) for way in ways)
 
     def below(self, prefix: str) -> Callable[[str], bool] | None:
-        """Give what says of keys, and of prefixes that end in a slash, whether they are shown.
+        """Return the test for keys, and for prefixes that end in a slash; None when all are shown.
 
-        Patterns then speak of what follows `prefix`. None when there are none: all is shown.
+        Patterns apply to the part after `prefix`.
         """
         if not self:
             return None
@@ -95,7 +95,7 @@ class KeyFilter:
         return lambda key: self.enters(key[cut:]) if key.endswith("/") else self.wants(key[cut:])
 
     def enters(self, directory: str) -> bool:
-        """Say whether something below a directory, written `a/b/`, may be wanted."""
+        """Return whether something below a directory, written `a/b/`, may be wanted."""
         ways = _with_parents(directory.rstrip("/"))
         if any(_matches(self._excluded, way) for way in ways):
             return False
@@ -116,10 +116,10 @@ def _may_match_below(pattern: str, directory: str) -> bool:
 
 
 def _with_parents(path: str) -> list[str]:
-    """Give a path and the directories above it."""
+    """Return a path and the directories above it."""
     parts = path.split("/")
     return ["/".join(parts[:end]) for end in range(len(parts), 0, -1)]
 
 
 EVERY_KEY = KeyFilter()
-"""The filter that lets everything through."""
+"""The filter that accepts every key."""

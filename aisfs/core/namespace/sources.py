@@ -1,4 +1,4 @@
-"""What a user can mount, parsed from what was typed."""
+"""The sources a user can mount, parsed from the command line."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +16,7 @@ from aisfs.model import Bucket, Provider
 
 @dataclass(frozen=True, slots=True)
 class Everything:
-    """Every bucket the cluster shows, by provider."""
+    """Every bucket of the cluster, by provider."""
 
     def __str__(self) -> str:
         return "aisfs"
@@ -36,7 +36,7 @@ class BucketSource:
 
 @dataclass(frozen=True, slots=True)
 class DirectorySource:
-    """A local directory that plays the bucket."""
+    """A local directory that is mounted like a bucket."""
 
     path: Path
 
@@ -46,14 +46,14 @@ class DirectorySource:
 
 @dataclass(frozen=True, slots=True)
 class ShardPattern:
-    """One place where to look for shards: what a word is after its braces were expanded."""
+    """One place to look for shards: an argument after its braces were expanded."""
 
     bucket: Bucket | None
     """None for local files."""
     directory: str
     """Prefix, empty or ending in `/`; for local files a directory of this machine."""
     rest: str
-    """Behind `directory`: the name of one shard, a glob, or nothing for all shards below."""
+    """After `directory`: the name of one shard, a glob, or nothing for all shards below."""
 
     @property
     def one(self) -> bool:
@@ -67,7 +67,7 @@ class ShardPattern:
 
 @dataclass(frozen=True, slots=True)
 class SourceArg:
-    """One word of the command line, or a whole list file: it must lead to a shard at least."""
+    """One argument of the command line, or a whole list file, which must lead to some shard."""
 
     text: str
     patterns: tuple[ShardPattern, ...]
@@ -75,30 +75,30 @@ class SourceArg:
 
 @dataclass(frozen=True, slots=True)
 class DatasetSource:
-    """Shards, wherever they lie, that are shown together."""
+    """Shards of any number of places that are shown together."""
 
     words: tuple[SourceArg, ...]
     keys: KeyFilter = EVERY_KEY
     root: str = ""
-    """The directory that plays the bucket, once local files are named as its objects."""
+    """The directory whose local files are the objects of a bucket."""
 
     @property
     def local(self) -> bool:
-        """Whether the shards are files of this machine; never are some of them."""
+        """Whether the shards are local files; either all of them are, or none."""
         return bool(self.root) or self.words[0].patterns[0].bucket is None
 
     @property
     def buckets(self) -> list[Bucket]:
-        """The buckets in which to look."""
+        """The buckets of the shards."""
         found = [p.bucket for word in self.words for p in word.patterns if p.bucket is not None]
         return list(dict.fromkeys(found))
 
     def common_directory(self, resolve: Callable[[str], str]) -> str:
-        """Give the directory that all local shards lie below, after `resolve` of each directory."""
+        """Return the common parent directory of all local shards, each after `resolve`."""
         return os.path.commonpath([resolve(p.directory) for w in self.words for p in w.patterns])
 
     def below(self, root: str, bucket: Bucket, resolve: Callable[[str], str]) -> "DatasetSource":
-        """Give the same local shards as objects of `bucket`, which is the directory `root`."""
+        """Return the same local shards as objects of `bucket`, which is the directory `root`."""
         words = []
         for word in self.words:
             patterns = []
@@ -116,14 +116,14 @@ class DatasetSource:
 Source = Everything | BucketSource | DirectorySource | DatasetSource
 
 EXPANSIONS_MAX = 1_000_000
-"""Names that the braces of one word may stand for; LAION-2B has 231,349 shards."""
+"""Most names that the braces of one argument may expand to; LAION-2B has 231,349 shards."""
 
 
 def parse_source(text: str | None) -> Source:
-    """Read `ais://bucket[/prefix/]`, a directory, or nothing at all.
+    """Return the source that `ais://bucket[/prefix/]`, a directory or nothing stands for.
 
     Raises:
-        ConfigError: the URL names no provider we know, or no bucket.
+        ConfigError: the URL names an unknown provider, or no bucket.
     """
     if text is None:
         return Everything()
@@ -161,17 +161,17 @@ def parse_sources(
     listed: SourceArg | None = None,
     keys: KeyFilter = EVERY_KEY,
 ) -> Source:
-    """Read what is to be mounted from the words before the mountpoint.
+    """Return what the arguments before the mountpoint stand for.
 
     Args:
         words: As typed.
-        is_directory: Says whether a local directory of this very name exists.
-        view: Whether shards are to be opened up and laid out together.
-        listed: What a list file named, if there was one.
+        is_directory: Returns whether a local directory of this very name exists.
+        view: Whether a view lays the members of shards out together.
+        listed: The content of a list file, if there is one.
         keys: Which shards to leave out.
 
     Raises:
-        ConfigError: a word makes no sense, or the words do not go together.
+        ConfigError: an argument is invalid, or the arguments cannot be combined.
     """
     plain = not words or (
         len(words) == 1 and (is_directory(words[0]) or not _names_shards(words[0]))
@@ -191,17 +191,17 @@ def parse_sources(
 def parse_list(
     name: str, lines: Iterable[str], base: str | None, *, is_directory: Callable[[str], bool]
 ) -> SourceArg:
-    """Read a list file: a source on each line; empty lines and those that start with `#` are not.
+    """Read a list file, with one source a line; empty lines and those that start with `#` are ignored.
 
     Args:
-        name: What the user called the file.
+        name: The name of the file as typed.
         lines: Its text.
-        base: A bucket, prefix or directory which lines are relative to, if they do not start with
-            a scheme or a slash.
-        is_directory: Says whether a local directory of this very name exists.
+        base: A bucket, prefix or directory that lines without a scheme or leading slash are
+            relative to.
+        is_directory: Returns whether a local directory of this very name exists.
 
     Raises:
-        ConfigError: a line makes no sense, or there is none.
+        ConfigError: a line is invalid, or there is none.
     """
     patterns: list[ShardPattern] = []
     for number, line in enumerate(lines, start=1):
@@ -220,7 +220,7 @@ def parse_list(
 
 
 def absolute(source: Source) -> Source:
-    """Keep meaning the same directories when the daemon leaves the one it was started in."""
+    """Return the source with absolute paths, since the daemon changes its working directory."""
     if isinstance(source, DirectorySource):
         return DirectorySource(source.path.absolute())
     if not isinstance(source, DatasetSource) or not source.local:
@@ -238,12 +238,12 @@ def _absolute(pattern: ShardPattern) -> ShardPattern:
 
 
 def _names_shards(text: str) -> bool:
-    """Say whether a word cannot be a plain bucket, prefix or directory."""
+    """Return whether an argument cannot be a plain bucket, prefix or directory."""
     return "{" in text or is_glob(text) or _is_shard_key(text[_start(text) :])
 
 
 def _start(text: str) -> int:
-    """Say where, behind scheme and bucket, the key or the local path begins."""
+    """Return where the key begins, after scheme and bucket, or the local path."""
     if "://" not in text:
         return 0
     start = text.index("://") + 3
@@ -275,7 +275,7 @@ def _word(text: str, is_directory: Callable[[str], bool]) -> SourceArg:
 
 
 def _pattern(text: str, is_directory: Callable[[str], bool]) -> ShardPattern:
-    """Split what has no braces any more into the directory to look in, and for what."""
+    """Split a text without braces into the directory to look in and the name to look for."""
     if not text:
         raise ConfigError("a SOURCE cannot be empty")
     cut = len(text) if is_directory(text) else _cut(text)
@@ -288,7 +288,7 @@ def _pattern(text: str, is_directory: Callable[[str], bool]) -> ShardPattern:
 
 
 def _cut(text: str) -> int:
-    """Say where the name of a shard, or the first component that is a glob, begins."""
+    """Return where the name of a shard, or the first component that is a glob, begins."""
     start = _start(text)
     if "://" in text and is_glob(text[:start]):
         raise ConfigError(f"{text}: a bucket's name can have braces, but no pattern")

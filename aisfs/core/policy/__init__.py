@@ -1,5 +1,6 @@
 """Decisions about fetching and keeping, without doing either.
 
-What to read ahead (`readahead`), which order readers follow (`access_order`), which cached entries
-to evict (`admission`), which members to push into the page cache (`push`).
+Another read-ahead rule starts in `readahead`, another eviction rule in `admission`. `access_order`
+detects in which order members and shards are read, `push` chooses the members to store into the
+kernel's page cache. All of them are told what happened and return what to do.
 """

@@ -1,10 +1,10 @@
-"""Whether shards, and members inside a shard, are read in order, and what to fetch early if so.
+"""Detection of whether shards, and members in a shard, are read in order, and what to prefetch then.
 
-Readers hardly ever go one by one: several have a part each, or worker w of n takes every n-th, and
-their requests overtake each other. So an open is expected shortly behind one of the latest ones, and
-what counts is how much more often that happens than it would by chance, since among few members,
-or behind many readers, nearly everything is near (a sequential probability ratio test, Wald
-1945). The evidence is capped, so that a changed habit shows soon.
+Readers are rarely strictly sequential: several have a part each, or worker w of n takes every n-th, and
+their requests overtake each other. So an open is expected shortly after one of the latest ones, and the
+evidence is how much more often that happens than by chance, because among few members, or with many
+readers, almost everything is near (a sequential probability ratio test, Wald 1945). The evidence is
+capped, so that a changed pattern shows soon.
 """
 
 from bisect import bisect_left
@@ -14,18 +14,18 @@ from enum import Enum
 from math import log
 
 _REGULAR = 0.9
-"""Share of opens that are expected when access is in order; the rest are readers that start anew."""
+"""Share of opens that are expected when access is in order; the rest are readers that start over."""
 _CERTAIN = log(100)
-"""Evidence to believe in order or disorder: one is a hundred times as likely as the other."""
+"""Evidence that decides: order is a hundred times as likely as disorder, or vice versa."""
 _MOST = 1.5 * _CERTAIN
-"""Evidence kept at most: a new habit has to outweigh this and then convince."""
+"""Most evidence kept: a new pattern has to outweigh this before it can decide."""
 _DECAY = 1.5
-"""How fast longer gaps get rarer in order: slowly enough for one part of each sample, fast enough
-to tell many readers in a small shard from chance."""
+"""How fast longer gaps get rarer in ordered access: slowly enough for readers of one part of each
+sample, fast enough to tell many readers in a small shard from chance."""
 _DECAY_SUM = 2.3
-"""Sum of n^-_DECAY for the gaps a reader may leave: makes them probabilities."""
+"""Sum of n^-_DECAY over the gaps a reader may leave, which normalizes the probabilities."""
 _LEAST_CHANCE = 0.05
-"""Chance of the unlikeliest event: one surprise shall not decide."""
+"""Lower bound of a probability, so that a single surprise does not decide."""
 
 
 class Access(Enum):
@@ -37,7 +37,7 @@ class Access(Enum):
 
 
 class _Evidence:
-    """Weighs order against disorder, one open at a time."""
+    """Evidence for order against disorder, updated with each open."""
 
     __slots__ = ("access", "weight")
 
@@ -46,7 +46,7 @@ class _Evidence:
         self.access = Access.UNDECIDED
 
     def weigh(self, in_order: float, by_chance: float) -> None:
-        """Count an event that has these two probabilities."""
+        """Add an event that has these probabilities in ordered and in random access."""
         change = log(in_order / max(by_chance, 1e-9))
         self.weight = min(max(self.weight + change, -_MOST), _MOST)
         if self.weight >= _CERTAIN:
@@ -59,23 +59,23 @@ class MemberOrder:
     """How the members of one shard are opened."""
 
     READERS = 16
-    """Readers told apart: the data loader workers of one machine."""
+    """Most readers distinguished: the data loader workers of one machine."""
     GAP = 32
-    """Rows behind a reader where its next open may be: four parts of a sample, or one part of a
-    sample dealt to each of eight workers with four fields."""
+    """Rows after a reader where its next open may be: four parts of a sample, or one part where
+    samples of four fields are dealt to eight workers."""
     BACK = 8
-    """Rows before a reader that may still come: parts of one sample are opened in any order."""
+    """Rows before a reader that it may still open: parts of one sample are opened in any order."""
     FIRST_OPENS = 4
-    """Opens before the first decision: a look at two or three members is no epoch."""
+    """Opens before the first decision: opening two or three members is no epoch."""
 
     def __init__(self, rows: int) -> None:
-        """Know a shard of so many rows."""
+        """Observe a shard of `rows` rows."""
         self._rows = max(rows, 1)
         self._opens = 0
         self._readers: list[int] = []
         """The row each reader is at; the one that moved last is the last."""
         self._reach: dict[int, int] = {}
-        """For the row of a reader the last row that was pushed for it, whose reading nobody sees."""
+        """For the row of a reader, the last row that was pushed for it; reading these shows no opens."""
         self._latest = -1
         self._evidence = _Evidence()
 
@@ -85,8 +85,8 @@ class MemberOrder:
         return self._evidence.access if self._opens >= self.FIRST_OPENS else Access.UNDECIDED
 
     def observe(self, row: int) -> Access:
-        """Tell that the member `row` was opened."""
-        if row == self._latest:  # opened again: no news
+        """Record that the member `row` was opened; return the decision."""
+        if row == self._latest:  # opened again: no information
             return self.access
         self._latest = row
         self._opens += 1
@@ -111,22 +111,22 @@ class MemberOrder:
         return self.access
 
     def pushed(self, row: int, last: int) -> None:
-        """Tell that members up to `last` were pushed for the reader that opened `row`.
+        """Record that members up to `last` were pushed for the reader that opened `row`.
 
-        It is seen again at one that was left out, or behind the last.
+        Its next visible open is at a member that was left out, or after the last one.
         """
         if row in self._readers:
             self._reach[row] = last
 
     def _distance(self, reader: int, row: int) -> int:
-        """Give how far a row is from where a reader may be: 0 inside what was pushed for it."""
+        """Return the distance of a row from where a reader may be: 0 inside what was pushed for it."""
         reach = self._reach.get(reader, reader)
         if row <= reader:
             return row - reader
         return max(row - reach, 0)
 
     def _weigh(self, distance: int | None) -> None:
-        """Count an open so many rows from the nearest reader; None is out of reach of all."""
+        """Add an open at a distance from the nearest reader; None is out of reach of all."""
         if distance is None:
             beyond = self._beyond(self.GAP + self.BACK + 1)
             self._evidence.weigh(1 - _REGULAR, max(beyond, _LEAST_CHANCE))
@@ -140,7 +140,7 @@ class MemberOrder:
             self._evidence.weigh(in_order, max(by_chance, _LEAST_CHANCE * in_order))
 
     def _beyond(self, covered: int) -> float:
-        """Chance that a row taken at random is not among the `covered` nearest of any reader."""
+        """Return the chance that a random row is not among the `covered` nearest of any reader."""
         return max(0.0, 1 - covered / self._rows) ** len(self._readers)
 
 
@@ -148,30 +148,30 @@ class ShardQueue:
     """Which shards of one directory to fetch before they are opened."""
 
     RECENT = 16
-    """Latest opens that the next one is compared with: one of each worker."""
+    """How many latest opens the next one is compared with: one of each worker."""
     REACH = 2
-    """Strides behind a recent open where the next may be: workers overtake each other by one."""
+    """Strides after a recent open where the next may be: workers overtake each other by one."""
     PATIENCE = 2 * RECENT
-    """Opens of other shards after which a prefetched one counts as wasted."""
+    """After so many opens of other shards a prefetched one counts as wasted."""
     FIRST_OPENS = 2
-    """Opens before the first prefetch: opening one shard is a look at it."""
+    """Opens before the first prefetch: opening a single shard is no pattern."""
     RECOVERY = 0.25
-    """Allowance gained back by each success, so that four good ones make up for one shard wasted."""
+    """Allowance regained by each success, so that four used shards make up for one wasted."""
 
     def __init__(self, max_shards: int, budget: int) -> None:
-        """Keep at most so many shards of so many bytes together fetched early and not yet used."""
+        """Allow at most `max_shards` prefetched and unused shards, of `budget` bytes together."""
         self._max = max_shards
         self._budget = budget
         self._allowance = float(max_shards)
         self._recent: deque[bytes] = deque(maxlen=self.RECENT)
         self._opens = 0
         self._every_one = _Evidence()
-        """Of shards opened one after the other."""
+        """For shards opened one after the other."""
         self._strided = _Evidence()
-        """Of every `_stride`-th shard being opened."""
+        """For every `_stride`-th shard being opened."""
         self._stride = 1
         self._waiting: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
-        """Prefetched and neither used nor wasted so far, with their sizes and number of the open."""
+        """Prefetched shards, not yet used or wasted, with their sizes and the number of the open."""
 
     @property
     def access(self) -> Access:
@@ -195,10 +195,10 @@ class ShardQueue:
     def opened(
         self, shard_name: bytes, names: Sequence[bytes], size_of: Callable[[bytes], int]
     ) -> list[bytes]:
-        """Tell that a shard was opened for reading its contents; give those to prefetch now.
+        """Record that a shard was opened to read its members; return the shards to prefetch now.
 
-        `names` are all shards of the directory, sorted; `size_of` tells how many bytes one would
-        have to be fetched.
+        `names` are all shards of the directory, sorted; `size_of` returns how many bytes of one
+        would have to be fetched.
         """
         place = _place(shard_name, names)
         if place is None:
@@ -217,12 +217,12 @@ class ShardQueue:
         return self._choose(names[place + self.stride :: self.stride][:depth], size_of)
 
     def used(self, name: bytes) -> None:
-        """Tell that a prefetched shard is read; harmless for any other."""
+        """Record that a prefetched shard is read; no effect for other shards."""
         if self._waiting.pop(name, None) is not None:
             self._succeed()
 
     def wasted(self, name: bytes) -> None:
-        """Tell that a prefetched shard was dropped unread, or never will be read."""
+        """Record that a prefetched shard was dropped unread, or will never be read."""
         if self._waiting.pop(name, None) is not None:
             self._allowance = self._allowance / 2 if self._allowance >= 1 else 0.0
 
@@ -230,7 +230,7 @@ class ShardQueue:
         self._allowance = min(self._allowance + self.RECOVERY, float(self._max))
 
     def _readers(self, names: Sequence[bytes]) -> int:
-        """How many readers each have a part for themselves, and share the allowance."""
+        """Return how many readers have separate parts, and share the allowance."""
         stride = self.stride
         recent = self._places(names)
         return sum(at - stride in recent and at + stride not in recent for at in recent)
@@ -253,23 +253,23 @@ class ShardQueue:
         return {at for name in self._recent if (at := _place(name, names)) is not None}
 
     def _learn(self, place: int, names: Sequence[bytes]) -> None:
-        """Weigh an open against the recent ones, and find the stride it shows."""
+        """Compare an open with the recent ones, and adapt the stride."""
         recent = self._places(names)
         hit = self._weigh(self._every_one, 1, place, recent, len(names))
         hit |= self._weigh(self._strided, self._stride, place, recent, len(names))
         if hit:
-            if not self.allowance:  # nothing is prefetched, yet this one would have been right
+            if not self.allowance:  # nothing was prefetched, but this shard would have been right
                 self._succeed()
             return
         below = max((at for at in recent if at < place), default=None)
         if below is not None and self._strided.weight < _CERTAIN:
-            # The evidence stays: else random access would have a fresh chance with each stride.
+            # The evidence stays; otherwise random access would start over with each stride.
             self._stride = place - below
 
     def _weigh(
         self, evidence: _Evidence, stride: int, place: int, recent: set[int], count: int
     ) -> bool:
-        """Say whether an open at `place` was to be expected with that stride, and count it."""
+        """Return whether an open at `place` was to be expected with that stride, and count it."""
         expected = {at + step * stride for at in recent for step in range(1, self.REACH + 1)}
         expected.update(range(stride))  # where an epoch starts
         expected = {at for at in expected - recent if at < count}

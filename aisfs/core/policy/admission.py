@@ -1,23 +1,23 @@
 """Which entries stay in a cache that is smaller than the data.
 
-Training reads the same data again and again, in epochs. With room for a part of it, LRU throws
-each entry away shortly before it is wanted again. Here the cache is filled and then left alone: a
-resident makes room only when another key has shown that it deserves the place more. A key shows
-that by being requested twice, `distance` bytes apart (all requests of all keys count), while
+Training reads the same data repeatedly, in epochs. With room for a part of it, LRU evicts each entry
+shortly before it is wanted again. Here the cache is filled and then kept: a resident is evicted only
+for a key with a better claim. A key gains a claim by being requested twice, `distance` bytes apart
+(counting all requests of all keys), while
 - the resident was idle for longer than that distance, and no resident idle for at least about half
-  as long was requested in between. Then whatever the resident belongs to is out of use: of a data
-  set still read in epochs, some old resident is met every few requests;
+  as long was requested in between. Then the data set of the resident is no longer in use: one that
+  is still read in epochs would have requested some old resident every few requests;
 - or the key was requested three times, and the resident was idle for `_HOTTER` times the longer
   distance: the key is simply hotter.
-So a scan, whose keys come once, gets free space and nothing else; shuffled and cyclic epochs
-replace next to nothing; and a new data set gets the cache as soon as its second epoch starts.
+So a scan, which requests each key once, only gets free space; shuffled and cyclic epochs replace
+almost nothing; and a new data set gets the cache as soon as its second epoch starts.
 
 Requests of keys that are not resident are remembered in a bounded list of ghosts. When there are
-too many, a sample chosen by hash is kept instead (SHARDS, Waldspurger et al., FAST 2015), since
-keeping the youngest would, like LRU, forget each key shortly before it returns. A key outside the
-sample is taken for what the last key of the sample was.
+too many, a sample chosen by hash is kept (SHARDS, Waldspurger et al., FAST 2015), because keeping
+the youngest would, like LRU, forget each key shortly before it returns. A key outside the sample is
+assumed to have the claim of the last key in the sample.
 
-Invariants: `used <= limit`; a pinned entry is never a victim; no call looks at all residents.
+Invariants: `used <= limit`; a pinned entry is never a victim; no call visits all residents.
 """
 
 from collections import OrderedDict
@@ -28,23 +28,23 @@ from zlib import crc32
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 Claim = tuple[int | None, int | None]
-"""How far apart the last uses of a key were, the latest first; None where there was none."""
+"""The distances between the last uses of a key, the latest first; None where there was no use."""
 _NO_CLAIM: Claim = (None, None)
 
 GHOSTS = 16_384
-"""Keys remembered without being resident: some 6 MiB, and a sample of a million keys in which
-shares are known to a per cent."""
+"""Most keys remembered without being resident: some 6 MiB, and a sample that estimates shares of a
+million keys to one percent."""
 _HOTTER = 4
-"""In shuffled epochs two distances in a row make at least one epoch, and nobody in use is idle for
-more than two: the longer distance is never below a quarter of that by mere luck."""
+"""In shuffled epochs two successive distances add up to at least one epoch, and no key in use is
+idle for more than two: by chance the longer distance is never below a quarter of that."""
 _CHANCES = 4
-"""How often old residents should have been met, were they in use, before they are believed not to
-be: they are missed that often by luck in e^-4 = 2 % of the cases."""
+"""How many requests of old residents have to be missing before they count as unused: by chance so
+many are missing in e^-4 = 2 % of the cases."""
 _CORRELATED = 256
-"""Requests of one key within 1/256 of the limit are one use of it (a label, then its image; two
-workers): 40 MiB of 10 GiB, more than some dozens of workers have in hand at a time."""
+"""Requests of one key within 1/256 of the limit are one use (a label, then its image; two workers):
+40 MiB of 10 GiB, more than some dozens of workers read at a time."""
 _FORGOTTEN = 4
-"""A ghost idle for as many times all bytes known goes: enough for the slowest of several readers."""
+"""A ghost is dropped when idle for so many times all known bytes, enough for the slowest reader."""
 _SCALES = 128
 """Half octaves of 64 bits of bytes."""
 _HASHES = 1 << 32
@@ -52,7 +52,7 @@ _MIX = 0x9E3779B1  # 2^32 divided by the golden ratio: spreads the linear CRC of
 
 
 class _Entry:
-    """What is known about the use of one key."""
+    """The recorded use of one key."""
 
     __slots__ = ("before", "distance", "first", "kept_reused", "last", "pins", "proven",
                  "served", "size")  # fmt: skip
@@ -62,17 +62,17 @@ class _Entry:
         self.last = now
         """Clock of the latest request."""
         self.first = now
-        """Clock of the first request of the use that is going on."""
+        """Clock of the first request of the current use."""
         self.served = 0
         """Bytes requested in this use."""
         self.distance: int | None = None
-        """From the start of the use before to the start of this one; None if there was none."""
+        """From the start of the previous use to the start of this one; None if there was none."""
         self.before: int | None = None
-        """The distance before that one."""
+        """The distance before that."""
         self.kept_reused = 0
         """Of a resident: the cache's `_reused` at the latest request."""
         self.proven = False
-        """Of a resident: was requested again since it was admitted."""
+        """Of a resident: whether it was requested again since it was admitted."""
         self.pins = 0
 
     @property
@@ -80,7 +80,7 @@ class _Entry:
         return self.distance, self.before
 
     def request(self, size: int, whole: int, now: int, correlated: int) -> None:
-        """Count a request into the use going on, or start the next if that one had everything."""
+        """Count a request in the current use, or start the next one if that read everything."""
         elapsed = now - self.first
         if self.served >= max(whole, self.size) and elapsed > correlated:
             self.before = self.distance
@@ -92,17 +92,17 @@ class _Entry:
 
 
 class Admission(Generic[KeyT]):
-    """The books of one cache: who is resident, who could be, and who has to go."""
+    """The bookkeeping of one cache: which keys are resident, and which are evicted for others."""
 
     def __init__(self, limit: int, *, ghosts: int = GHOSTS) -> None:
-        """Start empty, with room for `limit` bytes and memory of `ghosts` other keys."""
+        """Start empty, with room for `limit` bytes, remembering up to `ghosts` other keys."""
         self.limit = limit
         self.used = 0
-        """Bytes of all residents, as promised by `admit` and `grow`."""
+        """Bytes of all residents, as granted by `admit` and `grow`."""
         self._clock = 0
         """Bytes requested so far."""
         self._reused = 0
-        """Of those the bytes requested again, as far as the sample tells."""
+        """Bytes requested again, estimated from the sample."""
         self._idle: OrderedDict[KeyT, _Entry] = OrderedDict()
         """Residents that are not pinned, the longest idle first."""
         self._pinned: dict[KeyT, _Entry] = {}
@@ -110,15 +110,15 @@ class Admission(Generic[KeyT]):
         self._ghost_limit = ghosts
         self._ghost_bytes = 0
         self._sampled = _HASHES
-        """A key is in the sample if its hash is below."""
+        """A key is in the sample if its hash is below this."""
         self._typical = _NO_CLAIM
-        """Of the last ghost requested: what keys outside the sample are taken for."""
+        """The claim of the last requested ghost, which keys outside the sample are assumed to have."""
         self._hits = [-1] * _SCALES
-        """Clock of the last request of a resident by the scale of its idle time before."""
+        """By scale of its previous idle time: clock of the last request of such a resident."""
         self._hits_reused = [0] * _SCALES
         """`_reused` at these requests."""
         self._retry = 0
-        """Clock before which looking for victims would find as little as it just did."""
+        """Clock until which a search for victims would find as little as the last one."""
 
     def __len__(self) -> int:
         return len(self._idle) + len(self._pinned)
@@ -133,10 +133,10 @@ class Admission(Generic[KeyT]):
         )
 
     def request(self, key: KeyT, size: int, *, whole: int = 0) -> None:
-        """Tell of an access to `size` bytes of `key`, found or not; before `admit`, if that follows.
+        """Record an access to `size` bytes of `key`, hit or miss; before `admit`, if that follows.
 
-        `whole` is the length of everything the key stands for, when accesses take parts of it:
-        reading the parts one after the other is then one use, not many.
+        `whole` is the length of the whole entry when accesses read parts of it: reading the parts
+        one after the other is one use, not many.
         """
         self._clock += size
         now = self._clock
@@ -168,11 +168,11 @@ class Admission(Generic[KeyT]):
     def admit(self, key: KeyT, size: int, *, urgent: bool = False) -> list[KeyT] | None:
         """Decide whether `key` becomes resident with `size` bytes.
 
-        `urgent` is for what would be dear to have again: it displaces whatever is idle for longest.
+        `urgent` entries are expensive to make again: they evict the longest idle residents.
 
         Returns:
-            The victims, which are off the books already and must be removed before the room is
-            used (telling `evicted` of them is not necessary); None if `key` is not to be kept.
+            The victims, which no longer count and must be removed before the room is used
+            (without a call of `evicted`); None if `key` is not kept.
         """
         held = self._idle.get(key) or self._pinned.get(key)
         if held is not None:
@@ -196,9 +196,9 @@ class Admission(Generic[KeyT]):
         return victims
 
     def grow(self, key: KeyT, extra: int, *, urgent: bool = False) -> list[KeyT] | None:
-        """Decide whether the resident `key` may take `extra` bytes more; answers like `admit`.
+        """Decide whether the resident `key` may grow by `extra` bytes; return what `admit` returns.
 
-        None leaves it as it is. The key itself is never a victim.
+        None leaves it unchanged. The key itself is never a victim.
         """
         entry = self._idle.pop(key, None)
         if entry is None:
@@ -227,7 +227,7 @@ class Admission(Generic[KeyT]):
         entry.pins += 1
 
     def unpin(self, key: KeyT) -> None:
-        """Take back one `pin`; harmless for a key that has gone meanwhile."""
+        """Undo one `pin`; no effect for a key that was evicted meanwhile."""
         entry = self._pinned.get(key)
         if entry is None:
             return
@@ -238,22 +238,22 @@ class Admission(Generic[KeyT]):
             self._idle[key] = entry
 
     def evicted(self, key: KeyT) -> None:
-        """Tell that `key` is gone, for whatever reason; harmless for victims already named."""
+        """Record that `key` was removed for any reason; no effect for victims already returned."""
         entry = self._idle.pop(key, None) or self._pinned.pop(key, None)
         if entry is not None:
             self._leave(key, entry)
 
     def residents(self) -> Iterator[tuple[KeyT, int, int]]:
-        """Give (key, size, clock of the last use) of each resident, for `restore`."""
+        """Yield (key, size, clock of the last use) of each resident, for `restore`."""
         for group in (self._idle, self._pinned):
             for key, entry in group.items():
                 yield key, entry.size, entry.last
 
     def restore(self, residents: Iterable[tuple[KeyT, int, int]]) -> list[KeyT]:
-        """Take over what `residents` gave, in any order, into an empty cache.
+        """Add what `residents` yielded, in any order, to an empty cache.
 
         Returns:
-            The longest idle ones that the limit has no room for.
+            The longest idle entries, for which there is no room.
         """
         left = []
         for key, size, last in sorted(residents, key=lambda item: -item[2]):
@@ -269,7 +269,7 @@ class Admission(Generic[KeyT]):
         return left
 
     def _make_room(self, size: int, claim: Claim, urgent: bool) -> list[KeyT] | None:
-        """Take victims off the books until `size` bytes more fit; all of them or none."""
+        """Remove victims until `size` more bytes fit; return all of them, or None."""
         missing = self.used + size - self.limit
         if missing <= 0:
             return []
@@ -294,9 +294,9 @@ class Admission(Generic[KeyT]):
         return victims
 
     def _gives_way(self, resident: _Entry, claim: Claim) -> bool:
-        """Say whether a resident makes room for a key with that claim.
+        """Return whether a resident makes room for a key with that claim.
 
-        Hardly ever does one give way when one idle for longer does not.
+        A resident rarely makes room when one that is idle for longer does not.
         """
         distance, before = claim
         if distance is None:
@@ -308,18 +308,18 @@ class Admission(Generic[KeyT]):
         quiet = min(idle, self._clock - max(self._hits[alike:]))
         if quiet <= distance:
             return False
-        # One of so many bytes requested should have met a resident, and how many bytes one takes.
+        # Requested bytes per expected request of a resident, times the bytes of one resident.
         rarity = self._known() / self.limit * self.used / max(1, len(self))
         if not resident.proven:
-            # In a first epoch nothing is met: every key needs the time to come round, and only what
-            # was requested again could have been this one.
+            # In a first epoch no resident is requested again, so allow every key its turn, and count
+            # only repeated requests, any of which could have been of this resident.
             if idle <= self._known():
                 return False
             quiet = self._reused - max(resident.kept_reused, *self._hits_reused[alike:])
         return quiet > _CHANCES * rarity
 
     def _known(self) -> int:
-        """Bytes of all keys, resident or not, as far as the sample tells."""
+        """Return the bytes of all keys, resident or not, estimated from the sample."""
         return self.used + self._ghost_bytes * (_HASHES // self._sampled)
 
     def _leave(self, key: KeyT, entry: _Entry) -> None:
@@ -354,12 +354,12 @@ class Admission(Generic[KeyT]):
 
 
 def _scale(idle: int) -> int:
-    """Number the half octave an idle time lies in."""
+    """Return the number of the half octave of an idle time."""
     bits = idle.bit_length()
     return min(2 * bits + (idle >> (bits - 2) & 1 if bits > 1 else 0), _SCALES - 1)
 
 
 def _hash(key: Hashable) -> int:
-    """Hash alike in every process, unlike `hash`, so that a test or a trace can be repeated."""
+    """Return a hash that, unlike `hash`, is the same in every process, for repeatable tests."""
     data = key if isinstance(key, bytes) else repr(key).encode("utf-8", "backslashreplace")
     return crc32(data) * _MIX % _HASHES

@@ -1,9 +1,9 @@
-"""Which members of a shard are in the kernel's page cache, as far as one can know.
+"""An estimate of which members of a shard are in the kernel's page cache.
 
-The kernel drops pages without a word, and shows it only by a READ of what should be there. Then
-most likely everything of that age is gone, so the generation ends and nothing is believed to be
-there any more. One byte a row: whether the kernel knows the inode, whether the row was pushed and
-not read since, and the generation in which it came into the page cache.
+The kernel drops pages silently; only a READ of a member that should be cached shows it. Then most
+likely everything of that age is gone, so the generation ends and all members count as absent. Each row
+has one byte: whether the kernel knows the inode, whether the row was pushed and not read since, and
+the generation in which it entered the page cache.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class PageCacheMap:
     """The rows of one shard."""
 
     def __init__(self, rows: int) -> None:
-        """Know nothing of so many rows."""
+        """Start with `rows` rows that are not cached."""
         self._state = bytearray(rows)
         self._age = _STEP
 
@@ -33,7 +33,7 @@ class PageCacheMap:
     # inodes ----------------------------------------------------------------------------------
 
     def know(self, rows: Sequence[int]) -> None:
-        """The kernel knows the inodes of these rows now."""
+        """Record that the kernel knows the inodes of these rows."""
         state = self._state
         if isinstance(rows, range) and rows.step == 1:
             state[rows.start : rows.stop] = state[rows.start : rows.stop].translate(_LEARN)
@@ -42,43 +42,43 @@ class PageCacheMap:
                 state[row] |= _KNOWN
 
     def unknown(self, row: int) -> None:
-        """The kernel says that it does not know the inode."""
+        """Record that the kernel does not know the inode of a row."""
         self._state[row] &= ~_KNOWN
 
     def known(self) -> int:
-        """Count the rows whose inodes the kernel knows."""
+        """Return how many rows have inodes that the kernel knows."""
         return len(self._state.translate(None, _WITHOUT_KNOWN))
 
     # pages -----------------------------------------------------------------------------------
 
     def there(self, row: int) -> bool:
-        """Say whether the row should be in the page cache."""
+        """Return whether the row should be in the page cache."""
         return self._state[row] >= self._age
 
     def absent(self, row: int) -> bool:
-        """Say whether the row can be pushed, and is not in the page cache for all one knows."""
+        """Return whether the row can be pushed and is probably not in the page cache."""
         state = self._state[row]
         return state < self._age and bool(state & _KNOWN)
 
     def read(self, row: int) -> bool:
-        """A READ brings the row into the page cache; returns whether a push had done that before."""
+        """Record a READ, which caches the row; return whether it had been pushed."""
         pushed = bool(self._state[row] & _PUSHED)
         self._state[row] = _KNOWN | self._age
         return pushed
 
     def pushed(self, row: int) -> None:
-        """The row was pushed."""
+        """Record that a row was pushed."""
         self._state[row] = _KNOWN | _PUSHED | self._age
 
     def pushed_run(self, start: int, stop: int) -> bool:
-        """Take all rows of a range for pushed, unless one of them is there already: says whether."""
+        """Record that a range of rows was pushed; return False, without effect, if one was cached."""
         if max(self._state[start:stop]) >= self._age:
             return False
         self._state[start:stop] = bytes((_KNOWN | _PUSHED | self._age,)) * (stop - start)
         return True
 
     def take_pushed(self, start: int, stop: int) -> int:
-        """Count the rows in a range that were pushed and not read; from now on they count as read."""
+        """Return how many rows of a range were pushed and not read; they count as read from now on."""
         rows = self._state[start:stop]
         pushed = len(rows) - len(rows.translate(None, _WITH_PUSHED))
         if pushed:
@@ -86,7 +86,7 @@ class PageCacheMap:
         return pushed
 
     def end_generation(self) -> None:
-        """Believe no row to be in the page cache any more."""
+        """Treat all rows as absent from the page cache."""
         if self._age + _STEP > 255:
             self._state = self._state.translate(_ONLY_KNOWN)
             self._age = 0

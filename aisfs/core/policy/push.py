@@ -1,15 +1,15 @@
 """Which members of a shard to store into the kernel's page cache before they are read.
 
-The kernel asks only for what it does not have, so success is silence. A reader in order shows when
-it comes to a member that was not pushed: the one behind the window, or the one in the middle that
-is left out so that there is still time to go on. Each such READ that belongs to a stream doubles
-its window; pushed members that are READ all the same shrink it, and at last pushing rests.
+The kernel only requests what it does not have, so a successful push is invisible. An ordered reader is
+visible when it reaches a member that was not pushed: the one after the window, or the marker, which is
+left out in the middle so that there is time to continue. Each such READ of a stream doubles its window;
+READs of pushed members shrink it, and finally pause pushing.
 
-Members read at random bring the rest of their sample, and after some dozens the whole shard.
+A member read at random causes the rest of its sample to be pushed; some dozens cause the whole shard.
 
-Who pushes takes a hand of rows (`next`), stores them, and tells how that went (`settle`), so a READ
-that overtakes a push is not mistaken for a dropped page. Not thread-safe; no call takes longer than
-some microseconds, but for `listed` of many rows.
+The pusher takes a batch of rows (`next`), stores them and reports the result (`settle`), so that a
+READ that overtakes a push is not taken for a dropped page. Not thread-safe; calls take microseconds,
+except `listed` with many rows.
 """
 
 from collections import deque
@@ -29,42 +29,42 @@ from aisfs.core.policy.push_window import (
 from aisfs.core.views.samples import sample_rows
 
 STREAMS = 8
-"""Readers told apart in one shard."""
+"""Most readers distinguished in one shard."""
 GAP_MAX = 16
 MEMBERS_PER_GAP = 2000
-"""Rows behind a window where its reader may appear: 1 for each so many members, at most `GAP_MAX`.
-Eight streams then mistake 5 % of random reads for order, whatever the size of the shard."""
+"""Rows after a window where its reader may appear: one per so many members, at most `GAP_MAX`.
+Eight streams then mistake 5 % of random reads for order in a shard of any size."""
 RANDOM_READS = 32
-"""READs out of order before the whole shard is worth it: a look at a few images is no epoch."""
+"""READs out of order before the whole shard is pushed: opening a few images is no epoch."""
 REPEAT = 16
-"""Members for each READ out of order, at most, when the whole shard was pushed and dropped again."""
-HAND_ROWS = 64
-HAND_BYTES = 1 << 20
-"""Rows given out at once: a quarter of a millisecond of work."""
+"""Most members per READ out of order if the whole shard was pushed and dropped before."""
+BATCH_ROWS = 64
+BATCH_BYTES = 1 << 20
+"""Most rows and bytes of a batch: a quarter of a millisecond of work."""
 REST_FIRST = 64
 REST_MAX = 4096
-"""READs for which nothing is pushed after a shard's pushes were of no use; doubled each time."""
+"""READs without pushing after a shard's pushes were wasted; doubled each time."""
 SAMPLES_MAX = 64
-"""Halves of samples that wait to be pushed; older ones are dropped."""
+"""Most parts of samples waiting to be pushed; older ones are dropped."""
 
 
 @dataclass(slots=True)
 class PushCounts:
-    """What became of the members pushed; for samples and whole shards often nobody can know."""
+    """Counts of pushed members; the use of samples and whole shards is often unknown."""
 
     pushed: int = 0
     bytes: int = 0
     used: int = 0
-    """A reader in order went past them without a READ."""
+    """An ordered reader passed them without a READ."""
     wasted: int = 0
-    """A READ came all the same, or the stream ended before them."""
+    """They were READ anyway, or the stream ended before them."""
 
 
 class ShardPush:
     """The decisions for one shard."""
 
     def __init__(self, index: MemberIndex, counts: PushCounts) -> None:
-        """Know nothing to be in the page cache; add to `counts`."""
+        """Assume an empty page cache; add to `counts`."""
         self.index = index
         self._counts = counts
         self._rows = PageCacheMap(len(index))
@@ -73,16 +73,16 @@ class ShardPush:
         """The one that moved last is the last."""
         self._samples: deque[range] = deque(maxlen=SAMPLES_MAX)
         self._strays = 0
-        """READs out of order, less those in order."""
+        """READs out of order minus READs in order."""
         self._doubts = 0
-        """Those among them of rows that should have been there."""
+        """How many of them were of rows that should have been cached."""
         self._patience = RANDOM_READS
         self._whole: int | None = None
-        """The next row when the whole shard is being pushed."""
+        """The next row while the whole shard is being pushed."""
         self._whole_stalled = False
-        self._hand: list[int] = []
+        self._batch: list[int] = []
         self._giver: Stream | None = None
-        """The stream the hand was given for; None for a sample or the whole shard."""
+        """The stream that the batch is for; None for a sample or the whole shard."""
         self._of_whole = False
         self._rest = 0
         self._rest_next = REST_FIRST
@@ -92,7 +92,7 @@ class ShardPush:
 
     @property
     def pending(self) -> bool:
-        """Whether `next` may have something to give."""
+        """Whether `next` may return rows."""
         return (
             bool(self._samples)
             or (self._whole is not None and not self._whole_stalled)
@@ -101,18 +101,18 @@ class ShardPush:
 
     @property
     def stalled(self) -> bool:
-        """Whether something waits for bytes."""
+        """Whether a stream or the whole shard waits for bytes."""
         return self._whole_stalled or any(stream.stalled for stream in self._streams)
 
     @property
     def ahead(self) -> int:
-        """Bytes of page cache pushed for readers in order and not known to be read."""
+        """Bytes pushed for ordered readers and not known to be read."""
         return sum(stream.ahead for stream in self._streams)
 
     # what happened ---------------------------------------------------------------------------
 
     def listed(self, rows: Sequence[int]) -> None:
-        """The kernel listed a directory with these members, so it knows their inodes.
+        """Record that the kernel listed these members, so it knows their inodes.
 
         They are likely to be read next.
         """
@@ -125,15 +125,15 @@ class ShardPush:
                 self._streams.insert(0, stream)
 
     def read(self, row: int) -> bool:
-        """A READ of the start of a member came; returns whether there is something to push.
+        """Record a READ of the start of a member; return whether there is something to push.
 
-        READs past the page cache (O_DIRECT) say nothing and are not to be told.
+        READs that bypass the page cache (O_DIRECT) show nothing and must not be recorded.
         """
-        dropped = self._rows.there(row) and row not in self._hand
+        dropped = self._rows.there(row) and row not in self._batch
         pushed = self._rows.read(row)
         stream = self._stream_of(row)
         ahead = pushed and stream is not None and row <= stream.top
-        # One that was pushed long ago may well have been read before the kernel dropped it.
+        # A member pushed long ago may have been read before the kernel dropped it.
         self._counts.wasted += ahead or (pushed and dropped)
         if self._rest:
             self._rest -= 1
@@ -144,21 +144,21 @@ class ShardPush:
             return self.pending
         self._strays = max(self._strays - 1, 0)
         if dropped:
-            # The second one in a row; a page may go alone, and what is there is dear to push again.
+            # Only the second one in a row, because single pages are dropped too, and pushing is expensive.
             self._end_generation(row)
         stream.wasted += ahead
         self._follow(stream, row)
         return self.pending
 
     def landed(self) -> bool:
-        """More bytes of the shard are there; returns whether there is something to push."""
+        """Record that more bytes of the shard arrived; return whether there is something to push."""
         for stream in self._streams:
             stream.stalled = False
         self._whole_stalled = False
         return self.pending
 
     def abandon(self) -> None:
-        """Give all streams up: what they have ahead is not waited for any more."""
+        """Drop all streams and what is pending for them."""
         while self._streams:
             self._drop(self._streams.pop())
         self._samples.clear()
@@ -167,56 +167,55 @@ class ShardPush:
     # what to do ------------------------------------------------------------------------------
 
     def next(self, room: int) -> list[int]:
-        """Give the next rows to push, in the order of the tar; none when there are none.
+        """Return the next batch of rows to push, in the order of the tar; it may be empty.
 
         Args:
-            room: Bytes of page cache that may be filled.
+            room: How many bytes may be pushed.
         """
-        assert not self._hand, "settle first"
+        assert not self._batch, "settle first"
         self._giver, self._of_whole = None, False
-        while self._samples and not self._hand:
-            self._hand = [row for row in self._samples.popleft() if self._wanted(row)]
-            if sum(footprint(self.index.size(row)) for row in self._hand) > room:
-                self._hand = []
-        if self._hand:
-            return self._hand
+        while self._samples and not self._batch:
+            self._batch = [row for row in self._samples.popleft() if self._wanted(row)]
+            if sum(footprint(self.index.size(row)) for row in self._batch) > room:
+                self._batch = []
+        if self._batch:
+            return self._batch
         for stream in reversed(self._streams):
             if stream.pending:
-                self._hand = self._walk(stream, room)
-                if self._hand:
+                self._batch = self._walk(stream, room)
+                if self._batch:
                     self._giver = stream
-                    return self._hand
+                    return self._batch
         if self._whole is not None and not self._whole_stalled:
             self._of_whole = True
-            self._hand = self._walk_whole(self._whole, room)
-        return self._hand
+            self._batch = self._walk_whole(self._whole, room)
+        return self._batch
 
     def settle(
         self, stored: int, unknown: Collection[int] = (), *, missing: bool = False
     ) -> tuple[int, int] | None:
-        """Tell what became of the rows last given.
+        """Report the result for the last batch.
 
         Args:
-            stored: So many of them were sent to the kernel; the rest may be given again.
-            unknown: Those of which the kernel said that it does not know them.
-            missing: Whether the bytes of the first one not sent are not there.
+            stored: How many of its rows were sent to the kernel; the rest may be returned again.
+            unknown: Those rows whose inodes the kernel did not know.
+            missing: Whether the bytes of the first row not sent are missing.
 
         Returns:
-            When they were for a reader in order: the row it was seen at, and the last one that
-            it need not ask for.
+            For an ordered reader: the row it was last seen at, and the last row pushed for it.
         """
-        hand, stream = self._hand, self._giver
-        self._hand = []
-        self._stored(hand[:stored], unknown, stream)
-        if stored == len(hand):
+        batch, stream = self._batch, self._giver
+        self._batch = []
+        self._stored(batch[:stored], unknown, stream)
+        if stored == len(batch):
             pass
         elif stream is not None:
             stream.put_back(
-                hand[stored:], sum(footprint(self.index.size(r)) for r in hand[stored:])
+                batch[stored:], sum(footprint(self.index.size(r)) for r in batch[stored:])
             )
             stream.stalled = missing
         elif self._of_whole:
-            self._whole, self._whole_stalled = hand[stored], missing
+            self._whole, self._whole_stalled = batch[stored], missing
         return (stream.at, stream.top) if stream is not None and stream.window else None
 
     def _stored(self, rows: list[int], unknown: Collection[int], stream: Stream | None) -> None:
@@ -244,7 +243,7 @@ class ShardPush:
     # streams ---------------------------------------------------------------------------------
 
     def _stream_of(self, row: int) -> Stream | None:
-        """Find the reader that a READ belongs to: the one whose window it is nearest to."""
+        """Return the reader of a READ: the one with the nearest window, within the gap."""
         best, least = None, len(self)
         for stream in self._streams:
             top = stream.top if stream.top > stream.at else stream.at
@@ -255,7 +254,7 @@ class ShardPush:
         return best
 
     def _begin(self, row: int) -> None:
-        """Take a READ for one at random, and for the first of a new reader."""
+        """Treat a READ as random, and as the first of a new reader."""
         if len(self._streams) == STREAMS:
             self._drop(self._streams.pop(0))
         sample = sample_rows(self.index, row)
@@ -286,13 +285,13 @@ class ShardPush:
         self._strays = self._doubts = 0
 
     def _end_generation(self, row: int) -> None:
-        """Believe no row to be in the page cache any more, but the one just read."""
+        """Treat all rows but the one just read as absent from the page cache."""
         self._rows.end_generation()
         self._rows.read(row)
 
     def _follow(self, stream: Stream, row: int) -> None:
-        """Go on with a stream."""
-        if row <= stream.at:  # another reader of the same stream, a little late
+        """Advance a stream to a row."""
+        if row <= stream.at:  # another reader of the same stream, slightly behind
             return
         self._counts.used += self._rows.take_pushed(stream.at + 1, row)
         stream.at = row
@@ -312,7 +311,7 @@ class ShardPush:
                 self._extend(stream)
 
     def _extend(self, stream: Stream) -> None:
-        """Judge the window that was read, and push the next."""
+        """Resize the window by the result of the last one, and begin the next."""
         if not stream.window:
             stream.window = WINDOW_FIRST
         elif 2 * stream.wasted > stream.pushed:
@@ -333,13 +332,13 @@ class ShardPush:
         stream.behind_marker = 0
 
     def _pause(self) -> None:
-        """Rest: what is pushed does not stay."""
+        """Pause pushing, because pushed members do not stay cached."""
         self.abandon()
         self._rest = self._rest_next
         self._rest_next = min(2 * self._rest_next, REST_MAX)
 
     def _drop(self, stream: Stream) -> None:
-        """End a stream. What was pushed ahead of it was in vain, unless it was only a sample."""
+        """End a stream. Rows pushed ahead of it were wasted, unless they were only a sample."""
         if stream.window:
             self._counts.wasted += self._rows.take_pushed(stream.at + 1, stream.top + 1)
 
@@ -353,12 +352,12 @@ class ShardPush:
 
     def _walk(self, stream: Stream, room: int) -> list[int]:
         """Choose the next rows of a window."""
-        hand: list[int] = []
+        batch: list[int] = []
         taken = 0
         wanted, size, end = self._wanted, self.index.size, len(self)
         marked = not stream.window or stream.marker >= 0
         while stream.rows_left > 0 and stream.bytes_left > 0 and not stream.stalled:
-            if len(hand) == HAND_ROWS or taken >= HAND_BYTES:
+            if len(batch) == BATCH_ROWS or taken >= BATCH_BYTES:
                 break
             row = stream.top + 1
             if row >= end:
@@ -376,15 +375,15 @@ class ShardPush:
                         break
                     taken += cost
                     stream.bytes_left -= cost
-                    hand.append(row)
+                    batch.append(row)
                     if stream.marker >= 0:
                         stream.behind_marker += cost
             stream.top = row
             stream.rows_left -= 1
-        return hand
+        return batch
 
     def _is_marker(self, stream: Stream) -> bool:
-        """Say whether to leave this row out, half a window before the end."""
+        """Return whether to leave this row out, half a window before the end."""
         return 2 * stream.rows_left <= stream.window or 2 * stream.bytes_left <= WINDOW_BYTES
 
     def _walk_whole(self, start: int, room: int) -> list[int]:
@@ -392,16 +391,16 @@ class ShardPush:
         if start == 0 and self.index.object_size + len(self) * PAGE > room:
             self._end_whole()
             return []
-        hand: list[int] = []
+        batch: list[int] = []
         taken = 0
         for row in range(start, len(self)):
-            if len(hand) == HAND_ROWS or taken >= HAND_BYTES:
+            if len(batch) == BATCH_ROWS or taken >= BATCH_BYTES:
                 self._whole = row
-                return hand
+                return batch
             if self._wanted(row):
                 taken += footprint(self.index.size(row))
                 if taken > room:
                     break
-                hand.append(row)
+                batch.append(row)
         self._end_whole()
-        return hand
+        return batch

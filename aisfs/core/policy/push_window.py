@@ -3,12 +3,12 @@
 WINDOW_FIRST = 8
 WINDOW_MAX = 512
 WINDOW_BYTES = 8 << 20
-"""Ahead of one reader at most: 2 ms of pushing small members, 4 ms of large ones."""
+"""Most bytes ahead of one reader: 2 ms of pushing small members, 4 ms of large ones."""
 PAGE = 4096
 
 
 def footprint(size: int) -> int:
-    """Give the bytes of page cache that a file of `size` bytes takes."""
+    """Return the bytes of page cache that a file of `size` bytes takes."""
     return -(-size // PAGE) * PAGE
 
 
@@ -19,26 +19,26 @@ class Stream:
                  "stalled", "top", "wasted", "window")  # fmt: skip
 
     def __init__(self, at: int, top: int) -> None:
-        """Begin behind the row `top`."""
+        """Begin after the row `top`."""
         self.at = at
-        """The row that was read last, as far as the kernel said."""
+        """The row that was read last, as far as READs show."""
         self.top = top
-        """Rows up to here were given out or passed over."""
+        """Rows up to here were pushed or skipped."""
         self.window = 0
-        """Rows ahead of the reader; 0 until a second READ has shown that it is one."""
+        """Rows ahead of the reader; 0 until a second READ confirms that there is one."""
         self.rows_left = 0
         self.bytes_left = WINDOW_BYTES
         self.marker = -1
         """The row left out in the middle of the window."""
         self.stalled = False
-        """Whether the bytes of the next row are not there."""
+        """Whether the bytes of the next row are missing."""
         self.ahead = self.behind_marker = 0
-        """Page cache pushed and not known to be read, in bytes; that behind the marker."""
+        """Bytes pushed and not known to be read: in all, and after the marker."""
         self.pushed = self.wasted = 0
-        """Rows of this window."""
+        """Rows of this window that were pushed, and that were pushed in vain."""
 
     def put_back(self, rows: list[int], cost: int) -> None:
-        """Take back the last rows given, which would have taken so many bytes."""
+        """Return the last rows, of `cost` bytes, to the window."""
         self.rows_left += self.top - (rows[0] - 1)
         self.bytes_left += cost
         self.top = rows[0] - 1
@@ -49,5 +49,5 @@ class Stream:
 
     @property
     def pending(self) -> bool:
-        """Whether rows of the window are still to be given out."""
+        """Whether rows of the window are still to be pushed."""
         return self.rows_left > 0 and self.bytes_left > 0 and not self.stalled

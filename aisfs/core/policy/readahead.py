@@ -1,16 +1,17 @@
-"""What of an object to fetch ahead of its readers.
+"""Which bytes of an object to fetch ahead of its readers.
 
 The kernel's own read-ahead and parallel `pread`s make one reader's requests arrive slightly out of
 order, and several readers' requests interleaved. So there is one `ReadAhead` per open object, which
-tells up to `MAX_STREAMS` streams apart by where they are. Each has a window: how far ahead of its
-reader bytes are asked for. A window grows only when its reader had to wait for bytes that were
-asked for ahead: not being sequential but being starved is the reason to fetch more (mountpoint-s3).
-It doubles, or over a long way, where each step costs a round trip, is multiplied by `_FAR_GROWTH`.
+distinguishes up to `MAX_STREAMS` streams by their positions. Each has a window: how far ahead of its
+reader bytes are requested. A window grows only when its reader had to wait for bytes that were
+requested ahead: starvation, not sequential access, is the reason to fetch more (mountpoint-s3).
+It doubles, or with high latency, where each step costs a round trip, is multiplied by
+`_HIGH_LATENCY_GROWTH`.
 
-    random ──the next read touches it──▸ sequential ──too many skips in a row──▸ random
+    random ──the next read adjoins it──▸ sequential ──too many skips in a row──▸ random
 
-A read at offset 0 starts a sequential stream at once. Whatever belongs to no stream starts a random
-one and gets what it asked for, nothing more.
+A read at offset 0 starts a sequential stream at once. Any other read that belongs to no stream starts
+a random one and gets exactly the requested bytes.
 """
 
 from dataclasses import dataclass
@@ -20,39 +21,39 @@ from aisfs.model import ByteRange
 MIB = 1 << 20
 
 START_WINDOW = MIB
-"""A few round trips' worth for a disk or a LAN, and cheap to waste on a file that is only looked at."""
+"""A few round trips of a disk or a LAN, and cheap to waste on a file that is only peeked at."""
 MAX_STREAMS = 4
-"""Streams known of one object: two readers that interleave, and a place each for a stray read."""
+"""Most streams of one object: two interleaved readers, and a place each for a stray read."""
 FORWARD = 16 * MIB
 """Longest skip that keeps a stream (mountpoint-s3, hf-mount); never more than the window, since
-what was not asked for ahead gains nothing from being skipped to."""
+bytes that were not requested ahead gain nothing."""
 BACKWARD = MIB
-"""Longest way back that keeps a stream: covers the disorder of the kernel's requests of 128 KiB, and
-formats that read a header again (mountpoint-s3, hf-mount)."""
+"""Longest step back that keeps a stream: covers the disorder of the kernel's requests of 128 KiB, and
+formats that reread a header (mountpoint-s3, hf-mount)."""
 _FAR_GROWTH = 4
 """From 1 MiB to 64 MiB in three round trips instead of six: at 100 ms those were a third of the
-time of 64 MB at 1 Gbit/s. What may be wasted stays below 4 MiB and 16 times what was read."""
+time of 64 MB at 1 Gbit/s. The waste stays below 4 MiB and 16 times the bytes read."""
 _PAGE = 4096
-"""Sequential reads may overlap by one: the kernel asks for the page again that ends a short read."""
+"""Sequential reads may overlap by one page: the kernel rereads the page that ends a short read."""
 _MAX_SKIPS = 4
-"""Skips in a row that leave holes and end a stream: a reader that takes every tenth megabyte would
-otherwise fetch everything (gcsfuse gives up after three seeks)."""
+"""Successive skips with holes that end a stream: otherwise a reader of every tenth megabyte would
+fetch everything (gcsfuse stops after three seeks)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one read takes."""
+    """What to fetch for one read."""
 
     need: ByteRange
-    """What must be there for this read: what it asked for, cut at the end of the object."""
+    """The bytes this read needs, cut at the end of the object."""
     ahead: ByteRange | None
-    """What else to fetch now; begins behind `need`."""
+    """What else to fetch now; begins after `need`."""
     sequential: bool
     """Whether the read belongs to a sequential stream."""
 
 
 class _Stream:
-    """One reader as far as its requests show it."""
+    """One reader, inferred from its requests."""
 
     __slots__ = (
         "asked",
@@ -68,27 +69,27 @@ class _Stream:
 
     def __init__(self, need: ByteRange, window: int) -> None:
         self.start = need.start
-        """Where the latest read began: one that arrived too early is followed by those before it."""
+        """Where the latest read began; earlier bytes follow if it arrived too early."""
         self.stop = need.stop
         """The furthest byte read."""
         self.asked = need.stop
-        """Bytes before this one have been asked for."""
+        """Bytes before this one have been requested."""
         self.judged = need.stop
-        """A stall before this byte says nothing about the window as it is now."""
+        """A stall before this byte does not concern the current window."""
         self.window = window
         self.sequential = need.start == 0
         self.back = BACKWARD
-        """How far behind `stop` the reader may be."""
+        """How far before `stop` the reader may be."""
         self.skips = 0
         self.hole = ByteRange(0, 0)
-        """What the latest skip left out, as far as not read since."""
+        """The rest of the bytes that the latest skip left out."""
 
     def touches(self, need: ByteRange) -> bool:
-        """Say whether `need` goes on where this stream is, or came too late by one request."""
+        """Return whether `need` continues this stream, or arrived one request late."""
         return self.stop - _PAGE <= need.start <= self.stop < need.stop or need.stop == self.start
 
     def reaches(self, need: ByteRange) -> bool:
-        """Say whether `need` is near enough to be this reader's."""
+        """Return whether `need` is near enough to belong to this reader."""
         if not self.sequential:
             return self.touches(need)
         ahead = min(max(self.window, self.asked - self.stop), FORWARD)
@@ -102,7 +103,7 @@ class _Stream:
             self.skips += 1
             self.hole = ByteRange(self.stop, need.start)
             self.sequential = self.skips < _MAX_SKIPS
-        elif self.hole.start <= need.start < self.hole.stop:  # requests had changed places
+        elif self.hole.start <= need.start < self.hole.stop:  # requests were reordered
             self.skips = 0
             self.hole = ByteRange(self.hole.start, need.start)
         self.start = need.start
@@ -110,14 +111,14 @@ class _Stream:
         self.asked = max(self.asked, self.stop)
 
     def stall(self, need: ByteRange, max_window: int, *, far: bool) -> None:
-        """Grow the window, once for what each window asked for: requests in parallel all wait."""
+        """Grow the window, but once per window, since parallel requests all stall."""
         if need.stop > self.judged:
             self.window = min((_FAR_GROWTH if far else 2) * self.window, max_window)
             self.judged = self.asked
 
     def extend(self, size: int) -> ByteRange | None:
-        """Ask for more when less than half a window is left ahead: half of it keeps requests large,
-        the other half is what the reader has while they are under way."""
+        """Request more when less than half a window is left ahead: one half keeps requests large, the
+        reader has the other half while they are in flight."""
         target = min(self.stop + self.window, size)
         if 2 * (self.asked - self.stop) >= self.window or target <= self.asked:
             return None
@@ -130,7 +131,7 @@ class ReadAhead:
     """The streams of one open object."""
 
     def __init__(self, size: int, *, start_window: int = START_WINDOW, max_window: int) -> None:
-        """Know an object of `size` bytes; a `max_window` of 0 never reads ahead."""
+        """Plan for an object of `size` bytes; a `max_window` of 0 never reads ahead."""
         self._size = size
         self._max = max_window
         self._start = min(start_window, max_window)
@@ -145,13 +146,13 @@ class ReadAhead:
 
     @property
     def windows(self) -> list[int]:
-        """Windows of the sequential streams: what memory they may take together."""
+        """Windows of the sequential streams, the memory they may take together."""
         return [each.window for each in self._streams if each.sequential]
 
     def observe(self, wanted: ByteRange, *, stalled: bool, far: bool = False) -> Plan:
-        """Tell of a read; `stalled` when not all of it was there already.
+        """Record a read and return what to fetch; `stalled` when it had to wait for bytes.
 
-        `far` says that fetching takes long whatever the size: windows then grow in larger steps.
+        With `high_latency` any fetch takes long, so windows grow in larger steps.
         """
         size = self._size
         need = ByteRange(min(wanted.start, size), min(wanted.stop, size))
@@ -171,14 +172,14 @@ class ReadAhead:
         return Plan(need, ahead, stream.sequential)
 
     def pushed(self, wanted: ByteRange, *, stalled: bool) -> Plan:
-        """Tell of bytes that were read for a reader who will come for them, or not show at all."""
+        """Record bytes that were pushed for a reader, which may read them later or never show."""
         plan = self.observe(wanted, stalled=stalled)
         if self._streams:
             self._streams[-1].back = FORWARD
         return plan
 
     def shrink(self) -> None:
-        """Halve the windows because memory is short; never below the smallest useful one."""
+        """Halve the windows because memory is short, but not below the smallest useful one."""
         for each in self._streams:
             each.window = max(each.window // 2, min(START_WINDOW, self._start))
 

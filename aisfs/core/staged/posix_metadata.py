@@ -1,4 +1,4 @@
-"""Mode and time of a file as custom metadata of its object, which is where AIStore has room for them."""
+"""Mode and mtime of a file, stored as custom metadata of its object."""
 
 from collections.abc import Mapping
 
@@ -10,26 +10,28 @@ MTIME = "aisfs-mtime"
 """Nanoseconds since the epoch, decimal."""
 
 
-def stamped(custom: Mapping[str, str], *, mtime_ns: int, mode: int | None) -> dict[str, str]:
-    """Add mode and time to custom metadata, in the place of older ones."""
+def with_posix_metadata(
+    custom: Mapping[str, str], *, mtime_ns: int, mode: int | None
+) -> dict[str, str]:
+    """Return custom metadata with mode and time added or replaced."""
     others = {name: value for name, value in custom.items() if name not in (MODE, MTIME)}
     return {**others, MTIME: str(mtime_ns), **({} if mode is None else {MODE: f"{mode:o}"})}
 
 
 def mtime_of(info: ObjectInfo) -> int:
-    """Give the modification time to show for an object, in nanoseconds."""
+    """Return the modification time to show for an object, in nanoseconds."""
     value = _number(info.custom.get(MTIME, ""), 10)
     return info.mtime_ns if value is None else value
 
 
 def mode_of(info: ObjectInfo) -> int | None:
-    """Give the permission bits that were kept with an object; None when there are none."""
+    """Return the permission bits stored with an object; None when there are none."""
     value = _number(info.custom.get(MODE, ""), 8)
     return None if value is None else value & 0o777
 
 
 def _number(text: str, base: int) -> int | None:
-    """Read a number that anybody may have written there."""
+    """Return the number in a text that other clients can write; None if it is not a valid one."""
     try:
         value = int(text, base) if text.isdecimal() and len(text) < 20 else None
     except ValueError:

@@ -1,7 +1,7 @@
-"""The record beside a staged file: whose bytes these are, should nobody be left to say.
+"""The record beside a staged file: which object its bytes belong to, for recovery after a crash.
 
-A record exists exactly while the staged bytes are not in the store. It is JSON, so that a user can
-read it too; bytes of a key that are not UTF-8 stand in it as escaped lone surrogates.
+A record exists exactly as long as the staged bytes are not in the store. It is JSON, so that users can
+read it; bytes of a key that are not UTF-8 are written as escaped lone surrogates.
 """
 
 import json
@@ -14,29 +14,29 @@ LAYOUT = 1
 
 @dataclass(frozen=True, slots=True)
 class StagedRecord:
-    """What a staged file is to become."""
+    """The object or member that a staged file will become."""
 
     endpoint: str
-    """The cluster, or the directory, it belongs to."""
+    """The cluster or directory it belongs to."""
     bucket: Bucket
     key: str
     member: str = ""
     """Name of a new member of the shard `key`; empty for an object."""
     base: str = ""
-    """The version that was changed, as `version_text` spells it; empty for a new object."""
+    """The changed version, as `version_text` returns it; empty for a new object."""
     mode: int | None = None
     reason: str = ""
-    """Why it is not in the store, when that is known."""
+    """Why it is not in the store, if that is known."""
     upload: str = ""
-    """What the store calls the upload that began before all was written."""
+    """The store's id of an upload that began before the file was closed."""
 
     @property
     def name(self) -> str:
-        """How users know it."""
+        """The name shown to users."""
         return f"{self.bucket}/{self.key}" + (f".d/{self.member}" if self.member else "")
 
     def encode(self) -> bytes:
-        """Give the record as JSON."""
+        """Return the record as JSON."""
         bucket = self.bucket
         fields = {
             "layout": LAYOUT,
@@ -55,10 +55,10 @@ class StagedRecord:
 
     @classmethod
     def decode(cls, data: bytes) -> "StagedRecord":
-        """Undo `encode`.
+        """Return the record that `encode` encoded.
 
         Raises:
-            ValueError: this is no record of this layout.
+            ValueError: this is not a record of this layout.
         """
         try:
             fields = json.loads(data)
@@ -81,5 +81,5 @@ class StagedRecord:
 
 
 def version_text(info: ObjectInfo | None) -> str:
-    """Spell a version for a record."""
+    """Return a version as text, for a record."""
     return "" if info is None else f"{info.version} {info.checksum} {info.size}"

@@ -20,7 +20,7 @@ def epoch_order(
     rank: int = 0,
     drop_last: bool = False,
 ) -> Iterator[int]:
-    """Give the samples of one epoch of one replica, as positions in `shards`.
+    """Return the samples of one epoch of one replica, as positions in `shards`.
 
     The order depends on the arguments only, so every process computes its own share.
 

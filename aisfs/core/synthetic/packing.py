@@ -7,17 +7,16 @@ So the same files give the same shard on any machine, and a shard that is there 
 import os
 import random
 import re
-import tarfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
+from aisfs.core.synthetic.tar import member_header, member_size
 from aisfs.errors import ConfigError
 
 END = bytes(1024)
 """What ends a tar; no padding to records of 10 KiB, which is for tapes."""
-_BLOCK = 512
 
 _WDS = re.compile(rb"((?:.*/)?[^./][^/.]*)\.[^/]*", re.DOTALL)
 
@@ -42,18 +41,18 @@ class Sample:
 
 
 def key_wds(name: bytes) -> bytes:
-    """Give the path up to the first dot of the last component, as webdataset does."""
+    """Return the path up to the first dot of the last component, as webdataset does."""
     match = _WDS.fullmatch(name)
     return match[1] if match else name
 
 
 def key_last_dot(name: bytes) -> bytes:
-    """Give the path without its last extension."""
+    """Return the path without its last extension."""
     return os.path.splitext(name)[0]
 
 
 def key_basename(name: bytes) -> bytes:
-    """Give the last component up to its first dot; directories do not count."""
+    """Return the last component up to its first dot; directories do not count."""
     return key_wds(name.rpartition(b"/")[2])
 
 
@@ -97,7 +96,7 @@ def with_classes(samples: Sequence[Sample], extension: bytes) -> list[Sample]:
 
 
 def shuffled(samples: Sequence[Sample], seed: int) -> list[Sample]:
-    """Give the samples in an order that the seed alone decides."""
+    """Return the samples in an order that the seed alone decides."""
     order = list(samples)
     random.Random(seed).shuffle(order)
     return order
@@ -141,15 +140,13 @@ class Layout:
 
 
 def header_of(file: File) -> bytes:
-    """Give the headers of a member: one block, or three and more for a long or odd name."""
-    info = tarfile.TarInfo(os.fsdecode(file.name))
-    info.size, info.mode = file.size, 0o644
-    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+    """Return the headers of a member: one block, or three and more for a long or odd name."""
+    return member_header(os.fsdecode(file.name), file.size, mode=0o644)
 
 
 def stored_size(file: File) -> int:
-    """Give the bytes a file takes in a shard."""
-    return len(header_of(file)) + file.size + -file.size % _BLOCK
+    """Return how many bytes a file takes in a shard."""
+    return member_size(os.fsdecode(file.name), file.size)
 
 
 def shards_of(samples: Sequence[Sample], max_count: int, max_size: int) -> list[Layout]:
@@ -207,7 +204,7 @@ class ShardNames:
         return cls(text[: match.start()], text[match.end() :], int(match[1]), last, len(match[1]))
 
     def name(self, index: int) -> str:
-        """Give the name of the shard `index`, counted from 0.
+        """Return the name of the shard `index`, counted from 0.
 
         Raises:
             ConfigError: there are not so many.

@@ -52,7 +52,7 @@ _ZEROS = 0xFFFFFFFE
 """Padding that the source ends without."""
 
 
-class Source(NamedTuple):
+class SourceTar(NamedTuple):
     """A tar whose samples are shuffled, in the version that is shown."""
 
     bucket: Bucket
@@ -89,7 +89,7 @@ class ShardSamples:
         return len(self._ends) - 1
 
     def rows(self, sample: int) -> Sequence[int]:
-        """Give the members of a sample in the order of the tar."""
+        """Return the members of a sample in the order of the tar."""
         return self._rows[self._ends[sample] : self._ends[sample + 1]]
 
 
@@ -149,7 +149,7 @@ class ShuffledShard(VirtualShard):
 
     def __init__(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[SourceTar],
         starts: "array[int]",
         owners: "array[int]",
         offsets: "array[int]",
@@ -200,7 +200,7 @@ class _Unmakeable(Exception):
 class _Builder:
     """One virtual shard, sample by sample."""
 
-    def __init__(self, sources: Sequence[Source], rule: KeyRule) -> None:
+    def __init__(self, sources: Sequence[SourceTar], rule: KeyRule) -> None:
         self._sources = sources
         self._rule = rule
         self._keys: set[bytes] = set()
@@ -227,7 +227,7 @@ class _Builder:
         return key, runs
 
     def would_take(self, runs: Sequence[_Run]) -> int:
-        """Give the size of the shard with a sample more, in bytes."""
+        """Return the size of the shard with a sample more, in bytes."""
         return tar_size(self._starts[-1] + sum(run.length for run in runs))
 
     def add(self, source: int, key: bytes, runs: Sequence[_Run]) -> None:
@@ -245,7 +245,7 @@ class _Builder:
                 self._offsets.append(run.offset or 0)
 
     def finish(self) -> ShuffledShard:
-        """Give the shard. The builder is spent."""
+        """Return the shard. The builder is spent."""
         columns = (self._starts[:], self._owners[:], self._offsets[:])  # without spare room
         return ShuffledShard(self._sources, *columns, self._headers)
 
@@ -255,7 +255,7 @@ class _Builder:
         return found[0]
 
     def _fresh(self, names: list[bytes], shard: bytes) -> tuple[bytes, list[bytes]]:
-        """Give names that differ from those of all samples here, and their key."""
+        """Return names that differ from those of all samples here, and their key."""
         mark = JOINT + shard.replace(b".", b"_")  # the key ends at the first dot
         candidates = (
             [_with_mark(name, mark + (JOINT + b"%d" % number if number > 1 else b""))
@@ -269,7 +269,7 @@ class _Builder:
 
 
 def shuffled_shards(
-    sources: Sequence[Source],
+    sources: Sequence[SourceTar],
     samples: Sequence[ShardSamples],
     seed: int,
     split: ShardSplit,
@@ -315,12 +315,12 @@ def shuffled_shards(
 
 
 def _cuts(total: int, parts: int) -> set[int]:
-    """Give where each part but the first begins when all are as long as each other, or nearly so."""
+    """Return where each part but the first begins when all are as long as each other, or nearly so."""
     return {total * part // parts for part in range(1, parts)}
 
 
 def _order(length: int, seed: int) -> "array[int]":
-    """Give the numbers below `length`, shuffled.
+    """Return the numbers below `length`, shuffled.
 
     By hand: Python promises the same sequence from every version for `random()` alone.
     """

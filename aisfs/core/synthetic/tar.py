@@ -60,11 +60,11 @@ class VirtualShard(ABC):
         self.mtime_ns = mtime_ns
 
     def __len__(self) -> int:
-        """Give the number of entries, about as many as objects have to be asked for."""
+        """Return the number of entries, about as many as objects have to be asked for."""
         return len(self._starts) - 1
 
     def pieces(self, wanted: ByteRange) -> Iterator[bytes | Content]:
-        """Give the bytes of a range in order, cut at the end of the tar."""
+        """Yield the bytes of a range in order, cut at the end of the tar."""
         for at in self._within(wanted):
             yield from self._pieces_of(at, wanted)
         end = overlap(wanted, self._starts[-1], self.size)
@@ -72,7 +72,7 @@ class VirtualShard(ABC):
             yield bytes(len(end))
 
     def contents(self, wanted: ByteRange) -> Iterator[Content]:
-        """Give what `pieces` would give of objects."""
+        """Yield what `pieces` would give of objects."""
         for at in self._within(wanted):
             yield from self._contents_of(at, wanted)
 
@@ -85,11 +85,11 @@ class VirtualShard(ABC):
 
     @abstractmethod
     def _pieces_of(self, at: int, wanted: ByteRange) -> Iterator[bytes | Content]:
-        """Give the bytes of one entry that lie in `wanted`, in order."""
+        """Return the bytes of one entry that lie in `wanted`, in order."""
 
     @abstractmethod
     def _contents_of(self, at: int, wanted: ByteRange) -> Iterator[Content]:
-        """Give what `_pieces_of` would give of objects."""
+        """Return what `_pieces_of` would give of objects."""
 
 
 class LooseShard(VirtualShard):
@@ -199,7 +199,7 @@ def _samples(
 def member_header(
     name: str, size: int, *, mode: int = MODE, mtime: int = 0, directory: bool = False
 ) -> bytes:
-    """Give all header blocks of a member; `mtime` in seconds."""
+    """Return all header blocks of a member; `mtime` in seconds."""
     info = tarfile.TarInfo(name)
     info.size, info.mode, info.mtime = size, mode, mtime
     info.type = tarfile.DIRTYPE if directory else tarfile.REGTYPE
@@ -207,23 +207,23 @@ def member_header(
 
 
 def header_size(name: str, size: int) -> int:
-    """Give the bytes of a member's header blocks, whatever its mode and its time are."""
+    """Return the bytes of a member's header blocks, whatever its mode and its time are."""
     plain = len(name) <= _NAME_MAX and name.isascii() and size < OCTAL_LIMIT
     return BLOCK if plain else len(member_header(name, size))
 
 
 def member_size(name: str, size: int) -> int:
-    """Give the bytes that a member takes in a tar, headers and padding included."""
+    """Return the bytes that a member takes in a tar, headers and padding included."""
     return header_size(name, size) + padded(size)
 
 
 def tar_size(members: int) -> int:
-    """Give the size of a tar whose members take so many bytes."""
+    """Return the size of a tar whose members take so many bytes."""
     return -(-(members + END) // RECORD) * RECORD
 
 
 def version_of(info: ObjectInfo) -> tuple[object, ...]:
-    """Give what tells a version of an object from all others in its bucket."""
+    """Return what tells a version of an object from all others in its bucket."""
     return info.key, info.size, info.version, info.checksum
 
 
@@ -233,6 +233,6 @@ def spelled(*parts: object) -> bytes:
 
 
 def overlap(wanted: ByteRange, start: int, stop: int) -> ByteRange:
-    """Give what `wanted` has of a range, counted from the beginning of that; may be empty."""
+    """Return what `wanted` has of a range, counted from the beginning of that; may be empty."""
     first = max(wanted.start, start)
     return ByteRange(first - start, max(min(wanted.stop, stop), first) - start)

@@ -105,7 +105,7 @@ class PlainRuns:
             self._templates[key] = _PaxTemplate(block + opening, start, stop)
 
     def scan(self, data: bytes, position: int, base: int) -> int:
-        """Take files while they look like the last one; returns where that stops.
+        """Take files while they look like the last one; return where that stops.
 
         Args:
             data: bytes of the object, so few that lists of what is in them are short.
@@ -202,7 +202,7 @@ class PlainRuns:
 
 
 def _constant(joined: bytes, start: int, stop: int) -> bool:
-    """Say whether these columns are the same in all headers."""
+    """Return whether these columns are the same in all headers."""
     count = len(joined) // _TAIL
     return all(
         joined[column::_TAIL].count(joined[column]) == count for column in range(start, stop)

@@ -237,7 +237,7 @@ class TarScanner:
     # The careful way -----------------------------------------------------------------------------
 
     def _scan_header(self, data: bytes, position: int, base: int) -> int:
-        """Take the block at `position`; returns where the next one is.
+        """Take the block at `position`; return where the next one is.
 
         Returns `position` itself after raising `_want` or ending the scan.
         """
@@ -321,7 +321,7 @@ class TarScanner:
         return following
 
     def _take_member(self, header: Header, block: bytes, at: int) -> int:
-        """Take the header of a member; returns where the next header is."""
+        """Take the header of a member; return where the next header is."""
         member = describe(header, block, self._overrides, self._globals)
         if member is None:
             self._end(f"the header at byte {at} has an impossible size")
@@ -334,7 +334,7 @@ class TarScanner:
         return self._add(member, at, at + BLOCK)
 
     def _take_extension(self, block: bytes, at: int) -> int:
-        """Take an extension block of an old sparse header; returns where the next block is."""
+        """Take an extension block of an old sparse header; return where the next block is."""
         assert self._extending is not None
         if extension_extends(block):
             return at + BLOCK
@@ -343,7 +343,7 @@ class TarScanner:
         return self._add(member, header_at, at + BLOCK)
 
     def _add(self, member: Member, at: int, data_start: int) -> int:
-        """List a member, or count it, and forget what was said of it; returns where it ends."""
+        """List a member, or count it, and forget what was said of it; return where it ends."""
         lead = (data_start - (at if self._unit is None else self._unit)) // BLOCK
         self._forget_unit()
         if lead > MAX_LEAD:
@@ -374,7 +374,7 @@ class TarScanner:
         return following if self._candidate is None else data_start
 
     def _look_inside(self, block: bytes, at: int, stop: int, following: int) -> int:
-        """Open the member that starts at `at` if it is a tar; returns where the next header is."""
+        """Open the member that starts at `at` if it is a tar; return where the next header is."""
         self._candidate = None
         tar = form_of_content(block) is Form.TAR or block == ZERO_BLOCK or parse_header(block)
         if tar:

@@ -44,7 +44,7 @@ _EXTENSION_ENTRIES = 21
 _EXTENSION_EXTENDED = 504
 
 
-class Segment(NamedTuple):
+class SparseSegment(NamedTuple):
     """A stretch of data between holes."""
 
     offset: int
@@ -59,12 +59,12 @@ class _TooShort(Exception):
 
 
 def header_extends(block: bytes) -> bool:
-    """Say whether an extension block follows this old sparse header."""
+    """Return whether an extension block follows this old sparse header."""
     return bool(block[_OLD_EXTENDED])
 
 
 def extension_extends(block: bytes) -> bool:
-    """Say whether another extension block follows this one."""
+    """Return whether another extension block follows this one."""
     return bool(block[_EXTENSION_EXTENDED])
 
 
@@ -82,7 +82,7 @@ def pax_logical_size(records: Mapping[bytes, bytes]) -> int | None:
     return None if size is None else decimal(size)
 
 
-def sparse_segments(head: bytes, size: int) -> tuple[Segment, ...] | None:
+def sparse_segments(head: bytes, size: int) -> tuple[SparseSegment, ...] | None:
     """Read the map of a sparse member.
 
     Args:
@@ -99,22 +99,24 @@ def sparse_segments(head: bytes, size: int) -> tuple[Segment, ...] | None:
         pairs, stored = _find_map(head)
     except _TooShort:
         return None
-    segments: list[Segment] = []
+    segments: list[SparseSegment] = []
     end = 0
     for offset, length in pairs:
         if offset < end or offset + length > size:
             raise ShardDamaged(f"sparse map: {length} bytes at {offset} overlap or pass {size}")
         end = offset + length
         if length:
-            segments.append(Segment(offset, length, stored))
+            segments.append(SparseSegment(offset, length, stored))
             stored += length
     return tuple(segments)
 
 
-def segments_of(segments: tuple[Segment, ...], offset: int, length: int) -> list[Segment]:
+def segments_of(
+    segments: tuple[SparseSegment, ...], offset: int, length: int
+) -> list[SparseSegment]:
     """Return the parts of segments that a read needs; the rest of it is zeros."""
     stop = offset + length
-    parts: list[Segment] = []
+    parts: list[SparseSegment] = []
     first = max(0, bisect_right(segments, offset, key=_offset) - 1)
     for at in range(first, len(segments)):
         segment = segments[at]
@@ -123,11 +125,11 @@ def segments_of(segments: tuple[Segment, ...], offset: int, length: int) -> list
         start = max(segment.offset, offset)
         end = min(segment.offset + segment.length, stop)
         if start < end:
-            parts.append(Segment(start, end - start, segment.stored + start - segment.offset))
+            parts.append(SparseSegment(start, end - start, segment.stored + start - segment.offset))
     return parts
 
 
-def _offset(segment: Segment) -> int:
+def _offset(segment: SparseSegment) -> int:
     return segment.offset
 
 

@@ -1,5 +1,6 @@
 """Views: which members of a shard or dataset are shown, and under which paths.
 
-One module for each view (`samples_view`, `class_view`, `flat_view`), on the tree of `directory_tree`.
-A new view is named in `spec`; a new source of labels belongs in `labels`.
+A new view gets a module such as `flat_view`, a name in `aisfs.config.View` and its options in `spec`. It
+builds a `directory_tree` for each shard, or one `merged` tree of all. A new label source starts in
+`labels` and `class_view`, a new rule for sample keys in `samples`.
 """

@@ -4,7 +4,7 @@ import os
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from aisfs.config import KeyRule
@@ -13,7 +13,7 @@ from aisfs.core.namespace.keys import refusal
 from aisfs.core.views.labels import UNUSABLE, LabelColumn
 from aisfs.core.views.merged import Namer
 from aisfs.core.views.samples import SPLITS, Samples
-from aisfs.core.views.spec import LabelSource, ViewSpec
+from aisfs.core.views.spec import LabelRule, LabelSource, ViewSpec
 
 NO_IMAGE = "no image"
 NO_LABEL = "no label"
@@ -68,7 +68,7 @@ def labelled_samples(
     skipped = +samples.skipped
     ids: dict[bytes, int] = {}
     chosen: list[tuple[int, int]] = []
-    label_of = _Labeller(index, spec, contents, table)
+    label_of = _labeller(index, spec.label, contents, table or {})
     for key, (_, row) in images.items():
         if row < 0:
             skipped[NO_IMAGE] += 1
@@ -83,40 +83,33 @@ def labelled_samples(
     return Labelled(rows, places, list(ids), skipped)
 
 
-class _Labeller:
-    """Says the label of a sample, as it is written."""
+def _labeller(
+    index: MemberIndex,
+    rule: LabelRule,
+    contents: Mapping[bytes, bytes],
+    table: Mapping[bytes, bytes],
+) -> Callable[[bytes, int], bytes | None]:
+    """Return the function that returns the label of a sample, given its key and a row."""
+    pattern = re.compile(os.fsencode(rule.text if rule.source is LabelSource.PATTERN else ""))
 
-    def __init__(
-        self,
-        index: MemberIndex,
-        spec: ViewSpec,
-        contents: Mapping[bytes, bytes],
-        table: Mapping[bytes, bytes] | None,
-    ) -> None:
-        self._index = index
-        self._source = spec.label.source
-        self._contents = contents
-        self._table = table or {}
-        pattern = spec.label.text if self._source is LabelSource.PATTERN else ""
-        self._pattern = re.compile(os.fsencode(pattern))
+    def by_pattern(key: bytes) -> bytes | None:
+        match = pattern.search(key)
+        return match[1 if pattern.groups else 0] if match else None
 
-    def __call__(self, key: bytes, row: int) -> bytes | None:
-        match self._source:
-            case LabelSource.DIRECTORY:
-                directory, slash, _ = self._index.name(row).partition(b"/")
-                return directory if slash else None
-            case LabelSource.PATTERN:
-                match = self._pattern.search(key)
-                return (match[1] if self._pattern.groups else match[0]) if match else None
-            case LabelSource.TABLE:
-                return self._table.get(key) or self._table.get(self._index.name(row))
-        return self._contents.get(key)
+    match rule.source:
+        case LabelSource.TABLE:
+            return lambda key, row: table.get(key) or table.get(index.name(row))
+        case LabelSource.PATTERN:
+            return lambda key, _: by_pattern(key)
+        case LabelSource.DIRECTORY:
+            return lambda _, row: index.name(row).rpartition(b"/")[0].partition(b"/")[0] or None
+    return lambda key, _: contents.get(key)
 
 
 def class_names(
     labels: Iterable[bytes], classes: Sequence[bytes] | None
 ) -> dict[bytes, bytes | None]:
-    """Give the directory of each label; None for one that can have none.
+    """Return the directory of each label; None for one that can have none.
 
     Labels that are all integers are padded with zeros to one width, so that their order by name is
     their order. With `classes` an integer stands for the name at that place.
@@ -144,7 +137,7 @@ def class_homes(
     spec: ViewSpec,
     names: Mapping[bytes, bytes | None],
 ) -> tuple["array[int]", list[bytes], Counter[str]]:
-    """Give the rows that have a directory, it, and how many have none and why."""
+    """Return the rows that have a directory, it, and how many have none and why."""
     rows: array[int] = array("I")
     homes: list[bytes] = []
     exclusions: Counter[str] = Counter()
@@ -164,7 +157,7 @@ def class_homes(
 
 
 def class_namer(rule: KeyRule) -> Namer:
-    """Give what names the file of an image: the last part of the key, and the last extension."""
+    """Return what names the file of an image: the last part of the key, and the last extension."""
     split = SPLITS[rule]
 
     def name_of(index: MemberIndex, row: int) -> bytes:

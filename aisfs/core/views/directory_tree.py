@@ -68,7 +68,7 @@ class Directory:
     @property
     def parent(self) -> int:
         """The number of the directory this lies in; the root's is itself."""
-        return self._view.parent(self.number)
+        return self._view.parents[self.number]
 
     @property
     def row(self) -> int | None:
@@ -78,7 +78,8 @@ class Directory:
     @property
     def rows(self) -> Sequence[int]:
         """The members in this directory that are not directories, in the order of the tar."""
-        return self._view.rows(self._start, self._stop)
+        codes = self._view.entries[self._start : self._stop]
+        return codes if isinstance(codes, range) else [c for c in codes if not c & DIRECTORY]
 
     @property
     def mtime_ns(self) -> int | None:
@@ -108,23 +109,39 @@ class Directory:
 
         For listings: a twentieth of the time of `children`.
         """
-        first = self._start + start
-        return self._view.plain_files(range(first, min(first + most, self._stop)))
+        first, view = self._start + start, self._view
+        columns = view.index.columns
+        names, ends, flags = columns.names, columns.ends, columns.flags
+        contents, renamed = columns.contents, view.renamed
+        codes = view.entries[first : min(first + most, self._stop)]
+        usual = not (renamed or contents) and codes and max(codes) < DIRECTORY
+        if usual and not bytes(column_at(flags, codes)).translate(None, _PLAIN):
+            return codes, columns.last_names(codes)
+        rows: list[int] = []
+        found: list[bytes] = []
+        for code in codes:
+            if code & DIRECTORY or flags[code] & KIND_BITS or code in renamed or code in contents:
+                break
+            name = names[ends[code - 1] if code else 0 : ends[code]]
+            rows.append(code)
+            found.append(bytes(name[name.rfind(b"/") + 1 :]))
+        return rows, found
 
     @property
     def searchable(self) -> bool:
         """Whether `find` is quick: the first one in a directory not in order has to sort it."""
-        return self._view.ordered(self.number)
+        return self.number in self._view.orders
 
     def find(self, name: bytes) -> Child | None:
         """Return the entry of that name, listed or not."""
-        return self._listed(name) or self._view.unlisted(self.number, name)
+        code = self._view.aside.get((self.number, name))
+        return self._listed(name) or (None if code is None else self._view.child_of(code, name))
 
     def _listed(self, name: bytes) -> Child | None:
         view = self._view
         if len(self) < BISECTED:
             return next((child for child in self if child.name == name), None)
-        order = view.order(self.number, self._start, self._stop)
+        order = self._order()
         low, high = 0, len(self)
         while low < high:
             middle = (low + high) // 2
@@ -137,6 +154,16 @@ class Directory:
             else:
                 high = middle
         return None
+
+    def _order(self) -> "array[int] | None":
+        """Return the positions of the entries by name; None when they are in order."""
+        orders = self._view.orders
+        if self.number not in orders:
+            names = [self._view.entry_name(at) for at in range(self._start, self._stop)]
+            ordered = all(map(lt, names, islice(names, 1, None)))
+            by_name = () if ordered else sorted(range(len(names)), key=names.__getitem__)
+            orders[self.number] = None if ordered else array("I", by_name)
+        return orders[self.number]
 
 
 class MembersView:
@@ -160,15 +187,17 @@ class MembersView:
         """
         self.index = index
         tree = MemberTree(index, paths, shards)
-        self._entries: Sequence[int] = tree.entries
+        self.entries: Sequence[int] = tree.entries
         self._starts = tree.starts
         self._names = tree.names
-        self._parents = tree.parents
+        self.parents = tree.parents
         self._rows = tree.rows
-        self._renamed = tree.renamed
-        self._aside = tree.aside
+        self.renamed = tree.renamed
+        self.aside = tree.aside
+        """Entries that are found by name but not listed, by directory and name."""
         self._ascending = tree.ascending
-        self._orders: dict[int, array[int] | None] = {0: None} if tree.ascending else {}
+        self.orders: dict[int, array[int] | None] = {0: None} if tree.ascending else {}
+        """For each directory that was searched the order of its entries by name; None: as listed."""
         skipped = Counter(index.skipped)
         skipped.update(tree.skipped)
         skipped.update(exclusions)
@@ -176,7 +205,7 @@ class MembersView:
         """Members not shown, those the index left out included: reason and how many."""
 
     def __repr__(self) -> str:
-        return f"<MembersView of {len(self._entries)} entries in {len(self)} directories>"
+        return f"<MembersView of {len(self.entries)} entries in {len(self)} directories>"
 
     def __len__(self) -> int:
         """Return how many directories there are; their numbers are all below."""
@@ -203,11 +232,7 @@ class MembersView:
 
     def path(self, number: int) -> bytes:
         """Return the path of a directory."""
-        return path_of(number, self._names, self._parents)
-
-    def parent(self, number: int) -> int:
-        """Return the number of the directory that a directory lies in."""
-        return self._parents[number]
+        return path_of(number, self._names, self.parents)
 
     def directory_row(self, number: int) -> int | None:
         """Return the member that describes a directory, if there is one."""
@@ -215,95 +240,47 @@ class MembersView:
         return None if row == NO_ROW else row
 
     def in_opened_tar(self, number: int) -> bool:
-        """Say whether a directory is the folder of a tar in the shard, or in one."""
+        """Return whether a directory is the folder of a tar in the shard, or in one."""
         while number:
             row = self.directory_row(number)
             if row is not None and self.index.opened(row):
                 return True
-            number = self.parent(number)
+            number = self.parents[number]
         return False
 
-    def unlisted(self, number: int, name: bytes) -> Child | None:
-        """Return what is found by name in a directory that does not list it."""
-        code = self._aside.get((number, name))
-        if code is None:
-            return None
+    def entry(self, at: int) -> Child:
+        """Return an entry by its place in the whole view."""
+        return self.child_of(self.entries[at], self.entry_name(at))
+
+    def child_of(self, code: int, name: bytes) -> Child:
+        """Return the entry that has a code and a name."""
         if code & DIRECTORY:
             number = code ^ DIRECTORY
             return Child(name, self.directory_row(number), number)
         return Child(name, code, None)
 
-    def entry(self, at: int) -> Child:
-        """Return an entry by its place in the whole view."""
-        code = self._entries[at]
-        if code & DIRECTORY:
-            number = code ^ DIRECTORY
-            return Child(self._names[number], self.directory_row(number), number)
-        return Child(self.entry_name(at), code, None)
-
-    def plain_files(self, places: range) -> tuple[Sequence[int], list[bytes]]:
-        """Return rows and names of entries of one directory, up to the first that is no plain file."""
-        columns = self.index.columns
-        names, ends, flags = columns.names, columns.ends, columns.flags
-        contents, renamed = columns.contents, self._renamed
-        codes = self._entries[places.start : places.stop]
-        usual = not (renamed or contents) and codes and max(codes) < DIRECTORY
-        if usual and not bytes(column_at(flags, codes)).translate(None, _PLAIN):
-            return codes, columns.last_names(codes)
-        rows: list[int] = []
-        found: list[bytes] = []
-        for code in codes:
-            if code & DIRECTORY or flags[code] & KIND_BITS or code in renamed or code in contents:
-                break
-            name = names[ends[code - 1] if code else 0 : ends[code]]
-            rows.append(code)
-            found.append(bytes(name[name.rfind(b"/") + 1 :]))
-        return rows, found
-
-    def rows(self, start: int, stop: int) -> Sequence[int]:
-        """Return the members among entries given by their places in the whole view."""
-        entries = self._entries[start:stop]
-        if isinstance(entries, range):
-            return entries
-        return [code for code in entries if not code & DIRECTORY]
-
     def entry_name(self, at: int) -> bytes:
         """Return the name of an entry by its place in the whole view."""
-        code = self._entries[at]
+        code = self.entries[at]
         if code & DIRECTORY:
             return self._names[code ^ DIRECTORY]
-        if code in self._renamed:
-            return self._renamed[code]
+        if code in self.renamed:
+            return self.renamed[code]
         name = self.index.name(code)
         return name[name.rfind(b"/") + 1 :]
-
-    def ordered(self, number: int) -> bool:
-        """Say whether the order of a directory's entries by name is known already."""
-        return self._ascending or number in self._orders
-
-    def order(self, number: int, start: int, stop: int) -> "array[int] | None":
-        """Return the positions of a directory's entries by name; None when they are in order."""
-        if number not in self._orders:
-            names = [self.entry_name(at) for at in range(start, stop)]
-            self._orders[number] = (
-                None
-                if all(map(lt, names, islice(names, 1, None)))
-                else array("I", sorted(range(len(names)), key=names.__getitem__))
-            )
-        return self._orders[number]
 
     @property
     def nbytes(self) -> int:
         """The memory this takes beside the index, roughly; name orders counted as if all existed."""
-        entries = 0 if isinstance(self._entries, range) else 4 * len(self._entries)
-        orders = 0 if self._ascending else 4 * len(self._entries)
+        entries = 0 if isinstance(self.entries, range) else 4 * len(self.entries)
+        orders = 0 if self._ascending else 4 * len(self.entries)
         names = sum(map(len, self._names)) + 41 * len(self._names)  # a bytes object and its slot
-        rare = 200 * (len(self._renamed) + len(self._aside))
+        rare = 200 * (len(self.renamed) + len(self.aside))
         return 1024 + entries + orders + names + 12 * len(self._names) + rare
 
 
 def members_only(index: MemberIndex) -> MembersView:
-    """Give a view that shows tars that are opened as shards are in a dataset: by their members."""
+    """Return a view that shows tars that are opened as shards are in a dataset: by their members."""
     opened = set(index.opened_tars())
     if not opened:
         return MembersView(index)
@@ -312,5 +289,5 @@ def members_only(index: MemberIndex) -> MembersView:
 
 
 def without_folders(index: MemberIndex) -> MembersView:
-    """Give a view that shows no member: for shards whose members are shown elsewhere."""
+    """Return a view that shows no member: for shards whose members are shown elsewhere."""
     return MembersView(index, [None] * len(index))

@@ -21,12 +21,12 @@ def flat_rows(index: MemberIndex, spec: ViewSpec) -> tuple["array[int]", Counter
 
 
 def flat_home(index: MemberIndex, row: int) -> bytes:
-    """Give the directory of a member."""
+    """Return the directory of a member."""
     name = index.name(row)
     return name[: max(name.rfind(b"/"), 0)]
 
 
 def flat_name(index: MemberIndex, row: int) -> bytes:
-    """Give the name of a member in its directory."""
+    """Return the name of a member in its directory."""
     name = index.name(row)
     return name[name.rfind(b"/") + 1 :]

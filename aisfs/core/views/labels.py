@@ -8,7 +8,6 @@ import io
 import json
 import os
 import struct
-import sys
 import zlib
 from array import array
 from collections import deque
@@ -20,6 +19,7 @@ import msgspec
 
 from aisfs.core.index.builder import MemberIndexBuilder
 from aisfs.core.index.codec import MAX_INFLATED, DamagedIndex
+from aisfs.core.index.integer_codec import array_of, little_endian
 from aisfs.core.index.member_index import MemberIndex, MemberKind
 from aisfs.core.views.spec import LabelRule, LabelSource
 from aisfs.errors import ConfigError
@@ -67,16 +67,16 @@ class LabelColumn:
     """Each label once."""
 
     def by_row(self) -> dict[int, bytes]:
-        """Give the label of each row."""
+        """Return the label of each row."""
         return {row: self.table[i] for row, i in zip(self.rows, self.ids, strict=True)}
 
     def encode(self) -> bytes:
-        """Give this as bytes, to be kept.
+        """Return this as bytes, to be kept.
 
         Raises:
             ValueError: it is too large to be worth keeping.
         """
-        parts = [*map(_little, (self.rows, self.ids)), self.table]
+        parts = [*map(little_endian, (self.rows, self.ids)), self.table]
         raw = msgspec.msgpack.encode(parts)
         if len(raw) > MAX_INFLATED:
             raise ValueError(f"{len(raw)} bytes of labels are too many")
@@ -97,7 +97,7 @@ class LabelColumn:
         try:
             raw = zlib.decompressobj().decompress(rest, MAX_INFLATED)
             rows, ids, table = msgspec.msgpack.decode(raw, type=tuple[bytes, bytes, list[bytes]])
-            column = cls(_array(rows), _array(ids), table)
+            column = cls(array_of("I", rows), array_of("I", ids), table)
         except (zlib.error, msgspec.MsgspecError, ValueError) as error:
             raise DamagedIndex(f"the labels make no sense: {error}") from None
         fits = len(column.rows) == len(column.ids)
@@ -108,29 +108,13 @@ class LabelColumn:
         return column
 
 
-def _little(values: "array[int]") -> bytes:
-    if sys.byteorder == "big":
-        values = values[:]
-        values.byteswap()
-    return values.tobytes()
-
-
-def _array(data: bytes) -> "array[int]":
-    values = array("I", data)
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values
-
-
 class LabelScan:
     """Takes labels out of the bytes that a `TarScanner` is fed with."""
 
     def __init__(self, rule: LabelRule, rows: MemberIndexBuilder) -> None:
         """Look at the rows that the scanner adds."""
-        component = rule.component
-        assert component is not None, "names say the label: there is nothing to look into"
         self._rule = rule
-        self._suffix = b"." + component.extensions[0]
+        self._suffix = _suffix(rule)
         self._rows = rows
         self._seen = 0
         self._pending: deque[tuple[int, int]] = deque()
@@ -166,21 +150,18 @@ class LabelScan:
             self._pending.popleft()
 
     def finish(self, index: MemberIndex) -> LabelColumn:
-        """Give the labels of the rows of the finished index."""
-        rows, ids = array("I"), array("I")
-        for row, offset in enumerate(index.columns.offsets):
-            found = self._found.get(offset)
-            if found is not None and index.size(row):
-                rows.append(row)
-                ids.append(found)
-        return LabelColumn(rows, ids, list(self._ids))
+        """Return the labels of the rows of the finished index."""
+        labels = list(self._ids)
+        return label_column(
+            (row, labels[self._found[offset]])
+            for row, offset in enumerate(index.columns.offsets)
+            if offset in self._found and index.size(row)
+        )
 
 
 def label_rows(rule: LabelRule, index: MemberIndex) -> list[int]:
-    """Give the members of a finished index that are looked into for labels."""
-    component = rule.component
-    assert component is not None, "names say the label: there is nothing to look into"
-    suffix = b"." + component.extensions[0]
+    """Return the members of a finished index that are looked into for labels."""
+    suffix = _suffix(rule)
     return [
         row
         for row, name in enumerate(index.names())
@@ -188,6 +169,11 @@ def label_rows(rule: LabelRule, index: MemberIndex) -> list[int]:
         and index.kind(row) is MemberKind.FILE
         and 0 < index.size(row) <= CONTENT_MAX
     ]
+
+
+def _suffix(rule: LabelRule) -> bytes:
+    assert rule.component is not None, "labels that come from names need no contents"
+    return b"." + rule.component.extensions[0]
 
 
 def label_column(labels: Iterable[tuple[int, bytes]]) -> LabelColumn:

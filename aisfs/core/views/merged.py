@@ -15,8 +15,8 @@ file costs 12 bytes beside its index.
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import count, groupby, pairwise
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, compress, count, groupby, pairwise
 from typing import NamedTuple
 
 from aisfs.core.index.member_index import MemberIndex
@@ -178,9 +178,7 @@ class MergedView:
         self._names = [path[-1] if path else b"" for path in order]
         self._parents = array("I", (numbers[path[:-1]] for path in order))
         children = Counter(self._parents[1:])
-        self._below = array("I", [1])
-        for number in range(len(order)):
-            self._below.append(self._below[-1] + children[number])
+        self._below = _sums(map(children.__getitem__, range(len(order))), initial=1)
         final = array("I", bytes(4 * len(found)))
         for path, number in found.items():
             final[number] = numbers[tuple(path.split(b"/")) if path else ()]
@@ -189,9 +187,7 @@ class MergedView:
     def _group(self, homes: "array[int]") -> None:
         """Put the files of each directory side by side, in the order they came."""
         counts = Counter(homes)
-        self._starts = array("I", [0])
-        for number in range(len(self._names)):
-            self._starts.append(self._starts[-1] + counts[number])
+        self._starts = _sums(map(counts.__getitem__, range(len(self._names))))
         following = self._starts[:]
         shards, rows = self._shards[:], self._rows[:]
         # By counting: a sorted list of places would be the most memory that building takes.
@@ -202,7 +198,7 @@ class MergedView:
         self._shards, self._rows = shards, rows
 
     def _settle(self, shard_names: list[bytes]) -> None:
-        """Give every file a name of its own, or leave it out, and sort."""
+        """Return every file a name of its own, or leave it out, and sort."""
         self._order = array("I")
         dropped: set[int] = set()
         for number in range(len(self._names)):
@@ -228,7 +224,7 @@ class MergedView:
         directories: set[bytes],
         shard_names: list[bytes],
     ) -> set[int] | None:
-        """Change `names` where they clash; returns which files go, None when all was well."""
+        """Change `names` where they clash; return which files go, None when all was well."""
         alone = all(names[one] != names[next_] for one, next_ in pairwise(order))
         if alone and directories.isdisjoint(names):
             return None
@@ -263,20 +259,15 @@ class MergedView:
         return gone
 
     def _drop(self, dropped: set[int]) -> None:
-        keep = [at for at in range(len(self._rows)) if at not in dropped]
-        lost = Counter(
-            number
-            for number in range(len(self._names))
-            for at in range(self._starts[number], self._starts[number + 1])
-            if at in dropped
-        )
-        self._shards = array("I", map(self._shards.__getitem__, keep))
-        self._rows = array("I", map(self._rows.__getitem__, keep))
-        starts = array("I", [0])
-        for number in range(len(self._names)):
-            length = self._starts[number + 1] - self._starts[number] - lost[number]
-            starts.append(starts[-1] + length)
-        self._starts = starts
+        keep = [at not in dropped for at in range(len(self._rows))]
+        self._shards = array("I", compress(self._shards, keep))
+        self._rows = array("I", compress(self._rows, keep))
+        kept = _sums(keep)
+        self._starts = array("I", map(kept.__getitem__, self._starts))
+
+
+def _sums(counts: Iterable[int], initial: int = 0) -> "array[int]":
+    return array("I", accumulate(counts, initial=initial))
 
 
 def _split(name: bytes) -> tuple[bytes, bytes]:
@@ -286,7 +277,7 @@ def _split(name: bytes) -> tuple[bytes, bytes]:
 
 
 def _fresh(stem: bytes, taken: set[bytes]) -> bytes:
-    """Give `stem`, with a number behind it if there is one like it already."""
+    """Return `stem`, with a number behind it if there is one like it already."""
     return next(
         new
         for number in count(1)

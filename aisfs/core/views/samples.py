@@ -71,7 +71,7 @@ def split_name(name: bytes, split: Callable[[bytes], Split | None]) -> Split | s
     return split(name) or (base if split is _split_basename else name, b"")
 
 
-class Part(NamedTuple):
+class SampleMember(NamedTuple):
     """One member of a sample."""
 
     row: int
@@ -89,13 +89,13 @@ class Samples:
         if require:
             self._drop_incomplete(require)
 
-    def __iter__(self) -> Iterator[Part]:
+    def __iter__(self) -> Iterator[SampleMember]:
         """Yield the parts in the order of the tar; those of one sample may lie apart."""
         return iter(self._parts)
 
     def _all_parts(
         self, index: MemberIndex, split: Callable[[bytes], Split | None]
-    ) -> Iterator[Part]:
+    ) -> Iterator[SampleMember]:
         others = array("B", bytes(len(index)))
         for kind in (MemberKind.DIRECTORY, MemberKind.SYMLINK):
             for row in index.rows_of(kind):
@@ -111,7 +111,7 @@ class Samples:
             if isinstance(found, str):
                 self.skipped[found] += 1
             else:
-                yield Part(row, *found)
+                yield SampleMember(row, *found)
 
     def _drop_incomplete(self, require: tuple[Component, ...]) -> None:
         found: dict[bytes, int] = {}
@@ -124,13 +124,13 @@ class Samples:
 
 
 def sample_key(name: bytes) -> bytes:
-    """Give the part of a member's path that its sample shares."""
+    """Return the part of a member's path that its sample shares."""
     directory, slash, base = name.rpartition(b"/")
     return directory + slash + base.split(b".", 1)[0]
 
 
 def sample_rows(index: MemberIndex, row: int) -> range:
-    """Give the rows of the sample that `row` belongs to: neighbours in the tar."""
+    """Return the rows of the sample that `row` belongs to: neighbours in the tar."""
     key = sample_key(index.name(row))
     first = last = row
     while first > max(0, row - PARTS_MAX) and sample_key(index.name(first - 1)) == key:
@@ -141,7 +141,7 @@ def sample_rows(index: MemberIndex, row: int) -> range:
 
 
 def sample_span(index: MemberIndex, row: int) -> ByteRange:
-    """Give the stored bytes of the sample that `row` belongs to, headers between members included.
+    """Return the stored bytes of the sample that `row` belongs to, headers between members included.
 
     It is cut to the member alone where the sample is too large to be fetched for one of its parts.
     """
@@ -157,6 +157,6 @@ def sample_span(index: MemberIndex, row: int) -> ByteRange:
 
 
 def member_span(index: MemberIndex, row: int) -> ByteRange:
-    """Give the stored bytes of one member, as far as the shard has them."""
+    """Return the stored bytes of one member, as far as the shard has them."""
     own = index.data_range(row)
     return ByteRange(own.start, min(own.stop, index.object_size))

@@ -140,7 +140,7 @@ def parse_view(settings: ViewSettings, class_names: Sequence[bytes] | None = Non
 
 
 def is_path(table: str) -> bool:
-    """Say whether the place of a table is a file of this machine, whatever is mounted."""
+    """Return whether the place of a table is a file of this machine, whatever is mounted."""
     return table.startswith(("/", "./", "../"))
 
 

@@ -43,7 +43,7 @@ def sizes_of(values: "array[int]") -> Sizes:
 
 
 def shown_rows(view: MembersView) -> list[tuple[int, bytes]]:
-    """Give row and name of each file that is shown, in the order of the shard."""
+    """Return row and name of each file that is shown, in the order of the shard."""
     index = view.index
     files = {*index.rows_of(MemberKind.FILE), *index.rows_of(MemberKind.HARDLINK)}
     names = index.names()
@@ -52,7 +52,7 @@ def shown_rows(view: MembersView) -> list[tuple[int, bytes]]:
 
 
 def extension(name: bytes) -> bytes | None:
-    """Give the component of a sample that a member is; None for one that belongs to no sample."""
+    """Return the component of a sample that a member is; None for one that belongs to no sample."""
     key = sample_key(name)
     if name == key or not key or key.endswith(b"/"):
         return None
@@ -78,7 +78,7 @@ class Summary:
         """Labels that are too long, or one too many."""
 
     def add(self, view: MembersView, size: int) -> list[int]:
-        """Count a shard whose object has `size` bytes; returns the rows of its labels."""
+        """Count a shard whose object has `size` bytes; return the rows of its labels."""
         self.shards += 1
         self.bytes += size
         self.forms[form_name(view.index)] += 1
@@ -105,7 +105,7 @@ class Summary:
             self.labels[label] += 1
 
     def components(self) -> list[tuple[bytes, Sizes]]:
-        """Give each component, the most frequent first."""
+        """Return each component, the most frequent first."""
         found = [(name, sizes_of(values)) for name, values in self.sizes.items()]
         return sorted(found, key=lambda item: (-item[1].count, item[0]))
 
@@ -116,7 +116,7 @@ def form_name(index: MemberIndex) -> str:
 
 
 def holes(names: Iterable[bytes]) -> Iterator[bytes]:
-    """Give shards that are missing between others: numbers left out of names that only differ there.
+    """Yield shards that are missing between others: numbers left out of names that only differ there.
 
     Names whose last number has one width make one sequence.
     """

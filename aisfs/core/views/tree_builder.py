@@ -61,7 +61,7 @@ class MemberTree:
         self._group(hidden)
 
     def _place(self, index: MemberIndex) -> list[int]:
-        """Give every member its directory, making directories as they come up; returns members."""
+        """Return every member its directory, making directories as they come up; return members."""
         names = self._names
         directories = set(index.rows_of(MemberKind.DIRECTORY))
         folders, codes, homes = self._folders, self._codes, self._homes
@@ -137,7 +137,7 @@ class MemberTree:
         return hidden
 
     def _set_aside(self, shards: Shards, hidden: set[int]) -> set[int]:
-        """Give opened tars the names that shards have; returns the entries that are not listed."""
+        """Return opened tars the names that shards have; return the entries that are not listed."""
         unlisted = set()
         for number in self._opened:
             tar, parent, folder = self.rows[number] - 1, self.parents[number], self.names[number]
@@ -174,7 +174,7 @@ class MemberTree:
 
 
 def _ascend(names: Sequence[bytes]) -> bool:
-    """Say whether the names are in order and none is there twice."""
+    """Return whether the names are in order and none is there twice."""
     return all(
         all(map(lt, names[start : start + TURN], names[start + 1 : start + TURN + 1]))
         for start in range(0, len(names), TURN)

@@ -5,7 +5,12 @@ from collections import Counter
 import trio
 
 from aisfs.core.archive.formats import Form
-from aisfs.core.synthetic.shuffled_tar import ShardSamples, ShuffledShard, Source, shuffled_shards
+from aisfs.core.synthetic.shuffled_tar import (
+    ShardSamples,
+    ShuffledShard,
+    SourceTar,
+    shuffled_shards,
+)
 from aisfs.core.views.spec import ViewSpec
 from aisfs.engine.dataset.exclusions import DAMAGED, summarize
 from aisfs.engine.dataset.open_many import open_each
@@ -28,7 +33,7 @@ async def reshuffle(
         Stale: one changed meanwhile.
     """
     assert view.shuffle is not None, "the order of samples needs a seed"
-    sources = [Source(s.bucket, s.info, s.name) for _, s in shards.current]
+    sources = [SourceTar(s.bucket, s.info, s.name) for _, s in shards.current]
     for source in sources:
         await _check_form(source, indexer)
     found: dict[int, ShardSamples] = {}
@@ -59,7 +64,7 @@ async def reshuffle(
     return made, exclusions
 
 
-async def _check_form(source: Source, indexer: Indexer) -> None:
+async def _check_form(source: SourceTar, indexer: Indexer) -> None:
     form = await indexer.form(source.bucket, source.info)
     if form not in (None, Form.TAR):
         raise ConfigError(

@@ -2,7 +2,7 @@
 
 from cachetools import LRUCache
 
-from aisfs.core.tar.sparse import Segment, segments_of, sparse_segments
+from aisfs.core.tar.sparse import SparseSegment, segments_of, sparse_segments
 from aisfs.engine.fetch.fetcher import Fetcher
 from aisfs.engine.read.open_member import MemberId, OpenMember
 from aisfs.errors import ShardDamaged
@@ -20,7 +20,7 @@ class SparseReader:
     def __init__(self, fetcher: Fetcher) -> None:
         """Read what is stored through `fetcher`."""
         self._fetcher = fetcher
-        self._maps: LRUCache[MemberId, tuple[Segment, ...]] = LRUCache(MAPS_MAX)
+        self._maps: LRUCache[MemberId, tuple[SparseSegment, ...]] = LRUCache(MAPS_MAX)
 
     async def read(self, member: OpenMember, wanted: ByteRange) -> bytearray:
         """Lay the stored segments over zeros.
@@ -43,7 +43,7 @@ class SparseReader:
             ).wait()
         return content
 
-    async def _map(self, member: OpenMember) -> tuple[Segment, ...]:
+    async def _map(self, member: OpenMember) -> tuple[SparseSegment, ...]:
         segments = self._maps.get(member.id)
         index, row, size = member.index, member.row, HEAD
         span = index.span(row)

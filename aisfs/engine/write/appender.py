@@ -16,7 +16,7 @@ from functools import partial
 
 import trio
 
-from aisfs.core.staged.posix_metadata import mode_of, stamped
+from aisfs.core.staged.posix_metadata import mode_of, with_posix_metadata
 from aisfs.core.views.directory_tree import MembersView
 from aisfs.engine.fetch.writer_thread import unattended
 from aisfs.engine.read.indexer import Indexer
@@ -222,7 +222,7 @@ class Appender:
             return Appended(bucket, base, base, growth)
         custom = NO_CUSTOM
         if base.custom:
-            custom = stamped(base.custom, mtime_ns=time.time_ns(), mode=mode_of(base))
+            custom = with_posix_metadata(base.custom, mtime_ns=time.time_ns(), mode=mode_of(base))
         info = await self._store.upload(bucket, base.key, shard.content(), custom=custom)
         # No other task may run before all of them know.
         appended = Appended(bucket, base, info, growth)

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import trio
 
-from aisfs.core.staged.posix_metadata import stamped
+from aisfs.core.staged.posix_metadata import with_posix_metadata
 from aisfs.core.staged.record import StagedRecord, version_text
 from aisfs.engine.read.indexer import Indexer
 from aisfs.engine.write.appender import Appender, load
@@ -104,7 +104,7 @@ class Writer:
         mode: int | None,
     ) -> ObjectInfo:
         """Make the staged content the object's, whole."""
-        custom = stamped(base.custom if base else {}, mtime_ns=mtime_ns, mode=mode)
+        custom = with_posix_metadata(base.custom if base else {}, mtime_ns=mtime_ns, mode=mode)
         ahead = await self._ahead.take(staged)
         try:
             return await self._store.upload(
@@ -127,7 +127,7 @@ class Writer:
         Raises:
             Unsupported: the bucket keeps neither.
         """
-        custom = stamped(info.custom, mtime_ns=mtime_ns, mode=mode)
+        custom = with_posix_metadata(info.custom, mtime_ns=mtime_ns, mode=mode)
         return await self._store.set_custom(bucket, info, custom)
 
     async def remove(self, bucket: Bucket, key: str) -> None:

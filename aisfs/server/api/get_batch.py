@@ -11,7 +11,7 @@ import uuid
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import IO, Any
+from typing import IO, Any, cast
 from urllib.parse import quote
 
 import msgspec
@@ -196,38 +196,31 @@ def _chain(first: _Found, rest: Iterator[_Found]) -> Iterator[_Found]:
         raise ConnectionResetError(errno.ECONNRESET, str(error)) from error
 
 
-class _Outlet(io.RawIOBase):
+class _Outlet:
     """A write-only file whose bytes are taken out as they are written."""
 
     def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-        self._written = 0
+        self._written = bytearray()
 
-    def writable(self) -> bool:
-        """Return True."""
-        return True
-
-    def tell(self) -> int:
-        """Return the number of bytes written so far."""
-        return self._written
-
-    def write(self, data: Any) -> int:  # noqa: ANN401 - any buffer
+    def write(self, data: bytes) -> int:
         """Append bytes."""
-        piece = bytes(data)
-        self._pieces.append(piece)
-        self._written += len(piece)
-        return len(piece)
+        self._written += data
+        return len(data)
+
+    def flush(self) -> None:
+        """Do nothing; `zipfile` calls this."""
 
     def take(self) -> bytes:
         """Return the bytes written since the last call."""
-        taken, self._pieces = b"".join(self._pieces), []
+        taken = bytes(self._written)
+        self._written.clear()
         return taken
 
 
 def _pack(found: Iterator[_Found], form: archives.Format) -> Iterator[bytes]:
     outlet = _Outlet()
     if form is archives.Format.ZIP:
-        with zipfile.ZipFile(outlet, "w") as archive:
+        with zipfile.ZipFile(cast("IO[bytes]", outlet), "w") as archive:
             for item in found:
                 archive.writestr(item.name, item.content)
                 yield outlet.take()
@@ -242,7 +235,7 @@ def _pack(found: Iterator[_Found], form: archives.Format) -> Iterator[bytes]:
     yield outlet.take()
 
 
-def _tar(outlet: IO[bytes] | _Outlet, mode: str) -> tarfile.TarFile:
+def _tar(outlet: _Outlet, mode: str) -> tarfile.TarFile:
     return tarfile.open(  # type: ignore[call-overload,no-any-return]
         fileobj=outlet, mode=mode, format=tarfile.PAX_FORMAT, errors="surrogateescape"
     )

@@ -13,7 +13,7 @@ from aisfs.server.failures import Failure, unsupported, uri_of
 from aisfs.server.messages import Reply
 from aisfs.server.names import check_key
 from aisfs.server.storage.bucket import Bucket
-from aisfs.server.storage.keys import Directories, walk
+from aisfs.server.storage.keys import Directories, keys_below
 from aisfs.server.storage.objects import Storage
 
 _BRACES = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})(?:\.\.0*([1-9]\d{0,17}))?\}")
@@ -43,7 +43,7 @@ class Jobs:
     def copy_bucket(self, bucket: Bucket, to: str, value: dict[str, Any]) -> Reply:
         """Copy a bucket, or the part of it below a prefix."""
         prefix = os.fsencode(str(value.get("prefix", "")))
-        keys = walk(Directories(), bucket, prefix, b"", continued=False)
+        keys = keys_below(Directories(), bucket, prefix, continued=False)
         return self._copy("copy-bck", bucket, to, list(keys), value)
 
     def copy_list(self, bucket: Bucket, value: dict[str, Any]) -> Reply:
@@ -104,7 +104,7 @@ class Jobs:
             yield from (os.fsencode(name) for name in expand(template))
         else:
             prefix = os.fsencode(template)
-            yield from walk(Directories(), bucket, prefix, b"", continued=False)
+            yield from keys_below(Directories(), bucket, prefix, continued=False)
 
 
 def count_names(template: str) -> int:

@@ -1,4 +1,4 @@
-"""The listing of objects: AIStore's message in, one page in JSON or MessagePack out."""
+"""The listing of objects: from AIStore's message to one page in JSON or MessagePack."""
 
 import os
 import random
@@ -7,6 +7,7 @@ import secrets
 import stat
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -18,7 +19,7 @@ from aisfs.server.failures import Failure
 from aisfs.server.messages import Reply
 from aisfs.server.storage.beside import parents
 from aisfs.server.storage.bucket import Bucket, Found
-from aisfs.server.storage.keys import Directories, children, walk
+from aisfs.server.storage.keys import Directories, bytewise, keys_below, walk
 from aisfs.server.storage.traps import Kindness
 
 PAGE = 10_000
@@ -33,7 +34,7 @@ _KNOWN_ONLY_FROM_RECORDS = frozenset({"version", "checksum", "custom"})
 
 
 class Message(msgspec.Struct):
-    """The `value` of a list action; fields the server has no use for are not read."""
+    """The `value` of a list action; fields that the server does not use are ignored."""
 
     uuid: str = ""
     props: str = ""
@@ -45,39 +46,28 @@ class Message(msgspec.Struct):
     pagesize: int = 0
 
 
-class Entry(msgspec.Struct, omit_defaults=True):
-    """One entry in JSON: whatever is empty or zero stays away, sizes are text."""
+_SHORT_KEYS = {
+    "name": "n",
+    "checksum": "cs",
+    "atime": "a",
+    "version": "v",
+    "location": "t",
+    "custom-md": "m",
+    "size": "s",
+    "copies": "c",
+    "flags": "f",
+}
+"""The keys of an entry in MessagePack."""
 
-    name: Any
-    checksum: str = ""
-    atime: str = ""
-    version: str = ""
-    location: str = ""
-    custom: str = msgspec.field(default="", name="custom-md")
-    size: str = ""
-    copies: int = 0
-    flags: int = 0
-
-
-class PackedEntry(msgspec.Struct, omit_defaults=True):
-    """The same in MessagePack, with its short keys and whole numbers."""
-
-    name: Any = msgspec.field(name="n")
-    checksum: str = msgspec.field(default="", name="cs")
-    atime: str = msgspec.field(default="", name="a")
-    version: str = msgspec.field(default="", name="v")
-    location: str = msgspec.field(default="", name="t")
-    custom: str = msgspec.field(default="", name="m")
-    size: int = msgspec.field(default=0, name="s")
-    copies: int = msgspec.field(default=0, name="c")
-    flags: int = msgspec.field(default=0, name="f")
+Fields = dict[str, Any]
+"""An entry of a listing by the keys of JSON; those that are empty or zero are left out."""
 
 
 def parse(value: object, bucket: str) -> Message:
-    """Read the message of a list request.
+    """Return the message of a list request.
 
     Raises:
-        Failure: 400 for what AIStore refuses too, such as flags that are a number.
+        Failure: 400 for anything that AIStore refuses, such as flags that are a number.
     """
     if value is None:
         text = f'bad list-buckets request: "{bucket}" vs "" (ais://{bucket}, actm[list])'
@@ -102,42 +92,41 @@ def parse(value: object, bucket: str) -> Message:
 
 
 class Lister:
-    """Makes pages of listings."""
+    """Builds pages of listings."""
 
     def __init__(self, node_id: str, traps: Kindness) -> None:
         self._traps = traps
-        self._directories = Directories(paging.as_met if traps.loses_names else None)
+        self._directories = Directories(paging.as_met if traps.loses_names else bytewise)
         self._node_id = node_id
 
     def page(self, bucket: Bucket, message: Message, packed: bool) -> Reply:
-        """Answer one list request."""
+        """Reply to one list request."""
         limit = message.pagesize if message.pagesize > 0 else PAGE
         if self._traps.loses_names:
             keys, token = self._real_page(bucket, message, limit)
         else:
             keys = list(islice(self._keys(bucket, message), limit))
             token = keys[-1] if len(keys) == limit else b""
-        entries = self._entries(bucket, keys, message, PackedEntry if packed else Entry)
+        entries = self._entries(bucket, keys, message)
         uuid = message.uuid or secrets.token_urlsafe(6)
+        page: Fields
         if packed:
-            body = msgspec.msgpack.encode(
-                {
-                    "UUID": uuid,
-                    "ContinuationToken": _packed(token),
-                    "Entries": entries,
-                    "Flags": 0,
-                }
-            )
-            return Reply(headers=[("Content-Type", "application/msgpack")], body=body)
-        body = msgspec.json.encode(
-            {
+            page = {
+                "UUID": uuid,
+                "ContinuationToken": _packed(token),
+                "Entries": [_packed_entry(entry) for entry in entries],
+                "Flags": 0,
+            }
+            kind, body = "application/msgpack", msgspec.msgpack.encode(page)
+        else:
+            page = {
                 "uuid": uuid,
                 "continuation_token": _quoted(token),
-                "entries": entries or None,
+                "entries": [_quoted_entry(entry) for entry in entries] or None,
                 "flags": 0,
             }
-        )
-        return Reply(headers=[("Content-Type", "application/json; charset=utf-8")], body=body)
+            kind, body = "application/json; charset=utf-8", msgspec.json.encode(page)
+        return Reply(headers=[("Content-Type", kind)], body=body)
 
     def _keys(self, bucket: Bucket, message: Message) -> Iterator[bytes]:
         prefix = os.fsencode(message.prefix)
@@ -145,12 +134,13 @@ class Lister:
         first = os.fsencode(message.start_after)
         if prefix.startswith(b"/"):
             return iter(())
-        known = self._directories
+        known, continued = self._directories, bool(token)
         if int(message.flags) & NO_RECURSION:
-            level = children(known, bucket, prefix, token, bool(token))
+            names = partial(known.names, bucket, continued=continued)
             # AIStore's start_after leaves directories alone.
+            level = walk(names, prefix, token, recursive=False)
             return (k for k in level if k.endswith(b"/") or k > first)
-        return walk(known, bucket, prefix, max(token, first), bool(token))
+        return keys_below(known, bucket, prefix, max(token, first), continued=continued)
 
     def _real_page(self, bucket: Bucket, message: Message, limit: int) -> tuple[list[bytes], bytes]:
         prefix = os.fsencode(message.prefix)
@@ -161,14 +151,14 @@ class Lister:
         corrupted = frozenset[bytes]() if _only_names(message) else bucket.corrupted()
         after = max(token, first) if recursive else token
         if corrupted:
-            after = b""  # a walk comes by what is not listed, too
+            after = b""  # a walk also meets what is not listed
 
         def names(inside: bytes) -> list[bytes]:
             found = self._directories.names(bucket, inside, bool(token))
             kept = self._traps.kept(bucket.name, inside)
             return sorted({*found, *kept}, key=paging.as_met) if kept else found
 
-        # Names alone are listed without what would tell that an object is misplaced.
+        # A listing of names only does not read what shows that an object is misplaced.
         partial = not prefix.endswith(b"/") and prefix
         misplaced = int(message.flags) & WITH_MISPLACED and not _only_names(message)
 
@@ -191,9 +181,9 @@ class Lister:
         return paging.join_pages(pages, limit)
 
     def _start(self, bucket: Bucket, prefix: bytes, disk: int, recursive: bool) -> bytes | None:
-        """Give the prefix of what a disk is walked for; None if it is not.
+        """Return the prefix that a disk is walked for; None if the disk is not walked.
 
-        Where there is a directory with the name of the prefix, nothing else is looked at.
+        A directory with the name of the prefix is walked alone.
         """
         if not prefix or prefix.endswith(b"/"):
             return prefix
@@ -202,34 +192,27 @@ class Lister:
         return prefix if recursive or b"/" not in prefix else None
 
     def _gives_up(self, bucket: Bucket, prefix: bytes, target: int) -> bool:
-        """Say whether a target lists nothing: one of its disks may find an object for a directory."""
+        """Return whether a target lists nothing, as it may when a disk has an object for the directory."""
         above = parents(prefix) if prefix.endswith(b"/") else []
         objects = [key for key in above if key in bucket.beside]
         hits = [key for key in objects if self._traps.target_of(bucket.name, key) == target]
         return bool(hits) and random.random() < 0.5
 
-    def _entries(
-        self,
-        bucket: Bucket,
-        keys: list[bytes],
-        message: Message,
-        kind: type[Entry] | type[PackedEntry],
-    ) -> list[Entry | PackedEntry]:
+    def _entries(self, bucket: Bucket, keys: list[bytes], message: Message) -> list[Fields]:
         props, flags = _props(message), int(message.flags)
-        name = _packed if kind is PackedEntry else _quoted
         if _only_names(message):
             props = {"name"}
         bare = props <= {"name", "cached", "status"} and not flags & ARCHIVE_CONTENTS
         records = None
         if keys and (props & _KNOWN_ONLY_FROM_RECORDS or bucket.records.has_chunks):
             records = bucket.records.between(keys[0], keys[-1])
-        entries: list[Entry | PackedEntry] = []
+        entries: list[Fields] = []
         for key in keys:
             if key.endswith(b"/"):
-                entries.append(kind(name(key), flags=DIRECTORY))
+                entries.append({"name": key, "flags": DIRECTORY})
                 continue
             if bare:
-                entries.append(kind(name(key), flags=CACHED | self._place(bucket, key)))
+                entries.append({"name": key, "flags": CACHED | self._place(bucket, key)})
                 continue
             try:
                 status = os.stat(bucket.path_of(key))
@@ -239,40 +222,34 @@ class Lister:
                 continue
             record = (records or {}).get((key, status.st_size, status.st_mtime_ns))
             found = bucket.found(status, record)
-            entries.append(self._entry(kind, key, found, props, message.time_format))
-            entries[-1].flags |= self._place(bucket, key)
+            entry = self._entry(key, found, props, message.time_format)
+            entry["flags"] |= self._place(bucket, key)
+            entries.append(entry)
             if flags & ARCHIVE_CONTENTS:
-                entries += _contents(bucket, key, entries[-1], kind)
+                entries += _contents(bucket, key, entry)
         return entries
 
     def _place(self, bucket: Bucket, key: bytes) -> int:
         return MISPLACED if self._traps.is_misplaced(bucket.name, key) else 0
 
-    def _entry(
-        self,
-        kind: type[Entry] | type[PackedEntry],
-        key: bytes,
-        found: Found,
-        props: set[str],
-        time_format: str,
-    ) -> Entry | PackedEntry:
-        fields: dict[str, Any] = {"flags": CACHED | (CHUNKED if found.record.chunks else 0)}
-        if "size" in props and found.size:
-            fields["size"] = found.size if kind is PackedEntry else str(found.size)
-        if "version" in props:
-            fields["version"] = found.record.version
-        if "checksum" in props:
-            fields["checksum"] = found.record.checksum
-        if "custom" in props and found.record.custom:
-            pairs = " ".join(f"{k}:{v}" for k, v in found.record.custom.items())
-            fields["custom"] = f"[{pairs}]"
-        if "atime" in props:
-            fields["atime"] = _time_text(found.atime_ns, time_format)
-        if "copies" in props:
-            fields["copies"] = 1
-        if "location" in props:
-            fields["location"] = f"t[{self._node_id}]:mp[/]"
-        return kind((_packed if kind is PackedEntry else _quoted)(key), **fields)
+    def _entry(self, key: bytes, found: Found, props: set[str], time_format: str) -> Fields:
+        record = found.record
+        custom = " ".join(f"{k}:{v}" for k, v in record.custom.items())
+        known = {
+            "checksum": record.checksum,
+            "atime": _time_text(found.atime_ns, time_format) if "atime" in props else "",
+            "version": record.version,
+            "location": f"t[{self._node_id}]:mp[/]",
+            "custom": f"[{custom}]" if custom else "",
+            "size": found.size,
+            "copies": 1,
+        }
+        flags = CACHED | (CHUNKED if record.chunks else 0)
+        entry: Fields = {"name": key, "flags": flags}
+        for prop, value in known.items():
+            if value and prop in props:
+                entry["custom-md" if prop == "custom" else prop] = value
+        return entry
 
 
 def _props(message: Message) -> set[str]:
@@ -285,25 +262,33 @@ def _only_names(message: Message) -> bool:
     return bool(int(message.flags) & NAME_ONLY) or _props(message) == {"name"}
 
 
-def _contents(
-    bucket: Bucket, key: bytes, shard: Entry | PackedEntry, kind: type[Entry] | type[PackedEntry]
-) -> list[Entry | PackedEntry]:
+def _contents(bucket: Bucket, key: bytes, shard: Fields) -> list[Fields]:
     members = list_members(bucket.path_of(key), key)
     if members is None:
         return []
-    shard.flags |= ARCHIVE
-    found: list[Entry | PackedEntry] = []
+    shard["flags"] |= ARCHIVE
     named = ((os.path.normpath(key + b"/" + name.lstrip(b"/")), size) for name, size in members)
-    for full, size in sorted(named):
-        fields: dict[str, Any] = {"flags": CACHED | MEMBER}
-        if size:
-            fields["size"] = size if kind is PackedEntry else str(size)
-        found.append(kind((_packed if kind is PackedEntry else _quoted)(full), **fields))
-    return found
+    return [
+        {"name": name, "flags": CACHED | MEMBER, **({"size": size} if size else {})}
+        for name, size in sorted(named)
+    ]
+
+
+def _packed_entry(entry: Fields) -> Fields:
+    short = {_SHORT_KEYS[key]: value for key, value in entry.items()}
+    short["n"] = _packed(entry["name"])
+    return short
+
+
+def _quoted_entry(entry: Fields) -> Fields:
+    entry["name"] = _quoted(entry["name"])
+    if "size" in entry:
+        entry["size"] = str(entry["size"])
+    return entry
 
 
 def _quoted(key: bytes) -> str | msgspec.Raw:
-    """Give a name for JSON; bytes that are not UTF-8 go out raw, as they do in AIStore."""
+    """Return a name for JSON; bytes that are not UTF-8 stay raw, as in AIStore."""
     try:
         return key.decode()
     except UnicodeDecodeError:
@@ -313,7 +298,7 @@ def _quoted(key: bytes) -> str | msgspec.Raw:
 
 
 def _packed(key: bytes) -> str | msgspec.Raw:
-    """Give a name for MessagePack; bytes that are not UTF-8 travel unchanged in a string."""
+    """Return a name for MessagePack; bytes that are not UTF-8 stay unchanged in a string."""
     try:
         return key.decode()
     except UnicodeDecodeError:

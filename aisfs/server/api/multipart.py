@@ -33,7 +33,7 @@ _COPY = 64 << 20
 _NUMBER = re.compile(r"[1-9][0-9]{0,4}")
 
 
-class _Part(msgspec.Struct):
+class _ListedPart(msgspec.Struct):
     number: int = msgspec.field(name="part-number")
 
 
@@ -207,7 +207,7 @@ class Parts:
 
 def _numbers(listed: object) -> list[int]:
     try:
-        parts = msgspec.convert(listed, list[_Part])
+        parts = msgspec.convert(listed, list[_ListedPart])
     except msgspec.ValidationError as error:
         raise Failure(400, f"invalid list of parts: {error}") from error
     numbers = sorted(part.number for part in parts)

@@ -98,7 +98,7 @@ class Bucket:
         return True
 
     def below(self, key: bytes) -> Iterator[bytes]:
-        """Give the keys of all files below the directory of a key."""
+        """Yield the keys of all files below the directory of a key."""
         yield from self.beside.below(key + b"/")
         if self.has_folder(key):
             for folder, _, names in os.walk(self.folder + b"/" + key):
@@ -146,7 +146,7 @@ class Bucket:
             self.records.store(key, found.size, found.mtime_ns, record)
 
     def corrupted(self) -> frozenset[bytes]:
-        """Give the keys of the objects that are known to contradict themselves."""
+        """Return the keys of the objects that are known to contradict themselves."""
         found = ((key, self.find(key)) for key in self.records.damaged())
         damages = ((key, f.record.damage) for key, f in found if f)
         return frozenset(key for key, damage in damages if damage and damage.noticed)

@@ -19,7 +19,7 @@ class Hasher(Protocol):
         """Take the next bytes."""
 
     def hexdigest(self) -> str:
-        """Give the checksum of everything so far, in hex."""
+        """Return the checksum of everything so far, in hex."""
         ...
 
 
@@ -28,7 +28,7 @@ class _Nothing:
         """Take bytes and forget them."""
 
     def hexdigest(self) -> str:
-        """Give the empty checksum."""
+        """Return the empty checksum."""
         return ""
 
 

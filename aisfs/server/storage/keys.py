@@ -1,28 +1,37 @@
-"""Keys of a bucket in bytewise order, page by page, without sorting a directory twice.
+"""Keys of a bucket in order, page by page, without sorting a directory twice.
 
-A directory is scanned and sorted once and kept; it is used again while its modification time
-stands still, and for a few seconds longer by listings that are already on their way (they are no
-snapshots in AIStore either). Sub-directories carry their slash, so sorting the names of each
-directory sorts the whole keys.
+A directory is scanned and sorted once and kept. It is used again as long as its modification time
+does not change, and for a few more seconds by listings in progress (which are no snapshots in
+AIStore either). Subdirectories carry their slash, so sorting the names of each directory sorts the
+whole keys.
 """
 
 import os
 import threading
 import time
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from aisfs.server.storage.bucket import Bucket
 
+NamesIn = Callable[[bytes], Sequence[bytes]]
+"""Returns the sorted names in a directory, which is given with its slash."""
+
 NAMES_KEPT = 3_000_000
-"""Names kept over all directories: a listing of a million objects and some change, about 0.2 GB."""
+"""NamesIn kept over all directories: a listing of a million objects and some change, about 0.2 GB."""
 SETTLED_NS = 50_000_000
 """File times advance in steps of up to 10 ms: a scan this soon after a change may have missed more."""
 CONTINUED_SECONDS = 5.0
 """How stale a directory may be for the next page of a listing."""
+
+
+def bytewise(name: bytes) -> Any:  # noqa: ANN401 - whatever sorts
+    """Sort names of one directory by their bytes."""
+    return name
 
 
 @dataclass(slots=True)
@@ -34,10 +43,10 @@ class _Scan:
 
 
 class Directories:
-    """Sorted names of directories, most recently used first to stay."""
+    """Sorted names of directories; the least recently used are dropped first."""
 
-    def __init__(self, order: Callable[[bytes], Any] | None = None) -> None:
-        """`order` is the key to sort names by, where it is not the names themselves."""
+    def __init__(self, order: Callable[[bytes], Any] = bytewise) -> None:
+        """`order` is the sort key of names."""
         self._order = order
         self._kept: OrderedDict[tuple[str, bytes], _Scan] = OrderedDict()
         self._count = 0
@@ -103,69 +112,65 @@ def _scan(bucket: Bucket, inside: bytes, descriptor: int) -> list[bytes]:
     return names
 
 
-def walk(
-    directories: Directories, bucket: Bucket, prefix: bytes, after: bytes, continued: bool
+def keys_below(
+    directories: Directories, bucket: Bucket, prefix: bytes, after: bytes = b"", *, continued: bool
 ) -> Iterator[bytes]:
-    """Give all keys that start with `prefix` and follow `after`, in order."""
-    yield from _walk(directories, bucket, b"", prefix, after, continued)
+    """Return all keys that start with `prefix` and follow `after`, in order."""
+    if not {b"", b".", b".."}.isdisjoint(prefix.split(b"/")[:-1]):
+        return iter(())  # no key has such a component, though a path may
+    names = partial(directories.names, bucket, continued=continued)
+    return walk(names, prefix, after, recursive=True)
+
+
+def walk(
+    names: NamesIn,
+    prefix: bytes,
+    after: bytes,
+    recursive: bool,
+    order: Callable[[bytes], Any] = bytewise,
+) -> Iterator[bytes]:
+    """Return the keys that have a prefix and are greater than `after`, in the `order` of `names`.
+
+    Without recursion, directories are returned instead of their contents. A prefix that lacks only
+    the slash of a directory stands for its contents, and for its neighbours that start alike.
+    """
+    inside, slash, base = prefix.rpartition(b"/")
+    return _walk(names, inside + slash, base, after, recursive, order)
 
 
 def _walk(
-    directories: Directories,
-    bucket: Bucket,
+    names: NamesIn,
     inside: bytes,
-    prefix: bytes,
+    base: bytes,
     after: bytes,
-    continued: bool,
+    recursive: bool,
+    order: Callable[[bytes], Any],
 ) -> Iterator[bytes]:
-    names = directories.names(bucket, inside, continued)
-    first = max(_component(prefix, inside), _component(after, inside))
-    for at in range(bisect_left(names, first), len(names)):
-        name = names[at]
+    rest = after[len(inside) :] if after.startswith(inside) else b""
+    if not rest and after > inside:
+        return
+    for name in _from(names(inside), base, rest.partition(b"/")[0], order):
         key = inside + name
-        if name.endswith(b"/"):
-            if key.startswith(prefix) or prefix.startswith(key):
-                yield from _walk(directories, bucket, key, prefix, after, continued)
-            elif key > prefix:
-                return
-        elif not key.startswith(prefix):
-            if key > prefix:
-                return
+        if name.endswith(b"/") and (recursive or (base and name == base + b"/")):
+            yield from _walk(names, key, b"", after, recursive, order)
         elif key > after:
             yield key
 
 
-def _component(key: bytes, inside: bytes) -> bytes:
-    """Give the name below `inside` at which keys from `key` on begin."""
-    if not key.startswith(inside):
-        return b""
-    head, slash, _ = key[len(inside) :].partition(b"/")
-    return head + slash
-
-
-def children(
-    directories: Directories, bucket: Bucket, prefix: bytes, after: bytes, continued: bool
+def _from(
+    ordered: Sequence[bytes], base: bytes, first: bytes, order: Callable[[bytes], Any]
 ) -> Iterator[bytes]:
-    """Give one level: keys of objects, and of directories with their slash.
-
-    A prefix that is a directory but lacks the slash stands for the contents of that directory
-    together with its neighbours that start alike, as in AIStore.
-    """
-    inside, _, base = prefix.rpartition(b"/")
-    inside += b"/" if inside or prefix.startswith(b"/") else b""
-    names = directories.names(bucket, inside, continued)
-    start = bisect_left(names, base)
-    if after.startswith(inside):
-        rest = after[len(inside) :]
-        same = base and rest.startswith(base + b"/")
-        start = max(start, bisect_left(names, base + b"/") if same else bisect_right(names, rest))
-    elif after > inside:
-        return
-    for at in range(start, len(names)):
-        name = names[at]
-        if not name.startswith(base):
+    """Yield the names that start with `base`, without most of those before `first`."""
+    start = bisect_left(ordered, order(base), key=order)
+    if first > base:
+        start = bisect_left(ordered, order(first), key=order)
+        for length in range(len(base), len(first)):
+            # The contents of a directory that `first` begins with may still be greater.
+            directory = first[:length] + b"/"
+            at = bisect_left(ordered, order(directory), key=order, hi=start)
+            if at < start and ordered[at] == directory:
+                yield directory
+    for at in range(start, len(ordered)):
+        if not ordered[at].startswith(base):
             return
-        if base and name == base + b"/":
-            yield from children(directories, bucket, inside + name, after, continued)
-        elif inside + name > after:
-            yield inside + name
+        yield ordered[at]

@@ -56,7 +56,7 @@ class Records:
         self._has_chunks: bool | None = None
 
     def find(self, key: bytes, size: int, mtime_ns: int) -> Record | None:
-        """Give the record of exactly this file, or None when nothing is known of it."""
+        """Return the record of exactly this file, or None when nothing is known of it."""
         with self._lock:
             if (db := self._reader()) is None:
                 return None
@@ -68,7 +68,7 @@ class Records:
         return _record(row) if row else None
 
     def between(self, first: bytes, last: bytes) -> dict[tuple[bytes, int, int], Record]:
-        """Give all records of keys from `first` to `last`, both included, by key, size, mtime."""
+        """Return all records of keys from `first` to `last`, both included, by key, size, mtime."""
         with self._lock:
             if (db := self._reader()) is None:
                 return {}
@@ -81,7 +81,7 @@ class Records:
         return {(row[0], row[1], row[2]): _record(row[3:]) for row in rows}
 
     def damaged(self) -> list[bytes]:
-        """Give the keys that have, or lately had, an object with damage."""
+        """Return the keys that have, or lately had, an object with damage."""
         with self._lock:
             if (db := self._reader()) is None:
                 return []
@@ -143,7 +143,7 @@ class Records:
                 db.execute("DELETE FROM objects WHERE key = ?", (key,))
 
     def properties(self) -> dict[str, Any]:
-        """Give the stored bucket properties; empty when nothing was ever set."""
+        """Return the stored bucket properties; empty when nothing was ever set."""
         with self._lock:
             if self._properties is None:
                 self._properties = {}

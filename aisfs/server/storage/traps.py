@@ -48,7 +48,7 @@ class Kindness:
         return 2 * self.target_of(bucket, key) + at
 
     def location(self, path: bytes) -> str:
-        """Give the path of a redirect for the path of a request, decoded; `%2B` comes back as `+`."""
+        """Return the path of a redirect for the path of a request, decoded; `%2B` comes back as `+`."""
         return quote(path, safe=_PATH)
 
     def keep_directory(self, bucket: str, key: bytes) -> None:
@@ -61,11 +61,11 @@ class Kindness:
         """Remove what was kept of a bucket."""
 
     def has_directory(self, bucket: Bucket, key: bytes, disk: int) -> bool:
-        """Say whether there is a directory of this name on a disk."""
+        """Return whether there is a directory of this name on a disk."""
         return bucket.has_folder(key)
 
     def kept(self, bucket: str, inside: bytes) -> set[bytes] | None:
-        """Give the directories that were kept in this one, with their slash; None if it was not."""
+        """Return the directories that were kept in this one, with their slash; None if it was not."""
         return None
 
 
@@ -82,7 +82,7 @@ class Traps(Kindness):
         self._folder = folder
 
     def location(self, path: bytes) -> str:
-        """Give the path of a redirect; one with line breaks goes out raw, and they become spaces."""
+        """Return the path of a redirect; one with line breaks goes out raw, and they become spaces."""
         if b"\n" not in path and b"\r" not in path:
             return super().location(path)
         printable = "".join(map(chr, range(0x20, 0x7F)))
@@ -104,13 +104,13 @@ class Traps(Kindness):
             shutil.rmtree(folder, ignore_errors=True)
 
     def has_directory(self, bucket: Bucket, key: bytes, disk: int) -> bool:
-        """Say whether there is a directory on a disk: one that was kept, or with an object of it."""
+        """Return whether there is a directory on a disk: one that was kept, or with an object of it."""
         if os.path.isdir(self._disks(bucket.name)[disk] + b"/" + key):
             return True
         return any(self.disk_of(bucket.name, name) == disk for name in bucket.below(key))
 
     def kept(self, bucket: str, inside: bytes) -> set[bytes] | None:
-        """Give the directories in this one on any disk."""
+        """Return the directories in this one on any disk."""
         found = None
         for folder in self._disks(bucket):
             with suppress(OSError):

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from aisfs.core.index.builder import MemberIndexBuilder
 from aisfs.core.index.member_index import SPARSE, MemberKind
 from aisfs.core.policy.push import (
-    HAND_BYTES,
-    HAND_ROWS,
+    BATCH_BYTES,
+    BATCH_ROWS,
     RANDOM_READS,
     PushCounts,
     ShardPush,
@@ -37,7 +37,7 @@ def shard(sizes, *, parts=1, odd=()):
 class Kernel:
     """A page cache without limit that is told of pushes, and what is asked when it has not got a file.
 
-    Every `pace` READs and reads of the page cache the pusher stores one hand of rows.
+    Every `pace` READs and reads of the page cache the pusher stores one batch of rows.
     """
 
     def __init__(self, index, *, room=ROOM, pace=1, listed=True):
@@ -64,12 +64,12 @@ class Kernel:
             self.work()
 
     def work(self):
-        hand = self.push.next(self.room)
-        assert len(hand) <= max(HAND_ROWS, WINDOW_MAX)
-        assert hand == sorted(set(hand))
-        self.pushed.append(hand)
-        self.cached.update(hand)
-        self.push.settle(len(hand))
+        batch = self.push.next(self.room)
+        assert len(batch) <= max(BATCH_ROWS, WINDOW_MAX)
+        assert batch == sorted(set(batch))
+        self.pushed.append(batch)
+        self.cached.update(batch)
+        self.push.settle(len(batch))
 
     def listed_long_ago(self):
         """Make all inodes known, and nothing pushed for it."""
@@ -94,8 +94,8 @@ def test_window_starts_small_and_doubles_while_the_reader_follows():
     kernel.listed_long_ago()
     for row in range(20_000):
         kernel.read(row)
-    first = [hand for hand in kernel.pushed if hand][:3]
-    assert [len(hand) for hand in first] == [7, 12, 24]  # one row of each window is left out
+    first = [batch for batch in kernel.pushed if batch][:3]
+    assert [len(batch) for batch in first] == [7, 12, 24]  # one row of each window is left out
     between = [b - a for a, b in zip(kernel.requests, kernel.requests[1:], strict=False)]
     assert max(between) <= WINDOW_MAX // 2 + 1
     assert min(between[-5:-1]) >= WINDOW_MAX // 2
@@ -174,9 +174,9 @@ def test_pushing_a_whole_shard_waits_for_its_bytes():
     for row in rows:
         kernel.push.read(row)
     while kernel.push.pending:
-        hand = kernel.push.next(ROOM)
+        batch = kernel.push.next(ROOM)
         kernel.push.settle(0, missing=True)
-        assert len(hand) <= HAND_ROWS
+        assert len(batch) <= BATCH_ROWS
     assert kernel.counts.pushed == 7  # the first window after the listing
     assert kernel.push.stalled
     assert kernel.push.landed()
@@ -202,7 +202,7 @@ def test_rows_that_are_no_plain_files_with_content_are_not_pushed():
     for row in range(100):
         if row not in (3, 5):
             kernel.read(row)
-    assert not {3, 4, 5, 6} & {row for hand in kernel.pushed for row in hand}
+    assert not {3, 4, 5, 6} & {row for batch in kernel.pushed for row in batch}
 
 
 def test_second_epoch_asks_for_nothing_and_pushes_nothing():
@@ -247,8 +247,8 @@ def test_inodes_the_kernel_forgot_are_not_pushed_until_they_are_listed_again():
     while row < 500:
         kernel.push.read(row)
         row += 1
-        hand = kernel.push.next(ROOM)
-        kernel.push.settle(len(hand), hand)
+        batch = kernel.push.next(ROOM)
+        kernel.push.settle(len(batch), batch)
     assert kernel.counts.pushed == 0
     assert kernel.push.next(ROOM) == []
     kernel.push.settle(0)
@@ -285,10 +285,10 @@ def test_rows_the_kernel_does_not_know_are_not_tried_again():
     kernel.listed_long_ago()
     kernel.push.read(0)
     kernel.push.read(1)
-    hand = kernel.push.next(ROOM)
-    kernel.push.settle(len(hand), hand)
+    batch = kernel.push.next(ROOM)
+    kernel.push.settle(len(batch), batch)
     assert kernel.counts.pushed == 0
-    assert set(hand).isdisjoint(kernel.push.next(ROOM))
+    assert set(batch).isdisjoint(kernel.push.next(ROOM))
 
 
 events = st.lists(
@@ -328,20 +328,20 @@ def test_nothing_is_pushed_twice_or_beyond_what_is_allowed(events, parts, room, 
                         settled.clear()  # it was dropped, and the others of that age with it
                     settled.add(row)
             case "push":
-                hand = push.next(room)
-                assert hand == sorted(set(hand))
-                assert set(hand) <= known
-                assert not set(hand) & settled
-                assert all(0 < index.size(row) <= WINDOW_BYTES for row in hand)
-                cost = sum(footprint(index.size(row)) for row in hand)
+                batch = push.next(room)
+                assert batch == sorted(set(batch))
+                assert set(batch) <= known
+                assert not set(batch) & settled
+                assert all(0 < index.size(row) <= WINDOW_BYTES for row in batch)
+                cost = sum(footprint(index.size(row)) for row in batch)
                 assert cost <= room
-                assert cost <= HAND_BYTES + WINDOW_BYTES
-                done = min(value, len(hand))
-                unknown = set(hand[:done][:1]) if value == 3 else set()
+                assert cost <= BATCH_BYTES + WINDOW_BYTES
+                done = min(value, len(batch))
+                unknown = set(batch[:done][:1]) if value == 3 else set()
                 push.settle(done, unknown, missing=value % 2 == 0)
                 known -= unknown
-                settled.update(set(hand[:done]) - unknown)
-                stored += len(set(hand[:done]) - unknown)
+                settled.update(set(batch[:done]) - unknown)
+                stored += len(set(batch[:done]) - unknown)
             case "list":
                 rows = range(value, min(value + 50, 300))
                 push.listed(rows if value % 2 else list(rows))
@@ -350,7 +350,7 @@ def test_nothing_is_pushed_twice_or_beyond_what_is_allowed(events, parts, room, 
                 push.landed()
             case "abandon":
                 push.abandon()
-        assert push.ahead <= 8 * (WINDOW_BYTES + HAND_BYTES)
+        assert push.ahead <= 8 * (WINDOW_BYTES + BATCH_BYTES)
     assert counts.pushed == stored
     assert counts.used + counts.wasted <= stored
 

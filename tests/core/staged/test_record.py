@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aisfs.core.staged.posix_metadata import MODE, MTIME, mode_of, mtime_of, stamped
+from aisfs.core.staged.posix_metadata import MODE, MTIME, mode_of, mtime_of, with_posix_metadata
 from aisfs.core.staged.record import StagedRecord
 from aisfs.model import Bucket, ObjectInfo, Provider
 
@@ -37,7 +37,9 @@ def test_what_is_no_record_is_told(data: bytes):
 
 @given(st.integers(0, 2**62), st.none() | st.integers(0, 0o777))
 def test_a_stamp_comes_back(mtime_ns: int, mode: int | None):
-    custom = stamped({"other": "kept", MODE: "777", MTIME: "1"}, mtime_ns=mtime_ns, mode=mode)
+    custom = with_posix_metadata(
+        {"other": "kept", MODE: "777", MTIME: "1"}, mtime_ns=mtime_ns, mode=mode
+    )
     info = ObjectInfo("k", 1, mtime_ns=5, custom=custom)
     assert (mtime_of(info), mode_of(info)) == (mtime_ns, mode)
     assert custom["other"] == "kept"

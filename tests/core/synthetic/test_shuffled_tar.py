@@ -11,7 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aisfs.config import KeyRule
-from aisfs.core.synthetic.shuffled_tar import ShardSamples, ShuffledShard, Source, shuffled_shards
+from aisfs.core.synthetic.shuffled_tar import (
+    ShardSamples,
+    ShuffledShard,
+    SourceTar,
+    shuffled_shards,
+)
 from aisfs.core.tar.scanner import TarScanner
 from aisfs.core.views.samples import SPLITS
 from aisfs.core.views.spec import Component, ShardSplit
@@ -59,7 +64,7 @@ class Sources:
     def __init__(self, tars: Sequence[bytes], versions: Sequence[str] = ()) -> None:
         self.tars = {f"s{at}.tar": data for at, data in enumerate(tars)}
         self.sources = [
-            Source(
+            SourceTar(
                 BUCKET, ObjectInfo(key, len(data), versions[at] if versions else "1"), b"s%d" % at
             )
             for at, (key, data) in enumerate(self.tars.items())
