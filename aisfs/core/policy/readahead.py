@@ -30,7 +30,7 @@ bytes that were not requested ahead gain nothing."""
 BACKWARD = MIB
 """Longest step back that keeps a stream: covers the disorder of the kernel's requests of 128 KiB, and
 formats that reread a header (mountpoint-s3, hf-mount)."""
-_FAR_GROWTH = 4
+_HIGH_LATENCY_GROWTH = 4
 """From 1 MiB to 64 MiB in three round trips instead of six: at 100 ms those were a third of the
 time of 64 MB at 1 Gbit/s. The waste stays below 4 MiB and 16 times the bytes read."""
 _PAGE = 4096
@@ -110,10 +110,12 @@ class _Stream:
         self.stop = max(self.stop, need.stop)
         self.asked = max(self.asked, self.stop)
 
-    def stall(self, need: ByteRange, max_window: int, *, far: bool) -> None:
+    def stall(self, need: ByteRange, max_window: int, *, high_latency: bool) -> None:
         """Grow the window, but once per window, since parallel requests all stall."""
         if need.stop > self.judged:
-            self.window = min((_FAR_GROWTH if far else 2) * self.window, max_window)
+            self.window = min(
+                (_HIGH_LATENCY_GROWTH if high_latency else 2) * self.window, max_window
+            )
             self.judged = self.asked
 
     def extend(self, size: int) -> ByteRange | None:
@@ -149,7 +151,7 @@ class ReadAhead:
         """Windows of the sequential streams, the memory they may take together."""
         return [each.window for each in self._streams if each.sequential]
 
-    def observe(self, wanted: ByteRange, *, stalled: bool, far: bool = False) -> Plan:
+    def observe(self, wanted: ByteRange, *, stalled: bool, high_latency: bool = False) -> Plan:
         """Record a read and return what to fetch; `stalled` when it had to wait for bytes.
 
         With `high_latency` any fetch takes long, so windows grow in larger steps.
@@ -165,7 +167,7 @@ class ReadAhead:
         else:
             self._streams.remove(stream)
             if stalled and stream.sequential:
-                stream.stall(need, self._max, far=far)
+                stream.stall(need, self._max, high_latency=high_latency)
             stream.advance(need)
         self._streams.append(stream)
         ahead = stream.extend(size) if stream.sequential else None

@@ -66,7 +66,7 @@ class SyntheticReader:
             window = min(self._read_ahead_max, AHEAD_OBJECTS * shard.size // len(shard))
             reader = ReadAhead(shard.size, max_window=window)
             self._readers[shard.digest] = reader
-        plan = reader.observe(wanted, stalled=stalled, far=self._fetcher.high_latency)
+        plan = reader.observe(wanted, stalled=stalled, high_latency=self._fetcher.high_latency)
         for content in shard.contents(plan.ahead) if plan.ahead is not None else ():
             opened = self._fetcher.open(content.bucket, content.info)
             self._fetcher.ahead(opened, _fetched(content), together)

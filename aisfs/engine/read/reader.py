@@ -263,7 +263,7 @@ class Reader:
         reading = self._fetcher.start(opened, wanted)
         far = self._fetcher.high_latency
         with opened.lock:
-            plan = opened.read_ahead.observe(wanted, stalled=not reading.ready, far=far)
+            plan = opened.read_ahead.observe(wanted, stalled=not reading.ready, high_latency=far)
         if plan.ahead is not None:
             self._fetcher.ahead(opened, plan.ahead)
         return reading, plan.sequential

@@ -220,7 +220,7 @@ def seconds_to_read(size, *, delay, bandwidth, far=None):
         if asked < need.stop:
             ask(ByteRange(max(asked, need.start), need.stop))
         when = next(when for stop, when in landed if need.stop <= stop)
-        plan = readahead.observe(need, stalled=when > now, far=far is None and known)
+        plan = readahead.observe(need, stalled=when > now, high_latency=far is None and known)
         if plan.ahead:
             ask(plan.ahead)
         known = known or delay > 0.02
@@ -248,7 +248,7 @@ def test_a_reader_that_stops_early_wasted_no_more_than_a_few_times_what_it_read(
     readahead = ReadAhead(GIB, max_window=GIB)
     asked = 0
     for need in reads(0, 64 * MIB // REQUEST):
-        plan = readahead.observe(need, stalled=True, far=True)
+        plan = readahead.observe(need, stalled=True, high_latency=True)
         asked += len(plan.ahead or ())
         assert asked <= 16 * need.stop + 4 * MIB
 
