@@ -529,6 +529,36 @@ async def test_cancelled_call_ends_at_once(closing):
         assert buffer == before_more  # nobody writes to it any more
 
 
+async def test_a_server_in_the_middle_of_a_body_is_free_after_a_cancellation():
+    """AIStore holds the lock of an object until its body was taken or the connection is gone."""
+    data = bytes(64 << 20)
+    cluster = MiniCluster({"k": data})
+    ended, reading, go_on = threading.Event(), threading.Event(), threading.Event()
+
+    def before(seen, connection):
+        if seen.method == "GET" and "pid" in seen.query:
+            with contextlib.suppress(OSError):
+                connection.sendall(cluster.answer(seen))
+            ended.set()
+            return False
+        return None
+
+    def sink(piece):
+        reading.set()
+        go_on.wait(30)
+
+    cluster.before = before
+    async with connected(cluster, read_timeout=0) as (client, _), trio.open_nursery() as nursery:
+        info = await client.head(B, "k")
+        nursery.start_soon(client.stream, B, info, sink)
+        assert await trio.to_thread.run_sync(reading.wait, 30)
+        await trio.sleep(0.3)  # in which the server fills the socket's buffers
+        assert not ended.is_set()
+        nursery.cancel_scope.cancel()
+        threading.Timer(0.3, go_on.set).start()
+    assert await trio.to_thread.run_sync(ended.wait, 30)
+
+
 async def test_cancelled_while_connecting():
     # A full backlog: the third connection is never answered.
     with socket.socket() as listener, contextlib.ExitStack() as stack:

@@ -14,6 +14,7 @@ import contextlib
 import os
 import socket
 import ssl
+import struct
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -24,6 +25,9 @@ from urllib3.exceptions import ConnectTimeoutError, NameResolutionError, NewConn
 from aisfs.ais.transport.network import say_whose
 from aisfs.ais.transport.replies import BoundedReply
 from aisfs.process.locks import Rank, ranked_lock
+
+_RESET = struct.pack("ii", 1, 0)
+"""Linger for no time: what was not sent or read yet is thrown away with the connection."""
 
 
 class CancellableSockets:
@@ -86,6 +90,10 @@ class CancellableSockets:
                 return
             for twin in self._twins.values():
                 with contextlib.suppress(OSError):
+                    # Closing shall reset the connection. A socket that was shut down opens its
+                    # window no more: a server in the middle of a body would wait for a minute, and
+                    # AIStore holds the object's lock as long, so that nobody can write it.
+                    twin.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                     twin.shutdown(socket.SHUT_RDWR)
 
     def hold(self) -> None:
