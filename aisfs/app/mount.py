@@ -158,8 +158,8 @@ async def _build(plan: MountPlan, services: Services, on_ready: Callable[[], Non
         overlay=overlay,
     )
     write = _build_write_layer(plan, services, filesystem, plain, overlay)
-    plain.watch(filesystem.listing_changed)
-    services.fetcher.on_wrong = filesystem.content_was_wrong
+    services.hooks.listing_changed = plain.with_all_names(filesystem.listing_changed)
+    services.hooks.content_was_wrong = filesystem.content_was_wrong
     _describe(plan, services, filesystem)
 
     async def report() -> None:
@@ -191,7 +191,7 @@ def _build_fast_path(
 
     def observe(notifier: Notifier) -> Pusher:
         pusher = Pusher(notifier, members, PageCacheBudget().room, services.metrics)
-        services.fetcher.on_landed = pusher.landed
+        services.hooks.landed = pusher.landed
         return pusher
 
     return FastPathSession(

@@ -34,6 +34,7 @@ from aisfs.engine.dataset.synthetic_reader import SyntheticReader
 from aisfs.engine.fetch.batches import Batches
 from aisfs.engine.fetch.fetcher import Fetcher
 from aisfs.engine.fetch.writer_thread import BackgroundThread, background_thread, unattended
+from aisfs.engine.hooks import Hooks
 from aisfs.engine.listing.lister import Lister
 from aisfs.engine.listing.overlay import OverlaidLister
 from aisfs.engine.read.cache_coverage import CacheCoverage
@@ -182,8 +183,9 @@ class Services:
     """Where files are written; None when the source is only read."""
     nursery: trio.Nursery
     background: BackgroundThread
+    hooks: Hooks
+    """What the services call; filled in by what is built on them."""
     lister: Lister
-    fetcher: Fetcher
     indexer: Indexer
     reader: Reader
     assembler: SyntheticReader
@@ -278,7 +280,8 @@ def _build(
 ) -> Services:
     store = opened.store
     local = is_local(plan.source)
-    lister = _build_lister(plan, opened.root, store, nursery, metrics)
+    hooks = Hooks()
+    lister = _build_lister(plan, opened.root, store, nursery, metrics, hooks)
     fetcher = Fetcher(
         store,
         nursery,
@@ -287,6 +290,7 @@ def _build(
         origin=origin_of(plan),
         memory_limit=plan.cache.memory_limit,
         read_ahead_max=plan.cache.read_ahead_max,
+        hooks=hooks,
     )
     nursery.start_soon(fetcher.tidy)
     if blocks is not None:
@@ -322,8 +326,8 @@ def _build(
         staging=staging,
         nursery=nursery,
         background=background,
+        hooks=hooks,
         lister=lister,
-        fetcher=fetcher,
         indexer=indexer,
         reader=Reader(fetcher, prefetcher, unpacker),
         assembler=SyntheticReader(fetcher, Batches(store, nursery), plan.cache.read_ahead_max),
@@ -332,7 +336,12 @@ def _build(
 
 
 def _build_lister(
-    plan: SourcePlan, root: Node, store: WritableStore, nursery: trio.Nursery, metrics: Metrics
+    plan: SourcePlan,
+    root: Node,
+    store: WritableStore,
+    nursery: trio.Nursery,
+    metrics: Metrics,
+    hooks: Hooks,
 ) -> Lister:
     ttls = plan.tree
     cache = MetadataCache(
@@ -345,7 +354,15 @@ def _build_lister(
     else:
         prefix = root.prefix if isinstance(root, DirectoryNode) else ""
         kind = partial(Lister, wanted=plan.keys.below(prefix))
-    return kind(store, cache, nursery, list_ttl=ttls.list_ttl, clock=CLOCK, metrics=metrics)
+    return kind(
+        store,
+        cache,
+        nursery,
+        list_ttl=ttls.list_ttl,
+        clock=CLOCK,
+        metrics=metrics,
+        hooks=hooks,
+    )
 
 
 def _open_indexes(plan: SourcePlan, blocks: BlockCache) -> IndexCache:

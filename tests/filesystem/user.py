@@ -12,6 +12,7 @@ from aisfs.core.namespace.inodes import ROOT, split_member
 from aisfs.engine.dataset.synthetic_reader import SyntheticReader
 from aisfs.engine.fetch.batches import Batches
 from aisfs.engine.fetch.fetcher import Fetcher
+from aisfs.engine.hooks import Hooks
 from aisfs.engine.listing.lister import Lister
 from aisfs.engine.read.indexer import Indexer
 from aisfs.engine.read.prefetcher import Prefetcher
@@ -56,8 +57,15 @@ def build(
         negative_ttl=settings.negative_ttl,
         clock=clock,
     )
+    hooks = Hooks()
     lister = Lister(
-        store, cache, nursery, list_ttl=settings.list_ttl, clock=clock, metrics=Metrics()
+        store,
+        cache,
+        nursery,
+        list_ttl=settings.list_ttl,
+        clock=clock,
+        metrics=Metrics(),
+        hooks=hooks,
     )
     # Without a disk cache, and with room in memory for what was read last and nothing else.
     fetcher = Fetcher(
@@ -78,7 +86,7 @@ def build(
         list_ttl=settings.list_ttl,
         kernel=FakeKernel(),
     )
-    tree.watch(filesystem.listing_changed)
+    hooks.listing_changed = tree.with_all_names(filesystem.listing_changed)
     return filesystem
 
 

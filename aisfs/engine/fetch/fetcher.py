@@ -13,7 +13,7 @@ has passed (docs/adr/0020). Dropping parts at any moment changes no result (inva
 
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -39,6 +39,7 @@ from aisfs.engine.fetch.part import (
 )
 from aisfs.engine.fetch.retained_parts import Retained, RetainedParts
 from aisfs.engine.fetch.writer_thread import BackgroundThread
+from aisfs.engine.hooks import Hooks
 from aisfs.errors import AisfsError, Unavailable, untraced
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 from aisfs.process.memory import give_memory_back
@@ -69,6 +70,7 @@ class Fetcher:
         origin: str,
         memory_limit: int,
         read_ahead_max: int,
+        hooks: Hooks | None = None,
     ) -> None:
         """Fetch from `store` in tasks of `services`.
 
@@ -81,6 +83,7 @@ class Fetcher:
             memory_limit: Bytes of all parts together. What a reader waits for is fetched even
                 beyond it, unless as much waits for the disk; reading ahead stops there.
             read_ahead_max: Largest window ahead of one sequential reader, bytes.
+            hooks: Called when bytes land, or turn out to be wrong.
         """
         self._store = store
         self._services = services
@@ -96,10 +99,7 @@ class Fetcher:
         """Belongs to the background thread."""
         self._changed = trio.Event()
         """Set, and made anew, whenever a part is dropped or may be."""
-        self.on_landed: Callable[[], None] = lambda: None
-        """Called whenever bytes came that were not there before."""
-        self.on_wrong: Callable[[Bucket, ObjectInfo], None] = lambda bucket, info: None
-        """Called with an object of which readers got wrong bytes."""
+        self._hooks = hooks or Hooks()
         self._pool = BufferPool(memory_limit)
         self.high_latency = False
         """Whether the latest part to land took `HIGH_LATENCY_SECONDS`."""
@@ -319,11 +319,11 @@ class Fetcher:
         )  # fmt: skip
         for part in [part for part in opened.parts if part.done.is_set()]:
             self._drop(opened, part)
-        self.on_wrong(opened.bucket, opened.info)
+        self._hooks.content_was_wrong(opened.bucket, opened.info)
 
     def _land(self, part: Part) -> None:
         part.done.set()
-        self.on_landed()
+        self._hooks.landed()
 
     async def _finish(self, reservations: list[Reservation]) -> None:
         """Return what was reserved and not used, also when the mount goes away."""

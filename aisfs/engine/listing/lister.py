@@ -19,6 +19,7 @@ from aisfs.cache.metadata_cache import WOULD_WAIT, Dated, DirectoryId, MetadataC
 from aisfs.cache.single_flight import SingleFlight
 from aisfs.core.namespace.keys import child_key, child_prefix, refusal
 from aisfs.core.namespace.listing import Listed, Listing, ListingBounds, ListingBuilder, Wanted
+from aisfs.engine.hooks import Hooks
 from aisfs.engine.listing.probes import Probes
 from aisfs.errors import AccessDenied, AisfsError, InvalidName, NotFound, ProtocolError
 from aisfs.metrics import Metrics
@@ -50,6 +51,7 @@ class Lister:
         clock: Callable[[], float],
         metrics: Metrics,
         wanted: Wanted | None = None,
+        hooks: Hooks | None = None,
     ) -> None:
         """List through `store` what is `wanted`; shared requests run in `nursery`."""
         self._wanted = wanted
@@ -73,8 +75,7 @@ class Lister:
         )
         self._beside: LRUCache[DirectoryId, None] = LRUCache(LARGE_DIRECTORIES_MAX)
         """Directories that have the name of an object."""
-        self.on_change: Callable[[Bucket, str, list[bytes]], None] = lambda *_: None
-        """Told of names that changed in a directory whose listing was believed a moment before."""
+        self._hooks = hooks or Hooks()
 
     async def directory(self, bucket: Bucket, prefix: str) -> Dated[Listing]:
         """Give the whole directory, listed within the time to live; complete or an error.
@@ -285,7 +286,7 @@ class Lister:
             log.info("%s/%s: %d names not shown: %s", *directory, count, reason)
         kept = self._cache.keep_listing(directory, listing)
         if changed:
-            self.on_change(*directory, self._news(directory, listing, changed))
+            self._hooks.listing_changed(*directory, self._news(directory, listing, changed))
         return kept
 
     def _news(self, directory: DirectoryId, listing: Listing, changed: list[bytes]) -> list[bytes]:

@@ -14,6 +14,7 @@ import trio
 from aisfs.cache.metadata_cache import Dated, DirectoryId, MetadataCache, WouldWait
 from aisfs.core.namespace.keys import entry_name
 from aisfs.core.namespace.listing import Listed, Listing
+from aisfs.engine.hooks import Hooks
 from aisfs.engine.listing.lister import Lister
 from aisfs.engine.listing.own_directories import HeldDirectories, RemovedDirectories
 from aisfs.metrics import Metrics
@@ -68,9 +69,12 @@ class OverlaidLister(Lister):
         change_ttl: float,
         clock: Callable[[], float],
         metrics: Metrics,
+        hooks: Hooks | None = None,
     ) -> None:
         """See `Lister`; `change_ttl` is the longest of all times to live, seconds."""
-        super().__init__(store, cache, nursery, list_ttl=list_ttl, clock=clock, metrics=metrics)
+        super().__init__(
+            store, cache, nursery, list_ttl=list_ttl, clock=clock, metrics=metrics, hooks=hooks
+        )
         self._change_ttl = change_ttl
         self._directories: dict[DirectoryId, _Directory] = {}
         self._removed = RemovedDirectories()

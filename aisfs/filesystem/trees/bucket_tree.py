@@ -15,6 +15,7 @@ from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.namespace import keys as names
 from aisfs.core.namespace.keys import SHARD_BYTES_SUFFIX, SHARD_DIRECTORY_SUFFIX, is_shard
 from aisfs.core.namespace.listing import PENDING_VERSION, Listed, Listing
+from aisfs.engine.hooks import ListingChanged
 from aisfs.engine.listing.lister import Lister
 from aisfs.errors import BucketNotFound
 from aisfs.filesystem.nodes import (
@@ -281,13 +282,13 @@ class Tree:
         kind = ObjectNode if self.shards is Shards.DIR else ShardNode
         return Found(name, kind(node.bucket, listed.value, ino, name), listed.expires)
 
-    def watch(self, changed: Callable[[Bucket, str, list[bytes]], None]) -> None:
-        """Have told which names of a directory a new listing says something else about."""
+    def with_all_names(self, changed: ListingChanged) -> ListingChanged:
+        """Return what calls `changed` with all names under which the named objects may be found."""
 
         def listed(bucket: Bucket, prefix: str, names: list[bytes]) -> None:
             changed(bucket, prefix, [each for name in names for each in self.names_of(name)])
 
-        self._lister.on_change = listed
+        return listed
 
     def names_of(self, name: bytes) -> list[bytes]:
         """Give all names under which the object `name` may be found in its directory."""

@@ -115,7 +115,7 @@ async def test_what_is_over_is_forgotten(lister: OverlaidLister, clock: Clock):
 
 async def test_only_what_others_changed_is_news(lister: OverlaidLister, store: MemoryStore):
     told: list[bytes] = []
-    lister.on_change = lambda bucket, prefix, names: told.extend(names)
+    lister._hooks.listing_changed = lambda bucket, prefix, names: told.extend(names)
     store.put(B, "d/kept", b"1")
     await names(lister)
     lister.set_pending(B, "d/held/", None)
