@@ -18,6 +18,7 @@ from contextlib import suppress
 import trio
 
 from aisfs.fuse.wire import notifications
+from aisfs.process.threads import start_service_thread
 
 log = logging.getLogger(__name__)
 
@@ -43,13 +44,13 @@ class Notifier:
         self._on_fault = on_fault
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._closing = False
-        self._thread = threading.Thread(target=self._serve, name="aisfs notifier", daemon=True)
+        self._thread: threading.Thread | None = None
         self.sending_since: float | None = None
         """When the message under way was begun, in seconds of `time.monotonic`."""
 
     def start(self) -> None:
         """Begin to send."""
-        self._thread.start()
+        self._thread = start_service_thread("aisfs notifier", self._serve)
 
     # From any thread; nothing here waits --------------------------------------------------------
 
@@ -163,6 +164,7 @@ class Notifier:
         """
         self._closing = True
         self._jobs.put(None)
-        if self._thread.is_alive():
-            self._thread.join(CLOSE_SECONDS)
+        if self._thread is None:
+            return True
+        self._thread.join(CLOSE_SECONDS)
         return not self._thread.is_alive()

@@ -13,6 +13,7 @@ from aisfs.fuse.fastpath.interrupts import Interrupts
 from aisfs.fuse.fastpath.pending import Pending
 from aisfs.fuse.mounting.device import Device
 from aisfs.fuse.notifier import Notifier
+from aisfs.process.threads import start_service_thread
 
 log = logging.getLogger(__name__)
 
@@ -41,16 +42,17 @@ class Watchdog:
         self._pending = pending
         self._interruptions = interruptions
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="aisfs watchdog", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Begin to watch."""
-        self._thread.start()
+        self._thread = start_service_thread("aisfs watchdog", self._run)
 
     def stop(self) -> None:
         """Watch no more."""
         self._end.set()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
     def _run(self) -> None:
         last: tuple[str, float] | None = None

@@ -7,7 +7,6 @@ at a lower priority it would fall behind where processors are few, and all that 
 import contextlib
 import logging
 import queue
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
@@ -15,6 +14,7 @@ from typing import Generic, TypeVar
 import trio
 
 from aisfs.errors import AisfsError
+from aisfs.process.threads import start_service_thread
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +42,7 @@ class BackgroundThread:
         """Use `background_thread`."""
         self._jobs: queue.SimpleQueue[_Job[object] | None] = queue.SimpleQueue()
         self._token = trio.lowlevel.current_trio_token()
-        self._thread = threading.Thread(target=self._serve, name="aisfs background", daemon=True)
-        self._thread.start()
+        self._thread = start_service_thread("aisfs background", self._serve)
 
     async def run(self, work: Callable[[], ResultT]) -> ResultT:
         """Run `work` after all that came before. A cancelled call lets it run all the same."""

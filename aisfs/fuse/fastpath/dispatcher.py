@@ -32,6 +32,7 @@ from aisfs.fuse.fastpath.pending import Pending
 from aisfs.fuse.wire import abi
 from aisfs.fuse.wire.abi import Opcode
 from aisfs.fuse.wire.init import Negotiation
+from aisfs.process.threads import start_service_thread
 
 log = logging.getLogger(__name__)
 
@@ -135,10 +136,7 @@ class Dispatcher:
         os.set_blocking(self._wake_reader, False)
         self._backlog: deque[bytes] = deque()
         """Requests the socket had no room for; as many as the kernel sends at most."""
-        self._threads = [
-            threading.Thread(target=work, name=name, daemon=True)
-            for work, name in ((self._run_lane, "aisfs lane"), (self._run_replies, "aisfs replies"))
-        ]
+        self._threads: list[threading.Thread] = []
         self._refusing = False
         self.answered: Counter[int] = Counter()
         """Requests answered in thread L, by opcode."""
@@ -146,10 +144,13 @@ class Dispatcher:
         """When L, and R, began what it is doing, in seconds of `time.monotonic`."""
 
     def start(self, on_end: Callable[[], None]) -> None:
-        """Begin to serve; `on_end` is called from a thread when the mount is gone, or broken."""
+        """Begin to serve; `on_end` is called from a thread when the mount is gone."""
         self._on_end = on_end
-        for thread in self._threads:
-            thread.start()
+        for name, work in (
+            ("aisfs dispatcher", self._dispatch),
+            ("aisfs replies", self._return_all),
+        ):
+            self._threads.append(start_service_thread(name, work))
 
     def refuse(self) -> None:
         """From now on refuse what would be handed on, and what was handed on and not answered."""
@@ -170,24 +171,15 @@ class Dispatcher:
         os.close(self._wake_writer)
         self._socket.close()
 
-    def _run_lane(self) -> None:
+    # thread L ------------------------------------------------------------------------------------
+
+    def _dispatch(self) -> None:
         try:
             self._receive_all()
-        except Exception:
-            log.critical("the lane ended on a bug in aisfs, please report it", exc_info=True)
         finally:
             self._before_sleep()
             self._finish_backlog()
             self._on_end()
-
-    def _run_replies(self) -> None:
-        try:
-            self._return_all()
-        except Exception:
-            log.critical("replies ended on a bug in aisfs, please report it", exc_info=True)
-            self._on_end()
-
-    # thread L ------------------------------------------------------------------------------------
 
     def _receive_all(self) -> None:
         buffer = bytearray(BUFFER)

@@ -12,6 +12,7 @@ import trio
 from aisfs.errors import MountError
 from aisfs.fuse.notifier import INVALIDATE_SECONDS
 from aisfs.fuse.pyfuse.operations import Operations
+from aisfs.process.threads import start_service_thread
 
 
 class PyfuseKernel:
@@ -39,8 +40,7 @@ class PyfuseKernel:
                     pyfuse3.invalidate_inode(pyfuse3.InodeT(ino))
 
         # A page that is being read is waited for, and a thread of trio's may be who reads it.
-        self._dropping = threading.Thread(target=drop, name="aisfs drops pages", daemon=True)
-        self._dropping.start()
+        self._dropping = start_service_thread("aisfs drops pages", drop)
 
     async def invalidated(self, parent: int, name: bytes) -> None:
         """See `Kernel`.
