@@ -50,7 +50,7 @@ class Notifier:
 
     def start(self) -> None:
         """Begin to send."""
-        self._thread = start_service_thread("aisfs notifier", self._serve)
+        self._thread = start_service_thread("aisfs notify", self._serve)
 
     # From any thread; nothing here waits --------------------------------------------------------
 

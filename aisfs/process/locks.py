@@ -17,7 +17,7 @@ class Rank(IntEnum):
     """Every lock, in the order in which they may be held together; the first is the outermost."""
 
     UNPACKED_PATHS = auto()
-    NAME_CHANGES = auto()
+    NAMESPACE = auto()
     PUSHES = auto()
     INODES = auto()
     CONTENT = auto()

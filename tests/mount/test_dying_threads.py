@@ -15,8 +15,8 @@ from tests.support.tars import END, entry
 pytestmark = pytest.mark.mount
 
 THROWING = str(Path(__file__).parent / "dying_threads")
-WITH_THE_LANE = ("dispatcher", "replies", "notifier", "watchdog", "background")
-WITHOUT = ("background",)
+WITH_FASTPATH = ("dispatcher", "reply", "notify", "watchdog", "writer")
+WITHOUT_FASTPATH = ("writer",)
 
 
 @pytest.fixture
@@ -28,12 +28,12 @@ def server(tmp_path: Path) -> Iterator[RunningServer]:
 
 
 @pytest.mark.parametrize(
-    ("with_lane", "name"),
-    [(True, name) for name in WITH_THE_LANE] + [(False, name) for name in WITHOUT],
+    ("with_fastpath", "name"),
+    [(True, name) for name in WITH_FASTPATH] + [(False, name) for name in WITHOUT_FASTPATH],
     ids=str,
 )
 def test_a_thread_that_dies_ends_the_mount(
-    server: RunningServer, mountpoint: Path, tmp_path: Path, with_lane: bool, name: str
+    server: RunningServer, mountpoint: Path, tmp_path: Path, with_fastpath: bool, name: str
 ):
     order = tmp_path / "order"
     with mounts.mounted(
@@ -41,7 +41,7 @@ def test_a_thread_that_dies_ends_the_mount(
         mountpoint,
         endpoint=server.endpoint,
         options=("--cache-dir", str(tmp_path / "cache")),
-        lane=with_lane,
+        fastpath=with_fastpath,
         foreground=True,
         env={"PYTHONPATH": THROWING, "THROW_INTO": str(order)},
         expected_log=[rf"CRITICAL .*aisfs {name} died", "Traceback"],

@@ -42,7 +42,7 @@ class BackgroundThread:
         """Use `background_thread`."""
         self._jobs: queue.SimpleQueue[_Job[object] | None] = queue.SimpleQueue()
         self._token = trio.lowlevel.current_trio_token()
-        self._thread = start_service_thread("aisfs background", self._serve)
+        self._thread = start_service_thread("aisfs writer", self._serve)
 
     async def run(self, work: Callable[[], ResultT]) -> ResultT:
         """Run `work` after all that came before. A cancelled call lets it run all the same."""

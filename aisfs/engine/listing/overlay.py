@@ -80,7 +80,7 @@ class OverlaidLister(Lister):
         self._removed = RemovedDirectories()
         self.held = HeldDirectories()
         self._number = 0
-        self.changing = ranked_rlock(Rank.NAME_CHANGES)
+        self.changing = ranked_rlock(Rank.NAMESPACE)
         """Held by the trio thread while it changes, perhaps in several steps but never waiting, what
         names stand for in this mount; and by another thread while it asks what they stand for."""
 

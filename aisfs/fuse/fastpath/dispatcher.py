@@ -148,7 +148,7 @@ class Dispatcher:
         self._on_end = on_end
         for name, work in (
             ("aisfs dispatcher", self._dispatch),
-            ("aisfs replies", self._return_all),
+            ("aisfs reply", self._return_all),
         ):
             self._threads.append(start_service_thread(name, work))
 
