@@ -2,7 +2,7 @@
 
 AIStore keeps a copy of what was read of them and does not look at the original again by itself.
 
-Any thread may call everything. Must not know: HTTP beyond requests and replies, trio.
+Must not know: HTTP beyond requests and replies, trio.
 """
 
 import logging
@@ -22,6 +22,7 @@ from aisfs.ais.transport.connection_set import ConnectionSet
 from aisfs.errors import AisfsError, Stale
 from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.process.locks import Rank, ranked_lock
+from aisfs.process.threads import any_thread
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class _AllAttached(msgspec.Struct):
 _decode = msgspec.json.Decoder(_AllAttached).decode
 
 
+@any_thread
 class Remotes:
     """The other clusters that are attached to this one."""
 
@@ -97,6 +99,7 @@ class Remotes:
         return [each.alias or each.uuid for each in found if each.alias or each.uuid]
 
 
+@any_thread
 class Originals:
     """Reads objects, and has AIStore look at the original of what may be an old copy."""
 

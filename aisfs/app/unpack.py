@@ -33,6 +33,7 @@ from aisfs.core.namespace.sources import DirectorySource
 from aisfs.errors import AisfsError, AlreadyExists, OutOfSpace, ShardDamaged, SourceMissing
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.process.locks import Rank, ranked_lock
+from aisfs.process.threads import any_thread
 from aisfs.store.port import ObjectStore
 
 _WINDOW = 8 << 20
@@ -188,11 +189,9 @@ class _Unpacker:
         return ""
 
 
+@any_thread
 class _Claims:
-    """Which paths were written since the command began, by the change times of their files.
-
-    From any thread.
-    """
+    """Which paths were written since the command began, by the change times of their files."""
 
     def __init__(self, target: Path) -> None:
         """Begin now: files that exist below `target` may be replaced."""

@@ -34,6 +34,7 @@ from aisfs.core.views.labels import LabelColumn
 from aisfs.errors import ConfigError
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.process import private
+from aisfs.process.threads import any_thread
 
 log = logging.getLogger(__name__)
 
@@ -62,8 +63,9 @@ class _Entry(NamedTuple):
     path: Path
 
 
+@any_thread
 class IndexCache:
-    """Indexes of shards, by object version. All methods may be called from any thread."""
+    """Indexes of shards, by object version. Methods wait for the disk."""
 
     def __init__(self, directory: Path, limit_bytes: int, *, scope: str = "") -> None:
         """Keep indexes below a directory.

@@ -2,8 +2,7 @@
 
 A listing answers for all names in its directory during `list_ttl`; a single object that was asked
 for by name is believed for `attr_ttl`, a name that was missing for `negative_ttl`. Seconds are
-those of the clock given, so tests can move it. It may be asked from any thread:
-one lock, held for microseconds, guards all of it.
+those of the clock given, so tests can move it. One lock, held for microseconds, guards all of it.
 """
 
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from cachetools import LRUCache, TTLCache
 from aisfs.core.namespace.listing import Listed, Listing
 from aisfs.model import Bucket
 from aisfs.process.locks import Rank, ranked_lock
+from aisfs.process.threads import any_thread
 
 DirectoryId = tuple[Bucket, str]
 """A bucket and the prefix of a directory in it."""
@@ -47,6 +47,7 @@ class Dated(Generic[ValueT]):
     expires: float
 
 
+@any_thread
 class MetadataCache:
     """Listings, single names and missing names, each with its time to live in seconds."""
 

@@ -27,8 +27,10 @@ from aisfs.filesystem.trees.bucket_tree import Found, FoundMember, Names, Object
 from aisfs.filesystem.written.directory_attributes import DirectoryAttributes
 from aisfs.filesystem.written.files import WrittenFile, WrittenFiles
 from aisfs.process.locks import Rank, ranked_lock
+from aisfs.process.threads import any_thread
 
 
+@any_thread
 class Inodes:
     """Inode numbers with their nodes and lookup counts.
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aisfs.process.locks import Rank, ranked_lock
+from aisfs.process.threads import any_thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,9 @@ class _Epoch:
     """`until` as it was at first: tells this listing from the next."""
 
 
+@any_thread
 class ListingValidity:
-    """Directories by inode number. From any thread."""
+    """Directories by inode number."""
 
     def __init__(self, clock: Callable[[], float], list_ttl: float) -> None:
         """Know of no listing; one may be believed for `list_ttl` seconds."""

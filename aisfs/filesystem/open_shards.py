@@ -1,4 +1,4 @@
-"""The members of open shards, for whoever pushes them into the kernel's page cache. From any thread."""
+"""The members of open shards, for whoever pushes them into the kernel's page cache."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from aisfs.errors import AisfsError
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.nodes import ShardNode
 from aisfs.model import ByteRange
+from aisfs.process.threads import any_thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class OpenShard:
     reads: MemberReads
 
 
+@any_thread
 class Members:
     """What pushing asks of the file system. Nothing here waits."""
 

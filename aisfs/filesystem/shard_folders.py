@@ -16,6 +16,7 @@ from aisfs.engine.read.indexer import Indexer
 from aisfs.errors import NotADirectory, NotFound, ShardDamaged
 from aisfs.filesystem.attributes import LONGEST_TIMEOUT, Attr, AttrMaker, Entry, FileRun
 from aisfs.filesystem.nodes import ShardNode
+from aisfs.process.threads import any_thread
 
 Listed = FileRun | Entry | None
 """What is listed next: plain files, or something else, or nothing more."""
@@ -33,8 +34,9 @@ class ShardFolders:
         """Open the shard, scanning it when it was not opened before."""
         return await self._indexer.open(shard.bucket, shard.info)
 
+    @any_thread
     def try_view(self, shard: ShardNode) -> MembersView | None:
-        """Give the members of a shard that is open. Waits for nothing, from any thread."""
+        """Give the members of a shard that is open. Waits for nothing."""
         return self._indexer.known(shard.bucket, shard.info)
 
     async def attr(self, shard: ShardNode, ino: int) -> Attr:

@@ -18,7 +18,7 @@ from contextlib import suppress
 import trio
 
 from aisfs.fuse.wire import notifications
-from aisfs.process.threads import start_service_thread
+from aisfs.process.threads import any_thread, start_service_thread
 
 log = logging.getLogger(__name__)
 
@@ -52,25 +52,30 @@ class Notifier:
         """Begin to send."""
         self._thread = start_service_thread("aisfs notify", self._serve)
 
-    # From any thread; nothing here waits --------------------------------------------------------
+    # for whoever has something to tell -------------------------------------------------------------
 
+    @any_thread
     def put(self, job: Callable[[], None]) -> None:
         """Run `job` in the thread; it may call `send` and `store`, and should look at `closing`."""
         if not self._closing:
             self._jobs.put(job)
 
+    @any_thread
     def forward(self, message: bytes) -> None:
         """Send a message as it is."""
         self.put(lambda: self._send_alone(message))
 
+    @any_thread
     def invalidate_entry(self, parent: int, name: bytes) -> None:
         """Make the kernel look `name` up again."""
         self.forward(notifications.inval_entry(parent, name))
 
+    @any_thread
     def invalidate_inode(self, ino: int) -> None:
         """Make the kernel ask for attributes, and for entries or bytes, of an inode again."""
         self.forward(notifications.inval_inode(ino))
 
+    @any_thread
     def drop_pages(self, inodes: Iterable[int]) -> None:
         """Make the kernel ask for the content of files again."""
 

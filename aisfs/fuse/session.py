@@ -31,6 +31,7 @@ from aisfs.fuse.watchdog import Watchdog
 from aisfs.fuse.wire.abi import Opcode
 from aisfs.fuse.wire.init import Negotiation
 from aisfs.metrics import Metrics
+from aisfs.process.threads import any_thread
 
 log = logging.getLogger(__name__)
 
@@ -165,8 +166,9 @@ class FastPathSession:
         watchdog = Watchdog(device, lane, notifier, pending, interruptions)
         return _Threads(device, lane, notifier, watchdog, reads, requests, pending)
 
+    @any_thread
     def _listing_left(self, pending: Pending) -> None:
-        """End what lists directories once no request waits for it. From any thread."""
+        """End what lists directories once no request waits for it."""
 
         def end() -> None:
             if not any(request.opcode in LISTING for request in pending.all()):

@@ -13,9 +13,10 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 
 
 def any_thread(function: FunctionT) -> FunctionT:
-    """Mark what any thread may call, and what waits for nothing but a lock held for an instant.
+    """Mark what any thread may call; of a class all that is public.
 
-    What has no mark belongs to the trio thread, or to the thread that its class or module names.
+    What has no mark belongs to the trio thread, or to the thread that its class or module names. In
+    engine/, filesystem/ and fuse/ what is marked waits for nothing but a lock held for an instant.
     """
     return function
 

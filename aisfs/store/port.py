@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from aisfs.model import NO_CUSTOM, Bucket, Keys, ObjectInfo, Page, Provider
+from aisfs.process.threads import any_thread
 
 Sink = Callable[[memoryview], None]
 """Takes the next bytes of a stream, in order. The view is only valid during the call."""
@@ -167,8 +168,9 @@ class UploadAhead(Protocol):
         """
         ...
 
+    @any_thread
     def invalidate(self, start: int, stop: int) -> None:
-        """Take note, from any thread, that the bytes [start, stop) were changed."""
+        """Take note that the bytes [start, stop) were changed."""
         ...
 
     @property

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 from aisfs.process.locks import Rank
@@ -12,6 +13,7 @@ PACKAGE = ROOT / "aisfs"
 GUARDS = {"Lock", "RLock", "Condition", "Semaphore", "BoundedSemaphore", "Barrier"}
 
 
+@cache
 def _modules() -> dict[str, ast.Module]:
     return {
         ".".join(path.relative_to(ROOT).with_suffix("").parts): ast.parse(path.read_text())

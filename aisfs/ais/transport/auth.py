@@ -13,6 +13,7 @@ import msgspec
 
 from aisfs.config import ClusterSettings
 from aisfs.errors import ConfigError
+from aisfs.process.threads import any_thread
 from aisfs.redaction import remember
 
 
@@ -20,8 +21,9 @@ class _TokenFile(msgspec.Struct):
     token: str
 
 
+@any_thread
 class Credentials:
-    """The current token. Methods read files; any thread may call them."""
+    """The current token. Methods read files."""
 
     def __init__(self, token: str | None, source: Path | None) -> None:
         self._token = token

@@ -25,6 +25,7 @@ from urllib3.exceptions import ConnectTimeoutError, NameResolutionError, NewConn
 from aisfs.ais.transport.network import say_whose
 from aisfs.ais.transport.replies import BoundedReply
 from aisfs.process.locks import Rank, ranked_lock
+from aisfs.process.threads import any_thread
 
 _RESET = struct.pack("ii", 1, 0)
 """Linger for no time: what was not sent or read yet is thrown away with the connection."""
@@ -82,8 +83,9 @@ class CancellableSockets:
         """Say whether the socket of a connection is taken into account."""
         return connection in self._twins
 
+    @any_thread
     def cut(self) -> None:
-        """Make every call that waits on one of the sockets return now. Any thread may call it."""
+        """Make every call that waits on one of the sockets return now."""
         with self._lock:
             self._cut = True
             if self._holding:

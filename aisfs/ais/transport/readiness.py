@@ -10,7 +10,7 @@ A target that vanished from the cluster's map without having been put into maint
 until it is back, or the mount is made anew, nothing is changed, and neither "no such object" nor a
 listing is believed. What is there is read.
 
-Any thread may call everything. Must not know: redirects, what requests mean, trio.
+Must not know: redirects, what requests mean, trio.
 """
 
 import logging
@@ -28,6 +28,7 @@ from aisfs.ais.transport.exchange import exchange
 from aisfs.ais.transport.replies import BoundedReply
 from aisfs.errors import Unavailable
 from aisfs.process.locks import Rank, ranked_lock
+from aisfs.process.threads import any_thread
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class _Map(msgspec.Struct):
 _decode_map = msgspec.json.Decoder(_Map, strict=False).decode
 
 
+@any_thread
 class Readiness:
     """What is known about the proxies and targets of one cluster."""
 

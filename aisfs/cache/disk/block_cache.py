@@ -14,7 +14,7 @@ What it promises (invariants I3 and I9)
     sync           once a second: tells other processes and listens to them
 
 `hit` and `copied` answer within microseconds on the caller's thread. Everything else may wait for the disk and
-belongs on a worker thread; all of it may be called from any thread. A forked child must not use it.
+belongs on a worker thread. A forked child must not use it.
 """
 
 import contextlib
@@ -36,6 +36,7 @@ from aisfs.cache.disk.space import SpaceReserver
 from aisfs.cache.disk.verify import CheckReport, Progress, can_verify, verify_all, verify_whole
 from aisfs.errors import ConfigError
 from aisfs.model import ByteRange
+from aisfs.process.threads import any_thread
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class Counts:
     misses: int
 
 
+@any_thread
 class BlockCache:
     """The cache in one directory, as one process uses it."""
 

@@ -43,6 +43,7 @@ from aisfs.engine.hooks import Hooks
 from aisfs.errors import AisfsError, Unavailable, untraced
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 from aisfs.process.memory import give_memory_back
+from aisfs.process.threads import any_thread
 from aisfs.store.port import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -108,8 +109,9 @@ class Fetcher:
         self._unwritten = 0
         """Of those the bytes that landed and are on their way to disk."""
 
+    @any_thread
     def open(self, bucket: Bucket, info: ObjectInfo) -> OpenObject:
-        """Return a version of an object, to read from. From any thread."""
+        """Return a version of an object, to read from."""
         found = self._objects.get((bucket, info))
         if found is not None:
             return found
@@ -120,10 +122,11 @@ class Fetcher:
         opened = OpenObject(bucket, info, watch, source, cached, self._pool)
         return self._objects.add((bucket, info), opened)
 
+    @any_thread
     def open_content(
         self, bucket: Bucket, info: ObjectInfo, source: Source, cached: tuple[BlockCache, EntryId]
     ) -> OpenObject:
-        """Return content that is not in the store as it is read, to read from. From any thread.
+        """Return content that is not in the store as it is read, to read from.
 
         Args:
             bucket: Where the object is that it is made of.

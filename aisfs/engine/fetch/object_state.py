@@ -11,6 +11,7 @@ from aisfs.core.policy.readahead import ReadAhead
 from aisfs.engine.fetch.part import BufferPool, Data, Part
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 from aisfs.process.locks import Rank, ranked_lock
+from aisfs.process.threads import any_thread
 
 _FAILED_MAX = 16
 """Failed ranges that are remembered of an object: what readers and their read-ahead have under way."""
@@ -79,8 +80,9 @@ class OpenObject:
         """Sorted, disjoint. Changed by the trio thread only; `_landed` looks at it from any."""
         self._pool = pool
 
-    # bytes that are here, without waiting, from any thread -------------------------------------
+    # bytes that are here, without waiting --------------------------------------------------------
 
+    @any_thread
     def try_read(self, wanted: ByteRange) -> Data | None:
         """Return a range in memory or mapped, for the kernel alone; see `BlockCache.hit`."""
         there = self._landed(wanted) if self.parts else None  # the disk might have to be read
@@ -88,6 +90,7 @@ class OpenObject:
             there = self.mapped(wanted)
         return there if there is not None else self._joined(wanted)
 
+    @any_thread
     def try_copy(self, wanted: ByteRange) -> bytearray | memoryview | None:
         """Return a copy of what `try_read` returns, for callers that touch the bytes."""
         landed = self._landed(wanted) if self.parts else None
@@ -187,8 +190,9 @@ class OpenObject:
         return True
 
 
+@any_thread
 class OpenObjects:
-    """At most one `OpenObject` for each key, as long as anyone holds it. From any thread.
+    """At most one `OpenObject` for each key, as long as anyone holds it.
 
     A part under way holds its object, and so does one that is retained.
     """

@@ -9,6 +9,7 @@ import trio
 
 from aisfs.errors import untraced
 from aisfs.model import ByteRange
+from aisfs.process.threads import any_thread
 
 PART_MAX = 8 << 20
 """Bytes of one GET. Two round trips of 1 ms then cost a fifth at 1 GB/s, and a reader that needs
@@ -78,8 +79,9 @@ class BufferPool:
             return
         self._free.append(buffer)
 
+    @any_thread
     def lend(self, length: int) -> memoryview:
-        """Return room for bytes, which is used again once there is no view of it. From any thread."""
+        """Return room for bytes, which is used again once there is no view of it."""
         if not _LENT_FROM <= length <= COPIED_MAX:
             return memoryview(bytearray(length))
         for _ in range(_LENT_MAX):
@@ -169,8 +171,9 @@ class Part:
         length = len(self.range)
         return self._furthest >= length - _UNREAD_TAIL and self.given * 4 >= length
 
+    @any_thread
     def view(self, wanted: ByteRange, *, by_reader: bool = True) -> memoryview:
-        """Return the bytes of this part that lie in `wanted`. From any thread.
+        """Return the bytes of this part that lie in `wanted`.
 
         Args:
             wanted: The range, in the object.

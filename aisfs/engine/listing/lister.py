@@ -24,6 +24,7 @@ from aisfs.engine.listing.probes import Probes
 from aisfs.errors import AccessDenied, AisfsError, InvalidName, NotFound, ProtocolError
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, Page, Provider
+from aisfs.process.threads import any_thread
 from aisfs.store.port import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -88,8 +89,9 @@ class Lister:
             return believed
         return await self._listings.fetch((bucket, prefix), lambda: self._list(bucket, prefix))
 
+    @any_thread
     def try_directory(self, bucket: Bucket, prefix: str) -> Dated[Listing] | None:
-        """Give the listing of a directory if it may be believed. Asks nobody, from any thread."""
+        """Give the listing of a directory if it may be believed. Asks nobody."""
         return self._cache.listing((bucket, prefix))
 
     def believed_until(self, bucket: Bucket, prefix: str) -> float | None:
@@ -107,10 +109,11 @@ class Lister:
             return _in_listing(listed, name)
         return await self._find_singly(bucket, prefix, name)
 
+    @any_thread
     def try_find(
         self, bucket: Bucket, prefix: str, name: bytes
     ) -> Dated[Listed] | WouldWait | None:
-        """Give what `name` stands for if that may be believed. Asks nobody, from any thread."""
+        """Give what `name` stands for if that may be believed. Asks nobody."""
         if refusal(name):
             return None
         listed = self._cache.listing((bucket, prefix))
@@ -129,8 +132,9 @@ class Lister:
         """
         return self.try_buckets() or await self._bucket_lists.fetch("", self._list_buckets)
 
+    @any_thread
     def try_buckets(self) -> Dated[list[Bucket]] | None:
-        """Give all buckets if the list may be believed. Asks nobody, from any thread."""
+        """Give all buckets if the list may be believed. Asks nobody."""
         known = self._buckets
         return known if known is not None and self._clock() < known.expires else None
 

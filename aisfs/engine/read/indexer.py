@@ -40,6 +40,7 @@ from aisfs.engine.read.unpacker import Unpacker
 from aisfs.errors import AisfsError, ShardDamaged
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 from aisfs.process.locks import Rank, ranked_lock
+from aisfs.process.threads import any_thread
 from aisfs.store.port import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -123,8 +124,9 @@ class Indexer:
             return known
         return await self._scans.fetch((bucket, shard), lambda: self._load(bucket, shard))
 
+    @any_thread
     def known(self, bucket: Bucket, shard: ObjectInfo) -> MembersView | None:
-        """Return the members if they are in memory. Does not wait, from any thread."""
+        """Return the members if they are in memory. Does not wait."""
         with self._lock:
             return self._views.get((bucket, shard))
 

@@ -35,6 +35,7 @@ from aisfs.engine.read.zip_reader import ZipReader
 from aisfs.errors import ShardDamaged
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 from aisfs.process.locks import Rank, ranked_lock
+from aisfs.process.threads import any_thread
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +69,9 @@ class Reader:
         self._orders: LRUCache[tuple[Bucket, ObjectInfo], MemberReads] = LRUCache(ORDERS_MAX)
         self._affinity = SampleAffinity()
 
-    # opening, without waiting, from any thread --------------------------------------------------
+    # opening, without waiting --------------------------------------------------------------------
 
+    @any_thread
     def open_shard(self, bucket: Bucket, shard: ObjectInfo, index: MemberIndex) -> MemberReads:
         """Return how the members of a shard are read.
 
@@ -85,6 +87,7 @@ class Reader:
                 known = self._orders.setdefault((bucket, shard), known)
         return known
 
+    @any_thread
     def open_member(
         self, bucket: Bucket, shard: ObjectInfo, index: MemberIndex, row: int, *, again: bool
     ) -> OpenMember:
@@ -107,12 +110,14 @@ class Reader:
         elif not reads.opened.cached_by_source:  # else the object itself is needed no more
             self._prefetcher.touched(reads.bucket, reads.shard)
 
+    @any_thread
     def folder_listed(self, bucket: Bucket, shard: ObjectInfo) -> None:
         """Report that the folder of a shard is being listed."""
         self._later(lambda: self._prefetcher.folder_listed(bucket, shard))
 
-    # reading, without waiting, from any thread --------------------------------------------------
+    # reading, without waiting --------------------------------------------------------------------
 
+    @any_thread
     def try_read_object(self, bucket: Bucket, info: ObjectInfo, wanted: ByteRange) -> Data | None:
         """Read a range of an object that is here, cut at its end; None when it is not."""
         wanted = ByteRange(wanted.start, min(wanted.stop, info.size))
@@ -124,6 +129,7 @@ class Reader:
             self._later(lambda: self._prefetcher.in_order(bucket, info))
         return data
 
+    @any_thread
     def try_read_member(
         self, reads: MemberReads, index: MemberIndex, row: int, wanted: ByteRange
     ) -> Data | None:

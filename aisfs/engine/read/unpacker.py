@@ -33,6 +33,7 @@ from aisfs.engine.fetch.part import Data
 from aisfs.errors import AisfsError, ArchiveTooLarge, ShardDamaged, Unavailable, Unsupported
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 from aisfs.process.locks import Rank, ranked_lock
+from aisfs.process.threads import any_thread
 
 log = logging.getLogger(__name__)
 
@@ -168,10 +169,11 @@ class Unpacker:
         """
         return await self._pass(self._tar(bucket, shard, form), feed)
 
+    @any_thread
     def open_shard(self, bucket: Bucket, shard: ObjectInfo, index: MemberIndex) -> OpenObject:
         """Return what the offsets of an index refer to: the object, or what it is decompressed.
 
-        Does not wait, from any thread.
+        Does not wait.
 
         Raises:
             Unsupported: there is no cache, or no package for the form.

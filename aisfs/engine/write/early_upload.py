@@ -18,6 +18,7 @@ from aisfs.core.staged.record import StagedRecord
 from aisfs.engine.fetch.writer_thread import unattended
 from aisfs.engine.write.staging import NEVER, StagedFile
 from aisfs.errors import AisfsError
+from aisfs.process.threads import any_thread
 from aisfs.store.port import UploadAhead, WritableStore
 
 log = logging.getLogger(__name__)
@@ -79,8 +80,9 @@ class EarlyUploader:
         staged.call_at(max(2 * staged.in_order, self._store.ahead_above + 1))
         return sending.upload
 
+    @any_thread
     def _call(self, staged: StagedFile) -> None:
-        """Have a file looked at; from any thread."""
+        """Have a file looked at."""
         self._token.run_sync_soon(self._look_at, staged)
 
     def _look_at(self, staged: StagedFile) -> None:

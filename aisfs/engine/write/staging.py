@@ -28,6 +28,7 @@ from aisfs.engine.write.unsent import DATA, PARKED, adopt_dead_sessions, park, u
 from aisfs.errors import AisfsError, ConfigError, OutOfSpace
 from aisfs.process import private
 from aisfs.process.locks import Rank, ranked_lock
+from aisfs.process.threads import any_thread
 from aisfs.store.content import FileContent
 from aisfs.store.port import UploadAhead
 
@@ -92,8 +93,9 @@ class StagedFile:
         if self.in_order >= self._call_at and self._call is not None:
             self._call(self)
 
+    @any_thread
     def fill(self, offset: int, data: bytes | memoryview) -> None:
-        """Write within the size, or within what was taken for it; from any thread."""
+        """Write within the size, or within what was taken for it."""
         view = memoryview(data)
         while view:
             try:
@@ -324,8 +326,9 @@ class StagingArea:
             self._kept = [one for one in self._kept if one is not staged]
             return kept
 
+    @any_thread
     def empty_kept(self) -> bool:
-        """Empty a file that is only kept, from any thread; return whether there was one."""
+        """Empty a file that is only kept; return whether there was one."""
         with self._books:  # so that the file is not reused meanwhile
             if not self._kept:
                 return False

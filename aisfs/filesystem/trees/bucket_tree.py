@@ -27,6 +27,7 @@ from aisfs.filesystem.nodes import (
     ShardNode,
 )
 from aisfs.model import Bucket, ObjectInfo, Provider
+from aisfs.process.threads import any_thread
 
 __all__ = ["Found", "FoundMember", "Tree"]
 
@@ -91,12 +92,14 @@ class Names(Protocol):
         """List a directory."""
         ...
 
+    @any_thread
     def try_find(self, node: Node, ino: int, name: bytes) -> Found | WouldWait | None:
-        """Look a name up without asking anybody. From any thread."""
+        """Look a name up without asking anybody."""
         ...
 
+    @any_thread
     def try_children(self, node: Node, ino: int) -> Children | None:
-        """List a directory without asking anybody; None when that cannot be. From any thread."""
+        """List a directory without asking anybody; None when that cannot be."""
         ...
 
     def expires(self, node: Node) -> float | None:
@@ -147,8 +150,9 @@ class Tree:
                 return await self._find_in_bucket(node, ino, name)
         return None
 
+    @any_thread
     def try_find(self, node: Node, ino: int, name: bytes) -> Found | WouldWait | None:
-        """Look a name up without asking anybody. From any thread."""
+        """Look a name up without asking anybody."""
         if isinstance(node, DirectoryNode):
             listed = self._lister.try_find(node.bucket, node.prefix, name)
             if isinstance(listed, Dated):
@@ -171,8 +175,9 @@ class Tree:
                 return self._in_listing(node, ino, await self._lister.directory(bucket, prefix))
         raise AssertionError(f"{node} has no children here")
 
+    @any_thread
     def try_children(self, node: Node, ino: int) -> Children | None:
-        """List a directory without asking anybody; None when that cannot be. From any thread."""
+        """List a directory without asking anybody; None when that cannot be."""
         match node:
             case RootNode() | ProviderNode():
                 buckets = self._lister.try_buckets()

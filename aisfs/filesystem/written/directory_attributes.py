@@ -3,6 +3,7 @@
 from cachetools import FIFOCache
 
 from aisfs.model import Bucket
+from aisfs.process.threads import any_thread
 
 DIRECTORIES_MAX = 100_000
 
@@ -22,6 +23,7 @@ class DirectoryAttributes:
     def __bool__(self) -> bool:
         return bool(self._kept)
 
+    @any_thread
     def of(self, bucket: Bucket, prefix: str) -> tuple[int | None, int | None]:
         """Return mode and time of a directory, each None if it was not set."""
         try:

@@ -32,7 +32,7 @@ from aisfs.fuse.fastpath.pending import Pending
 from aisfs.fuse.wire import abi
 from aisfs.fuse.wire.abi import Opcode
 from aisfs.fuse.wire.init import Negotiation
-from aisfs.process.threads import start_service_thread
+from aisfs.process.threads import any_thread, start_service_thread
 
 log = logging.getLogger(__name__)
 
@@ -274,8 +274,9 @@ class Dispatcher:
             self._send_backlog()
         return self._wake_reader not in ready
 
+    @any_thread
     def reply(self, opcode: int, parts: Reply) -> None:
-        """Answer a request. From any thread; whoever calls must be the only one to answer it."""
+        """Answer a request. Whoever calls must be the only one to answer it."""
         try:
             os.writev(self._device, parts)
         except OSError as error:

@@ -19,6 +19,7 @@ from aisfs.fuse.fastpath.waiting_reads import WaitingReads
 from aisfs.fuse.fastpath.write_handlers import CHANGEABLE, WriteHandlers
 from aisfs.fuse.wire import abi
 from aisfs.fuse.wire.abi import InitFlag, Opcode
+from aisfs.process.threads import any_thread
 
 
 class Handlers:
@@ -54,7 +55,7 @@ class Handlers:
         # A page packed ahead stays good only where nothing changes but by what the store says.
         self._pages = ListingPages(answers, filesystem, ahead=writes is None)
         self._forget = filesystem.forget if writes is None else writes.forget
-        """Takes back lookups. From any thread."""
+        """Takes back lookups; for any thread."""
         self.wanted = InitFlag.PARALLEL_DIROPS
         """What the kernel is to do if it can."""
         self.without = InitFlag.ATOMIC_O_TRUNC
@@ -189,11 +190,9 @@ class Handlers:
         self._interruptions.interrupt(abi.interrupted(message))
         return SILENCE
 
+    @any_thread
     def undo(self, opcode: int, reply: memoryview) -> None:
-        """Take back the lookups that a reply counted which the kernel did not take.
-
-        From any thread.
-        """
+        """Take back the lookups that a reply counted which the kernel did not take."""
         _, code = abi.reply_header(reply)
         if code:
             return

@@ -19,6 +19,7 @@ from aisfs.fuse.fastpath.handle_codes import handle_of, is_lanes
 from aisfs.fuse.fastpath.write_requests import CreateArgs, WriteRequests
 from aisfs.fuse.wire import abi
 from aisfs.fuse.wire.abi import InitFlag, Opcode, OpenFlag
+from aisfs.process.threads import any_thread
 
 CHANGEABLE = (
     Opcode.LOOKUP,
@@ -139,8 +140,9 @@ class WriteHandlers:
 
     # lookup counts -------------------------------------------------------------------------------
 
+    @any_thread
     def forget(self, ino: int, count: int) -> None:
-        """Take back lookups, from any thread: those of a written file in the trio thread."""
+        """Take back lookups, those of a written file in the trio thread."""
         if split_member(ino) is not None:
             self._filesystem.forget(ino, count)
             return

@@ -19,6 +19,7 @@ from aisfs.fuse.wire.notifications import STORE_HEADER, store_messages
 from aisfs.metrics import Metrics
 from aisfs.model import ByteRange
 from aisfs.process.locks import Rank, ranked_lock
+from aisfs.process.threads import any_thread
 
 EVENTS_MAX = 10_000
 """Events that may wait; a thread that finds so many drops its own."""
@@ -102,20 +103,23 @@ class Pusher:
         """Whether a job is with the sender."""
         metrics.before_text.append(self._report)
 
-    # From any thread; nothing here waits -----------------------------------------------------
+    # what happened -------------------------------------------------------------------------------
 
+    @any_thread
     def was_read(self, ino: int, offset: int, size: int) -> None:
         """A READ was answered. Only the first of a file counts: large ones take several."""
         parts = split_member(ino) if not offset and size else None
         if parts is not None and not parts[1]:
             self._tell(self._on_read, ino)
 
+    @any_thread
     def was_listed(self, ino: int) -> None:
         """The kernel listed a directory to its end, so it knows the inodes in it."""
         parts = split_member(ino)
         if parts is not None and parts[1]:
             self._tell(self._on_listed, ino)
 
+    @any_thread
     def landed(self) -> None:
         """More bytes are there than before, of whatever object."""
         if self._shards:
