@@ -1,10 +1,10 @@
-"""The quick way through a tar: runs of plain files whose headers resemble the last one.
+"""The fast path through a tar: runs of plain files whose headers resemble the last one.
 
-Nearly all headers of an archive differ only in name, size, mtime and checksum. So the bytes from the
-type flag on are compared as a whole with those of the last plain file, whose sum is known; 148 bytes
-are left to add up. The pax headers of one writer are even identical, and their one record is the
-mtime. Whatever looks otherwise is left to the careful way, with the same rows as outcome: which of
-the two took a member must never show.
+Most headers of an archive differ only in name, size, mtime and checksum. So the bytes from the type
+flag on are compared at once with those of the last plain file, whose sum is known, which leaves 148
+bytes to sum. The pax headers of one writer are even identical, and their only record is the mtime.
+Any other header is left to the slow path in `scanner`. The rows must not depend on which path took a
+member.
 """
 
 from array import array
@@ -26,25 +26,25 @@ from aisfs.core.tar.header import (
 )
 
 _MEMO = 1 << 14
-"""Entries after which a memo starts afresh; more distinct values than checksums can take."""
+"""Entries after which a memo is cleared: more than there are distinct checksums."""
 _TEMPLATES = 64
 """Pax headers remembered; webdataset's differ only in the length of a float."""
 _SHOWN_NAME = 200
 
-_TAIL = 156  # where the type flag is, hence where what members have in common starts
+_TAIL = 156  # the type flag, where the part that members have in common starts
 _NO_TAIL = b"\xff" * (BLOCK - _TAIL)  # no header has this type
 _SIZE = slice(124, 136)
 _CHECKSUM = slice(148, 156)
 _SECOND = 1_000_000_000
 _NO_PAX = (_NO_TAIL, 0, 0)
 _SCALES = [10 ** max(0, 20 - length) for length in range(21)]
-"""By the length of a time such as `1700000000.25`: from its digits to nanoseconds."""
+"""By length of a time such as `1700000000.25`: the factor from its digits to nanoseconds."""
 
 _Value = TypeVar("_Value")
 
 
 class _Memo(dict[bytes, _Value]):
-    """Decoded fields; most values come again, and a look-up costs a third of decoding."""
+    """Decoded fields; most values repeat, and a lookup takes a third of the time of decoding."""
 
     def __init__(self, decode: Callable[[bytes], _Value]) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class _Memo(dict[bytes, _Value]):
 
 
 class _PaxTemplate(NamedTuple):
-    """A pax header seen before, with a payload of a single mtime record."""
+    """A known pax header, with a payload of a single mtime record."""
 
     opening: bytes
     """The whole header and the record up to the time."""
@@ -69,15 +69,15 @@ class _PaxTemplate(NamedTuple):
 
 
 class PlainRuns:
-    """Takes runs of plain files; what to look for it learns from headers taken the careful way."""
+    """Adds runs of plain files that resemble headers of the slow path."""
 
     def __init__(self, rows: MemberIndexBuilder, object_size: int, *, leave: bytes = b"") -> None:
         """Add to `rows`.
 
         Args:
-            rows: where files go.
+            rows: where files are added.
             object_size: where the tar ends.
-            leave: files with this in their headers are left to the careful way.
+            leave: files with this in their headers are left to the slow path.
         """
         self._rows = rows
         self._leave = leave
@@ -91,12 +91,12 @@ class PlainRuns:
         self._times = _Memo(_time)
 
     def learn_file(self, block: bytes) -> None:
-        """Look for headers like this one: of a regular file, without ustar prefix."""
+        """Accept headers like this one, of a regular file without ustar prefix."""
         self._tail = block[_TAIL:]
         self._tail_sum = sum(self._tail) + 8 * 0x20 - 1
 
     def learn_pax(self, block: bytes, payload: bytes) -> None:
-        """Look for pax headers like this one, if its only record is a time."""
+        """Accept pax headers like this one, if its only record is a time."""
         key = block[_SIZE]
         opening = b"%d mtime=" % len(payload)
         known = len(self._templates) < _TEMPLATES or key in self._templates
@@ -105,10 +105,10 @@ class PlainRuns:
             self._templates[key] = _PaxTemplate(block + opening, start, stop)
 
     def scan(self, data: bytes, position: int, base: int) -> int:
-        """Take files while they look like the last one; return where that stops.
+        """Add files while they resemble the last one; return where the first other header is.
 
         Args:
-            data: bytes of the object, so few that lists of what is in them are short.
+            data: bytes of the object, few enough that lists of their members are short.
             position: where in `data` a header is due.
             base: where in the object `data` starts.
         """
@@ -132,7 +132,7 @@ class PlainRuns:
                 start = position
                 time = None
             else:
-                # The next best: another length of the time.
+                # Try the template for another length of the time.
                 found = self._templates.get(data[position + 124 : position + 136])
                 if found is None or found is template or position > last_pax:
                     break
@@ -158,10 +158,10 @@ class PlainRuns:
     def _add(
         self, heads: list[bytes], offsets: list[int], sizes: list[int], times: list[bytes | None]
     ) -> None:
-        """Turn what the loop saw into rows.
+        """Add the files that `scan` collected as rows.
 
-        In the joined heads every 156th byte belongs to one column of the headers, and slicing with
-        a step costs less than a nanosecond per header: columns tell which fields need no decoding.
+        In the joined heads every 156th byte belongs to one column of the headers. Slicing with a
+        step takes less than a nanosecond per header and shows which fields need no decoding.
         """
         count = len(heads)
         joined = b"".join(heads)
@@ -190,13 +190,13 @@ class PlainRuns:
         self._rows.extend(names, offsets, leads, sizes, mtimes, flags)
 
     def _header_times(self, heads: list[bytes], joined: bytes) -> list[int]:
-        """Decode the mtime fields: eleven octal digits and a NUL or blank, if they are usual."""
+        """Return the decoded mtime fields, usually eleven octal digits and a NUL or blank."""
         if _constant(joined, 136, 148):
             return [self._times[joined[136:148]]] * len(heads)
         if not joined[147::_TAIL].strip(b" \0") and all(
             joined[column::_TAIL].isdigit() for column in range(136, 147)
         ):
-            with suppress(ValueError):  # eights and nines
+            with suppress(ValueError):  # not octal
                 return [int(head[136:147], 8) * _SECOND for head in heads]
         return [self._times[head[136:148]] for head in heads]
 
@@ -210,7 +210,7 @@ def _constant(joined: bytes, start: int, stop: int) -> bool:
 
 
 def _pax_times(times: list[bytes]) -> list[int]:
-    """Decode the times of pax records: ten digits, a dot, a fraction, if they are usual."""
+    """Return the decoded times of pax records, usually ten digits, a dot and a fraction."""
     joined = b"".join(times)
     if (
         joined.count(b".") == len(times)
@@ -223,7 +223,7 @@ def _pax_times(times: list[bytes]) -> list[int]:
 
 
 def truncation(name: bytes, stop: int, object_size: int) -> str:
-    """Say which member the object's end cuts off."""
+    """Return the warning for a member that the object's end truncates."""
     shown = name[:_SHOWN_NAME].decode(errors="backslashreplace")
     return (
         f"truncated: the data of {shown!r} goes to byte {stop}, the tar ends at byte {object_size}"
@@ -231,13 +231,13 @@ def truncation(name: bytes, stop: int, object_size: int) -> str:
 
 
 def _checksum(field: bytes) -> int:
-    """Return the stored sum as the loop compares it: with the field's own bytes in it."""
+    """Return the stored sum plus that of the field's own bytes, which `scan` compares."""
     value = number(field)
     return -1 << 32 if value is None else value + sum(field)
 
 
 def _step(field: bytes) -> tuple[int, int]:
-    """Return the way to the next header and the size; the way is 0 when the size makes no sense."""
+    """Return the distance to the next header and the size; the distance is 0 for an invalid size."""
     size = number(field)
     if size is None or not 0 <= size <= MAX_SIZE:
         return 0, 0

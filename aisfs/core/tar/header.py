@@ -1,7 +1,7 @@
-"""Decoding of single tar header blocks and pax records: the one place that knows byte positions.
+"""Decoding of single tar header blocks and pax records: the only module with their byte positions.
 
-Everything here is a pure function of a few bytes. A function answers None where the bytes make no
-sense; it never raises, because whether nonsense is damage is for the scanner to say.
+These are pure functions of a few bytes. They return None for invalid bytes and never raise, because
+the scanner decides whether those are damage.
 """
 
 from typing import NamedTuple
@@ -35,10 +35,10 @@ class Header(NamedTuple):
 
 
 class PaxRecords(NamedTuple):
-    """What a pax header said."""
+    """The records of a pax header."""
 
     pairs: list[tuple[bytes, bytes]]
-    """In the order stored; keys can repeat (sparse 0.0)."""
+    """In stored order; keys can repeat (sparse 0.0)."""
     intact: bool
     """False when parsing had to stop before the end."""
 
@@ -49,7 +49,7 @@ def text(field: bytes) -> bytes:
 
 
 def number(field: bytes) -> int | None:
-    """Decode a numeric field: octal with blanks and NULs around it, or base-256."""
+    """Return a numeric field, which is octal with blanks and NULs around it, or base-256."""
     if field[0] & 0x80:
         # Two's complement whose top bit is the mark and whose next bit is the sign.
         bits = 8 * len(field) - 1
@@ -58,7 +58,7 @@ def number(field: bytes) -> int | None:
     digits = text(field).strip()
     if not digits:
         return 0
-    # int() alone would also take signs, underscores and 0o.
+    # int() alone would also accept signs, underscores and 0o.
     if not digits.isdigit():
         return None
     try:
@@ -68,19 +68,19 @@ def number(field: bytes) -> int | None:
 
 
 def decimal(digits: bytes) -> int | None:
-    """Decode a number of a pax record; None if it is none or longer than any 64-bit number."""
+    """Return a number of a pax record; None if it is invalid or longer than any 64-bit number."""
     return int(digits) if digits.isdigit() and len(digits) <= 20 else None
 
 
 def seconds_to_ns(seconds: int | None) -> int:
-    """Turn the number of an mtime field into nanoseconds that fit 64 bits; nonsense is 0."""
+    """Return the seconds of an mtime field in nanoseconds, clamped to 64 bits; 0 if invalid."""
     if seconds is None:
         return 0
     return max(-MAX_SIZE, min(MAX_SIZE, seconds * 1_000_000_000))
 
 
 def pax_time_ns(value: bytes) -> int:
-    """Decode a pax time such as `1700000000.25` exactly; nonsense is 0."""
+    """Return a pax time such as `1700000000.25` in exact nanoseconds; 0 if invalid."""
     whole, _, fraction = value.partition(b".")
     negative = whole.startswith(b"-")
     if not (whole[negative:] + fraction).isdigit():
@@ -93,7 +93,7 @@ def pax_time_ns(value: bytes) -> int:
 
 
 def _float_time_ns(value: bytes) -> int:
-    """Decode what Python's writers make of times near the epoch, such as `5e-05`."""
+    """Return a time as Python writes it near the epoch, such as `5e-05`, in nanoseconds."""
     try:
         ns = float(value) * 1e9
     except ValueError:
@@ -102,12 +102,12 @@ def _float_time_ns(value: bytes) -> int:
 
 
 def parse_header(block: bytes) -> Header | None:
-    """Decode a block of 512 bytes; None unless its checksum holds."""
+    """Return the fields of a block of 512 bytes; None if its checksum is wrong."""
     if not checksum_holds(block):
         return None
     name = text(block[:100])
     prefixed = False
-    # GNU's own magic is "ustar  \0"; its archives may keep times where ustar has the prefix.
+    # GNU's magic is "ustar  \0"; its archives may have times in the place of the prefix.
     if block[345] and block[257:263] == b"ustar\0":
         name = text(block[345:500]) + b"/" + name
         prefixed = True
@@ -124,7 +124,7 @@ def parse_header(block: bytes) -> Header | None:
 
 
 def checksum_holds(block: bytes) -> bool:
-    """Compare the stored checksum with the byte sum, unsigned or (old Sun tar) signed."""
+    """Return whether the stored checksum is the byte sum, unsigned or (old Sun tar) signed."""
     stored = number(block[148:156])
     if stored is None:
         return False
@@ -145,7 +145,7 @@ def byte_sum(part: bytes) -> int:
 
 
 def parse_pax(payload: bytes) -> PaxRecords:
-    """Split a pax payload into its `<length> <key>=<value>` records."""
+    """Return the `<length> <key>=<value>` records of a pax payload."""
     pairs: list[tuple[bytes, bytes]] = []
     position = 0
     while position < len(payload) and payload[position]:
@@ -163,5 +163,5 @@ def parse_pax(payload: bytes) -> PaxRecords:
 
 
 def padded(size: int) -> int:
-    """Return the space that `size` bytes of payload take."""
+    """Return `size` rounded up to whole blocks."""
     return (size + BLOCK - 1) & -BLOCK

@@ -1,6 +1,6 @@
-"""What a header and the pax records before it say of one member, put together.
+"""Combines a header and the pax records before it to the description of one member.
 
-The scanner knows where the bytes are; this knows which records count and which has the last word.
+The scanner finds the bytes; this module decides which records count, and which take precedence.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,9 +12,9 @@ from aisfs.core.tar.sparse import SPARSE_KEYS, old_logical_size, pax_logical_siz
 
 OLD_SPARSE = b"S"
 _COMMON_KEYS = (b"path", b"linkpath", b"mtime")
-"""Records of global pax headers that count."""
+"""The recognized records of global pax headers."""
 OWN_KEYS = frozenset((*_COMMON_KEYS, b"size")) | SPARSE_KEYS
-"""Records of a member's own pax headers that count."""
+"""The recognized records of a member's own pax headers."""
 
 _KINDS = {
     b"0": MemberKind.FILE,
@@ -28,7 +28,7 @@ _KINDS = {
 }
 _DEVICES = (b"3", b"4", b"6")
 _NO_PAYLOAD = (b"1", b"2", b"3", b"4", b"5", b"6")
-"""Types without data, whatever their size field says."""
+"""Types without data, even if their size field is not 0."""
 
 
 class Member(NamedTuple):
@@ -38,23 +38,23 @@ class Member(NamedTuple):
     hidden: str
     """Why it cannot be shown; empty when it can."""
     flags: int
-    """Kind and flags as the index keeps them."""
+    """Kind and flags as in the index."""
     size: int
-    """As users see it."""
+    """The size users see."""
     stored: int
     """Bytes of data in the archive."""
     mtime_ns: int
     target: bytes | None
-    """Of links."""
+    """The target of a link."""
 
     @property
     def sparse(self) -> bool:
-        """Whether the data is stored with its holes left out."""
+        """Whether the data is stored without its holes."""
         return bool(self.flags & SPARSE)
 
 
 def set_common(common: dict[bytes, bytes], pairs: Iterable[tuple[bytes, bytes]]) -> None:
-    """Take the records of one more global pax header; an empty value takes a record back."""
+    """Add the records of another global pax header; an empty value removes a record."""
     for key, value in pairs:
         if key in _COMMON_KEYS:
             common.pop(key, None)
@@ -65,11 +65,11 @@ def set_common(common: dict[bytes, bytes], pairs: Iterable[tuple[bytes, bytes]])
 def describe(
     header: Header, block: bytes, own: Mapping[bytes, bytes], common: Mapping[bytes, bytes]
 ) -> Member | None:
-    """Put a member together; None when its size makes no sense.
+    """Return the description of a member; None when its size is invalid.
 
     Args:
         header: its decoded header.
-        block: the same, as stored.
+        block: the header as stored.
         own: pax records and long names for this member.
         common: records of global pax headers.
     """
@@ -78,7 +78,7 @@ def describe(
     time = own.get(b"mtime") or common.get(b"mtime")
     kind = _KINDS.get(header.kind)
     if header.kind == b"\0" and name.endswith(b"/"):
-        kind = MemberKind.DIRECTORY  # V7 has no type for them, and gives them no data
+        kind = MemberKind.DIRECTORY  # V7 has no type for directories, and stores no data for them
     if header.kind in _NO_PAYLOAD or (header.kind == b"\0" and kind == MemberKind.DIRECTORY):
         stored = 0
     size: int | None = stored

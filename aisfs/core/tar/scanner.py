@@ -1,17 +1,17 @@
 """Finds the members of a tar by walking its headers: bytes in, rows out.
 
-Fed with the object's bytes in any pieces, and told to `seek` over what it does not want (`needed`).
+The scanner is fed the object's bytes in any split, and `seek` skips the bytes it does not need.
 Invariants:
 - the rows do not depend on how the bytes were cut into pieces;
 - no input raises or makes it loop, and memory grows only with the rows and one header's payload;
-- what comes before damage is kept; what the damage is and where is in the index's `warnings`;
+- members before damage are kept; the kind and place of the damage are in the index's `warnings`;
 - a header counts only if its checksum holds.
 
-A tar in the tar is scanned by a scanner of its own, which adds to the same rows. Nothing of it is
-read twice, and what is not wanted of it is not wanted at all.
+A tar in the tar is scanned by another scanner, which adds to the same rows. None of its bytes are
+read twice, and bytes that it does not need are not needed by the outer scan either.
 
-Runs of similar members are taken by `tar_plain`, which is quick; here is the careful way, one header
-at a time, which understands everything and tells the quick one what to look for.
+`fast_path` takes runs of similar members. This module is the slow path, one header at a time, which
+understands every header and teaches the fast path what to look for.
 """
 
 from aisfs.core.archive.formats import Form, form_of_content
@@ -25,17 +25,17 @@ from aisfs.core.tar.sparse import extension_extends, header_extends
 MAX_META = 1 << 20
 """Most bytes of one pax header or long name; Go's tar has the same bound."""
 _END_LOOK = 1 << 16
-"""How far past the end mark to look for further headers: six times tar's usual record of 10 KiB."""
+"""How far to look for headers past the end mark: six times tar's usual record of 10 KiB."""
 _LEAST_LOOK, _MOST_LOOK = 4 << 10, 1 << 16
-"""Bytes looked at in one go: of large members little more than their headers, of small ones as much
-as the C library keeps at hand. Larger blocks are new memory each time, at half a second a gigabyte."""
+"""Bytes copied at once: of large members little more than their headers, of small ones as much as
+malloc recycles. Larger blocks are new memory each time, which costs half a second per gigabyte."""
 _PLAIN = (b"0", b"7")
 _META = {b"x": b"pax", b"X": b"pax", b"g": b"global", b"L": b"path", b"K": b"linkpath"}
 _NOT_A_TAR = "not a tar: it does not start with a tar header"
 
 
 class TarScanner:
-    """Scans one object. Feed it, in order, the bytes from `needed` on; then `finish`."""
+    """Scans one object. Feed it the bytes from `needed` on, in order, then call `finish`."""
 
     def __init__(
         self,
@@ -49,43 +49,43 @@ class TarScanner:
         """Start a scan.
 
         Args:
-            object_size: where the tar ends, which tells truncated members: the length of the whole
-                object, or less for a tar in it.
-            ignore_zeros: go on after end marks, for archives that were joined with `cat`.
-            nesting: how many tars deep tars are opened that are members.
+            object_size: where the tar ends, to detect truncated members: the length of the object,
+                or less for a tar inside it.
+            ignore_zeros: continue after end marks, for archives that were joined with `cat`.
+            nesting: how many levels of tars in tars are opened.
             start: where the tar starts.
-            rows: where members go, if there are others.
+            rows: the rows to add to, for a tar inside another.
         """
         self._object_size = object_size
         self._ignore_zeros = ignore_zeros
         self._nesting = nesting
         self._rows = rows if rows is not None else MemberIndexBuilder(object_size)
         self._offset = start
-        """Where the next fed byte belongs."""
+        """The offset of the next fed byte."""
         self._position = start
-        """The header to read next."""
+        """The offset of the next header."""
         self._want = BLOCK
-        """How many bytes from there on are needed at once."""
+        """How many bytes from there on are needed together."""
         self._held = bytearray()
-        """Those of them that were fed already."""
+        """Those of them that were already fed."""
         self._ended = object_size == start
         self._end_mark: int | None = None
         """The first zero block, until a header follows."""
         self._seen = 0
-        """Valid headers."""
+        """How many valid headers were found."""
         self._unit: int | None = None
-        """Where the headers that belong to the next member start."""
+        """Where the headers of the next member start."""
         self._extending: tuple[Member, int] | None = None
-        """An old sparse member whose extension blocks are going by, and where its header is."""
+        """An old sparse member whose extension blocks are being read, and where its header is."""
         self._overrides: dict[bytes, bytes] = {}
-        """What they say of it. The first to speak wins, as in tarfile."""
+        """Values that headers set for the next member. The first value wins, as in tarfile."""
         self._globals: dict[bytes, bytes] = {}
         self._plain = PlainRuns(self._rows, object_size, leave=b".tar" if nesting else b"")
         self._candidate: tuple[int, int] | None = None
-        """Of a member that may be a tar, and whose first block is read next: where it ends, and
-        where the header after it is."""
+        """For a member that may be a tar, whose first block is next: where it ends, and where the
+        header after it is."""
         self._inner: TarScanner | None = None
-        """Scans the tar that was opened last, until it needs nothing more."""
+        """Scans the tar that was opened last, until that is finished."""
 
     def __repr__(self) -> str:
         return (
@@ -94,7 +94,7 @@ class TarScanner:
 
     @property
     def needed(self) -> int:
-        """The offset of the next byte wanted; the object's size when nothing is wanted any more."""
+        """The offset of the next byte needed; the object's size when nothing more is needed."""
         if self._ended:
             return self._object_size
         if self._inner is not None:
@@ -103,12 +103,12 @@ class TarScanner:
 
     @property
     def rows(self) -> MemberIndexBuilder:
-        """What was found so far."""
+        """The rows found so far."""
         return self._rows
 
     @property
     def end(self) -> int:
-        """Where the zeros are that end the tar, or would be: the place of a further member."""
+        """Where the zeros that end the tar are, or would be: the place for another member."""
         return self._position if self._end_mark is None else self._end_mark
 
     @property
@@ -117,17 +117,17 @@ class TarScanner:
         return self.needed >= self._object_size
 
     def seek(self, offset: int) -> None:
-        """Say that the next fed byte is the one at `offset`, anywhere up to `needed`.
+        """Set the offset of the next fed byte, which may be anything up to `needed`.
 
         Raises:
-            ValueError: for an offset after `needed`: those bytes are not to be skipped.
+            ValueError: the offset is after `needed`: those bytes must not be skipped.
         """
         if not 0 <= offset <= self.needed:
             raise ValueError(f"the scan needs byte {self.needed}, cannot seek to {offset}")
         self._offset = offset
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Take the next bytes of the object."""
+        """Scan the next bytes of the object."""
         start = self._offset
         self._offset = stop = min(start + len(data), self._object_size)
         view, most = memoryview(data), _LEAST_LOOK
@@ -138,7 +138,7 @@ class TarScanner:
             most = min(4 * most, _MOST_LOOK) if dense else _LEAST_LOOK
 
     def _feed_piece(self, piece: bytes, start: int) -> None:
-        """Take a piece that starts with the first byte wanted."""
+        """Scan a piece that starts with the first byte needed."""
         if self._inner is not None:
             self._feed_inner(self._inner, piece, start)
         elif self._held:
@@ -152,7 +152,7 @@ class TarScanner:
             self._scan(piece, start)
 
     def _feed_inner(self, inner: "TarScanner", piece: bytes, start: int) -> None:
-        """Let the tar in the tar have its part of a piece."""
+        """Feed the inner tar its part of a piece."""
         needed = inner.needed
         inner.seek(needed)
         inner.feed(piece[needed - start : inner._object_size - start])
@@ -165,11 +165,11 @@ class TarScanner:
         self._inner = None
 
     def end_at(self, size: int, warning: str = "") -> None:
-        """Say how long the object turned out to be, if it was given as longer; then `finish`.
+        """Set the real length of an object that was announced as longer; then call `finish`.
 
         Args:
-            size: All of it, which was fed.
-            warning: What is wrong with it there.
+            size: The length, all of which was fed.
+            warning: Why it ends there, if that is an error.
         """
         scanner: TarScanner | None = self
         while scanner is not None:
@@ -191,10 +191,10 @@ class TarScanner:
         return self._rows.build(form=form)
 
     def _conclude(self) -> None:
-        """Say what is wrong with the tar as it is now that no more bytes come."""
+        """Add the warnings for a tar that ends here."""
         if self._inner is not None:
             self._close_inner(self._inner)
-        if self._candidate is not None and self.done:  # what is held is no header
+        if self._candidate is not None and self.done:  # the held bytes are no header
             self._ended = True
         if not self._ended:
             if not self.done:
@@ -209,7 +209,7 @@ class TarScanner:
             self._ended = True
 
     def _scan(self, data: bytes, base: int) -> None:
-        """Scan `data`, which starts at `base`, as far as it goes; hold what is to be gone on with."""
+        """Scan as much as possible of `data`, which starts at `base`, and hold the rest."""
         position = self._position - base
         while not self._ended and self._inner is None and position + self._want <= len(data):
             if self._rows.full:
@@ -226,7 +226,7 @@ class TarScanner:
 
     @property
     def _undisturbed(self) -> bool:
-        """Whether the next header stands for itself alone, as the quick way takes it."""
+        """Whether no earlier header affects the next one, as the fast path requires."""
         return (
             self._unit is None
             and self._end_mark is None
@@ -234,12 +234,12 @@ class TarScanner:
             and not self._globals
         )
 
-    # The careful way -----------------------------------------------------------------------------
+    # The slow path -------------------------------------------------------------------------------
 
     def _scan_header(self, data: bytes, position: int, base: int) -> int:
-        """Take the block at `position`; return where the next one is.
+        """Handle the block at `position`; return where the next one is.
 
-        Returns `position` itself after raising `_want` or ending the scan.
+        That is `position` itself after `_want` was raised or the scan ended.
         """
         block = data[position : position + BLOCK]
         at = base + position
@@ -278,16 +278,16 @@ class TarScanner:
             self._ended = True
 
     def _take_nonsense(self, at: int) -> None:
-        """End the scan at a block that is no header."""
+        """End the scan at a block that is not a header."""
         if not self._seen:
             self._end(_NOT_A_TAR)
         elif self._end_mark is None:
             self._end(f"damaged header at byte {at}: nothing from there on is shown")
         else:
-            self._ended = True  # after the end mark anything may follow
+            self._ended = True  # anything may follow the end mark
 
     def _take_meta(self, header: Header, data: bytes, position: int, base: int) -> int:
-        """Take a header that only speaks of the member or members after it."""
+        """Handle a header that describes the next member, or all following ones."""
         at = base + position
         if header.size is None or not 0 <= header.size <= MAX_META:
             self._end(f"the {header.kind.decode()!r} header at byte {at} has an impossible size")
@@ -321,7 +321,7 @@ class TarScanner:
         return following
 
     def _take_member(self, header: Header, block: bytes, at: int) -> int:
-        """Take the header of a member; return where the next header is."""
+        """Handle the header of a member; return where the next header is."""
         member = describe(header, block, self._overrides, self._globals)
         if member is None:
             self._end(f"the header at byte {at} has an impossible size")
@@ -334,7 +334,7 @@ class TarScanner:
         return self._add(member, at, at + BLOCK)
 
     def _take_extension(self, block: bytes, at: int) -> int:
-        """Take an extension block of an old sparse header; return where the next block is."""
+        """Skip an extension block of an old sparse header; return where the next block is."""
         assert self._extending is not None
         if extension_extends(block):
             return at + BLOCK
@@ -343,7 +343,7 @@ class TarScanner:
         return self._add(member, header_at, at + BLOCK)
 
     def _add(self, member: Member, at: int, data_start: int) -> int:
-        """List a member, or count it, and forget what was said of it; return where it ends."""
+        """Add or count a member and reset the values for it; return where it ends."""
         lead = (data_start - (at if self._unit is None else self._unit)) // BLOCK
         self._forget_unit()
         if lead > MAX_LEAD:

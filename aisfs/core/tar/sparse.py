@@ -1,12 +1,12 @@
-"""Sparse members: files stored with their holes left out, in the four forms GNU tar has had.
+"""Sparse members: files stored without their holes, in the four formats of GNU tar.
 
 - the old GNU type `S`: the map is in the header and in extension blocks after it;
 - pax 0.0: one record per number; pax 0.1: one record with all numbers; pax 1.0: decimal lines
-  before the data. Only 1.0 was meant to survive; the others are still in old archives.
+  before the data. Version 1.0 is current; the others occur in old archives.
 
-A scan only needs the logical size and where the member ends. The map is read when the member is,
-from the bytes the member starts with (`MemberIndex.span`), hence two steps here: `sparse_segments`
-makes the map, `segments_of` says which stored bytes a read needs. What no segment covers is zeros.
+A scan only needs the logical size and where the member ends. The map is read together with the
+member, from its first bytes (`MemberIndex.span`). So `sparse_segments` returns the map, and
+`segments_of` the stored bytes that a read needs. Bytes outside of all segments are zeros.
 """
 
 from bisect import bisect_right
@@ -26,14 +26,14 @@ from aisfs.core.tar.header import (
 from aisfs.errors import ShardDamaged
 
 MAX_SEGMENTS = 1 << 17
-"""More than that is refused: a map may not need more memory than the index of a large shard."""
+"""Most segments of a map, which must not need more memory than the index of a large shard."""
 MAX_HEADERS = 1 << 12
 """Most headers before a map; GNU tar writes one or two."""
 
 SPARSE_KEYS = frozenset(
     b"GNU.sparse." + key for key in (b"name", b"size", b"realsize", b"major", b"minor", b"map")
 )
-"""The pax records a scan must keep."""
+"""The pax records that a scan needs."""
 
 _OLD_MAP = 386  # where the old header's four entries start
 _OLD_ENTRIES = 4
@@ -45,13 +45,13 @@ _EXTENSION_EXTENDED = 504
 
 
 class SparseSegment(NamedTuple):
-    """A stretch of data between holes."""
+    """A range of data between holes."""
 
     offset: int
-    """In the file as users see it."""
+    """Its offset in the logical file."""
     length: int
     stored: int
-    """Where its bytes are, counted from the start of the member's span."""
+    """Where its bytes are stored, from the start of the member's span."""
 
 
 class _TooShort(Exception):
@@ -69,12 +69,12 @@ def extension_extends(block: bytes) -> bool:
 
 
 def old_logical_size(block: bytes) -> int | None:
-    """Return the size users see of a member with this old sparse header."""
+    """Return the logical size of a member with an old sparse header."""
     return number(block[_OLD_REAL_SIZE])
 
 
 def pax_logical_size(records: Mapping[bytes, bytes]) -> int | None:
-    """Return the size users see as sparse records tell it; None when the member is not sparse."""
+    """Return the logical size in sparse records; None when the member is not sparse."""
     version = records.get(b"GNU.sparse.major"), records.get(b"GNU.sparse.minor")
     size = records.get(b"GNU.sparse.size")
     if version == (b"1", b"0") or b"GNU.sparse.map" in records:
@@ -83,17 +83,17 @@ def pax_logical_size(records: Mapping[bytes, bytes]) -> int | None:
 
 
 def sparse_segments(head: bytes, size: int) -> tuple[SparseSegment, ...] | None:
-    """Read the map of a sparse member.
+    """Return the map of a sparse member.
 
     Args:
-        head: the first bytes of the member's span, as many as you like.
+        head: the first bytes of the member's span, any number.
         size: the logical size.
 
     Returns:
-        The segments in order, or None when the map goes on after `head`.
+        The segments in order, or None when the map continues after `head`.
 
     Raises:
-        ShardDamaged: when there is no usable map.
+        ShardDamaged: there is no valid map.
     """
     try:
         pairs, stored = _find_map(head)
@@ -114,7 +114,7 @@ def sparse_segments(head: bytes, size: int) -> tuple[SparseSegment, ...] | None:
 def segments_of(
     segments: tuple[SparseSegment, ...], offset: int, length: int
 ) -> list[SparseSegment]:
-    """Return the parts of segments that a read needs; the rest of it is zeros."""
+    """Return the parts of segments that a read needs; the rest is zeros."""
     stop = offset + length
     parts: list[SparseSegment] = []
     first = max(0, bisect_right(segments, offset, key=_offset) - 1)
@@ -206,7 +206,7 @@ def _pax_map(
 
 
 def _lines_map(head: bytes, start: int) -> tuple[list[tuple[int, int]], int]:
-    """Read the map of form 1.0: a count, then an offset and a length per segment, one per line."""
+    """Return a map of version 1.0: lines with a count, then offset and length of each segment."""
     numbers: list[int] = []
     position = start
     wanted = 1

@@ -25,15 +25,15 @@ _INTEGER = re.compile(rb"[+-]?[0-9]{1,18}")
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """The samples of one shard that have an image and a label."""
+    """The samples of a shard that have an image and a label."""
 
     rows: "array[int]"
     """Of the images, ascending."""
     ids: "array[int]"
-    """For each its label, as a place in `table`."""
+    """The label of each row, as a position in `table`."""
     table: list[bytes]
     skipped: Counter[str]
-    """Samples without: reason and how many."""
+    """How many samples are not shown, by reason."""
 
 
 def labelled_samples(
@@ -42,12 +42,12 @@ def labelled_samples(
     column: LabelColumn | None,
     table: Mapping[bytes, bytes] | None,
 ) -> Labelled:
-    """Find the image and the label of each sample of a shard.
+    """Return the image and the label of each sample of a shard.
 
     Args:
         index: The members.
         spec: The view.
-        column: What the contents say, where labels come from contents.
+        column: The labels, where they come from contents.
         table: Labels by key, where they come from a table.
     """
     samples = Samples(index, spec.rule, spec.require)
@@ -59,7 +59,7 @@ def labelled_samples(
         rank = spec.image.rank(extension)
         if rank is not None:
             known = images.get(key)
-            if known is None or rank <= known[0]:  # of equal ones the last wins, as elsewhere
+            if known is None or rank <= known[0]:  # the last of equal ones wins, as elsewhere
                 images[key] = (rank, row)
         else:
             images.setdefault(key, (len(spec.image.extensions), -1))
@@ -109,10 +109,10 @@ def _labeller(
 def class_names(
     labels: Iterable[bytes], classes: Sequence[bytes] | None
 ) -> dict[bytes, bytes | None]:
-    """Return the directory of each label; None for one that can have none.
+    """Return the directory of each label; None for a label that cannot be a name.
 
-    Labels that are all integers are padded with zeros to one width, so that their order by name is
-    their order. With `classes` an integer stands for the name at that place.
+    If all labels are integers they are padded with zeros to one width, so that they sort by value.
+    With `classes`, an integer stands for the name at that position.
     """
     labels = set(labels)
     integers = all(map(_INTEGER.fullmatch, labels))
@@ -137,7 +137,7 @@ def class_homes(
     spec: ViewSpec,
     names: Mapping[bytes, bytes | None],
 ) -> tuple["array[int]", list[bytes], Counter[str]]:
-    """Return the rows that have a directory, it, and how many have none and why."""
+    """Return the rows that have a directory, these directories, and why other rows have none."""
     rows: array[int] = array("I")
     homes: list[bytes] = []
     exclusions: Counter[str] = Counter()
@@ -150,14 +150,14 @@ def class_homes(
         key, _ = split(index.name(row)) or (index.name(row), b"")
         above = key.rpartition(b"/")[0]
         if spec.label.source is LabelSource.DIRECTORY:
-            above = above.partition(b"/")[2]  # the label says the first one already
+            above = above.partition(b"/")[2]  # the first one is the label
         rows.append(row)
         homes.append(name + b"/" + above if above else name)
     return rows, homes, exclusions
 
 
 def class_namer(rule: KeyRule) -> Namer:
-    """Return what names the file of an image: the last part of the key, and the last extension."""
+    """Return the function that names an image: the last part of the key and the last extension."""
     split = SPLITS[rule]
 
     def name_of(index: MemberIndex, row: int) -> bytes:

@@ -1,17 +1,17 @@
-"""The directory tree of a shard: which names each folder of members has.
+"""The directory tree of a shard: the entries of each folder.
 
 Invariants:
 - a name occurs once in a directory. Of members with one name the last wins, as when the tar is
-  unpacked; the others are counted;
-- every member's parents exist, whether the tar mentions them or not;
-- where a name is both a member and a directory, the directory keeps it and the member becomes
+  extracted; the others are counted;
+- every member's parents exist, even if the tar has no entries for them;
+- if a name is both a member and a directory, the directory keeps it and the member becomes
   `name~file`, so that nothing below is lost;
-- an opened tar and its folder are called as shards are; what is not listed of them is found by name;
+- an opened tar and its folder are named like shards; the one that is not listed is found by name;
 - positions are stable and follow the tar: reading a directory in order reads the shard in order.
 
-There is no dict from names to rows, which would cost more than the whole index. A directory is a
-slice of `_entries`; looking a name up bisects the slice by name, through a permutation that exists
-only for directories whose names are not in order anyway.
+There is no dict from names to rows, which would need more memory than the index. A directory is a
+slice of `entries`; looking up a name bisects the slice, through a permutation if the names are not
+already in order.
 """
 
 from array import array
@@ -33,14 +33,14 @@ class Child(NamedTuple):
 
     name: bytes
     row: int | None
-    """The member; for directories the one that describes it, if the tar has one."""
+    """The member; for directories the row of its own entry, if the tar has one."""
     directory: int | None
-    """The directory's number, None for everything else."""
+    """The directory's number; None for other entries."""
 
 
 _PLAIN = bytes(flags for flags in range(256) if not flags & KIND_BITS)
 BISECTED = 8
-"""Entries from which on a directory gets a permutation by name; a sample has fewer."""
+"""Directories with at least so many entries are bisected; a sample has fewer."""
 
 
 class Directory:
@@ -67,12 +67,12 @@ class Directory:
 
     @property
     def parent(self) -> int:
-        """The number of the directory this lies in; the root's is itself."""
+        """The number of the parent directory; the root is its own parent."""
         return self._view.parents[self.number]
 
     @property
     def row(self) -> int | None:
-        """The member that describes this directory, if the tar has one."""
+        """The row of this directory's own entry, if the tar has one."""
         return self._view.directory_row(self.number)
 
     @property
@@ -83,31 +83,31 @@ class Directory:
 
     @property
     def mtime_ns(self) -> int | None:
-        """When the tar says it changed; None when it only implies the directory."""
+        """The mtime in the tar; None if the tar has no entry for the directory."""
         return None if self.row is None else self._view.index.mtime_ns(self.row)
 
     def child(self, position: int) -> Child:
         """Return the entry at a position.
 
         Raises:
-            IndexError: when there are not that many.
+            IndexError: there is no such entry.
         """
         if not 0 <= position < len(self):
             raise IndexError(f"directory {self.path!r} has no entry {position}")
         return self._view.entry(self._start + position)
 
     def children(self, start: int = 0) -> Iterator[Child]:
-        """Yield the entries from a position on."""
+        """Return the entries from a position on."""
         return map(self._view.entry, range(self._start + start, self._stop))
 
     def __iter__(self) -> Iterator[Child]:
         return self.children()
 
     def plain_files(self, start: int, most: int) -> tuple[Sequence[int], list[bytes]]:
-        """Return rows and names of the entries from a position on, up to the first that is no
-        plain file, and no more than `most`.
+        """Return rows and names of at most `most` entries from a position on, up to the first that
+        is not a plain file.
 
-        For listings: a twentieth of the time of `children`.
+        This takes a twentieth of the time of `children`.
         """
         first, view = self._start + start, self._view
         columns = view.index.columns
@@ -129,11 +129,11 @@ class Directory:
 
     @property
     def searchable(self) -> bool:
-        """Whether `find` is quick: the first one in a directory not in order has to sort it."""
+        """Whether `find` is fast: the first search in an unordered directory sorts it."""
         return self.number in self._view.orders
 
     def find(self, name: bytes) -> Child | None:
-        """Return the entry of that name, listed or not."""
+        """Return the entry with a name, listed or not."""
         code = self._view.aside.get((self.number, name))
         return self._listed(name) or (None if code is None else self._view.child_of(code, name))
 
@@ -167,7 +167,7 @@ class Directory:
 
 
 class MembersView:
-    """The tree of one index. Directories have numbers, the root's is 0."""
+    """The tree of one index. Directories have numbers; the root is 0."""
 
     def __init__(
         self,
@@ -180,10 +180,10 @@ class MembersView:
 
         Args:
             index: The members.
-            paths: Where each member goes, its name unchanged; None for one that is not shown.
-                Without this all members go where the tar has them.
-            left_out: Why those are not shown that are not: reason and how many.
-            shards: How tars in the shard show that are opened.
+            paths: The path of each member, with its name unchanged; None for one that is not
+                shown. By default all members have the paths of the tar.
+            exclusions: How many members `paths` does not show, by reason.
+            shards: How opened tars in the shard are shown.
         """
         self.index = index
         tree = MemberTree(index, paths, shards)
@@ -202,27 +202,27 @@ class MembersView:
         skipped.update(tree.skipped)
         skipped.update(exclusions)
         self.skipped: Mapping[str, int] = MappingProxyType(dict(skipped))
-        """Members not shown, those the index left out included: reason and how many."""
+        """How many members of the tar are not shown, by reason."""
 
     def __repr__(self) -> str:
         return f"<MembersView of {len(self.entries)} entries in {len(self)} directories>"
 
     def __len__(self) -> int:
-        """Return how many directories there are; their numbers are all below."""
+        """Return the number of directories."""
         return len(self._names)
 
     def directory(self, number: int) -> Directory:
         """Return a directory by its number.
 
         Raises:
-            IndexError: when there is none.
+            IndexError: there is none.
         """
         if not 0 <= number < len(self._names):
             raise IndexError(f"no directory {number}")
         return Directory(self, number, self._starts[number], self._starts[number + 1])
 
     def resolve(self, path: bytes) -> Child | None:
-        """Return what lies at a path inside the shard; the root has an empty name."""
+        """Return the entry at a path inside the shard; the root has an empty name."""
         child: Child | None = Child(b"", self.directory_row(0), 0)
         for part in path.split(b"/") if path else ():
             if child is None or child.directory is None:
@@ -235,12 +235,12 @@ class MembersView:
         return path_of(number, self._names, self.parents)
 
     def directory_row(self, number: int) -> int | None:
-        """Return the member that describes a directory, if there is one."""
+        """Return the row of a directory's own entry, if there is one."""
         row = self._rows[number]
         return None if row == NO_ROW else row
 
     def in_opened_tar(self, number: int) -> bool:
-        """Return whether a directory is the folder of a tar in the shard, or in one."""
+        """Return whether a directory is the folder of an opened tar, or lies in one."""
         while number:
             row = self.directory_row(number)
             if row is not None and self.index.opened(row):
@@ -249,7 +249,7 @@ class MembersView:
         return False
 
     def entry(self, at: int) -> Child:
-        """Return an entry by its place in the whole view."""
+        """Return an entry by its position in `entries`."""
         return self.child_of(self.entries[at], self.entry_name(at))
 
     def child_of(self, code: int, name: bytes) -> Child:
@@ -260,7 +260,7 @@ class MembersView:
         return Child(name, code, None)
 
     def entry_name(self, at: int) -> bytes:
-        """Return the name of an entry by its place in the whole view."""
+        """Return the name of an entry by its position in `entries`."""
         code = self.entries[at]
         if code & DIRECTORY:
             return self._names[code ^ DIRECTORY]
@@ -271,7 +271,7 @@ class MembersView:
 
     @property
     def nbytes(self) -> int:
-        """The memory this takes beside the index, roughly; name orders counted as if all existed."""
+        """The approximate memory use beside the index, as if all directories were ordered by name."""
         entries = 0 if isinstance(self.entries, range) else 4 * len(self.entries)
         orders = 0 if self._ascending else 4 * len(self.entries)
         names = sum(map(len, self._names)) + 41 * len(self._names)  # a bytes object and its slot
@@ -280,7 +280,7 @@ class MembersView:
 
 
 def members_only(index: MemberIndex) -> MembersView:
-    """Return a view that shows tars that are opened as shards are in a dataset: by their members."""
+    """Return a view that shows opened tars by their members alone, like shards of a dataset."""
     opened = set(index.opened_tars())
     if not opened:
         return MembersView(index)
@@ -289,5 +289,5 @@ def members_only(index: MemberIndex) -> MembersView:
 
 
 def without_folders(index: MemberIndex) -> MembersView:
-    """Return a view that shows no member: for shards whose members are shown elsewhere."""
+    """Return a view without members, for shards whose members are shown elsewhere."""
     return MembersView(index, [None] * len(index))

@@ -1,4 +1,4 @@
-"""All members of all shards where their tars have them, in one tree."""
+"""The view `flat`: all members of all shards in one tree, under their paths in the tars."""
 
 from array import array
 from collections import Counter
@@ -9,11 +9,11 @@ from aisfs.core.views.spec import ViewSpec
 
 
 def flat_rows(index: MemberIndex, spec: ViewSpec) -> tuple["array[int]", Counter[str]]:
-    """Choose the members of a shard that are shown; also says why others are not."""
+    """Return the rows of a shard that are shown, and why others are not."""
     if spec.require:
         samples = Samples(index, spec.rule, spec.require)
         return array("I", (part.row for part in samples)), +samples.skipped
-    # A link says where its target is from where it was; another shard's file may be there now.
+    # A link is relative to its place in the tar; its target may now be another shard's file.
     links = set(index.rows_of(MemberKind.SYMLINK))
     hidden = links.union(index.rows_of(MemberKind.DIRECTORY), index.opened_tars())
     rows = array("I", (row for row in range(len(index)) if row not in hidden))

@@ -1,6 +1,6 @@
-"""Labels of samples: taken from contents as a shard streams by, kept as a column beside its index.
+"""Labels of samples: read from contents while a shard is scanned, and stored beside its index.
 
-Whole contents are never kept, only what the rule reads out of them.
+Only the labels are kept, never whole contents.
 """
 
 import csv
@@ -25,15 +25,15 @@ from aisfs.core.views.spec import LabelRule, LabelSource
 from aisfs.errors import ConfigError
 
 CONTENT_MAX = 1 << 20
-"""Bytes of a member that is looked into for a label; a caption or its JSON has a thousand."""
+"""Most bytes of a member that is read for a label; a caption or its JSON has a thousand."""
 UNUSABLE = b""
-"""Stands for a content that says no label."""
+"""Stands for a content without a valid label."""
 _MAGIC = b"AISL\1"
 _CHECK = struct.Struct("<I")
 
 
 def read_label(rule: LabelRule, content: bytes) -> bytes:
-    """Read the label out of a content; `UNUSABLE` when it has none."""
+    """Return the label in a content; `UNUSABLE` when it has none."""
     if rule.source is LabelSource.CONTENT:
         return content.strip()
     try:
@@ -47,8 +47,8 @@ def read_label(rule: LabelRule, content: bytes) -> bytes:
     return str(value).strip().encode(errors="surrogatepass")
 
 
-def _parsed(content: bytes) -> Any:  # noqa: ANN401 - whatever the JSON is
-    """Parse JSON, and what Python writes beyond it: NaN, lone surrogates, UTF-16, a BOM."""
+def _parsed(content: bytes) -> Any:  # noqa: ANN401 - any JSON value
+    """Return parsed JSON, also with Python's extensions: NaN, lone surrogates, UTF-16, a BOM."""
     try:
         return msgspec.json.decode(content)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -62,7 +62,7 @@ class LabelColumn:
     rows: "array[int]"
     """Ascending."""
     ids: "array[int]"
-    """For each row its place in `table`."""
+    """The label of each row, as a position in `table`."""
     table: list[bytes]
     """Each label once."""
 
@@ -71,10 +71,10 @@ class LabelColumn:
         return {row: self.table[i] for row, i in zip(self.rows, self.ids, strict=True)}
 
     def encode(self) -> bytes:
-        """Return this as bytes, to be kept.
+        """Return the column as bytes.
 
         Raises:
-            ValueError: it is too large to be worth keeping.
+            ValueError: it is too large to be stored.
         """
         parts = [*map(little_endian, (self.rows, self.ids)), self.table]
         raw = msgspec.msgpack.encode(parts)
@@ -85,10 +85,10 @@ class LabelColumn:
 
     @classmethod
     def decode(cls, data: bytes | memoryview, index: MemberIndex) -> "LabelColumn":
-        """Undo `encode`.
+        """Return the column that `encode` encoded.
 
         Raises:
-            DamagedIndex: these bytes are no labels of the members of `index`.
+            DamagedIndex: these bytes are not the labels of `index`.
         """
         start = len(_MAGIC) + _CHECK.size
         head, rest = bytes(data[:start]), data[start:]
@@ -109,29 +109,29 @@ class LabelColumn:
 
 
 class LabelScan:
-    """Takes labels out of the bytes that a `TarScanner` is fed with."""
+    """Reads labels from the bytes that a `TarScanner` is fed."""
 
     def __init__(self, rule: LabelRule, rows: MemberIndexBuilder) -> None:
-        """Look at the rows that the scanner adds."""
+        """Follow the rows that the scanner adds."""
         self._rule = rule
         self._suffix = _suffix(rule)
         self._rows = rows
         self._seen = 0
         self._pending: deque[tuple[int, int]] = deque()
-        """Offset and size of the contents that are yet to come."""
+        """Offset and size of the contents still to be read."""
         self._part = bytearray()
-        """What came of the first of them."""
+        """The bytes received of the first one."""
         self._ids: dict[bytes, int] = {}
         self._found: dict[int, int] = {}
-        """By offset, since links may yet move the rows."""
+        """By offset, since resolving links can move the rows."""
 
     @property
     def needed(self) -> int | None:
-        """The offset of the next byte wanted; None when there is none yet."""
+        """The offset of the next byte needed; None when none is needed yet."""
         return self._pending[0][0] + len(self._part) if self._pending else None
 
     def feed(self, start: int, data: memoryview) -> None:
-        """Take the bytes from offset `start` on, after the scanner was fed with them."""
+        """Read the bytes from offset `start` on, after the scanner was fed them."""
         fresh = self._rows.contents_of(self._suffix, self._seen, CONTENT_MAX)
         self._pending.extend(fresh)
         self._seen = len(self._rows)
@@ -160,7 +160,7 @@ class LabelScan:
 
 
 def label_rows(rule: LabelRule, index: MemberIndex) -> list[int]:
-    """Return the members of a finished index that are looked into for labels."""
+    """Return the members of a finished index whose contents are labels."""
     suffix = _suffix(rule)
     return [
         row
@@ -177,7 +177,7 @@ def _suffix(rule: LabelRule) -> bytes:
 
 
 def label_column(labels: Iterable[tuple[int, bytes]]) -> LabelColumn:
-    """Make a column of rows, ascending, and their labels."""
+    """Return the column of rows, in ascending order, and their labels."""
     column = LabelColumn(array("I"), array("I"), [])
     ids: dict[bytes, int] = {}
     for row, label in labels:
@@ -188,9 +188,9 @@ def label_column(labels: Iterable[tuple[int, bytes]]) -> LabelColumn:
 
 
 def parse_table(name: str, data: bytes) -> dict[bytes, bytes]:
-    """Read a CSV file of sample keys and labels.
+    """Return the labels by sample key of a CSV file.
 
-    The columns are those that a first row calls `key` (or `filename`, `file_name`, `image`, `id`)
+    The columns are those that the first row calls `key` (or `filename`, `file_name`, `image`, `id`)
     and `label` (or `class`, `target`), else the first two.
 
     Raises:

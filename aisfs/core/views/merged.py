@@ -2,14 +2,14 @@
 
 Invariants:
 - a name occurs once in a directory. Of members of one shard with one name the last wins. Of two
-  shards the first keeps the name; the other's gets `~<shard>` before its extension, and with it all
-  parts of its sample, so that names never pair parts of different samples;
+  shards the first keeps the name; the other file gets `~<shard>` before its extension, as do all
+  parts of its sample, so that equal stems are never parts of different samples;
 - directories come first, sorted; files follow in the order of the shards and, in each, of the tar,
   so that reading a directory in order reads the shards in order;
-- once built nothing changes: `find` and `child` wait for nothing and may be called by any thread.
+- once built nothing changes: `find` and `child` never block and may be called by any thread.
 
-Names are not stored: they are computed from those in the member indexes, which the view holds. Each
-file costs 12 bytes beside its index.
+Names are computed from those in the member indexes, which the view holds, so each file takes 12
+bytes beside its index.
 """
 
 from array import array
@@ -30,7 +30,7 @@ JOINT = b"~"
 _FILE = b"~file"
 
 Namer = Callable[[MemberIndex, int], bytes]
-"""From a row of an index to the name of the file that shows it."""
+"""Returns the file name of a row of an index."""
 
 
 class Placed(NamedTuple):
@@ -41,7 +41,7 @@ class Placed(NamedTuple):
     members: MemberIndex
     rows: "array[int]"
     homes: list[bytes]
-    """For each row the directory it goes to; empty for the root."""
+    """The directory of each row; empty for the root."""
 
 
 class MergedChild(NamedTuple):
@@ -49,7 +49,7 @@ class MergedChild(NamedTuple):
 
     name: bytes
     shard: int
-    """The place of the shard, for files."""
+    """The position of the shard, for files."""
     row: int
     """Of the shard's index, for files."""
     directory: int | None
@@ -57,17 +57,17 @@ class MergedChild(NamedTuple):
 
 
 class MergedView:
-    """The tree of all shards. Directories have numbers, the root's is 0."""
+    """The tree of all shards. Directories have numbers; the root is 0."""
 
     def __init__(self, shards: Sequence[Placed], name_of: Namer) -> None:
         """Merge the files of `shards`."""
         self._indexes = [shard.members for shard in shards]
         self._name_of = name_of
         self.skipped: Counter[str] = Counter()
-        """Members that are not shown: reason and how many."""
+        """How many members are not shown, by reason."""
         homes = self._collect(shards)
         self._renamed: dict[tuple[int, int], bytes] = {}
-        """By shard and row, for the few files that gave way to others."""
+        """The names of the few files that were renamed, by shard and row."""
         self._group(homes)
         self._settle([shard.name for shard in shards])
 
@@ -75,7 +75,7 @@ class MergedView:
         return f"<MergedView of {len(self._rows)} files in {len(self)} directories>"
 
     def __len__(self) -> int:
-        """Return how many directories there are; their numbers are all below."""
+        """Return the number of directories."""
         return len(self._names)
 
     @property
@@ -85,7 +85,7 @@ class MergedView:
 
     @property
     def nbytes(self) -> int:
-        """The memory this takes beside the indexes, roughly."""
+        """The approximate memory use beside the indexes."""
         columns = (self._shards, self._rows, self._order, self._starts, self._parents, self._below)
         names = sum(map(len, self._names)) + 41 * len(self._names)
         return sum(c.itemsize * len(c) for c in columns) + names + 250 * len(self._renamed)
@@ -108,7 +108,7 @@ class MergedView:
         return (self.child(number, position) for position in range(self.count(number)))
 
     def find(self, number: int, name: bytes) -> MergedChild | None:
-        """Return the entry of that name."""
+        """Return the entry with a name."""
         first, last = self._below[number], self._below[number + 1]
         at = bisect_left(self._names, name, first, last)
         if at < last and self._names[at] == name:
@@ -121,7 +121,7 @@ class MergedView:
         return found if found.name == name else None
 
     def resolve(self, path: bytes) -> int | None:
-        """Return the number of the directory at a path, empty for the root; None without one."""
+        """Return the number of the directory at a path, which is empty for the root; None if none."""
         number: int | None = 0
         for part in path.split(b"/") if path else ():
             assert number is not None
@@ -132,7 +132,7 @@ class MergedView:
         return number
 
     def touching(self, shard: int) -> Iterator[bytes]:
-        """Yield names in the root through which files of a shard are reached, and perhaps others."""
+        """Yield names in the root that lead to files of a shard, perhaps besides other names."""
         yield from self._names[self._below[0] : self._below[1]]
         for at in range(self._starts[0], self._starts[1]):
             if self._shards[at] == shard:
@@ -153,7 +153,7 @@ class MergedView:
     # Building ------------------------------------------------------------------------------------
 
     def _collect(self, shards: Sequence[Placed]) -> "array[int]":
-        """Take all files, and number the directories; returns each file's directory."""
+        """Collect all files and number the directories; return each file's directory."""
         numbers: dict[bytes, int] = {b"": 0}
         homes, self._shards, self._rows = array("I"), array("I"), array("I")
         for at, shard in enumerate(shards):
@@ -170,7 +170,7 @@ class MergedView:
         return array("I", map(final.__getitem__, homes))
 
     def _number_directories(self, found: Mapping[bytes, int]) -> "array[int]":
-        """Number directories level by level and sorted, so that those in one lie side by side."""
+        """Number directories level by level in order, so that subdirectories are adjacent."""
         parts = {tuple(path.split(b"/")) if path else () for path in found}
         every = {path[:depth] for path in parts for depth in range(len(path) + 1)}
         order = sorted(every, key=lambda path: (len(path), path))
@@ -185,12 +185,12 @@ class MergedView:
         return final
 
     def _group(self, homes: "array[int]") -> None:
-        """Put the files of each directory side by side, in the order they came."""
+        """Make the files of each directory adjacent, in their order."""
         counts = Counter(homes)
         self._starts = _sums(map(counts.__getitem__, range(len(self._names))))
         following = self._starts[:]
         shards, rows = self._shards[:], self._rows[:]
-        # By counting: a sorted list of places would be the most memory that building takes.
+        # A counting sort: a sorted list of positions would dominate the memory use of building.
         for shard, row, home in zip(self._shards, self._rows, homes, strict=True):
             at = following[home]
             shards[at], rows[at] = shard, row
@@ -198,7 +198,7 @@ class MergedView:
         self._shards, self._rows = shards, rows
 
     def _settle(self, shard_names: list[bytes]) -> None:
-        """Return every file a name of its own, or leave it out, and sort."""
+        """Give each file a unique name or drop it, and sort."""
         self._order = array("I")
         dropped: set[int] = set()
         for number in range(len(self._names)):
@@ -224,7 +224,7 @@ class MergedView:
         directories: set[bytes],
         shard_names: list[bytes],
     ) -> set[int] | None:
-        """Change `names` where they clash; return which files go, None when all was well."""
+        """Change `names` that clash; return which files to drop, None if there was no clash."""
         alone = all(names[one] != names[next_] for one, next_ in pairwise(order))
         if alone and directories.isdisjoint(names):
             return None
@@ -271,13 +271,13 @@ def _sums(counts: Iterable[int], initial: int = 0) -> "array[int]":
 
 
 def _split(name: bytes) -> tuple[bytes, bytes]:
-    """Split a name at its first dot, that of its sample's key."""
+    """Return a name split at its first dot, where its sample's key ends."""
     dot = name.find(b".", 1)
     return (name, b"") if dot < 0 else (name[:dot], name[dot:])
 
 
 def _fresh(stem: bytes, taken: set[bytes]) -> bytes:
-    """Return `stem`, with a number behind it if there is one like it already."""
+    """Return `stem`, with a number if it is taken."""
     return next(
         new
         for number in count(1)

@@ -1,7 +1,7 @@
-"""Which members belong together: those whose names share a sample key.
+"""Samples: members whose names share a key.
 
-Three rules are in use (`config.KeyRule`). Where a rule finds no key, the whole name is one. What is
-fetched together follows the rule of webdataset, whatever a user chose to see.
+There are three rules for keys (`config.KeyRule`). If a rule finds no key, the whole name is the key.
+Fetching samples together always follows webdataset's rule, even if a view uses another one.
 """
 
 import re
@@ -16,9 +16,9 @@ from aisfs.core.views.spec import Component
 from aisfs.model import ByteRange
 
 SPAN_MAX = 4 << 20
-"""Bytes of a sample fetched in one go; a larger one is left to read-ahead inside the member."""
+"""Most bytes of a sample fetched at once; a larger one is left to read-ahead inside the member."""
 PARTS_MAX = 64
-"""Members looked at on either side; a shard whose names have no dots would be one endless sample."""
+"""Most members of a sample on either side, since names without dots would make one huge sample."""
 
 HIDDEN = "hidden"
 METADATA = "metadata"
@@ -58,11 +58,11 @@ SPLITS: dict[KeyRule, Callable[[bytes], Split | None]] = {
     KeyRule.LAST_DOT: _split_last_dot,
     KeyRule.BASENAME: _split_basename,
 }
-"""By rule: from a member's name to key and extension; None for a name that the rule skips."""
+"""By rule: returns key and extension of a name; None for a name that the rule skips."""
 
 
 def split_name(name: bytes, split: Callable[[bytes], Split | None]) -> Split | str:
-    """Split a member's name by one of `SPLITS`, or say why it belongs to no sample."""
+    """Return key and extension of a member's name, or why it belongs to no sample."""
     base = name[name.rfind(b"/") + 1 :]
     if base.startswith(b"."):
         return HIDDEN
@@ -83,14 +83,14 @@ class Samples:
     """The members of a shard that belong to samples, and why others do not."""
 
     def __init__(self, index: MemberIndex, rule: KeyRule, require: tuple[Component, ...]) -> None:
-        """Group the members of `index`, leaving out samples that lack a component."""
+        """Group the members of `index`, without samples that lack a component."""
         self.skipped: Counter[str] = Counter()
         self._parts = list(self._all_parts(index, SPLITS[rule]))
         if require:
             self._drop_incomplete(require)
 
     def __iter__(self) -> Iterator[SampleMember]:
-        """Yield the parts in the order of the tar; those of one sample may lie apart."""
+        """Return the members in the order of the tar; those of one sample may lie apart."""
         return iter(self._parts)
 
     def _all_parts(
@@ -100,11 +100,11 @@ class Samples:
         for kind in (MemberKind.DIRECTORY, MemberKind.SYMLINK):
             for row in index.rows_of(kind):
                 others[row] = kind
-        for row in index.opened_tars():  # shown by their members, as shards are
+        for row in index.opened_tars():  # shown by their members, like shards
             others[row] = _OPENED
         for row, name in enumerate(index.names()):
             if others[row]:
-                # A link says where its target is from where it was; it would lead nowhere now.
+                # A link is relative to its place in the tar, so it would be broken here.
                 self.skipped[LINK] += others[row] == MemberKind.SYMLINK
                 continue
             found = split_name(name, split)
@@ -124,13 +124,13 @@ class Samples:
 
 
 def sample_key(name: bytes) -> bytes:
-    """Return the part of a member's path that its sample shares."""
+    """Return the part of a member's path that is common to its sample."""
     directory, slash, base = name.rpartition(b"/")
     return directory + slash + base.split(b".", 1)[0]
 
 
 def sample_rows(index: MemberIndex, row: int) -> range:
-    """Return the rows of the sample that `row` belongs to: neighbours in the tar."""
+    """Return the rows of the sample that contains `row`, as far as adjacent in the tar."""
     key = sample_key(index.name(row))
     first = last = row
     while first > max(0, row - PARTS_MAX) and sample_key(index.name(first - 1)) == key:
@@ -141,13 +141,13 @@ def sample_rows(index: MemberIndex, row: int) -> range:
 
 
 def sample_span(index: MemberIndex, row: int) -> ByteRange:
-    """Return the stored bytes of the sample that `row` belongs to, headers between members included.
+    """Return the stored bytes of the sample that contains `row`, including headers in between.
 
-    It is cut to the member alone where the sample is too large to be fetched for one of its parts.
+    If the sample is too large to be fetched for one member, this is the member alone.
     """
     rows = sample_rows(index, row)
     own = index.data_range(row)
-    # A hardlink has its data where its target is, far from its neighbours.
+    # A hardlink's data is that of its target, far from its neighbours.
     start = min(index.data_range(rows[0]).start, own.start)
     stop = max(index.data_range(rows[-1]).stop, own.stop)
     stop = min(stop, index.object_size)
@@ -157,6 +157,6 @@ def sample_span(index: MemberIndex, row: int) -> ByteRange:
 
 
 def member_span(index: MemberIndex, row: int) -> ByteRange:
-    """Return the stored bytes of one member, as far as the shard has them."""
+    """Return the stored bytes of one member, up to the end of the shard."""
     own = index.data_range(row)
     return ByteRange(own.start, min(own.stop, index.object_size))

@@ -1,4 +1,4 @@
-"""A shard with a folder for each sample: `<key>/<member>`, names of members unchanged."""
+"""The view `samples`: a folder for each sample, `<key>/<member>`, with unchanged names."""
 
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.views.directory_tree import MembersView
@@ -7,7 +7,7 @@ from aisfs.core.views.spec import ViewSpec
 
 
 def samples_view(index: MemberIndex, spec: ViewSpec) -> MembersView:
-    """Lay the members of a shard out by their samples."""
+    """Return the tree of a shard with its members grouped by samples."""
     samples = Samples(index, spec.rule, spec.require)
     paths: list[bytes | None] = [None] * len(index)
     for row, key, _ in samples:

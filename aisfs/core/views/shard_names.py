@@ -1,4 +1,4 @@
-"""What the folder of each shard of a dataset is called: its file without the suffix, if that is enough."""
+"""Names for the folders of the shards of a dataset: the file name without suffix, made unique."""
 
 import os
 from collections import Counter
@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from aisfs.core.namespace.keys import NAME_MAX, shard_stem
 
 JOINT = "~"
-"""Stands between a name and what tells it from another; rare in the names of shards."""
+"""Separates a name from what makes it unique; rare in the names of shards."""
 
 
 def folder_names(shards: Sequence[tuple[str, str]]) -> list[bytes]:
-    """Name each (bucket, key) so that no two names are equal.
+    """Return a unique name for each (bucket, key).
 
-    `train/000.tar` is `000`; where that is not the only `000`, as many directories above it as all
-    shards of that name need come before it: `train~000`; at last the bucket, and a number.
+    `train/000.tar` is `000`. If that is not unique, as many parent directories as needed come first:
+    `train~000`; finally the bucket, and a number.
     """
     paths = [(bucket, *shard_stem(key).split("/")) for bucket, key in shards]
     names = [path[-1] for path in paths]
@@ -30,7 +30,7 @@ def folder_names(shards: Sequence[tuple[str, str]]) -> list[bytes]:
 
 
 def _numbered(names: list[bytes]) -> list[bytes]:
-    """Make names that are still equal, or too long, differ by a number."""
+    """Make names that are still equal or too long unique by a number."""
     taken: set[bytes] = set()
     result = []
     for name in names:

@@ -1,4 +1,4 @@
-"""What `--view` and the options beside it mean, as values."""
+"""The values of `--view` and its options."""
 
 import os
 import re
@@ -13,13 +13,13 @@ from aisfs.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """A part of each sample: the first of these extensions that it has."""
+    """A part of each sample: the member with the first of these extensions."""
 
     extensions: tuple[bytes, ...]
     """In lower case, without the dot."""
 
     def rank(self, extension: bytes) -> int | None:
-        """Say how much an extension is wanted, 0 the most; None when it is not."""
+        """Return the rank of an extension, 0 for the preferred one; None when it does not match."""
         lowered = extension.lower()
         return self.extensions.index(lowered) if lowered in self.extensions else None
 
@@ -48,11 +48,11 @@ class LabelRule:
 
     source: LabelSource
     text: str = ""
-    """The extension, the path in the JSON, the expression, or the place of the table."""
+    """The extension, the path in the JSON, the expression, or the location of the table."""
 
     @property
     def component(self) -> Component | None:
-        """The component whose content says the label; None when a name does."""
+        """The component whose content has the label; None when labels come from elsewhere."""
         if self.source is LabelSource.CONTENT:
             return Component((self.text.encode(),))
         return Component((b"json",)) if self.source is LabelSource.JSON else None
@@ -63,20 +63,20 @@ SAMPLES_PER_SHARD = 1000
 
 @dataclass(frozen=True, slots=True)
 class ShardSplit:
-    """Where a virtual shard ends and the next one begins.
+    """How samples are divided into virtual shards.
 
-    Without either there are as many as there are shards to shuffle, with the same number of samples.
+    Without either limit there are as many as shards to shuffle, with equal numbers of samples.
     """
 
     samples: int | None = SAMPLES_PER_SHARD
     """Samples in each shard but the last."""
     size: int | None = None
-    """Bytes of a shard at most, unless a single sample is larger."""
+    """Most bytes of a shard, unless a single sample is larger."""
 
 
 @dataclass(frozen=True, slots=True)
 class ViewSpec:
-    """One way to lay a dataset out."""
+    """One layout of a dataset."""
 
     view: View = View.MEMBERS
     rule: KeyRule = KeyRule.WDS
@@ -88,8 +88,8 @@ class ViewSpec:
     split: ShardSplit = ShardSplit()
     """Of virtual shards."""
     shuffle: int | None = None
-    """The seed of the order of samples in virtual shards made of shards; None makes them of objects
-    that are no shards."""
+    """The seed of the order of samples in virtual shards made of shards; None if they are made of
+    loose objects."""
 
     @property
     def merged(self) -> bool:
@@ -110,14 +110,14 @@ _MEANS_SOMETHING_IN = {
 
 
 def parse_view(settings: ViewSettings, class_names: Sequence[bytes] | None = None) -> ViewSpec:
-    """Read the options of a view.
+    """Return the options of a view.
 
     Args:
         settings: As typed.
         class_names: The lines of `--classes`, if it was given.
 
     Raises:
-        ConfigError: a value makes no sense, or an option does nothing in this view.
+        ConfigError: a value is invalid, or an option has no effect in this view.
     """
     view = settings.view or View.MEMBERS
     for name, views in _MEANS_SOMETHING_IN.items():
@@ -140,14 +140,14 @@ def parse_view(settings: ViewSettings, class_names: Sequence[bytes] | None = Non
 
 
 def is_path(table: str) -> bool:
-    """Return whether the place of a table is a file of this machine, whatever is mounted."""
+    """Return whether the place of a table is always a local file, even if a bucket is mounted."""
     return table.startswith(("/", "./", "../"))
 
 
 def absolute_table(spec: ViewSpec, *, local: bool) -> ViewSpec:
-    """Keep meaning the same file of labels when the daemon leaves the directory it was started in.
+    """Return the view with an absolute path of labels, since the daemon changes its directory.
 
-    Where the shards are `local` files, any name is one of a file.
+    If the shards are `local` files, any name is that of a file.
     """
     label = spec.label
     if label.source is not LabelSource.TABLE or "://" in label.text:

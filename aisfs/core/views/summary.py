@@ -1,6 +1,6 @@
-"""What shards hold, in numbers: samples, components with sizes, labels, what is missing or damaged.
+"""Statistics of shards: samples, components with sizes, labels, what is missing or damaged.
 
-A summary of one shard is made of its index alone; summaries of many shards add up.
+A shard is summarized from its index alone; summaries of many shards add up.
 """
 
 import os
@@ -16,17 +16,17 @@ from aisfs.core.views.samples import sample_key
 
 LABEL = b"cls"
 LABEL_MAX = 256
-"""Bytes of a member that can be a label; a longer one is counted as such."""
+"""Most bytes of a label; longer ones are only counted."""
 LABELS_MAX = 100_000
-"""Different labels counted; what has more is no classification, and would fill memory."""
+"""Most different labels counted; more are no classification, and would fill memory."""
 HOLE_SHARE = 100
-"""Numbers further apart than this many times their count are dates or hashes, no sequence."""
+"""Numbers spread over more than this many times their count are dates or hashes, no sequence."""
 _NUMBERED = re.compile(rb"(.*?)([0-9]{1,18})([^0-9]*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How large the members of one component are, in bytes."""
+    """Sizes of the members of one component, in bytes."""
 
     count: int
     min: int
@@ -36,14 +36,14 @@ class Sizes:
 
 
 def sizes_of(values: "array[int]") -> Sizes:
-    """Sum up some sizes, at least one."""
+    """Return the statistics of one or more sizes."""
     ordered = sorted(values)
     median = ordered[(len(ordered) - 1) // 2]
     return Sizes(len(ordered), ordered[0], median, ordered[-1], sum(ordered))
 
 
 def shown_rows(view: MembersView) -> list[tuple[int, bytes]]:
-    """Return row and name of each file that is shown, in the order of the shard."""
+    """Return row and name of each shown file, in the order of the shard."""
     index = view.index
     files = {*index.rows_of(MemberKind.FILE), *index.rows_of(MemberKind.HARDLINK)}
     names = index.names()
@@ -52,7 +52,7 @@ def shown_rows(view: MembersView) -> list[tuple[int, bytes]]:
 
 
 def extension(name: bytes) -> bytes | None:
-    """Return the component of a sample that a member is; None for one that belongs to no sample."""
+    """Return the component of a sample that a member is; None if it belongs to no sample."""
     key = sample_key(name)
     if name == key or not key or key.endswith(b"/"):
         return None
@@ -60,22 +60,22 @@ def extension(name: bytes) -> bytes | None:
 
 
 class Summary:
-    """What some shards hold together."""
+    """The statistics of some shards together."""
 
     def __init__(self) -> None:
         """Start with none."""
         self.shards = 0
         self.bytes = 0
-        """Of the objects, as they are stored."""
+        """The stored size of the objects."""
         self.forms: Counter[str] = Counter()
         self.members = 0
         self.samples = 0
         self.sizes: defaultdict[bytes, array[int]] = defaultdict(lambda: array("Q"))
-        """By component; what belongs to no sample under an empty name."""
+        """By component; members without a sample have an empty one."""
         self.skipped: Counter[str] = Counter()
         self.labels: Counter[bytes] = Counter()
         self.labels_left_out = 0
-        """Labels that are too long, or one too many."""
+        """Labels that are too long, or exceed the maximum number."""
 
     def add(self, view: MembersView, size: int) -> list[int]:
         """Count a shard whose object has `size` bytes; return the rows of its labels."""
@@ -111,14 +111,14 @@ class Summary:
 
 
 def form_name(index: MemberIndex) -> str:
-    """Spell the form of an archive as its suffix."""
+    """Return the archive format of an index as its suffix."""
     return index.form.name.lower().replace("_", ".")
 
 
 def holes(names: Iterable[bytes]) -> Iterator[bytes]:
     """Yield shards that are missing between others: numbers left out of names that only differ there.
 
-    Names whose last number has one width make one sequence.
+    Names whose last number has the same width form one sequence.
     """
     sequences: defaultdict[tuple[bytes, int, bytes], set[int]] = defaultdict(set)
     for name in names:
@@ -137,5 +137,5 @@ def holes(names: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def shown(name: bytes) -> str:
-    """Spell a name for people and for JSON."""
+    """Return a name as text for people and for JSON."""
     return os.fsdecode(name).encode(errors="backslashreplace").decode()

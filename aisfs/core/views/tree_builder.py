@@ -1,6 +1,6 @@
-"""The work of building a view: gives every member its directory; only the columns are kept.
+"""Builds the columns of a view: assigns every member a directory and a unique name.
 
-Where the invariants of `views` about names come from.
+This ensures the invariants of `directory_tree` about names.
 """
 
 from array import array
@@ -16,12 +16,12 @@ from aisfs.core.index.paths import MAX_COMPONENT, MAX_PATH
 from aisfs.core.namespace.keys import SHARD_BYTES_SUFFIX, SHARD_DIRECTORY_SUFFIX
 
 DIRECTORY = 1 << 31
-"""Marks an entry that is a directory's number, not a row. More rows than this do not fit a tar."""
+"""Marks an entry that is a directory's number, not a row. No shard has so many rows."""
 NO_ROW = 0xFFFFFFFF
 _SUFFIX = b"~file"
 MAX_DIRECTORIES = 2**20
-"""Directories of one shard before members of further ones are left out: each takes some 300 bytes,
-and a hostile tar names 128 new ones in a single member. ImageNet has a thousand."""
+"""Most directories of one shard; members of further ones are left out. Each takes some 300 bytes, and
+a hostile tar can name 128 new ones in a single member. ImageNet has a thousand."""
 
 
 class MemberTree:
@@ -33,12 +33,12 @@ class MemberTree:
         self.skipped: Counter[str] = Counter()
         self.renamed: dict[int, bytes] = {}
         self.ascending = False
-        """Whether there is but one directory and its names are in order."""
+        """Whether there is only one directory, with its names in order."""
         self.names: list[bytes] = [b""]
         self.parents = array("I", [0])
         self.rows = array("I", [NO_ROW])
         self.aside: dict[tuple[int, bytes], int] = {}
-        """Entries that are found by name and not listed, by directory and name."""
+        """Entries that are found by name but not listed, by directory and name."""
         self._opened: list[int] = []
         """Folders of opened tars."""
         self._numbers: dict[tuple[int, bytes], int] = {}
@@ -52,7 +52,7 @@ class MemberTree:
         if self._opened and shards is not Shards.BOTH:
             hidden |= self._set_aside(shards, hidden)
         if flat and not hidden:
-            self.entries: Sequence[int] = range(len(rows))  # nothing needs to be stored
+            self.entries: Sequence[int] = range(len(rows))  # no columns are needed
             self.starts = array("I", [0, len(rows)])
             return
         if flat:
@@ -89,7 +89,7 @@ class MemberTree:
         return rows
 
     def _folder(self, path: bytes) -> int:
-        """Return the number of a directory, after making it and its parents."""
+        """Return the number of a directory, creating it and its parents if needed."""
         known = self._folders.get(path)
         if known is not None:
             return known
@@ -108,10 +108,10 @@ class MemberTree:
         return number
 
     def _settle(self, rows: list[int]) -> set[int]:
-        """Return the members that give way to others or to directories; count or rename them."""
+        """Rename members that clash with directories; return those that are hidden."""
         some = [self._names[row] for row in rows] if len(rows) < len(self._names) else self._names
         own = [name for name in some if name is not None]
-        # In most flat shards the names ascend, which settles it without a table of all of them.
+        # In most flat shards the names ascend, so no table of names is needed.
         if len(self.names) == 1 and _ascend(own):
             self.ascending = True
             return set()
@@ -142,7 +142,7 @@ class MemberTree:
         for number in self._opened:
             tar, parent, folder = self.rows[number] - 1, self.parents[number], self.names[number]
             name = folder.removesuffix(SHARD_DIRECTORY_SUFFIX)
-            # A directory that the tar around it has keeps its name, as a member would.
+            # A directory of the enclosing tar keeps its name, as a member would.
             if shards is Shards.DIR and tar not in hidden and tar not in self.renamed:
                 self.names[number] = name
                 name += SHARD_BYTES_SUFFIX
@@ -154,7 +154,7 @@ class MemberTree:
         return unlisted
 
     def _group(self, hidden: set[int]) -> None:
-        """Put the entries of each directory side by side, in the order they came up."""
+        """Make the entries of each directory adjacent, in their order."""
         codes, homes = self._codes, self._homes
         if hidden:
             shown = [code not in hidden for code in codes]

@@ -7,8 +7,8 @@
 
 Invariants:
 - no input raises or makes it loop; the directory is never held as a whole;
-- entries before damage in the directory are kept; what is wrong is in the index's `warnings`;
-- rows are in the order of the data, whatever the order of the directory;
+- entries before damage in the directory are kept; the damage is in the index's `warnings`;
+- rows are in the order of the data, not of the directory;
 - a row's data lies before the directory, or the row is marked as truncated.
 """
 
@@ -31,37 +31,37 @@ _LOCATOR_MAGIC = b"PK\x06\x07"
 _END64 = struct.Struct("<4sQHHIIQQQQ")
 _END64_MAGIC = b"PK\x06\x06"
 _TAIL = 128 * 1024
-"""Bytes read first: the longest comment with all that precedes it, and most directories."""
+"""Bytes read first: enough for the longest comment and its record, and for most directories."""
 _PIECE = 4 << 20
 """Bytes of the directory read at once."""
 _FULL32 = 0xFFFFFFFF
 _FULL16 = 0xFFFF
 _MAX_SIZE = 2**63 - 1
 METHODS = (STORED, DEFLATED)
-"""What can be read."""
+"""The supported compression methods."""
 
 
 class ZipScanner:
     """Scans one object."""
 
     def __init__(self, object_size: int) -> None:
-        """Start with the end of an object of that many bytes."""
+        """Start at the end of an object of `object_size` bytes."""
         self._size = object_size
         self._rows = MemberIndexBuilder(object_size)
         self._methods = bytearray()
         self._stored = array("Q")
         self._crcs = array("I")
         self._held = b""
-        """What of the directory was fed and is not yet taken."""
+        """Bytes of the directory that were fed and not yet parsed."""
         self._directory = ByteRange(0, 0)
         self._shift = 0
-        """What is added to written offsets: bytes that were put before the archive."""
+        """Added to stored offsets: the length of data in front of the archive."""
         self._stated = 0
-        """Entries there should be."""
+        """The stated number of entries."""
         self._seen = 0
         self._step = self._take_tail
         self.wanted: ByteRange | None = None
-        """The bytes to feed next; None when nothing more is wanted."""
+        """The bytes to feed next; None at the end."""
         if object_size:
             self.wanted = ByteRange(max(0, object_size - _TAIL), object_size)
 
@@ -69,7 +69,7 @@ class ZipScanner:
         return f"<ZipScanner: {self._seen} members, wants {self.wanted}>"
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Take the bytes of `wanted`."""
+        """Scan the bytes of `wanted`."""
         wanted = self.wanted
         if wanted is None or len(data) != len(wanted):
             raise ValueError(f"the scan wants {wanted}, not {len(data)} bytes")
@@ -87,7 +87,7 @@ class ZipScanner:
     # The end of the archive ----------------------------------------------------------------------
 
     def _take_tail(self, data: bytes, base: int) -> None:
-        """Find the record that ends the archive, from its end backwards."""
+        """Find the record that ends the archive, searching backwards."""
         at = data.rfind(_END_MAGIC, 0, max(0, len(data) - _END.size + len(_END_MAGIC)))
         if at < 0:
             self._stop("not a zip, or cut off: the record that ends a zip is missing")
@@ -97,7 +97,7 @@ class ZipScanner:
         where = at - _LOCATOR.size
         if where >= 0 and data.startswith(_LOCATOR_MAGIC, where):
             _, _, end64_at, _ = _LOCATOR.unpack_from(data, where)
-            # It stands right before its locator, whatever was put before the archive.
+            # It directly precedes its locator, even with data in front of the archive.
             found = where - _END64.size
             if found >= 0 and data.startswith(_END64_MAGIC, found):
                 self._take_end64(data[found : found + _END64.size], base + found)
@@ -119,7 +119,7 @@ class ZipScanner:
         self._begin(entries, length, offset, base)
 
     def _begin(self, entries: int, length: int, offset: int, end: int) -> None:
-        """Know where the directory lies; it ends where the record of the end begins."""
+        """Locate the directory, which ends where the end record begins."""
         start = end - length
         if start < 0 or offset > start:
             self._stop(f"a directory of {length} bytes at byte {offset} is not in the archive")
@@ -129,7 +129,7 @@ class ZipScanner:
         self._directory = ByteRange(start, end)
         tail_start = self._size - len(self._held)
         held, self._held = self._held, b""
-        if tail_start <= start:  # it has been fed already
+        if tail_start <= start:  # it was already fed
             self._take_entries(held[start - tail_start : end - tail_start], start)
         else:
             self._want(start)
@@ -149,7 +149,7 @@ class ZipScanner:
         while at < len(data):
             try:
                 entry = parse_entry(data, at)
-            except IndexError:  # it goes on in the next piece
+            except IndexError:  # it continues in the next piece
                 self._held = data[at:]
                 self._want(fed)
                 return
@@ -173,7 +173,7 @@ class ZipScanner:
             self._rows.warn(f"the directory has {self._seen} entries, not {self._stated}")
 
     def _add(self, entry: ZipEntry) -> None:
-        """List a member, or count why it is not shown."""
+        """Add a member, or count why it is not shown."""
         rows = self._rows
         start = entry.offset + self._shift
         is_file = not entry.flags & MemberKind.DIRECTORY

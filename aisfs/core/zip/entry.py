@@ -15,7 +15,7 @@ _MAGIC = b"PK\x01\x02"
 _ENCRYPTED = 1 << 0 | 1 << 6 | 1 << 13
 _PATCHED = 1 << 5
 _UTF8 = 1 << 11
-_UNIX = (3, 19)  # what Unix and macOS call themselves
+_UNIX = (3, 19)  # Unix and macOS
 _FULL32 = 0xFFFFFFFF
 _FULL16 = 0xFFFF
 _ZIP64 = 0x0001
@@ -24,18 +24,18 @@ _SECOND = 1_000_000_000
 
 
 class ZipEntry(NamedTuple):
-    """What the directory says of one member."""
+    """The description of one member in the directory."""
 
     name: bytes
     offset: int
-    """Where its own header starts, as written."""
+    """Where its local header starts, as stored."""
     stored: int
     size: int
     crc: int
     method: int
     mtime_ns: int
     flags: int
-    """As of `member_index`."""
+    """The flags of `member_index`."""
     hidden: str
     """Why it cannot be shown; empty when it can."""
     length: int
@@ -43,10 +43,10 @@ class ZipEntry(NamedTuple):
 
 
 def parse_entry(data: bytes, at: int) -> ZipEntry | None:
-    """Read the entry at a position; None if there is none that makes sense.
+    """Return the entry at a position; None if it is invalid.
 
     Raises:
-        IndexError: the entry goes on behind the end of `data`.
+        IndexError: the entry continues after the end of `data`.
     """
     if at + ENTRY > len(data):
         raise IndexError(at)
@@ -80,7 +80,7 @@ def parse_entry(data: bytes, at: int) -> ZipEntry | None:
 
 
 def _refusal(bits: int, disk: int, mode: int) -> str:
-    """Say why a member cannot be shown."""
+    """Return why a member cannot be shown; empty when it can."""
     if bits & _ENCRYPTED:
         return "encrypted"
     if bits & _PATCHED:
@@ -95,7 +95,7 @@ def _refusal(bits: int, disk: int, mode: int) -> str:
 
 
 def _decoded(name: bytes) -> bytes:
-    """Make UTF-8 of a name that does not say its encoding: it is UTF-8 already, or of DOS."""
+    """Return a name without stated encoding as UTF-8; if it is not UTF-8, it is of DOS."""
     try:
         name.decode()
     except UnicodeDecodeError:
@@ -104,7 +104,7 @@ def _decoded(name: bytes) -> bytes:
 
 
 def _fields(extra: bytes) -> dict[int, bytes]:
-    """Take an extra field apart; the first field of a kind counts, what is cut off does not."""
+    """Return the parts of an extra field by kind; of equal kinds the first one counts."""
     found: dict[int, bytes] = {}
     at = 0
     while at + 4 <= len(extra):
@@ -118,7 +118,7 @@ def _fields(extra: bytes) -> dict[int, bytes]:
 def _widened(
     field: bytes, size: int, stored: int, offset: int, disk: int
 ) -> tuple[int, int, int, int] | None:
-    """Replace the numbers that did not fit by those of the zip64 field; None if it lacks one."""
+    """Return the numbers, the saturated ones from the zip64 field; None if that lacks one."""
     values = []
     at = 0
     for value, full, width in (
@@ -138,7 +138,7 @@ def _widened(
 
 @lru_cache(1024)
 def _dos_time_ns(date: int, time: int) -> int:
-    """Read a local time of unknown zone as if it was UTC; 1970 if it is no time."""
+    """Return a local time of unknown zone as if it were UTC; 1970 if it is invalid."""
     day, month, year = date & 0x1F, date >> 5 & 0xF, 1980 + (date >> 9)
     if not (1 <= month <= 12 and 1 <= day <= 31):
         return 0
