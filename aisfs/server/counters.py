@@ -1,4 +1,4 @@
-"""How many requests of each kind the server has handled since it started."""
+"""Counts of the requests of each kind since the server started."""
 
 import threading
 from collections import Counter

@@ -1,6 +1,6 @@
-"""What a trap has spoiled of an object, kept with its record until the object is replaced.
+"""Damage that a trap did to an object, stored with its record until the object is replaced.
 
-The file stays as it was meant; it is the replies that hold back what a real AIStore would have lost.
+The file stays intact; the replies withhold what a real AIStore would have lost.
 """
 
 import errno
@@ -15,7 +15,7 @@ _PIECE = 1 << 20
 
 
 class LostPart(msgspec.Struct, frozen=True):
-    """A part of an upload whose file is gone, and where it lay in the object."""
+    """A part of an upload whose file is gone, and its place in the object."""
 
     start: int
     size: int
@@ -23,21 +23,21 @@ class LostPart(msgspec.Struct, frozen=True):
 
 
 class Damage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All that is wrong with one object."""
+    """All damage of one object."""
 
     lost: tuple[LostPart, ...] = ()
     length: int = 0
-    """Of the file, where it is not the object's size; 0 where it is."""
+    """The length of the file if it is not the object's size, else 0."""
     noticed: bool = False
-    """Whether the two lengths have been compared; from then on nobody gets at the object."""
+    """Whether the lengths were compared, which makes the object unreadable."""
     unchecked: bool = False
-    """Grown in place, without a checksum: a bucket that validates reads takes it for bad data."""
+    """Grown in place, without a checksum: bad data to a bucket that validates reads."""
 
     def readable(self, start: int, size: int, headers: Headers) -> int:
-        """Say how many bytes of a range can be read.
+        """Return how many bytes of a range can be read.
 
         Raises:
-            Failure: 404 when the first one is lost; with the headers that the range would have had.
+            Failure: 404 when the first one is lost, with the headers of the range.
         """
         for part in self.lost:
             if part.start <= start < part.start + part.size:
@@ -48,7 +48,7 @@ class Damage(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def break_off(fd: int, start: int, size: int) -> Iterator[bytes]:
-    """Yield the first bytes of a reply that is longer, then drop the connection; closes `fd`."""
+    """Yield the first bytes of a longer reply, close `fd` and drop the connection."""
     with os.fdopen(fd, "rb") as file:
         file.seek(start)
         while size and (piece := file.read(min(size, _PIECE))):

@@ -1,6 +1,6 @@
-"""What the server refuses, in AIStore's terms: HTTP status, `tcode` and message.
+"""Errors in AIStore's terms: HTTP status, `tcode` and message.
 
-The server is the one place below which HTTP statuses are made, so they live in the error itself.
+Only the server makes HTTP statuses, so they are attributes of the error.
 """
 
 from aisfs.errors import AisfsError
@@ -11,7 +11,7 @@ Headers = list[tuple[str, str]]
 class Failure(AisfsError):
     """A request that ends in an AIStore error document.
 
-    `node` says who complains: `p` the proxy, `t` the target. `headers` go out beside the document.
+    `node` is the reporting node: `p` the proxy, `t` the target. `headers` are sent with the document.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Failure(AisfsError):
 
 
 class NotAllowed(Exception):
-    """A method that the path does not take; answered in plain text, as Go does."""
+    """A method that the path does not support; the reply is plain text, as in Go."""
 
     def __init__(self, allow: str) -> None:
         super().__init__(allow)
@@ -42,7 +42,7 @@ class NotAllowed(Exception):
 
 
 def text_of(key: bytes) -> str:
-    """Show a key in a message; bytes that are not UTF-8 become lone surrogates."""
+    """Return a key as text; bytes that are not UTF-8 become lone surrogates."""
     return key.decode("utf-8", "surrogateescape")
 
 
@@ -52,36 +52,36 @@ def uri_of(bucket: str, key: bytes) -> str:
 
 
 def no_object(bucket: str, key: bytes) -> Failure:
-    """Say that the target has no such object."""
+    """Return the error for an object that does not exist."""
     return Failure(404, f"t[{{node}}]: {uri_of(bucket, key)} does not exist", "ErrNotFound")
 
 
 def no_bucket(bucket: str) -> Failure:
-    """Say that the cluster has no such bucket."""
+    """Return the error for a bucket that does not exist."""
     return Failure(404, f'bucket "ais://{bucket}" does not exist', "ErrBckNotFound")
 
 
 def is_directory(bucket: str, key: bytes) -> Failure:
-    """Say that a directory was found where an object is to be read."""
+    """Return the error for reading a directory as an object."""
     return Failure(500, f"{uri_of(bucket, key)}, err: no data available", "ErrLmetaNotFound")
 
 
 def virtual_directory() -> Failure:
-    """Say that there is a directory where the object would be."""
+    """Return the error for a directory in the place of a new object."""
     return Failure(400, "destination exists and is a virtual directory", "ErrMv")
 
 
 def bad_name(name: str) -> Failure:
-    """Say that no object can have this name."""
+    """Return the error for a name that no object can have."""
     return Failure(400, f'invalid object name "{name}"', "errInvalidPath")
 
 
 def unsupported(what: str) -> Failure:
-    """Say that this server does not offer it."""
+    """Return the error for an operation that this server does not support."""
     return Failure(501, f"{what} - operation not supported", "ErrUnsupp")
 
 
 def wrong_checksum(kind: str, given: str, computed: str, context: str = "") -> Failure:
-    """Say that the data is not what its checksum promises."""
+    """Return the error for data that does not have the given checksum."""
     told = f" (context: {context})" if context else ""
     return Failure(500, f"BAD DATA CHECKSUM: {kind}({given} != {computed}){told}", "ErrBadCksum")

@@ -1,11 +1,11 @@
-"""Which names an object can have: the one check before a name reaches the disk."""
+"""The check of object names, before a name reaches the disk."""
 
 from aisfs.server import failures
 from aisfs.server.failures import Failure
 
 
 def check_key(key: bytes) -> None:
-    """Refuse names that AIStore refuses, and those no file can have.
+    """Check that AIStore accepts a name, and that a file can have it.
 
     Raises:
         Failure: 400.

@@ -1,7 +1,7 @@
 """Middleware that makes the server as slow as one far away, for `bench/`.
 
-The delay stands for the round trip of each request, the bandwidth for the link that all replies
-share. What it does not model: the start of a TCP connection and its growing window.
+The delay models the round trip of each request, the bandwidth the link that all replies share. The
+start of a TCP connection and its growing window are not modelled.
 """
 
 import threading
@@ -13,11 +13,11 @@ from aisfs.server.messages import Environ, StartResponse, WsgiApp
 PIECE = 64 << 10
 """Bytes sent at once: small enough that replies on one link interleave."""
 _CREDIT_SECONDS = 0.01
-"""What a sender that woke too late may catch up on."""
+"""How much of its time a sender that woke too late may catch up."""
 
 
 class Link:
-    """A line of so many bytes per second; who sends waits until its bytes have passed."""
+    """A link with a bandwidth in bytes per second, which senders wait for."""
 
     def __init__(self, bandwidth: float) -> None:
         self._bandwidth = bandwidth
@@ -25,7 +25,7 @@ class Link:
         self._lock = threading.Lock()
 
     def pass_on(self, size: int) -> None:
-        """Wait until the line has carried these bytes and all that came before."""
+        """Wait until the link has carried these bytes and all earlier ones."""
         with self._lock:
             start = max(self._free, time.monotonic() - _CREDIT_SECONDS)
             self._free = start + size / self._bandwidth
@@ -49,7 +49,7 @@ class Pace:
         if self._delay:
             time.sleep(self._delay)  # noqa: TID251 (as above)
         reply = self._app(environ, start_response)
-        # Without a limit the reply goes on as it is, so that files still leave by sendfile.
+        # Without a limit the reply is unchanged, so that files are still sent by sendfile.
         return reply if self._link is None else _Slowed(reply, self._link)
 
 
@@ -69,18 +69,18 @@ class _Slowed:
                 yield part
 
     def close(self) -> None:
-        """Let go of the file and its lock, however the reply ended."""
+        """Close the file and release its lock, however the reply ended."""
         close = getattr(self._reply, "close", None)
         if close is not None:
             close()
 
 
 def paced(app: WsgiApp, *, delay: float = 0.0, bandwidth: float | None = None) -> WsgiApp:
-    """Slow an application down.
+    """Return an application that is slowed down.
 
     Args:
-        app: what answers.
-        delay: seconds before each request is looked at.
+        app: the application.
+        delay: seconds before each request is handled.
         bandwidth: bytes per second of all replies together; None is no limit.
 
     Returns:

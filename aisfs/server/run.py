@@ -1,7 +1,7 @@
-"""Run the server: the listener, gunicorn around the application, a clean start and stop.
+"""Runs the server: the listener, gunicorn around the application, a clean start and stop.
 
-gunicorn runs one worker process with threads: all locks and caches live in that process. Its parent
-watches it; when the parent is killed the worker notices within a second and goes too.
+gunicorn runs one worker process with threads, which has all locks and caches. Its parent watches it;
+if the parent is killed, the worker notices within a second and exits.
 """
 
 import errno
@@ -30,13 +30,13 @@ from aisfs.server.worker import StayingWorker
 log = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 75
-"""Idle connections stay open this long; clients such as aisfs keep theirs for the next read."""
+"""How long idle connections stay open; clients such as aisfs keep theirs for the next read."""
 STOP_SECONDS = 1
 """How long requests in flight may take to finish after SIGTERM."""
 BACKLOG = 1024
 THREADS = 128
-"""Requests at a time. One whose body does not come holds a thread, so there are more of them than
-two cores need; those that nobody waits for are never started."""
+"""Most concurrent requests. A request whose body does not arrive occupies a thread, so there are more
+than two cores need; unused threads are never started."""
 
 
 def serve(
@@ -55,13 +55,13 @@ def serve(
         root: one folder per bucket; objects are the files below it.
         host: address to listen on; there is no authentication.
         port: 0 takes a free one.
-        allow_hosts: names of this machine that clients may use, besides `host` and `localhost`.
+        allow_hosts: other names of this machine that clients may use, besides `localhost`.
         ready: called with the real port once connections are accepted.
         threads: requests served at the same time.
-        traps: destroy and hide what a real AIStore would; see `aisfs.server.storage.traps`.
+        traps: lose data and names as a real AIStore does; see `aisfs.server.storage.traps`.
 
     Raises:
-        ConfigError: the directory is missing, served already, or the port is taken.
+        ConfigError: the directory is missing or already served, or the port is in use.
     """
 
     def factory() -> WsgiApp:
@@ -106,7 +106,7 @@ def serve_app(
 
     try:
         _Gunicorn(factory, listener, announce, threads).run()
-    except SystemExit as end:  # gunicorn's way to return
+    except SystemExit as end:  # gunicorn ends so
         if end.code not in (0, None):
             raise ConfigError(f"the server of {root} could not start or died") from None
     finally:
@@ -123,7 +123,7 @@ def _listen(host: str, port: int) -> socket.socket:
         raise ConfigError(f"cannot listen on {host}:{port}: {error}") from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Accepted connections inherit it: without it the second part of a small reply would wait
+        # Accepted connections inherit this. Without it the second part of a small reply would wait
         # for the client's delayed acknowledgement.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.bind(address)
@@ -158,7 +158,7 @@ class _Gunicorn(BaseApplication):  # type: ignore[misc]
         super().__init__()
 
     def load_config(self) -> None:
-        """Set everything here; neither files nor the environment have a say."""
+        """Set all options here; neither files nor the environment can change them."""
         settings: dict[str, Any] = {
             "backlog": BACKLOG,
             "workers": 1,
@@ -167,7 +167,7 @@ class _Gunicorn(BaseApplication):  # type: ignore[misc]
             "worker_connections": 1000 + self._threads,
             "keepalive": KEEP_ALIVE_SECONDS,
             "graceful_timeout": STOP_SECONDS,
-            # A stopped laptop or a busy machine is no reason to shoot the worker.
+            # A suspended laptop or a busy machine is no reason to kill the worker.
             "timeout": 0,
             "limit_request_line": 0,
             "limit_request_field_size": 0,
@@ -189,12 +189,12 @@ class _Gunicorn(BaseApplication):  # type: ignore[misc]
         arbiter = Arbiter(self)
         kind = TCP6Socket if self._listener.family == socket.AF_INET6 else TCPSocket
         address = self._listener.getsockname()
-        # Our own listener: gunicorn would retry for seconds and then exit when a port is taken.
+        # Our own listener, because gunicorn would retry for seconds and exit if the port is in use.
         arbiter.LISTENERS = [kind(address, self.cfg, arbiter.log, fd=self._listener.detach())]
         arbiter.run()
 
     def _when_ready(self, arbiter: Arbiter) -> None:
-        # To gunicorn a hang-up means "reload"; here it means that the terminal is gone.
+        # For gunicorn a hang-up means "reload"; here it means that the terminal is gone.
         signal.signal(signal.SIGHUP, lambda *_: os.kill(arbiter.pid, signal.SIGTERM))
         self._announce()
 

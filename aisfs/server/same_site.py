@@ -1,8 +1,8 @@
-"""Refuse what a web page of another site makes a browser send to this server.
+"""Refuses requests that a web page of another site makes a browser send to this server.
 
-A browser on the same machine reaches a server on loopback. A page from elsewhere may post to it
-(the browser then names the page's site as `Origin`), or have its own name lead to 127.0.0.1 and
-read the answers too (DNS rebinding; the browser then names that site as `Host`).
+A browser on the same machine can reach a server on loopback. A page from elsewhere may post to it
+(the browser then sends the page's site as `Origin`), or resolve its own name to 127.0.0.1 and read
+the replies too (DNS rebinding; the browser then sends that site as `Host`).
 """
 
 import ipaddress
@@ -14,7 +14,7 @@ from aisfs.server.messages import Environ, StartResponse, WsgiApp
 
 
 class SameSite:
-    """An application that only certain names of this machine, and no foreign page, lead to."""
+    """Middleware that accepts only certain names of this machine, and no pages of other sites."""
 
     def __init__(self, app: WsgiApp, names: Iterable[str]) -> None:
         """Guard `app`; besides addresses and `localhost`, the host may be one of `names`."""
@@ -39,7 +39,7 @@ class SameSite:
 
 
 def _is_address(name: str) -> bool:
-    # No other site can be called like an address, so no page of one gets here by it.
+    # No other site can have an address as its name, so DNS rebinding does not lead here.
     try:
         ipaddress.ip_address(name)
     except ValueError:

@@ -1,11 +1,11 @@
 """gunicorn's worker, changed in two ways.
 
-Its threads stay with a connection while its requests follow each other closely: gunicorn hands a
-connection back to its main thread after each reply and gets it from there for the next request:
-four wake-ups, which cost as much as storing a small object.
+A thread stays with a connection while its requests follow each other closely. gunicorn returns a
+connection to its main thread after each reply and dispatches it again for the next request: four
+wake-ups, which cost as much as storing a small object.
 
-A connection has no thread until all headers of its request are there, so that silent clients,
-however many, keep nobody else waiting.
+A connection has no thread until all headers of its request have arrived, so that any number of silent
+clients cannot block others.
 """
 
 import select
@@ -16,20 +16,20 @@ from typing import Any
 from gunicorn.workers.gthread import _DEFER, TConn, ThreadWorker
 
 STAY_SECONDS = 0.01
-"""How long a thread waits for the next request: longer than a client takes from file to file."""
+"""How long a thread waits for the next request: longer than a client needs between two files."""
 MOST_HEADERS = 64 << 10
-"""Bytes of headers to wait for; what is longer is left to gunicorn to refuse."""
+"""Most bytes of headers to wait for; gunicorn refuses longer ones."""
 
 
 class StayingWorker(ThreadWorker):  # type: ignore[misc]
-    """Half of the threads at most wait; the others are free for new connections."""
+    """A worker of whose threads at most half wait; the others are free for new connections."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - gunicorn's own signature
         super().__init__(*args, **kwargs)
         self._may_wait = threading.Semaphore(max(self.cfg.threads // 2, 1))
 
     def handle(self, conn: TConn) -> object:
-        """Serve the request that came, and those that follow it; see `ThreadWorker`."""
+        """Serve a request and those that follow it; see `ThreadWorker`."""
         if not _headers_are_there(conn):
             conn.data_ready = True
             return _DEFER
@@ -40,7 +40,7 @@ class StayingWorker(ThreadWorker):  # type: ignore[misc]
 
     def _next_came(self, conn: TConn) -> bool:
         if not self.alive or conn.parser.unreader.buf.getvalue():
-            return False  # gunicorn looks after both
+            return False  # gunicorn handles both
         if not self._may_wait.acquire(blocking=False):
             return False
         try:
@@ -54,7 +54,7 @@ class StayingWorker(ThreadWorker):  # type: ignore[misc]
 def _headers_are_there(conn: TConn) -> bool:
     """Return whether a thread can read all headers of the next request without waiting.
 
-    If not, the connection is made to count as readable only when more has come.
+    If not, set the connection to become readable only when more has arrived.
     """
     if conn.initialized and conn.parser.unreader.buf.getvalue():
         return True
@@ -63,7 +63,7 @@ def _headers_are_there(conn: TConn) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        return True  # gunicorn closes it
+        return True  # gunicorn will close it
     whole = not came or b"\r\n\r\n" in came or len(came) == MOST_HEADERS
     conn.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1 if whole else len(came) + 1)
     return whole

@@ -241,7 +241,7 @@ def _read(description: _Description, parts: Planes) -> MemberIndex:
 
 
 def _write_names(blob: bytes, lengths: "array[int]", parts: list[bytes]) -> list[int]:
-    """Append each block of rows to the parts; returns their widths."""
+    """Append each block of rows to the parts; return their widths."""
     widths: list[int] = []
     start = 0
     for first in range(0, len(lengths), _NAME_ROWS):

@@ -38,7 +38,7 @@ class Stream:
         """Rows of this window that were pushed, and that were pushed in vain."""
 
     def put_back(self, rows: list[int], cost: int) -> None:
-        """Return the last rows, of `cost` bytes, to the window."""
+        """Put the last rows, of `cost` bytes, back into the window."""
         self.rows_left += self.top - (rows[0] - 1)
         self.bytes_left += cost
         self.top = rows[0] - 1

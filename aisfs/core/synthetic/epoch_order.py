@@ -1,9 +1,9 @@
 """The order of a shuffled epoch that reads every shard once.
 
-When all samples of a data set are shuffled, any sample can come next, and a cache smaller than the
-data finds few of them. Here shards are shuffled, and samples are drawn from a window of them: at
-most `window` shards are open at any moment, and a shard whose samples were all drawn is not opened
-again in this epoch. So a cache that holds `window` shards is enough.
+If all samples of a data set are shuffled, any sample can be next, and a cache smaller than the data
+contains few of them. Here shards are shuffled, and samples are drawn from a window of shards: at most
+`window` shards are open at any time, and a shard whose samples were all drawn is not opened again in
+this epoch. So a cache with room for `window` shards is enough.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
@@ -22,18 +22,18 @@ def epoch_order(
 ) -> Iterator[int]:
     """Return the samples of one epoch of one replica, as positions in `shards`.
 
-    The order depends on the arguments only, so every process computes its own share.
+    The order only depends on the arguments, so every process can compute its own share.
 
     Args:
         shards: The shard of each sample.
         window: How many shards may be open at once, in each replica.
-        seed: Another seed is another order.
-        epoch: And so is another epoch.
-        replicas: Among how many processes the samples are dealt. The shuffled sequence of shards
-            is cut into as many pieces, so that two replicas share one shard at most.
-        rank: The replica this is, from 0.
-        drop_last: Leave out what cannot be dealt evenly, fewer samples than there are replicas;
-            else some replicas see one of their samples twice.
+        seed: Each seed has another order.
+        epoch: Each epoch has another order.
+        replicas: The number of processes that share the samples. The shuffled sequence of shards
+            is cut into as many pieces, so that two replicas have at most one shard in common.
+        rank: The number of this replica, from 0.
+        drop_last: Leave out the samples that cannot be divided evenly; otherwise some replicas
+            see one of their samples twice.
     """
     chance = Random(f"{seed}/{epoch}")
     members: dict[Hashable, list[int]] = {}
@@ -41,7 +41,7 @@ def epoch_order(
         members.setdefault(shard, []).append(at)
     order = list(members)
     chance.shuffle(order)
-    for samples in members.values():  # a shard that is cut must not be cut at the same place always
+    for samples in members.values():  # a shard must not always be cut at the same place
         chance.shuffle(samples)
     sequence = [at for shard in order for at in members[shard]]
     length = share_length(len(sequence), replicas, drop_last=drop_last)
@@ -56,7 +56,7 @@ def epoch_order(
 
 
 def share_length(samples: int, replicas: int, *, drop_last: bool) -> int:
-    """Say how many samples each replica gets: the same number for all."""
+    """Return the number of samples of each replica."""
     return samples // replicas if drop_last else -(-samples // replicas)
 
 

@@ -1,7 +1,7 @@
-"""Which files go into which shard, and where in it: the plan of `aisfs pack`, down to each byte.
+"""The plan of `aisfs pack`: which files go into which shard, and the place of every byte.
 
-A shard is a tar whose bytes follow from names and contents alone: no times, no owners, mode 0644.
-So the same files give the same shard on any machine, and a shard that is there can be recognised.
+The bytes of a shard only depend on names and contents: no times, no owners, mode 0644. So the same
+files make the same shard on any machine, and an existing shard can be recognised.
 """
 
 import os
@@ -16,25 +16,25 @@ from aisfs.core.synthetic.tar import member_header, member_size
 from aisfs.errors import ConfigError
 
 END = bytes(1024)
-"""What ends a tar; no padding to records of 10 KiB, which is for tapes."""
+"""The end of a tar, without the padding to records of 10 KiB for tapes."""
 
 _WDS = re.compile(rb"((?:.*/)?[^./][^/.]*)\.[^/]*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A member to be: a file of the tree, or one made up."""
+    """A future member: a file of the tree, or a generated one."""
 
     name: bytes
     """Path below the tree, and in the shard."""
     size: int
     content: bytes | None = None
-    """The bytes of one that is made up; None for a file of the tree."""
+    """The bytes of a generated file; None for a file of the tree."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Files that share a key; they stay together, in the order of their names."""
+    """Files with the same key, which stay together, in the order of their names."""
 
     key: bytes
     files: tuple[File, ...]
@@ -64,19 +64,19 @@ KEY_RULES: dict[str, Callable[[bytes], bytes]] = {
 
 
 def samples_of(files: Sequence[File], rule: Callable[[bytes], bytes]) -> list[Sample]:
-    """Group files by key; samples and the files of each are in the order of their bytes."""
+    """Return files grouped by key; samples, and the files of each, are sorted bytewise."""
     ordered = sorted(files, key=lambda file: (rule(file.name), file.name))
     grouped = groupby(ordered, key=lambda file: rule(file.name))
     return [Sample(key, tuple(members)) for key, members in grouped]
 
 
 def with_classes(samples: Sequence[Sample], extension: bytes) -> list[Sample]:
-    """Add a member `key.extension` with the number of the class that the first directory is.
+    """Add a member `key.extension` with the number of the class, which is the first directory.
 
     Classes are numbered from 0 in the order of their names, as torchvision's ImageFolder does.
 
     Raises:
-        ConfigError: a file is in no class, or its sample has such a member already.
+        ConfigError: a file is in no class, or its sample already has such a member.
     """
     classes = sorted({sample.files[0].name.split(b"/", 1)[0] for sample in samples})
     numbers = {name: number for number, name in enumerate(classes)}
@@ -96,7 +96,7 @@ def with_classes(samples: Sequence[Sample], extension: bytes) -> list[Sample]:
 
 
 def shuffled(samples: Sequence[Sample], seed: int) -> list[Sample]:
-    """Return the samples in an order that the seed alone decides."""
+    """Return the samples in an order that only depends on the seed."""
     order = list(samples)
     random.Random(seed).shuffle(order)
     return order
@@ -122,11 +122,11 @@ class Layout:
             self.size += stored_size(file)
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[File | None, int, int]]:
-        """Say what the bytes `[start, stop)` are made of.
+        """Yield the contents of the bytes `[start, stop)`.
 
         Yields:
-            A file and a range of what is stored of it (headers, content, padding), or None and
-            a range of the end.
+            A file and a range of its stored form (headers, content, padding), or None and a range
+            of the end.
         """
         end = self.size - len(END)
         row = bisect_right(self.starts, start) - 1
@@ -150,7 +150,7 @@ def stored_size(file: File) -> int:
 
 
 def shards_of(samples: Sequence[Sample], max_count: int, max_size: int) -> list[Layout]:
-    """Fill shards one after the other.
+    """Return the shards of samples, filled one after the other.
 
     Args:
         samples: In their order.
@@ -178,16 +178,16 @@ class ShardNames:
     after: str
     first: int
     last: int | None
-    """None when there is no end."""
+    """None without an end."""
     width: int
-    """Digits at least; 0 for a single name without any."""
+    """Least number of digits; 0 for a single name without digits."""
 
     @classmethod
     def parse(cls, text: str) -> "ShardNames":
-        """Read a name with one range in braces, or without.
+        """Return the names of a text with one range in braces, or without.
 
         Raises:
-            ConfigError: there is something else in braces, or the name is not that of a shard.
+            ConfigError: the braces contain something else, or this is not the name of a shard.
         """
         if not text.endswith(".tar"):
             raise ConfigError(f"{text}: the name of a shard ends in .tar")
@@ -207,7 +207,7 @@ class ShardNames:
         """Return the name of the shard `index`, counted from 0.
 
         Raises:
-            ConfigError: there are not so many.
+            ConfigError: there are fewer names.
         """
         number = self.first + index
         if self.last is not None and number > self.last:
@@ -216,7 +216,7 @@ class ShardNames:
         return f"{self.before}{number:0{self.width}d}{self.after}" if self.width else self.before
 
     def index(self, name: str) -> int | None:
-        """Undo `name`; None for a name that is not among these."""
+        """Return the index of a name; None for a name that is not one of these."""
         if not self.width:
             return 0 if name == self.before else None
         middle = name[len(self.before) : len(name) - len(self.after)]

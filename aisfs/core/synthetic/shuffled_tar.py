@@ -1,14 +1,14 @@
 """Tar files of the samples of other tars, in another order.
 
-A sample is copied with its headers, as it is stored: names, times, long names and sparse members
-stay what they are, whatever format the tar has. Headers are made only
+A sample is copied with its headers as stored: names, times, long names and sparse members stay the
+same in any tar format. Headers are only generated
 
-- for samples whose key another one of the same virtual shard has: they get `~<shard>` before their
-  first dot, as in the view `flat`, since readers take neighbours of one key for one sample and
-  programs that unpack the tar would overwrite the one with the other;
+- for samples with the key of another sample of the same virtual shard: they get `~<shard>` before
+  their first dot, as in the view `flat`, because readers take adjacent members of one key for one
+  sample, and extracting the tar would overwrite one with the other;
 - for hardlinks, whose content may not be in the same virtual shard.
 
-Which bytes a virtual shard has depends on the seed, the options and the shards, and on nothing else.
+The bytes of a virtual shard only depend on the seed, the options and the shards.
 """
 
 import os
@@ -42,34 +42,34 @@ from aisfs.core.views.spec import Component, ShardSplit
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 
 CUT_OFF = "cut off sample"
-"""One of which the shard does not have all bytes."""
+"""A sample that is truncated in its shard."""
 SPARSE = "sparse sample"
-"""One with a sparse member that needs a header made for it, which would need its map."""
+"""A sample with a sparse member that needs a generated header, which would need its map."""
 _SECOND = 10**9
 _MADE = 0xFFFFFFFF
-"""In the place of a source: a header that is made."""
+"""In place of a source: a generated header."""
 _ZEROS = 0xFFFFFFFE
-"""Padding that the source ends without."""
+"""In place of a source: padding that is missing at its end."""
 
 
 class SourceTar(NamedTuple):
-    """A tar whose samples are shuffled, in the version that is shown."""
+    """One version of a tar whose samples are shuffled."""
 
     bucket: Bucket
     info: ObjectInfo
     name: bytes
-    """What tells its samples from others of the same key."""
+    """Distinguishes its samples from others with the same key."""
 
 
 class ShardSamples:
-    """The samples of one tar: rows of its index, those of a sample side by side."""
+    """The samples of one tar, as rows of its index, with those of a sample adjacent."""
 
     def __init__(self, index: MemberIndex, rule: KeyRule, require: tuple[Component, ...]) -> None:
         """Group the members of `index`. Of members with one name the last wins."""
         self.index = index
         found = Samples(index, rule, require)
         self.skipped = found.skipped
-        """Members and samples that are left out: reason and how many."""
+        """How many members and samples are left out, by reason."""
         self._rows, self._ends = array("I"), array("I", [0])
         groups: dict[bytes, dict[bytes, int]] = {}
         for part in found:
@@ -94,12 +94,12 @@ class ShardSamples:
 
 
 class _Header(NamedTuple):
-    """A header that is made, for one member."""
+    """A generated header of one member."""
 
     name: bytes
     size: int
     mtime: int
-    """Seconds since the epoch, as far as a plain header can say it."""
+    """Seconds since the epoch, clamped to what a plain header can store."""
     mode: int
 
     @property
@@ -112,7 +112,7 @@ class _Header(NamedTuple):
 
 
 class _Headers:
-    """Headers that are made, as columns: some 20 bytes and the name for each."""
+    """Generated headers as columns, which take some 20 bytes and the name for each."""
 
     def __init__(self) -> None:
         self.names, self._ends = bytearray(), array("Q", [0])
@@ -134,7 +134,7 @@ class _Headers:
 
 
 class _Run(NamedTuple):
-    """Bytes of a sample that lie side by side: of its source, a header that is made, or zeros."""
+    """Adjacent bytes of a sample: a range of its source, a generated header, or zeros."""
 
     length: int
     offset: int | None = None
@@ -143,7 +143,7 @@ class _Run(NamedTuple):
 
 
 class ShuffledShard(VirtualShard):
-    """Samples of other tars. Takes 20 bytes for each run of bytes of one of them."""
+    """Samples of other tars. Each run of bytes takes 20 bytes."""
 
     __slots__ = ("_headers", "_offsets", "_owners", "_sources")
 
@@ -155,14 +155,14 @@ class ShuffledShard(VirtualShard):
         offsets: "array[int]",
         headers: _Headers,
     ) -> None:
-        """Take the columns of the runs.
+        """Keep the columns of the runs.
 
         Args:
             sources: The tars that `owners` counts.
-            starts: Where each run begins; one more for the end of the last one.
-            owners: Whose bytes each is.
-            offsets: Where they lie in the source, or which of `headers` it is.
-            headers: Those that are made.
+            starts: Where each run begins, and where the last one ends.
+            owners: The source of each run.
+            offsets: The offset in the source, or the position in `headers`.
+            headers: The generated headers.
         """
         self._sources = sources
         self._owners, self._offsets, self._headers = owners, offsets, headers
@@ -194,7 +194,7 @@ class ShuffledShard(VirtualShard):
 
 
 class _Unmakeable(Exception):
-    """A sample cannot be had under the name it would need; the text says why."""
+    """A sample cannot have the name it would need; the text is the reason."""
 
 
 class _Builder:
@@ -211,7 +211,7 @@ class _Builder:
     def plan(
         self, source: int, index: MemberIndex, rows: Sequence[int]
     ) -> tuple[bytes, list[_Run]]:
-        """Say under which key a sample would be added, and as what.
+        """Return the key and the runs with which a sample would be added.
 
         Raises:
             _Unmakeable: it needs another name and cannot have it.
@@ -227,11 +227,11 @@ class _Builder:
         return key, runs
 
     def would_take(self, runs: Sequence[_Run]) -> int:
-        """Return the size of the shard with a sample more, in bytes."""
+        """Return the size of the shard with another sample, in bytes."""
         return tar_size(self._starts[-1] + sum(run.length for run in runs))
 
     def add(self, source: int, key: bytes, runs: Sequence[_Run]) -> None:
-        """Take a sample as `plan` gave it."""
+        """Add a sample as `plan` returned it."""
         self._keys.add(key)
         self.samples += 1
         for run in runs:
@@ -246,7 +246,7 @@ class _Builder:
 
     def finish(self) -> ShuffledShard:
         """Return the shard. The builder is spent."""
-        columns = (self._starts[:], self._owners[:], self._offsets[:])  # without spare room
+        columns = (self._starts[:], self._owners[:], self._offsets[:])  # without spare capacity
         return ShuffledShard(self._sources, *columns, self._headers)
 
     def _key(self, name: bytes) -> bytes:
@@ -255,7 +255,7 @@ class _Builder:
         return found[0]
 
     def _fresh(self, names: list[bytes], shard: bytes) -> tuple[bytes, list[bytes]]:
-        """Return names that differ from those of all samples here, and their key."""
+        """Return names that no other sample here has, and their key."""
         mark = JOINT + shard.replace(b".", b"_")  # the key ends at the first dot
         candidates = (
             [_with_mark(name, mark + (JOINT + b"%d" % number if number > 1 else b""))
@@ -275,17 +275,17 @@ def shuffled_shards(
     split: ShardSplit,
     rule: KeyRule,
 ) -> tuple[list[ShuffledShard], Counter[str]]:
-    """Lay the samples of all sources out as tars, in an order that the seed decides.
+    """Arrange the samples of all sources as tars, in an order that depends on the seed.
 
     Args:
         sources: The tars, in the order of the dataset.
-        samples: Of each of them.
+        samples: The samples of each source.
         seed: Not negative.
-        split: How much goes into one tar; without a word on that there are as many as sources.
-        rule: What the key of a sample is.
+        split: The limits of one tar; without any there are as many tars as sources.
+        rule: The rule for sample keys.
 
     Returns:
-        The tars, and why how many samples are in none.
+        The tars, and how many samples are in none, by reason.
     """
     exclusions: Counter[str] = Counter()
     shards: list[ShuffledShard] = []
@@ -315,14 +315,14 @@ def shuffled_shards(
 
 
 def _cuts(total: int, parts: int) -> set[int]:
-    """Return where each part but the first begins when all are as long as each other, or nearly so."""
+    """Return where each part but the first begins, with parts of nearly equal lengths."""
     return {total * part // parts for part in range(1, parts)}
 
 
 def _order(length: int, seed: int) -> "array[int]":
     """Return the numbers below `length`, shuffled.
 
-    By hand: Python promises the same sequence from every version for `random()` alone.
+    Not `shuffle`: only `random()` is the same sequence in every version of Python.
     """
     draw = Random(seed).random
     order = array("I", range(length))
@@ -333,13 +333,13 @@ def _order(length: int, seed: int) -> "array[int]":
 
 
 def _with_mark(name: bytes, mark: bytes) -> bytes:
-    """Put something before the first dot of the last component."""
+    """Return a name with a mark before the first dot of its last component."""
     dot = name.find(b".", name.rfind(b"/") + 1)
     return name + mark if dot < 0 else name[:dot] + mark + name[dot:]
 
 
 def _add_member(runs: list[_Run], index: MemberIndex, row: int, name: bytes, *, make: bool) -> None:
-    """Add the bytes of a member, together with those before it where they are neighbours."""
+    """Add the bytes of a member, joined with the previous run if they are adjacent."""
     data = index.data_range(row)
     start = data.start
     if make:

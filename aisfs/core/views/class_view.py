@@ -89,7 +89,7 @@ def _labeller(
     contents: Mapping[bytes, bytes],
     table: Mapping[bytes, bytes],
 ) -> Callable[[bytes, int], bytes | None]:
-    """Return the function that returns the label of a sample, given its key and a row."""
+    """Return the function from a key and a row to the label of the sample."""
     pattern = re.compile(os.fsencode(rule.text if rule.source is LabelSource.PATTERN else ""))
 
     def by_pattern(key: bytes) -> bytes | None:

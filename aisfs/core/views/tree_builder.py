@@ -137,7 +137,7 @@ class MemberTree:
         return hidden
 
     def _set_aside(self, shards: Shards, hidden: set[int]) -> set[int]:
-        """Return opened tars the names that shards have; return the entries that are not listed."""
+        """Name opened tars like shards; return the entries that are not listed."""
         unlisted = set()
         for number in self._opened:
             tar, parent, folder = self.rows[number] - 1, self.parents[number], self.names[number]

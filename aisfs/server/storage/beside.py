@@ -1,7 +1,7 @@
-"""Objects that have the name of a directory, as AIStore holds where the two are on different disks.
+"""Objects with the name of a directory, which AIStore can have if the two are on different disks.
 
-One directory cannot hold both, so the files of such objects lie elsewhere, with their keys
-percent-encoded for names.
+One directory cannot contain both, so the files of such objects lie elsewhere, with their
+percent-encoded keys as names.
 """
 
 import os
@@ -17,10 +17,10 @@ def parents(key: bytes) -> list[bytes]:
 
 
 class Beside:
-    """Those of one bucket."""
+    """The objects of one bucket that have the name of a directory."""
 
     def __init__(self, folder: bytes) -> None:
-        """`folder` is where their files lie."""
+        """Their files are in `folder`."""
         self.folder = folder
         self._lock = threading.Lock()
         self._keys = set[bytes]()
@@ -44,16 +44,16 @@ class Beside:
         return quote(key, safe="").encode()
 
     def add(self, key: bytes, path: bytes | None = None) -> None:
-        """Make an object one of them, with the file that it has, if any."""
+        """Add an object, and move its file at `path` here, if there is one."""
         with self._lock:
             os.makedirs(self.folder, exist_ok=True)
             if path is not None:
-                with suppress(FileNotFoundError, IsADirectoryError):  # just removed, or put aside
+                with suppress(FileNotFoundError, IsADirectoryError):  # just removed, or moved
                     os.rename(path, self.folder + b"/" + self.name(key))
             self._keys.add(key)
 
     def forget(self, key: bytes) -> None:
-        """Take note that an object is gone."""
+        """Remove an object whose file is gone."""
         self._keys.discard(key)
 
     def clear(self) -> None:

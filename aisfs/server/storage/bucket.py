@@ -1,4 +1,4 @@
-"""One bucket: the folder with its objects, and what is known of each."""
+"""One bucket: the folder with its objects, and the record of each."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ from aisfs.server.storage.records import Record, Records
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One object as it is on the disk now, with what is known of it."""
+    """The current state of one object on disk, with its record."""
 
     size: int
     mtime_ns: int
@@ -27,11 +27,11 @@ class Found:
 
     @property
     def identity(self) -> tuple[int, int]:
-        """What ties a record to a file."""
+        """Links a record to a file."""
         return self.size, self.mtime_ns
 
     def check(self, status: int = 500) -> None:
-        """Refuse an object that is known to contradict itself.
+        """Check that the object's metadata is not known to be inconsistent.
 
         Raises:
             Failure: with this status.
@@ -45,8 +45,8 @@ class Found:
 class Bucket:
     """One bucket: its folder and its records.
 
-    Names come from clients and symbolic links from whoever fills the directory: what is not opened
-    by `open` goes through `check_place` first, so that nothing leads out of the served directory.
+    Names come from clients, and the directory may contain any symbolic links. So that nothing leads
+    out of the served directory, a path is either opened by `open` or checked by `check_place` first.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Bucket:
     ) -> None:
         """Describe the bucket `name`, whose `folder` lies in the directory open as `root`.
 
-        `beside` has the objects that are not in that folder, since directories have their names.
+        `beside` has the objects that cannot be in that folder, since directories have their names.
         """
         self.name = name
         self.folder = folder
@@ -106,7 +106,7 @@ class Bucket:
                     yield folder[len(self.folder) + 1 :] + b"/" + name
 
     def check_place(self, key: bytes) -> None:
-        """Make sure that a file of this key would lie below the served directory.
+        """Check that a file of this key would lie below the served directory.
 
         Raises:
             Failure: 400.
@@ -122,7 +122,7 @@ class Bucket:
             raise Failure(400, text, "errInvalidPath") from error
 
     def find(self, key: bytes, status: os.stat_result | None = None) -> Found | None:
-        """Look an object up; None when there is no regular file at its key."""
+        """Return an object; None when there is no regular file at its key."""
         if status is None:
             try:
                 descriptor = self.open(key, os.O_PATH)
@@ -138,7 +138,7 @@ class Bucket:
         return self.found(status, record)
 
     def load(self, key: bytes, found: Found) -> None:
-        """Refuse an object that cannot be read; whatever contradicts itself is noticed from now on."""
+        """Check that an object can be read; from then on its inconsistent length counts as noticed."""
         found.check()
         if found.record.damage and found.record.damage.length:
             damage = structs.replace(found.record.damage, noticed=True)
@@ -146,17 +146,17 @@ class Bucket:
             self.records.store(key, found.size, found.mtime_ns, record)
 
     def corrupted(self) -> frozenset[bytes]:
-        """Return the keys of the objects that are known to contradict themselves."""
+        """Return the keys of the objects whose metadata is known to be inconsistent."""
         found = ((key, self.find(key)) for key in self.records.damaged())
         damages = ((key, f.record.damage) for key, f in found if f)
         return frozenset(key for key, damage in damages if damage and damage.noticed)
 
     @staticmethod
     def found(status: os.stat_result, record: Record | None) -> Found:
-        """Combine a file and its record; without one, the file's time stands in for a version."""
+        """Return a file with its record; without a record, the file's mtime is the version."""
         if record is None:
-            # A file nobody PUT: its time of change is at least as good a change indicator as a
-            # counter, and stays a decimal number that a later PUT can count up.
+            # A file that was not PUT: its mtime detects changes as well as a counter does, and is
+            # a decimal number that a later PUT can increment.
             record = Record(version=str(status.st_mtime_ns))
         atime = max(status.st_atime_ns, status.st_mtime_ns)
         return Found(status.st_size, status.st_mtime_ns, atime, record)

@@ -13,10 +13,10 @@ NODE_SEED = 1103515245
 
 
 class Hasher(Protocol):
-    """The part of hashlib's interface the server uses."""
+    """The part of hashlib's interface that the server uses."""
 
     def update(self, data: bytes, /) -> None:
-        """Take the next bytes."""
+        """Add the next bytes."""
 
     def hexdigest(self) -> str:
         """Return the checksum of everything so far, in hex."""
@@ -25,7 +25,7 @@ class Hasher(Protocol):
 
 class _Nothing:
     def update(self, data: bytes, /) -> None:
-        """Take bytes and forget them."""
+        """Ignore bytes."""
 
     def hexdigest(self) -> str:
         """Return the empty checksum."""
@@ -44,12 +44,12 @@ HASHERS: dict[str, Callable[[], Hasher]] = {
 
 
 def digest_of(text: str) -> int:
-    """Hash a node id or an object's uname the way the cluster map does."""
+    """Return the hash of a node id or an object's uname, as in the cluster map."""
     return xxhash.xxh64_intdigest(text.encode(), seed=NODE_SEED)
 
 
 def hash_file(path: Path, kind: str) -> str:
-    """Compute a whole file's checksum."""
+    """Return the checksum of a whole file."""
     hasher = HASHERS[kind]()
     with path.open("rb") as file:
         while piece := file.read(1 << 20):

@@ -1,9 +1,8 @@
-"""What the server remembers of objects beside their bytes: one small SQLite database per bucket.
+"""Metadata of objects: one small SQLite database per bucket.
 
-A row describes the file that has exactly the row's size and modification time. A file that was
-changed behind the server's back no longer matches and the row is ignored. A PUT inserts the new
-row *before* its rename and leaves the old file's row in place, so at every instant, also after
-kill -9, the file that is there finds the row that belongs to it.
+A row describes the file that has exactly the row's size and mtime. If a file was changed without the
+server, it no longer matches and the row is ignored. A PUT inserts the new row *before* its rename and
+keeps the old file's row, so at any instant, even after kill -9, the current file has its row.
 """
 
 import contextlib
@@ -56,7 +55,7 @@ class Records:
         self._has_chunks: bool | None = None
 
     def find(self, key: bytes, size: int, mtime_ns: int) -> Record | None:
-        """Return the record of exactly this file, or None when nothing is known of it."""
+        """Return the record of exactly this file, or None when there is none."""
         with self._lock:
             if (db := self._reader()) is None:
                 return None
@@ -81,7 +80,7 @@ class Records:
         return {(row[0], row[1], row[2]): _record(row[3:]) for row in rows}
 
     def damaged(self) -> list[bytes]:
-        """Return the keys that have, or lately had, an object with damage."""
+        """Return the keys that have, or recently had, a damaged object."""
         with self._lock:
             if (db := self._reader()) is None:
                 return []
@@ -106,9 +105,9 @@ class Records:
         record: Record,
         keep: tuple[int, int] | None = None,
     ) -> None:
-        """Describe the file that is about to be at `key`.
+        """Store the record of the file that is about to be at `key`.
 
-        `keep` is size and mtime of the file that is there now; all other rows of the key go.
+        `keep` is size and mtime of the current file; all other rows of the key are deleted.
         """
         custom = json.dumps(record.custom) if record.custom else ""
         old_size, old_mtime = keep or (-1, -1)
@@ -135,7 +134,7 @@ class Records:
             )
 
     def forget(self, key: bytes) -> None:
-        """Drop everything known of a key."""
+        """Delete all records of a key."""
         with self._lock:
             if self._reader() is None:
                 return
@@ -162,7 +161,7 @@ class Records:
             self._properties = None
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the database."""
         with self._lock:
             if self._opened is not None:
                 self._opened.close()
@@ -176,7 +175,7 @@ class Records:
             self.path.with_name(self.path.name + ending).unlink(missing_ok=True)
 
     def _reader(self) -> sqlite3.Connection | None:
-        # A directory that is only read must not gain a database.
+        # Reading must not create a database.
         if self._opened is None and not self.path.exists():
             return None
         return self._connection()
@@ -191,7 +190,7 @@ class Records:
             try:
                 self._opened = self._open()
             except sqlite3.DatabaseError as error:
-                # Losing it costs versions and checksums, never objects.
+                # Only versions, checksums and custom metadata are lost, never objects.
                 aside = self.path.with_name(self.path.name + ".damaged")
                 log.warning("%s is unreadable (%s); moved to %s", self.path, error, aside)
                 self.path.replace(aside)
@@ -207,7 +206,7 @@ class Records:
             db.execute("PRAGMA synchronous = OFF")
             db.executescript(_SCHEMA)
             columns = {row[1] for row in db.execute("PRAGMA table_info(objects)")}
-            for name in {"chunks", "damage"} - columns:  # made before these were known
+            for name in {"chunks", "damage"} - columns:  # of older versions
                 db.execute(f"ALTER TABLE objects ADD COLUMN {name} TEXT NOT NULL DEFAULT ''")
             db.execute("CREATE INDEX IF NOT EXISTS damaged ON objects (key) WHERE damage != ''")
         except sqlite3.DatabaseError:

@@ -1,7 +1,7 @@
-"""What a real AIStore does that destroys data or hides names, and a kind server spares its clients.
+"""Ways in which a real AIStore loses data or names, which the server can imitate.
 
-Seen on AIStore 5.0. The handlers ask the object that a server was made with: `Kindness` for a
-person's laptop, `Traps` for clients that have to be safe on a real cluster.
+Observed on AIStore 5.0. Handlers query the object that the server was made with: `Kindness` for use on
+a laptop, `Traps` to test clients that have to be safe on a real cluster.
 """
 
 import os
@@ -15,35 +15,35 @@ import xxhash
 from aisfs.server.storage.bucket import Bucket
 
 _PATH = "/$&+,:;=@~"
-"""What Go leaves as it is in the path of a redirect, besides letters, digits and `-._`."""
+"""Characters that Go does not escape in the path of a redirect, besides letters, digits and `-._`."""
 
 
 class Kindness:
-    """A server that does what its clients mean."""
+    """A server without traps."""
 
     loses_repeated_parts = False
-    """A part number that comes twice in one upload takes the part with it, and nobody is told."""
+    """A part number that is sent twice in one upload silently destroys the part."""
     appends_in_place = False
-    """A member is written over the end of its tar, whose file is not cut where it ends now, and
-    half of it stays when the client goes away; a new shard needs a directory that is there."""
+    """A member overwrites the end of its tar, whose file is not truncated, and half of a member stays
+    when the client disconnects; a new shard needs an existing directory."""
     loses_names = False
-    """Listings are those of `aisfs.server.api.paging`."""
+    """Listings lose names as in `aisfs.server.api.paging`."""
     holds_both = False
     """An object and a directory may have one name, where they are on different disks; a target whose
     disk has the object then gives up listing that directory, as often as not."""
     targets = 1
-    """How many targets there seem to be, each with two disks."""
+    """The simulated number of targets, each with two disks."""
 
     def target_of(self, bucket: str, key: bytes) -> int:
-        """Return the number of the target that an object is with."""
+        """Return the number of the target that has an object."""
         return 0
 
     def is_misplaced(self, bucket: str, key: bytes) -> bool:
-        """Return whether an object is with another target than its name belongs to."""
+        """Return whether an object is on another target than its name belongs to."""
         return False
 
     def disk_of(self, bucket: str, key: bytes) -> int:
-        """Return the number of the disk that an object is on; those of a target follow each other."""
+        """Return the number of the disk that an object is on; those of a target are consecutive."""
         at = xxhash.xxh64_intdigest(bucket.encode() + b"/" + key) & 1
         return 2 * self.target_of(bucket, key) + at
 
@@ -52,7 +52,7 @@ class Kindness:
         return quote(path, safe=_PATH)
 
     def keep_directory(self, bucket: str, key: bytes) -> None:
-        """Keep the directories above an object that is going."""
+        """Keep the parent directories of an object that is deleted."""
 
     def drop_directory(self, bucket: str, key: bytes) -> None:
         """Remove an empty directory that was kept, if an object of this name would be on its disk."""
@@ -70,7 +70,7 @@ class Kindness:
 
 
 class Traps(Kindness):
-    """A server that bites as the real one does: a target with two disks, unless a subclass has more."""
+    """A server that loses data and names like a real target with two disks."""
 
     loses_repeated_parts = True
     appends_in_place = True
@@ -78,23 +78,23 @@ class Traps(Kindness):
     holds_both = True
 
     def __init__(self, folder: Path) -> None:
-        """`folder` is where directories are kept that outlive their objects."""
+        """Directories that outlive their objects are kept in `folder`."""
         self._folder = folder
 
     def location(self, path: bytes) -> str:
-        """Return the path of a redirect; one with line breaks goes out raw, and they become spaces."""
+        """Return the path of a redirect; one with line breaks is not escaped, and they become spaces."""
         if b"\n" not in path and b"\r" not in path:
             return super().location(path)
         printable = "".join(map(chr, range(0x20, 0x7F)))
         return quote(path.replace(b"\n", b" ").replace(b"\r", b" "), safe=printable)
 
     def keep_directory(self, bucket: str, key: bytes) -> None:
-        """Keep the directories above an object, on its disk; nothing but `drop_directory` ends them."""
+        """Keep the parent directories of an object on its disk, until `drop_directory`."""
         if b"/" in key:
             os.makedirs(os.path.dirname(self._place(bucket, key)), exist_ok=True)
 
     def drop_directory(self, bucket: str, key: bytes) -> None:
-        """Remove a directory, as a DELETE of an object does that finds one in its place."""
+        """Remove a directory, as the DELETE of an object in its place does."""
         with suppress(OSError):
             os.rmdir(self._place(bucket, key))
 
