@@ -23,7 +23,7 @@ TOLD = [
     (f"{metadata_cache.LISTED_ENTRIES_MAX:,} entries", True),
     (f"Each {format.STEP >> 10} KiB have a checksum", True),
     (f"for {resident.PAUSE_SECONDS:.0f} seconds nothing new is kept", True),
-    (f"the last {bookkeeping._BATCH_BYTES // MIB} MiB of it", maintenance.SYNC_SECONDS == 1),
+    (f"the last {bookkeeping._BATCH_BYTES // MIB} MiB of what", maintenance.SYNC_SECONDS == 1),
     (f"a window of {readahead.START_WINDOW // MIB} MiB ahead", True),
     (f"Up to {readahead.MAX_STREAMS} readers of one object", True),
     (f"up to {readahead.FORWARD // MIB} MiB forward", True),
