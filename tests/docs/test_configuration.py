@@ -24,8 +24,8 @@ from tests.docs.documents import CONFIGURATION, rows, section
 SETTINGS = (ClusterSettings, TreeSettings, CacheSettings, ViewSettings, WriteSettings)
 MODES = ("file_mode", "dir_mode")
 COMPUTED = {
-    "uid": "who mounts",
-    "gid": "who mounts",
+    "uid": "the mounting user",
+    "gid": "the mounting user",
     "cache_dir": "the user's cache directory",
     "cache_size": "10GiB or a tenth of the free disk",
     "staging_dir": "the user's state directory",
