@@ -1,20 +1,19 @@
-"""The cache on the local disk: bytes of object versions that survive a restart.
+"""The cache on the local disk, as the engine uses it: bytes of object versions that survive a restart.
 
-What it promises (invariants I3 and I9)
-- What lies below the directory never takes more of the disk than the limit, with any number of
-  processes on it: room is granted by the ledger before a byte is written. Of several limits the
-  smallest of the living processes holds for all.
-- Nothing here fails a read. A full or failing disk means that bytes are not kept, a damaged file or
-  ledger that they were not found; the log says so once.
-- A process that is killed leaves nothing but unpublished pages, which the next one gives back.
+Guarantees (invariants I3 and I9)
+- The directory never takes more of the disk than the limit, with any number of processes: the
+  ledger grants room before a byte is written. The smallest limit of the living processes holds.
+- Nothing here fails a read. With a full or failing disk bytes are not kept; a damaged file or ledger
+  means that they were not found. Either is logged once.
+- A process that is killed leaves only unpublished pages behind, which the next one returns.
 
-    hit            bytes that are here, as a view of the mapped file, for the kernel only
-    copied, read   a copy of them, for everybody: to touch a view of a file that was cut kills
-    reserve        room for bytes that are to be fetched; None: fetch them, but do not keep them
-    sync           once a second: tells other processes and listens to them
+    hit            a view of bytes in a mapped file, for the kernel only
+    copied, read   a copy of them, for everything else: touching a view of a file that was cut is fatal
+    reserve        room for bytes that are to be fetched, or None: fetch them, but do not keep them
+    sync           once a second: exchange news with other processes
 
-`hit` and `copied` answer within microseconds on the caller's thread. Everything else may wait for the disk and
-belongs on a worker thread. A forked child must not use it.
+`hit` and `copied` answer within microseconds on the caller's thread. Everything else may wait for the
+disk and belongs on a worker thread. Nothing of it may be used after a fork.
 """
 
 import contextlib
@@ -26,14 +25,15 @@ from typing import Self
 
 from aisfs.cache.disk.bookkeeping import Bookkeeper
 from aisfs.cache.disk.directory import CacheDirectory, boot_id
-from aisfs.cache.disk.format import SEGMENT, Damaged, EntryId
+from aisfs.cache.disk.format import Damaged, EntryId
 from aisfs.cache.disk.ledger import Ledger
 from aisfs.cache.disk.maintenance import Maintenance
 from aisfs.cache.disk.reservation import Reservation
 from aisfs.cache.disk.resident import Health, ResidentSet
-from aisfs.cache.disk.segments import Segment
 from aisfs.cache.disk.space import SpaceReserver
-from aisfs.cache.disk.verify import CheckReport, Progress, can_verify, verify_all, verify_whole
+from aisfs.cache.disk.verify import CheckReport, Progress, verify_all, verify_object
+from aisfs.core.checksums import hasher_for_cache
+from aisfs.core.ranges import RangeSet
 from aisfs.errors import ConfigError
 from aisfs.model import ByteRange
 from aisfs.process.threads import any_thread
@@ -46,7 +46,7 @@ LEAST = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What is in the cache, for all processes, and what this one did."""
+    """What is in the cache, for all processes, and what this process did."""
 
     limit: int
     used: int
@@ -63,10 +63,10 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What this process knows without asking the ledger."""
+    """What this process can count without the ledger."""
 
     used: int
-    """Bytes of contents, its own and those of others it has heard of."""
+    """Bytes of segments, as of the last `sync`."""
     hits: int
     misses: int
 
@@ -89,15 +89,15 @@ class BlockCache:
         self._open = True
         self.hit = bookkeeper.resident.hit
         """`hit(entry, wanted)`: a view of bytes that are mapped and verified, counted as a use, or
-        None; waits for nothing. `wanted` must not reach beyond the object."""
+        None. Never blocks. `wanted` must not reach beyond the object."""
         self.copied = bookkeeper.resident.copied
-        """`copied(entry, wanted)`: a copy of what `hit` gives, or None; waits for nothing either."""
+        """`copied(entry, wanted)`: a copy of what `hit` returns, or None. Never blocks."""
         self.distrust = bookkeeper.resident.distrust
-        """`distrust(view)`: the kernel could not read a view that `hit` gave. Waits for nothing."""
+        """`distrust(view)`: the kernel could not read a view from `hit`. Never blocks."""
 
     @classmethod
     def open(cls, directory: Path, limit: int | None) -> Self:
-        """Use `directory` with a limit in bytes, or, to look at it only, with none.
+        """Open `directory` with a limit in bytes, or with none, only to look at it.
 
         Raises:
             ConfigError: the directory or the limit cannot be used; the message names it.
@@ -147,7 +147,7 @@ class BlockCache:
         return cache
 
     def close(self) -> None:
-        """Record everything and let other processes have what was granted. Views stay valid."""
+        """Record everything and return what is left of the grant. Views stay valid."""
         if not self._open:
             return
         self._open = False
@@ -168,7 +168,7 @@ class BlockCache:
 
     @property
     def limit(self) -> int:
-        """Bytes that all of the cache may take: the smallest limit of the processes that use it."""
+        """Bytes the cache may take: the smallest limit of the processes that use it."""
         return self._bookkeeper.limit
 
     def __repr__(self) -> str:
@@ -193,14 +193,10 @@ class BlockCache:
             and self._resident.copied(entry, wanted, room) is not None
         ):
             return room
-        found = True
-        for number in entry.numbers(wanted):
-            start = number * SEGMENT
-            part = ByteRange(max(wanted.start, start), min(wanted.stop, start + SEGMENT))
-            at = part.start - wanted.start
-            found = self._read_part(entry.key(number), part, room[at : at + len(part)])
-            if not found:
-                break
+        found = all(
+            self._read_part(key, part, room[part.start - wanted.start : part.stop - wanted.start])
+            for key, part in entry.parts(wanted)
+        )
         self._resident.requested(entry, wanted, found=found)
         return room if found else None
 
@@ -209,7 +205,9 @@ class BlockCache:
         if segment is None or self._health.broken:
             return False
         try:
-            if not self._load(segment).valid.covers(wanted):
+            if segment.stale:
+                self._bookkeeper.load(segment)
+            if not segment.valid.covers(wanted):
                 return False
             file = self._bookkeeper.open(segment)
             self._bookkeeper.verify(segment, file, wanted)
@@ -226,38 +224,30 @@ class BlockCache:
             return False
         return True
 
-    def _load(self, segment: Segment) -> Segment:
-        if segment.stale:
-            self._bookkeeper.load(segment)
-        return segment
-
     def missing(self, entry: EntryId, wanted: ByteRange) -> list[ByteRange]:
-        """Give the parts of a range, cut at the end of the object, that are not here."""
-        gaps: list[ByteRange] = []
-        wanted = ByteRange(wanted.start, min(wanted.stop, entry.size))
-        for number in entry.numbers(wanted):
-            start = number * SEGMENT
-            part = ByteRange(max(wanted.start, start), min(wanted.stop, start + SEGMENT))
-            segment = self._resident.segments.get(entry.key(number))
+        """Return what is not here of a range, cut at the end of the object."""
+        gaps = RangeSet()  # joins what touches at the borders of segments
+        for key, part in entry.parts(ByteRange(wanted.start, min(wanted.stop, entry.size))):
+            segment = self._resident.segments.get(key)
             found = [part]
             if segment is not None and not self._health.broken:
                 with contextlib.suppress(Damaged, sqlite3.Error):
-                    self._load(segment)
+                    if segment.stale:
+                        self._bookkeeper.load(segment)
                     with self._resident.lock:
                         found = segment.valid.missing(part)
-            if gaps and found and gaps[-1].stop == found[0].start:
-                found[0] = ByteRange(gaps.pop().start, found[0].stop)
-            gaps += found
-        return gaps
+            for gap in found:
+                gaps.add(gap)
+        return list(gaps)
 
     # Filling -----------------------------------------------------------------------------------
 
     def reserve(
         self, entry: EntryId, wanted: ByteRange, *, urgent: bool = False
     ) -> Reservation | None:
-        """Make room for a range that is about to be fetched; None: do not keep it.
+        """Make room for a range that is about to be fetched; None if it is not to be kept.
 
-        `urgent` is for what would be dear to have again: it displaces whatever is idle for longest.
+        `urgent` is for what is expensive to get again: it displaces whatever was idle for longest.
 
         Raises:
             ValueError: it is empty or reaches beyond the object.
@@ -265,34 +255,34 @@ class BlockCache:
         if not 0 <= wanted.start < wanted.stop <= entry.size:
             raise ValueError(f"{wanted} is no part of {entry}")
         self._maintenance.sync_if_due()
-        parts = None
+        reservation = None
         if self._health.admits:
             try:
-                parts = self._reserver.reserve(entry, wanted, urgent=urgent)
+                reservation = self._reserver.reserve(entry, wanted, urgent=urgent)
             except (OSError, sqlite3.Error) as error:
                 self._health.trouble(error)
-        if parts is None:
+        if reservation is None:
             with self._resident.lock:
                 self._resident.rejected += 1
-            return None
-        return Reservation(wanted, parts, self._bookkeeper)
+        return reservation
 
-    def verify_whole(self, entry: EntryId, computed: str | None = None) -> bool:
-        """Compare a complete entry with the checksum AIStore told; drop it if they differ.
+    def verify_object(self, entry: EntryId, computed: str | None = None) -> bool:
+        """Compare a complete entry with the checksum from AIStore; drop it if they differ.
 
         Args:
             entry: What to verify.
             computed: The checksum of the bytes as they came; None reads them from the disk.
 
         Returns:
-            False if they differ; True also if the entry is not complete, or nobody can tell.
+            False if they differ; True also if the entry is not complete or has no usable checksum.
         """
-        if not can_verify(entry) or self.missing(entry, ByteRange(0, entry.size)):
+        hasher = hasher_for_cache(entry.checksum)
+        if hasher is None or self.missing(entry, ByteRange(0, entry.size)):
             return True
-        return verify_whole(self._bookkeeper, entry, computed)
+        return verify_object(self._bookkeeper, entry, computed, hasher)
 
     def drop(self, entry: EntryId) -> None:
-        """Remove all that is here of an entry."""
+        """Remove all segments of an entry."""
         with self._resident.lock:
             found = [s for s in self._resident.segments.values() if s.key.startswith(entry.digest)]
         try:
@@ -301,9 +291,9 @@ class BlockCache:
             self._health.trouble(error)
 
     def pin(self, entry: EntryId) -> None:
-        """Never choose what is or comes here of an entry as a victim, until unpinned as often.
+        """Never evict anything of an entry, until it is unpinned as often.
 
-        Other processes know of it after the next `sync`.
+        Other processes respect it from the next `sync` on.
         """
         with self._resident.lock:
             self._resident.pin(entry, 1)
@@ -316,25 +306,25 @@ class BlockCache:
     # Maintenance -------------------------------------------------------------------------------
 
     def sync(self) -> None:
-        """Tell other processes what happened here, and learn what they did. Once a second, please.
+        """Record what happened here and learn what other processes did. To be called once a second.
 
-        Lets go of files that were evicted elsewhere, so it also bounds how long those take space.
+        It closes files that other processes have evicted, which take space until then.
         """
         self._maintenance.sync()
 
     @property
     def losses(self) -> int:
-        """How often bytes left that had been here. Waits for nothing."""
+        """How many segments this process has forgotten. Never blocks."""
         return self._resident.losses
 
     def counts(self) -> Counts:
-        """Count what needs no waiting."""
+        """Count without the ledger."""
         resident = self._resident
         with resident.lock:
             return Counts(resident.admission.used, resident.hits, resident.misses)
 
     def statistics(self) -> Statistics:
-        """Count."""
+        """Count, with the ledger's help."""
         bookkeeper, resident = self._bookkeeper, self._resident
         limit = used = entries = segments = 0
         if not self._health.broken:
@@ -351,7 +341,7 @@ class BlockCache:
         return verify_all(self._bookkeeper, progress)
 
     def clear(self) -> None:
-        """Remove everything, also what is pinned or being written, here or elsewhere.
+        """Remove everything, also what is pinned or being written, by this process or others.
 
         Raises:
             ConfigError: something could not be removed; the message names the directory.

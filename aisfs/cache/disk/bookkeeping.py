@@ -1,6 +1,6 @@
 """Keeps the ledger, the files and the memory of one process in agreement.
 
-Whoever changes which segments there are, or what they take on the disk, does it here.
+Segments are opened, verified, recorded and removed here, so that all three change together.
 """
 
 import errno
@@ -19,18 +19,18 @@ from aisfs.model import ByteRange
 logger = logging.getLogger(__name__)
 
 MARGIN = 1024 * 1024
-"""Kept free for what grows between two measurements: the ledger, its WAL, extents of fragmented
-files; and another 256th of the limit."""
+"""Kept free, besides a 256th of the limit, for what grows between two measurements: the ledger, its
+WAL, directories."""
 _VICTIMS = 32
 """Removed in one transaction: bounds the WAL, as each may touch a dozen pages of the ledger."""
 _BATCH_PIECES = 64
 _BATCH_BYTES = 4 * 1024 * 1024
-"""Published and not recorded at most, unless a second passes first: what `kill -9` loses. A record
-takes some 50 µs, and a piece of 4 MiB some milliseconds to write."""
+"""What is published but not recorded, at most and for a second at most: what `kill -9` loses. To
+record takes some 50 µs, and to write a piece of 4 MiB some milliseconds."""
 
 
 class Bookkeeper:
-    """What a process does with the cache, as the owner `owner` of the ledger."""
+    """The accounts of one process, which is the owner `owner` in the ledger."""
 
     def __init__(
         self,
@@ -47,14 +47,14 @@ class Bookkeeper:
         self.health = health
         self.owner = owner
         self.seen = -1
-        """The last change of the ledger that this process knows."""
+        """The last change of the ledger that this process has learned."""
         self.limit = 0
         """The limit as of the last `room`."""
         self._unrecorded_pieces = 0
         self._unrecorded_bytes = 0
 
     def room(self) -> int:
-        """Bytes that can still be granted. Also tells admission how much there is for it."""
+        """Return the bytes that can still be granted, and update the limit of admission."""
         limit = self.limit = self.ledger.limit()
         booked, granted = self.ledger.used()
         usable = limit - MARGIN - limit // 256 - self.directory.overhead()
@@ -66,7 +66,7 @@ class Bookkeeper:
     # Opening and removing ----------------------------------------------------------------------
 
     def open(self, segment: Segment) -> SegmentFile:
-        """Give the file of a segment, opened and verified to be its file.
+        """Open the file of a segment and check that it is its file.
 
         Raises:
             Damaged: it was removed or damaged or cannot be read, and is forgotten now.
@@ -93,10 +93,10 @@ class Bookkeeper:
         return file
 
     def load(self, segment: Segment) -> None:
-        """Learn what the ledger knows to be valid of a segment.
+        """Load what is valid of a segment from the ledger.
 
         Raises:
-            Damaged: the ledger says what cannot be; the segment is forgotten now.
+            Damaged: the record makes no sense; the segment is forgotten now.
             sqlite3.Error: the disk fails.
         """
         pieces = self.ledger.pieces(segment.id)
@@ -107,12 +107,12 @@ class Bookkeeper:
             raise self.drop(segment, "its record makes no sense") from None
 
     def verify(self, segment: Segment, file: SegmentFile, wanted: ByteRange) -> None:
-        """Verify what of a valid range was not verified by this process yet.
+        """Verify what this process has not verified yet of a valid range.
 
         Raises:
             Damaged: its checksum is wrong, or it cannot be read; the segment is forgotten now.
         """
-        lost = None if file.seems_whole() else file.write_error()
+        lost = None if file.seems_intact() else file.write_error()
         if lost is not None:
             raise self.drop(segment, lost)
         with self.resident.lock:
@@ -134,10 +134,10 @@ class Bookkeeper:
             raise self.drop(segment, "checksums are missing")
 
     def drop(self, segment: Segment, reason: str | OSError) -> Damaged:
-        """Remove a damaged segment. Says so unless another process has removed it before.
+        """Remove a damaged segment, and log it unless another process has removed it before.
 
-        An error of the disk is told once for all segments. Each is dropped nevertheless: where only
-        a sector is bad, the file that comes in its place lies elsewhere.
+        An error of the disk is logged once for all segments. Each is dropped nevertheless: if only a
+        sector is bad, the file that replaces it lies elsewhere.
         """
         with self.ledger.lock:
             if isinstance(reason, OSError):
@@ -149,7 +149,7 @@ class Bookkeeper:
         return Damaged(str(reason))
 
     def remove(self, segments: list[Segment]) -> None:
-        """Unlink segments and strike them out of ledger and memory.
+        """Remove segments: the files, in the ledger and in memory.
 
         Raises:
             sqlite3.Error: they are forgotten, but the ledger could not be told.
@@ -170,7 +170,7 @@ class Bookkeeper:
                     raise
 
     def remove_empty(self, segments: Iterable[Segment]) -> None:
-        """Remove those of the segments that hold nothing, for any process, and get nothing now.
+        """Remove those segments that are empty and that no process is writing to.
 
         Raises:
             OSError, sqlite3.Error: the disk fails.
@@ -184,10 +184,10 @@ class Bookkeeper:
                 if row is None or (not row.pieces and ledger.writers_of(row.id) <= {self.owner}):
                     self.remove([segment])
 
-    # Telling the ledger, and listening to it ---------------------------------------------------
+    # Recording and learning ---------------------------------------------------------------------
 
     def on_published(self, length: int) -> None:
-        """Record now if the batch is full."""
+        """Count a published piece, and record if the batch is full."""
         with self.resident.lock:
             self._unrecorded_pieces += 1
             self._unrecorded_bytes += length
@@ -200,10 +200,10 @@ class Bookkeeper:
             self.health.trouble(error)
 
     def record(self) -> None:
-        """Tell the ledger what was published and written.
+        """Record in the ledger what was published and written.
 
         Raises:
-            sqlite3.Error: it cannot be told now; nothing is lost yet.
+            sqlite3.Error: that is not possible now; nothing is lost yet.
         """
         resident = self.resident
         with self.ledger.lock:
@@ -244,7 +244,7 @@ class Bookkeeper:
                     resident.resize(segment)
 
     def pull(self) -> None:
-        """Learn what other processes did.
+        """Learn from the ledger what other processes did.
 
         Raises:
             sqlite3.Error: the disk fails.

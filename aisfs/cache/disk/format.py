@@ -1,4 +1,4 @@
-"""What a cached entry is, and the format of its files.
+"""The identity of a cached entry, and the format of its files.
 
 An entry is one version of one object. It is kept in segments of `SEGMENT` bytes, one sparse file
 each, so that eviction, which is always `unlink`, has a grain:
@@ -7,11 +7,12 @@ each, so that eviction, which is always `unlink`, has a grain:
     4096    the bytes of the segment, at the offset they have in it; the file has its full length
             from the start, what is not there yet is a hole
 
-Which bytes are there, and their checksums, is in the ledger. The identity holds everything two
-different contents could differ in, so a file that says it belongs to an entry does.
+Which bytes are there, and their checksums, is in the ledger. The identity holds everything in which
+two contents could differ, so a file whose header names an entry belongs to it.
 """
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -27,7 +28,7 @@ PAGE = 4096
 """Grain of the disk: file system blocks and pages of memory."""
 HEADER = PAGE
 STEP = 256 * 1024
-"""Bytes under one checksum: what a first read verifies at most at each end more than it wants."""
+"""Bytes under one checksum: at most so much more than it wants is verified at each end of a first read."""
 
 CONTENT_MAX = 1 << 40
 """Bytes of content whose size is known only at its end."""
@@ -53,19 +54,30 @@ class EntryId:
     checksum: str = field(compare=False)
     """`<type>:<hex>` or empty."""
     name: str = field(compare=False)
-    """For people."""
+    """For messages."""
 
     def key(self, number: int) -> bytes:
-        """Name the segment `number`."""
+        """Return the key of the segment `number`."""
         return self.digest + number.to_bytes(4, "big")
 
     def numbers(self, wanted: ByteRange) -> range:
-        """Give the segments that `wanted` lies in."""
+        """Return the numbers of the segments that `wanted` lies in."""
         return range(wanted.start // SEGMENT, -(-wanted.stop // SEGMENT))
+
+    def parts(self, wanted: ByteRange) -> Iterator[tuple[bytes, ByteRange]]:
+        """Split a range at the borders of segments; yield the key of each with its part."""
+        for number in self.numbers(wanted):
+            start = number * SEGMENT
+            part = ByteRange(max(wanted.start, start), min(wanted.stop, start + SEGMENT))
+            yield self.key(number), part
+
+    def segment_length(self, key: bytes) -> int:
+        """Return how many bytes of the object belong to the segment `key`."""
+        return min(SEGMENT, self.size - segment_start(key))
 
 
 def entry_id(bucket: Bucket, info: ObjectInfo) -> EntryId | None:
-    """Identify the version `info`; None if nothing tells it from another, so it cannot be cached."""
+    """Return the identity of the version `info`; None if nothing distinguishes it from others."""
     if not info.version and not info.checksum:
         return None
     key = info.key.encode("utf-8", "surrogateescape")
@@ -79,7 +91,7 @@ def entry_id(bucket: Bucket, info: ObjectInfo) -> EntryId | None:
 
 
 def content_id(bucket: Bucket, info: ObjectInfo, what: str, size: int) -> EntryId | None:
-    """Identify content that is made of the version `info`; None as for `entry_id`.
+    """Return the identity of content that is made of the version `info`; None as for `entry_id`.
 
     Args:
         bucket: The object's.
@@ -97,12 +109,12 @@ def content_id(bucket: Bucket, info: ObjectInfo, what: str, size: int) -> EntryI
 
 
 def segment_start(key: bytes) -> int:
-    """Give the offset in the object of the first byte of the segment `key`."""
+    """Return the offset in the object of the first byte of the segment `key`."""
     return int.from_bytes(key[_DIGEST:], "big") * SEGMENT
 
 
 def header(entry: EntryId, number: int) -> bytes:
-    """Give the first page of a segment's file."""
+    """Return the first page of a segment's file."""
     rest = struct.pack("<II", number, len(entry.identity)) + entry.identity
     rest += bytes(HEADER - 16 - len(rest))
     return _MAGIC + xxhash.xxh3_64_intdigest(rest).to_bytes(8, "little") + rest

@@ -1,4 +1,4 @@
-"""What has to be done now and then, and for processes that cannot do it any more."""
+"""What is done once a second, and on behalf of processes that were killed."""
 
 import contextlib
 import logging
@@ -21,21 +21,21 @@ from aisfs.process.locks import Rank, ranked_lock
 logger = logging.getLogger(__name__)
 
 SYNC_SECONDS = 1.0
-"""How long other processes may not see what this one published, and the other way round."""
+"""How long it may take until another process sees what this one published."""
 _RECLAIM_SECONDS = 5.0
-"""How often somebody looks for dead processes."""
+"""How often to look for dead processes."""
 _USE_SECONDS = 60
-"""Last uses are recorded this exactly: one write per segment and minute."""
+"""Precision of recorded uses: one write per segment and minute."""
 _WRITTEN_SECONDS = 60.0
-"""By then the kernel has written a file to the disk: it waits for 30 s."""
+"""By then the kernel has written a file to the disk, for which it waits 30 s."""
 _CORRECTED = 64
 """Bookings corrected with each sync: a GiB."""
 _WAL_MAX = 1024 * 1024
-"""Bytes of the WAL at which it is cut by force, when readers kept it from starting over."""
+"""Bytes of the WAL above which it is truncated, if readers kept it from starting over."""
 
 
 class Maintenance:
-    """Keeps one process and the directory in agreement."""
+    """Exchanges news with other processes through the ledger, and cleans up."""
 
     def __init__(self, bookkeeper: Bookkeeper) -> None:
         """Work through this bookkeeper."""
@@ -49,9 +49,9 @@ class Maintenance:
         self._inode = os.stat(bookkeeper.directory.ledger).st_ino
 
     def sync_if_due(self) -> None:
-        """Do `sync` when it was not done for a second, unless another thread does it just now."""
+        """Do `sync` if the last one was a second ago and no other thread is at it."""
         if not self._bookkeeper.health.admits or time.monotonic() - self._synced < SYNC_SECONDS:
-            return  # while the cache is bypassed a reader should not wait for what ails it
+            return  # while the cache is bypassed a reader should not wait for its disk
         if not self._turn.acquire(blocking=False):
             return
         try:
@@ -60,7 +60,7 @@ class Maintenance:
             self._turn.release()
 
     def sync(self) -> None:
-        """Tell other processes what happened here, learn what they did, and clean up."""
+        """Record what happened here, learn what other processes did, and clean up."""
         self._synced = time.monotonic()
         bookkeeper = self._bookkeeper
         if bookkeeper.health.broken:
@@ -70,7 +70,7 @@ class Maintenance:
                 if os.stat(bookkeeper.directory.ledger).st_ino != self._inode:
                     raise FileNotFoundError
                 bookkeeper.record()
-                self._tell()
+                self._release()
                 self._correct()
                 bookkeeper.pull()
                 self._drop_spoilt_files()
@@ -89,17 +89,17 @@ class Maintenance:
             bookkeeper.health.trouble(error)
 
     def _drop_spoilt_files(self) -> None:
-        """Drop mapped files that somebody made shorter, and those that could not be written."""
+        """Drop mapped files that were cut, and those that the kernel failed to write."""
         with self._bookkeeper.resident.lock:
             files = list(self._bookkeeper.resident.files)
         for segment, file in files:
-            if not file.whole:
+            if not file.has_full_length:
                 self._bookkeeper.drop(segment, "it has another length than when it was opened")
             elif lost := file.write_error():
                 self._bookkeeper.drop(segment, lost)
 
-    def _tell(self) -> None:
-        """Record uses and pins, let go of segments nothing is written to, return idle grants."""
+    def _release(self) -> None:
+        """Record uses and pins, release idle segments, return what is left of the grant."""
         resident, ledger, owner = (
             self._bookkeeper.resident,
             self._bookkeeper.ledger,
@@ -138,7 +138,7 @@ class Maintenance:
         self._released += ((self._synced, segment) for segment in idle)
 
     def _correct(self) -> None:
-        """Book what files take in fact, when the kernel has had time to write them."""
+        """Book what files take exactly, once the kernel has had time to write them."""
         ledger, directory = self._bookkeeper.ledger, self._bookkeeper.directory
         taken: dict[int, int] = {}
         while self._released and len(taken) < _CORRECTED:
@@ -148,7 +148,7 @@ class Maintenance:
             self._released.popleft()
             if segment.gone or segment.leased:
                 continue
-            with contextlib.suppress(FileNotFoundError, Damaged):  # is found where it is read
+            with contextlib.suppress(FileNotFoundError, Damaged):  # reading it will drop it
                 descriptor = directory.open_segment(segment.id)
                 start_writing(descriptor)  # next to nothing is left
                 os.close(descriptor)
@@ -160,10 +160,10 @@ class Maintenance:
                         ledger.set_bytes(identity, size)
 
     def reclaim(self) -> bool:
-        """Give back what dead processes were granted, and the pages they did not publish.
+        """Return what dead processes were granted, and the pages they did not publish.
 
         Returns:
-            Whether there were any.
+            Whether there were dead processes.
 
         Raises:
             OSError, sqlite3.Error: the disk fails.
@@ -178,14 +178,14 @@ class Maintenance:
             with ledger.transaction():
                 written = ledger.writers(owner)
             swept = [self._sweep(segment, dead.keys()) for segment in written]
-            if all(swept):  # else others write there, and nobody knows yet whose pages are whose
+            if all(swept):  # else others are writing there, and whose pages are whose is unknown
                 with ledger.transaction():
                     ledger.leave(owner)
                 directory.leave(token)
         return bool(dead)
 
     def _sweep(self, segment: int, dead: Set[int]) -> bool:
-        """Give back all pages of a segment without published bytes; False while it is written."""
+        """Punch out all pages without published bytes; return False if others write to it."""
         ledger, directory = self._bookkeeper.ledger, self._bookkeeper.directory
         with ledger.transaction():
             if ledger.writers_of(segment) - dead:
@@ -196,14 +196,14 @@ class Maintenance:
                     _punch_all_but(directory.open_segment(segment), pieces)
                     ledger.set_bytes(segment, booked_bytes(directory.taken_by(segment)))
             except (OSError, Damaged):
-                pieces = []  # it cannot give pages back, or it is not there
+                pieces = []  # holes cannot be punched, or there is no file
             if not pieces:
                 directory.unlink(segment)
                 ledger.remove(segment)
         return True
 
     def sweep_files(self) -> None:
-        """Bring files and rows together, by their names only, after a process was killed.
+        """Remove files without a row and rows without a file, by their names only.
 
         Raises:
             OSError, sqlite3.Error: the disk fails.

@@ -1,12 +1,12 @@
 """Room for a range of an entry, from the moment it is reserved until it is written or returned."""
 
 import sqlite3
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
 from aisfs.cache.disk.bookkeeping import Bookkeeper
-from aisfs.cache.disk.format import SEGMENT
 from aisfs.cache.disk.segment_file import SegmentFile, sums_of, sums_of_bytes
 from aisfs.cache.disk.segments import Segment
 from aisfs.core.ranges import RangeSet
@@ -18,9 +18,10 @@ class Part:
     """The share of one segment in a reservation."""
 
     segment: Segment
+    range: ByteRange
     cost: int
-    """Bytes of the grant it was promised."""
-    file: SegmentFile | None = None
+    """Bytes of the grant it may use."""
+    file: SegmentFile
     written: bool = False
 
 
@@ -28,18 +29,13 @@ class Reservation:
     """Room to write a range of an entry into. A context manager: leaving returns what is left.
 
     Threads may write and publish different parts of it at once. When the disk fails nothing is
-    raised: `publish` says False and the bytes are just not kept.
+    raised: `publish` returns False and the bytes are just not kept.
     """
 
-    def __init__(
-        self,
-        wanted: ByteRange,
-        parts: list[Part],
-        bookkeeper: Bookkeeper,
-    ) -> None:
-        """Given out by `BlockCache.reserve`."""
+    def __init__(self, wanted: ByteRange, bookkeeper: Bookkeeper) -> None:
+        """Made by `SpaceReserver.reserve`, which adds the parts."""
         self.range = wanted
-        self._parts = {part.segment.start: part for part in parts}
+        self.parts: list[Part] = []
         self._bookkeeper = bookkeeper
         self._resident = bookkeeper.resident
         self._written = RangeSet()
@@ -61,9 +57,11 @@ class Reservation:
     ) -> None:
         self.finish()
 
-    @property
-    def _writable(self) -> bool:
-        return self._open and not self._failed
+    def _pieces(self, wanted: ByteRange) -> Iterator[tuple[Part, ByteRange]]:
+        for part in self.parts:
+            start, stop = max(wanted.start, part.range.start), min(wanted.stop, part.range.stop)
+            if start < stop:
+                yield part, ByteRange(start, stop)
 
     def write(
         self,
@@ -86,31 +84,26 @@ class Reservation:
         stop = offset + len(data)
         if not self._open or offset < self.range.start or stop > self.range.stop:
             raise ValueError(f"[{offset}, {stop}) is not within {self!r}")
-        rest = memoryview(data)
-        parts = self._parts
-        while rest:
-            part = parts[offset // SEGMENT * SEGMENT]
-            segment, file = part.segment, part.file
-            piece = ByteRange(offset, min(stop, segment.start + SEGMENT))
+        view = memoryview(data)
+        for part, piece in self._pieces(ByteRange(offset, stop)):
             with self._resident.lock:
-                if segment.gone:
+                if part.segment.gone:
                     self._failed = True
-                if file is None or not self._writable:
+                if self._failed or not self._open:
                     return
                 part.written = True
             try:
-                file.write(offset, rest[: len(piece)], past_page_cache=past_page_cache)
+                content = view[piece.start - offset : piece.stop - offset]
+                part.file.write(piece.start, content, past_page_cache=past_page_cache)
             except OSError as error:
                 self._failed = True
                 self._bookkeeper.health.trouble(error)
                 return
             with self._resident.lock:
                 self._written.add(piece)
-            rest = rest[len(piece) :]
-            offset = piece.stop
 
     def publish(self, published: ByteRange, data: memoryview | None = None) -> bool:
-        """Let readers have a range that is written as a whole; False if the disk failed.
+        """Let readers have a range that is completely written; return False if the disk failed.
 
         Args:
             published: The range.
@@ -122,13 +115,9 @@ class Reservation:
         with self._resident.lock:
             if not self._failed and not self._written.covers(published):
                 raise ValueError(f"{published} is not written: {self!r}")
-        if not self._writable:
+        if self._failed or not self._open:
             return False
-        for start, part in self._parts.items():
-            first, last = max(start, published.start), min(start + SEGMENT, published.stop)
-            if first >= last or part.file is None:
-                continue
-            piece = ByteRange(first, last)
+        for part, piece in self._pieces(published):
             sums = None
             if data is None:
                 try:
@@ -136,7 +125,8 @@ class Reservation:
                 except OSError as error:
                     self._bookkeeper.health.trouble(error)
             else:
-                sums = sums_of_bytes(piece, data[first - published.start : last - published.start])
+                base = published.start
+                sums = sums_of_bytes(piece, data[piece.start - base : piece.stop - base])
             with self._resident.lock:
                 if sums is None or part.segment.gone:
                     self._failed = True
@@ -150,29 +140,23 @@ class Reservation:
 
     def finish(self) -> None:
         """Return what was not used. Also what `cancel` does; a second time does nothing."""
-        resident = self._resident
-        with resident.lock:
+        with self._resident.lock:
             if not self._open:
                 return
             self._open = False
-            for part in self._parts.values():
-                segment = part.segment
-                if segment.gone:
-                    continue
-                segment.promised -= part.cost
-                if part.written:
-                    segment.spent += part.cost
-                    resident.dirty.add(segment)
-                else:
-                    resident.free += part.cost
-                    resident.resize(segment)
-                resident.admission.unpin(segment.key)
-            segments = [part.segment for part in self._parts.values()]
-            self._parts = {}
+            parts, self.parts = self.parts, []
+            for part in parts:
+                if not part.segment.gone:
+                    self._resident.end(part.segment, part.cost, spent=part.written)
         if self._failed:
             try:
-                self._bookkeeper.remove_empty(segments)
+                self._bookkeeper.remove_empty(part.segment for part in parts)
             except (OSError, sqlite3.Error) as error:
                 self._bookkeeper.health.trouble(error)
 
     cancel = finish
+
+    def abandon(self) -> None:
+        """Return everything, and remove files that were made for it."""
+        self._failed = True
+        self.finish()

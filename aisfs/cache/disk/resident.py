@@ -1,7 +1,7 @@
-"""The part of the cache that is in memory: what a hit needs and what decides who stays.
+"""The part of the cache that is in memory: what a hit needs, and what decides on evictions.
 
-One lock guards all of it and is held for microseconds only, never around a call of the system. Who
-needs the ledger as well takes the ledger's lock first. Segments come and go under both.
+One lock guards all of it. It is held for microseconds only, never around a system call. To use the
+ledger as well, take the ledger's lock first: segments are added and forgotten under both.
 """
 
 import contextlib
@@ -29,20 +29,20 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Health:
-    """Whether the disk takes what the cache writes."""
+    """The state of the disk: in use, bypassed for a while, or given up."""
 
     def __init__(self) -> None:
         self.broken = False
-        """The ledger cannot be used any more by this process."""
+        """This process cannot use the ledger any more."""
         self._paused_until = 0.0
 
     @property
     def admits(self) -> bool:
-        """Say whether it is worth trying."""
+        """Return whether writing is worth a try."""
         return not self.broken and time.monotonic() >= self._paused_until
 
     def trouble(self, error: Exception) -> None:
-        """Take note of a failure and stop admitting, for a while or for good; logs once."""
+        """Stop admitting after a failure, for a while or for good; logs once."""
         news = self.admits
         self._paused_until = time.monotonic() + PAUSE_SECONDS  # before threads that fail meanwhile
         full = isinstance(error, OSError) and error.errno in _FULL
@@ -72,24 +72,24 @@ class ResidentSet:
         self.files = OpenFiles()
         self.admission: Admission[bytes] = Admission(0)
         self.free = 0
-        """Granted bytes that no segment owes; below zero while a grant is on its way."""
+        """Granted bytes that no segment owes; below zero until the ledger grants the rest."""
         self.leased: set[Segment] = set()
         """Segments that this process is a writer of."""
         self.dirty: set[Segment] = set()
-        """Segments with something the ledger does not know."""
+        """Segments with something to record in the ledger."""
         self.touched: set[Segment] = set()
         self.pins: Counter[bytes] = Counter()
         """Pins of this process by the digest of the entry."""
         self.foreign_pins: set[bytes] = set()
         self.hits = self.misses = self.evictions = self.rejected = 0
         self.losses = 0
-        """Segments that left, for whatever reason."""
+        """Segments forgotten, for whatever reason."""
 
     def hit(self, entry: EntryId, wanted: ByteRange) -> memoryview | None:
         """Return bytes that are mapped and verified already, for the kernel to copy.
 
-        Whoever touches them in this process is killed (SIGBUS) should the file have been cut or the
-        disk fail: that is what `copied` is for. The kernel answers EFAULT instead; see `distrust`.
+        Touching them in this process is fatal (SIGBUS) if the file was cut or the disk fails; use
+        `copied` for that. The kernel fails with EFAULT instead: see `distrust`.
         """
         file = self._hit_file(entry, wanted)
         if file is None:
@@ -105,14 +105,14 @@ class ResidentSet:
             return None
         if room is None:
             room = memoryview(bytearray(len(wanted)))
-        with contextlib.suppress(OSError):  # `Bookkeeper.verify` meets it again, and deals with it
+        with contextlib.suppress(OSError):  # `Bookkeeper.verify` gets the same error and handles it
             if file.read_into(wanted.start, room):
                 return room
         self.distrust(file.view)
         return None
 
     def distrust(self, data: bytes | bytearray | memoryview) -> None:
-        """Have the file that `data` is a view of verified anew: its bytes could not be read."""
+        """Verify the file that `data` is a view of again before its next use: reading it failed."""
         mapping = memoryview(data).obj
         with self.lock:
             for segment, file in list(self.files):
@@ -122,13 +122,11 @@ class ResidentSet:
 
     def _hit_file(self, entry: EntryId, wanted: ByteRange) -> SegmentFile | None:
         file = self._open_file(entry, wanted)
-        if file is None or file.seems_whole():
+        if file is None or file.seems_intact():
             return file
-        if file.write_error() is None:
+        if file.write_error() is None:  # else `Bookkeeper.verify` needs this file, and drops it
             self.distrust(file.view)
-        return (
-            None  # what was lost `Bookkeeper.verify` drops, who needs the file that was told of it
-        )
+        return None
 
     def _open_file(self, entry: EntryId, wanted: ByteRange) -> SegmentFile | None:
         with self.lock:
@@ -141,9 +139,8 @@ class ResidentSet:
             self.hits += 1
             self.files.use(segment)
             self.touched.add(segment)
-            length = wanted.stop - wanted.start
-            whole = min(SEGMENT, entry.size - segment.start)
-            self.admission.request(segment.key, length, whole=whole)
+            length = entry.segment_length(segment.key)
+            self.admission.request(segment.key, len(wanted), whole=length)
             return file
 
     def requested(self, entry: EntryId, wanted: ByteRange, *, found: bool) -> None:
@@ -153,19 +150,16 @@ class ResidentSet:
                 self.hits += 1
             else:
                 self.misses += 1
-            for number in entry.numbers(wanted):
-                start = number * SEGMENT
-                stop = min(start + SEGMENT, entry.size)
-                length = min(wanted.stop, stop) - max(wanted.start, start)
-                self.admission.request(entry.key(number), length, whole=stop - start)
-                segment = self.segments.get(entry.key(number))
+            for key, part in entry.parts(wanted):
+                self.admission.request(key, len(part), whole=entry.segment_length(key))
+                segment = self.segments.get(key)
                 if segment is not None and found:
                     self.touched.add(segment)
 
-    # Coming and going; the caller holds the lock -------------------------------------------------
+    # Adding and forgetting; the caller holds the lock -------------------------------------------------
 
     def restore(self, rows: Iterable[Row], limit: int) -> list[Segment]:
-        """Know what was there at the start; gives those for which the limit has no room."""
+        """Start with what the ledger knows; return the segments that the limit has no room for."""
         self.admission.limit = limit
         residents = []
         position = 0
@@ -176,12 +170,12 @@ class ResidentSet:
         return [self.segments[key] for key in self.admission.restore(residents)]
 
     def add(self, segment: Segment) -> None:
-        """Know a segment that admission knows."""
+        """Add a segment that admission has already."""
         self.segments[segment.key] = segment
         self.by_id[segment.id] = segment
 
     def adopt(self, segment: Segment) -> None:
-        """Know a segment that is on the disk, whatever admission thinks of it."""
+        """Add a segment that is on the disk, whatever admission would decide."""
         self.add(segment)
         limit, self.admission.limit = self.admission.limit, _UNLIMITED
         self.admission.admit(segment.key, segment.bytes + segment.owed)
@@ -192,8 +186,25 @@ class ResidentSet:
         """Tell admission what a segment takes now."""
         self.admission.resize(segment.key, segment.bytes + segment.owed)
 
+    def promise(self, segment: Segment, cost: int) -> None:
+        """Set bytes of the grant aside for a reservation, and keep its segment; `end` undoes it."""
+        segment.promised += cost
+        self.free -= cost
+        self.admission.pin(segment.key)
+
+    def end(self, segment: Segment, cost: int, *, spent: bool) -> None:
+        """Take a promise back; what was spent is returned when the ledger has booked the file."""
+        segment.promised -= cost
+        if spent:
+            segment.spent += cost
+            self.dirty.add(segment)
+        else:
+            self.free += cost
+        self.admission.unpin(segment.key)
+        self.resize(segment)
+
     def forget(self, segment: Segment) -> None:
-        """Know a segment no more; what it owed of the grant is free again."""
+        """Forget a segment; what it owed of the grant is free again."""
         if segment.gone:
             return
         segment.gone = True
@@ -207,7 +218,7 @@ class ResidentSet:
         self.admission.evicted(segment.key)
 
     def forget_all(self) -> None:
-        """Know nothing more; files that nobody looks at are closed. The caller holds no lock."""
+        """Forget all segments, and close files that are not in use. The caller holds no lock."""
         with self.lock:
             for segment in list(self.segments.values()):
                 self.forget(segment)
@@ -215,7 +226,7 @@ class ResidentSet:
     # Pins; the caller holds the lock ---------------------------------------------------------------
 
     def pin_if_wanted(self, segment: Segment) -> None:
-        """Bring the pin of a segment in line with those of its entry."""
+        """Pin or unpin a segment as its entry is."""
         digest = segment.key[:-4]
         wanted = self.pins[digest] > 0 or digest in self.foreign_pins
         if wanted == segment.pinned or segment.key not in self.admission:
@@ -231,13 +242,13 @@ class ResidentSet:
         self.pins[entry.digest] += change
         if self.pins[entry.digest] <= 0:
             del self.pins[entry.digest]
-        for number in entry.numbers(ByteRange(0, entry.size)):
-            segment = self.segments.get(entry.key(number))
+        for key, _ in entry.parts(ByteRange(0, entry.size)):
+            segment = self.segments.get(key)
             if segment is not None:
                 self.pin_if_wanted(segment)
 
     def set_foreign_pins(self, pinned: set[bytes]) -> None:
-        """Know what other processes pin."""
+        """Replace what other processes pin."""
         changed = self.foreign_pins ^ pinned
         if not changed:
             return

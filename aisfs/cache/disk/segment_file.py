@@ -1,4 +1,4 @@
-"""The file of one segment: made, verified, mapped, written, read, summed up."""
+"""The file of one segment: create, open, map, read, write it, and compute checksums of it."""
 
 import errno
 import logging
@@ -20,16 +20,16 @@ logger = logging.getLogger(__name__)
 
 _NOT_OPEN, _REFUSED = -1, -2
 _LOOK_SECONDS = 0.01
-"""How long the length of a file is believed. To ask takes 1 µs, a twentieth of a small read."""
+"""How long the length of a file is trusted. Asking takes 1 µs, a twentieth of a small read."""
 _opening = ranked_lock(Rank.CACHE_DIRECT_WRITES)
 
 
 class SegmentFile:
-    """An open and mapped file. It is closed when the last one who uses it or a view of it goes."""
+    """An open and mapped file. It is closed when nothing refers to it or a view of it any more."""
 
     __slots__ = ("_direct", "_look_at", "_lost", "base", "descriptor", "size", "view")
     _refusals = 0
-    """Of all files: one line of the log is enough."""
+    """Of all files: it is logged once."""
 
     def __init__(self, descriptor: int, base: int, size: int, mapping: mmap.mmap) -> None:
         """Use `create` or `open`."""
@@ -45,15 +45,15 @@ class SegmentFile:
         self._lost: OSError | None = None
 
     def __del__(self) -> None:
-        # A thread may be within `pwrite` when the file is forgotten, and the number of a closed
-        # descriptor is used again at once; so the last reference closes it.
+        # A thread may be inside `pwrite` when the segment is forgotten, and the number of a closed
+        # descriptor is reused at once; so only the last reference closes it.
         os.close(self.descriptor)
         if self._direct >= 0:
             os.close(self._direct)
 
     @classmethod
     def create(cls, descriptor: int, entry: EntryId, number: int) -> "SegmentFile":
-        """Give a new file its header and its length; takes the descriptor over.
+        """Write the header of a new file and set its length; takes the descriptor over.
 
         Raises:
             OSError: no space, for example.
@@ -87,28 +87,28 @@ class SegmentFile:
             raise
 
     @property
-    def whole(self) -> bool:
+    def has_full_length(self) -> bool:
         """Whether it is as long as it was when it was mapped."""
         return os.fstat(self.descriptor).st_size == len(self.view)
 
-    def seems_whole(self) -> bool:
-        """Return whether it was `whole`, and all of it written, a moment ago.
+    def seems_intact(self) -> bool:
+        """Return whether it had its full length, and no write to it had failed, a moment ago.
 
-        Of a page that was cut the rest is zeros, and so may be a page that could not be written.
+        Otherwise pages of it may read as zeros.
         """
         now = time.monotonic()
         if now < self._look_at:
             return True
-        if not self.whole or self.write_error() is not None:
+        if not self.has_full_length or self.write_error() is not None:
             return False
         self._look_at = now + _LOOK_SECONDS
         return True
 
     def write_error(self) -> OSError | None:
-        """Return why pages of it may be lost, where the kernel could not write them later on.
+        """Return the error if the kernel failed to write pages of it to the disk later on.
 
-        They stay in memory as if they were on the disk, and are read from there when memory was
-        short. Nothing but this says so, and only once for each open file.
+        Such pages look good as long as they stay in memory, and are lost when memory gets short. The
+        kernel reports this once for each open file, so it is remembered.
         """
         if self._lost is None:
             self._lost = lost_writes(self.descriptor)
@@ -117,8 +117,8 @@ class SegmentFile:
     def write(self, start: int, data: memoryview, *, past_page_cache: bool) -> None:
         """Write bytes of the object.
 
-        What goes past the page cache are whole pages, and only where file system and memory permit
-        it. Nobody who has mapped the file sees old bytes there: the kernel drops the pages it had.
+        Only complete pages go past the page cache, and only where file system and memory permit it.
+        Mappings of the file do not see old bytes: the kernel drops the pages it had.
 
         Raises:
             OSError: no space, for example.
@@ -127,13 +127,13 @@ class SegmentFile:
         if past_page_cache:
             head = min(-at % PAGE, len(data))
             write(self.descriptor, at, data[:head])
-            whole = (len(data) - head) // PAGE * PAGE
-            done = head + self._write_directly(at + head, data[head : head + whole])
+            pages = (len(data) - head) // PAGE * PAGE
+            done = head + self._write_directly(at + head, data[head : head + pages])
             at, data = at + done, data[done:]
         write(self.descriptor, at, data)
 
     def _write_directly(self, at: int, data: memoryview) -> int:
-        """Write whole pages; give how many bytes the kernel took so."""
+        """Write pages; return how many bytes the kernel took that way."""
         done = 0
         try:
             if self._direct == _NOT_OPEN:
@@ -141,7 +141,7 @@ class SegmentFile:
             while self._direct >= 0 and done < len(data):
                 done += os.pwrite(self._direct, data[done:], at + done)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # not where these bytes lie in memory, or not so many
+            if error.errno != errno.EINVAL:  # the alignment in memory, or the length
                 raise
         return done
 
@@ -158,7 +158,7 @@ class SegmentFile:
                     SegmentFile._refusals += 1
 
     def read(self, start: int, stop: int) -> bytes:
-        """Read bytes of the object: a failing disk answers with an error, a view with SIGBUS.
+        """Read bytes of the object: a failing disk is an error here, and SIGBUS for a view.
 
         Raises:
             OSError: the disk fails.

@@ -1,24 +1,24 @@
-"""Contents read once more from end to end, and compared with what they should be.
+"""Reads contents once more from end to end, and removes what does not match its checksum.
 
-Whatever differs is removed. It takes as long as the disk, so it belongs on a worker thread.
+This takes as long as the disk needs, so it belongs on a worker thread.
 """
 
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from aisfs.cache.disk.bookkeeping import Bookkeeper
 from aisfs.cache.disk.format import SEGMENT, Damaged, EntryId
 from aisfs.cache.disk.segment_file import sums_of
-from aisfs.cache.disk.segments import Segment
-from aisfs.core.checksums import hasher_for_cache
+from aisfs.core.checksums import Hasher
+from aisfs.core.ranges import pieces
 from aisfs.model import ByteRange
 
 _CHUNK = 1024 * 1024
 
 
 Progress = Callable[[int, int], None]
-"""Told how many bytes are done, and of how many."""
+"""Called with the bytes that are done, and the total."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,51 +34,40 @@ class CheckReport:
     """Segments that could not be read, or not be dropped."""
 
 
-def can_verify(entry: EntryId) -> bool:
-    """Say whether AIStore told a checksum that can be computed here."""
-    return hasher_for_cache(entry.checksum) is not None
-
-
-def verify_whole(bookkeeper: Bookkeeper, entry: EntryId, computed: str | None) -> bool:
-    """Compare a complete entry with the checksum AIStore told; drop it if they differ.
+def verify_object(
+    bookkeeper: Bookkeeper, entry: EntryId, computed: str | None, hasher: Hasher
+) -> bool:
+    """Compare a complete entry with the checksum from AIStore; drop it if they differ.
 
     Args:
-        bookkeeper: Where it is.
-        entry: What to verify; `can_verify`.
+        bookkeeper: Has the entry.
+        entry: What to verify.
         computed: The checksum of the bytes as they came; None reads them from the disk.
+        hasher: Computes that checksum.
 
     Returns:
         False if they differ; True also if it turns out to be damaged, and is not complete any more,
         or if the disk fails.
     """
-    numbers = entry.numbers(ByteRange(0, entry.size))
-    segments = [bookkeeper.resident.segments.get(entry.key(number)) for number in numbers]
+    keys = [key for key, _ in entry.parts(ByteRange(0, entry.size))]
+    segments = [each for each in map(bookkeeper.resident.segments.get, keys) if each is not None]
     try:
         if computed is None:
-            computed = _read(bookkeeper, entry, filter(None, segments))
+            for segment in segments:
+                file = bookkeeper.open(segment)
+                stop = min(segment.start + SEGMENT, entry.size)
+                for chunk in pieces(ByteRange(segment.start, stop), _CHUNK):
+                    hasher.update(file.read(chunk.start, chunk.stop))
+            computed = hasher.hexdigest()
+        if computed == entry.checksum.partition(":")[2].lower():
+            return True
+        bookkeeper.remove(segments)
     except Damaged:
         return True
     except (OSError, sqlite3.Error) as error:
         bookkeeper.health.trouble(error)
-        return True
-    if computed == entry.checksum.partition(":")[2].lower():
-        return True
-    try:
-        bookkeeper.remove([segment for segment in segments if segment is not None])
-    except (OSError, sqlite3.Error) as error:
-        bookkeeper.health.trouble(error)
+        return computed is None
     return False
-
-
-def _read(bookkeeper: Bookkeeper, entry: EntryId, segments: Iterable[Segment]) -> str:
-    hasher = hasher_for_cache(entry.checksum)
-    assert hasher is not None, "only what can be verified is"
-    for segment in segments:
-        file = bookkeeper.open(segment)
-        stop = min(segment.start + SEGMENT, entry.size)
-        for start in range(segment.start, stop, _CHUNK):
-            hasher.update(file.read(start, min(start + _CHUNK, stop)))
-    return hasher.hexdigest()
 
 
 def verify_all(bookkeeper: Bookkeeper, progress: Progress | None = None) -> CheckReport:

@@ -64,7 +64,7 @@ def store(
     if stored:
         sums.add(entry, part)
         complete = not cache.missing(entry, ByteRange(0, entry.size))
-        if complete and not cache.verify_whole(entry, sums.finish(entry)):
+        if complete and not cache.verify_object(entry, sums.finish(entry)):
             raise WrongContent
     return stored
 

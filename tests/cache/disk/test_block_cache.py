@@ -311,18 +311,18 @@ def test_whole_object_is_compared_with_its_checksum(cache, kind):
         # The checksum is part of the identity and so of the content; hence the content of `plain`.
         hasher.update(content(plain) if right else b"something else")
         entry = an_entry(name, size=plain.size, checksum=f"{kind}:{hasher.hexdigest()}")
-        assert cache.verify_whole(entry)  # not complete: nothing to say
+        assert cache.verify_object(entry)  # not complete: nothing to say
         with cache.reserve(entry, ByteRange(0, entry.size)) as reservation:
             reservation.write(0, content(plain))
             assert reservation.publish(ByteRange(0, entry.size))
-        assert cache.verify_whole(entry) is right
+        assert cache.verify_object(entry) is right
         assert (cache.missing(entry, ByteRange(0, entry.size)) == []) is right
 
 
 def test_unknown_checksum_is_believed(cache):
     entry = an_entry(checksum="crc32c:01234567")
     fill(cache, entry)
-    assert cache.verify_whole(entry)
+    assert cache.verify_object(entry)
 
 
 def test_drop_removes_one_entry(cache):

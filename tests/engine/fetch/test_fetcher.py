@@ -53,7 +53,7 @@ class FakeCache:
 
     hit = copied = read
 
-    def verify_whole(self, entry, computed):
+    def verify_object(self, entry, computed):
         self.checksums.append(computed)
         return True
 
