@@ -1,1 +1,1 @@
-"""What was fetched and is kept for a while."""
+"""What is kept after it was fetched: bytes, member indexes, listings."""

@@ -1,23 +1,21 @@
 """Member indexes on disk, so that a shard is scanned once and not once per mount.
 
-    <directory>/v1/indexes/<hh>/<sha256 of the identity>.aisx     identity, then `core.index_codec`
-    <directory>/v1/indexes/lock                                   how many bytes all of them take
+    <directory>/v1/indexes/<hh>/<sha256 of the identity>.aisx     identity, then `core.index.codec`
+    <directory>/v1/indexes/lock                                   how many bytes the entries take
 
-An entry belongs to one version of one object; its file starts with the whole identity, which is
+An entry belongs to one version of one object. Its file starts with the complete identity, which is
 compared on load, and ends with an index that checks itself. Invariants:
-- what is kept never exceeds the limit, counted in blocks of the disk and with the temporary file;
+- entries never take more than the limit, counted in blocks of the disk, temporary files included;
   daemons that share a directory share the count, under a lock that only `put` takes;
-- the count is never too low: it is raised before a file is written and lowered after one is gone;
-- an entry appears whole, by rename; a damaged one is a miss, and removed;
-- no trouble with the disk is an error: without the cache a shard is just scanned again.
+- the count is never too low: it is raised before a file is written, and lowered after one is removed;
+- an entry appears complete, by rename; a damaged one is a miss, and is removed;
+- a failing disk is no error: without the cache a shard is scanned again.
 """
 
 import errno
-import fcntl
 import logging
 import os
 import stat
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -27,7 +25,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from aisfs.cache.disk.directory import NO_FILE, remove
+from aisfs.cache.disk.directory import NO_FILE, lock_file, remove
 from aisfs.core.index.codec import DamagedIndex, decode, encode
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.views.labels import LabelColumn
@@ -39,7 +37,7 @@ from aisfs.process.threads import any_thread
 log = logging.getLogger(__name__)
 
 SCAN_RULES = 1
-"""Raise it when the scan shows members otherwise than before: what is kept then counts no more."""
+"""To be raised when scans show members differently than before: older entries are ignored then."""
 
 _LAYOUT = "v1"
 _SUFFIX = ".aisx"
@@ -47,8 +45,7 @@ _TEMPORARY = ".tmp"
 _LOCK = "lock"
 _BLOCK = 4096  # what the usual file systems give to the smallest file
 _KEPT_EIGHTHS = 7  # after an eviction: the next one is a while off
-_LOCK_SECONDS = 2.0  # a put takes milliseconds; a daemon that was stopped holds it for ever
-_LOCK_PAUSE = 0.01
+_LOCK_SECONDS = 2.0  # a put takes milliseconds, but a stopped daemon keeps the lock
 _TOUCH_SECONDS = 3600  # how exactly the age of entries is known; saves a write per read
 
 
@@ -58,7 +55,7 @@ _Kept = TypeVar("_Kept")
 
 class _Entry(NamedTuple):
     used: float
-    """When it was written or read last, within the hour."""
+    """When it was last written or read, to an hour."""
     weight: int
     path: Path
 
@@ -71,21 +68,20 @@ class IndexCache:
         """Keep indexes below a directory.
 
         Args:
-            directory: of the whole cache; made when something is to be kept.
-            limit_bytes: most space for indexes; 0 keeps none.
-            scope: whatever else tells one index from another: the cluster, options of the scan.
+            directory: of the cache; created with the first entry.
+            limit_bytes: the most that indexes may take; 0 keeps none.
+            scope: what else distinguishes indexes: the cluster, options of the scan.
         """
         self._root = directory / _LAYOUT / "indexes"
         self._limit = limit_bytes
         self._scope = scope
         self._complained = False
-        self._pause = threading.Event()
 
     def __repr__(self) -> str:
         return f"<IndexCache of {self._limit} bytes in {self._root}>"
 
     def get(self, bucket: Bucket, info: ObjectInfo) -> MemberIndex | None:
-        """Return the index of exactly this version of the object, if it is kept."""
+        """Return the index of exactly this version of the object, or None."""
 
         def read(data: memoryview) -> MemberIndex:
             index = decode(data)
@@ -96,11 +92,11 @@ class IndexCache:
         return self._get(bucket, info, _INDEX, read)
 
     def put(self, bucket: Bucket, info: ObjectInfo, index: MemberIndex) -> None:
-        """Keep the index of this version of the object, unless there is no way to."""
+        """Keep the index of this version of the object, if possible."""
         self._put(bucket, info, _INDEX, lambda: encode(index))
 
     def has(self, bucket: Bucket, info: ObjectInfo) -> bool:
-        """Say whether an index of this version of the object is kept, without reading it."""
+        """Return whether an index of this version of the object is kept, without reading it."""
         if not self._worth_keeping(info):
             return False
         return self._path(self._identity(bucket, info, _INDEX)).is_file()
@@ -108,13 +104,13 @@ class IndexCache:
     def get_labels(
         self, bucket: Bucket, info: ObjectInfo, index: MemberIndex, rule: str
     ) -> LabelColumn | None:
-        """Return the labels that `rule` found in exactly this version, if they are kept."""
+        """Return the labels that `rule` found in exactly this version, or None."""
         return self._get(
             bucket, info, f"labels {rule}", lambda data: LabelColumn.decode(data, index)
         )
 
     def put_labels(self, bucket: Bucket, info: ObjectInfo, rule: str, labels: LabelColumn) -> None:
-        """Keep the labels that `rule` found in this version, unless there is no way to."""
+        """Keep the labels that `rule` found in this version, if possible."""
         self._put(bucket, info, f"labels {rule}", labels.encode)
 
     def _get(
@@ -174,14 +170,14 @@ class IndexCache:
                 for entry in list(self._entries()):
                     remove(entry.path)
                 for folder in self._folders():
-                    with suppress(OSError):  # something else lies in it
+                    with suppress(OSError):  # there are other files in it
                         folder.rmdir()
                 _write_total(lock, 0)
         except OSError as error:
             raise ConfigError(f"the indexes in {self._root} cannot be cleared: {error}") from None
 
     def _worth_keeping(self, info: ObjectInfo) -> bool:
-        # By its size alone nobody can tell that an object has changed.
+        # The size alone does not show that an object has changed.
         return self._limit > 0 and bool(info.version or info.checksum)
 
     def _identity(self, bucket: Bucket, info: ObjectInfo, what: str) -> bytes:
@@ -203,7 +199,7 @@ class IndexCache:
         return self._root / digest[:2] / (digest + _SUFFIX)
 
     def _load(self, path: Path) -> bytes:
-        # Whatever lies there, opening it must not wait and reading it must end.
+        # Whatever is at this path, opening it must not block and reading it must end.
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:
             facts = os.fstat(file.fileno())
@@ -212,7 +208,7 @@ class IndexCache:
             data = file.read(facts.st_size)
             now = time.time()
             if not 0 <= now - facts.st_mtime < _TOUCH_SECONDS:
-                with suppress(OSError):  # a cache that cannot be written can still be read
+                with suppress(OSError):  # a cache that is not writable can still be read
                     os.utime(file.fileno(), (now, now))
         return data
 
@@ -253,26 +249,18 @@ class IndexCache:
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
-        """Be the only one to write, of all threads and daemons."""
+        """Keep other threads and daemons from writing."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         lock = os.open(self._root / _LOCK, flags, 0o600)
         try:
-            deadline = time.monotonic() + _LOCK_SECONDS
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        message = "another daemon keeps it locked"
-                        raise TimeoutError(errno.ETIMEDOUT, message) from None
-                    self._pause.wait(_LOCK_PAUSE)
+            if not lock_file(lock, _LOCK_SECONDS):
+                raise TimeoutError(errno.ETIMEDOUT, "another daemon keeps it locked")
             yield lock
         finally:
             os.close(lock)
 
     def _make_room(self, weight: int) -> int:
-        """Evict until `weight` fits, the least recently used first; returns what is left then."""
+        """Evict the least recently used until `weight` fits; return what the rest takes."""
         entries = sorted(self._entries())
         total = sum(entry.weight for entry in entries)
         if total + weight <= self._limit:
@@ -285,7 +273,7 @@ class IndexCache:
         return total
 
     def _entries(self) -> Iterator[_Entry]:
-        """Find what is kept. Temporary files are left-overs: their writers held the lock."""
+        """Yield all entries, and remove temporary files: their writers were killed."""
         for folder in self._folders():
             for path in folder.iterdir():
                 if path.suffix == _TEMPORARY:
@@ -305,7 +293,7 @@ def _weight(size: int) -> int:
 
 
 def _read_total(lock: int) -> int | None:
-    """Return the count in the lock file; None when there is none."""
+    """Return the count in the lock file; None if there is none."""
     text = os.pread(lock, 32, 0)
     return int(text) if text.isdigit() else None
 

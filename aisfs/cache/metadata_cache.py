@@ -1,8 +1,8 @@
-"""What is known about names, for as long as the user allows it to be believed.
+"""Listings and names that were looked up, each with the time to live that the user chose.
 
-A listing answers for all names in its directory during `list_ttl`; a single object that was asked
-for by name is believed for `attr_ttl`, a name that was missing for `negative_ttl`. Seconds are
-those of the clock given, so tests can move it. One lock, held for microseconds, guards all of it.
+A listing answers for all names in its directory during `list_ttl`, a single object that was looked
+up for `attr_ttl`, a name that was missing for `negative_ttl`. Seconds are those of a given clock,
+which tests can move. One lock, held for microseconds, guards everything.
 """
 
 from collections.abc import Callable
@@ -23,9 +23,9 @@ NameId = tuple[Bucket, str, bytes]
 """A directory and a name in it."""
 
 LISTED_ENTRIES_MAX = 4_000_000
-"""Entries in all remembered listings together; about 0.4 KB each, so 1.6 GB at the very worst."""
+"""Entries in all listings together; some 0.4 KB each, so 1.6 GB at worst."""
 NAMES_MAX = 100_000
-"""Single names remembered; mountpoint-s3 bounds its negative cache alike."""
+"""Single names, as many as mountpoint-s3 keeps in its negative cache."""
 
 ValueT = TypeVar("ValueT")
 
@@ -41,7 +41,7 @@ WOULD_WAIT = WouldWait.WOULD_WAIT
 
 @dataclass(frozen=True, slots=True)
 class Dated(Generic[ValueT]):
-    """A value and the moment from which on it must be asked for again."""
+    """A value and the time at which it expires."""
 
     value: ValueT
     expires: float
@@ -59,7 +59,7 @@ class MetadataCache:
         negative_ttl: float,
         clock: Callable[[], float],
     ) -> None:
-        """Remember nothing yet."""
+        """Start empty."""
         self._lock = ranked_lock(Rank.METADATA)
         self._clock = clock
         self._attr_ttl = attr_ttl
@@ -71,17 +71,17 @@ class MetadataCache:
         self._missing: TTLCache[NameId, bool] = TTLCache(NAMES_MAX, negative_ttl, clock)
 
     def listing(self, directory: DirectoryId) -> Dated[Listing] | None:
-        """Give the listing of a directory while it may be believed."""
+        """Return the listing of a directory, unless it has expired."""
         dated = self.last_listing(directory)
         return dated if dated is not None and self._clock() < dated.expires else None
 
     def last_listing(self, directory: DirectoryId) -> Dated[Listing] | None:
-        """Give the last listing of a directory however old; one that was dropped expired at -inf."""
+        """Return the last listing of a directory, however old; a dropped one expired at -inf."""
         with self._lock:
             return self._listings.get(directory)
 
     def keep_listing(self, directory: DirectoryId, listing: Listing) -> Dated[Listing]:
-        """Remember a complete listing; a directory too large to remember is given back only."""
+        """Keep a complete listing, unless it is too large, and return it with its expiry."""
         dated = Dated(listing, self._clock() + self._list_ttl)
         if len(listing) < LISTED_ENTRIES_MAX:
             with self._lock:
@@ -89,12 +89,12 @@ class MetadataCache:
         return dated
 
     def found(self, name: NameId) -> Dated[Listed] | None:
-        """Give what a name asked for singly stood for."""
+        """Return what a single lookup of a name found, unless that has expired."""
         with self._lock:
             return self._found.get(name)
 
     def keep_found(self, name: NameId, listed: Listed) -> Dated[Listed]:
-        """Remember what a name stands for."""
+        """Keep what a single lookup of a name found."""
         dated = Dated(listed, self._clock() + self._attr_ttl)
         with self._lock:
             self._found[name] = dated
@@ -102,17 +102,17 @@ class MetadataCache:
         return dated
 
     def is_missing(self, name: NameId) -> bool:
-        """Say whether the name was missing a moment ago."""
+        """Return whether a lookup found the name missing, not longer ago than its time to live."""
         with self._lock:
             return name in self._missing
 
     def keep_missing(self, name: NameId) -> None:
-        """Remember that the name is missing."""
+        """Keep that the name is missing."""
         with self._lock:
             self._missing[name] = True
 
     def drop(self, directory: DirectoryId, name: bytes | None = None) -> None:
-        """Believe nothing about a directory, nor about one name in it, any more."""
+        """Expire the listing of a directory, and what is known of one name in it."""
         with self._lock:
             dated = self._listings.get(directory)
             if dated is not None:
@@ -121,7 +121,7 @@ class MetadataCache:
             self.forget((*directory, name))
 
     def forget(self, name: NameId) -> None:
-        """Believe no longer what a name asked for singly stood for."""
+        """Forget what a single lookup of a name found."""
         with self._lock:
             self._found.pop(name, None)
             self._missing.pop(name, None)

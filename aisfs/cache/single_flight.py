@@ -1,8 +1,8 @@
-"""One fetch per key at a time, whoever asks.
+"""One fetch per key at a time, shared by all callers.
 
-The first caller for a key starts the fetch as a task of the service nursery and waits for it like
-every later caller. So a caller that goes away takes nothing from the others; a failure goes to all
-who wait and is then forgotten; whoever comes later starts afresh.
+The first caller for a key starts the fetch as a task of the service nursery, and waits for it like
+every later caller. So a caller that is cancelled does not disturb the others. A failure is raised in
+all callers that wait, and is then forgotten: the next caller starts again.
 """
 
 from collections.abc import Awaitable, Callable
@@ -28,10 +28,10 @@ class _Flight(Generic[ValueT]):
 
 
 class SingleFlight(Generic[KeyT, ValueT]):
-    """Share the result of fetches that are under way."""
+    """Shares the results of fetches that are under way."""
 
     def __init__(self, nursery: trio.Nursery, *, wanted_only: bool = False) -> None:
-        """Run fetches in `nursery`; they end with it, and if `wanted_only` when nobody waits any more."""
+        """Run fetches in `nursery`; with `wanted_only` a fetch ends when its last caller is cancelled."""
         self._nursery = nursery
         self._wanted_only = wanted_only
         self._flights: dict[KeyT, _Flight[ValueT]] = {}

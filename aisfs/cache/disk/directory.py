@@ -1,13 +1,13 @@
-"""The cache directory: who may use it, where its files are, what they take on the disk.
+"""The cache directory: its files, what they take on the disk, and which processes use it.
 
     <cache-dir>/lock        held while a process opens the cache
-    <cache-dir>/v1/         this layout, mode 0700; other parts of the cache have rooms of their own
-        ledger.db*          what is valid, what it takes, who writes (see ledger)
+    <cache-dir>/v1/         this layout, mode 0700; the indexes have a folder of their own in it
+        ledger.db*          what is valid, what it takes, what is being written (see ledger)
         data/<id in hex>    one file per segment, named by its row in the ledger
-        owners/<token>      locked by each process as long as it lives
+        owners/<token>      one file per process, which keeps it locked
 
-A process is alive while it holds the lock of its owner file. Process ids would not do: containers
-that share the directory do not see each other's.
+A process is alive while its owner file is locked. Process ids would not do: containers that share
+the directory do not see each other's.
 """
 
 import contextlib
@@ -33,10 +33,10 @@ _SEGMENT_NAME = re.compile(r"[0-9a-f]{8,}")
 _TOKEN_BYTES = 8
 _TOKEN = re.compile(rf"[0-9a-f]{{{2 * _TOKEN_BYTES}}}")
 NO_FILE = (errno.EISDIR, errno.ELOOP, errno.ENXIO)
-"""What opening a directory, a symbolic link or a socket gives."""
+"""Errors of opening a directory, a symbolic link or a socket."""
 _OPENING_SECONDS = 10.0
 """Opening takes a second at most, with some thousand files of dead processes to look at."""
-_RETRY_SECONDS = 0.05
+_RETRY_SECONDS = 0.01
 _DISCARDED = "discarded."
 _LOST = (errno.EIO, errno.ENOSPC, errno.EDQUOT)
 _WAIT_BEFORE, _WRITE = 0x01, 0x02
@@ -51,13 +51,13 @@ class CacheDirectory:
     """The places below one cache directory."""
 
     def __init__(self, directory: Path) -> None:
-        """Name the places; nothing is touched before `create`."""
+        """Compute the paths; nothing is touched before `create`."""
         self.directory = directory
         self.root = directory / LAYOUT
         self.ledger = self.root / "ledger.db"
         self._data = self.root / "data"
-        # All work on files goes through this descriptor: should another process discard the whole
-        # cache and start a new one, ours ends up nowhere and not among its files.
+        # Files are opened relative to this descriptor. If another process discards the cache and
+        # starts a new one, ours stay apart from its files.
         self._files = -1
         self._owners = self.root / "owners"
         self._database = [Path(f"{self.ledger}{suffix}") for suffix in ("", "-wal", "-shm")]
@@ -65,7 +65,7 @@ class CacheDirectory:
         self._measured = [str(path) for path in (*folders, *self._database)]
 
     def create(self) -> None:
-        """Make what is not there yet; only while `opening`.
+        """Create what is missing; only while `opening`.
 
         Raises:
             ConfigError: the directory cannot be used; the message names it.
@@ -88,7 +88,7 @@ class CacheDirectory:
 
     @contextlib.contextmanager
     def opening(self) -> Iterator[None]:
-        """Be the only process that opens this cache, for a moment.
+        """Keep other processes from opening this cache.
 
         Raises:
             ConfigError: the directory cannot be used; the message names it.
@@ -99,29 +99,18 @@ class CacheDirectory:
         except OSError as error:
             raise self._unusable(error) from None
         try:
-            self._take(descriptor)
+            if not lock_file(descriptor, _OPENING_SECONDS):
+                raise ConfigError(
+                    f"cache directory {self.directory} is being opened by another process, "
+                    f"for {_OPENING_SECONDS:.0f} s now: `fuser {self.directory / 'lock'}` "
+                    "tells which; end it, or use another --cache-dir"
+                )
             yield
         finally:
             os.close(descriptor)
 
-    def _take(self, descriptor: int) -> None:
-        """Lock, waiting for a process that opens the cache just now, but for no longer."""
-        deadline = time.monotonic() + _OPENING_SECONDS
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise ConfigError(
-                        f"cache directory {self.directory} is being opened by another process, "
-                        f"for {_OPENING_SECONDS:.0f} s now: `fuser {self.directory / 'lock'}` "
-                        "tells which; end it, or use another --cache-dir"
-                    ) from None
-            threading.Event().wait(_RETRY_SECONDS)
-
     def close(self) -> None:
-        """Undo `create`, as far as this process is concerned."""
+        """Close what `create` has opened."""
         if self._files >= 0:
             os.close(self._files)
             self._files = -1
@@ -130,7 +119,7 @@ class CacheDirectory:
         return ConfigError(f"cache directory {self.directory} cannot be used: {error.strerror}")
 
     def discard(self) -> None:
-        """Throw everything away. Processes that still use it find that out in their `sync`."""
+        """Start anew with an empty cache. Processes that still use the old one notice in `sync`."""
         rubbish = self.root / f"{_DISCARDED}{secrets.token_hex(4)}"
         rubbish.mkdir(mode=0o700)
         for path in (*reversed(self._database), self._data, self._owners):
@@ -140,12 +129,12 @@ class CacheDirectory:
         self.create()
 
     def sweep_discarded(self) -> None:
-        """Delete what was thrown away and not yet deleted when its process ended."""
+        """Delete what a process that was killed had discarded."""
         for path in self.root.glob(f"{_DISCARDED}*"):
             shutil.rmtree(path, ignore_errors=True)
 
     def overhead(self) -> int:
-        """Bytes on disk of everything that is not a segment's file."""
+        """Return the bytes on disk of everything but the files of segments."""
         total = 0
         for path in self._measured:
             with contextlib.suppress(FileNotFoundError):
@@ -155,7 +144,7 @@ class CacheDirectory:
     # Segments ----------------------------------------------------------------------------------
 
     def taken(self) -> int:
-        """Bytes on disk of all segments' files; 0 if there is no cache. Reads none of them."""
+        """Return the bytes on disk of the files of segments; 0 if there is no cache."""
         total = 0
         with contextlib.suppress(OSError), os.scandir(self._data) as files:
             for file in files:
@@ -164,16 +153,16 @@ class CacheDirectory:
         return total
 
     def in_use(self) -> bool:
-        """Say whether some process uses this cache."""
+        """Return whether any process uses this cache."""
         try:
             return any(map(self.alive, filter(_TOKEN.fullmatch, os.listdir(self._owners))))
         except OSError:
             return False
 
     def remove(self) -> None:
-        """Remove the ledger and all segments' files, which takes no room; only while `opening`.
+        """Remove the ledger and all segments, which needs no room on the disk; only while `opening`.
 
-        Processes that use them find that out in their `sync`.
+        Processes that use them notice in `sync`.
 
         Raises:
             ConfigError: something cannot be removed; the message names the directory.
@@ -184,13 +173,13 @@ class CacheDirectory:
             with contextlib.suppress(FileNotFoundError):
                 for name in filter(_SEGMENT_NAME.fullmatch, os.listdir(self._data)):
                     remove(self._data / name)
-                with contextlib.suppress(OSError):  # somebody else's files are in it
+                with contextlib.suppress(OSError):  # there are other files in it
                     self._data.rmdir()
         except OSError as error:
             raise self._unusable(error) from None
 
     def path(self, segment: int) -> Path:
-        """Give the path of the file of a segment, for people."""
+        """Return the path of the file of a segment, for messages."""
         return self._data / _name(segment)
 
     def open_segment(self, segment: int, *, new: bool = False) -> int:
@@ -198,7 +187,7 @@ class CacheDirectory:
 
         Raises:
             FileNotFoundError: there is none.
-            Damaged: it is none.
+            Damaged: it is something else than a file.
             OSError: the disk fails.
         """
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -217,7 +206,7 @@ class CacheDirectory:
         return descriptor
 
     def segments(self) -> set[int]:
-        """Give the segments that have a file. What else lies there is somebody else's."""
+        """Return the segments that have a file. Files of other names are left alone."""
         names = filter(_SEGMENT_NAME.fullmatch, os.listdir(self._files))
         return {int(name, 16) for name in names}
 
@@ -236,17 +225,17 @@ class CacheDirectory:
     # Owners ------------------------------------------------------------------------------------
 
     def enter(self) -> tuple[str, int]:
-        """Become an owner: give its token and the descriptor that keeps it alive."""
+        """Become an owner; return its token and the descriptor that keeps it alive."""
         token = secrets.token_hex(_TOKEN_BYTES)
         descriptor = os.open(self._owners / token, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        lock_file(descriptor)
         return token, descriptor
 
     def leave(self, token: str, descriptor: int | None = None) -> None:
-        """Forget an owner that is dead or, given its descriptor, this one.
+        """Remove the file of an owner that is dead or, given its descriptor, of this process.
 
-        A disk that fails keeps the file of an owner. Nothing is lost: it is not locked, and so the
-        next process that opens the cache takes it for that of a dead one.
+        On a failing disk the file stays. It is not locked, so the next process that opens the cache
+        finds that its owner is dead.
         """
         with contextlib.suppress(OSError):
             os.unlink(self._owners / token)
@@ -254,18 +243,15 @@ class CacheDirectory:
             os.close(descriptor)
 
     def alive(self, token: str) -> bool:
-        """Say whether the process of that owner still runs."""
+        """Return whether the process of that owner still runs."""
         try:
             descriptor = os.open(self._owners / token, os.O_RDONLY)
         except FileNotFoundError:
             return False
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+            return not lock_file(descriptor)
         finally:
             os.close(descriptor)
-        return False
 
     def sweep_owners(self, known: set[str]) -> None:
         """Remove the files of dead owners that the ledger does not know; only while `opening`."""
@@ -274,8 +260,22 @@ class CacheDirectory:
                 self.leave(token)
 
 
+def lock_file(descriptor: int, seconds: float = 0.0) -> bool:
+    """Lock an open file, waiting for so long; return whether it is locked now."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            threading.Event().wait(_RETRY_SECONDS)
+        else:
+            return True
+
+
 def remove(path: str | Path, *, dir_fd: int | None = None) -> None:
-    """Remove a file of the cache, or whatever took its place, if it is still there.
+    """Remove a file of the cache, or a directory in its place, if it is there.
 
     Raises:
         OSError: it cannot be removed.
@@ -292,7 +292,7 @@ def _name(segment: int) -> str:
 
 
 def punch(descriptor: int, start: int, stop: int) -> None:
-    """Give the disk blocks of `[start, stop)` of a file back; they read as zeros then.
+    """Free the disk blocks of `[start, stop)` of a file, which then reads as zeros there.
 
     Raises:
         OSError: the file system cannot do that.
@@ -303,15 +303,15 @@ def punch(descriptor: int, start: int, stop: int) -> None:
 
 
 def start_writing(descriptor: int) -> None:
-    """Have the kernel write all of a file to the disk, and so decide which blocks it takes."""
+    """Have the kernel write all of a file to the disk, which decides what blocks it takes."""
     _libc.sync_file_range(descriptor, ctypes.c_int64(0), ctypes.c_int64(0), _WRITE)
 
 
 def lost_writes(descriptor: int) -> OSError | None:
     """Return the error of a write to the disk that failed after it was acknowledged.
 
-    The kernel tells each open file of it once. To ask waits for nothing: behind the end of the file
-    there is nothing to wait for.
+    The kernel reports it once for each open file. This never blocks: there is nothing to wait for
+    beyond the end of the file.
     """
     offset, length = ctypes.c_int64(_BEHIND_ALL_FILES), ctypes.c_int64(1)
     if _libc.sync_file_range(descriptor, offset, length, _WAIT_BEFORE):
@@ -322,7 +322,7 @@ def lost_writes(descriptor: int) -> OSError | None:
 
 
 def boot_id() -> str:
-    """Name this run of the kernel."""
+    """Return the id of this run of the kernel; empty if it has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -1,19 +1,19 @@
 """The ledger of a cache directory: one SQLite database that all its processes share.
 
-It is the truth about which segments exist, which of their bytes are valid, what they take on the
-disk and who uses them. The limit holds because of one rule: disk bytes are granted in a transaction
-to an owner (a process) before it writes them, and
+It knows which segments exist, which of their bytes are valid, what they take on the disk and which
+processes are writing to them. The limit holds because of one rule: disk bytes are granted in a
+transaction to an owner (a process) before it writes them, and
 
-    bytes booked on segments + bytes granted to owners + overhead of the directory <= limit
+    bytes booked for segments + bytes granted to owners + overhead of the directory <= limit
 
-An owner turns its grant into booked bytes when it records what it has written. An owner may write
-to a segment only while it is one of its `writers`: when it dies, these are the segments that hold
-pages nobody knows about. Files are created and unlinked inside of transactions, so outside of them
+An owner turns its grant into booked bytes when it records what it has written. It may write to a
+segment only while it is one of the `writers`: when it dies, those are the segments with pages that
+the ledger does not know. Files are created and unlinked inside transactions, so outside of them
 every file has a row.
 
-The database runs without fsync (`synchronous=OFF`): a killed process loses nothing by that, and
-after a crash of the machine, seen by another boot id, it is checked as a whole once; data that did
-not reach the disk fails its checksum. WAL, so that readers wait for nobody.
+The database runs without fsync (`synchronous=OFF`). A killed process loses nothing by that. After a
+crash of the machine, noticed by another boot id, the database is checked once; data that did not
+reach the disk fails its checksum. With WAL, reading never waits for writers.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aisfs.process import private
 from aisfs.process.locks import Rank, ranked_lock, ranked_rlock
@@ -31,9 +31,9 @@ from aisfs.process.locks import Rank, ranked_lock, ranked_rlock
 BUSY_SECONDS = 5.0
 """How long a transaction waits for those of other processes, which take some 100 µs each."""
 _CHECKPOINT_PAGES = 128
-"""Pages in the WAL at which it is copied back: half a MiB, so that it stays small in any cache."""
+"""Pages in the WAL at which it is copied back: half a MiB, small enough for any cache."""
 _TOMBSTONES = 65_536
-"""Removals remembered for other processes; who sleeps through more loads everything again."""
+"""Removals remembered for other processes; a process that misses more loads everything again."""
 _VERSION = 1
 # Columns of tables without rowid are in the order of the key: the quick_check of sqlite 3.40 takes
 # others for damaged.
@@ -72,6 +72,7 @@ class Row(NamedTuple):
     """Seconds since the epoch, to about a minute."""
 
 
+_ROWS = "SELECT id, key, bytes, pieces, used_at FROM segments"
 _PIECES = "SELECT start, stop, sums FROM pieces WHERE segment = ? ORDER BY start"
 
 Piece = tuple[int, int, bytes]
@@ -80,12 +81,12 @@ Piece = tuple[int, int, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What happened since somebody last looked."""
+    """What happened in the ledger after a given change."""
 
     until: int
     rows: list[Row]
     gone: list[int] | None
-    """None: too much; `rows` is everything there is."""
+    """None if they are not known any more; `rows` are all segments then."""
 
 
 class Ledger:
@@ -97,11 +98,11 @@ class Ledger:
         self._reading = reading
         self._reading_lock = ranked_lock(Rank.CACHE_LEDGER_READS)
         self.lock = ranked_rlock(Rank.CACHE_LEDGER)
-        """Held by whoever works with the ledger, and what a hit never waits for."""
+        """Held while working with the ledger. A hit never waits for it."""
 
     @classmethod
     def open(cls, path: Path, boot: str) -> "Ledger":
-        """Open the database, or create it; only while nobody else opens it.
+        """Open the database, or create it; only while no other process opens it.
 
         Raises:
             sqlite3.Error: it cannot be used.
@@ -155,7 +156,7 @@ class Ledger:
                 raise
 
     def tidy(self, wal: Path, most: int) -> None:
-        """Keep the files small: give free pages back and cut the WAL when it outgrew `most`."""
+        """Keep the files small: free unused pages, and truncate the WAL if it is larger than `most`."""
         with self.lock:
             self._writing.execute("PRAGMA incremental_vacuum(64)").fetchall()
             with contextlib.suppress(FileNotFoundError):
@@ -176,25 +177,22 @@ class Ledger:
         self._writing.execute("DELETE FROM owners WHERE id = ?", (owner,))
 
     def owners(self) -> list[tuple[int, str]]:
-        """Give (id, token) of all processes."""
-        with self.lock:
-            return self._writing.execute("SELECT id, token FROM owners").fetchall()
+        """Return (id, token) of all processes."""
+        return self._select("SELECT id, token FROM owners")
 
     def limit(self) -> int:
-        """The smallest limit of all processes, or 0: nobody's promise to its user is broken."""
-        with self.lock:
-            smallest = self._writing.execute("SELECT min(bytes_limit) FROM owners").fetchone()[0]
-            return int(smallest or 0)
+        """Return the smallest limit of all processes, or 0 if none has one."""
+        ((smallest,),) = self._select("SELECT min(bytes_limit) FROM owners")
+        return int(smallest or 0)
 
     def used(self) -> tuple[int, int]:
-        """Bytes booked on segments, and bytes granted to processes."""
+        """Return the bytes booked for segments, and those granted to processes."""
         query = "SELECT bytes, (SELECT total(granted) FROM owners) FROM totals"
-        with self.lock:
-            booked, granted = self._writing.execute(query).fetchone()
+        ((booked, granted),) = self._select(query)
         return int(booked), int(granted)
 
     def granted(self, owner: int) -> int:
-        """Bytes granted to one process."""
+        """Return the bytes granted to one process."""
         query = "SELECT granted FROM owners WHERE id = ?"
         with self.lock:
             return int(self._writing.execute(query, (owner,)).fetchone()[0])
@@ -207,7 +205,7 @@ class Ledger:
     # Segments ----------------------------------------------------------------------------------
 
     def lease(self, owner: int, key: bytes, now: int) -> tuple[Row, bool]:
-        """Become a writer of a segment, which is created if need be: (row, is it new)."""
+        """Become a writer of a segment, created if need be; return its row and if it is new."""
         row = self.find(key)
         new = row is None
         if row is None:
@@ -224,14 +222,14 @@ class Ledger:
         self._writing.executemany(delete, ((segment, owner) for segment in segments))
 
     def writers(self, owner: int) -> list[int]:
-        """Give the segments a process is a writer of."""
-        query = "SELECT segment FROM writers WHERE owner = ?"
-        return [segment for (segment,) in self._writing.execute(query, (owner,))]
+        """Return the segments a process is a writer of."""
+        rows = self._select("SELECT segment FROM writers WHERE owner = ?", owner)
+        return [segment for (segment,) in rows]
 
     def writers_of(self, segment: int) -> set[int]:
-        """Give the processes that are writers of a segment."""
-        query = "SELECT owner FROM writers WHERE segment = ?"
-        return {owner for (owner,) in self._writing.execute(query, (segment,))}
+        """Return the processes that are writers of a segment."""
+        rows = self._select("SELECT owner FROM writers WHERE segment = ?", segment)
+        return {owner for (owner,) in rows}
 
     def book(self, segment: int, size: int, pieces: list[Piece]) -> int | None:
         """Record pieces as valid, and that the file takes `size` bytes at least.
@@ -262,7 +260,7 @@ class Ledger:
         self._writing.execute(update, (size, self._change(), segment))
 
     def remove(self, segment: int) -> bool:
-        """Strike a segment out; False if somebody else did."""
+        """Remove a segment; return False if another process did."""
         delete = "DELETE FROM segments WHERE id = ? RETURNING bytes"
         row = self._writing.execute(delete, (segment,)).fetchone()
         if row is None:
@@ -289,57 +287,54 @@ class Ledger:
     # Looking -----------------------------------------------------------------------------------
 
     def find(self, key: bytes) -> Row | None:
-        """Give the row of a segment."""
-        query = "SELECT id, key, bytes, pieces, used_at FROM segments WHERE key = ?"
-        with self.lock:
-            row = self._writing.execute(query, (key,)).fetchone()
-        return Row(*row) if row is not None else None
+        """Return the row of a segment."""
+        rows = self._select(f"{_ROWS} WHERE key = ?", key)
+        return Row(*rows[0]) if rows else None
 
     def ids(self) -> set[int]:
-        """Give all segments."""
-        with self.lock:
-            return {segment for (segment,) in self._writing.execute("SELECT id FROM segments")}
+        """Return all segments."""
+        return {segment for (segment,) in self._select("SELECT id FROM segments")}
 
     def exists(self, segment: int) -> bool:
-        """Say whether a segment is in the ledger; waits for no writer."""
+        """Return whether a segment is in the ledger, without waiting for writers."""
         query = "SELECT 1 FROM segments WHERE id = ?"
         with self._reading_lock:
             return self._reading.execute(query, (segment,)).fetchone() is not None
 
     def pieces(self, segment: int) -> list[Piece]:
-        """Give what is valid of a segment, in order; waits for no writer."""
+        """Return what is valid of a segment, in order, without waiting for writers."""
         with self._reading_lock:
             return self._reading.execute(_PIECES, (segment,)).fetchall()
 
     def pieces_now(self, segment: int) -> list[Piece]:
-        """Give what is valid of a segment as of the transaction under way."""
-        return self._writing.execute(_PIECES, (segment,)).fetchall()
+        """Return what is valid of a segment as of the transaction under way."""
+        return self._select(_PIECES, segment)
 
     def pinned(self, but: int) -> set[bytes]:
-        """Give what processes other than `but` pin."""
-        query = "SELECT digest FROM pins WHERE owner <> ?"
-        with self.lock:
-            return {digest for (digest,) in self._writing.execute(query, (but,))}
+        """Return what processes other than `but` pin."""
+        rows = self._select("SELECT digest FROM pins WHERE owner <> ?", but)
+        return {digest for (digest,) in rows}
 
     def changes(self, since: int) -> Changes:
-        """Give what happened after the change `since`; -1 for everything."""
-        columns = "SELECT id, key, bytes, pieces, used_at FROM segments"
+        """Return what happened after the change `since`; -1 for everything."""
         with self.lock:
-            until: int = self._writing.execute("SELECT changes FROM totals").fetchone()[0]
+            ((until,),) = self._select("SELECT changes FROM totals")
             if since < 0 or since < until - _TOMBSTONES:
-                rows = list(map(Row._make, self._writing.execute(columns)))
-                return Changes(until, rows, None)
-            query = f"{columns} WHERE changed > ?"
-            rows = list(map(Row._make, self._writing.execute(query, (since,))))
-            gone = self._writing.execute("SELECT segment FROM gone WHERE changed > ?", (since,))
+                return Changes(until, list(map(Row._make, self._select(_ROWS))), None)
+            rows = list(map(Row._make, self._select(f"{_ROWS} WHERE changed > ?", since)))
+            gone = self._select("SELECT segment FROM gone WHERE changed > ?", since)
             return Changes(until, rows, [segment for (segment,) in gone])
 
     def count(self) -> tuple[int, int]:
-        """Give how many entries and how many segments there are."""
+        """Return how many entries and how many segments there are."""
         query = "SELECT count(DISTINCT substr(key, 1, 16)), count(*) FROM segments"
         with self._reading_lock:
             entries, segments = self._reading.execute(query).fetchone()
         return int(entries), int(segments)
+
+    def _select(self, query: str, *values: int | bytes) -> list[Any]:
+        with self.lock:
+            return self._writing.execute(query, values).fetchall()
 
     def _change(self) -> int:
         update = "UPDATE totals SET changes = changes + 1 RETURNING changes"
@@ -347,7 +342,7 @@ class Ledger:
 
 
 def _tables(connection: sqlite3.Connection) -> set[tuple[str, str | None]]:
-    """Name what a database consists of, and how it was made."""
+    """Return what a database consists of: names, and the SQL that made them."""
     return set(connection.execute("SELECT name, sql FROM sqlite_master"))
 
 

@@ -22,8 +22,8 @@ from aisfs.process import descriptors
 OPEN_FILES = 192
 """Segments mapped at a time, at most: 3 GiB. Mapping one again takes some 30 µs."""
 _SHARE = 12
-"""One of so many descriptors is that of a segment. A mapping has one too, and writing past the page
-cache a third, so all of them take a quarter: the rest is for connections."""
+"""One descriptor of so many is for a segment. Its mapping has a second one, and writing past the page
+cache a third, so segments take a quarter of all: the rest is for connections."""
 _INLINE_EXTENTS = 4
 """Extents that ext4 keeps in the inode."""
 _EXTENTS_PER_BLOCK = 64
@@ -52,8 +52,7 @@ def booked_bytes(taken: int) -> int:
 
 
 class OpenFiles:
-    """The files that are open, at most `OPEN_FILES` and within their share of descriptors; the ones
-    not used for longest go."""
+    """The open files, least recently used first: `OPEN_FILES` at most, within their share of descriptors."""
 
     def __init__(self) -> None:
         self._files: OrderedDict[Segment, SegmentFile] = OrderedDict()
@@ -62,22 +61,22 @@ class OpenFiles:
         return iter(self._files.items())
 
     def put(self, segment: "Segment", file: SegmentFile) -> None:
-        """Keep a file."""
+        """Keep a file open, and close the least recently used one if there are too many."""
         segment.file = file
         self._files[segment] = file
         most = min(OPEN_FILES, max(1, descriptors.allowed() // _SHARE))
         while len(self._files) > most:
             oldest, closed = self._files.popitem(last=False)
             oldest.file = None
-            if closed.write_error() is not None:  # which the file that is opened next is not told
+            if closed.write_error() is not None:  # the kernel does not tell the next open file
                 oldest.distrust()
 
     def use(self, segment: "Segment") -> None:
-        """Say that the file of a segment is used; it has one."""
+        """Count a use of the open file of a segment."""
         self._files.move_to_end(segment)
 
     def drop(self, segment: "Segment") -> None:
-        """Let a file go."""
+        """Close the file of a segment, if it is open."""
         segment.file = None
         self._files.pop(segment, None)
 
@@ -95,7 +94,7 @@ class Segment:
     )  # fmt: skip
 
     def __init__(self, row: Row) -> None:
-        """Know what the ledger knows."""
+        """Start with what the ledger knows."""
         self.id = row.id
         self.key = row.key
         self.bytes = row.bytes
@@ -109,9 +108,9 @@ class Segment:
         self.file: SegmentFile | None = None
         self.valid = RangeSet()
         self.verified = RangeSet()
-        """Of the valid ones those that this process wrote or has verified."""
+        """The valid bytes that this process wrote or has verified."""
         self._starts = self._stops = self.sums = _NO_STEPS
-        """Checksums of the steps that were loaded."""
+        """The steps that were loaded, with their checksums."""
         self.pinned = False
         """Its entry is pinned."""
         # While this process is a writer:
@@ -130,7 +129,7 @@ class Segment:
     # Pieces ------------------------------------------------------------------------------------
 
     def load(self, loaded: Iterable[Piece]) -> None:
-        """Take over the pieces of the ledger."""
+        """Load the pieces that the ledger has."""
         steps: list[Step] = []
         for start, stop, sums in loaded:
             whole = ByteRange(start, stop)
@@ -144,12 +143,12 @@ class Segment:
         self.stale = False
 
     def distrust(self) -> None:
-        """Have everything verified again before it is read."""
+        """Verify everything again before it is read."""
         self.verified = RangeSet()
         self.stale = True
 
     def unverified(self, wanted: ByteRange) -> list[Step]:
-        """Give the steps that have to be verified before `wanted` can be read."""
+        """Return the steps that have to be verified before `wanted` can be read."""
         if not self.sums or self.verified.covers(wanted):
             return []
         found = []
