@@ -46,7 +46,7 @@ LEAST = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What is in the cache, for all processes, and what this process did."""
+    """What is in the cache, for all processes."""
 
     limit: int
     used: int
@@ -54,11 +54,6 @@ class Statistics:
     entries: int
     """Versions of objects."""
     segments: int
-    hits: int
-    misses: int
-    evictions: int
-    rejected: int
-    """Reservations that were refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +64,9 @@ class Counts:
     """Bytes of segments, as of the last `sync`."""
     hits: int
     misses: int
+    evictions: int
+    rejected: int
+    """Reservations that were refused."""
 
 
 @any_thread
@@ -321,19 +319,18 @@ class BlockCache:
         """Count without the ledger."""
         resident = self._resident
         with resident.lock:
-            return Counts(resident.admission.used, resident.hits, resident.misses)
+            used = resident.admission.used
+            done = (resident.hits, resident.misses, resident.evictions, resident.rejected)
+        return Counts(used, *done)
 
     def statistics(self) -> Statistics:
-        """Count, with the ledger's help."""
-        bookkeeper, resident = self._bookkeeper, self._resident
-        limit = used = entries = segments = 0
+        """Count what the ledger knows; zeros if it cannot be used."""
+        ledger = self._bookkeeper.ledger
         if not self._health.broken:
             with contextlib.suppress(sqlite3.Error):
-                limit = bookkeeper.ledger.limit()
-                used = sum(bookkeeper.ledger.used()) + bookkeeper.directory.overhead()
-                entries, segments = bookkeeper.ledger.count()
-        counts = (resident.hits, resident.misses, resident.evictions, resident.rejected)
-        return Statistics(limit, used, entries, segments, *counts)
+                used = sum(ledger.used()) + self._bookkeeper.directory.overhead()
+                return Statistics(ledger.limit(), used, *ledger.count())
+        return Statistics(0, 0, 0, 0)
 
     def check(self, progress: Progress | None = None) -> CheckReport:
         """Read everything and drop what is damaged."""

@@ -100,13 +100,10 @@ class Maintenance:
 
     def _release(self) -> None:
         """Record uses and pins, release idle segments, return what is left of the grant."""
-        resident, ledger, owner = (
-            self._bookkeeper.resident,
-            self._bookkeeper.ledger,
-            self._bookkeeper.owner,
-        )
+        bookkeeper = self._bookkeeper
+        resident, ledger, owner = bookkeeper.resident, bookkeeper.ledger, bookkeeper.owner
         now = int(time.time())
-        self._bookkeeper.remove_empty([each for each in resident.leased.copy() if each.idle])
+        bookkeeper.remove_empty([each for each in resident.leased.copy() if each.idle])
         with resident.lock:
             used = [each for each in resident.touched if now - each.used_at >= _USE_SECONDS]
             resident.touched.clear()
@@ -148,7 +145,7 @@ class Maintenance:
             self._released.popleft()
             if segment.gone or segment.leased:
                 continue
-            with contextlib.suppress(FileNotFoundError, Damaged):  # reading it will drop it
+            with contextlib.suppress(OSError, Damaged):  # reading the file will tell
                 descriptor = directory.open_segment(segment.id)
                 start_writing(descriptor)  # next to nothing is left
                 os.close(descriptor)

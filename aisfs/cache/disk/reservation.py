@@ -3,7 +3,6 @@
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from aisfs.cache.disk.bookkeeping import Bookkeeper
@@ -49,12 +48,7 @@ class Reservation:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.finish()
 
     def _pieces(self, wanted: ByteRange) -> Iterator[tuple[Part, ByteRange]]:
@@ -139,7 +133,7 @@ class Reservation:
         return True
 
     def finish(self) -> None:
-        """Return what was not used. Also what `cancel` does; a second time does nothing."""
+        """Return what was not used; a second time does nothing."""
         with self._resident.lock:
             if not self._open:
                 return
@@ -153,8 +147,6 @@ class Reservation:
                 self._bookkeeper.remove_empty(part.segment for part in parts)
             except (OSError, sqlite3.Error) as error:
                 self._bookkeeper.health.trouble(error)
-
-    cancel = finish
 
     def abandon(self) -> None:
         """Return everything, and remove files that were made for it."""

@@ -41,8 +41,9 @@ def test_what_was_published_is_read_back(cache):
     assert get(cache, entry, 5000, 5001)
     assert not get(cache, entry, 99, 200)
     assert not get(cache, entry, 69_999, 70_001)
+    counts = cache.counts()
+    assert (counts.hits, counts.misses) == (2, 3)
     statistics = cache.statistics()
-    assert (statistics.hits, statistics.misses) == (2, 3)
     assert (statistics.entries, statistics.segments) == (1, 1)
 
 
@@ -107,8 +108,8 @@ def test_what_was_not_used_is_returned(cache):
     assert cache.statistics().used >= before + 8 * MIB
     reservation.write(0, content(entry, 0, MIB))
     reservation.publish(ByteRange(0, MIB))
-    reservation.cancel()
-    reservation.cancel()
+    reservation.finish()
+    reservation.finish()
     for _ in range(3):  # the segment is let go when nothing was written for a sync
         cache.sync()
         check_accounts(cache)
@@ -191,7 +192,7 @@ def test_nothing_is_kept_beyond_the_limit(tmp_path):
     kept = [fill(cache, entry) for entry in entries]
     assert 4 <= sum(kept) <= 7
     assert du(tmp_path) <= limit
-    assert cache.statistics().rejected == 20 - sum(kept)
+    assert cache.counts().rejected == 20 - sum(kept)
     assert cache.reserve(an_entry("large", size=9 * MIB), ByteRange(0, 9 * MIB)) is None
     assert [get(cache, entry) for entry in entries] == kept
     cache.close()
@@ -258,7 +259,7 @@ def hot(cache, old, new):
         for entry in new:
             if not get(cache, entry):
                 fill(cache, entry)
-        if cache.statistics().evictions:
+        if cache.counts().evictions:
             return
     raise AssertionError("nothing was evicted")
 
@@ -292,7 +293,7 @@ def test_pinned_entry_is_no_victim(tmp_path):
             if not get(cache, entry):
                 fill(cache, entry)
         assert cache.hit(pinned, ByteRange(0, 1)) is not None or get(cache, pinned)
-    assert cache.statistics().evictions
+    assert cache.counts().evictions
     cache.unpin(pinned)
     check_accounts(cache)
     cache.close()

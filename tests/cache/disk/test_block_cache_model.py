@@ -222,7 +222,7 @@ def test_nothing_is_evicted_that_is_pinned(tmp_path, monkeypatch):
                     with reservation:
                         reservation.write(0, content(entry))
                         reservation.publish(ByteRange(0, entry.size))
-    assert caches[1].statistics().rejected
+    assert caches[1].counts().rejected
     for cache in caches:
         assert cache.read(pinned, ByteRange(0, MIB)) is not None
         cache.close()

@@ -55,11 +55,11 @@ def hammer(directory, limit, seed, seconds):
             kept += reservation.publish(ByteRange(start, stop))
         if chance.random() < 0.01:
             cache.sync()
-    statistics = cache.statistics()
+    counts = cache.counts()
     cache.sync()
     check_accounts(cache)
     cache.close()
-    print(json.dumps({"kept": kept, "hits": statistics.hits, "misses": statistics.misses}))
+    print(json.dumps({"kept": kept, "hits": counts.hits, "misses": counts.misses}))
 
 
 def start(directory, limit, seed, seconds):
