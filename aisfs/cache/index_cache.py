@@ -182,15 +182,8 @@ class IndexCache:
 
     def _identity(self, bucket: Bucket, info: ObjectInfo, what: str) -> bytes:
         """Return the head of the entry's file."""
-        texts = (
-            self._scope,
-            bucket.provider.value,
-            bucket.namespace,
-            bucket.name,
-            info.key,
-            info.version,
-            info.checksum,
-        )
+        of_bucket = (bucket.provider.value, bucket.namespace, bucket.name)
+        texts = (self._scope, *of_bucket, info.key, info.version, info.checksum)
         raw = [text.encode(errors="surrogatepass") for text in texts]
         return msgspec.msgpack.encode((f"aisfs member {what}", SCAN_RULES, *raw, info.size))
 

@@ -67,7 +67,7 @@ class SingleFlight(Generic[KeyT, ValueT]):
         try:
             with flight.scope:
                 flight.value.append(await work())
-        except Exception as error:  # noqa: BLE001 - handed to everyone who waits
+        except Exception as error:  # noqa: BLE001 - raised in all callers that wait
             flight.error = untraced(error)
         finally:
             self._forget(key, flight)

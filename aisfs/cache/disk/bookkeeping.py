@@ -152,7 +152,7 @@ class Bookkeeper:
         """Remove segments: the files, in the ledger and in memory.
 
         Raises:
-            sqlite3.Error: they are forgotten, but the ledger could not be told.
+            sqlite3.Error: they are forgotten, but still in the ledger.
         """
         with self.ledger.lock:
             for first in range(0, len(segments), _VICTIMS):

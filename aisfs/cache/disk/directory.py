@@ -120,11 +120,11 @@ class CacheDirectory:
 
     def discard(self) -> None:
         """Start anew with an empty cache. Processes that still use the old one notice in `sync`."""
-        rubbish = self.root / f"{_DISCARDED}{secrets.token_hex(4)}"
-        rubbish.mkdir(mode=0o700)
+        discarded = self.root / f"{_DISCARDED}{secrets.token_hex(4)}"
+        discarded.mkdir(mode=0o700)
         for path in (*reversed(self._database), self._data, self._owners):
             with contextlib.suppress(FileNotFoundError):
-                path.rename(rubbish / path.name)
+                path.rename(discarded / path.name)
         self.sweep_discarded()
         self.create()
 

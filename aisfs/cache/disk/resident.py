@@ -183,7 +183,7 @@ class ResidentSet:
         self.pin_if_wanted(segment)
 
     def resize(self, segment: Segment) -> None:
-        """Tell admission what a segment takes now."""
+        """Update what a segment takes in admission."""
         self.admission.resize(segment.key, segment.bytes + segment.owed)
 
     def promise(self, segment: Segment, cost: int) -> None:
