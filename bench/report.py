@@ -15,33 +15,33 @@ BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
 PLOT = "performance.png"
 INTRODUCTION = """# Performance
 
-What `make bench` measured: real readers side by side, in one run, against one server. The part between the markers is
-written by `python -m bench --write-docs`; do not edit it.
+`make bench` ran real readers side by side, in one run, against one server. `python -m bench --write-docs` writes the part
+between the markers; do not edit it.
 
 How to read it:
 
-- **Compare inside a table, not across machines.** Every value belongs to the machine named below it. What travels is the
-  ratio: *ratio* is the median of the ratios of single rounds to the first reader of the same case, which is marked.
-- **Rounds are interleaved** (A B C A B C …), so a busy minute of the machine meets all readers. The spread is the middle
-  half of the rounds (quartiles) and, behind it, the least and the greatest; *n* is the number of rounds. Where two spreads
-  overlap, the difference is not shown by this run.
-- **cold**: a fresh mount with an empty cache directory, the page cache dropped, a fresh process. What the *server* sends is
-  in the server's memory: otherwise the disk of this machine would be measured, the same for all. Only "the same files
-  extracted" come from the disk then. Mounting itself is not in the time; listing the directories or the bucket is, and so
-  are indexes that have to be built. What Python imports late is not: each reader reads two other samples first.
-- **warm**: the second epoch in the same process. **remount**: a fresh mount on the cache directory the first epochs have
-  filled, the page cache dropped: everything comes from the disk cache.
-- **listed** (modelled link): the shards were listed before the time starts. Elsewhere, and in *cold*, it is inside.
-- **0 workers** is a plain loop in one process, **2 workers** the DataLoader of torch with two. Workers count the bytes of
-  their batches, nothing is sent between processes and nothing is decoded: it is reading that is measured.
-- Objects that cost a request each are fewer than the samples in shards; rates per sample make them comparable.
-- *of the data fetched*: the page cache forgets each file after it was read, as it does when data exceed memory, and the
-  daemon's disk cache and memory are bounded together, since what it keeps in memory is a cache as well. A value below what
-  these caches can explain is refused as invalid.
-- *GETs* and *MB* are what the server was asked for in one epoch, by its own count.
-- The modelled link adds a delay to each request, redirects included, and one bandwidth for all replies together. It has
-  no growing TCP window: real long lines are slower for everyone.
-- *not measured* says why. Goals come from the design; a missed one is shown as missed.
+- **Compare inside a table, not across machines.** Absolute values belong to the machine named below. The *ratio* is what carries
+  over: the median, over the rounds, of the ratio to the first reader of the same case (the baseline).
+- **Rounds are interleaved** (A B C A B C …), so a busy minute affects all readers. The spread is the middle
+  half of the rounds (quartiles), followed by the least and the greatest; *n* is the number of rounds. If two spreads
+  overlap, this run does not show a difference.
+- **cold**: a fresh mount with an empty cache directory, an empty page cache and a fresh process. What the *server* sends is
+  in the server's memory; otherwise every row would measure this machine's disk. Only "the same files
+  extracted" come from disk. The time includes listing directories or buckets and building
+  indexes. It excludes mounting and late imports: each reader first reads two other samples.
+- **warm**: the second epoch in the same process. **remount**: a fresh mount on the cache directory that the first epochs
+  filled, with an empty page cache, so everything comes from the disk cache.
+- **listed** (modelled link): the shards were listed before the time starts. In all other cases the time includes listing.
+- **0 workers** is a plain loop in one process. **2 workers** is torch's DataLoader with two. Workers only count the bytes of
+  their batches. Nothing is sent between processes or decoded, so the rows measure reading.
+- Readers of single objects need one request each, so they read fewer samples. Rates per sample make them comparable.
+- *of the data fetched*: the page cache drops each file after it was read, as it does when data exceed memory. The
+  daemon's disk cache and memory are limited together, since what it keeps in memory is a cache, too. A value below what
+  these caches can explain is rejected as invalid.
+- *GETs* and *MB* are the requests and bytes of one epoch, as the server counted them.
+- The modelled link adds a delay to each request (also to redirects) and one bandwidth for all replies together. Its TCP window does not
+  grow, so real long lines are slower for all readers.
+- *not measured* is followed by the reason. Goals come from the design; missed goals are shown.
 """
 
 
