@@ -1,7 +1,7 @@
-"""The locks of the daemon, in one order: whoever holds one may wait only for those of a higher rank.
+"""Ranked locks: a thread that holds one may wait only for locks of a higher rank.
 
-So no circle of waits can come about. docs/CONCURRENCY.md names each lock and says what may be held
-while it is taken. The tests check the order (`check_order`); without, these are Python's own locks.
+So no deadlock of locks is possible. docs/CONCURRENCY.md describes each lock. Tests check the order
+(`check_order`); otherwise these are Python's own locks.
 """
 
 import logging
@@ -46,11 +46,11 @@ class Lock(Protocol):
     """What is used of `threading.Lock`."""
 
     def acquire(self, blocking: bool = True) -> bool:
-        """Take it; return whether it was taken."""
+        """Return whether it was taken."""
         ...
 
     def release(self) -> None:
-        """Let go of it."""
+        """Release it."""
         ...
 
     def __enter__(self) -> bool: ...
@@ -64,21 +64,24 @@ class Lock(Protocol):
 
 
 class RankedLock:
-    """A lock that notices when it is waited for out of order."""
+    """A lock that fails when a thread waits for it out of order."""
 
     def __init__(self, rank: Rank, *, again: bool) -> None:
-        """Start unheld; `again`: who holds it may take it again."""
+        """Start unheld. `again` makes it reentrant."""
         self._rank = rank
         self._again = again
         self._lock: Lock = threading.RLock() if again else threading.Lock()
 
     def acquire(self, blocking: bool = True) -> bool:
-        """Take it; return whether it was taken. Whoever does not wait may take it in any order."""
+        """Return whether it was taken.
+
+        Raise AssertionError if waiting for it is out of order. Not waiting is always in order.
+        """
         held = _held_locks()
         if blocking and held and not (self._again and self in held):
             highest = max(lock._rank for lock in held)
             if highest >= self._rank:
-                message = f"{self._rank.name} is waited for while {highest.name} is held"
+                message = f"{self._rank.name} waited for while {highest.name} is held"
                 log.critical("locks out of order: %s", message)
                 raise AssertionError(message)
         taken = self._lock.acquire(blocking)
@@ -87,7 +90,7 @@ class RankedLock:
         return taken
 
     def release(self) -> None:
-        """Let go of it."""
+        """Release it."""
         _held_locks().remove(self)
         self._lock.release()
 
@@ -116,7 +119,7 @@ def _held_locks() -> list[RankedLock]:
 
 
 def check_order() -> None:
-    """Have all locks that are made from now on check the order."""
+    """Make all locks created from now on check the order."""
     global _checking
     _checking = True
 
@@ -127,5 +130,5 @@ def ranked_lock(rank: Rank) -> Lock:
 
 
 def ranked_rlock(rank: Rank) -> Lock:
-    """Return a new lock that its holder may take again."""
+    """Return a new reentrant lock."""
     return RankedLock(rank, again=True) if _checking else threading.RLock()

@@ -1,4 +1,4 @@
-"""The threads that serve a mount as long as it lives, and the mark of what any thread may call."""
+"""The threads that a mount cannot do without, and the mark of code that any thread may call."""
 
 import logging
 import os
@@ -13,30 +13,30 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 
 
 def any_thread(function: FunctionT) -> FunctionT:
-    """Mark what any thread may call; of a class all that is public.
+    """Mark a function, or all public methods of a class, as safe to call from any thread.
 
-    What has no mark belongs to the trio thread, or to the thread that its class or module names. In
-    engine/, filesystem/ and fuse/ what is marked waits for nothing but a lock held for an instant.
+    Code without the mark belongs to the trio thread, or to the thread that its class or module
+    names. In engine/, filesystem/ and fuse/ marked code waits only for locks held for microseconds.
     """
     return function
 
 
 def ask_to_end() -> None:
-    """Have this process end as if it had been told to: a mount is unmounted."""
+    """End this process as SIGTERM does: a mount is unmounted first."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def start_service_thread(
     name: str, target: Callable[[], None], on_death: Callable[[], None] = ask_to_end
 ) -> threading.Thread:
-    """Start a thread without which nothing here should go on.
+    """Start a thread whose death must end the process.
 
-    Python ends a thread on an exception with a few lines on stderr, or none, and all others go on:
-    the mount would hang in whatever the thread was there for.
+    Python ends a thread that raises with some lines on stderr, or none, and the others go on: the
+    mount would hang as soon as it needs that thread.
 
     Args:
         name: For the log, and for debuggers.
-        target: What it does. It returns when its work is done.
+        target: Its work. It returns when it is no longer needed.
         on_death: Called in the thread when `target` raises.
     """
 

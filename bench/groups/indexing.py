@@ -1,11 +1,15 @@
-"""Opening a tar: our scanner, tarfile, and ratarmount's index."""
+"""Opening a tar: our scanner, tarfile, ratarmount's index; and loading an index that is kept."""
 
+import json
 import os
 import tarfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from aisfs.core.index.codec import decode, encode
+from aisfs.core.index.member_index import MemberIndex
+from aisfs.core.tar.scanner import TarScanner
 from bench.data import write_tar
 from bench.engine import Contender, Reading, Row, measure, timed
 from bench.processes import NotMeasured
@@ -16,6 +20,8 @@ OURS = "aisfs (TarScanner)"
 TARFILE = "tarfile.getmembers()"
 RATARMOUNT = "ratarmount (creates its index)"
 PLAIN, PAX = "ustar headers", "pax headers, as webdataset writes them"
+KEPT = "a kept index is loaded"
+DECODE, JSON = "aisfs (decode)", "the same as JSON"
 PIECE = 1 << 20
 
 
@@ -32,6 +38,9 @@ def run(stage: Stage, progress: Callable[[str], None]) -> list[Row]:
                 work = partial(_measure, stage, partial(open_tar, path, number), number)
                 baseline = name == TARFILE
                 contenders.append(Contender(case, name, UNIT, work, ("warm",), baseline=baseline))
+        for name, load in _loads(folder / "pax.tar"):
+            work = partial(_measure, stage, load, number)
+            contenders.append(Contender(KEPT, name, UNIT, work, ("warm",), baseline=name == JSON))
         return measure("indexing", contenders, stage.settings, progress)
 
 
@@ -52,13 +61,23 @@ def _tarfile(path: Path, _: int) -> int:
 
 
 def _ours(path: Path, _: int) -> int:
-    from aisfs.core.tar.scanner import TarScanner
+    return len(_scanned(path))
 
+
+def _scanned(path: Path) -> MemberIndex:
     with path.open("rb", buffering=0) as file:
         scanner = TarScanner(os.fstat(file.fileno()).st_size)
         while piece := file.read(PIECE):
             scanner.feed(piece)
-        return len(scanner.finish())
+        return scanner.finish()
+
+
+def _loads(path: Path) -> list[tuple[str, Callable[[], int]]]:
+    index = _scanned(path)
+    columns, data = index.columns, encode(index)
+    names = [name.decode() for name in index.names()]
+    text = json.dumps([names, list(columns.offsets), list(columns.sizes), list(columns.mtimes)])
+    return [(JSON, lambda: len(json.loads(text)[0])), (DECODE, lambda: len(decode(data)))]
 
 
 def _ratarmount(path: Path, number: int) -> int:

@@ -1,4 +1,4 @@
-"""Locks with ranks: what is out of order is noticed, what cannot wait for ever is not."""
+"""Locks with ranks: what is out of order is noticed, what cannot deadlock is not."""
 
 import threading
 
@@ -33,7 +33,7 @@ def test_the_order_of_ranks_is_allowed():
 
 def test_the_other_order_is_noticed_and_logged(caplog: pytest.LogCaptureFixture):
     outer, inner = ranked_lock(OUTER), ranked_lock(INNER)
-    with inner, pytest.raises(AssertionError, match="NAMESPACE is waited for while METADATA"):
+    with inner, pytest.raises(AssertionError, match="NAMESPACE waited for while METADATA"):
         outer.acquire()
     assert "locks out of order" in caplog.text
     with outer:  # it was not taken
@@ -42,7 +42,7 @@ def test_the_other_order_is_noticed_and_logged(caplog: pytest.LogCaptureFixture)
 
 def test_two_of_one_rank_are_noticed():
     one, other = ranked_lock(INNER), ranked_lock(INNER)
-    with one, pytest.raises(AssertionError, match="METADATA is waited for while METADATA"):
+    with one, pytest.raises(AssertionError, match="METADATA waited for while METADATA"):
         other.acquire()
 
 
@@ -59,7 +59,7 @@ def test_one_may_be_taken_again_also_below_others():
     assert _free_for_others(outer)
 
 
-def test_whoever_does_not_wait_may_take_any():
+def test_without_waiting_any_order_is_allowed():
     outer, inner = ranked_lock(OUTER), ranked_lock(INNER)
     with inner:
         assert outer.acquire(blocking=False)

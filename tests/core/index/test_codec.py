@@ -1,8 +1,6 @@
 """Indexes as bytes: exact round trips, size per member, and whatever else the bytes may be."""
 
-import json
 import struct
-import time
 import zlib
 
 import pytest
@@ -273,29 +271,6 @@ def test_regular_names_take_six_bytes_a_member(extensions, often):
 
 def test_members_all_alike_take_next_to_nothing():
     assert len(encode(scan(shard([f"{at:08}.jpg" for at in range(3000)], pax_times=False)))) < 3000
-
-
-def test_loading_measured_against_json():
-    """The goal is 25 ms for 100,000 members on a quiet core. `pytest -s` shows what it is here."""
-    index = webdataset(50_000, extensions=("image.jpg", "cls", "trimap.png"), often=0.5)
-    columns = index.columns
-    names = [name.decode() for name in index.names()]
-    as_json = json.dumps([names, list(columns.offsets), list(columns.sizes), list(columns.mtimes)])
-    data = encode(index)
-    ours, theirs = best_of(lambda: decode(data)), best_of(lambda: json.loads(as_json))
-    print(
-        f"{len(data) / len(index):.2f} B/member; per 100,000 members"
-        f" {ours * 2000:.1f} ms, JSON {theirs * 2000:.1f} ms"
-    )
-
-
-def best_of(work, repeats: int = 5) -> float:
-    best = float("inf")
-    for _ in range(repeats):
-        start = time.perf_counter()
-        work()
-        best = min(best, time.perf_counter() - start)
-    return best
 
 
 def test_too_many_members_are_not_encoded(monkeypatch):
