@@ -39,7 +39,7 @@ def play(options: argparse.Namespace, interruptions: Interrupts) -> None:
     say(
         f"\nShown in {time.monotonic() - start:.0f} s: {len(shards.all)} shards in a bucket, read as"
         f" files (md5 equal), as folders and by\nwebdataset ({shards.pictures} samples), and a model"
-        " trained from a shard by ImageFolder. All is cleaned up."
+        " trained from a shard by ImageFolder. Everything is cleaned up."
     )
     say(NEXT)
 

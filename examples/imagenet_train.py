@@ -59,7 +59,7 @@ def shard_batches(options: argparse.Namespace, transform: Compose) -> Iterable[l
 
 
 class FolderBatches:
-    """Read class folders: each process reads samples of its own, shuffled anew in each epoch."""
+    """Read class folders: each process reads samples of its own, reshuffled in each epoch."""
 
     def __init__(self, options: argparse.Namespace, transform: Compose) -> None:
         folder = ImageFolder(options.imagenet, transform)
@@ -81,7 +81,7 @@ class FolderBatches:
 
 
 def world_and_rank() -> tuple[int, int]:
-    """Say how many processes train, and which this is."""
+    """Return the number of training processes and the index of this one."""
     if not distributed.is_initialized():
         return 1, 0
     return distributed.get_world_size(), distributed.get_rank()
@@ -93,7 +93,7 @@ def train_epoch(
     batches: Iterable[list[torch.Tensor]],
     device: torch.device,
 ) -> tuple[int, float]:
-    """Give the number of samples this process saw, and the mean loss of a batch."""
+    """Return the number of samples this process saw, and the mean loss of a batch."""
     losses, seen = [], 0
     for images, labels in batches:
         labels = torch.as_tensor(labels, device=device)

@@ -29,7 +29,7 @@ class PathDataset(Dataset):
             return name, file.read()
 
     def get_obj_list(self) -> list[SimpleNamespace]:
-        """Give name and size of each file in the form that DynamicBatchSampler wants."""
+        """Return name and size of each file in the form that DynamicBatchSampler expects."""
         return self._files
 
 
