@@ -19,7 +19,7 @@ class AisfsError(Exception):
         super().__init__(shown(text))
 
 
-# What a store can say ------------------------------------------------------------------------
+# What a store can report ------------------------------------------------------------------------
 
 
 class NotFound(AisfsError):
@@ -39,25 +39,25 @@ class Stale(AisfsError):
 
 
 class NameGone(Stale):
-    """The name was taken away while it was being opened; the kernel looks it up again."""
+    """The name was removed while it was being opened; the kernel looks it up again."""
 
 
 class Unavailable(AisfsError):
-    """The cluster did not serve the request now: overload, restart, reset, timeout."""
+    """The cluster did not serve the request: overload, restart, reset, timeout."""
 
     transient = True
 
 
 class DeadlineExceeded(AisfsError):
-    """Retries went on until the stated deadline."""
+    """No retry succeeded before the deadline."""
 
 
 class OutOfSpace(AisfsError):
-    """The cluster, or the staging directory, has no room left."""
+    """The cluster or the staging directory is full."""
 
 
 class Unsupported(AisfsError):
-    """The cluster, this bucket or this installation cannot do that."""
+    """The cluster, this bucket or this installation does not support it."""
 
 
 class InvalidName(AisfsError):
@@ -65,14 +65,14 @@ class InvalidName(AisfsError):
 
 
 class ContentUnreadable(AisfsError):
-    """The bytes that were to be written cannot be read, or are no longer as they were."""
+    """The bytes to be written cannot be read, or have changed."""
 
 
 class ProtocolError(AisfsError):
-    """The reply makes no sense: neither success nor an error we know."""
+    """The reply is neither a success nor a known error."""
 
 
-# What the tree and the shards can say --------------------------------------------------------
+# What the tree and the shards can report --------------------------------------------------------
 
 
 class ShardDamaged(AisfsError):
@@ -80,11 +80,11 @@ class ShardDamaged(AisfsError):
 
 
 class ArchiveTooLarge(AisfsError):
-    """Decompressing the archive or its member takes more of the cache, or of memory, than it may."""
+    """Decompressing the archive or member needs more disk cache or memory than allowed."""
 
 
 class ReadOnly(AisfsError):
-    """A change was asked of something that cannot be changed."""
+    """A change to something that cannot be changed."""
 
 
 class NameTooLong(AisfsError):
@@ -92,7 +92,7 @@ class NameTooLong(AisfsError):
 
 
 class NotADirectory(AisfsError):
-    """A directory operation on something else."""
+    """A directory operation on something that is not a directory."""
 
 
 class IsADirectory(AisfsError):
@@ -116,10 +116,10 @@ class CrossDevice(AisfsError):
 
 
 class NotPermitted(AisfsError):
-    """A change that objects cannot hold: links, devices, owners."""
+    """A change that objects cannot store: links, devices, owners."""
 
 
-# What a command can say ----------------------------------------------------------------------
+# What a command can report ----------------------------------------------------------------------
 
 
 class ConfigError(AisfsError):
@@ -127,7 +127,7 @@ class ConfigError(AisfsError):
 
 
 class NoEndpoint(ConfigError):
-    """Nothing says where the cluster is."""
+    """No option or variable names the cluster."""
 
 
 class MountError(AisfsError):
@@ -139,7 +139,7 @@ class FuseUnavailable(AisfsError):
 
 
 class SourceMissing(AisfsError):
-    """The directory to mount does not exist."""
+    """The source to mount does not exist."""
 
 
 def untraced(error: Exception) -> Exception:
