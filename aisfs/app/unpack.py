@@ -73,7 +73,6 @@ async def find_shards(shards: str, endpoint: str | None) -> list[tuple[str, int]
 async def unpack(
     shards: str,
     target: Path,
-    *,
     class_to: str | None,
     endpoint: str | None,
     jobs: int,

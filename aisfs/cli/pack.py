@@ -1,7 +1,7 @@
 """`aisfs pack` and `aisfs unpack`."""
 
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 import trio
@@ -61,14 +61,10 @@ def _common_options(command: Command) -> Command:
 def pack(
     tree: Path,
     shards: str,
-    max_count: int,
-    max_size: int,
-    shuffle: int | None,
-    class_to: str | None,
-    key_rule: str,
     endpoint: str | None,
     jobs: int,
     dry_run: bool,
+    **options: Any,  # noqa: ANN401 - the options that `plan_pack` takes
 ) -> int:
     """Pack the files below DIR into tar shards.
 
@@ -79,15 +75,7 @@ def pack(
     from aisfs.app import pack as packing
 
     logs.configure("warning", None, foreground=True)
-    plan = packing.plan_pack(
-        tree,
-        shards,
-        max_count=max_count,
-        max_size=max_size,
-        shuffle=shuffle,
-        class_to=class_to,
-        key_rule=key_rule,
-    )
+    plan = packing.plan_pack(tree, shards, **options)
     _print_all(plan.left_out, "left out: ")
     if dry_run:
         for index, layout in enumerate(plan.layouts):
@@ -125,16 +113,8 @@ def unpack(
         for name, size in trio.run(unpacking.find_shards, shards, endpoint):
             click.echo(f"{name}: {size} bytes")
         return Exit.OK
-    work = partial(
-        unpacking.unpack,
-        shards,
-        tree,
-        class_to=class_to,
-        endpoint=endpoint,
-        jobs=jobs,
-        console=Console(stderr=True),
-    )
-    done = trio.run(work)
+    console = Console(stderr=True)
+    done = trio.run(unpacking.unpack, shards, tree, class_to, endpoint, jobs, console)
     click.echo(f"{done.files} files of {done.shards} shards")
     _print_all(done.skipped, "left out: ")
     _print_all(done.damaged, "damaged: ")
