@@ -187,7 +187,7 @@ class ClusterSettings(Settings):
     io_timeout: float = Field(default=60.0, gt=0)
     """Seconds until a request, including its retries, fails (invariant I10)."""
     latest: bool = False
-    """Have AIStore compare its copy of a remote or cloud object with the original when it is first
+    """Make AIStore compare its copy of a remote or cloud object with the original when it is first
     read. Off, since that is a request to the other cluster or the cloud, which may cost money."""
     max_connections: int = Field(default=32, ge=1)
     """Requests under way at once. Enough to hide 20 ms of latency at 1 MiB a request and
@@ -327,7 +327,7 @@ class CacheSettings(Settings):
 
 
 class WriteSettings(Settings):
-    """Whether a mount is writable, and how."""
+    """How a mount is written, if it is writable."""
 
     writable: bool = False
     staging_dir: AbsolutePath = Field(

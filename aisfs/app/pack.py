@@ -117,7 +117,7 @@ async def shards_there(
 
 
 async def each(jobs: int, works: Sequence[Callable[[], Awaitable[None]]]) -> None:
-    """Do all works, `jobs` at a time; the first that fails ends the others.
+    """Run all works, `jobs` at a time; the first that fails cancels the others.
 
     Raises:
         AisfsError: what that one raised.

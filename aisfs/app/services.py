@@ -62,7 +62,7 @@ from aisfs.store.port import WritableStore
 log = logging.getLogger(__name__)
 
 PREFETCH_SHARE = 4
-"""At most a quarter of the cache is filled with shards that nobody has asked for yet."""
+"""At most a quarter of the cache is filled with shards that no reader has opened yet."""
 INDEX_SHARE = 16
 INDEX_DISK_LIMIT = 2**30
 """Indexes take a sixteenth of the disk cache, but never more than this: some 200 million members."""

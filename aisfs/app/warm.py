@@ -66,7 +66,7 @@ class Summary:
 
     @property
     def complete(self) -> bool:
-        """Whether all that was read is kept."""
+        """Return whether everything that was read is on disk."""
         return self.kept == self.size and self.indexes == self.shards
 
     def count(self, item: Item, error: BaseException | None) -> bool:
