@@ -17,7 +17,6 @@ from aisfs.app.dataset import build_dataset
 from aisfs.app.plan import MountPlan, check_places, is_local, origin_of
 from aisfs.app.services import CLOCK, Services, open_services
 from aisfs.core.namespace.sources import DatasetSource, DirectorySource
-from aisfs.engine.listing.overlay import OverlaidLister
 from aisfs.engine.write.writer import Writer
 from aisfs.errors import AccessDenied, SourceMissing
 from aisfs.filesystem.attributes import AttrMaker
@@ -144,7 +143,6 @@ async def _build(plan: MountPlan, services: Services, on_ready: Callable[[], Non
     tree: Names = plain
     if isinstance(plan.source, DatasetSource):
         tree = await build_dataset(plan.view, plan.source, services)
-    overlay = services.lister if isinstance(services.lister, OverlaidLister) else None
     filesystem = FileSystem(
         services.root,
         tree=tree,
@@ -155,9 +153,9 @@ async def _build(plan: MountPlan, services: Services, on_ready: Callable[[], Non
         clock=CLOCK,
         list_ttl=plan.tree.list_ttl,
         kernel=PyfuseKernel(),
-        overlay=overlay,
+        overlay=services.lister.overlay if services.staging is not None else None,
     )
-    write = _build_write_layer(plan, services, filesystem, plain, overlay)
+    write = _build_write_layer(plan, services, filesystem, plain)
     services.hooks.listing_changed = plain.with_all_names(filesystem.listing_changed)
     services.hooks.content_was_wrong = filesystem.content_was_wrong
     _describe(plan, services, filesystem)
@@ -211,11 +209,9 @@ def _build_write_layer(
     services: Services,
     filesystem: FileSystem,
     tree: Tree,
-    overlay: OverlaidLister | None,
 ) -> WriteLayer | None:
     if services.staging is None:
         return None
-    assert overlay is not None, "a mount with staging has one"
     writer = Writer(
         services.store,
         services.staging,
@@ -224,7 +220,7 @@ def _build_write_layer(
         ignore_zeros=plan.tree.ignore_zeros,
         indexer=services.indexer,
     )
-    return write_layer(filesystem, tree, overlay, writer, plan.writing, CLOCK)
+    return write_layer(filesystem, tree, services.lister.overlay, writer, plan.writing, CLOCK)
 
 
 def _describe(plan: MountPlan, services: Services, filesystem: FileSystem) -> None:

@@ -36,7 +36,6 @@ from aisfs.engine.fetch.fetcher import Fetcher
 from aisfs.engine.fetch.writer_thread import BackgroundThread, background_thread, unattended
 from aisfs.engine.hooks import Hooks
 from aisfs.engine.listing.lister import Lister
-from aisfs.engine.listing.overlay import OverlaidLister
 from aisfs.engine.read.cache_coverage import CacheCoverage
 from aisfs.engine.read.indexer import INDEX_BYTES_MAX, Indexer
 from aisfs.engine.read.prefetcher import Prefetcher
@@ -347,14 +346,8 @@ def _build_lister(
     cache = MetadataCache(
         attr_ttl=ttls.attr_ttl, list_ttl=ttls.list_ttl, negative_ttl=ttls.negative_ttl, clock=CLOCK
     )
-    kind: Callable[..., Lister]
-    if plan.writing.writable:
-        change_ttl = max(ttls.attr_ttl, ttls.list_ttl, ttls.negative_ttl)
-        kind = partial(OverlaidLister, change_ttl=change_ttl)
-    else:
-        prefix = root.prefix if isinstance(root, DirectoryNode) else ""
-        kind = partial(Lister, wanted=plan.keys.below(prefix))
-    return kind(
+    prefix = root.prefix if isinstance(root, DirectoryNode) else ""
+    return Lister(
         store,
         cache,
         nursery,
@@ -362,6 +355,8 @@ def _build_lister(
         clock=CLOCK,
         metrics=metrics,
         hooks=hooks,
+        wanted=None if plan.writing.writable else plan.keys.below(prefix),
+        change_ttl=max(ttls.attr_ttl, ttls.list_ttl, ttls.negative_ttl),
     )
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from aisfs.cache.metadata_cache import WOULD_WAIT
 from aisfs.core.namespace.inodes import numbers_of
 from aisfs.core.views.directory_tree import MembersView
-from aisfs.engine.listing.overlay import OverlaidLister
+from aisfs.engine.listing.overlay import Overlay
 from aisfs.filesystem.attributes import LONGEST_TIMEOUT, AttrMaker, Entry, FileRun
 from aisfs.filesystem.handles import DirectoryHandle, MemberRows, ObjectRun
 from aisfs.filesystem.inodes import Inodes
@@ -28,7 +28,7 @@ class DirectoryHandles:
         folders: ShardFolders,
         make: AttrMaker,
         clock: Callable[[], float],
-        overlay: OverlaidLister | None,
+        overlay: Overlay | None,
     ) -> None:
         """List what the collaborators know; `overlay` has what this mount itself changes."""
         self._inodes = inodes
@@ -66,7 +66,7 @@ class DirectoryHandles:
             objects=partial(self._run, ino, children),
         )
 
-    def _without_changes(self, ino: int, children: Children, overlay: OverlaidLister) -> Children:
+    def _without_changes(self, ino: int, children: Children, overlay: Overlay) -> Children:
         """Leave out what this mount changes while the listing is read: the kernel would believe it."""
         made = overlay.changes
 

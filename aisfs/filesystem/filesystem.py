@@ -12,7 +12,7 @@ from aisfs.core.namespace.inodes import ROOT, directory_number, member_number, s
 from aisfs.core.namespace.keys import NAME_MAX
 from aisfs.engine.dataset.synthetic_reader import SyntheticReader
 from aisfs.engine.fetch.part import Data
-from aisfs.engine.listing.overlay import OverlaidLister
+from aisfs.engine.listing.overlay import Overlay
 from aisfs.engine.read.reader import Reader
 from aisfs.errors import (
     AisfsError,
@@ -59,7 +59,7 @@ class FileSystem:
         clock: Callable[[], float],
         list_ttl: float,
         kernel: Kernel,
-        overlay: OverlaidLister | None = None,
+        overlay: Overlay | None = None,
     ) -> None:
         """Serve the tree below `root`; a listing may be believed for `list_ttl` seconds.
 

@@ -1,9 +1,9 @@
-"""Names of a directory: by one complete listing, or one by one where a listing would be too dear.
+"""Names of a directory: by one complete listing, or one by one where a listing would cost too much.
 
-A look-up lists the first page of its directory. In nearly all directories that is the whole of it,
-so the next look-ups and every `stat` are answered without a request. In a larger directory single
-names are asked for (HEAD, and a listing of one entry below the name), until so many were asked that
-listing all of it was the cheaper thing to do.
+A lookup lists the first page of its directory. In nearly all directories that is the whole of it,
+so the next lookups and every `stat` are answered without a request. In a larger directory single
+names are requested (HEAD, and a listing of one entry below the name), until there were so many that
+listing all of it would have been cheaper.
 """
 
 import logging
@@ -20,6 +20,7 @@ from aisfs.cache.single_flight import SingleFlight
 from aisfs.core.namespace.keys import child_key, child_prefix, refusal
 from aisfs.core.namespace.listing import Listed, Listing, ListingBounds, ListingBuilder, Wanted
 from aisfs.engine.hooks import Hooks
+from aisfs.engine.listing.overlay import Overlay
 from aisfs.engine.listing.probes import Probes
 from aisfs.errors import AccessDenied, AisfsError, InvalidName, NotFound, ProtocolError
 from aisfs.metrics import Metrics
@@ -30,17 +31,17 @@ from aisfs.store.port import ObjectStore
 log = logging.getLogger(__name__)
 
 SINGLE_LOOKUPS = 32
-"""Names of a large directory asked for singly before all of it is listed. A page of 10,000 entries
+"""Names of a large directory requested singly before all of it is listed. A page of 10,000 entries
 costs the cluster about as much as some tens of HEADs."""
 LARGE_DIRECTORIES_MAX = 10_000
 AT_ONCE_MAX = 500
-"""Entries dealt with in less time than it takes to have a thread do it."""
+"""Entries that take less time than handing them to a thread."""
 
 ResultT = TypeVar("ResultT")
 
 
 class Lister:
-    """Answers what is in a directory of a bucket."""
+    """Answers what is in a directory of a bucket, with this mount's own changes."""
 
     def __init__(
         self,
@@ -53,8 +54,12 @@ class Lister:
         metrics: Metrics,
         wanted: Wanted | None = None,
         hooks: Hooks | None = None,
+        change_ttl: float = 0.0,
     ) -> None:
-        """List through `store` what is `wanted`; shared requests run in `nursery`."""
+        """List through `store` what is `wanted`; shared requests run in `nursery`.
+
+        A change of this mount is shown for `change_ttl` seconds, unless it is listed before.
+        """
         self._wanted = wanted
         self._store = store
         self._probes = Probes(store)
@@ -77,43 +82,57 @@ class Lister:
         self._beside: LRUCache[DirectoryId, None] = LRUCache(LARGE_DIRECTORIES_MAX)
         """Directories that have the name of an object."""
         self._hooks = hooks or Hooks()
+        self.overlay = Overlay(
+            self._probes, cache, list_ttl=list_ttl, change_ttl=change_ttl, clock=clock
+        )
 
     async def directory(self, bucket: Bucket, prefix: str) -> Dated[Listing]:
-        """Give the whole directory, listed within the time to live; complete or an error.
+        """Return the whole directory, listed within the time to live; complete or an error.
 
         Raises:
             BucketNotFound: the bucket is missing. A prefix without entries is an empty listing.
         """
-        believed = self._cache.listing((bucket, prefix))
-        if believed is not None:
-            return believed
-        return await self._listings.fetch((bucket, prefix), lambda: self._list(bucket, prefix))
+        directory = (bucket, prefix)
+        believed = self._cache.listing(directory)
+        if believed is None:
+            believed = await self._listings.fetch(directory, lambda: self._list(directory))
+        return self.overlay.merge(directory, believed)
 
     @any_thread
     def try_directory(self, bucket: Bucket, prefix: str) -> Dated[Listing] | None:
-        """Give the listing of a directory if it may be believed. Asks nobody."""
-        return self._cache.listing((bucket, prefix))
+        """Return the listing of a directory if it may be believed. Does not wait."""
+        believed = self._cache.listing((bucket, prefix))
+        return self.overlay.try_merge((bucket, prefix), believed) if believed is not None else None
 
     def believed_until(self, bucket: Bucket, prefix: str) -> float | None:
-        """Say until when a directory need not be listed again; None if it has to be now."""
+        """Return until when a directory need not be listed again; None if it has to be now."""
         believed = self._cache.listing((bucket, prefix))
         return believed.expires if believed is not None else None
 
     async def find(self, bucket: Bucket, prefix: str, name: bytes) -> Dated[Listed] | None:
-        """Give what `name` stands for in the directory `prefix`, None when it is missing."""
+        """Return what `name` stands for in the directory `prefix`, None when it is missing."""
         known = self.try_find(bucket, prefix, name)
         if known is not WOULD_WAIT:
             return known
-        listed = await self._cheap_listing((bucket, prefix))
+        directory, asked = (bucket, prefix), self.overlay.changes
+        listed = await self._cheap_listing(directory)
         if listed is not None:
-            return _in_listing(listed, name)
-        return await self._find_singly(bucket, prefix, name)
+            found = _in_listing(listed, name)
+        else:
+            found = await self._find_singly(bucket, prefix, name)
+        # It may have been changed while the store was asked, whose answer is cached.
+        self.overlay.outlast(directory, asked)
+        changed = self.overlay.try_find(directory, name)
+        return found if changed is WOULD_WAIT else changed
 
     @any_thread
     def try_find(
         self, bucket: Bucket, prefix: str, name: bytes
     ) -> Dated[Listed] | WouldWait | None:
-        """Give what `name` stands for if that may be believed. Asks nobody."""
+        """Return what `name` stands for if that may be believed. Does not wait."""
+        changed = self.overlay.try_find((bucket, prefix), name)
+        if changed is not WOULD_WAIT:
+            return changed
         if refusal(name):
             return None
         listed = self._cache.listing((bucket, prefix))
@@ -125,7 +144,7 @@ class Lister:
         return None if self._cache.is_missing((bucket, prefix, name)) else WOULD_WAIT
 
     async def buckets(self) -> Dated[list[Bucket]]:
-        """Give all buckets the token may list, sorted.
+        """Return all buckets the token may list, sorted.
 
         Raises:
             AccessDenied: it may list none; single buckets may still be open to it.
@@ -134,7 +153,7 @@ class Lister:
 
     @any_thread
     def try_buckets(self) -> Dated[list[Bucket]] | None:
-        """Give all buckets if the list may be believed. Asks nobody."""
+        """Return all buckets if the list may be believed. Does not wait."""
         known = self._buckets
         return known if known is not None and self._clock() < known.expires else None
 
@@ -152,13 +171,15 @@ class Lister:
         return self._clock() + self.list_ttl
 
     def last_listing(self, bucket: Bucket, prefix: str) -> Listing | None:
-        """Give the last listing of a directory however old; asks nobody."""
+        """Return the last listing of a directory however old. Does not wait."""
         last = self._cache.last_listing((bucket, prefix))
         return last.value if last is not None else None
 
     def drop(self, bucket: Bucket, prefix: str, name: bytes) -> None:
-        """Ask again about this name and its directory: something turned out to have changed."""
-        self._cache.drop((bucket, prefix), name)
+        """Believe nothing about this name and its directory: something turned out to have changed."""
+        with self.overlay.namespace_lock:
+            self._cache.drop((bucket, prefix), name)
+            self.overlay.drop_settled((bucket, prefix), name)
 
     async def _list_buckets(self) -> Dated[list[Bucket]]:
         found = sorted(await self._store.list_buckets())
@@ -166,7 +187,7 @@ class Lister:
         return self._buckets
 
     async def _cheap_listing(self, directory: DirectoryId) -> Dated[Listing] | None:
-        """List the directory if that is at most one page, or was earned by many single look-ups."""
+        """List the directory if that is at most one page, or was earned by many single lookups."""
         if self.list_ttl == 0:
             return None
         asked = self._single_lookups.get(directory)
@@ -176,18 +197,23 @@ class Lister:
             return await self.directory(*directory)
         return None
 
-    async def _list(self, bucket: Bucket, prefix: str) -> Dated[Listing]:
-        return await self._list_on((bucket, prefix), await self._first_page((bucket, prefix)))
+    async def _list(self, directory: DirectoryId) -> Dated[Listing]:
+        with self.overlay.listing() as asked:
+            return await self._list_on(directory, await self._first_page(directory), asked)
 
     async def _list_one_page(self, directory: DirectoryId) -> Dated[Listing] | None:
-        page = await self._first_page(directory)
-        if not page.next_token:
-            return await self._list_on(directory, page)
+        with self.overlay.listing() as asked:
+            page = await self._first_page(directory)
+            if not page.next_token:
+                return await self._list_on(directory, page, asked)
         self._single_lookups[directory] = []
         return None
 
-    async def _list_on(self, directory: DirectoryId, page: Page) -> Dated[Listing]:
-        """Make the listing that begins with `page`, and believe it from now on."""
+    async def _list_on(self, directory: DirectoryId, page: Page, asked: int) -> Dated[Listing]:
+        """Make the listing that begins with `page`, and believe it from now on.
+
+        It was requested after `asked` changes of this mount.
+        """
         expected, last = self._expected(directory), self._cache.last_listing(directory)
         builder = await self._build(directory, page)
         try:
@@ -196,13 +222,17 @@ class Lister:
             log.info("listed again: %s", error)  # names may come and go while they are listed
             builder = await self._build(directory, await self._first_page(directory))
             await self._check_complete(directory, builder, expected, last)
-        unclear = builder.ambiguous | (builder.directories & self._removed_in(directory))
+        removed = self.overlay.removed
+        unclear = builder.ambiguous | (builder.directories & removed.within(directory))
         if unclear:
             occupied = await self._probes.occupied(directory, unclear)
             self._note_beside(directory, builder.ambiguous & occupied)
             builder.drop(unclear - occupied)
-            self._found_occupied(directory, occupied)
-        return await self._keep(directory, builder)
+            for name in occupied:  # another client has put something into these
+                removed.discard(directory, name)
+        kept = await self._keep(directory, builder)
+        self.overlay.listed(directory, asked)
+        return kept
 
     async def _first_page(self, directory: DirectoryId) -> Page:
         if self._is_beside(directory):
@@ -216,13 +246,13 @@ class Lister:
         return bool(self._beside) and any((bucket, prefix[:end]) in self._beside for end in ends)
 
     def _note_beside(self, directory: DirectoryId, names: Iterable[bytes]) -> None:
-        """Take note of directories that have the name of an object."""
+        """Remember directories that have the name of an object."""
         bucket, prefix = directory
         if bucket.provider is Provider.AIS:
             self._beside.update({(bucket, child_prefix(prefix, name)): None for name in names})
 
     async def _build(self, directory: DirectoryId, page: Page) -> ListingBuilder:
-        """Take in all pages of a listing, `page` being the first."""
+        """Add all pages of a listing, `page` being the first."""
         builder = ListingBuilder(directory[1], self._wanted)
         bounds = ListingBounds("/".join(map(str, directory)))
         bounds.check(page.names, page.next_token)
@@ -239,7 +269,7 @@ class Lister:
         expected: dict[bytes, Listed],
         last: Dated[Listing] | None,
     ) -> None:
-        """Make sure of names that were there, and that a listing lacks.
+        """Check names that were there, and that a listing lacks.
 
         Raises:
             ProtocolError: it is not complete.
@@ -250,24 +280,16 @@ class Lister:
         await self._probes.check_gone(directory, lacking)
 
     def _expected(self, directory: DirectoryId) -> dict[bytes, Listed]:
-        """Give what is known to be in a directory, whatever was listed."""
-        found = ((n, self._cache.found((*directory, n))) for n in self._asked_in(directory))
-        return {name: dated.value for name, dated in found if dated is not None}
-
-    def _asked_in(self, directory: DirectoryId) -> list[bytes]:
-        return self._single_lookups.get(directory, [])
-
-    def _removed_in(self, directory: DirectoryId) -> set[bytes]:
-        """Name directories that are there only if something is below them."""
-        return set()
-
-    def _found_occupied(self, directory: DirectoryId, names: set[bytes]) -> None:
-        """Take note of directories in which there is something."""
+        """Return what is known to be in a directory, whatever was listed."""
+        asked = self._single_lookups.get(directory, [])
+        found = ((name, self._cache.found((*directory, name))) for name in asked)
+        known = {name: dated.value for name, dated in found if dated is not None}
+        return known | self.overlay.stored(directory)
 
     async def _page_behind(
         self, directory: DirectoryId, page: Page, builder: ListingBuilder
     ) -> Page:
-        """Ask for the page behind `page`, which is taken into the listing meanwhile."""
+        """Request the page behind `page`, which is added to the listing meanwhile."""
         failure: AisfsError
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_work, _size(page), partial(builder.add, page))
@@ -284,18 +306,16 @@ class Lister:
             finish = partial(_finish, builder, last)
             listing, changed = await _work(len(builder), finish)
             if self._cache.last_listing(directory) == last:
-                break  # else offsets could be given out twice, or news be lost
+                break  # else offsets could be used twice, or news be lost
         for reason, count in listing.refused.items():
             self._metrics.names_refused.labels(reason.value).inc(count)
             log.info("%s/%s: %d names not shown: %s", *directory, count, reason)
         kept = self._cache.keep_listing(directory, listing)
         if changed:
-            self._hooks.listing_changed(*directory, self._news(directory, listing, changed))
+            # What this mount shows already is no news.
+            news = [n for n in changed if not self.overlay.shows(directory, listing, n)]
+            self._hooks.listing_changed(*directory, news)
         return kept
-
-    def _news(self, directory: DirectoryId, listing: Listing, changed: list[bytes]) -> list[bytes]:
-        """Name what a new listing says something else about than the kernel was told."""
-        return changed
 
     async def _find_singly(self, bucket: Bucket, prefix: str, name: bytes) -> Dated[Listed] | None:
         directory = (bucket, prefix)
@@ -323,7 +343,7 @@ class Lister:
 
 
 async def _work(entries: int, work: Callable[[], ResultT]) -> ResultT:
-    """Do what takes its time for each of so many entries, and hold up nobody."""
+    """Do what takes its time for each of so many entries, without holding up other tasks."""
     return await trio.to_thread.run_sync(work) if entries > AT_ONCE_MAX else work()
 
 
@@ -332,7 +352,7 @@ def _size(page: Page) -> int:
 
 
 def _finish(builder: ListingBuilder, last: Dated[Listing] | None) -> tuple[Listing, list[bytes]]:
-    """Make the listing that follows the `last` one, and say what differs from what is believed."""
+    """Make the listing that follows `last`; return also what differs from what is believed."""
     if last is None:
         return builder.finish(), []
     listing = builder.finish(last.value)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from aisfs.core.namespace import keys
 from aisfs.core.namespace.inodes import directory_number, member_number
-from aisfs.engine.listing.overlay import OverlaidLister
+from aisfs.engine.listing.overlay import Overlay
 from aisfs.engine.write.appender import Appended
 from aisfs.engine.write.staging import StagedFile
 from aisfs.engine.write.writer import Writer
@@ -27,7 +27,7 @@ class Committer:
     """Gets files that were written into the store, or says why not."""
 
     def __init__(
-        self, filesystem: FileSystem, tree: Tree, overlay: OverlaidLister, writer: Writer
+        self, filesystem: FileSystem, tree: Tree, overlay: Overlay, writer: Writer
     ) -> None:
         """Upload with `writer`, and show the outcome in `overlay`, the lister of `tree`."""
         self._filesystem = filesystem
@@ -74,7 +74,7 @@ class Committer:
             file.failed = error
             raise
         file.staged.mark_clean()
-        with self._overlay.changing:
+        with self._overlay.namespace_lock:
             file.base = info
             file.dirty = False
             file.failed = None
@@ -104,7 +104,7 @@ class Committer:
         """
         bucket, info, growth = appended.bucket, appended.info, appended.growth
         old = ShardNode(bucket, appended.base, 0, b"")
-        with self._overlay.changing:
+        with self._overlay.namespace_lock:
             number = self._inodes.number(old)
             node = self._inodes.get(number)
             known = isinstance(node, ShardNode) and identity(node) == identity(old)
@@ -174,7 +174,7 @@ class Committer:
 
     def _detach(self, file: WrittenFile, error: AisfsError) -> None:
         """Show what the store has under a name again."""
-        with self._overlay.changing:
+        with self._overlay.namespace_lock:
             file.dirty = False
             file.detached_because = error
             self._files.unname(file)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from aisfs.config import Shards
 from aisfs.core.namespace import keys
 from aisfs.core.namespace.keys import is_shard
-from aisfs.engine.listing.overlay import OverlaidLister
+from aisfs.engine.listing.overlay import Overlay
 from aisfs.engine.write.writer import Writer
 from aisfs.errors import AlreadyExists, IsADirectory, NotFound, ReadOnly, Unsupported
 from aisfs.filesystem.attributes import Entry
@@ -30,7 +30,7 @@ class Creator:
         tree: Tree,
         committer: Committer,
         open_files: OpenFiles,
-        overlay: OverlaidLister,
+        overlay: Overlay,
         writer: Writer,
         clock: Callable[[], float],
     ) -> None:
@@ -89,7 +89,7 @@ class Creator:
         self, where: DirectoryNode, key: str, parent: int, name: bytes, mode: int, flags: int
     ) -> tuple[Entry, OpenFile]:
         file = self._new_file(pending_node(where.bucket, key, parent, name), mode)
-        with self._overlay.changing:
+        with self._overlay.namespace_lock:
             self._overlay.set_pending(where.bucket, key, file.node.info)
             expires = self._clock() + self._overlay.list_ttl
             entry = self._inodes.counted(Found(name, file.node, expires))
@@ -163,7 +163,7 @@ class Creator:
             self._committer.invalidate(parent, shard)
         else:
             self._overlay.held.check_room(where.bucket, f"{key}/")
-            with self._overlay.changing:
+            with self._overlay.namespace_lock:
                 self._overlay.set_pending(where.bucket, f"{key}/", None)
                 attributes = self._inodes.directory_attributes
                 attributes.keep(where.bucket, f"{key}/", mode & 0o777, None)

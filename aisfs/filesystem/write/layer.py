@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aisfs.config import WriteSettings
-from aisfs.engine.listing.overlay import OverlaidLister
+from aisfs.engine.listing.overlay import Overlay
 from aisfs.engine.write.writer import Writer
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.trees.bucket_tree import Tree
@@ -29,7 +29,7 @@ class WriteLayer:
 def write_layer(
     filesystem: FileSystem,
     tree: Tree,
-    overlay: OverlaidLister,
+    overlay: Overlay,
     writer: Writer,
     settings: WriteSettings,
     clock: Callable[[], float],

@@ -7,7 +7,7 @@ from collections import Counter
 from aisfs.core.namespace.inodes import split_member
 from aisfs.core.staged.posix_metadata import mode_of, mtime_of
 from aisfs.engine.fetch.part import Data
-from aisfs.engine.listing.overlay import OverlaidLister
+from aisfs.engine.listing.overlay import Overlay
 from aisfs.engine.write.staging import StagedFile
 from aisfs.engine.write.writer import Writer
 from aisfs.errors import AisfsError, ReadOnly, Stale
@@ -38,7 +38,7 @@ class OpenFiles:
     """Whether the kernel can do that. Set before the first request."""
 
     def __init__(
-        self, filesystem: FileSystem, committer: Committer, overlay: OverlaidLister, writer: Writer
+        self, filesystem: FileSystem, committer: Committer, overlay: Overlay, writer: Writer
     ) -> None:
         """Stage with `writer`; `committer` uploads."""
         self._filesystem = filesystem
@@ -46,7 +46,7 @@ class OpenFiles:
         self._files = filesystem.inodes.files
         self._committer = committer
         self._writer = writer
-        self.namespace_lock = overlay.changing
+        self.namespace_lock = overlay.namespace_lock
         """Held by the trio thread while it changes something in several steps, during which it never
         waits for anything; and by the fast path while it looks."""
         self.readers: Counter[int] = Counter()

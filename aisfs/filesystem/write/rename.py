@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 from aisfs.core.namespace import keys
-from aisfs.engine.listing.overlay import OverlaidLister
+from aisfs.engine.listing.overlay import Overlay
 from aisfs.engine.write.writer import Writer
 from aisfs.errors import (
     AlreadyExists,
@@ -42,7 +42,7 @@ class Renamer:
         committer: Committer,
         open_files: OpenFiles,
         directories: DirectoryRenamer,
-        overlay: OverlaidLister,
+        overlay: Overlay,
         writer: Writer,
     ) -> None:
         """Change the store with `writer`, and show that in `overlay`, the lister of `tree`."""
@@ -96,7 +96,7 @@ class Renamer:
             async with file.lock:
                 if file.base is not None:
                     await self._writer.remove(node.bucket, node.info.key)
-                with self._overlay.changing:
+                with self._overlay.namespace_lock:
                     self._unname(file)
                     self._overlay.remove(node.bucket, node.info.key)
         for member in self._files.new_members(node.bucket, node.info.key):
@@ -111,7 +111,7 @@ class Renamer:
             change.gone.add(file.ino)
             return
         ino = self._inodes.number(node)
-        with self._overlay.changing:
+        with self._overlay.namespace_lock:
             self._open_files.going.add(ino)
         try:
             yield
@@ -166,7 +166,7 @@ class Renamer:
         if not isinstance(node, DirectoryNode):
             raise NotADirectory(f"{name!r} is not a directory")
         await self._directories.check_empty(node)
-        with self._overlay.changing:
+        with self._overlay.namespace_lock:
             self._overlay.remove(node.bucket, node.prefix)
             self._inodes.directory_attributes.drop(node.bucket, node.prefix)
 
@@ -234,7 +234,7 @@ class Renamer:
             if file is not None:
                 await self._committer.commit_locked(file)
             info = await self._writer.rename(node.bucket, node.info.key, key)
-            with self._overlay.changing:
+            with self._overlay.namespace_lock:
                 if gone is not None:
                     self._unname(gone)
                 if file is None:

@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 
 from msgspec import structs
 
-from aisfs.engine.listing.overlay import OverlaidLister
+from aisfs.engine.listing.overlay import Overlay
 from aisfs.engine.write.writer import Writer
 from aisfs.errors import AisfsError, InvalidName, NotADirectory, NotEmpty
 from aisfs.filesystem.inodes import Inodes
@@ -24,7 +24,7 @@ class DirectoryRenamer:
         self,
         inodes: Inodes,
         committer: Committer,
-        overlay: OverlaidLister,
+        overlay: Overlay,
         writer: Writer,
         limit: int,
     ) -> None:
@@ -69,7 +69,7 @@ class DirectoryRenamer:
         except AisfsError as error:
             await self._rename_back(bucket, prefix, new_prefix, moved, len(found), error)
             raise
-        with self._overlay.changing:
+        with self._overlay.namespace_lock:
             self._moved_directory(node, new_prefix, moved)
 
     async def _rename_back(

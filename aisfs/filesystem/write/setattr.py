@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from aisfs.config import WriteSettings
 from aisfs.core.staged.posix_metadata import mode_of, mtime_of
-from aisfs.engine.listing.overlay import OverlaidLister
+from aisfs.engine.listing.overlay import Overlay
 from aisfs.engine.write.writer import Writer
 from aisfs.errors import AisfsError, NotPermitted, ReadOnly, Unsupported
 from aisfs.filesystem.attributes import Attr
@@ -38,7 +38,7 @@ class AttributeSetter:
         committer: Committer,
         open_files: OpenFiles,
         creator: Creator,
-        overlay: OverlaidLister,
+        overlay: Overlay,
         writer: Writer,
         settings: WriteSettings,
     ) -> None:

@@ -7,7 +7,7 @@ import trio.testing
 from aisfs.cache.metadata_cache import MetadataCache
 from aisfs.core.namespace.listing import SHORT_PAGES_MAX, ListingBounds
 from aisfs.engine.listing import own_directories, probes
-from aisfs.engine.listing.overlay import OverlaidLister
+from aisfs.engine.listing.lister import Lister
 from aisfs.engine.listing.own_directories import HeldDirectories, RemovedDirectories
 from aisfs.errors import OutOfSpace, ProtocolError
 from aisfs.metrics import Metrics
@@ -18,10 +18,10 @@ from tests.engine.listing.test_lister import BUCKET, make
 TTL = 60.0
 
 
-def overlaid(store: MemoryStore, nursery: trio.Nursery) -> OverlaidLister:
+def overlaid(store: MemoryStore, nursery: trio.Nursery) -> Lister:
     clock = trio.current_time
     cache = MetadataCache(attr_ttl=TTL, list_ttl=TTL, negative_ttl=5, clock=clock)
-    return OverlaidLister(
+    return Lister(
         store, cache, nursery, list_ttl=TTL, change_ttl=TTL, clock=clock, metrics=Metrics()
     )
 
@@ -128,7 +128,7 @@ async def test_name_that_was_looked_up_is_expected(nursery):
 
 async def test_what_this_mount_wrote_is_expected(store, nursery):
     lister = overlaid(store, nursery)
-    lister.settle(BUCKET, "z", store.put(BUCKET, "z", b"1"))
+    lister.overlay.settle(BUCKET, "z", store.put(BUCKET, "z", b"1"))
     store.cut = "c"
     with pytest.raises(ProtocolError, match="b'z', which exists"):
         await lister.directory(BUCKET, "")
@@ -176,7 +176,7 @@ async def test_directory_beside_an_object_of_its_name_is_complete(nursery):
     assert await lister.find(BUCKET, "", b"p") is not None
     for prefix, names in (("p/", {b"q", b"s"}), ("p/s/", {b"deep", b"t"}), ("p/s/deep/", {b"r"})):
         assert (await lister.directory(BUCKET, prefix)).value.names == names
-        assert not await lister.is_empty(BUCKET, prefix)
+        assert not await lister.overlay.is_empty(BUCKET, prefix)
     listing = (await lister.directory(BUCKET, "p/")).value
     assert listing[b"q"] == await store.head(BUCKET, "p/q")
     assert listing[b"s"] is None
@@ -199,7 +199,7 @@ async def test_removed_directory_stays_away_until_something_is_in_it(
     lister = overlaid(store, nursery)
     store.kept = ("d/",)
     store.delete(BUCKET, "d/x")
-    lister.remove(BUCKET, "d/")
+    lister.overlay.remove(BUCKET, "d/")
     for _ in range(3):
         assert b"d" not in (await lister.directory(BUCKET, "")).value
         await trio.sleep(2 * TTL)
