@@ -310,7 +310,7 @@ class AISClient:
             line.close()
         self._idle.clear()
         for line in self._busy:
-            line.lifeline.cut()
+            line.sockets.abort()
         if self._busy:
             await self._all_returned.wait()
 
@@ -325,11 +325,11 @@ class AISClient:
         try:
             if self._closed:
                 raise _closed(subject)
-            line = self._idle.pop() if self._idle else self.transport.line()
+            line = self._idle.pop() if self._idle else self.transport.connections()
             self._busy.add(line)
             try:
                 call = partial(self._work, subject, work, line, bucket)
-                return await run_interruptible(call, line.lifeline.cut)
+                return await run_interruptible(call, line.sockets.abort)
             except BucketNotFound:
                 # Created again under the same name, it would be another bucket.
                 if bucket:
@@ -367,10 +367,10 @@ class AISClient:
 
     def _take_back(self, line: ConnectionSet) -> None:
         self._busy.discard(line)
-        if self._closed or line.lifeline.is_cut:
+        if self._closed or line.sockets.is_aborted:
             line.close()
         else:
-            line.lifeline.rest()
+            line.sockets.rest()
             self._idle.append(line)
         if self._closed and not self._busy:
             self._all_returned.set()

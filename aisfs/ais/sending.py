@@ -48,4 +48,4 @@ def checksum_for(facts: BucketFacts, content: Content, line: ConnectionSet) -> s
 
 def checksum_as(kind: str, content: Content, line: ConnectionSet) -> str:
     """Compute the checksum of a content; what comes out is of no use once the line was cut."""
-    return checksum_of(content, kind, lambda: not line.lifeline.is_cut)
+    return checksum_of(content, kind, lambda: not line.sockets.is_aborted)

@@ -71,7 +71,7 @@ class Request:
         Raises:
             ValueError: the caller's bug; nothing is sent.
         """
-        if self.method in ("GET", "HEAD"):
+        if not self.changes:
             return
         root, _, name = self.path.removeprefix("/v1/").partition("/")
         key = name.partition("/")[2]
@@ -79,6 +79,11 @@ class Request:
             raise ValueError(f"{self.method} {self.path} could change more than one object")
         if self.body and "-listrange" in str(json.loads(self.body).get("action")):
             raise ValueError(f"{self.method} {self.path} has a selector of many objects")
+
+    @property
+    def changes(self) -> bool:
+        """Whether it changes anything."""
+        return self.method not in ("GET", "HEAD")
 
     @property
     def target(self) -> str:

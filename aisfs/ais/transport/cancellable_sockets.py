@@ -1,8 +1,9 @@
-"""Sockets that can be cut from outside while a thread waits on them.
+"""Sockets that can be shut down from outside while a thread waits on them.
 
 A thread in `recv` cannot be cancelled, but shutting its socket down makes the call return at once.
-A `CancellableSockets` belongs to one set of connections that one request at a time uses; `cut` ends whatever
-waits on them: connecting, the TLS handshake, sending, receiving. Only a name lookup is out of reach.
+A `CancellableSockets` belongs to one set of connections that one request at a time uses; `abort` ends
+whatever waits on them: connecting, the TLS handshake, sending, receiving. Only a name lookup is out
+of reach.
 
 Each socket in use is kept as a duplicate: urllib3 wraps, detaches and closes its own in the thread
 meanwhile, and a descriptor number closed there may already mean another file here.
@@ -20,7 +21,6 @@ from functools import partial
 from typing import Any
 
 from urllib3.connection import HTTPConnection, HTTPSConnection
-from urllib3.exceptions import ConnectTimeoutError, NameResolutionError, NewConnectionError
 
 from aisfs.ais.transport.network import say_whose
 from aisfs.ais.transport.replies import BoundedReply
@@ -32,7 +32,7 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 class CancellableSockets:
-    """The sockets of some connections, and the means to cut them all."""
+    """The sockets of some connections, and the means to shut them all down."""
 
     def __init__(
         self,
@@ -42,8 +42,8 @@ class CancellableSockets:
         """Begin without sockets.
 
         Args:
-            send_timeout: Seconds that a peer may take no byte of what is sent; None waits for
-                ever. urllib3 itself would give a body the time that connecting may take.
+            send_timeout: Seconds that a peer may take no byte of what is sent; None waits without
+                end. urllib3 itself would give a body the time that connecting may take.
             admit: Called with each new connection before anything else is sent; it may talk over
                 its socket, and refuse it by an exception.
         """
@@ -51,27 +51,25 @@ class CancellableSockets:
         self.admit = admit
         self._lock = ranked_lock(Rank.SOCKETS)
         self._twins: dict[HTTPConnection, socket.socket] = {}
-        self._connections: set[HTTPConnection] = set()
-        self._cut = False
+        self._aborted = False
         self._holding = False
-        self.http = partial(_HTTP, lifeline=self)
-        self.https = partial(_HTTPS, lifeline=self)
+        self.http = partial(WatchedConnection, sockets=self)
+        self.https = partial(_HTTPS, sockets=self)
 
     @property
-    def is_cut(self) -> bool:
-        """Whether `cut` was called; the connections are of no more use."""
-        return self._cut
+    def is_aborted(self) -> bool:
+        """Whether `abort` was called; the connections are of no more use."""
+        return self._aborted
 
     def watch(self, connection: HTTPConnection, sock: socket.socket) -> None:
         """Take a socket into account before it connects, or is used again.
 
         Raises:
-            ConnectionAbortedError: the lifeline was cut.
+            ConnectionAbortedError: `abort` was called.
         """
         with self._lock:
-            if self._cut:
+            if self._aborted:
                 raise ConnectionAbortedError("given up")
-            self._connections.add(connection)
             old = self._twins.pop(connection, None)
             # `dup` is not for sockets with TLS, and would make a blocking call of it.
             twin = os.dup(sock.fileno())
@@ -84,10 +82,10 @@ class CancellableSockets:
         return connection in self._twins
 
     @any_thread
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Make every call that waits on one of the sockets return now."""
         with self._lock:
-            self._cut = True
+            self._aborted = True
             if self._holding:
                 return
             for twin in self._twins.values():
@@ -99,21 +97,21 @@ class CancellableSockets:
                     twin.shutdown(socket.SHUT_RDWR)
 
     def hold(self) -> None:
-        """Let what is under way come to its end even when `cut` is called, until `release`.
+        """Let what is under way come to its end even when `abort` is called, until `release`.
 
-        A change that the server has been sent whole will happen. Who gave up waiting for it and
-        changed the object again could be overtaken by it.
+        A change that the server has been sent whole will happen. If its caller gave up waiting
+        and changed the object again, the earlier change could overtake the later one.
 
         Raises:
-            ConnectionAbortedError: the lifeline was cut before.
+            ConnectionAbortedError: `abort` was called before.
         """
         with self._lock:
-            if self._cut:
+            if self._aborted:
                 raise ConnectionAbortedError("given up")
             self._holding = True
 
     def release(self) -> None:
-        """Let `cut` cut again."""
+        """Let `abort` end what is under way again."""
         with self._lock:
             self._holding = False
 
@@ -121,32 +119,33 @@ class CancellableSockets:
         """Forget the sockets, so that each has one descriptor. Only when no request is under way."""
         with self._lock:
             twins, self._twins = self._twins, {}
-            self._connections = {each for each in self._connections if each.sock is not None}
         for twin in twins.values():
             twin.close()
 
-    def close(self) -> None:
-        """Close all connections. Only when no request is under way."""
-        self.rest()
-        for connection in self._connections:
-            connection.close()
-        self._connections.clear()
 
-
-class _Watched(HTTPConnection):
+class WatchedConnection(HTTPConnection):
     """A connection whose socket is watched from before it connects, and whose replies are bounded."""
 
     response_class = BoundedReply
 
-    def __init__(self, *args: Any, lifeline: CancellableSockets, **kwargs: Any) -> None:  # noqa: ANN401
-        super().__init__(*args, **kwargs)
-        self._lifeline = lifeline
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        sockets: CancellableSockets,
+        **kwargs: Any,  # noqa: ANN401
+    ) -> None:
+        super().__init__(host, port, **kwargs)
+        self._sockets = sockets
+        self.address = host, port
+        """As it is looked up; `host` is without a dot at its end."""
 
     def connect(self) -> None:
         """Connect to a peer that is fit to be asked."""
         super().connect()
         try:
-            self._lifeline.admit(self)
+            self._sockets.admit(self)
         except BaseException:
             self.close()
             raise
@@ -156,21 +155,20 @@ class _Watched(HTTPConnection):
     def send(self, data: Any) -> None:  # noqa: ANN401 - http.client's own signature
         """Send a part of a request."""
         if self.sock is not None:
-            if not self._lifeline.watches(self):
-                self._lifeline.watch(self, self.sock)
-            self.sock.settimeout(self._lifeline.send_timeout)
+            if not self._sockets.watches(self):
+                self._sockets.watch(self, self.sock)
+            self.sock.settimeout(self._sockets.send_timeout)
         super().send(data)
 
     def _new_conn(self) -> socket.socket:
-        try:
-            addresses = socket.getaddrinfo(self._dns_host, self.port, type=socket.SOCK_STREAM)
-        except socket.gaierror as error:
-            raise NameResolutionError(self.host, self, error) from error
+        # Private to urllib3 by its name, but the only place where a socket can be watched before it
+        # connects; urllib3's own variants for other kinds of sockets replace it as well.
         failed: OSError = OSError("no address")
+        addresses = socket.getaddrinfo(*self.address, type=socket.SOCK_STREAM)
         for family, kind, protocol, _, address in addresses:
             sock = socket.socket(family, kind, protocol)
             try:
-                self._lifeline.watch(self, sock)
+                self._sockets.watch(self, sock)
                 for option in self.socket_options or ():
                     sock.setsockopt(*option)
                 # urllib3 has resolved its own default by now: a number or None.
@@ -182,19 +180,15 @@ class _Watched(HTTPConnection):
             else:
                 return sock
         if isinstance(failed, TimeoutError):
-            raise ConnectTimeoutError(self, f"no connection within {self.timeout} s") from failed
-        raise NewConnectionError(self, str(failed)) from failed
+            raise TimeoutError(f"no connection within {self.timeout} s") from failed
+        raise failed
 
 
-class _HTTP(_Watched):
-    pass
-
-
-class _HTTPS(_Watched, HTTPSConnection):
+class _HTTPS(WatchedConnection, HTTPSConnection):
     def connect(self) -> None:
         """Connect, or say whose certificate the host shows."""
         try:
             super().connect()
         except ssl.SSLCertVerificationError as error:
-            say_whose(error, (self._dns_host, self.port or 443), self.ca_certs)
+            say_whose(error, self.address, self.ca_certs)
             raise

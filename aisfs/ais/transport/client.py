@@ -1,37 +1,31 @@
-"""Send a request from a worker thread and give its reply: redirects, token, TLS, cutting.
+"""Send a request from a worker thread and return its reply: redirects, the token, failures.
 
-Only this module and `aisfs.ais.transport.connection_set` import requests. It knows HTTP and what is particular about AIStore's use of
-it, and nothing of what the requests mean.
+It knows HTTP and what is particular about AIStore's use of it, and nothing of what requests mean.
 
 Object requests go to a proxy, which redirects to the target that has the object. Redirects are
 followed here and never remembered: targets change.
 
-A GET holds its object's lock on the server until it is drained: every response is read to its end
+A GET holds its object's lock on the server until it is drained: every reply is read to its end
 or its connection closed before a call returns.
 
 Everything here blocks; must not know trio.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 from urllib.parse import urlsplit
 
-import requests
-from requests.structures import CaseInsensitiveDict
-
 from aisfs import __version__
-from aisfs.ais.protocol import requests as wire
 from aisfs.ais.protocol.errors import failure, is_of_restart
+from aisfs.ais.protocol.requests import Reply, Request
 from aisfs.ais.transport.auth import Credentials
 from aisfs.ais.transport.connection_set import ConnectionSet
 from aisfs.ais.transport.counted_body import BodyDelivered, CountedBody
-from aisfs.ais.transport.exchange import exchange
+from aisfs.ais.transport.exchange import Exchange
 from aisfs.ais.transport.network import network, tls_options
 from aisfs.ais.transport.readiness import Readiness
 from aisfs.ais.transport.redirects import REDIRECTS, RedirectChain, is_target
-from aisfs.ais.transport.replies import BoundedReply
 from aisfs.config import ClusterSettings
 from aisfs.errors import ProtocolError, Unavailable
 
@@ -44,21 +38,15 @@ _MOST_DRAINED = 64 * 1024
 class Body:
     """The reply to a successful request; its body is to be read while the request is open."""
 
-    def __init__(self, response: requests.Response, subject: str) -> None:
-        self.reply = _reply(response)
-        self._response = response
+    def __init__(self, sent: Exchange, subject: str) -> None:
+        self.reply = sent.head
+        self._sent = sent
         self._subject = subject
 
     def read_into(self, view: memoryview) -> int:
-        """Read until `view` is full or the body ends; say how many bytes came."""
-        # urllib3's own readinto copies; http.client's receives straight into the view. What
-        # urllib3 misses of it is only its count of the length, which `_settle` does without.
-        body = _bounded(self._response)
-        done = 0
+        """Read until `view` is full or the body ends; return how many bytes came."""
         with network(self._subject):
-            while done < len(view) and (got := body.readinto(view[done:])):
-                done += got
-        return done
+            return self._sent.read_into(view)
 
     def read(self, most: int, seconds: float | None) -> bytes:
         """Read all of it, which may be `most` bytes and take so many seconds.
@@ -67,26 +55,26 @@ class Body:
             ProtocolError: it is longer.
         """
         with network(self._subject):
-            content = _bounded(self._response).take(most + 1, seconds)
+            content = self._sent.take(most + 1, seconds)
         if len(content) > most:
             raise ProtocolError(f"{self._subject}: an answer of more than {most} bytes")
         return content
 
 
 class Transport:
-    """Requests to one cluster. Any number of threads may use it, each with a line of its own."""
+    """Requests to one cluster; each thread that uses it brings a `ConnectionSet` of its own."""
 
     def __init__(self, settings: ClusterSettings) -> None:
         """Read the token and the TLS settings; nothing is sent.
 
         Raises:
-            NoEndpoint: nobody said where the cluster is.
+            NoEndpoint: the settings do not say where the cluster is.
             ConfigError: a file that the settings name is unusable.
         """
         self.endpoint = settings.require_endpoint()
         self._credentials = Credentials.load(settings)
-        # requests takes "no timeout" as None, users write it as 0.
-        self._timeouts: Any = (settings.connect_timeout or None, settings.read_timeout or None)
+        # Sockets take "no timeout" as None, users write it as 0.
+        self._timeouts = settings.connect_timeout or None, settings.read_timeout or None
         self._deadline = settings.io_timeout or None
         self._tls = tls_options(settings)
         self.readiness = Readiness(self._credentials.authorization, self._timeouts[1])
@@ -94,21 +82,21 @@ class Transport:
     def __repr__(self) -> str:
         return f"<Transport {self.endpoint} {self._credentials!r}>"
 
-    def fetch(self, line: ConnectionSet, request: wire.Request) -> wire.Reply:
-        """Get the whole of a successful reply."""
+    def fetch(self, line: ConnectionSet, request: Request) -> Reply:
+        """Send a request and return the whole of a successful reply."""
         with self.open(line, request) as body:
             content = body.read(request.most_reply, self._deadline)
             return replace(body.reply, body=content)
 
-    def ask(self, line: ConnectionSet, request: wire.Request) -> wire.Reply:
-        """Get a reply of any status, its body left out."""
-        response = self._send(line, request)
-        return self._refusal(line, _reply(response, self._drain(response, request.subject)))
+    def ask(self, line: ConnectionSet, request: Request) -> Reply:
+        """Send a request and return a reply of any status, of a long body the beginning."""
+        _, sent = self._send(line, request)
+        return self._refusal(line, self._drain(sent, request.subject))
 
-    def line(self) -> ConnectionSet:
-        """Make a new set of connections."""
-        readiness = self.readiness
-        return ConnectionSet(self._timeouts[1], self.endpoint, readiness.admit, readiness.greet)
+    def connections(self) -> ConnectionSet:
+        """Return a new set of connections."""
+        timeouts, readiness = self._timeouts, self.readiness
+        return ConnectionSet(self.endpoint, self._tls, timeouts, readiness.admit, readiness.greet)
 
     def settle(self, line: ConnectionSet, subject: str) -> None:
         """Make sure that what the cluster does not have is nowhere: each target was asked.
@@ -117,18 +105,19 @@ class Transport:
             Unavailable: it may be somewhere.
         """
         if self.readiness.may_miss:
-            connect = self._timeouts[0]
-            with (
-                self._watched(line, self.endpoint, subject),
-                line.connection(self.endpoint, self._tls, connect) as connection,
-            ):
-                doubt = self.readiness.settle(connection, line.map_version)
+            with self._watched(line, self.endpoint, subject):
+                connection = line.connected(self.endpoint)
+                try:
+                    doubt = self.readiness.settle(connection, line.map_version)
+                except BaseException:
+                    connection.close()
+                    raise
             if doubt:
                 raise Unavailable(f"{subject}: {doubt}")
 
     def upload(
-        self, line: ConnectionSet, request: wire.Request, size: int, pieces: Iterator[memoryview]
-    ) -> wire.Reply:
+        self, line: ConnectionSet, request: Request, size: int, pieces: Iterator[memoryview]
+    ) -> Reply:
         """Send a request with a body of `size` bytes, once, and get the successful reply.
 
         The proxy is asked without the body where to send it: it would have to be sent again, and
@@ -153,10 +142,16 @@ class Transport:
             asked = replace(request, headers=headers)
         else:
             asked = request
-        way = self._way_to_target(line, asked)
-        body = CountedBody(pieces, size, line.lifeline)
+        way, sent = self._send(line, asked, up_to_target=True)
+        if not is_target(way.url):
+            reply = self._refusal(line, self._drain(sent, request.subject))
+            if reply.status == 200:
+                raise ProtocolError(f"{request.subject}: taken without its content; {_NO_PROXY}")
+            raise failure(request, reply)
+        body = CountedBody(pieces, size, line.sockets)
         try:
-            reply = self._exchange(line, request, way.url, way.authorization, body)
+            sent = self._transmit(line, request, way, body)
+            reply = self._drain(sent, request.subject)
         except Unavailable as error:
             if body.sent == size:
                 raise BodyDelivered(str(error)) from error
@@ -167,122 +162,97 @@ class Transport:
             raise Unavailable(f"{request.subject}: taken before all of it was sent")
         return reply
 
-    def _way_to_target(self, line: ConnectionSet, request: wire.Request) -> RedirectChain:
-        """Ask the proxy where to send a body, without it; once more if the token is out of date."""
-        authorization = self._credentials.authorization()
-        way, reply = self._follow_to_target(line, request, authorization)
-        if reply.status == 401 and (renewed := self._credentials.renew(authorization)):
-            way, reply = self._follow_to_target(line, request, renewed)
-        if reply.status == 200:
-            raise ProtocolError(f"{request.subject}: taken without its content; {_NO_PROXY}")
-        if reply.status not in REDIRECTS:
-            raise failure(request, self._refusal(line, reply))
-        return way
-
-    def _follow_to_target(
-        self, line: ConnectionSet, request: wire.Request, authorization: str | None
-    ) -> tuple[RedirectChain, wire.Reply]:
-        """Follow redirects until one leads to a target; return the way there and the last reply."""
-        way = self._way(line, request, authorization)
-        while True:
-            reply = self._exchange(line, request, way.url, way.authorization)
-            location = reply.headers.get("location")
-            if reply.status not in REDIRECTS:
-                return way, reply
-            if not location:
-                raise failure(request, reply)
-            way.go(way.absolute(location))
-            if is_target(way.url):
-                return way, reply
-
     @contextmanager
-    def open(self, line: ConnectionSet, request: wire.Request) -> Iterator[Body]:
-        """Give a successful reply whose body is to be read in the block, wholly or not."""
-        response = self._send(line, request)
+    def open(self, line: ConnectionSet, request: Request) -> Iterator[Body]:
+        """Yield a successful reply whose body is to be read in the block, wholly or not."""
+        _, sent = self._send(line, request)
         try:
-            if response.status_code not in (200, 206):
-                reply = _reply(response, self._drain(response, request.subject))
-                raise failure(request, self._refusal(line, reply))
-            yield Body(response, request.subject)
+            if sent.head.status not in (200, 206):
+                raise failure(request, self._refusal(line, self._drain(sent, request.subject)))
+            yield Body(sent, request.subject)
         finally:
-            _settle(response)
+            sent.end()
 
-    def _send(self, line: ConnectionSet, request: wire.Request) -> requests.Response:
-        """Send a request, once more if its token turned out to be out of date."""
+    def _send(
+        self, line: ConnectionSet, request: Request, *, up_to_target: bool = False
+    ) -> tuple[RedirectChain, Exchange]:
+        """Send a request, once more if its token turned out to be out of date; see `_follow`."""
         authorization = self._credentials.authorization()
-        response = self._follow(line, request, authorization)
-        if response.status_code == 401:
-            renewed = self._credentials.renew(authorization)
-            if renewed:
-                self._drain(response, request.subject)
-                return self._follow(line, request, renewed)
-        return response
+        way, sent = self._follow(line, request, authorization, up_to_target)
+        if sent.head.status == 401 and (renewed := self._credentials.renew(authorization)):
+            self._drain(sent, request.subject)
+            return self._follow(line, request, renewed, up_to_target)
+        return way, sent
 
     def _follow(
-        self, line: ConnectionSet, request: wire.Request, authorization: str | None
-    ) -> requests.Response:
-        """Send a request and go where it is redirected to."""
+        self, line: ConnectionSet, request: Request, authorization: str | None, up_to_target: bool
+    ) -> tuple[RedirectChain, Exchange]:
+        """Send a request and go where it is redirected to.
+
+        Returns:
+            The way there, and what came back at its end. If it goes `up_to_target` only, the target
+            was not asked: what came back is the redirect to it, which is drained.
+        """
         way = self._way(line, request, authorization)
         while True:
-            response = self._transmit(line, request, way.url, way.authorization)
-            location = response.headers.get("Location")
-            if response.status_code not in REDIRECTS or not location:
-                if way.arrived or response.status_code not in (200, 206):
-                    return response
-                _settle(response)
-                raise ProtocolError(f"{request.subject}: nobody says where it is; {_NO_PROXY}")
-            self._drain(response, request.subject)
+            sent = self._transmit(line, request, way)
+            status, location = sent.head.status, sent.head.headers.get("location")
+            if status not in REDIRECTS or not location:
+                if way.arrived or status not in (200, 206):
+                    return way, sent
+                sent.end()
+                raise ProtocolError(f"{request.subject}: no redirect to a target; {_NO_PROXY}")
+            self._drain(sent, request.subject)
             way.go(way.absolute(location))
+            if up_to_target and is_target(way.url):
+                return way, sent
 
-    def _exchange(
+    def _transmit(
         self,
         line: ConnectionSet,
-        request: wire.Request,
-        url: str,
-        authorization: str | None,
+        request: Request,
+        way: RedirectChain,
         body: CountedBody | None = None,
-    ) -> wire.Reply:
-        """Send a request with a body, or without; its reply has no long body."""
-        parts = urlsplit(url)
+    ) -> Exchange:
+        """Send a request to where its way has led to."""
+        parts = urlsplit(way.url)
         target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
-        headers = self._headers(request, authorization)
-        if body:
-            headers["Content-Length"] = str(body.size)
-        elif "Content-Length" not in headers:
-            headers["Content-Length"] = "0"
-        connect, silent = self._timeouts
-        with self._watched(line, url, request.subject):
-            if not body:
-                line.lifeline.hold()
+        headers = {**request.headers, "User-Agent": _AGENT, "Accept-Encoding": "identity"}
+        if way.authorization:
+            headers["Authorization"] = way.authorization
+        pieces: Iterable[memoryview] = ()
+        if body is not None:
+            headers["Content-Length"], pieces = str(body.size), body
+        elif request.body:
+            headers["Content-Length"], pieces = str(len(request.body)), [memoryview(request.body)]
+        elif request.changes:
+            headers.setdefault("Content-Length", "0")
+        silent = self._timeouts[1]
+        timeout = silent + request.patience if silent else None
+        with self._watched(line, way.url, request.subject):
+            if request.changes and body is None:
+                line.sockets.hold()
             try:
-                with line.connection(url, self._tls, connect) as connection:
-                    return exchange(
-                        connection,
-                        request.method,
-                        target,
-                        headers,
-                        body or (),
-                        timeout=silent + request.patience if silent else None,
-                    )
+                connection = line.connected(way.url)
+                return Exchange(
+                    connection, request.method, target, headers, pieces, timeout=timeout
+                )
             finally:
-                line.lifeline.release()
+                line.sockets.release()
 
-    def _drain(self, response: requests.Response, subject: str) -> bytes:
-        """Read the body of an unwanted response, the start of a long one, and be done with it."""
-        try:
-            with network(subject):
-                return _bounded(response).take(_MOST_DRAINED, self._timeouts[1])
-        finally:
-            _settle(response)
+    def _drain(self, sent: Exchange, subject: str) -> Reply:
+        """Return a reply with its body, the start of a long one, and be done with it."""
+        with network(subject):
+            return sent.take_all(_MOST_DRAINED, self._timeouts[1])
 
     def _way(
-        self, line: ConnectionSet, request: wire.Request, authorization: str | None
+        self, line: ConnectionSet, request: Request, authorization: str | None
     ) -> RedirectChain:
         """Begin at the endpoint, if what it says can be believed."""
         if line.episode != self.readiness.episode:
             line.episode = self.readiness.episode
-            line.disconnect(self.endpoint, self._tls)
-        line.changes = request.method not in ("GET", "HEAD")
+            line.disconnect(self.endpoint)
+        line.changes = request.changes
         if self.readiness.missed and line.changes:
             self.settle(line, request.subject)
         return RedirectChain(self.endpoint, request, authorization)
@@ -298,59 +268,8 @@ class Transport:
                 self.readiness.disturbed(line.episode)
             raise
 
-    def _refusal(self, line: ConnectionSet, reply: wire.Reply) -> wire.Reply:
+    def _refusal(self, line: ConnectionSet, reply: Reply) -> Reply:
         """Look at a reply that may be a refusal: it may be a sign of a restart."""
         if is_of_restart(reply):
             self.readiness.disturbed(line.episode)
         return reply
-
-    @staticmethod
-    def _headers(request: wire.Request, authorization: str | None) -> dict[str, str]:
-        headers = {**request.headers, "User-Agent": _AGENT, "Accept-Encoding": "identity"}
-        if authorization:
-            headers["Authorization"] = authorization
-        return headers
-
-    def _transmit(
-        self, line: ConnectionSet, request: wire.Request, url: str, authorization: str | None
-    ) -> requests.Response:
-        # Prepared by hand and given to the adapter: a Session would rewrite paths, look for
-        # passwords in ~/.netrc that replace the token, and collect cookies. It would also honour
-        # HTTP_PROXY; a cluster redirects to the addresses of its targets, which proxies for the
-        # web do not reach, so that is a loss to nobody.
-        prepared = requests.PreparedRequest()
-        prepared.method = request.method
-        prepared.url = url
-        prepared.headers = CaseInsensitiveDict(self._headers(request, authorization))
-        if request.body:
-            prepared.body = request.body
-            prepared.headers["Content-Length"] = str(len(request.body))
-        connect, silent = self._timeouts
-        timeouts: Any = (connect, silent + request.patience if silent else None)
-        with self._watched(line, url, request.subject):
-            if request.method not in ("GET", "HEAD"):
-                line.lifeline.hold()
-            try:
-                return line.send(prepared, stream=True, timeout=timeouts, **self._tls)
-            finally:
-                line.lifeline.release()
-
-
-def _reply(response: requests.Response, body: bytes = b"") -> wire.Reply:
-    headers = {name.lower(): value for name, value in response.headers.items()}
-    return wire.Reply(response.status_code, headers, body)
-
-
-def _bounded(response: requests.Response) -> BoundedReply:
-    raw: Any = response.raw
-    bounded: BoundedReply = raw._fp
-    return bounded
-
-
-def _settle(response: requests.Response) -> None:
-    """Keep the connection when the body was read to its end; close it otherwise."""
-    raw: Any = response.raw
-    if raw._fp.isclosed():
-        raw.release_conn()
-    else:
-        raw.close()

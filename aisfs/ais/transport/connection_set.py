@@ -3,8 +3,7 @@
 Must not know: redirects, tokens, what requests mean, trio.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from http.client import HTTPConnection
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,27 +11,34 @@ from urllib.parse import urlsplit
 import requests
 from requests.adapters import HTTPAdapter
 
-from aisfs.ais.transport.cancellable_sockets import CancellableSockets
+from aisfs.ais.transport.cancellable_sockets import CancellableSockets, WatchedConnection
 
 _MAX_HOSTS = 256
-"""Hosts one line keeps a connection to; more than any cluster's targets seen in practice."""
+"""Hosts one set keeps a connection to; more than any cluster's targets seen in practice."""
 
 
 class ConnectionSet(HTTPAdapter):
-    """Keep-alive connections to the hosts of a cluster, one to each, for one request at a time."""
+    """Keep-alive connections to the hosts of a cluster, one to each, for one request at a time.
+
+    As an adapter of requests it decides on certificates as requests does. It has no pools: each host
+    has one connection, which is free when the request before has ended.
+    """
 
     def __init__(
         self,
-        send_timeout: float | None,
         endpoint: str,
+        tls: dict[str, Any],
+        timeouts: tuple[float | None, float | None],
         admit: Callable[[HTTPConnection], None],
         greet: Callable[[HTTPConnection], None],
     ) -> None:
         """Connect to nothing yet.
 
         Args:
-            send_timeout: Seconds that a peer may take no byte of what is sent; None waits for ever.
             endpoint: The proxy.
+            tls: What requests takes as `verify` and `cert`.
+            timeouts: Seconds for connecting, and seconds that a peer may take no byte of what is
+                sent; None waits without end.
             admit: Called with each new connection to it, before anything else is sent.
             greet: Called so with new connections to others, before a change is sent there.
         """
@@ -44,68 +50,69 @@ class ConnectionSet(HTTPAdapter):
             elif self.changes:
                 greet(connection)
 
-        self.lifeline = CancellableSockets(send_timeout, checked)
+        super().__init__()
+        self._tls = tls
+        self._connect_timeout, send_timeout = timeouts
+        self.sockets = CancellableSockets(send_timeout, checked)
         self.changes = False
         """Whether the request that is under way changes something."""
         self.episode = 0
         """In which the connection to the endpoint was made; see `Readiness`."""
         self.map_version = 0
-        """Of the cluster's map that was known when the work on this line began."""
-        self._pools: dict[str, Any] = {}
-        super().__init__(pool_connections=_MAX_HOSTS, pool_maxsize=1)
+        """Of the cluster's map that was known when the present work began."""
+        self._connections: dict[str, WatchedConnection] = {}
 
-    def get_connection_with_tls_context(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - requests' own signature
-        """Give urllib3's pool for a host, made to use connections that can be cut."""
-        pool: Any = super().get_connection_with_tls_context(*args, **kwargs)
-        pool.ConnectionCls = getattr(self.lifeline, pool.scheme)
-        return pool
+    def connected(self, url: str) -> WatchedConnection:
+        """Return the connection to the host of `url`, connected.
 
-    @contextmanager
-    def connection(self, url: str, tls: dict[str, Any], timeout: float | None) -> Iterator[Any]:
-        """Lend the connection to the host of `url`, connected; it is closed when the block fails."""
-        pool = self._pool(url, tls)
-        connection = pool._get_conn()
-        try:
-            if connection.sock is None:
-                connection.timeout = timeout
-                connection.connect()
-            yield connection
-        except BaseException:
+        Raises:
+            OSError, HTTPException, AisfsError: it cannot be made.
+        """
+        origin = _origin(url)
+        connection = self._connections.get(origin)
+        if connection is None:
+            while len(self._connections) >= _MAX_HOSTS:
+                self._connections.pop(next(iter(self._connections))).close()
+            connection = self._connections[origin] = self._make(url)
+        if not connection.is_connected:  # the peer may have closed it since
             connection.close()
-            raise
-        finally:
-            pool._put_conn(connection)
+            try:
+                connection.connect()
+            except BaseException:
+                connection.close()
+                raise
+        return connection
 
-    def disconnect(self, url: str, tls: dict[str, Any]) -> None:
+    def _make(self, url: str) -> WatchedConnection:
+        prepared = requests.PreparedRequest()
+        prepared.url = url
+        host, options = self.build_connection_pool_key_attributes(prepared, **self._tls)
+        name, port = _host_of(url)
+        if host["scheme"] == "https":
+            return self.sockets.https(name, port, timeout=self._connect_timeout, **options)
+        return self.sockets.http(name, port, timeout=self._connect_timeout)
+
+    def disconnect(self, url: str) -> None:
         """Close the connection to the host of `url`; the next request makes a new one."""
-        pool = self._pool(url, tls)
-        connection = pool._get_conn()
-        connection.close()
-        pool._put_conn(connection)
-
-    def _pool(self, url: str, tls: dict[str, Any]) -> Any:  # noqa: ANN401 - urllib3's pool
-        """Give the pool of a host; which one that is costs requests as much as sending to it."""
-        parts = urlsplit(url)
-        origin = f"{parts.scheme}://{parts.netloc}"
-        if (pool := self._pools.get(origin)) is None:
-            while len(self._pools) >= _MAX_HOSTS:
-                del self._pools[next(iter(self._pools))]
-            prepared = requests.PreparedRequest()
-            prepared.url = url
-            pool = self.get_connection_with_tls_context(prepared, tls["verify"], cert=tls["cert"])
-            self.cert_verify(pool, url, tls["verify"], tls["cert"])  # type: ignore[no-untyped-call]
-            self._pools[origin] = pool
-        return pool
+        if (connection := self._connections.get(_origin(url))) is not None:
+            connection.close()
 
     def close(self) -> None:
         """Close all connections. Only when no request is under way."""
-        self._pools.clear()
+        self.sockets.rest()
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
         super().close()
-        self.lifeline.close()
 
 
-def _host_of(endpoint: str) -> tuple[str, int]:
-    """Give host and port as urllib3 has them."""
-    parts = urlsplit(endpoint)
+def _origin(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def _host_of(url: str) -> tuple[str, int]:
+    """Return host and port as a connection takes them."""
+    parts = urlsplit(url)
     host = (parts.hostname or "").encode("idna").decode()
     return host, parts.port or (443 if parts.scheme == "https" else 80)

@@ -1,15 +1,17 @@
-"""One request and its reply over a connection, with no more work than http.client makes of it.
+"""One request over a connection, and its reply as it arrives: the only way messages go.
 
-What requests and urllib3 add to each request costs more than sending and storing a small file.
-Connecting, TLS and what is said about both stays theirs (`aisfs.ais.transport.client`).
+requests chooses certificates and urllib3 connects (`aisfs.ais.transport.connection_set`), but the
+messages are http.client's: what the others add to each request costs more than sending and storing a
+small file (docs/adr/0026).
 
-Must not know: pools, redirects, tokens, what requests mean.
+Must not know: which connection, redirects, tokens, what requests mean.
 """
 
 import socket
 import string
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from http.client import HTTPConnection, HTTPResponse
 from typing import cast
 from urllib.parse import quote
@@ -19,67 +21,97 @@ from aisfs.ais.transport.replies import BoundedReply
 
 SMALL = 64 << 10
 """Bytes of a body that are worth a copy in memory, so that they are read once."""
-_MOST_BODY = 64 << 10
-"""Bytes of a reply's body that are read unless more are wanted."""
 _IN_TARGET = "".join(set(string.punctuation) - set('"<>\\^`{|}'))
 
 
-def exchange(
-    connection: HTTPConnection,
-    method: str,
-    target: str,
-    headers: Mapping[str, str],
-    pieces: Iterable[memoryview] = (),
-    *,
-    timeout: float | None,
-    most_body: int = _MOST_BODY,
-) -> Reply:
-    """Send a request over a connected connection and receive its reply, without all of a long body.
+class Exchange:
+    """A request that was sent, and its reply, whose head has come.
 
     A server that refuses the rest of a body and closes has answered: its reply is read all the same.
-    The connection is closed when it is not fit for another request.
-
-    Args:
-        connection: What to use; its replies are `BoundedReply`.
-        method: Of the request.
-        target: Path and query.
-        headers: All but Host.
-        pieces: The body, as long as its header says.
-        timeout: Seconds until the reply has a head, and then until its body is whole; None waits
-            for ever.
-        most_body: Bytes of the reply's body that are read; for more the connection is given up.
-
-    Raises:
-        HTTPException, OSError: there is no reply, or it is none.
+    `end` must be called, or `take_all`; until then the connection takes no other request.
     """
-    sock = connection.sock
-    # Head and small body in one packet; the server would be woken up for each of them.
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
-    connection.putrequest(method, quote(target, safe=_IN_TARGET), skip_accept_encoding=True)
-    for name, value in headers.items():
-        connection.putheader(name, value)
-    whole = False
-    with suppress(BrokenPipeError, ConnectionResetError):
-        connection.endheaders()
-        for piece in pieces:
-            connection.send(piece)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
-        whole = True
-    sock.settimeout(timeout)
-    # urllib3's would be wrapped once more.
-    response = cast("BoundedReply", HTTPConnection.getresponse(connection))
-    try:
-        body = response.take(most_body, timeout)
-        whole = whole and response.isclosed()  # which it is when it was read to its end
-    finally:
-        response.close()
-    if not whole:
-        connection.close()
-    return Reply(response.status, _joined(response), body)
+
+    def __init__(
+        self,
+        connection: HTTPConnection,
+        method: str,
+        target: str,
+        headers: Mapping[str, str],
+        pieces: Iterable[memoryview] = (),
+        *,
+        timeout: float | None,
+    ) -> None:
+        """Send the request and receive the head of its reply.
+
+        Args:
+            connection: What to use, connected; its replies are `BoundedReply`.
+            method: Of the request.
+            target: Path and query.
+            headers: All but Host.
+            pieces: The body, as long as its header says.
+            timeout: Seconds until the head of the reply is whole; None waits without end.
+
+        Raises:
+            HTTPException, OSError: there is no reply, or it is none. The connection is closed.
+        """
+        self._connection = connection
+        self._sent = False
+        try:
+            self._send(method, target, headers, pieces)
+            sock = connection.sock
+            sock.settimeout(timeout)
+            # urllib3's would be wrapped once more.
+            self._reply = cast("BoundedReply", HTTPConnection.getresponse(connection))
+        except BaseException:
+            connection.close()
+            raise
+        self.head = Reply(self._reply.status, _joined(self._reply))
+        """The reply without its body."""
+
+    def _send(
+        self, method: str, target: str, headers: Mapping[str, str], pieces: Iterable[memoryview]
+    ) -> None:
+        connection, sock = self._connection, self._connection.sock
+        # Head and small body in one packet; the server would be woken up for each of them.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
+        connection.putrequest(method, quote(target, safe=_IN_TARGET), skip_accept_encoding=True)
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        with suppress(BrokenPipeError, ConnectionResetError):
+            connection.endheaders()
+            for piece in pieces:
+                connection.send(piece)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
+            self._sent = True
+
+    def read_into(self, view: memoryview) -> int:
+        """Read until `view` is full or the body ends; return how many bytes came."""
+        done = 0
+        while done < len(view) and (got := self._reply.readinto(view[done:])):
+            done += got
+        return done
+
+    def take(self, most: int, seconds: float | None) -> bytes:
+        """Read the body, of a longer one the first `most` bytes, within `seconds`."""
+        return self._reply.take(most, seconds)
+
+    def take_all(self, most: int, seconds: float | None) -> Reply:
+        """Return the reply with its body, of a longer one the first `most` bytes, and end."""
+        try:
+            return replace(self.head, body=self.take(most, seconds))
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """Keep the connection if all of request and reply went over it; close it otherwise."""
+        whole = self._sent and self._reply.isclosed()  # which it is when it was read to its end
+        self._reply.close()
+        if not whole:
+            self._connection.close()
 
 
 def _joined(response: HTTPResponse) -> dict[str, str]:
-    """Give the headers by names in lower case; what comes twice is one list."""
+    """Return the headers by names in lower case; what comes twice is one list."""
     headers: dict[str, str] = {}
     for name, value in response.getheaders():
         name = name.lower()

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import urllib3
+from requests.adapters import DEFAULT_CA_BUNDLE_PATH
+from urllib3.exceptions import HTTPError
 
 from aisfs.ais.transport.replies import SpeaksTls
 from aisfs.config import ClusterSettings
@@ -31,7 +32,7 @@ class WrongHost(OSError):
 
 
 def tls_options(settings: ClusterSettings) -> dict[str, Any]:
-    """Return what requests takes as TLS settings.
+    """Return the `verify` and `cert` that requests takes as TLS settings.
 
     Raises:
         ConfigError: they are unusable.
@@ -46,11 +47,9 @@ def tls_options(settings: ClusterSettings) -> dict[str, Any]:
         _check_key(settings)
     if cert and settings.client_key:
         cert = (cert, str(settings.client_key))
-    if settings.skip_verify:
-        # The user knows; urllib3 would say so with each connection.
-        urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
-        return {"verify": False, "cert": cert}
-    return {"verify": str(settings.client_ca) if settings.client_ca else True, "cert": cert}
+    # The bundle that requests brings along, not that of the system, is what it trusts by default.
+    trusted = str(settings.client_ca or DEFAULT_CA_BUNDLE_PATH)
+    return {"verify": False if settings.skip_verify else trusted, "cert": cert}
 
 
 def _check_key(settings: ClusterSettings) -> None:
@@ -96,26 +95,16 @@ def network(subject: str) -> Iterator[None]:
     """Turn what the libraries below raise into our errors. No sink is called in the block."""
     try:
         yield
-    except (urllib3.exceptions.HTTPError, http.client.HTTPException, OSError) as error:
-        # What requests raises is an OSError.
+    except (HTTPError, http.client.HTTPException, OSError) as error:
         raise _failure(subject, error) from error
 
 
 def _failure(subject: str, error: Exception) -> AisfsError:
-    cause: BaseException = error
-    while True:
-        if (wrong := _setting(cause)) is not None:
-            return ConfigError(f"{subject}: {wrong}")
-        # A connection that is refused counts as timed out to urllib3: its cause says what it was.
-        refused = isinstance(cause, urllib3.exceptions.NewConnectionError)
-        if not refused and isinstance(cause, TimeoutError | urllib3.exceptions.TimeoutError):
-            return Unavailable(f"{subject}: no answer in time ({_brief(cause)})")
-        # urllib3 and requests keep the real cause in `reason`, or as an argument.
-        inner = [getattr(cause, "reason", None), *reversed(cause.args), cause.__cause__]
-        deeper = next((found for found in inner if isinstance(found, BaseException)), None)
-        if deeper is None:
-            return Unavailable(f"{subject}: the connection failed ({_brief(cause)})")
-        cause = deeper
+    if (wrong := _setting(error)) is not None:
+        return ConfigError(f"{subject}: {wrong}")
+    if isinstance(error, TimeoutError):
+        return Unavailable(f"{subject}: no answer in time ({_brief(error)})")
+    return Unavailable(f"{subject}: the connection failed ({_brief(error)})")
 
 
 def _brief(cause: BaseException) -> str:
@@ -124,7 +113,7 @@ def _brief(cause: BaseException) -> str:
 
 
 def _setting(cause: BaseException) -> str | None:
-    """Say which setting is wrong, if that is why."""
+    """Return which setting is wrong, if that is why."""
     if isinstance(cause, WrongHost):
         return f"{cause}: use a name it is for in the endpoint, or add this one to it"
     if isinstance(cause, SpeaksTls):

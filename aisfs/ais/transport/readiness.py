@@ -24,7 +24,7 @@ import msgspec
 
 from aisfs.ais.protocol.requests import Reply
 from aisfs.ais.transport.counted_body import BodyDelivered
-from aisfs.ais.transport.exchange import exchange
+from aisfs.ais.transport.exchange import Exchange
 from aisfs.ais.transport.replies import BoundedReply
 from aisfs.errors import Unavailable
 from aisfs.process.locks import Rank, ranked_lock
@@ -205,7 +205,8 @@ class Readiness:
         own.response_class = BoundedReply
         own.sock = connection.sock
         try:
-            return exchange(own, "GET", target, headers, timeout=self._timeout, most_body=_MOST_MAP)
+            sent = Exchange(own, "GET", target, headers, timeout=self._timeout)
+            return sent.take_all(_MOST_MAP, self._timeout)
         finally:
             if own.sock is None:  # the server wanted to close it
                 connection.sock = None

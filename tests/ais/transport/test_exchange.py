@@ -8,7 +8,7 @@ from http.client import HTTPConnection
 
 import pytest
 
-from aisfs.ais.transport.exchange import exchange
+from aisfs.ais.transport.exchange import Exchange
 from aisfs.ais.transport.replies import BoundedReply
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -31,7 +31,7 @@ class Ends:
         thread.start()
         try:
             asked = {"method": "PUT", "target": "/x", "headers": {"Content-Length": "0"}} | request
-            return exchange(self.connection, **asked, timeout=10)
+            return Exchange(self.connection, **asked, timeout=10).take_all(65536, 10)
         finally:
             thread.join()
 
@@ -116,4 +116,4 @@ def test_who_refuses_the_rest_of_a_body_is_heard(ends: Ends):
 
 def test_a_header_cannot_become_two(ends: Ends):
     with pytest.raises(ValueError, match="header"):
-        exchange(ends.connection, "PUT", "/", {"A": "x\r\nB: y"}, timeout=10)
+        Exchange(ends.connection, "PUT", "/", {"A": "x\r\nB: y"}, timeout=10)
