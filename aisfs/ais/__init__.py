@@ -1,1 +1,5 @@
-"""AIStore over HTTP: wire, listings and failures (values), auth (the token), transport, client."""
+"""AIStore as a store.
+
+`client` implements the port of `aisfs.store`. `protocol` holds requests and replies as plain values,
+`transport` sends them over HTTP.
+"""

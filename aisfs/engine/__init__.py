@@ -1,1 +1,5 @@
-"""Services that wait: they join the store, the caches and the decisions of core/."""
+"""Services that wait: they join the stores, the caches and the decisions of `core`.
+
+`listing` finds names, `fetch` and `read` find bytes, `dataset` shows many shards as one, `write`
+brings staged files into the store.
+"""
