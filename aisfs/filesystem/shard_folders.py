@@ -37,7 +37,7 @@ class ShardFolders:
     @any_thread
     def try_view(self, shard: ShardNode) -> MembersView | None:
         """Give the members of a shard that is open. Waits for nothing."""
-        return self._indexer.known(shard.bucket, shard.info)
+        return self._indexer.try_open(shard.bucket, shard.info)
 
     async def attr(self, shard: ShardNode, ino: int) -> Attr:
         """Describe the member or directory with the number `ino`."""

@@ -119,13 +119,13 @@ class Indexer:
         Raises:
             Stale: the shard changed meanwhile.
         """
-        known = self.known(bucket, shard)
+        known = self.try_open(bucket, shard)
         if known is not None:
             return known
         return await self._scans.fetch((bucket, shard), lambda: self._load(bucket, shard))
 
     @any_thread
-    def known(self, bucket: Bucket, shard: ObjectInfo) -> MembersView | None:
+    def try_open(self, bucket: Bucket, shard: ObjectInfo) -> MembersView | None:
         """Return the members if they are in memory. Does not wait."""
         with self._lock:
             return self._views.get((bucket, shard))
@@ -208,7 +208,7 @@ class Indexer:
             Stale: the shard changed meanwhile.
         """
         indexes, saved_as = self._indexes, f"{rule.source.name} {rule.text}"
-        known = self.known(bucket, shard)
+        known = self.try_open(bucket, shard)
         index = known.index if known is not None else None
         column = None
         if indexes is not None:
