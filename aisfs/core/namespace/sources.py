@@ -1,6 +1,7 @@
 """The sources a user can mount, parsed from the command line."""
 
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -117,6 +118,10 @@ Source = Everything | BucketSource | DirectorySource | DatasetSource
 
 EXPANSIONS_MAX = 1_000_000
 """Most names that the braces of one argument may expand to; LAION-2B has 231,349 shards."""
+
+
+_HEAD = re.compile(r".*?://(?:[@#][^/]*/)?[^/]*/?", re.DOTALL)
+"""Scheme, perhaps a namespace, and bucket of a URL."""
 
 
 def parse_source(text: str | None) -> Source:
@@ -244,15 +249,8 @@ def _names_shards(text: str) -> bool:
 
 def _start(text: str) -> int:
     """Return where the key begins, after scheme and bucket, or the local path."""
-    if "://" not in text:
-        return 0
-    start = text.index("://") + 3
-    slashes = 2 if text[start : start + 1] in ("@", "#") else 1  # a namespace, then the bucket
-    for _ in range(slashes):
-        start = text.find("/", start) + 1
-        if not start:
-            return len(text)
-    return start
+    head = _HEAD.match(text)
+    return head.end() if head else 0
 
 
 def _is_shard_key(text: str) -> bool:

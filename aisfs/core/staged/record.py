@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from aisfs.model import Bucket, ObjectInfo, Provider
 
 LAYOUT = 1
+_TEXTS = ("endpoint", "key", "member", "base", "reason", "upload")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +41,11 @@ class StagedRecord:
         bucket = self.bucket
         fields = {
             "layout": LAYOUT,
-            "endpoint": self.endpoint,
             "provider": bucket.provider.value,
             "bucket": bucket.name,
             "namespace": bucket.namespace,
-            "key": self.key,
-            "member": self.member,
-            "base": self.base,
             "mode": self.mode,
-            "reason": self.reason,
-            "upload": self.upload,
+            **{name: getattr(self, name) for name in _TEXTS},
         }
         return json.dumps(fields).encode()  # indented it would take ten times as long
 
@@ -61,20 +57,14 @@ class StagedRecord:
             ValueError: this is not a record of this layout.
         """
         try:
-            fields = json.loads(data)
+            fields = {"upload": "", **json.loads(data)}  # older records have none
             if fields["layout"] != LAYOUT:
                 raise ValueError(f"a record of layout {fields['layout']}, not {LAYOUT}")
+            provider, mode = Provider(fields["provider"]), fields["mode"]
             return cls(
-                endpoint=str(fields["endpoint"]),
-                bucket=Bucket(
-                    str(fields["bucket"]), Provider(fields["provider"]), str(fields["namespace"])
-                ),
-                key=str(fields["key"]),
-                member=str(fields["member"]),
-                base=str(fields["base"]),
-                mode=None if fields["mode"] is None else int(fields["mode"]),
-                reason=str(fields["reason"]),
-                upload=str(fields.get("upload", "")),  # older records have none
+                bucket=Bucket(str(fields["bucket"]), provider, str(fields["namespace"])),
+                mode=None if mode is None else int(mode),
+                **{name: str(fields[name]) for name in _TEXTS},
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a record of a staged file: {error}") from error

@@ -9,6 +9,7 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from statistics import median_low
 
 from aisfs.core.index.member_index import MemberIndex, MemberKind
 from aisfs.core.views.directory_tree import MembersView
@@ -37,9 +38,7 @@ class Sizes:
 
 def sizes_of(values: "array[int]") -> Sizes:
     """Return the statistics of one or more sizes."""
-    ordered = sorted(values)
-    median = ordered[(len(ordered) - 1) // 2]
-    return Sizes(len(ordered), ordered[0], median, ordered[-1], sum(ordered))
+    return Sizes(len(values), min(values), median_low(values), max(values), sum(values))
 
 
 def shown_rows(view: MembersView) -> list[tuple[int, bytes]]:

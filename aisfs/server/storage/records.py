@@ -5,12 +5,10 @@ server, it no longer matches and the row is ignored. A PUT inserts the new row *
 keeps the old file's row, so at any instant, even after kill -9, the current file has its row.
 """
 
-import contextlib
 import json
 import logging
 import sqlite3
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,52 +47,42 @@ class Records:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._opened: sqlite3.Connection | None = None
         self._properties: dict[str, Any] | None = None
         self._has_chunks: bool | None = None
 
     def find(self, key: bytes, size: int, mtime_ns: int) -> Record | None:
         """Return the record of exactly this file, or None when there is none."""
-        with self._lock:
-            if (db := self._reader()) is None:
-                return None
-            row = db.execute(
-                "SELECT version, checksum_type, checksum, custom, chunks, damage FROM objects"
-                " WHERE key = ? AND size = ? AND mtime_ns = ?",
-                (key, size, mtime_ns),
-            ).fetchone()
-        return _record(row) if row else None
+        rows = self._rows(
+            "SELECT version, checksum_type, checksum, custom, chunks, damage FROM objects"
+            " WHERE key = ? AND size = ? AND mtime_ns = ?",
+            (key, size, mtime_ns),
+        )
+        return _record(rows[0]) if rows else None
 
     def between(self, first: bytes, last: bytes) -> dict[tuple[bytes, int, int], Record]:
         """Return all records of keys from `first` to `last`, both included, by key, size, mtime."""
-        with self._lock:
-            if (db := self._reader()) is None:
-                return {}
-            rows = db.execute(
-                "SELECT key, size, mtime_ns, version, checksum_type, checksum, custom, chunks,"
-                " damage FROM objects"
-                " WHERE key >= ? AND key <= ?",
-                (first, last),
-            ).fetchall()
+        rows = self._rows(
+            "SELECT key, size, mtime_ns, version, checksum_type, checksum, custom, chunks,"
+            " damage FROM objects"
+            " WHERE key >= ? AND key <= ?",
+            (first, last),
+        )
         return {(row[0], row[1], row[2]): _record(row[3:]) for row in rows}
 
     def damaged(self) -> list[bytes]:
         """Return the keys that have, or recently had, a damaged object."""
-        with self._lock:
-            if (db := self._reader()) is None:
-                return []
-            query = "SELECT DISTINCT key FROM objects WHERE damage != ''"
-            return [row[0] for row in db.execute(query).fetchall()]
+        rows = self._rows("SELECT DISTINCT key FROM objects WHERE damage != ''")
+        return [row[0] for row in rows]
 
     @property
     def has_chunks(self) -> bool:
         """Whether any object of the bucket may have been uploaded in parts."""
         with self._lock:
             if self._has_chunks is None:
-                db = self._reader()
                 query = "SELECT 1 FROM objects WHERE chunks != '' LIMIT 1"
-                self._has_chunks = db is not None and db.execute(query).fetchone() is not None
+                self._has_chunks = bool(self._rows(query))
             return self._has_chunks
 
     def store(
@@ -111,7 +99,7 @@ class Records:
         """
         custom = json.dumps(record.custom) if record.custom else ""
         old_size, old_mtime = keep or (-1, -1)
-        with self._lock, self._writer() as db:
+        with self._lock, self._connection() as db:
             self._has_chunks = True if record.chunks else self._has_chunks
             db.execute("BEGIN IMMEDIATE")
             db.execute(
@@ -135,26 +123,19 @@ class Records:
 
     def forget(self, key: bytes) -> None:
         """Delete all records of a key."""
-        with self._lock:
-            if self._reader() is None:
-                return
-            with self._writer() as db:
-                db.execute("DELETE FROM objects WHERE key = ?", (key,))
+        self._rows("DELETE FROM objects WHERE key = ?", (key,))
 
     def properties(self) -> dict[str, Any]:
         """Return the stored bucket properties; empty when nothing was ever set."""
         with self._lock:
             if self._properties is None:
-                self._properties = {}
-                if (db := self._reader()) is not None:
-                    query = "SELECT value FROM bucket WHERE name = 'properties'"
-                    if (row := db.execute(query).fetchone()) is not None:
-                        self._properties = dict(json.loads(row[0]))
+                rows = self._rows("SELECT value FROM bucket WHERE name = 'properties'")
+                self._properties = dict(json.loads(rows[0][0])) if rows else {}
             return dict(self._properties)
 
     def set_properties(self, value: dict[str, Any]) -> None:
         """Replace the stored bucket properties."""
-        with self._lock, self._writer() as db:
+        with self._lock, self._connection() as db:
             db.execute(
                 "INSERT OR REPLACE INTO bucket VALUES ('properties', ?)", (json.dumps(value),)
             )
@@ -174,16 +155,12 @@ class Records:
         for ending in ("", "-wal", "-shm"):
             self.path.with_name(self.path.name + ending).unlink(missing_ok=True)
 
-    def _reader(self) -> sqlite3.Connection | None:
-        # Reading must not create a database.
-        if self._opened is None and not self.path.exists():
-            return None
-        return self._connection()
-
-    @contextlib.contextmanager
-    def _writer(self) -> Iterator[sqlite3.Connection]:
-        with self._connection() as db:
-            yield db
+    def _rows(self, query: str, values: tuple[object, ...] = ()) -> list[Any]:
+        with self._lock:
+            # Reading must not create a database.
+            if self._opened is None and not self.path.exists():
+                return []
+            return self._connection().execute(query, values).fetchall()
 
     def _connection(self) -> sqlite3.Connection:
         if self._opened is None:
