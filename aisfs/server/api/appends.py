@@ -88,7 +88,7 @@ class Appends:
             given = request.header("Ais-Checksum-Value")
             if given and request.header("Ais-Checksum-Type") == kind and given != checksum:
                 raise failures.wrong_checksum(kind, checksum, given)
-            self._objects.publish(bucket, key, work, checksum=checksum)
+            self._objects.publish(bucket, key, work, kind=kind, checksum=checksum)
         finally:
             work.unlink(missing_ok=True)
         return Reply()

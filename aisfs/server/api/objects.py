@@ -210,8 +210,10 @@ class Objects:
             if check and computed != given:
                 context = uri_of(bucket.name, key)
                 raise failures.wrong_checksum(given_type, given, computed, context)
-            checksum = hashers[0].hexdigest()
-            found = self.publish(bucket, key, work, custom, checksum=checksum, fresh=skip)
+            # The bucket's checksum type may have changed meanwhile.
+            found = self.publish(
+                bucket, key, work, custom, kind=kind, checksum=hashers[0].hexdigest(), fresh=skip
+            )
         return Reply(headers=attributes(found))
 
     def publish(
