@@ -151,8 +151,8 @@ class MemberIndexBuilder:
     def contents_of(self, suffix: bytes, first: int, size_max: int) -> Iterator[tuple[int, int]]:
         """Yield offset and size of the files from row `first` on whose names end in `suffix`.
 
-        Case does not matter. Left out are those that are empty, larger than `size_max`, cut off or
-        sparse.
+        Case is ignored. Empty, truncated and sparse files, and those larger than `size_max`, are left
+        out.
         """
         columns = self._columns
         start = columns.ends[first - 1] if first else 0

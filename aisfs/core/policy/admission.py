@@ -213,7 +213,7 @@ class Admission(Generic[KeyT]):
         return victims
 
     def resize(self, key: KeyT, size: int) -> None:
-        """Correct what a resident takes, whatever the limit; harmless for a key that is none."""
+        """Correct the size of a resident, even past the limit; no effect for other keys."""
         entry = self._idle.get(key) or self._pinned.get(key)
         if entry is not None:
             self.used += size - entry.size

@@ -29,7 +29,7 @@ CONTINUED_SECONDS = 5.0
 """How stale a directory may be for the next page of a listing."""
 
 
-def bytewise(name: bytes) -> Any:  # noqa: ANN401 - whatever sorts
+def bytewise(name: bytes) -> Any:  # noqa: ANN401 - any sort key
     """Sort names of one directory by their bytes."""
     return name
 

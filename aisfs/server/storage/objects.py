@@ -167,7 +167,7 @@ class Storage:
         """
         now = time.time_ns()
         if old is not None:
-            now = max(now, old.mtime_ns + 1)  # records are told apart by the time of change
+            now = max(now, old.mtime_ns + 1)  # records are distinguished by mtime
         os.utime(work, ns=(now, now))
         status = os.stat(work)
         keep = old.identity if old else None
