@@ -16,7 +16,7 @@ import trio
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from aisfs.app.services import OpenSource, open_source
+from aisfs.app.source import OpenSource, open_source
 from aisfs.config import ClusterSettings
 from aisfs.core.checksums import DEFAULT_TYPE, hasher_of, is_known
 from aisfs.core.namespace.sources import BucketSource, DirectorySource, parse_source

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import trio
 
-from aisfs.app.services import connect
+from aisfs.app.source import connect
 from aisfs.config import ClusterSettings, WriteSettings
 from aisfs.core.checksums import is_known
 from aisfs.core.namespace.sources import DirectorySource, Everything

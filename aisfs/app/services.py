@@ -1,31 +1,25 @@
-"""What mounting, inspecting and packing stand on: the store of a source and the services that read it."""
+"""The services that read a source, for mounting and inspecting."""
 
 import logging
-import os
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import assert_never
 
 import trio
 
-from aisfs.ais.client import AISClient
 from aisfs.app.plan import SourcePlan, is_local, origin_of
+from aisfs.app.source import OpenSource, open_source
 from aisfs.cache.disk.block_cache import LEAST, BlockCache
 from aisfs.cache.disk.directory import CacheDirectory
 from aisfs.cache.index_cache import IndexCache
 from aisfs.cache.metadata_cache import MetadataCache
-from aisfs.config import ClusterSettings, View
+from aisfs.config import View
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.index.nested_tars import MAX_NESTING
 from aisfs.core.namespace.sources import (
-    BucketSource,
     DatasetSource,
-    DirectorySource,
-    Everything,
     Source,
 )
 from aisfs.core.views.directory_tree import MembersView, members_only, without_folders
@@ -43,19 +37,11 @@ from aisfs.engine.read.reader import Reader
 from aisfs.engine.read.unpacker import Unpacker
 from aisfs.engine.write.staging import StagingArea
 from aisfs.errors import (
-    AccessDenied,
     AisfsError,
-    BucketNotFound,
     ConfigError,
-    NotFound,
-    SourceMissing,
-    Unavailable,
 )
-from aisfs.filesystem.nodes import DatasetNode, DirectoryNode, Node, RootNode
+from aisfs.filesystem.nodes import DirectoryNode, Node
 from aisfs.metrics import Metrics
-from aisfs.model import Bucket
-from aisfs.store.local.store import LocalStore
-from aisfs.store.pipeline import CallPipeline
 from aisfs.store.port import WritableStore
 
 log = logging.getLogger(__name__)
@@ -67,105 +53,6 @@ INDEX_DISK_LIMIT = 2**30
 """Indexes take a sixteenth of the disk cache, but never more than this: some 200 million members."""
 CLOCK = time.monotonic
 """The clock by which listings expire; unlike trio's own, any thread may ask it."""
-
-
-# The store ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class OpenSource:
-    """A source whose store is connected."""
-
-    source: Source
-    """As planned, but the local files of a dataset have a bucket."""
-    root: Node
-    store: WritableStore
-
-    @property
-    def bucket(self) -> Bucket:
-        """The bucket of a source that is one, or of a directory."""
-        assert isinstance(self.root, DirectoryNode), "the caller has a bucket or a directory"
-        return self.root.bucket
-
-
-def connect(source: Source, cluster: ClusterSettings) -> OpenSource:
-    """Return a source with the store that has its objects, without asking the store anything."""
-    match source:
-        case DirectorySource(path):
-            local = LocalStore(path)
-            return OpenSource(source, DirectoryNode(local.bucket, ""), local)
-        case BucketSource(bucket, prefix):
-            return OpenSource(source, DirectoryNode(bucket, prefix), AISClient(cluster))
-        case Everything():
-            return OpenSource(source, RootNode(), AISClient(cluster))
-        case DatasetSource() if source.local:
-            root = source.common_directory(os.path.realpath)
-            local = LocalStore(Path(root))
-            found = source.below(root, local.bucket, os.path.realpath)
-            return OpenSource(found, DatasetNode(), local)
-        case DatasetSource():
-            return OpenSource(source, DatasetNode(), AISClient(cluster))
-        case _:
-            assert_never(source)
-
-
-@asynccontextmanager
-async def open_source(
-    source: Source,
-    cluster: ClusterSettings,
-    metrics: Metrics | None = None,
-    *,
-    may_be_unlistable: bool = False,
-) -> AsyncIterator[OpenSource]:
-    """Connect the store of a source, with retries, once it has answered; count its calls.
-
-    Raises:
-        AisfsError: the store cannot be reached, or the source does not exist.
-    """
-    found = connect(source, cluster)
-    try:
-        try:
-            with suppress(*[AccessDenied] if may_be_unlistable else []):
-                await _check(found.store, found.source)
-        except Unavailable as error:
-            raise Unavailable(f"{cluster.endpoint} does not answer: {error}") from error
-        pipeline = CallPipeline(found.store, deadline=cluster.io_timeout, metrics=metrics)
-        yield replace(found, store=pipeline)
-    finally:
-        with trio.CancelScope(shield=True):
-            await found.store.aclose()
-
-
-async def _check(store: WritableStore, source: Source) -> None:
-    """Ask once, without retries: what cannot work should fail at once."""
-    match source:
-        case BucketSource(bucket, prefix):
-            occupied = await _check_bucket(store, bucket, prefix)
-            if prefix and not occupied:
-                await _check_no_object(store, bucket, prefix.removesuffix("/"))
-        case DatasetSource():
-            for bucket in source.buckets:
-                await _check_bucket(store, bucket, "")
-        case Everything():
-            await store.list_buckets()
-
-
-async def _check_bucket(store: WritableStore, bucket: Bucket, prefix: str) -> bool:
-    """Check that a bucket exists; return whether anything is below `prefix`."""
-    try:
-        return bool((await store.first_keys(bucket, prefix, 1)).found)
-    except BucketNotFound as error:
-        raise BucketNotFound(f"bucket {bucket} does not exist; `ais ls` shows what does") from error
-
-
-async def _check_no_object(store: WritableStore, bucket: Bucket, key: str) -> None:
-    """Refuse an object in place of a directory; an empty directory is fine."""
-    with suppress(NotFound, AccessDenied):
-        await store.head(bucket, key)
-        raise SourceMissing(f"{bucket}/{key} is an object, not a directory of objects")
-
-
-# The services ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
