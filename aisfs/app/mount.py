@@ -171,7 +171,7 @@ async def _build(plan: MountPlan, services: Services, on_ready: Callable[[], Non
     operations = Operations(
         filesystem,
         write,
-        Xattrs(filesystem, folders, services.metrics, services.coverage),
+        Xattrs(filesystem, services.metrics, services.coverage),
         services.metrics,
         negative_timeout=plan.tree.negative_ttl,
         on_ready=lambda: services.nursery.start_soon(report),

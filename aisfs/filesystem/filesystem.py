@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from aisfs.core.index.member_index import MemberKind
 from aisfs.core.namespace.inodes import ROOT, directory_number, member_number, split_member
 from aisfs.core.namespace.keys import NAME_MAX
+from aisfs.core.views.directory_tree import MembersView
 from aisfs.engine.dataset.synthetic_reader import SyntheticReader
 from aisfs.engine.fetch.part import Data
 from aisfs.engine.listing.overlay import Overlay
@@ -97,14 +98,14 @@ class FileSystem:
             raise NameTooLong(f"{name!r} is longer than {NAME_MAX} bytes")
         node = await self.settled(parent)
         if isinstance(node, ShardNode):
-            with self.noticing_change(node):
-                file = await self.new_member(node, parent, name)
-                if file is not None:
-                    entry: Entry | None = Entry(name, self.inodes.written_attr(file), 0.0)
-                else:
-                    entry = await self.folders.find(node, parent, name)
+            check_directory(node, parent)
+            file = await self.new_member(node, parent, name)
+            if file is not None:
+                self.inodes.remember(file.ino, file.node)
+                return Entry(name, self.inodes.written_attr(file), 0.0)
+            entry = self.folders.find(await self.view(node), node, parent, name)
             if entry is not None:
-                self.inodes.remember(entry.attr.ino, node if file is None else file.node)
+                self.inodes.remember(entry.attr.ino, node)
             return entry
         if isinstance(node, FileNode):
             raise NotADirectory(f"{_name(node)} is not a directory")
@@ -147,8 +148,14 @@ class FileSystem:
         node = self.inodes.node(ino)
         if not isinstance(node, ShardNode):
             return self.inodes.attr(node, ino)
+        if is_folder(ino):  # the folder itself must not cost a scan: `ls -l` shows it
+            return self.folders.folder(node, ino)
+        return self.folders.attr(await self.view(node), node, ino)
+
+    async def view(self, node: ShardNode) -> MembersView:
+        """Return the members of a shard, which is scanned unless it was opened before."""
         with self.noticing_change(node):
-            return await self.folders.attr(node, ino)
+            return await self.folders.view(node)
 
     # directories -----------------------------------------------------------------------------
 
@@ -159,8 +166,7 @@ class FileSystem:
             raise NotADirectory(f"{_name(node)} is not a directory")
         if isinstance(node, ShardNode):
             check_directory(node, ino)
-            with self.noticing_change(node):
-                view = await self.folders.view(node)
+            view = await self.view(node)
             self._reader.folder_listed(node.bucket, node.info)
             return self.handles.of_members(view, node, ino)
         return self.handles.of_children(ino, await self.tree.children(node, ino))
@@ -202,8 +208,7 @@ class FileSystem:
         if isinstance(node, ShardNode):
             _, is_directory, row = split_member(ino) or (0, True, 0)
             if not is_directory:
-                with self.noticing_change(node):
-                    index = (await self.folders.view(node)).index
+                index = (await self.view(node)).index
                 opened = self._reader.open_member(node.bucket, node.info, index, row, again=again)
                 return FileHandle(node, opened)
         raise IsADirectory("is a directory")
@@ -266,8 +271,7 @@ class FileSystem:
         node = self.inodes.node(ino)
         parts = split_member(ino)
         if isinstance(node, ShardNode) and parts is not None and not parts[1]:
-            with self.noticing_change(node):
-                index = (await self.folders.view(node)).index
+            index = (await self.view(node)).index
             if index.kind(parts[2]) is MemberKind.SYMLINK:
                 return index.link_target(parts[2])
         raise NotFound("not a symbolic link")

@@ -73,7 +73,7 @@ class InstantAnswers:
             path = self._folders.path_in(view, parent, name)
             if self._files.of_member(node.bucket, node.info.key, path) is not None:
                 return WOULD_WAIT
-        entry = self._folders.find_in(view, node, parent, name)
+        entry = self._folders.find(view, node, parent, name)
         if entry is not None:
             self._inodes.remember(entry.attr.ino, node)
         return entry
@@ -88,7 +88,7 @@ class InstantAnswers:
         if is_folder(ino):
             return self._folders.folder(node, ino)
         view = self._folders.try_view(node)
-        return self._folders.attr_in(view, node, ino) if view is not None else None
+        return self._folders.attr(view, node, ino) if view is not None else None
 
     def try_directory(self, ino: int, offset: int) -> DirectoryHandle | None:
         """Give a snapshot of a directory to read on from `offset`."""

@@ -39,13 +39,7 @@ class ShardFolders:
         """Give the members of a shard that is open. Waits for nothing."""
         return self._indexer.try_open(shard.bucket, shard.info)
 
-    async def attr(self, shard: ShardNode, ino: int) -> Attr:
-        """Describe the member or directory with the number `ino`."""
-        if is_folder(ino):  # the folder itself must not cost a scan: `ls -l` shows it
-            return self.folder(shard, ino)
-        return self.attr_in(await self.view(shard), shard, ino)
-
-    def attr_in(self, view: MembersView, shard: ShardNode, ino: int) -> Attr:
+    def attr(self, view: MembersView, shard: ShardNode, ino: int) -> Attr:
         """Describe the member or directory with the number `ino` of an open shard."""
         first, is_directory, low = _split(ino)
         child = Child(b"", None, low) if is_directory else Child(b"", low, None)
@@ -55,12 +49,7 @@ class ShardFolders:
         """Describe the folder of a shard without opening it."""
         return self._make.directory(ino, shard.info.mtime_ns)
 
-    async def find(self, shard: ShardNode, ino: int, name: bytes) -> Entry | None:
-        """Look up a name in the directory with the number `ino`."""
-        check_directory(shard, ino)
-        return self.find_in(await self.view(shard), shard, ino, name)
-
-    def find_in(self, view: MembersView, shard: ShardNode, ino: int, name: bytes) -> Entry | None:
+    def find(self, view: MembersView, shard: ShardNode, ino: int, name: bytes) -> Entry | None:
         """Look up a name in the directory with the number `ino` of an open shard."""
         first, _, low = _split(ino)
         child = view.directory(low).find(name)

@@ -9,7 +9,6 @@ from aisfs.engine.read.cache_coverage import CacheCoverage
 from aisfs.errors import NoSuchAttribute
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.nodes import ObjectNode, ShardNode
-from aisfs.filesystem.shard_folders import ShardFolders
 from aisfs.metrics import Metrics
 from aisfs.model import ByteRange
 from aisfs.redaction import shown
@@ -30,18 +29,11 @@ KEPT = b"user.aisfs.kept"
 class Xattrs:
     """Reads the extended attributes of an inode."""
 
-    def __init__(
-        self,
-        filesystem: FileSystem,
-        folders: ShardFolders,
-        metrics: Metrics,
-        keeping: CacheCoverage,
-    ) -> None:
+    def __init__(self, filesystem: FileSystem, metrics: Metrics, coverage: CacheCoverage) -> None:
         """Serve what the collaborators know."""
-        self._keeping = keeping
         self._filesystem = filesystem
-        self._folders = folders
         self._metrics = metrics
+        self._coverage = coverage
 
     async def get(self, ino: int, name: bytes) -> bytes:
         """Give one attribute.
@@ -74,16 +66,16 @@ class Xattrs:
         node = self._filesystem.inodes.node(ino)
         if isinstance(node, ObjectNode):
             whole = ByteRange(0, node.info.size)
-            return await self._keeping.cached(node.bucket, node.info, whole)
+            return await self._coverage.cached(node.bucket, node.info, whole)
         if isinstance(node, ShardNode):
             _, is_directory, low = split_member(ino) or (0, True, 0)
-            with self._filesystem.noticing_change(node):
-                if is_directory and low == 0:
-                    return await self._keeping.save_index(node.bucket, node.info)
-                index = (await self._folders.view(node)).index
+            if is_directory and low == 0:
+                with self._filesystem.noticing_change(node):
+                    return await self._coverage.save_index(node.bucket, node.info)
+            index = (await self._filesystem.view(node)).index
             if not is_directory and index.form is Form.TAR and index.plain(low):
                 place = index.data_range(low)
-                return await self._keeping.cached(node.bucket, node.info, place)
+                return await self._coverage.cached(node.bucket, node.info, place)
         raise NoSuchAttribute(f"nobody knows how much of inode {ino} is kept")
 
     async def _all(self, ino: int) -> Mapping[bytes, bytes]:
@@ -99,8 +91,7 @@ class Xattrs:
     async def _in_shard(self, node: ShardNode, ino: int) -> Mapping[bytes, bytes]:
         shard = node.info.key.encode(errors="surrogateescape")
         _, is_directory, low = split_member(ino) or (0, True, 0)
-        with self._filesystem.noticing_change(node):
-            view = await self._folders.view(node)
+        view = await self._filesystem.view(node)
         if not is_directory:
             if view.index.form is not Form.TAR:  # it is no plain range of the object
                 return {SHARD: shard}

@@ -118,8 +118,7 @@ class Creator:
         assert isinstance(now, ShardNode), "only shards have members"
         if await self._filesystem.new_member(now, parent, name) is not None:
             raise AlreadyExists(f"{name!r} is being written")
-        with self._filesystem.noticing_change(now):
-            found = await self._folders.find(now, parent, name)
+        found = self._folders.find(await self._filesystem.view(now), now, parent, name)
         if found is None:
             await self._folders.check_whole(node)
         return found

@@ -8,6 +8,21 @@ from typing import TypeVar, cast
 
 import pyfuse3
 import trio
+from pyfuse3 import (
+    EntryAttributes,
+    FileHandleT,
+    FileInfo,
+    FileNameT,
+    FlagT,
+    FUSEError,
+    InodeT,
+    ModeT,
+    ReaddirToken,
+    RequestContext,
+    SetattrFields,
+    StatvfsData,
+    XAttrNameT,
+)
 
 from aisfs.core.namespace.keys import NAME_MAX
 from aisfs.errors import NotPermitted, ReadOnly
@@ -88,75 +103,65 @@ class Operations(pyfuse3.Operations):
                 if pid and is_ending(pid):
                     scope.cancel()
 
-    async def _unless_left(self, ctx: pyfuse3.RequestContext, work: Awaitable[ResultT]) -> ResultT:
+    async def _unless_left(self, ctx: RequestContext, work: Awaitable[ResultT]) -> ResultT:
         with trio.CancelScope() as scope:
             self._callers[scope] = ctx.pid
             try:
                 return await work
             finally:
                 del self._callers[scope]
-        raise pyfuse3.FUSEError(errno.EINTR)
+        raise FUSEError(errno.EINTR)
 
     # names -----------------------------------------------------------------------------------
 
     @handler
     async def lookup(
-        self, parent_inode: pyfuse3.InodeT, name: pyfuse3.FileNameT, ctx: pyfuse3.RequestContext
-    ) -> pyfuse3.EntryAttributes:
+        self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext
+    ) -> EntryAttributes:
         """Look up a name; a missing one is an answer too, which the kernel may keep."""
         entry = await self._unless_left(ctx, self._filesystem.lookup(parent_inode, name))
         if entry is not None:
             return entry_attributes(entry)
         if not self.negative_timeout:
-            raise pyfuse3.FUSEError(errno.ENOENT)
-        missing = pyfuse3.EntryAttributes()
-        missing.st_ino = pyfuse3.InodeT(0)
+            raise FUSEError(errno.ENOENT)
+        missing = EntryAttributes()
+        missing.st_ino = InodeT(0)
         missing.entry_timeout = self.negative_timeout
         return missing
 
-    async def forget(self, inode_list: Sequence[tuple[pyfuse3.InodeT, int]]) -> None:
+    async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
         """Take back lookups. Must not fail."""
         for ino, count in inode_list:
             self._filesystem.forget(ino, count)
 
     @handler
-    async def getattr(
-        self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext
-    ) -> pyfuse3.EntryAttributes:
+    async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
         """Describe an inode."""
         return attributes(await self._unless_left(ctx, self._filesystem.getattr(inode)))
 
     @handler
-    async def readlink(
-        self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext
-    ) -> pyfuse3.FileNameT:
+    async def readlink(self, inode: InodeT, ctx: RequestContext) -> FileNameT:
         """Return the target of a symbolic link."""
-        return pyfuse3.FileNameT(await self._filesystem.readlink(inode))
+        return FileNameT(await self._filesystem.readlink(inode))
 
     # directories -----------------------------------------------------------------------------
 
     @handler
-    async def opendir(
-        self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext
-    ) -> pyfuse3.FileHandleT:
+    async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
         """Open a directory: list it."""
         return self._keep(await self._unless_left(ctx, self._filesystem.opendir(inode)))
 
     @handler
-    async def readdir(
-        self, fh: pyfuse3.FileHandleT, start_id: int, token: pyfuse3.ReaddirToken
-    ) -> None:
+    async def readdir(self, fh: FileHandleT, start_id: int, token: ReaddirToken) -> None:
         """Pack entries until the kernel's buffer is full."""
         if self.lists_by_inode():
-            await self._readdir_by_inode(pyfuse3.InodeT(fh), start_id, token)
+            await self._readdir_by_inode(InodeT(fh), start_id, token)
             return
         handle = self.handles[fh]
         assert isinstance(handle, DirectoryHandle), "the kernel reads a directory it opened"
         self._give_entries(handle, start_id, token)
 
-    async def _readdir_by_inode(
-        self, ino: pyfuse3.InodeT, start_id: int, token: pyfuse3.ReaddirToken
-    ) -> None:
+    async def _readdir_by_inode(self, ino: InodeT, start_id: int, token: ReaddirToken) -> None:
         with trio.CancelScope() as scope:
             self._listings.add(scope)
             try:
@@ -166,16 +171,14 @@ class Operations(pyfuse3.Operations):
             if not self._give_entries(handle, start_id, token):
                 self._filesystem.snapshots.end(ino)
             return
-        raise pyfuse3.FUSEError(errno.EINTR)
+        raise FUSEError(errno.EINTR)
 
     def end_listings(self) -> None:
         """End all listings that requests for directories by inode wait for; none does any more."""
         for scope in self._listings:
             scope.cancel()
 
-    def _give_entries(
-        self, handle: DirectoryHandle, start_id: int, token: pyfuse3.ReaddirToken
-    ) -> bool:
+    def _give_entries(self, handle: DirectoryHandle, start_id: int, token: ReaddirToken) -> bool:
         """Pack entries until the buffer is full; says whether there was any."""
         some = False
         entries = handle.entries(start_id)
@@ -183,13 +186,13 @@ class Operations(pyfuse3.Operations):
             entries = islice(entries, FIRST_ENTRIES)
         for offset, entry, node in entries:
             packed = entry_attributes(entry)
-            if not pyfuse3.readdir_reply(token, pyfuse3.FileNameT(entry.name), packed, offset):
+            if not pyfuse3.readdir_reply(token, FileNameT(entry.name), packed, offset):
                 return True
             self._filesystem.inodes.remember(entry.attr.ino, node)
             some = True
         return some
 
-    async def releasedir(self, fh: pyfuse3.FileHandleT) -> None:
+    async def releasedir(self, fh: FileHandleT) -> None:
         """Close a directory."""
         self.handles.drop(fh)
 
@@ -199,13 +202,11 @@ class Operations(pyfuse3.Operations):
     def _changes(self) -> WriteLayer:
         """What changes something, which the kernel stops asking for where nothing can be changed."""
         if self._write is None:
-            raise pyfuse3.FUSEError(errno.ENOSYS)
+            raise FUSEError(errno.ENOSYS)
         return self._write
 
     @handler
-    async def open(
-        self, inode: pyfuse3.InodeT, flags: pyfuse3.FlagT, ctx: pyfuse3.RequestContext
-    ) -> pyfuse3.FileInfo:
+    async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
         """Open a file; its pages are those of the inode, which every change here goes through."""
         opened: FileHandle | OpenFile
         if self._write is not None:
@@ -215,24 +216,19 @@ class Operations(pyfuse3.Operations):
         else:
             opened = await self._filesystem.open(inode)
         bypasses = isinstance(opened, OpenFile) and opened.bypasses_pages
-        return pyfuse3.FileInfo(fh=self._keep(opened), keep_cache=True, direct_io=bypasses)
+        return FileInfo(fh=self._keep(opened), keep_cache=True, direct_io=bypasses)
 
     @handler
     async def create(
-        self,
-        parent_inode: pyfuse3.InodeT,
-        name: pyfuse3.FileNameT,
-        mode: pyfuse3.ModeT,
-        flags: pyfuse3.FlagT,
-        ctx: pyfuse3.RequestContext,
-    ) -> tuple[pyfuse3.FileInfo, pyfuse3.EntryAttributes]:
+        self, parent_inode: InodeT, name: FileNameT, mode: ModeT, flags: FlagT, ctx: RequestContext
+    ) -> tuple[FileInfo, EntryAttributes]:
         """Make a file and open it."""
         entry, opened = await self._changes.creator.create(parent_inode, name, mode, flags)
         handle = self._keep(opened)
-        return pyfuse3.FileInfo(fh=handle, keep_cache=True), entry_attributes(entry)
+        return FileInfo(fh=handle, keep_cache=True), entry_attributes(entry)
 
     @handler
-    async def read(self, fh: pyfuse3.FileHandleT, off: int, size: int) -> bytes:
+    async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
         """Read a range."""
         # pyfuse3 sends any contiguous buffer; copying it into bytes first would cost a pass.
         handle = self.handles.file(fh)
@@ -241,27 +237,27 @@ class Operations(pyfuse3.Operations):
         return cast("bytes", await self._filesystem.read(handle, off, size))
 
     @handler
-    async def write(self, fh: pyfuse3.FileHandleT, off: int, buf: bytes) -> int:
+    async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
         """Write a range to the local disk."""
         handle = self.handles.file(fh)
         assert isinstance(handle, OpenFile), "the kernel writes to what it opened for writing"
         return await self._changes.files.write(handle, off, buf)
 
     @handler
-    async def flush(self, fh: pyfuse3.FileHandleT) -> None:
+    async def flush(self, fh: FileHandleT) -> None:
         """Commit: a file descriptor is closed. Its error is that of `close`."""
         await self._changes.files.flush(self.handles.file(fh))
 
     @handler
-    async def fsync(self, fh: pyfuse3.FileHandleT, datasync: bool) -> None:
+    async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
         """Commit."""
         await self._changes.files.flush(self.handles.file(fh))
 
     @handler
-    async def fsyncdir(self, fh: pyfuse3.FileHandleT, datasync: bool) -> None:
+    async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
         """Do nothing: changes of names are in the store when they return."""
 
-    async def release(self, fh: pyfuse3.FileHandleT) -> None:
+    async def release(self, fh: FileHandleT) -> None:
         """Close a file for good; an error has no one to go to."""
         handle = self.handles.drop(fh)
         ino = object_of(fh)
@@ -277,12 +273,12 @@ class Operations(pyfuse3.Operations):
     @handler
     async def setattr(
         self,
-        inode: pyfuse3.InodeT,
-        attr: pyfuse3.EntryAttributes,
-        fields: pyfuse3.SetattrFields,
-        fh: pyfuse3.FileHandleT | None,
-        ctx: pyfuse3.RequestContext,
-    ) -> pyfuse3.EntryAttributes:
+        inode: InodeT,
+        attr: EntryAttributes,
+        fields: SetattrFields,
+        fh: FileHandleT | None,
+        ctx: RequestContext,
+    ) -> EntryAttributes:
         """Change size, mode, owner or time; the time of the last access is kept nowhere."""
         changes = AttributeChanges(
             size=attr.st_size if fields.update_size else None,
@@ -295,45 +291,37 @@ class Operations(pyfuse3.Operations):
         opened = handle if isinstance(handle, OpenFile) else None
         return attributes(await self._changes.attributes.setattr(inode, changes, opened))
 
-    def _keep(self, opened: Opened) -> pyfuse3.FileHandleT:
-        return pyfuse3.FileHandleT(self.handles.keep(opened))
+    def _keep(self, opened: Opened) -> FileHandleT:
+        return FileHandleT(self.handles.keep(opened))
 
     # names that are changed ------------------------------------------------------------------
 
     @handler
-    async def unlink(
-        self, parent_inode: pyfuse3.InodeT, name: pyfuse3.FileNameT, ctx: pyfuse3.RequestContext
-    ) -> None:
+    async def unlink(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
         """Remove a file."""
         await self._changes.names.unlink(parent_inode, name)
 
     @handler
     async def mkdir(
-        self,
-        parent_inode: pyfuse3.InodeT,
-        name: pyfuse3.FileNameT,
-        mode: pyfuse3.ModeT,
-        ctx: pyfuse3.RequestContext,
-    ) -> pyfuse3.EntryAttributes:
+        self, parent_inode: InodeT, name: FileNameT, mode: ModeT, ctx: RequestContext
+    ) -> EntryAttributes:
         """Make a directory."""
         return entry_attributes(await self._changes.creator.mkdir(parent_inode, name, mode))
 
     @handler
-    async def rmdir(
-        self, parent_inode: pyfuse3.InodeT, name: pyfuse3.FileNameT, ctx: pyfuse3.RequestContext
-    ) -> None:
+    async def rmdir(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
         """Remove an empty directory."""
         await self._changes.names.rmdir(parent_inode, name)
 
     @handler
     async def rename(
         self,
-        parent_inode_old: pyfuse3.InodeT,
-        name_old: pyfuse3.FileNameT,
-        parent_inode_new: pyfuse3.InodeT,
-        name_new: pyfuse3.FileNameT,
-        flags: pyfuse3.FlagT,
-        ctx: pyfuse3.RequestContext,
+        parent_inode_old: InodeT,
+        name_old: FileNameT,
+        parent_inode_new: InodeT,
+        name_new: FileNameT,
+        flags: FlagT,
+        ctx: RequestContext,
     ) -> None:
         """Rename a file or a directory."""
         await self._changes.names.rename(
@@ -344,58 +332,41 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def symlink(
-        self,
-        parent_inode: pyfuse3.InodeT,
-        name: pyfuse3.FileNameT,
-        target: pyfuse3.FileNameT,
-        ctx: pyfuse3.RequestContext,
-    ) -> pyfuse3.EntryAttributes:
+        self, parent_inode: InodeT, name: FileNameT, target: FileNameT, ctx: RequestContext
+    ) -> EntryAttributes:
         """Refuse: EPERM, as link(2) and symlink(2) say of file systems without."""
         raise NotPermitted("there are no symbolic links in a bucket")
 
     @handler
     async def link(
-        self,
-        inode: pyfuse3.InodeT,
-        new_parent_inode: pyfuse3.InodeT,
-        new_name: pyfuse3.FileNameT,
-        ctx: pyfuse3.RequestContext,
-    ) -> pyfuse3.EntryAttributes:
+        self, inode: InodeT, new_parent_inode: InodeT, new_name: FileNameT, ctx: RequestContext
+    ) -> EntryAttributes:
         """Refuse."""
         raise NotPermitted("there are no hard links in a bucket")
 
     @handler
     async def mknod(
-        self,
-        parent_inode: pyfuse3.InodeT,
-        name: pyfuse3.FileNameT,
-        mode: pyfuse3.ModeT,
-        rdev: int,
-        ctx: pyfuse3.RequestContext,
-    ) -> pyfuse3.EntryAttributes:
+        self, parent_inode: InodeT, name: FileNameT, mode: ModeT, rdev: int, ctx: RequestContext
+    ) -> EntryAttributes:
         """Refuse."""
         raise NotPermitted("there are no devices, pipes and sockets in a bucket")
 
     # the rest --------------------------------------------------------------------------------
 
     @handler
-    async def getxattr(
-        self, inode: pyfuse3.InodeT, name: pyfuse3.XAttrNameT, ctx: pyfuse3.RequestContext
-    ) -> bytes:
+    async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
         """Return an extended attribute."""
         return await self._xattrs.get(inode, name)
 
     @handler
-    async def listxattr(
-        self, inode: pyfuse3.InodeT, ctx: pyfuse3.RequestContext
-    ) -> Sequence[pyfuse3.XAttrNameT]:
+    async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:
         """Name the extended attributes."""
-        return [pyfuse3.XAttrNameT(name) for name in await self._xattrs.names(inode)]
+        return [XAttrNameT(name) for name in await self._xattrs.names(inode)]
 
     @handler
-    async def statfs(self, ctx: pyfuse3.RequestContext) -> pyfuse3.StatvfsData:
+    async def statfs(self, ctx: RequestContext) -> StatvfsData:
         """Show a large file system with all room free: there is no cheap true answer."""
-        answer = pyfuse3.StatvfsData()
+        answer = StatvfsData()
         answer.f_bsize = answer.f_frsize = BLOCK_SIZE
         answer.f_blocks = answer.f_bfree = answer.f_bavail = BUCKET_BLOCKS
         answer.f_files = answer.f_ffree = answer.f_favail = 2**31
