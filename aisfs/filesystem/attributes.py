@@ -66,7 +66,7 @@ class AttrMaker:
         self._mounted_at_ns = mounted_at_ns
 
     def wall_ns(self, seconds: float) -> int:
-        """Give the time of day so many seconds after the mount."""
+        """Return the time of day so many seconds after the mount."""
         return self._mounted_at_ns + int(seconds * 1e9)
 
     def directory(
@@ -85,7 +85,7 @@ class AttrMaker:
         return Attr(ino, mode, size, mtime_ns, settings.uid, settings.gid)
 
     def file_mode(self, *, executable: bool = False) -> int:
-        """Give the mode of a regular file."""
+        """Return the mode of a regular file."""
         mode = self._settings.file_mode
         return stat.S_IFREG | (mode | (mode & 0o444) >> 2 if executable else mode)
 
@@ -101,7 +101,7 @@ class AttrMaker:
         return attr if mode is None else replace(attr, mode=stat.S_IFREG | mode)
 
     def objects(self, objects: Sequence[ObjectInfo]) -> tuple[list[int], list[int], list[int]]:
-        """Give sizes, times in nanoseconds and modes of objects, as `object` shows them."""
+        """Return sizes, times in nanoseconds and modes of objects, as `object` shows them."""
         sizes = [info.size for info in objects]
         plain = self.file_mode()
         if not any(info.custom for info in objects):

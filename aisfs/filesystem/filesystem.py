@@ -224,7 +224,7 @@ class FileSystem:
         return await self.read(await self.open(ino, again=offset > 0), offset, size)
 
     async def read_object(self, ino: int, offset: int, size: int) -> Data:
-        """Read an object as it is in this mount, whoever opened it."""
+        """Read an object as it is in this mount, whichever handle asks."""
         files = self.inodes.files.by_ino
         while True:
             file = files.get(ino)
@@ -243,7 +243,7 @@ class FileSystem:
                 now = files.get(ino)
                 changed_here = now is not None and (now.staged or now.base is not node.info)
                 if not changed_here and self.inodes.node(ino) == node:
-                    raise  # by somebody else
+                    raise  # changed by another client
 
     async def read(self, handle: FileHandle, offset: int, size: int) -> Data:
         """Read up to `size` bytes; shorter only at the end of the file.

@@ -17,11 +17,11 @@ class DirectoryHandle:
     entries: Callable[[int], Iterator[tuple[int, Entry, Node]]]
     """Gives (offset of the next, entry, node) behind an offset, again and again."""
     try_entries: Callable[[int], Iterator[tuple[int, Entry | None, Node]]]
-    """The same for the lane's thread; None for entries that only the trio thread can make."""
+    """The same for the dispatcher; None for entries that only the trio thread can make."""
     members: "MemberRows | None" = None
-    """The same of a directory in a shard, which never changes, for who packs many."""
+    """The same of a directory in a shard, which never changes, for packing many at once."""
     objects: "Callable[[int, int], ObjectRun | None]" = lambda *_: None
-    """The same of objects above the shards, for the lane's thread: those behind an offset, so many
+    """The same of objects above the shards, for the dispatcher: those behind an offset, so many
     at most; None when the next entry has to be taken from `known`."""
 
 
@@ -32,7 +32,7 @@ class ObjectRun:
     files: FileRun
     nodes: Sequence[ObjectNode]
     offsets: Sequence[int]
-    """Where whoever has got so far goes on, for each of them."""
+    """The offset behind each of them."""
     owner: tuple[int, int]
     """User and group."""
     timeout: float

@@ -218,7 +218,7 @@ class Inodes:
         file = self.files.of_key(node.bucket, node.info.key)
         if file is None or file.stands_for(node.info):
             return file
-        self.files.unname(file)  # somebody else wrote another version
+        self.files.unname(file)  # another client wrote another version
         return None
 
     def attr(self, node: Node, ino: int) -> Attr:
@@ -250,7 +250,7 @@ class Inodes:
     def keeps_listing(self, ino: int) -> bool:
         """Return whether the mtime of a directory tells when it has to be listed again.
 
-        It does not where somebody has set it.
+        It does not where it was set.
         """
         node = self.table.get(ino)
         if not isinstance(node, DirectoryNode):

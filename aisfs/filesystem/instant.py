@@ -91,7 +91,7 @@ class InstantAnswers:
         return self._folders.attr(view, node, ino) if view is not None else None
 
     def try_directory(self, ino: int, offset: int) -> DirectoryHandle | None:
-        """Give a snapshot of a directory to read on from `offset`."""
+        """Return a snapshot of a directory to read on from `offset`."""
         going_on = self._snapshots.under_way(ino, offset)
         if going_on is not None:
             return going_on

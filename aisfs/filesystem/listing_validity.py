@@ -38,7 +38,7 @@ class ListingValidity:
         self._turns: dict[int, _Epoch] = {}
 
     def listed(self, ino: int, expires: float) -> None:
-        """Take note that the kernel is given a listing which may be believed until `expires`."""
+        """Record that the kernel is given a listing which may be believed until `expires`."""
         with self._lock:
             before = self._turns.get(ino)
             if before is None:
@@ -48,7 +48,7 @@ class ListingValidity:
                 self._turns[ino] = _Epoch(since, expires, expires)
 
     def dropped(self, ino: int) -> None:
-        """Take note that the listing the kernel may hold turned out to be wrong."""
+        """Record that the listing the kernel may hold turned out to be wrong."""
         with self._lock:
             turn = self._turns.get(ino)
             if turn is not None:
@@ -61,7 +61,7 @@ class ListingValidity:
             self._turns.pop(ino, None)
 
     def of(self, ino: int, expires: float | None) -> tuple[float | None, float]:
-        """Say since when the directory is as it is, None if always, and for how many seconds.
+        """Return since when the directory is as it is, None if always, and for how many seconds.
 
         Args:
             ino: The directory.

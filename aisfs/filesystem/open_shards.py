@@ -1,4 +1,4 @@
-"""The members of open shards, for whoever pushes them into the kernel's page cache."""
+"""The members of open shards, for pushing them into the kernel's page cache."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Members:
         self._reader = reader
 
     def find(self, ino: int, last: OpenShard | None) -> OpenShard | None:
-        """Give the shard of a member or of a directory in it; None when it is not open.
+        """Return the shard of a member or of a directory in it; None when it is not open.
 
         `last` is what was found for it before, and is given again when nothing has changed.
         """
@@ -66,7 +66,7 @@ class Members:
     def pushed(
         self, shard: OpenShard, row: int, last: int, rows: Sequence[int], lacking: Sequence[int]
     ) -> None:
-        """Tell that members were read for somebody who need not ask for them.
+        """Record that members were read for a reader that need not ask for them.
 
         Args:
             shard: The shard.

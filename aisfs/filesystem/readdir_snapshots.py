@@ -13,14 +13,14 @@ DIRECTORIES_MAX = 256
 
 
 class ReaddirSnapshots:
-    """One for each directory that somebody has begun to read, by inode number."""
+    """One for each directory that is being read, by inode number."""
 
     def __init__(self) -> None:
-        """Nobody has begun yet."""
+        """Start with none."""
         self._latest: OrderedDict[int, DirectoryHandle] = OrderedDict()
 
     def under_way(self, ino: int, offset: int) -> DirectoryHandle | None:
-        """Give the snapshot to go on with at an offset, if there is one."""
+        """Return the snapshot to go on with at an offset, if there is one."""
         return self._latest.get(ino) if offset else None
 
     def begin(self, ino: int, handle: DirectoryHandle) -> DirectoryHandle:
@@ -31,5 +31,5 @@ class ReaddirSnapshots:
         return handle
 
     def end(self, ino: int) -> None:
-        """Let go of a snapshot, since somebody came to its end, or the kernel forgot the directory."""
+        """Let go of a snapshot, since a reader came to its end, or the kernel forgot the directory."""
         self._latest.pop(ino, None)

@@ -36,7 +36,7 @@ class ShardFolders:
 
     @any_thread
     def try_view(self, shard: ShardNode) -> MembersView | None:
-        """Give the members of a shard that is open. Waits for nothing."""
+        """Return the members of a shard that is open. Waits for nothing."""
         return self._indexer.try_open(shard.bucket, shard.info)
 
     def attr(self, view: MembersView, shard: ShardNode, ino: int) -> Attr:
@@ -56,25 +56,25 @@ class ShardFolders:
         return self._entry(shard, view, first, child) if child is not None else None
 
     async def path(self, shard: ShardNode, ino: int, name: bytes) -> str:
-        """Give the path, inside the shard, of a name in the directory with the number `ino`."""
+        """Return the path, inside the shard, of a name in the directory with the number `ino`."""
         check_directory(shard, ino)
         if is_folder(ino):
             return os.fsdecode(name)
         return self.path_in(await self.view(shard), ino, name)
 
     def path_in(self, view: MembersView, ino: int, name: bytes) -> str:
-        """Give the path of a name in the directory with the number `ino` of an open shard."""
+        """Return the path of a name in the directory with the number `ino` of an open shard."""
         folder = view.directory(_split(ino)[2]).path
         return os.fsdecode(folder + b"/" + name if folder else name)
 
     async def path_of(self, shard: ShardNode, ino: int) -> str:
-        """Give the path, inside the shard, of the directory with the number `ino`."""
+        """Return the path, inside the shard, of the directory with the number `ino`."""
         if is_folder(ino):
             return ""
         return os.fsdecode((await self.view(shard)).path(_split(ino)[2]))
 
     async def resolve(self, shard: ShardNode, first: int, path: str) -> Entry:
-        """Give the entry of what is at a path, in the shard whose first number is `first`.
+        """Return the entry of what is at a path, in the shard whose first number is `first`.
 
         Raises:
             NotFound: there is nothing.
@@ -86,7 +86,7 @@ class ShardFolders:
         return self._entry(shard, view, first, child)
 
     async def in_opened_tar(self, shard: ShardNode, ino: int) -> bool:
-        """Say whether the directory with the number `ino` is in a tar in the shard."""
+        """Return whether the directory with the number `ino` is in a tar in the shard."""
         _, _, low = _split(ino)
         return bool(low) and (await self.view(shard)).in_opened_tar(low)
 
@@ -166,7 +166,7 @@ def check_directory(shard: ShardNode, ino: int) -> None:
 
 
 def is_folder(ino: int) -> bool:
-    """Say whether `ino` is the folder of the shard itself."""
+    """Return whether `ino` is the folder of the shard itself."""
     return _split(ino)[1:] == (True, 0)
 
 

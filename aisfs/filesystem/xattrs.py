@@ -23,7 +23,7 @@ WARNINGS = b"user.aisfs.warnings"
 SKIPPED = b"user.aisfs.skipped"
 STATS = b"user.aisfs.stats"
 KEPT = b"user.aisfs.kept"
-"""Not listed: who copies all attributes shall not wait for the disk."""
+"""Not listed: a copy of all attributes must not wait for the disk."""
 
 
 class Xattrs:
@@ -36,7 +36,7 @@ class Xattrs:
         self._coverage = coverage
 
     async def get(self, ino: int, name: bytes) -> bytes:
-        """Give one attribute.
+        """Return one attribute.
 
         Raises:
             NoSuchAttribute: the inode has none of this name.
@@ -76,7 +76,7 @@ class Xattrs:
             if not is_directory and index.form is Form.TAR and index.plain(low):
                 place = index.data_range(low)
                 return await self._coverage.cached(node.bucket, node.info, place)
-        raise NoSuchAttribute(f"nobody knows how much of inode {ino} is kept")
+        raise NoSuchAttribute(f"it is not known how much of inode {ino} is kept")
 
     async def _all(self, ino: int) -> Mapping[bytes, bytes]:
         node = self._filesystem.inodes.node(ino)

@@ -1,4 +1,4 @@
-"""Who waits for a request: is it being ended?"""
+"""The process behind a request: is it being ended?"""
 
 import signal
 from pathlib import Path
@@ -12,7 +12,7 @@ _BLOCKED = b"SigBlk:"
 
 
 def is_ending(pid: int) -> bool | None:
-    """Say whether a signal that ends it waits for a thread; None when nothing is to be seen of it.
+    """Return whether a signal that ends it waits for a thread; None when nothing is to be seen of it.
 
     It may be gone, or of another user where /proc hides those.
     """

@@ -2,7 +2,7 @@
 
 Such a message may wait inside the kernel for a request under way: for a READ that has the page
 locked, for a LOOKUP in the same directory. So none of it is ever sent by a thread that answers
-requests, nor by one that such a thread could wait for; and nobody waits for this one, except a task
+requests, nor by one that such a thread could wait for; and none waits for this one, except a task
 of trio that waits for a while (`invalidated`).
 """
 
@@ -90,7 +90,7 @@ class Notifier:
     async def invalidated(self, parent: int, name: bytes) -> None:
         """Make the kernel look `name` up again, and wait until it knows, a second at most.
 
-        Whoever holds the lock of the directory may wait for the request of who waits here.
+        The holder of the directory's lock may wait for the request that waits here.
         """
         told = trio.Event()
         token = trio.lowlevel.current_trio_token()
@@ -112,11 +112,11 @@ class Notifier:
     # In the thread -------------------------------------------------------------------------------
 
     def store(self, ino: int, offset: int, data: Buffer) -> bool:
-        """Put bytes into the page cache of an inode; says whether the kernel knew it."""
+        """Put bytes into the page cache of an inode; returns whether the kernel knew it."""
         return self.send(notifications.store_header(ino, offset, len(data)), data)
 
     def send_all(self, messages: Iterable[Buffer]) -> list[int]:
-        """Send small messages, one after the other; gives the places of those refused."""
+        """Send small messages, one after the other; returns the places of those refused."""
         refused = []
         fd, write = self._fd, os.write
         self.sending_since = time.monotonic()  # of the first: all take less than a millisecond
@@ -132,7 +132,7 @@ class Notifier:
         return refused
 
     def send(self, *message: Buffer) -> bool:
-        """Send one message; says whether the kernel took it."""
+        """Send one message; returns whether the kernel took it."""
         self.sending_since = time.monotonic()
         try:
             os.writev(self._fd, message)

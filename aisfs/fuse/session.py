@@ -1,4 +1,4 @@
-"""A mount with the lane, from the descriptor to the last thread."""
+"""A mount with the fast path, from the descriptor to the last thread."""
 
 import logging
 import socket
@@ -18,7 +18,7 @@ from aisfs.filesystem.write.layer import WriteLayer
 from aisfs.fuse.fastpath.dispatcher import SPIN_SECONDS, Buffer, Dispatcher, grow
 from aisfs.fuse.fastpath.handlers import Handlers
 from aisfs.fuse.fastpath.interrupts import ASKING, LISTING, Interrupts
-from aisfs.fuse.fastpath.observer import Nobody, Observer
+from aisfs.fuse.fastpath.observer import NullObserver, Observer
 from aisfs.fuse.fastpath.pending import Pending
 from aisfs.fuse.fastpath.waiting_reads import WaitingReads
 from aisfs.fuse.fastpath.write_handlers import WriteHandlers
@@ -53,13 +53,13 @@ class FastPathSession:
         *,
         negative_timeout: float,
         spin: float = SPIN_SECONDS,
-        observe: Callable[[Notifier], Observer] = lambda notifier: Nobody(),
+        observe: Callable[[Notifier], Observer] = lambda notifier: NullObserver(),
         on_fault: Callable[[Buffer], None] = lambda _: None,
     ) -> None:
-        """Put a lane before `operations`.
+        """Put the fast path before `operations`.
 
         Args:
-            operations: Answers what the lane forwards.
+            operations: Answers what the dispatcher forwards.
             filesystem: The tree of both.
             answers: What of it can be answered at once.
             write: What changes it; None in a mount that is only read.
@@ -143,7 +143,7 @@ class FastPathSession:
             wanted=handlers.wanted,
             max_message=min(grow(ours), grow(its)),
         )
-        lane = Dispatcher(
+        dispatcher = Dispatcher(
             device.fd,
             ours,
             handlers.handlers,
@@ -158,13 +158,15 @@ class FastPathSession:
             on_fault=self._on_fault,
             spin=self._spin,
         )
-        interruptions.reply = lane.reply
+        interruptions.reply = dispatcher.reply
         interruptions.listing_left = partial(self._listing_left, pending)
         self._operations.lists_by_inode = lambda: handlers.lists_by_inode
         self._filesystem.kernel = notifier
-        self._metrics.before_text.append(partial(_count, lane.answered, Counter(), self._metrics))
-        watchdog = Watchdog(device, lane, notifier, pending, interruptions)
-        return _Threads(device, lane, notifier, watchdog, reads, requests, pending)
+        self._metrics.before_text.append(
+            partial(_count, dispatcher.answered, Counter(), self._metrics)
+        )
+        watchdog = Watchdog(device, dispatcher, notifier, pending, interruptions)
+        return _Threads(device, dispatcher, notifier, watchdog, reads, requests, pending)
 
     @any_thread
     def _listing_left(self, pending: Pending) -> None:
@@ -193,16 +195,16 @@ class FastPathSession:
         )
 
     def _start(self, threads: "_Threads", nursery: trio.Nursery) -> None:
-        threads.reads.open(nursery, threads.lane.reply)
+        threads.reads.open(nursery, threads.dispatcher.reply)
         if threads.requests is not None:
-            threads.requests.open(nursery, threads.lane.reply)
+            threads.requests.open(nursery, threads.dispatcher.reply)
         threads.notifier.start()
         end = partial(self._ended, threads.pending, nursery)
-        threads.lane.start(lambda: self._token.run_sync_soon(end))
+        threads.dispatcher.start(lambda: self._token.run_sync_soon(end))
         threads.watchdog.start()
 
     def _ended(self, pending: Pending, nursery: trio.Nursery) -> None:
-        """The kernel is gone: nobody waits for an answer any more, but changes are to be made."""
+        """The kernel is gone: no caller waits for an answer any more, but changes are to be made."""
         if self._serving:
             nursery.start_soon(self._end, pending, nursery)
         else:
@@ -224,7 +226,7 @@ class _Threads:
     """All threads of a mount, and what they share."""
 
     device: Device
-    lane: Dispatcher
+    dispatcher: Dispatcher
     notifier: Notifier
     watchdog: Watchdog
     reads: WaitingReads
@@ -236,22 +238,22 @@ class _Threads:
         """End them in the order that leaves none stuck; then unmount, and let go of the device.
 
         The notifier may wait inside the kernel for any request to be answered. So first it is
-        ended, while the lane still answers: whatever it cannot answer by itself, with an error.
+        ended, while the dispatcher still answers: whatever it cannot answer by itself, with an error.
         """
         self.watchdog.stop()
-        self.lane.refuse()
+        self.dispatcher.refuse()
         if not self.notifier.close():
             aborted = self.device.abort()
             log.error(
                 "a notification hangs; the connection was %saborted", "" if aborted else "not "
             )
-        self.lane.stop()
+        self.dispatcher.stop()
         self.device.unmount()
         self.device.close()
 
 
 def _count(answered: Counter[int], told: Counter[int], metrics: Metrics) -> None:
-    """Bring what the lane counted into the metrics."""
+    """Bring what the dispatcher counted into the metrics."""
     for opcode, count in dict(answered).items():
         name = Opcode(opcode).name.lower() if opcode in set(Opcode) else str(opcode)
         metrics.operations.labels(name, "lane").inc(count - told[opcode])

@@ -1,4 +1,4 @@
-"""The thread that sees to it that nothing hangs for ever.
+"""The thread that ends what hangs.
 
 A message to the kernel that is stuck cannot be ended by a signal, not even by `kill -9`, and neither
 can a process that waits for an answer from a thread that hangs. Aborting the connection ends both.
@@ -30,14 +30,14 @@ class Watchdog:
     def __init__(
         self,
         device: Device,
-        lane: Dispatcher,
+        dispatcher: Dispatcher,
         notifier: Notifier,
         pending: Pending,
         interruptions: Interrupts,
     ) -> None:
         """Watch over all of these once `start` is called."""
         self._device = device
-        self._lane = lane
+        self._dispatcher = dispatcher
         self._notifier = notifier
         self._pending = pending
         self._interruptions = interruptions
@@ -74,8 +74,8 @@ class Watchdog:
 
     def stuck(self, now: float) -> tuple[str, float] | None:
         """Name what seems to hang, and since when."""
-        names = ("the lane's thread", "the thread for replies")
-        for name, since in zip(names, self._lane.busy_since, strict=True):
+        names = ("the dispatcher", "the reply thread")
+        for name, since in zip(names, self._dispatcher.busy_since, strict=True):
             if since is not None and now - since > STUCK_SECONDS:
                 return name, since
         since = self._notifier.sending_since

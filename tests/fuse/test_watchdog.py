@@ -19,7 +19,7 @@ from aisfs.filesystem.attributes import Attr
 from aisfs.fuse import watchdog
 from aisfs.fuse.fastpath.dispatcher import SILENCE, Dispatcher
 from aisfs.fuse.fastpath.interrupts import Interrupts
-from aisfs.fuse.fastpath.observer import Nobody
+from aisfs.fuse.fastpath.observer import NullObserver
 from aisfs.fuse.fastpath.pending import Pending
 from aisfs.fuse.mounting.device import Device, mount_device
 from aisfs.fuse.notifier import Notifier
@@ -57,7 +57,7 @@ class Stand:
                 lambda flags: None, without=InitFlag(0), wanted=InitFlag.PARALLEL_DIROPS,
                 max_message=1 << 20,
             ),
-            observer=Nobody(),
+            observer=NullObserver(),
             on_fault=lambda _: None,
         )  # fmt: skip
         self.watchdog = Watchdog(

@@ -103,11 +103,11 @@ class Names(Protocol):
         ...
 
     def expires(self, node: Node) -> float | None:
-        """Say until when what is known of a directory may be believed; None if nothing is."""
+        """Return until when what is known of a directory may be believed; None if nothing is."""
         ...
 
     def changed(self, node: ObjectNode | ShardNode) -> list[tuple[int, bytes]]:
-        """Take note that an object is another version; give the entries to be looked up again."""
+        """Record that an object is another version; return the entries to be looked up again."""
         ...
 
     async def report(self, node: Node) -> Mapping[str, int]:
@@ -188,7 +188,7 @@ class Tree:
         return None
 
     def expires(self, node: Node) -> float | None:
-        """Say until when what is known of a directory may be believed; None if nothing is."""
+        """Return until when what is known of a directory may be believed; None if nothing is."""
         match node:
             case RootNode() | ProviderNode():
                 buckets = self._lister.try_buckets()
@@ -219,7 +219,7 @@ class Tree:
     # providers and buckets -------------------------------------------------------------------
 
     async def _find_provider(self, name: bytes) -> Found | None:
-        if name == Provider.AIS.scheme.encode():  # always there, whoever may list buckets
+        if name == Provider.AIS.scheme.encode():  # always there, even if buckets may not be listed
             return Found(name, ProviderNode(Provider.AIS), UNTIL_CHANGED)
         for found in self._in_buckets(RootNode(), await self._lister.buckets()).entries(0):
             if found.name == name:
@@ -269,7 +269,7 @@ class Tree:
         return self._found_alias(node, ino, name, listed)
 
     def _alias(self, name: bytes) -> _Alias | None:
-        """Give the object that `name` may be the other name of."""
+        """Return the object that `name` may be the other name of."""
         if self.shards is Shards.DIR:
             shard = names.shard_of_bytes(name)
         else:
@@ -296,7 +296,7 @@ class Tree:
         return listed
 
     def names_of(self, name: bytes) -> list[bytes]:
-        """Give all names under which the object `name` may be found in its directory."""
+        """Return all names under which the object `name` may be found in its directory."""
         if not is_shard(name) and self._is_archive is None:
             return [name]
         suffix = SHARD_BYTES_SUFFIX if self.shards is Shards.DIR else SHARD_DIRECTORY_SUFFIX
@@ -328,7 +328,7 @@ class Tree:
     def _entries(
         self, node: DirectoryNode, ino: int, dated: Dated[Listing], offset: int
     ) -> Iterator[Found]:
-        """Give the entries behind `offset`.
+        """Return the entries behind `offset`.
 
         An entry of the listing has twice its own offset, which leaves room behind it for the
         second name of a shard.
@@ -347,7 +347,7 @@ class Tree:
                 )
 
     def _objects(self, bucket: Bucket, listing: Listing, offset: int, most: int) -> Objects | None:
-        """Give objects behind `offset` as columns."""
+        """Return objects behind `offset` as columns."""
         last, is_second = divmod(offset, 2)
         wanted = None if self.shards is Shards.FILE else _is_no_shard
         if self.shards is Shards.BOTH and not is_second:
@@ -365,5 +365,5 @@ def _is_no_shard(name: bytes) -> bool:
 
 
 def _can_open(name: bytes, info: ObjectInfo) -> bool:
-    """Say whether an object is shown as a folder: one that is only being written is not yet."""
+    """Return whether an object is shown as a folder: one that is only being written is not yet."""
     return is_shard(name) and info.version != PENDING_VERSION

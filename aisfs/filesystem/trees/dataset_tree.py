@@ -42,7 +42,7 @@ class DatasetTree:
         return Children(partial(_entries, self._shards.current, ino), UNTIL_CHANGED)
 
     def expires(self, node: Node) -> float:
-        """Say until when the folders may be believed: until a shard turns out to have changed."""
+        """Return until when the folders may be believed: until a shard turns out to have changed."""
         return UNTIL_CHANGED
 
     def changed(self, node: ObjectNode | ShardNode) -> list[tuple[int, bytes]]:

@@ -63,7 +63,7 @@ class MergedTree:
             yield self._found(merged, path, merged.view.child(number, position), position + 1)
 
     def expires(self, node: Node) -> float:
-        """Say until when a directory may be believed: until a shard turns out to have changed."""
+        """Return until when a directory may be believed: until a shard turns out to have changed."""
         return UNTIL_CHANGED
 
     def changed(self, node: ObjectNode | ShardNode) -> list[tuple[int, bytes]]:
@@ -90,7 +90,7 @@ class MergedTree:
         return FoundMember(child.name, node, UNTIL_CHANGED, offset, index=index, row=child.row)
 
     def _nodes(self, merged: Merged) -> list[ShardNode]:
-        """Give one node for each shard, shared by all its members."""
+        """Return one node for each shard, shared by all its members."""
         known = self._known_nodes
         if known[0] is not merged:
             nodes = [ShardNode(s.bucket, s.info, ROOT, s.name) for s in merged.shards]

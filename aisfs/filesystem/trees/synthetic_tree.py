@@ -25,7 +25,7 @@ class SyntheticTree:
         return self._find(name)
 
     def try_find(self, node: Node, ino: int, name: bytes) -> Found | WouldWait | None:
-        """Look a shard up; nobody ever has to be asked."""
+        """Look a shard up; this never waits."""
         return self._find(name)
 
     def _find(self, name: bytes) -> Found | None:
@@ -37,7 +37,7 @@ class SyntheticTree:
         return self.try_children(node, ino)
 
     def try_children(self, node: Node, ino: int) -> Children:
-        """List the shards; nobody ever has to be asked."""
+        """List the shards; this never waits."""
         return Children(self._entries, UNTIL_CHANGED)
 
     def _entries(self, offset: int) -> Iterator[Found]:
@@ -45,11 +45,11 @@ class SyntheticTree:
             yield Found(_name(at), self._nodes[at], UNTIL_CHANGED, at + 1)
 
     def expires(self, node: Node) -> float:
-        """Say until when the list may be believed: as long as the mount lasts."""
+        """Return until when the list may be believed: as long as the mount lasts."""
         return UNTIL_CHANGED
 
     def changed(self, node: ObjectNode | ShardNode) -> list[tuple[int, bytes]]:
-        """Give no names: which versions are shown was settled when the mount began."""
+        """Return no names: which versions are shown was settled when the mount began."""
         return []
 
     async def report(self, node: Node) -> Mapping[str, int]:

@@ -130,7 +130,7 @@ class Committer:
                 return
             if file.dirty and not file.unlinked:
                 if error is None:
-                    return  # truncated meanwhile, by somebody who will settle it as well
+                    return  # truncated meanwhile, by a task that will settle it as well
                 if file.write_error is not None:
                     self.discard(file, error)
                 else:

@@ -219,7 +219,7 @@ class OpenFiles:
 
         Raises:
             OutOfSpace: the staging directory is full.
-            Stale: somebody else changed the object since it was opened.
+            Stale: another client changed the object since it was opened.
         """
         file = handle.file
         if file is None:

@@ -59,7 +59,7 @@ class Renamer:
     # files -----------------------------------------------------------------------------------
 
     async def unlink(self, parent: int, name: bytes) -> None:
-        """Remove a file; whoever has it open goes on with what it holds."""
+        """Remove a file; open handles keep its content."""
         async with self._changing_names((parent, name)) as change:
             where = writable_directory(self._inodes.node(parent))
             found = await find_name(self._tree, where, parent, name)
@@ -73,7 +73,7 @@ class Renamer:
 
     @asynccontextmanager
     async def _changing_names(self, *places: tuple[int, bytes]) -> AsyncIterator[NameChange]:
-        """Change what these names stand for while nobody else is about to, nor relies on them."""
+        """Change what these names stand for while no other request changes or relies on them."""
 
         def affected() -> Names:
             affected = set()
@@ -104,7 +104,7 @@ class Renamer:
 
     @contextmanager
     def _shut(self, node: ObjectNode, change: NameChange) -> Iterator[None]:
-        """Let nobody begin to read a version unknown to the trio thread, since it is about to go."""
+        """Keep the fast path from opening a version that is about to go."""
         file = self._inodes.current(node)
         if file is not None:  # a written file is opened by the trio thread anyway
             yield

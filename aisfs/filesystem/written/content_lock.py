@@ -1,4 +1,4 @@
-"""The lock of a written file: tasks of trio queue for it, the lane's thread takes it or does not."""
+"""The lock of a written file: tasks of trio queue for it, the dispatcher takes it only when it is free."""
 
 from types import TracebackType
 
@@ -15,7 +15,7 @@ class ContentLock:
         self._tasks = trio.Lock()
         self._token = trio.lowlevel.current_trio_token()
         self._guard = ranked_lock(Rank.CONTENT)
-        """Held for an instant, by whoever looks at the thread's part or changes it."""
+        """Held for an instant, while the thread's part is looked at or changed."""
         self._in_thread = False
         self._left: trio.Event | None = None
         """Set for the task that waits until the thread is done."""
@@ -23,7 +23,7 @@ class ContentLock:
     async def __aenter__(self) -> None:
         """Wait for the tasks that came before, then for the thread, which comes in no more."""
         try:
-            self._tasks.acquire_nowait()  # saves a turn of all tasks, where nobody has it
+            self._tasks.acquire_nowait()  # saves a turn of all tasks, where it is free
         except trio.WouldBlock:
             await self._tasks.acquire()
         try:
@@ -54,7 +54,7 @@ class ContentLock:
         return not self._tasks.locked() and not self._in_thread
 
     def take_in_thread(self) -> bool:
-        """Take it, unless a task has it or is about to; says whether. From one thread only."""
+        """Take it, unless a task has it or is about to; returns whether. From one thread only."""
         with self._guard:
             if self._tasks.locked():
                 return False
@@ -62,7 +62,7 @@ class ContentLock:
             return True
 
     def leave_in_thread(self) -> None:
-        """Give it back."""
+        """Return it back."""
         with self._guard:
             self._in_thread = False
             left, self._left = self._left, None

@@ -82,7 +82,7 @@ class WrittenFile:
         return self.dirty or self.handles > 0
 
     def joined(self) -> bool:
-        """Take note that somebody opens it; says whether past the page cache, as others do."""
+        """Record that it is opened; return whether past the page cache, as others do."""
         self.shared |= self.bypassing > 0
         return self.bypassing > 0
 
@@ -92,7 +92,7 @@ class WrittenFile:
             raise Stale(f"{self.bucket}/{self.key}: {self.detached_because}; open it again")
 
     def stands_for(self, info: ObjectInfo) -> bool:
-        """Say whether this file is what its name shows while the store has `info`."""
+        """Return whether this file is what its name shows while the store has `info`."""
         if self.unlinked or self.detached_because is not None:
             return False
         return self.dirty or (self.base is not None and self.base.same_content(info))
@@ -114,7 +114,7 @@ class WrittenFiles:
         self.members: dict[tuple[Bucket, str, str], WrittenFile] = {}
         """New members of shards, by key of the shard and path in it."""
         self._at_rest: dict[int, WrittenFile] = {}
-        """Those that nobody has open, in the order of their last close."""
+        """Those that are not open, in the order of their last close."""
 
     def add(self, file: WrittenFile) -> None:
         """Remember a file under its number and its name."""
@@ -125,19 +125,19 @@ class WrittenFiles:
             self._by_key[file.bucket, file.key] = file
 
     def of_key(self, bucket: Bucket, key: str) -> WrittenFile | None:
-        """Give the file that last had this key in this mount."""
+        """Return the file that last had this key in this mount."""
         return self._by_key.get((bucket, key))
 
     def of_member(self, bucket: Bucket, shard: str, member: str) -> WrittenFile | None:
-        """Give a new member of a shard."""
+        """Return a new member of a shard."""
         return self.members.get((bucket, shard, member))
 
     def below(self, bucket: Bucket, prefix: str) -> list[WrittenFile]:
-        """Give the files whose keys start with `prefix`."""
+        """Return the files whose keys start with `prefix`."""
         return [f for (b, k), f in self._by_key.items() if b == bucket and k.startswith(prefix)]
 
     def new_members(self, bucket: Bucket, shard: str) -> list[WrittenFile]:
-        """Give the new members of a shard, or of all shards whose keys start with `shard`."""
+        """Return the new members of a shard, or of all shards whose keys start with `shard`."""
         return [
             file
             for (b, key, _), file in self.members.items()
@@ -154,7 +154,7 @@ class WrittenFiles:
             del self._by_key[file.bucket, file.key]
 
     def rename(self, file: WrittenFile, key: str, parent: int, name: bytes) -> None:
-        """Give it another name."""
+        """Return it another name."""
         self.unname(file)
         info = structs.replace(file.node.info, key=key)
         file.node = ObjectNode(file.bucket, info, parent, name)
@@ -163,7 +163,7 @@ class WrittenFiles:
         self.add(file)
 
     def rest(self, file: WrittenFile) -> WrittenFile | None:
-        """Note that nobody has a file open; return one that has been so for too long, if any has."""
+        """Record that a file is not open any more; return one that has not been for too long, if any."""
         self._at_rest.pop(file.ino, None)
         self._at_rest[file.ino] = file
         if len(self._at_rest) <= MOST_AT_REST:

@@ -1,8 +1,8 @@
 """Names that are being changed, which takes the store a while, and who has to wait for that.
 
 The kernel keeps the changes of one directory apart. But while a name goes it opens the file, and
-while a directory is renamed it does all it likes further down. Who relies on such a name waits here
-until it is decided what the name stands for; else what is written meanwhile would go where it is
+while a directory is renamed it does all it likes further down. A request that relies on such a name
+waits here until it is decided what the name stands for; else what is written meanwhile would go where it is
 deleted in the next moment.
 """
 
@@ -29,11 +29,11 @@ class NameChange:
     over: trio.Event = field(default_factory=trio.Event)
 
     def covers(self, bucket: Bucket, name: str) -> bool:
-        """Say whether it changes where this key, or all below this prefix, is."""
+        """Return whether it changes where this key, or all below this prefix, is."""
         return any(b == bucket and _is_within(name, own) for b, own in self.names)
 
     def meets(self, names: Names) -> bool:
-        """Say whether it is about any of these, or about something below or above."""
+        """Return whether it is about any of these, or about something below or above."""
         return any(
             b == bucket and (_is_within(name, own) or _is_within(own, name))
             for bucket, name in names
@@ -50,7 +50,7 @@ class NameChanges:
         self._uses: set[NameChange] = set()
 
     def of(self, node: Node) -> NameChange | None:
-        """Give a change that decides where a file or directory is."""
+        """Return a change that decides where a file or directory is."""
         if not self._changes:
             return None
         match node:
@@ -64,7 +64,7 @@ class NameChanges:
 
     @asynccontextmanager
     async def changing(self, names: Callable[[], Names]) -> AsyncIterator[NameChange]:
-        """Keep others from relying on names; begins when nobody does, and asks then which."""
+        """Keep others from relying on names; begins when none does, and asks then which."""
         async with self._apart(names, self._changes, (self._changes, self._uses)) as change:
             yield change
 

@@ -1,16 +1,16 @@
-"""The lane: two threads between /dev/fuse and pyfuse3, which answer what needs no waiting.
+"""The fast path: two threads between /dev/fuse and pyfuse3, which answer what needs no waiting.
 
-    /dev/fuse ──▸ L ──▸ answered at once (`aisfs.fuse.fastpath.handlers`)
-                  ├───▸ READs that must wait, and what makes, commits and closes files that are
-                  │     written: the trio thread, which answers to the device (`reads`, `changes`)
-                  └───▸ everything else: a socket pair ──▸ pyfuse3 ──▸ R ──▸ /dev/fuse
+    /dev/fuse ─▸ dispatcher ─▸ answered at once (`aisfs.fuse.fastpath.handlers`)
+                     ├───────▸ READs that must wait, and what makes, commits and closes files that are
+                     │         written: the trio thread, which answers to the device
+                     └───────▸ everything else: a socket pair ─▸ pyfuse3 ─▸ reply thread ─▸ /dev/fuse
 
-A request costs one or two wake-ups, each dearer than all the code here; through trio and pyfuse3 it
-costs several. What holds it together:
-- L and R wait for the kernel only: never for trio, for a notification, nor for a lock that is held
-  while one is sent (`aisfs.fuse.notifier` says why);
-- each request is in `Pending` from the moment L hands it on until somebody takes it out to answer
-  it, so each is answered once, also when it is interrupted;
+A request costs one or two wake-ups, each more expensive than all the code here; through trio and
+pyfuse3 it costs several. What holds it together:
+- dispatcher and reply thread wait for the kernel only: never for trio, for a notification, nor for a
+  lock that is held while one is sent (`aisfs.fuse.notifier` says why);
+- each request is in `Pending` from the moment it is handed on until it is taken out to be answered, so
+  each is answered once, also when it is interrupted;
 - a lookup that was counted and whose reply the kernel did not take is taken back.
 """
 
@@ -62,7 +62,7 @@ Reply = tuple[Buffer, ...]
 FORWARD = None
 """Not answered here."""
 SILENCE: Reply = ()
-"""Dealt with, and no reply is expected, or somebody else sends it."""
+"""Dealt with, and no reply is expected, or another thread sends it."""
 
 
 class Handler(Protocol):
@@ -105,12 +105,12 @@ class Dispatcher:
         Args:
             device: Non-blocking; stays open until `stop` has returned.
             pyfuse: Our end of the socket pair that pyfuse3 serves.
-            handlers: Who answers, by opcode; called in thread L.
-            pending: Requests that somebody else answers.
+            handlers: The handler of each opcode; called in the dispatcher.
+            pending: Requests that are answered elsewhere.
             undo: Takes back what a reply (opcode, message) that the kernel never took has counted.
             prepare: Does what may be done ahead, after a part of a listing was sent.
             notify: Sends what pyfuse3 tells the kernel unasked, from another thread.
-            before_sleep: Called in thread L when there is nothing to do.
+            before_sleep: Called in the dispatcher when there is nothing to do.
             list_by_inode: Whether directories are read by inode, whatever their handle.
             negotiation: What the kernel and pyfuse3 are made to agree on.
             observer: Told of what was answered here.
@@ -139,9 +139,9 @@ class Dispatcher:
         self._threads: list[threading.Thread] = []
         self._refusing = False
         self.answered: Counter[int] = Counter()
-        """Requests answered in thread L, by opcode."""
+        """Requests answered in the dispatcher, by opcode."""
         self.busy_since: list[float | None] = [None, None]
-        """When L, and R, began what it is doing, in seconds of `time.monotonic`."""
+        """When dispatcher and reply thread began what they are doing, by `time.monotonic`."""
 
     def start(self, on_end: Callable[[], None]) -> None:
         """Begin to serve; `on_end` is called from a thread when the mount is gone."""
@@ -171,7 +171,7 @@ class Dispatcher:
         os.close(self._wake_writer)
         self._socket.close()
 
-    # thread L ------------------------------------------------------------------------------------
+    # the dispatcher thread -----------------------------------------------------------------------
 
     def _dispatch(self) -> None:
         try:
@@ -214,8 +214,8 @@ class Dispatcher:
                     self._prepare_next()
             elif opcode in SILENT:
                 answered[opcode] += 1
-            # Polling takes the processor from those who push, so only where it was worth it before;
-            # who has closed a file he wrote is about to make the next.
+            # Polling takes the processor from the pusher, so only where it was worth it before;
+            # a program that closed a file it wrote is about to make the next.
             hot = now - replied < NEAR_SECONDS if reply else opcode == Opcode.RELEASE
             replied = time.monotonic()
             self.busy_since[0] = None
@@ -237,7 +237,7 @@ class Dispatcher:
             log.exception("a listing: this is a bug in aisfs, please report it")
 
     def _receive(self, parts: list[bytearray], *, hot: bool) -> int | None:
-        """Wait for a request; gives its length, None at the end.
+        """Wait for a request; returns its length, None at the end.
 
         Args:
             parts: Where it goes.
@@ -276,7 +276,7 @@ class Dispatcher:
 
     @any_thread
     def reply(self, opcode: int, parts: Reply) -> None:
-        """Answer a request. Whoever calls must be the only one to answer it."""
+        """Answer a request. The caller must be the only one to answer it."""
         try:
             os.writev(self._device, parts)
         except OSError as error:
@@ -285,7 +285,7 @@ class Dispatcher:
             elif error.errno not in (errno.ENOENT, *_ENDED):
                 log.error("the kernel refused a reply to request %d: %s", opcode, error.strerror)
                 _, _, unique = abi.REPLY.unpack_from(parts[0])
-                with suppress(OSError):  # whoever waits must not wait for ever
+                with suppress(OSError):  # the caller must not hang
                     os.write(self._device, abi.error_reply(unique, errno.EIO))
             if opcode in COUNTING:
                 self._undo(opcode, memoryview(b"".join(parts)))
@@ -323,7 +323,7 @@ class Dispatcher:
                 log.info("a request came too late: %s", error.strerror)
             self._backlog.popleft()
 
-    # thread R ------------------------------------------------------------------------------------
+    # the reply thread ------------------------------------------------------------------------------------
 
     def _return_all(self) -> None:
         buffer = bytearray(SOCKET_BYTES)
@@ -357,7 +357,7 @@ class Dispatcher:
 
 
 def grow(end: socket.socket) -> int:
-    """Make room in a socket; gives how many bytes of data one message may carry."""
+    """Make room in a socket; returns how many bytes of data one message may carry."""
     for option in (_SO_SNDBUFFORCE, socket.SO_SNDBUF):
         try:
             end.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)

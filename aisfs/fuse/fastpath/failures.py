@@ -15,7 +15,7 @@ of the directory, and `rsync --delete` then empties the copy."""
 
 
 def failure(metrics: Metrics, operation: str, error: Exception) -> int:
-    """Count and log a failed request; gives the errno the table says."""
+    """Count and log a failed request; returns the errno the table says."""
     if isinstance(error, AisfsError):
         code, level = errno_of(error)
         if code == errno.ENOENT and operation in LISTING:

@@ -1,4 +1,4 @@
-"""What is open by a handle that was given out in the trio thread; see `lane_handles` for the others."""
+"""What is open by a handle that was given out in the trio thread; see `handle_codes` for the others."""
 
 from aisfs.filesystem.handles import DirectoryHandle, FileHandle, OpenFile
 
@@ -14,26 +14,26 @@ class HandleTable:
         self._next = 1
 
     def keep(self, opened: Opened) -> int:
-        """Give something open a number."""
+        """Return something open a number."""
         number = self._next
         self._next += 1
         self._opened[number] = opened
         return number
 
     def get(self, number: int) -> Opened | None:
-        """Give what has a number."""
+        """Return what has a number."""
         return self._opened.get(number)
 
     def __getitem__(self, number: int) -> Opened:
-        """Give what has a number, which was not closed."""
+        """Return what has a number, which was not closed."""
         return self._opened[number]
 
     def file(self, number: int) -> FileHandle | OpenFile:
-        """Give the open file that has a number."""
+        """Return the open file that has a number."""
         opened = self._opened[number]
         assert isinstance(opened, FileHandle | OpenFile), "the kernel uses a file it opened"
         return opened
 
     def drop(self, number: int) -> Opened | None:
-        """Forget a number; gives what had it."""
+        """Forget a number; returns what had it."""
         return self._opened.pop(number, None)

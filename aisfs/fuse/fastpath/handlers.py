@@ -132,7 +132,7 @@ class Handlers:
     # files ---------------------------------------------------------------------------------------
 
     def read(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
-        """Give bytes that are there, from where they are; hand on what must be waited for."""
+        """Return bytes that are there, from where they are; hand on what must be waited for."""
         _, offset, size, *_ = abi.READ.unpack_from(message, abi.BODY)
         data = self._answers.try_read(nodeid, offset, size)
         if data is None:
@@ -158,7 +158,7 @@ class Handlers:
     # directories ---------------------------------------------------------------------------------
 
     def readdirplus(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
-        """Give entries until the kernel's buffer is full."""
+        """Return entries until the kernel's buffer is full."""
         if not self.lists_by_inode:
             return FORWARD
         _, offset, size, *_ = abi.READ.unpack_from(message, abi.BODY)

@@ -1,4 +1,4 @@
-"""What thread L hands to the trio thread, to be answered to the device from there."""
+"""What the dispatcher hands to the trio thread, to be answered to the device from there."""
 
 from collections import deque
 from collections.abc import Callable
@@ -37,11 +37,11 @@ class Inbox(Generic[AskedT]):
         self._nursery = None
 
     def put(self, asked: AskedT) -> None:
-        """Add a request that nobody waits for: it is told with the next one. In thread L."""
+        """Add a request; `tell` delivers it. In the dispatcher."""
         self._asked.append(asked)
 
     def tell(self) -> None:
-        """Have done what was put in. In thread L."""
+        """Have done what was put in. In the dispatcher."""
         if self._asked and not self._woken:  # else it has not begun to look, and will find it too
             self._woken = True
             try:

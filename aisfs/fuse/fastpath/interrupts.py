@@ -43,10 +43,10 @@ class Interrupts:
         self.reply: Callable[[int, Reply], None] = lambda *_: None
         """Answers a request; set before the first one comes."""
         self.listing_left: Callable[[], None] = lambda: None
-        """Told when somebody who reads a directory waits no more; likewise."""
+        """Told when a reader of a directory waits no more; likewise."""
 
     def interrupt(self, unique: int) -> None:
-        """End a request if its caller is being ended, and else keep an eye on it. From thread L."""
+        """End a request if its caller is being ended, and else keep an eye on it. From the dispatcher."""
         request = self._pending.get(unique)
         if request is None or request.opcode not in ASKING:
             return
@@ -66,7 +66,7 @@ class Interrupts:
             self.listing_left()
 
     def check(self) -> None:
-        """Look again at requests that were interrupted and go on. From another thread than L."""
+        """Look again at requests that were interrupted and go on; not in the dispatcher."""
         for unique in list(self._spared):
             self._spared.discard(unique)
             self.interrupt(unique)

@@ -45,7 +45,7 @@ class Page(NamedTuple):
 
 
 class _Ahead(NamedTuple):
-    """A page that nobody has asked for yet."""
+    """A page that was not asked for yet."""
 
     page: Page
     handle: DirectoryHandle
@@ -54,7 +54,7 @@ class _Ahead(NamedTuple):
 
 
 class ListingPages:
-    """Pages of directories as the kernel asks for them. All methods run in thread L."""
+    """Pages of directories as the kernel asks for them. All methods run in the dispatcher."""
 
     def __init__(self, answers: InstantAnswers, filesystem: FileSystem, *, ahead: bool) -> None:
         """Pack what `answers` has; `ahead` where nothing changes but by what the store says."""
@@ -70,7 +70,7 @@ class ListingPages:
         self._next: tuple[int, int, int] | None = None
 
     def give(self, ino: int, offset: int, size: int) -> Page | None:
-        """Give `size` bytes of entries at most and count their lookups; None when not even the first
+        """Return `size` bytes of entries at most and count their lookups; None when not even the first
         entry is known."""
         page = self._taken_ahead(ino, offset, size) or self._page(ino, offset, size)
         if page is None:

@@ -1,4 +1,4 @@
-"""Who wants to know what the kernel reads and lists: the hook for pushing ahead."""
+"""The hook for pushing ahead: is told what the kernel reads and lists."""
 
 from typing import Protocol
 
@@ -20,7 +20,7 @@ class Observer(Protocol):
         ...
 
 
-class Nobody:
+class NullObserver:
     """An observer that does nothing."""
 
     def was_read(self, ino: int, offset: int, size: int) -> None:

@@ -1,6 +1,6 @@
-"""Requests of the kernel that L handed on, until somebody answers them.
+"""Requests of the kernel that the dispatcher handed on, until they are answered.
 
-Whoever takes a request out answers it, and nobody else does: its `pop` of a dict is one step of the
+The thread that takes a request out answers it, and no other does: its `pop` of a dict is one step of the
 interpreter, so threads need no lock for it.
 """
 
@@ -40,7 +40,7 @@ class Pending:
     def add(
         self, unique: int, opcode: int, pid: int, cancel: Callable[[], None] | None = None
     ) -> None:
-        """Take note of a request before it is handed on."""
+        """Record a request before it is handed on."""
         self._requests[unique] = Request(unique, opcode, pid, cancel=cancel)
 
     def get(self, unique: int) -> Request | None:
@@ -48,13 +48,13 @@ class Pending:
         return self._requests.get(unique)
 
     def all(self) -> list[Request]:
-        """Give all requests."""
+        """Return all requests."""
         return list(self._requests.values())
 
     def take(self, unique: int) -> Request | None:
-        """Take a request out to answer it; None when somebody did already."""
+        """Take a request out to answer it; None when another thread did already."""
         return self._requests.pop(unique, None)
 
     def oldest(self) -> float | None:
-        """Say since when the oldest request waits, in seconds of `time.monotonic`."""
+        """Return since when the oldest request waits, in seconds of `time.monotonic`."""
         return min((request.since for request in self.all()), default=None)

@@ -31,7 +31,7 @@ class _Read(NamedTuple):
 
 
 class WaitingReads:
-    """Takes READs from thread L; at most as many at once as the kernel sends."""
+    """Takes READs from the dispatcher; at most as many at once as the kernel sends."""
 
     def __init__(
         self, filesystem: FileSystem, pending: Pending, metrics: Metrics, observer: Observer
@@ -55,7 +55,7 @@ class WaitingReads:
         self._inbox.close()
 
     def hand_over(self, unique: int, ino: int, offset: int, size: int, pid: int) -> None:
-        """Have a READ answered. From thread L."""
+        """Have a READ answered. From the dispatcher."""
         scope = trio.CancelScope()
         self._pending.add(
             unique, Opcode.READ, pid, cancel=lambda: self._token.run_sync_soon(scope.cancel)

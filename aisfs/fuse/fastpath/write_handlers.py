@@ -15,7 +15,7 @@ from aisfs.core.namespace.inodes import split_member
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.write.open_files import WRITING, OpenFiles
 from aisfs.fuse.fastpath.dispatcher import FORWARD, SILENCE, Handler, Reply
-from aisfs.fuse.fastpath.handle_codes import handle_of, is_lanes
+from aisfs.fuse.fastpath.handle_codes import handle_of, is_fastpath_handle
 from aisfs.fuse.fastpath.write_requests import CreateArgs, WriteRequests
 from aisfs.fuse.wire import abi
 from aisfs.fuse.wire.abi import InitFlag, Opcode, OpenFlag
@@ -102,7 +102,7 @@ class WriteHandlers:
     def release(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Close for good what was opened here; have the rest closed."""
         handle = abi.handle(message)
-        if not is_lanes(handle):
+        if not is_fastpath_handle(handle):
             self._requests.hand_over(unique, Opcode.RELEASE, handle, pid)
             return SILENCE
         return (abi.error_reply(unique, 0),) if self._files.try_close(nodeid) else FORWARD
@@ -112,12 +112,12 @@ class WriteHandlers:
         return self._commit(unique, Opcode.FLUSH, message, pid)
 
     def fsync(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
-        """Do nothing for what was opened here: whoever writes to it has a handle of his own."""
+        """Do nothing for what was opened here: a writer has a handle of its own."""
         return self._commit(unique, Opcode.FSYNC, message, pid)
 
     def _commit(self, unique: int, opcode: Opcode, message: memoryview, pid: int) -> Reply | None:
         handle = abi.handle(message)
-        if is_lanes(handle):
+        if is_fastpath_handle(handle):
             return (abi.error_reply(unique, 0),)
         self._requests.hand_over(unique, opcode, handle, pid)
         return SILENCE

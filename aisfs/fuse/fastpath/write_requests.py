@@ -42,7 +42,7 @@ class _Asked(NamedTuple):
 
 
 class WriteRequests:
-    """Takes requests from thread L; at most as many at once as the kernel sends."""
+    """Takes requests from the dispatcher; at most as many at once as the kernel sends."""
 
     def __init__(
         self,
@@ -71,10 +71,10 @@ class WriteRequests:
         """Take no more; those under way go on."""
         self._inbox.close()
 
-    # thread L ------------------------------------------------------------------------------------
+    # the dispatcher thread -----------------------------------------------------------------------
 
     def hand_over(self, unique: int, opcode: Opcode, what: CreateArgs | int, pid: int) -> None:
-        """Have a request answered. Nobody waits for a RELEASE: it is told with the next request."""
+        """Have a request answered. RELEASE has no waiter: it goes with the next request."""
         self._pending.add(unique, opcode, pid)
         self._inbox.put(_Asked(unique, opcode, what))
         if opcode != Opcode.RELEASE:
@@ -99,7 +99,7 @@ class WriteRequests:
         self._answer(asked, errno.EIO)
 
     def _done_at_once(self, asked: _Asked) -> bool:
-        """Do what need not wait; says whether that was all."""
+        """Do what need not wait; returns whether that was all."""
         try:
             if isinstance(asked.what, CreateArgs):
                 made = self._write.creator.try_create(*asked.what)

@@ -1,8 +1,8 @@
 """Frees who waits for a mount whose daemon was killed.
 
 A thread that stores into the page cache may wait in the kernel for a page that a READ has locked.
-Should the process be killed in that moment, nobody answers the READ, the thread cannot end, the device
-stays open, and all who look at the mount wait for ever. So a shell waits beside the daemon. The kernel
+Should the process be killed in that moment, the READ is not answered, the thread cannot end, the device
+stays open, and every process that looks at the mount hangs. So a shell waits beside the daemon. The kernel
 tells it that our main thread has ended; if other threads are there a second later it aborts the
 connection, which needs fusectl, or root.
 """

@@ -1,6 +1,6 @@
 """The descriptor of a mount: from fusermount3, as any user may, or from mount(2), as root.
 
-We mount ourselves because pyfuse3 does not hand out the descriptor it mounts with. Nobody may touch
+We mount ourselves because pyfuse3 does not hand out the descriptor it mounts with. No other thread may touch
 the mountpoint between the mount and the start of the thread that serves it: the kernel would wait
 for an answer to its first request, and so would we.
 """

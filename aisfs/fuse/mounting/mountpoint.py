@@ -68,7 +68,7 @@ def prepare(mountpoint: Path, *, allow_nonempty: bool = False) -> None:
 
 
 def our_mount(mountpoint: Path) -> Path:
-    """Give the path by which the kernel knows a mount of aisfs.
+    """Return the path by which the kernel knows a mount of aisfs.
 
     Raises:
         MountError: nothing is mounted there, or something else.
@@ -134,5 +134,5 @@ def umount2(mountpoint: Path, flags: int) -> None:
 
 
 def libc() -> ctypes.CDLL:
-    """Give the system calls that Python does not have; `ctypes.get_errno` says what went wrong."""
+    """Return the system calls that Python does not have; `ctypes.get_errno` says what went wrong."""
     return ctypes.CDLL(None, use_errno=True)

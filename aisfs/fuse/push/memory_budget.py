@@ -33,7 +33,7 @@ class _Group:
     """The line of `statistics` with the page cache that can be dropped."""
 
     def available(self) -> int:
-        """Give what may still be used; may be negative.
+        """Return what may still be used; may be negative.
 
         Raises:
             OSError, ValueError: the group is gone or looks otherwise.
@@ -61,7 +61,7 @@ class PageCacheBudget:
         self._told = False
 
     def room(self) -> int:
-        """Give the bytes of page cache that may be pushed and not yet be read; 0 when short."""
+        """Return the bytes of page cache that may be pushed and not yet be read; 0 when short."""
         now = self._clock()
         if now - self._read_at >= SECONDS:
             self._read_at = now
@@ -69,7 +69,7 @@ class PageCacheBudget:
         return self._room
 
     def _available(self) -> int:
-        """Give the least of what the machine and the groups have."""
+        """Return the least of what the machine and the groups have."""
         try:
             found = _value(self._memory, "MemAvailable:") * 1024
         except (OSError, ValueError) as error:
@@ -111,7 +111,7 @@ def _groups(root: Path) -> Iterator[_Group]:
 
 
 def _upwards(base: Path, path: Path, top: Path, kind: str) -> Iterator[_Group]:
-    """Give the group at `path` and those above it, as far as they are mounted at `base`."""
+    """Return the group at `path` and those above it, as far as they are mounted at `base`."""
     below = path.relative_to(top) if path.is_relative_to(top) else Path()
     place = base / below
     while True:
@@ -129,7 +129,7 @@ def _upwards(base: Path, path: Path, top: Path, kind: str) -> Iterator[_Group]:
 
 
 def _value(file: Path, name: str) -> int:
-    """Give the number behind a name in a file of lines.
+    """Return the number behind a name in a file of lines.
 
     Raises:
         OSError, ValueError: it is not there.

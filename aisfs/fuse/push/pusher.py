@@ -1,7 +1,7 @@
 """Stores members of shards into the kernel's page cache, as `core.push` decides.
 
 What happened comes from the threads that answer requests, which must wait for nothing, not even for
-this: an event goes into a queue, and whoever finds the books free works through it. The storing
+this: an event goes into a queue, and a thread that finds the lock free works through it. The storing
 itself is a job of the notifier, one batch of rows at a time, so that invalidations get between. A
 push is a hint: it may be dropped at any point (invariant I6).
 """
@@ -48,11 +48,11 @@ class Sender(Protocol):
         ...
 
     def store(self, ino: int, offset: int, data: Data) -> bool:
-        """Put bytes into the page cache of an inode; says whether the kernel knew it."""
+        """Put bytes into the page cache of an inode; returns whether the kernel knew it."""
         ...
 
     def send_all(self, messages: Iterable[Data]) -> list[int]:
-        """Send messages for the kernel; gives the places of those it refused."""
+        """Send messages for the kernel; returns the places of those it refused."""
         ...
 
 
@@ -153,7 +153,7 @@ class Pusher:
             handle(about)
 
     def _shard(self, ino: int) -> _Shard | None:
-        """Give what is known of the shard that an inode is in; None when it is not open."""
+        """Return what is known of the shard that an inode is in; None when it is not open."""
         first, _, _ = _split(ino)
         shard = self._shards.get(first)
         opened = self._members.find(ino, None if shard is None else shard.members)
@@ -239,7 +239,7 @@ class Pusher:
         shard.ahead = ahead
 
     def _make_room(self, keep: _Shard) -> int:
-        """Give up what was pushed for the reader that was not seen for longest; returns its bytes."""
+        """Return up what was pushed for the reader that was not seen for longest; returns its bytes."""
         for shard in self._shards.values():
             if shard is not keep and shard.ahead:
                 gained = shard.ahead

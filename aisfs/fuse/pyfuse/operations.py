@@ -44,7 +44,7 @@ BUCKET_BLOCKS = 2**43 // BLOCK_SIZE
 with what they want to copy must not refuse."""
 
 FIRST_ENTRIES = 16
-"""Of a directory listed for the first time with the lane, which gives the rest: it takes a tenth of
+"""Of a directory listed for the first time with the fast path, which gives the rest: it takes a tenth of
 the time for each, and from now on it can."""
 
 LOOK_SECONDS = 1.0
@@ -83,20 +83,20 @@ class Operations(pyfuse3.Operations):
         self._on_ready = on_ready
         self.handles = HandleTable()
         self.before_each: Callable[[], None] = lambda: None
-        """Does what the kernel asked before, and somebody else than pyfuse3 has to do."""
+        """Does what the kernel asked before and pyfuse3 does not see."""
         self.lists_by_inode: Callable[[], bool] = lambda: False
-        """Whether directories come without a handle, as their inode: the lane sees to that."""
+        """Whether directories come without a handle, as their inode: the fast path sees to that."""
         self._listings: set[trio.CancelScope] = set()
         """Of the tasks that list a directory for a request."""
         self._callers: dict[trio.CancelScope, int] = {}
-        """Who waits for a name or a listing: 0 when it is in another namespace."""
+        """The process that waits for a name or a listing: 0 when it is in another namespace."""
 
     def init(self) -> None:
         """The kernel's first request came: the mount works."""
         self._on_ready()
 
     async def watch_callers(self) -> None:
-        """End requests whose callers are being ended: without the lane nobody is told of that."""
+        """End requests whose callers are being ended: without the fast path there are no INTERRUPTs."""
         while True:
             await trio.sleep(LOOK_SECONDS)
             for scope, pid in self._callers.items():
@@ -179,7 +179,7 @@ class Operations(pyfuse3.Operations):
             scope.cancel()
 
     def _give_entries(self, handle: DirectoryHandle, start_id: int, token: ReaddirToken) -> bool:
-        """Pack entries until the buffer is full; says whether there was any."""
+        """Pack entries until the buffer is full; returns whether there was any."""
         some = False
         entries = handle.entries(start_id)
         if not start_id and self.lists_by_inode():
@@ -261,7 +261,7 @@ class Operations(pyfuse3.Operations):
         """Close a file for good; an error has no one to go to."""
         handle = self.handles.drop(fh)
         ino = object_of(fh)
-        if ino is not None:  # opened by the fast path, and written by somebody else since
+        if ino is not None:  # opened by the fast path, and written by another process since
             handle = OpenFile(ino, None)
         if self._write is not None and isinstance(handle, FileHandle | OpenFile):
             await self._release(handle)

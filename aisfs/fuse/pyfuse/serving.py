@@ -29,7 +29,7 @@ class PyfuseKernel:
         )
 
     def invalidate_inode(self, ino: int) -> None:
-        """Nothing to do: without the lane the kernel keeps no listings, and has all pages written."""
+        """Nothing to do: without the fast path the kernel keeps no listings, and has all pages written."""
 
     def drop_pages(self, inodes: Iterable[int]) -> None:
         """See `Kernel`."""
@@ -45,14 +45,14 @@ class PyfuseKernel:
     async def invalidated(self, parent: int, name: bytes) -> None:
         """See `Kernel`.
 
-        The call waits for the directory's lock. Whoever holds it may wait for the file that is
+        The call waits for the directory's lock. Its holder may wait for the file that is
         being closed or synced here, so after a while the thread is left to itself.
         """
 
         dropping = self._dropping
 
         def invalidate() -> None:
-            if dropping is not None:  # as with the lane: what was told before is known before
+            if dropping is not None:  # as in the fast path: what was told before is known before
                 dropping.join()
             with suppress(OSError):  # the kernel does not know the name
                 pyfuse3.invalidate_entry(pyfuse3.InodeT(parent), pyfuse3.FileNameT(name))

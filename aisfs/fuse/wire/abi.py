@@ -167,7 +167,7 @@ class InitReply(NamedTuple):
         return InitFlag(self.flags | self.flags2 << _HALF)
 
     def with_flags(self, flags: InitFlag) -> "InitReply":
-        """Give the same with other flags."""
+        """Return the same with other flags."""
         return self._replace(flags=flags & (1 << _HALF) - 1, flags2=flags >> _HALF)
 
 
@@ -175,36 +175,36 @@ class InitReply(NamedTuple):
 
 
 def name_of(message: memoryview) -> bytes:
-    """Give the name that is all of the body, as of LOOKUP."""
+    """Return the name that is all of the body, as of LOOKUP."""
     return bytes(message[BODY:]).partition(b"\0")[0]
 
 
 def xattr_name(message: memoryview) -> bytes:
-    """Give the name that a GETXATTR asks for."""
+    """Return the name that a GETXATTR asks for."""
     return bytes(message[BODY + _GETXATTR.size :]).partition(b"\0")[0]
 
 
 def forgotten(message: memoryview) -> int:
-    """Give how many lookups a FORGET takes back."""
+    """Return how many lookups a FORGET takes back."""
     count: int = _FORGET.unpack_from(message, BODY)[0]
     return count
 
 
 def batch_forgotten(message: memoryview) -> Iterator[tuple[int, int]]:
-    """Give (inode, lookups to take back) of a BATCH_FORGET."""
+    """Return (inode, lookups to take back) of a BATCH_FORGET."""
     count, _ = _BATCH_FORGET.unpack_from(message, BODY)
     start = BODY + _BATCH_FORGET.size
     return _FORGET_ONE.iter_unpack(message[start : start + count * _FORGET_ONE.size])
 
 
 def interrupted(message: memoryview) -> int:
-    """Give the request that an INTERRUPT is about."""
+    """Return the request that an INTERRUPT is about."""
     unique: int = _INTERRUPT.unpack_from(message, BODY)[0]
     return unique
 
 
 def init_flags(message: memoryview) -> InitFlag:
-    """Give what the kernel offers in its INIT."""
+    """Return what the kernel offers in its INIT."""
     flags = InitFlag(_INIT_IN.unpack_from(message, BODY)[3])
     if flags & InitFlag.INIT_EXT:
         flags |= InitFlag(_INIT_FLAGS2.unpack_from(message, BODY + _INIT_IN.size)[0] << _HALF)
@@ -212,25 +212,25 @@ def init_flags(message: memoryview) -> InitFlag:
 
 
 def open_flags(message: memoryview) -> int:
-    """Give the flags, of open(2), of an OPEN."""
+    """Return the flags, of open(2), of an OPEN."""
     flags: int = _OPEN_IN.unpack_from(message, BODY)[0]
     return flags
 
 
 def created(message: memoryview) -> tuple[bytes, int, int]:
-    """Give name, mode and flags, of open(2), of a CREATE; the mask is in the mode already."""
+    """Return name, mode and flags, of open(2), of a CREATE; the mask is in the mode already."""
     flags, mode, _, _ = _CREATE_IN.unpack_from(message, BODY)
     return bytes(message[BODY + _CREATE_IN.size :]).partition(b"\0")[0], mode, flags
 
 
 def handle(message: memoryview) -> int:
-    """Give the handle that a FLUSH, FSYNC or RELEASE is about."""
+    """Return the handle that a FLUSH, FSYNC or RELEASE is about."""
     number: int = _FORGET.unpack_from(message, BODY)[0]
     return number
 
 
 def written(message: memoryview) -> tuple[int, memoryview]:
-    """Give offset and data of a WRITE; the data is a part of the message."""
+    """Return offset and data of a WRITE; the data is a part of the message."""
     _, offset, size, *_ = _WRITE.unpack_from(message, BODY)
     start = BODY + _WRITE.size
     return offset, message[start : start + size]
@@ -270,7 +270,7 @@ def create_reply(
 
 
 def write_reply(unique: int, size: int) -> bytes:
-    """Say how many bytes of a WRITE were written."""
+    """Return how many bytes of a WRITE were written."""
     return _WRITE_OUT.pack(_WRITE_OUT.size, 0, unique, size, 0)
 
 
@@ -303,19 +303,19 @@ def direntplus(attr: Attr, name: bytes, offset: int, entry_timeout: float) -> by
 
 
 def reply_header(message: memoryview) -> tuple[int, int]:
-    """Give (request, errno) of a reply; the request 0 is a notification."""
+    """Return (request, errno) of a reply; the request 0 is a notification."""
     _, error, unique = REPLY.unpack_from(message)
     return unique, -error
 
 
 def entry_nodeid(message: memoryview) -> int:
-    """Give the inode that a successful reply to LOOKUP counted; 0 when it says a name is missing."""
+    """Return the inode that a successful reply to LOOKUP counted; 0 when it says a name is missing."""
     nodeid: int = _FORGET.unpack_from(message, REPLY.size)[0]
     return nodeid
 
 
 def listed_nodeids(message: memoryview) -> Iterator[int]:
-    """Give the inodes that a successful reply to READDIRPLUS counted."""
+    """Return the inodes that a successful reply to READDIRPLUS counted."""
     at = REPLY.size
     while at < len(message):
         nodeid = _FORGET.unpack_from(message, at)[0]
@@ -343,7 +343,7 @@ def with_init(message: memoryview, reply: InitReply) -> bytes:
 
 
 def timeout_words(seconds: float) -> tuple[int, int]:
-    """Give whole seconds and nanoseconds."""
+    """Return whole seconds and nanoseconds."""
     whole = int(seconds)
     return whole, int((seconds - whole) * GIGA)
 

@@ -27,7 +27,7 @@ class FilePacker:
     """Packs entries for regular files of one owner."""
 
     def __init__(self, uid: int, gid: int, entry_timeout: float) -> None:
-        """The kernel may keep names for `entry_timeout` seconds, and attributes for ever."""
+        """The kernel may keep names for `entry_timeout` seconds, and attributes without limit."""
         self._uid, self._gid = uid, gid
         valid, valid_ns = timeout_words(entry_timeout)
         attr_valid, attr_valid_ns = timeout_words(LONGEST_TIMEOUT)
@@ -36,11 +36,11 @@ class FilePacker:
     def pack(
         self, files: FileRun, offsets: Sequence[int], size: int
     ) -> tuple[bytes | bytearray, int]:
-        """Pack files, as many as fit; also says how many do.
+        """Pack files, as many as fit; also return how many do.
 
         Args:
             files: What is listed.
-            offsets: Where whoever has got so far goes on, for each of them.
+            offsets: The offset behind each of them.
             size: Room in bytes.
         """
         lengths = [DIRENTPLUS.size + (length + 7 & ~7) for length in map(len, files.names)]

@@ -1,6 +1,6 @@
 """INIT, when the mount begins: what the kernel can, and what it is asked to do.
 
-pyfuse3 negotiates; here it is made to ask for what the lane's answers expect.
+pyfuse3 negotiates; here it is made to ask for what the fast path expects.
 """
 
 from collections.abc import Callable
@@ -36,12 +36,12 @@ class Negotiation:
         self._max_message = max_message
 
     def offered(self, message: memoryview) -> None:
-        """Take note of the kernel's request."""
+        """Record the kernel's request."""
         self._offered = abi.init_flags(message)
         self._on_offer(self._offered)
 
     def agreed(self, message: memoryview) -> bytes:
-        """Give pyfuse3's reply with what it does not know to ask for."""
+        """Return pyfuse3's reply with what it does not know to ask for."""
         reply = abi.init_reply(message)
         flags = reply.all_flags & ~self._without | self._wanted & self._offered
         return abi.with_init(
