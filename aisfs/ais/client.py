@@ -1,7 +1,7 @@
 """The port over AIStore's protocol: what to ask for, and how a call runs and ends.
 
 Each call runs in a worker thread on a `ConnectionSet`: a set of keep-alive connections that it has to
-itself, since requests promises no thread safety. Lines are handed out last in, first out, so that
+itself, since requests promises no thread safety. Sets are handed out last in, first out, so that
 few stay warm; they are not bound to threads, since trio's threads come and go.
 
 Must not know: HTTP beyond a reply's status, requests, errnos.
@@ -30,14 +30,7 @@ from aisfs.config import ClusterSettings
 from aisfs.core.namespace import keys as names
 from aisfs.core.namespace.keys import check_new_key
 from aisfs.core.namespace.listing import ListingBounds
-from aisfs.errors import (
-    AisfsError,
-    BucketNotFound,
-    IsADirectory,
-    NotFound,
-    Stale,
-    Unavailable,
-)
+from aisfs.errors import AisfsError, BucketNotFound, IsADirectory, NotFound, Stale, Unavailable
 from aisfs.model import NO_CUSTOM, Bucket, Keys, ObjectInfo, Page, Provider
 from aisfs.store.custom import encode_custom
 from aisfs.store.port import Announce, Content, Progress, Sink, UploadAhead
@@ -77,7 +70,7 @@ class AISClient:
         retrier = Retrier(deadline=settings.io_timeout)
         self._parts = Parts(self, retrier, int(settings.part_size))
         self._uploads = Uploads(self, self._parts)
-        self._edits = Mutations(self, retrier, self.stream, self._store)
+        self._edits = Mutations(self, retrier, self.stream, self.upload)
         self._batches = Batches(self)
 
     def __repr__(self) -> str:
@@ -87,10 +80,10 @@ class AISClient:
         """List the buckets this client may see, those of attached AIStore clusters too."""
         request = requests.list_buckets(provider)
 
-        def work(line: ConnectionSet) -> list[Bucket]:
-            found = listings.parse_buckets(self.transport.fetch(line, request))
+        def work(connections: ConnectionSet) -> list[Bucket]:
+            found = listings.parse_buckets(self.transport.fetch(connections, request))
             if provider in (None, Provider.AIS):
-                elsewhere = self.remotes.buckets(line)
+                elsewhere = self.remotes.buckets(connections)
                 # Of those in use already the first list has some, by the uuid of their cluster.
                 found = [each for each in found if not self.remotes.is_attached(each)]
                 found += elsewhere
@@ -104,17 +97,17 @@ class AISClient:
             return Page([], [], "")
         request = requests.list_page(bucket, prefix, token, self.page_size)
 
-        def work(line: ConnectionSet) -> Page:
-            facts = self.facts_of(line, bucket)
-            reply = self.transport.fetch(line, request)
+        def work(connections: ConnectionSet) -> Page:
+            facts = self.facts_of(connections, bucket)
+            reply = self.transport.fetch(connections, request)
             page = listings.parse_page(reply, bucket, prefix, facts, after=token)
-            self._settle(line, bucket, request.subject)
+            self._settle(connections, bucket, request.subject)
             return page
 
         return await self.run(request.subject, work, bucket)
 
     async def first_keys(self, bucket: Bucket, prefix: str, most: int, sure: bool = False) -> Keys:
-        """Give `most` keys at most of objects below the directory `prefix`."""
+        """Return `most` keys at most of objects below the directory `prefix`."""
         if names.never_below(prefix):
             return Keys([], complete=True)
         keys = await self._first_keys(bucket, prefix, most)
@@ -128,17 +121,17 @@ class AISClient:
     async def _first_keys(self, bucket: Bucket, prefix: str, most: int, beside: str = "") -> Keys:
         subject = f"{bucket}/{prefix}"
 
-        def work(line: ConnectionSet) -> Keys:
+        def work(connections: ConnectionSet) -> Keys:
             bounds = ListingBounds(subject)
             found, token, pages = list[str](), prefix if beside else "", 0
             while True:  # a page of a cloud may be empty and not the last
                 pages += 1
                 request = requests.first_keys(bucket, prefix, token, most + 1, beside=beside)
-                reply = self.transport.fetch(line, request)
+                reply = self.transport.fetch(connections, request)
                 keys, token = listings.parse_keys(reply, bucket, prefix)
                 found += [key for key in keys if key.startswith(prefix)]
                 if not token or len(found) >= most or beside:
-                    self._settle(line, bucket, subject)
+                    self._settle(connections, bucket, subject)
                     to_the_end = not token or not all(key.startswith(prefix) for key in keys)
                     # Between pages AIStore loses names.
                     is_all = to_the_end and (pages == 1 or bucket.provider is not Provider.AIS)
@@ -153,26 +146,26 @@ class AISClient:
         plain = requests.head_object(bucket, key, with_props=False)
         byte = requests.get_range(bucket, key, 0, 1, latest=latest and not bucket.is_local)
 
-        def work(line: ConnectionSet) -> ObjectInfo:
+        def work(connections: ConnectionSet) -> ObjectInfo:
             if latest and not bucket.is_local:  # a GET renews the copy, a HEAD would only complain
-                self._first_byte(line, byte)
-            facts = self.facts_of(line, bucket)
-            reply = self.transport.ask(line, request)
+                self._first_byte(connections, byte)
+            facts = self.facts_of(connections, bucket)
+            reply = self.transport.ask(connections, request)
             if refuses_props(reply):
                 log.debug("%s: HEAD without props from now on", self.transport.endpoint)
                 self._head_with_props = False
-                reply = self.transport.ask(line, plain)
+                reply = self.transport.ask(connections, plain)
             if reply.status != 200:
                 raise failure(request, reply)
             if object_replies.lacks_size(reply, facts):
-                reply = object_replies.with_size(reply, self._first_byte(line, byte), byte)
+                reply = object_replies.with_size(reply, self._first_byte(connections, byte), byte)
             return object_replies.parse_object(reply, bucket, key, facts)
 
         return await self.run(request.subject, work, bucket)
 
-    def _first_byte(self, line: ConnectionSet, request: requests.Request) -> requests.Reply:
+    def _first_byte(self, connections: ConnectionSet, request: requests.Request) -> requests.Reply:
         """Ask for the first byte of an object, which may be empty."""
-        reply = self.transport.ask(line, request)
+        reply = self.transport.ask(connections, request)
         if reply.status not in (200, 206, 416):
             raise failure(request, reply)
         return reply
@@ -187,9 +180,11 @@ class AISClient:
         request = partial(requests.get_range, bucket, expected.key, start, stop)
         subject = f"{bucket}/{expected.key}"
 
-        def work(line: ConnectionSet) -> None:
-            facts = self.facts_of(line, bucket)
-            with self._originals.open(line, bucket, expected, request, facts, start, stop) as body:
+        def work(connections: ConnectionSet) -> None:
+            facts = self.facts_of(connections, bucket)
+            with self._originals.open(
+                connections, bucket, expected, request, facts, start, stop
+            ) as body:
                 got = body.read_into(buffer)
             if got < len(buffer):
                 raise _cut_short(subject, got, len(buffer))
@@ -199,7 +194,7 @@ class AISClient:
     async def read_many(
         self, bucket: Bucket, wanted: Sequence[tuple[ObjectInfo, memoryview]]
     ) -> list[bool]:
-        """Fill buffers with whole objects, with one GetBatch; says which are filled."""
+        """Fill buffers with whole objects, with one GetBatch; return which are filled."""
         if self._originals.look and not bucket.is_local:
             return [False] * len(wanted)  # a batch looks at no original
         return await self._batches.read(bucket, wanted)
@@ -209,9 +204,11 @@ class AISClient:
         request = partial(requests.get_object, bucket, expected.key)
         subject, size = f"{bucket}/{expected.key}", expected.size
 
-        def work(line: ConnectionSet) -> None:
-            facts = self.facts_of(line, bucket)
-            with self._originals.open(line, bucket, expected, request, facts, 0, size) as body:
+        def work(connections: ConnectionSet) -> None:
+            facts = self.facts_of(connections, bucket)
+            with self._originals.open(
+                connections, bucket, expected, request, facts, 0, size
+            ) as body:
                 piece = memoryview(bytearray(min(_PIECE, size + 1)))
                 done = 0
                 while got := body.read_into(piece):
@@ -287,7 +284,7 @@ class AISClient:
 
     @asynccontextmanager
     async def _telling_of_emptied(self, bucket: Bucket, key: str) -> AsyncIterator[None]:
-        """Say so if an object cannot be written because of a directory that is not to be seen."""
+        """Tell it if an object cannot be written because of a directory that is not to be seen."""
         try:
             yield
         except IsADirectory as error:
@@ -298,26 +295,21 @@ class AISClient:
                 "directory of that name, which it never removes: choose another name"
             ) from error
 
-    async def _store(
-        self, bucket: Bucket, key: str, content: Content, custom: Mapping[str, str]
-    ) -> ObjectInfo:
-        return await self.upload(bucket, key, content, custom=custom)
-
     async def aclose(self) -> None:
         """Close all connections, make the calls in progress fail, and wait until they have."""
         self._closed = True
-        for line in self._idle:
-            line.close()
+        for connections in self._idle:
+            connections.close()
         self._idle.clear()
-        for line in self._busy:
-            line.sockets.abort()
+        for connections in self._busy:
+            connections.sockets.abort()
         if self._busy:
             await self._all_returned.wait()
 
     async def run(
         self, subject: str, work: Callable[[ConnectionSet], T], bucket: Bucket | None = None
     ) -> T:
-        """Run `work` in a thread, on a line of its own; a cancellation cuts the line."""
+        """Run `work` in a thread, on connections of its own; a cancellation aborts them."""
         try:
             self._limiter.acquire_nowait()  # saves a turn of all tasks, where there is room
         except trio.WouldBlock:
@@ -325,11 +317,11 @@ class AISClient:
         try:
             if self._closed:
                 raise _closed(subject)
-            line = self._idle.pop() if self._idle else self.transport.connections()
-            self._busy.add(line)
+            connections = self._idle.pop() if self._idle else self.transport.connections()
+            self._busy.add(connections)
             try:
-                call = partial(self._work, subject, work, line, bucket)
-                return await run_interruptible(call, line.sockets.abort)
+                call = partial(self._work, subject, work, connections, bucket)
+                return await run_interruptible(call, connections.sockets.abort)
             except BucketNotFound:
                 # Created again under the same name, it would be another bucket.
                 if bucket:
@@ -340,7 +332,7 @@ class AISClient:
                     raise _closed(subject) from error
                 raise
             finally:
-                self._take_back(line)
+                self._take_back(connections)
         finally:
             self._limiter.release()
 
@@ -348,40 +340,40 @@ class AISClient:
         self,
         subject: str,
         work: Callable[[ConnectionSet], T],
-        line: ConnectionSet,
+        connections: ConnectionSet,
         bucket: Bucket | None,
     ) -> T:
         """Do the work. In the thread."""
-        line.map_version = self.transport.readiness.version
+        connections.map_version = self.transport.readiness.version
         try:
-            return work(line)
+            return work(connections)
         except NotFound:
-            self._settle(line, bucket, subject)
+            self._settle(connections, bucket, subject)
             raise
 
-    def _settle(self, line: ConnectionSet, bucket: Bucket | None, subject: str) -> None:
+    def _settle(self, connections: ConnectionSet, bucket: Bucket | None, subject: str) -> None:
         """Make sure that what was not found is nowhere. In the thread."""
         # What lies elsewhere is asked for there, whichever targets there are.
         if bucket and bucket.is_local:
-            self.transport.settle(line, subject)
+            self.transport.settle(connections, subject)
 
-    def _take_back(self, line: ConnectionSet) -> None:
-        self._busy.discard(line)
-        if self._closed or line.sockets.is_aborted:
-            line.close()
+    def _take_back(self, connections: ConnectionSet) -> None:
+        self._busy.discard(connections)
+        if self._closed or connections.sockets.is_aborted:
+            connections.close()
         else:
-            line.sockets.rest()
-            self._idle.append(line)
+            connections.sockets.rest()
+            self._idle.append(connections)
         if self._closed and not self._busy:
             self._all_returned.set()
 
-    def facts_of(self, line: ConnectionSet, bucket: Bucket) -> requests.BucketFacts:
+    def facts_of(self, connections: ConnectionSet, bucket: Bucket) -> requests.BucketFacts:
         """Look the bucket's properties up, once; two threads may both do it, to the same end."""
         known = self._facts.get(bucket)
         if known is not None:
             return known
         request = requests.head_bucket(bucket)
-        reply = self.transport.ask(line, request)
+        reply = self.transport.ask(connections, request)
         if reply.status == 200:
             facts = requests.parse_bucket_facts(reply)
         else:

@@ -1,4 +1,4 @@
-"""What the parts of the client share: connections, what is known of buckets, one HEAD."""
+"""The interface through which uploads, mutations and batches use the client they belong to."""
 
 from collections.abc import Callable
 from typing import Protocol, TypeVar
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Session(Protocol):
-    """A client, as those see it who do a part of its work."""
+    """A client, as the parts of it see it."""
 
     transport: Transport
     remotes: Remotes
@@ -21,10 +21,10 @@ class Session(Protocol):
     async def run(
         self, subject: str, work: Callable[[ConnectionSet], T], bucket: Bucket | None = None
     ) -> T:
-        """Run `work` in a thread, on a line of its own; a cancellation cuts the line."""
+        """Run `work` in a thread, on connections of its own; a cancellation aborts them."""
         ...
 
-    def facts_of(self, line: ConnectionSet, bucket: Bucket) -> BucketFacts:
+    def facts_of(self, connections: ConnectionSet, bucket: Bucket) -> BucketFacts:
         """Look the bucket's properties up, once. In the thread."""
         ...
 

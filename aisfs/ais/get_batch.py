@@ -55,15 +55,15 @@ class Batches:
         self._session = session
 
     async def read(self, bucket: Bucket, wanted: Wanted) -> list[bool]:
-        """Fill as many of the buffers as one request can; says which are filled."""
+        """Fill as many of the buffers as one request can; return which are filled."""
         able = [at for at, (info, _) in enumerate(wanted) if can_be_checked(info)]
         filled = [False] * len(wanted)
         if able:
             chosen = [wanted[at] for at in able]
             request = get_batch(bucket, [info.key for info, _ in chosen])
 
-            def work(line: ConnectionSet) -> list[bool]:
-                with self._session.transport.open(line, request) as body:
+            def work(connections: ConnectionSet) -> list[bool]:
+                with self._session.transport.open(connections, request) as body:
                     return unpack(body.read_into, chosen, request.subject)
 
             found = await self._session.run(request.subject, work, bucket)
@@ -73,7 +73,7 @@ class Batches:
 
 
 def can_be_checked(info: ObjectInfo) -> bool:
-    """Say whether an object's bytes can be told from those of any other version."""
+    """Return whether an object's bytes can be told from those of any other version."""
     kind, _, value = info.checksum.partition(":")
     # A key that is not UTF-8 does not survive the server's JSON.
     return bool(value) and is_known(kind) and not any("\ud800" <= c <= "\udfff" for c in info.key)
@@ -132,7 +132,7 @@ class _Members:
         self._scratch = memoryview(bytearray(_SCRATCH))
 
     def next(self) -> tuple[bytes, int]:
-        """Give name and size of the next member, whose content comes next."""
+        """Return name and size of the next member, whose content comes next."""
         path: bytes | None = None
         while True:
             block = self._scratch[:BLOCK]

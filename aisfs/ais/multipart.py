@@ -98,7 +98,7 @@ class BegunUpload:
             await self._parts.abort(self)
 
     def fits(self, size: int) -> bool:
-        """Say whether a content of `size` bytes goes in parts, beginning with those sent ahead."""
+        """Return whether a content of `size` bytes goes in parts, beginning with those sent ahead."""
         return size > self._parts.above and self._begun * self._step <= size and not self.is_lost
 
     def split(self, content: Content) -> list[PartOfContent]:
@@ -142,8 +142,8 @@ class Parts:
             return None
         request = write_requests.start_parts(bucket, key)
 
-        def work(line: ConnectionSet) -> str:
-            reply = self._session.transport.fetch(line, request)
+        def work(connections: ConnectionSet) -> str:
+            reply = self._session.transport.fetch(connections, request)
             return write_requests.parse_upload_id(reply, request.subject)
 
         try:
@@ -206,12 +206,12 @@ class Parts:
             token.run_sync_soon(movement.told, sent)
             progress(sent)
 
-        def work(line: ConnectionSet) -> None:
-            facts = self._session.facts_of(line, begun.bucket)
-            checksum = checksum_for(facts, part, line)
+        def work(connections: ConnectionSet) -> None:
+            facts = self._session.facts_of(connections, begun.bucket)
+            checksum = checksum_for(facts, part, connections)
             name = begun.name
             request = write_requests.put_part(begun.bucket, begun.key, name, number + 1, checksum)
-            send_content(self._session, line, request, part, told)
+            send_content(self._session, connections, request, part, told)
 
         def is_final() -> bool:
             return once or number in begun.delivered
@@ -251,8 +251,8 @@ class Parts:
         """
         request = write_requests.abort_parts(bucket, key, name)
 
-        def work(line: ConnectionSet) -> None:
-            self._session.transport.fetch(line, request)
+        def work(connections: ConnectionSet) -> None:
+            self._session.transport.fetch(connections, request)
 
         await self._session.run(request.subject, work, bucket)
 

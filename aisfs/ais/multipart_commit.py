@@ -104,7 +104,7 @@ class MultipartCommit:
     async def _put_together(
         self, upload: Upload, name: str, sizes: list[int]
     ) -> tuple[Unavailable | None, str]:
-        """Have the parts put together; gives why that is unclear, and the checksum to expect.
+        """Have the parts put together; return why that is unclear, and the checksum to expect.
 
         The cluster reads all of the object for its checksum, and meanwhile so do we.
         """
@@ -114,9 +114,9 @@ class MultipartCommit:
 
         transport = self._session.transport
 
-        def work(line: ConnectionSet) -> None:
+        def work(connections: ConnectionSet) -> None:
             with transport.readiness.undisturbed(request.subject):
-                transport.fetch(line, request)
+                transport.fetch(connections, request)
 
         async def sum_up() -> None:
             nonlocal expected
@@ -140,5 +140,5 @@ class MultipartCommit:
 
     async def _sum(self, upload: Upload, kind: str) -> str:
         return await self._session.run(
-            str(upload), lambda line: checksum_as(kind, upload.content, line)
+            str(upload), lambda connections: checksum_as(kind, upload.content, connections)
         )

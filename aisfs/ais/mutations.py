@@ -26,13 +26,13 @@ from aisfs.errors import (
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.store.content import FileContent
 from aisfs.store.custom import encode_custom, stamp_of
-from aisfs.store.port import Content, Sink
+from aisfs.store.port import Sink
 from aisfs.store.retry import Retrier
 
 log = logging.getLogger(__name__)
 
 Fetch = Callable[[Bucket, ObjectInfo, Sink], Awaitable[None]]
-Store = Callable[[Bucket, str, Content, Mapping[str, str]], Awaitable[ObjectInfo]]
+Store = Callable[..., Awaitable[ObjectInfo]]
 
 
 class Mutations:
@@ -161,7 +161,7 @@ class Mutations:
 
             await self._fetch(bucket, source, sink)
             content = FileContent(file.fileno(), source.size, f"{bucket}/{source.key}")
-            return await self._store(to_bucket, new_key, content, source.custom)
+            return await self._store(to_bucket, new_key, content, custom=source.custom)
 
     async def _find(self, bucket: Bucket, key: str) -> ObjectInfo | None:
         try:
@@ -174,8 +174,8 @@ class Mutations:
     async def _do(self, request: Request, bucket: Bucket) -> None:
         transport = self._session.transport
 
-        def work(line: ConnectionSet) -> None:
+        def work(connections: ConnectionSet) -> None:
             with transport.readiness.undisturbed(request.subject):
-                transport.fetch(line, request)
+                transport.fetch(connections, request)
 
         await self._session.run(request.subject, work, bucket)

@@ -54,14 +54,14 @@ class Remotes:
         self._uuids: dict[str, str] = {}
         self._buckets: dict[str, list[Bucket]] = {}
 
-    def buckets(self, line: ConnectionSet) -> list[Bucket]:
+    def buckets(self, connections: ConnectionSet) -> list[Bucket]:
         """List the buckets of the attached clusters; of one that does not answer, those of before."""
         known = {}
-        for name in self._attached(line):
+        for name in self._attached(connections):
             space = f"@{name}#"
             known[name] = self._buckets.get(name, [])
             try:
-                reply = self._transport.fetch(line, list_buckets(Provider.AIS, space))
+                reply = self._transport.fetch(connections, list_buckets(Provider.AIS, space))
                 known[name] = [replace(each, namespace=space) for each in parse_buckets(reply)]
             except AisfsError as error:
                 log.warning("the buckets of the attached cluster %s are unknown: %s", name, error)
@@ -69,24 +69,24 @@ class Remotes:
         return [bucket for found in known.values() for bucket in found]
 
     def is_attached(self, bucket: Bucket) -> bool:
-        """Say whether a bucket is in a cluster that was found to be attached."""
+        """Return whether a bucket is in a cluster that was found to be attached."""
         return bucket.cluster in self._uuids.values()
 
-    def by_uuid(self, line: ConnectionSet, bucket: Bucket) -> Bucket:
+    def by_uuid(self, connections: ConnectionSet, bucket: Bucket) -> Bucket:
         """Name the cluster of a bucket by its uuid: as the place of a copy AIStore takes no alias."""
         alias = bucket.cluster
         if not alias:
             return bucket
         if alias not in self._uuids:
-            self._attached(line)
+            self._attached(connections)
         name = bucket.namespace.partition("#")[2]
         return replace(bucket, namespace=f"@{self._uuids.get(alias, alias)}#{name}")
 
-    def _attached(self, line: ConnectionSet) -> list[str]:
-        """Give the names of the attached clusters; none where the token may not see them."""
+    def _attached(self, connections: ConnectionSet) -> list[str]:
+        """Return the names of the attached clusters; none where the token may not see them."""
         request = Request("GET", "/v1/cluster", "what=remote", "attached clusters")
         try:
-            found = _decode(self._transport.fetch(line, request).body).a or []
+            found = _decode(self._transport.fetch(connections, request).body).a or []
         except msgspec.MsgspecError as error:
             log.debug("the attached clusters are unknown: %s", error)
             return []
@@ -114,7 +114,7 @@ class Originals:
     @contextmanager
     def open(
         self,
-        line: ConnectionSet,
+        connections: ConnectionSet,
         bucket: Bucket,
         expected: ObjectInfo,
         request: Callable[..., Request],
@@ -130,7 +130,7 @@ class Originals:
 
         @contextmanager
         def opened(*, latest: bool) -> Iterator[Body]:
-            with self._transport.open(line, request(latest=latest)) as body:
+            with self._transport.open(connections, request(latest=latest)) as body:
                 check_content(body.reply, bucket, expected, facts, start, stop)
                 yield body
 
@@ -148,7 +148,7 @@ class Originals:
             yield body
 
     def _is_due(self, bucket: Bucket, version: ObjectInfo) -> bool:
-        """Say whether to look at the original now."""
+        """Return whether to look at the original now."""
         if not self.look or bucket.is_local:
             return False
         with self._lock:

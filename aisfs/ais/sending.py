@@ -1,4 +1,4 @@
-"""What uploads in one request and in parts share: what is to be written, and how it is sent.
+"""What to upload, its checksum, and sending it: shared by uploads in one request and in parts.
 
 Must not know: HTTP, requests, errnos.
 """
@@ -31,21 +31,25 @@ class Upload:
 
 
 def send_content(
-    session: Session, line: ConnectionSet, request: Request, content: Content, progress: Progress
+    session: Session,
+    connections: ConnectionSet,
+    request: Request,
+    content: Content,
+    progress: Progress,
 ) -> Reply:
     """Send a request with a content, and receive its reply."""
     pieces: Iterator[memoryview] = pieces_of(content, progress)
-    return session.transport.upload(line, request, content.size, pieces)
+    return session.transport.upload(connections, request, content.size, pieces)
 
 
-def checksum_for(facts: BucketFacts, content: Content, line: ConnectionSet) -> str:
+def checksum_for(facts: BucketFacts, content: Content, connections: ConnectionSet) -> str:
     """Compute what the bucket wants to know; empty when it keeps none."""
     if not facts.keeps_checksums:
         return ""
     kind = facts.checksum_type
-    return checksum_as(kind if is_known(kind) else DEFAULT_TYPE, content, line)
+    return checksum_as(kind if is_known(kind) else DEFAULT_TYPE, content, connections)
 
 
-def checksum_as(kind: str, content: Content, line: ConnectionSet) -> str:
-    """Compute the checksum of a content; what comes out is of no use once the line was cut."""
-    return checksum_of(content, kind, lambda: not line.sockets.is_aborted)
+def checksum_as(kind: str, content: Content, connections: ConnectionSet) -> str:
+    """Compute the checksum of a content; what comes out is of no use once its connections were aborted."""
+    return checksum_of(content, kind, lambda: not connections.sockets.is_aborted)

@@ -51,10 +51,10 @@ class Uploads:
         return await self._whole(upload)
 
     async def _whole(self, upload: Upload) -> ObjectInfo:
-        def work(line: ConnectionSet) -> tuple[ObjectInfo | None, str]:
-            facts = self._session.facts_of(line, upload.bucket)
+        def work(connections: ConnectionSet) -> tuple[ObjectInfo | None, str]:
+            facts = self._session.facts_of(connections, upload.bucket)
             content = in_memory(upload.content) if upload.content.size <= SMALL else upload.content
-            checksum, custom = checksum_for(facts, content, line), ""
+            checksum, custom = checksum_for(facts, content, connections), ""
             if upload.custom and checksum:
                 meant = ObjectInfo(upload.key, upload.content.size, checksum=checksum)
                 custom = encode_custom(upload.custom, stamp_of(meant))
@@ -63,10 +63,12 @@ class Uploads:
             )
             try:
                 with self._session.transport.readiness.undisturbed(str(upload)):
-                    reply = send_content(self._session, line, request, content, upload.progress)
+                    reply = send_content(
+                        self._session, connections, request, content, upload.progress
+                    )
             except BodyDelivered as error:
                 log.info("%s: asking whether it was written: %s", upload, error)
-                # On another line: this one's connection is of no more use.
+                # On other connections: this one is of no more use.
                 if not checksum:
                     raise
                 return None, checksum

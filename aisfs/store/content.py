@@ -74,7 +74,7 @@ def in_memory(content: Content) -> Content:
 
 
 def pieces_of(content: Content, progress: Progress | None = None) -> Iterator[memoryview]:
-    """Give all bytes, in order; each piece is valid until the next one is asked for.
+    """Yield all bytes, in order; each piece is valid until the next one is asked for.
 
     Args:
         content: What to read.

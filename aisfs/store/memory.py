@@ -156,7 +156,7 @@ class MemoryStore(NoMultipart):
     async def first_keys(
         self, bucket: Bucket, prefix: str, most: int, *, sure: bool = False
     ) -> Keys:
-        """Give `most` keys at most of objects below the directory `prefix`."""
+        """Return `most` keys at most of objects below the directory `prefix`."""
         await self._enter("first_keys", bucket, prefix)
         keys = self._contents(bucket).sorted_keys()
         start, stop = bisect_left(keys, _raw(prefix)), _after(keys, _raw(prefix) or b"\xff" * 4)
@@ -246,7 +246,7 @@ class MemoryStore(NoMultipart):
         return self._write(to_bucket, new_key, data, info.custom)
 
     async def rename(self, bucket: Bucket, key: str, new_key: str) -> ObjectInfo:
-        """Give an object another name."""
+        """Rename an object."""
         if key == new_key:
             raise ValueError(f"{bucket}/{key}: renamed to itself")
         check_new_key(bucket, new_key)

@@ -8,7 +8,7 @@ from aisfs.store.port import ObjectStore
 
 
 async def pages_of(store: ObjectStore, bucket: Bucket, prefix: str) -> AsyncIterator[Page]:
-    """Give the pages of a directory; an entry may come twice.
+    """Yield the pages of a directory; an entry may come twice.
 
     Raises:
         ProtocolError: the listing has no end.

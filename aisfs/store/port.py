@@ -41,7 +41,7 @@ class ObjectStore(Protocol):
     async def first_keys(
         self, bucket: Bucket, prefix: str, most: int, *, sure: bool = False
     ) -> Keys:
-        """Give `most` keys at most of objects below the directory `prefix`, however deep.
+        """Return `most` keys at most of objects below the directory `prefix`, however deep.
 
         What tells whether there is anything in a directory; the marker that some tools leave in
         clouds, an object called `prefix`, is something. Which keys come first is the store's choice.
@@ -162,7 +162,7 @@ class UploadAhead(Protocol):
         ...
 
     def next_part(self, content: Content) -> Callable[[], Awaitable[None]]:
-        """Take the next part of a content that has `wants` bytes by now; gives what sends it.
+        """Take the next part of a content that has `wants` bytes by now; return what sends it.
 
         Several may be sent at once. A part that failed is sent again by `upload`.
         """
@@ -273,7 +273,7 @@ class WritableStore(ObjectStore, Protocol):
         ...
 
     async def rename(self, bucket: Bucket, key: str, new_key: str) -> ObjectInfo:
-        """Give an object, with its custom metadata, another name in the same bucket.
+        """Rename an object within its bucket; it keeps its custom metadata.
 
         Not atomic everywhere: both names may be there for a while, and after a failure, but
         never none of them.

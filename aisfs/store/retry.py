@@ -100,7 +100,7 @@ class ProgressDeadline:
         self.deadline = trio.current_time() + self._span
 
     def until_deadline(self) -> trio.CancelScope:
-        """Give a scope that is cancelled then."""
+        """Return a scope that is cancelled then."""
         self._scope = trio.CancelScope(deadline=self.deadline)
         return self._scope
 

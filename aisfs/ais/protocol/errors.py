@@ -93,7 +93,7 @@ _GATEWAY = frozenset({502, 503, 504})
 
 
 def is_of_restart(reply: Reply) -> bool:
-    """Say whether a reply may be that of a cluster whose proxy was just started."""
+    """Return whether a reply may be that of a cluster whose proxy was just started."""
     details = _details(reply)
     return details.tcode == _NO_NODES or (reply.status in _GATEWAY and not details.message)
 
@@ -124,7 +124,7 @@ def failure(request: Request, reply: Reply) -> AisfsError:
 
 
 def refuses_props(reply: Reply) -> bool:
-    """Say whether a HEAD failed only because the server does not take these props."""
+    """Return whether a HEAD failed only because the server does not take these props."""
     details = _details(reply)
     # The message about a bad name quotes the name, whatever that holds.
     about_name = details.tcode == "errInvalidPath"
@@ -144,7 +144,7 @@ def _details(reply: Reply) -> _Details:
 
 
 def _lacks_batches(request: Request, reply: Reply, details: _Details) -> bool:
-    """Say whether a GetBatch failed only because the server is too old for it, or built without."""
+    """Return whether a GetBatch failed only because the server is too old for it, or built without."""
     return (
         request.path.startswith(BATCHES)
         and reply.status in (400, 404, 405, 501)

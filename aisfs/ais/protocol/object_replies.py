@@ -25,7 +25,7 @@ _MOST_TEXT = 150
 
 
 def lacks_size(reply: Reply, facts: BucketFacts) -> bool:
-    """Say whether a HEAD leaves the size of the object open.
+    """Return whether a HEAD leaves the size of the object open.
 
     Servers before 4.2 leave out the length of an empty object, and gateways that of any. So without
     a length, or with none beside the checksum of something, it takes the checksum of nothing.

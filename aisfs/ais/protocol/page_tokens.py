@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 
 def resume_after(names: Sequence[str], prefix: str, given: str) -> str:
-    """Give the token behind which everything that was not on a page is found.
+    """Return the token behind which everything that was not on a page is found.
 
     Args:
         names: All names of the page, directories with their slash; not empty.

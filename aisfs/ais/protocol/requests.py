@@ -221,7 +221,7 @@ def get_range(bucket: Bucket, key: str, start: int, stop: int, *, latest: bool =
 
 
 def _beside(bucket: Bucket, key: str) -> str:
-    """Give path and query of the shard that an index is of; empty for any other object."""
+    """Return path and query of the shard that an index is of; empty for any other object."""
     shard = shard_of_index(bucket, key)
     return f"{object_path(*shard)}?{bucket_query(shard[0])}" if shard is not None else ""
 
@@ -236,12 +236,12 @@ def quoted(bucket: Bucket) -> str:
 
 
 def object_path(bucket: Bucket, key: str) -> str:
-    """Give the path of an object, checked and encoded."""
+    """Return the path of an object, checked and encoded."""
     return f"/v1/objects/{quoted(bucket)}/{quote(_check_key(bucket, key), safe='/')}"
 
 
 def bucket_query(bucket: Bucket, more: Mapping[str, str] | None = None) -> str:
-    """Give the query that names a bucket, and whatever else it is to hold."""
+    """Return the query that names a bucket, and whatever else it is to hold."""
     query = {"provider": bucket.provider.value}
     if bucket.namespace:
         query["namespace"] = bucket.namespace
@@ -249,7 +249,7 @@ def bucket_query(bucket: Bucket, more: Mapping[str, str] | None = None) -> str:
 
 
 def _check_key(bucket: Bucket, key: str) -> bytes:
-    """Give the bytes of a key that can be sent, or refuse it before anything rewrites it."""
+    """Return the bytes of a key that can be sent, or refuse it before anything rewrites it."""
     try:
         raw = key.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:

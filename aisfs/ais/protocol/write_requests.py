@@ -105,7 +105,7 @@ def parse_written(
 
 
 def may_be_lost(name: str) -> bool:
-    """Say whether AIStore is known to lose what is copied or renamed to this name."""
+    """Return whether AIStore is known to lose what is copied or renamed to this name."""
     return "%" in name or "?" in name
 
 

@@ -52,7 +52,7 @@ class Credentials:
             return cls(None, None)
 
     def authorization(self) -> str | None:
-        """Give the value of the Authorization header, None without a token."""
+        """Return the value of the Authorization header, None without a token."""
         return f"Bearer {self._token}" if self._token else None
 
     def renew(self, refused: str | None) -> str | None:

@@ -78,7 +78,7 @@ class CancellableSockets:
             old.close()
 
     def watches(self, connection: HTTPConnection) -> bool:
-        """Say whether the socket of a connection is taken into account."""
+        """Return whether the socket of a connection is taken into account."""
         return connection in self._twins
 
     @any_thread

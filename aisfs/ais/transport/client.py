@@ -82,33 +82,33 @@ class Transport:
     def __repr__(self) -> str:
         return f"<Transport {self.endpoint} {self._credentials!r}>"
 
-    def fetch(self, line: ConnectionSet, request: Request) -> Reply:
+    def fetch(self, connections: ConnectionSet, request: Request) -> Reply:
         """Send a request and return the whole of a successful reply."""
-        with self.open(line, request) as body:
+        with self.open(connections, request) as body:
             content = body.read(request.most_reply, self._deadline)
             return replace(body.reply, body=content)
 
-    def ask(self, line: ConnectionSet, request: Request) -> Reply:
+    def ask(self, connections: ConnectionSet, request: Request) -> Reply:
         """Send a request and return a reply of any status, of a long body the beginning."""
-        _, sent = self._send(line, request)
-        return self._refusal(line, self._drain(sent, request.subject))
+        _, sent = self._send(connections, request)
+        return self._refusal(connections, self._drain(sent, request.subject))
 
     def connections(self) -> ConnectionSet:
         """Return a new set of connections."""
         timeouts, readiness = self._timeouts, self.readiness
         return ConnectionSet(self.endpoint, self._tls, timeouts, readiness.admit, readiness.greet)
 
-    def settle(self, line: ConnectionSet, subject: str) -> None:
+    def settle(self, connections: ConnectionSet, subject: str) -> None:
         """Make sure that what the cluster does not have is nowhere: each target was asked.
 
         Raises:
             Unavailable: it may be somewhere.
         """
         if self.readiness.may_miss:
-            with self._watched(line, self.endpoint, subject):
-                connection = line.connected(self.endpoint)
+            with self._watched(connections, self.endpoint, subject):
+                connection = connections.connected(self.endpoint)
                 try:
-                    doubt = self.readiness.settle(connection, line.map_version)
+                    doubt = self.readiness.settle(connection, connections.map_version)
                 except BaseException:
                     connection.close()
                     raise
@@ -116,7 +116,7 @@ class Transport:
                 raise Unavailable(f"{subject}: {doubt}")
 
     def upload(
-        self, line: ConnectionSet, request: Request, size: int, pieces: Iterator[memoryview]
+        self, connections: ConnectionSet, request: Request, size: int, pieces: Iterator[memoryview]
     ) -> Reply:
         """Send a request with a body of `size` bytes, once, and get the successful reply.
 
@@ -125,7 +125,7 @@ class Transport:
         take the empty request for the whole, then its checksum is wrong, and nothing is written.
 
         Args:
-            line: The connections to use.
+            connections: The connections to use.
             request: Its headers have the checksum of the body.
             size: Bytes in the body.
             pieces: The body; each piece is sent before the next one is asked for. What it raises
@@ -135,22 +135,22 @@ class Transport:
             BodyDelivered: the whole body went out, but no answer came back.
         """
         if not size:
-            return self.fetch(line, request)
+            return self.fetch(connections, request)
         if "Ais-Checksum-Value" not in request.headers:
             # Whoever would serve this must find that the body is missing.
             headers = {**request.headers, "Content-Length": str(size), "Connection": "close"}
             asked = replace(request, headers=headers)
         else:
             asked = request
-        way, sent = self._send(line, asked, up_to_target=True)
+        way, sent = self._send(connections, asked, up_to_target=True)
         if not is_target(way.url):
-            reply = self._refusal(line, self._drain(sent, request.subject))
+            reply = self._refusal(connections, self._drain(sent, request.subject))
             if reply.status == 200:
                 raise ProtocolError(f"{request.subject}: taken without its content; {_NO_PROXY}")
             raise failure(request, reply)
-        body = CountedBody(pieces, size, line.sockets)
+        body = CountedBody(pieces, size, connections.sockets)
         try:
-            sent = self._transmit(line, request, way, body)
+            sent = self._transmit(connections, request, way, body)
             reply = self._drain(sent, request.subject)
         except Unavailable as error:
             if body.sent == size:
@@ -163,29 +163,35 @@ class Transport:
         return reply
 
     @contextmanager
-    def open(self, line: ConnectionSet, request: Request) -> Iterator[Body]:
+    def open(self, connections: ConnectionSet, request: Request) -> Iterator[Body]:
         """Yield a successful reply whose body is to be read in the block, wholly or not."""
-        _, sent = self._send(line, request)
+        _, sent = self._send(connections, request)
         try:
             if sent.head.status not in (200, 206):
-                raise failure(request, self._refusal(line, self._drain(sent, request.subject)))
+                raise failure(
+                    request, self._refusal(connections, self._drain(sent, request.subject))
+                )
             yield Body(sent, request.subject)
         finally:
             sent.end()
 
     def _send(
-        self, line: ConnectionSet, request: Request, *, up_to_target: bool = False
+        self, connections: ConnectionSet, request: Request, *, up_to_target: bool = False
     ) -> tuple[RedirectChain, Exchange]:
         """Send a request, once more if its token turned out to be out of date; see `_follow`."""
         authorization = self._credentials.authorization()
-        way, sent = self._follow(line, request, authorization, up_to_target)
+        way, sent = self._follow(connections, request, authorization, up_to_target)
         if sent.head.status == 401 and (renewed := self._credentials.renew(authorization)):
             self._drain(sent, request.subject)
-            return self._follow(line, request, renewed, up_to_target)
+            return self._follow(connections, request, renewed, up_to_target)
         return way, sent
 
     def _follow(
-        self, line: ConnectionSet, request: Request, authorization: str | None, up_to_target: bool
+        self,
+        connections: ConnectionSet,
+        request: Request,
+        authorization: str | None,
+        up_to_target: bool,
     ) -> tuple[RedirectChain, Exchange]:
         """Send a request and go where it is redirected to.
 
@@ -193,9 +199,9 @@ class Transport:
             The way there, and what came back at its end. If it goes `up_to_target` only, the target
             was not asked: what came back is the redirect to it, which is drained.
         """
-        way = self._way(line, request, authorization)
+        way = self._way(connections, request, authorization)
         while True:
-            sent = self._transmit(line, request, way)
+            sent = self._transmit(connections, request, way)
             status, location = sent.head.status, sent.head.headers.get("location")
             if status not in REDIRECTS or not location:
                 if way.arrived or status not in (200, 206):
@@ -209,7 +215,7 @@ class Transport:
 
     def _transmit(
         self,
-        line: ConnectionSet,
+        connections: ConnectionSet,
         request: Request,
         way: RedirectChain,
         body: CountedBody | None = None,
@@ -229,16 +235,16 @@ class Transport:
             headers.setdefault("Content-Length", "0")
         silent = self._timeouts[1]
         timeout = silent + request.patience if silent else None
-        with self._watched(line, way.url, request.subject):
+        with self._watched(connections, way.url, request.subject):
             if request.changes and body is None:
-                line.sockets.hold()
+                connections.sockets.hold()
             try:
-                connection = line.connected(way.url)
+                connection = connections.connected(way.url)
                 return Exchange(
                     connection, request.method, target, headers, pieces, timeout=timeout
                 )
             finally:
-                line.sockets.release()
+                connections.sockets.release()
 
     def _drain(self, sent: Exchange, subject: str) -> Reply:
         """Return a reply with its body, the start of a long one, and be done with it."""
@@ -246,30 +252,30 @@ class Transport:
             return sent.take_all(_MOST_DRAINED, self._timeouts[1])
 
     def _way(
-        self, line: ConnectionSet, request: Request, authorization: str | None
+        self, connections: ConnectionSet, request: Request, authorization: str | None
     ) -> RedirectChain:
         """Begin at the endpoint, if what it says can be believed."""
-        if line.episode != self.readiness.episode:
-            line.episode = self.readiness.episode
-            line.disconnect(self.endpoint)
-        line.changes = request.changes
-        if self.readiness.missed and line.changes:
-            self.settle(line, request.subject)
+        if connections.episode != self.readiness.episode:
+            connections.episode = self.readiness.episode
+            connections.disconnect(self.endpoint)
+        connections.changes = request.changes
+        if self.readiness.missed and connections.changes:
+            self.settle(connections, request.subject)
         return RedirectChain(self.endpoint, request, authorization)
 
     @contextmanager
-    def _watched(self, line: ConnectionSet, url: str, subject: str) -> Iterator[None]:
+    def _watched(self, connections: ConnectionSet, url: str, subject: str) -> Iterator[None]:
         """Send something to `url`: an endpoint that fails may have been started again."""
         try:
             with network(subject):
                 yield
         except Unavailable:
             if url.startswith(self.endpoint):
-                self.readiness.disturbed(line.episode)
+                self.readiness.disturbed(connections.episode)
             raise
 
-    def _refusal(self, line: ConnectionSet, reply: Reply) -> Reply:
+    def _refusal(self, connections: ConnectionSet, reply: Reply) -> Reply:
         """Look at a reply that may be a refusal: it may be a sign of a restart."""
         if is_of_restart(reply):
-            self.readiness.disturbed(line.episode)
+            self.readiness.disturbed(connections.episode)
         return reply

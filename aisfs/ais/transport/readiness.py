@@ -65,7 +65,7 @@ class Readiness:
 
         Args:
             authorization: Gives the value of that header, or None.
-            timeout: Seconds without a byte of a reply; None waits for ever.
+            timeout: Seconds without a byte of a reply; None waits without end.
         """
         self._authorization = authorization
         self._timeout = timeout

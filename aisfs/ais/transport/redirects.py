@@ -70,7 +70,7 @@ class RedirectChain:
         raise ProtocolError(f"{self._subject}: redirected to {shown(place)[:_MOST_TEXT]!r}")
 
     def _own_query(self, query: str) -> str:
-        """Give the query of the request itself, with what the proxy has added to another one."""
+        """Return the query of the request itself, with what the proxy has added to another one."""
         known = {part.partition("=")[0] for part in self._beside.partition("?")[2].split("&")}
         added = [part for part in query[1:].split("&") if part.partition("=")[0] not in known]
         return "?" + "&".join([self._query, *added])
@@ -97,12 +97,12 @@ class RedirectChain:
 
 
 def is_target(url: str) -> bool:
-    """Say whether a redirect of a proxy leads to the target that is to do the work."""
+    """Return whether a redirect of a proxy leads to the target that is to do the work."""
     return all(mark.search(url) for mark in _TARGET_MARKS)
 
 
 def may_have_token(endpoint: str, current: str, target: str) -> bool:
-    """Say whether what was sent to `current` with the token may be sent so to `target`."""
+    """Return whether what was sent to `current` with the token may be sent so to `target`."""
     if current.startswith(f"{endpoint}/") and target.startswith(f"{endpoint}/"):
         return True
     old, new = urlsplit(current), urlsplit(target)

@@ -84,7 +84,7 @@ class _Incoming(io.RawIOBase):
         self.allow(seconds)
 
     def allow(self, seconds: float | None) -> None:
-        """Give what comes next so much time, None for no end."""
+        """Allow what comes next so many seconds; None sets no end."""
         self._deadline = None if seconds is None else time.monotonic() + seconds
 
     def readable(self) -> bool:

@@ -129,7 +129,7 @@ class KeyPaths:
             os.close(root)
 
     def is_within(self, path: bytes) -> bool:
-        """Say whether a path without links lies below the root."""
+        """Return whether a path without links lies below the root."""
         return path.startswith(self.root.rstrip(b"/") + b"/")
 
     def check_bucket(self, bucket: Bucket) -> None:
@@ -139,7 +139,7 @@ class KeyPaths:
 
 
 def raw_key(bucket: Bucket, key: str) -> bytes:
-    """Give a key as the bytes that names of files are."""
+    """Return a key as the bytes that names of files are."""
     try:
         return os.fsencode(key)
     except UnicodeEncodeError:

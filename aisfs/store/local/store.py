@@ -78,7 +78,7 @@ class LocalStore(NoMultipart):
     async def first_keys(
         self, bucket: Bucket, prefix: str, most: int, *, sure: bool = False
     ) -> Keys:
-        """Give `most` keys at most of files below the directory `prefix`."""
+        """Return `most` keys at most of files below the directory `prefix`."""
 
         def work() -> Keys:
             found: list[str] = []
@@ -189,7 +189,7 @@ class LocalStore(NoMultipart):
         return await self._run(work)
 
     async def rename(self, bucket: Bucket, key: str, new_key: str) -> ObjectInfo:
-        """Give a file another name."""
+        """Rename a file."""
         if key == new_key:
             raise ValueError(f"{bucket}/{key}: renamed to itself")
 
