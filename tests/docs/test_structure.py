@@ -1,0 +1,76 @@
+"""The package stays easy to enter: few packages and imports between them, small modules, flat classes."""
+
+import ast
+import importlib
+import inspect
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.docs.documents import ROOT
+
+PACKAGE = ROOT / "aisfs"
+TOP_MOST, ARROWS_MOST = 20, 75
+"""Packages and modules at the top, and pairs of them of which one imports the other."""
+LINES_MOST = 400
+MODULES_MOST = 14
+CHAIN_MOST = 3
+OPTIONAL = {"aisfs.torch", "aisfs.server.worker"}
+"""They import what is an extra, or patch what they run in."""
+
+
+@cache
+def modules() -> dict[str, Path]:
+    return {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in PACKAGE.rglob("*.py")
+    }
+
+
+def imported(path: Path) -> set[str]:
+    """Return the modules of the package that a module imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("aisfs"):
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                found.add(name if name in modules() else node.module)
+    return found
+
+
+def top(module: str) -> str:
+    return module.split(".")[1] if "." in module else module
+
+
+def test_packages_and_imports_at_the_top_are_few():
+    arrows = {
+        (top(name), top(other))
+        for name, path in modules().items()
+        for other in imported(path)
+        if top(name) != top(other)
+    }
+    rooms = {room for arrow in arrows for room in arrow}
+    assert len(rooms) <= TOP_MOST, sorted(rooms)
+    assert len(arrows) <= ARROWS_MOST, sorted(arrows)
+
+
+@pytest.mark.parametrize("name", sorted(modules()))
+def test_no_module_is_long(name: str):
+    lines = len(modules()[name].read_text().splitlines())
+    assert lines <= LINES_MOST
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in modules().values()}), ids=str)
+def test_no_package_holds_many_modules(folder: Path):
+    flat = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+    assert len(flat) <= MODULES_MOST
+
+
+@pytest.mark.parametrize("name", sorted(set(modules()) - OPTIONAL - {"aisfs.__main__"}))
+def test_no_class_is_deep(name: str):
+    module = importlib.import_module(name)
+    for found in vars(module).values():
+        if inspect.isclass(found) and found.__module__ == name:
+            ours = [base for base in found.__mro__ if base.__module__.startswith("aisfs.")]
+            assert len(ours) <= CHAIN_MOST, [base.__name__ for base in ours]
