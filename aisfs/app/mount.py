@@ -115,7 +115,8 @@ async def run(plan: MountPlan, on_ready: Callable[[], None]) -> None:
             session: Session | None = None
             scope = trio.CancelScope()
 
-            async def end_on_signal() -> None:
+            async def end_on_signal(*, task_status: trio.TaskStatus[None]) -> None:
+                task_status.started()
                 async for number in signals:
                     log.info("unmounting on %s", signal.Signals(number).name)
                     if session is None:  # it is still being built
@@ -125,7 +126,8 @@ async def run(plan: MountPlan, on_ready: Callable[[], None]) -> None:
                     await trio.sleep(GRACE_SECONDS)
                     scope.cancel()
 
-            services.nursery.start_soon(end_on_signal)
+            # It waits before anything can fail: a receiver that is closed may not be asked any more.
+            await services.nursery.start(end_on_signal)
             with scope:
                 plan = replace(plan, source=services.source)
                 session = await _build(plan, services, on_ready)

@@ -14,7 +14,6 @@ except `listed` with many rows.
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.policy.page_cache_map import PageCacheMap
@@ -23,6 +22,7 @@ from aisfs.core.policy.push_window import (
     WINDOW_BYTES,
     WINDOW_FIRST,
     WINDOW_MAX,
+    PushCounts,
     Stream,
     footprint,
 )
@@ -46,18 +46,6 @@ REST_MAX = 4096
 """READs without pushing after a shard's pushes were wasted; doubled each time."""
 SAMPLES_MAX = 64
 """Most parts of samples waiting to be pushed; older ones are dropped."""
-
-
-@dataclass(slots=True)
-class PushCounts:
-    """Counts of pushed members; the use of samples and whole shards is often unknown."""
-
-    pushed: int = 0
-    bytes: int = 0
-    used: int = 0
-    """An ordered reader passed them without a READ."""
-    wasted: int = 0
-    """They were READ anyway, or the stream ended before them."""
 
 
 class ShardPush:

@@ -1,10 +1,24 @@
 """One reader going through a shard, and the window of members pushed ahead of it."""
 
+from dataclasses import dataclass
+
 WINDOW_FIRST = 8
 WINDOW_MAX = 512
 WINDOW_BYTES = 8 << 20
 """Most bytes ahead of one reader: 2 ms of pushing small members, 4 ms of large ones."""
 PAGE = 4096
+
+
+@dataclass(slots=True)
+class PushCounts:
+    """Counts of pushed members; the use of samples and whole shards is often unknown."""
+
+    pushed: int = 0
+    bytes: int = 0
+    used: int = 0
+    """An ordered reader passed them without a READ."""
+    wasted: int = 0
+    """They were READ anyway, or the stream ended before them."""
 
 
 def footprint(size: int) -> int:

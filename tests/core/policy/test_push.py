@@ -12,10 +12,9 @@ from aisfs.core.policy.push import (
     BATCH_BYTES,
     BATCH_ROWS,
     RANDOM_READS,
-    PushCounts,
     ShardPush,
 )
-from aisfs.core.policy.push_window import WINDOW_BYTES, WINDOW_MAX, footprint
+from aisfs.core.policy.push_window import WINDOW_BYTES, WINDOW_MAX, PushCounts, footprint
 
 KIB = 1 << 10
 MIB = 1 << 20

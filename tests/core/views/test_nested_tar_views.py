@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from aisfs.config import KeyRule, Shards
 from aisfs.core.index.codec import decode, encode
 from aisfs.core.index.member_index import MemberKind
-from aisfs.core.policy.push import PushCounts, ShardPush
+from aisfs.core.policy.push import ShardPush
+from aisfs.core.policy.push_window import PushCounts
 from aisfs.core.views.directory_tree import MembersView, members_only
 from aisfs.core.views.flat_view import flat_rows
 from aisfs.core.views.samples_view import samples_view
