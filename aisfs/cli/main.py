@@ -43,6 +43,7 @@ _ELSEWHERE = {
     "unpack": "aisfs.cli.pack:unpack",
     "warm": "aisfs.cli.cache:warm_up",
 }
+"""The table of commands: the name of each, and where it is. A new command gets a line here."""
 
 
 class _Commands(click.Group):
