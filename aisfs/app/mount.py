@@ -53,7 +53,7 @@ def check(plan: MountPlan) -> None:
     """Check everything that can be checked without asking the cluster.
 
     Raises:
-        MountError, FuseUnavailable, SourceMissing, AccessDenied: as the message says.
+        MountError, FuseUnavailable, SourceMissing, AccessDenied: the message says why.
     """
     if isinstance(plan.source, DirectorySource):
         if not plan.source.path.is_dir():
@@ -81,7 +81,7 @@ class Session(Protocol):
         ...
 
     def terminate(self) -> None:
-        """Make `serve` return when requests under way are answered."""
+        """Make `serve` return once the requests under way are answered."""
         ...
 
 
@@ -163,8 +163,8 @@ async def _build(plan: MountPlan, services: Services, on_ready: Callable[[], Non
     _describe(plan, services, filesystem)
 
     async def report() -> None:
-        # A task, so that it runs when the kernel has the reply to INIT, which sets the defaults.
-        # The fast path has raised the number of background requests in INIT, which needs no root.
+        # This is a task so that it runs after the kernel got the reply to INIT, which sets defaults.
+        # The fast path raises the limit on background requests in INIT, which does not need root.
         background = not plan.kernel.fastpath
         await trio.to_thread.run_sync(_tune, plan.mountpoint, background)
         log.info("mounted %s on %s", plan.source, plan.mountpoint)
@@ -249,14 +249,14 @@ def _describe(plan: MountPlan, services: Services, filesystem: FileSystem) -> No
 
 
 def _tune(mountpoint: Path, background: bool) -> None:
-    # Answered only when the kernel has taken the reply to INIT, which another thread may carry.
+    # This returns only once the kernel has the reply to INIT, which another thread may be sending.
     with suppress(OSError):
         os.statvfs(mountpoint)
     kernel_settings.tune(mountpoint, background=background)
 
 
 def _kernel_options(plan: MountPlan) -> set[str]:
-    # noatime: else every read would make the kernel ask for attributes again.
+    # Without noatime, every read would make the kernel ask for attributes again.
     return {
         "rw" if plan.writing.writable else "ro",
         "noatime",

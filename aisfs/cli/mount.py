@@ -137,7 +137,7 @@ def mount(
     'ais://pets/samples-{00..18}.tar' or 'shards/*.tar', or --view show the shards as one dataset.
     The command returns when the mount is ready.
     """
-    with loading():  # it is not needed for --help
+    with loading():  # --help does not need it
         from aisfs.app import mount as mounts
 
     if not where:
@@ -171,7 +171,7 @@ def mount(
 def _sort(
     options: tuple[str, ...], settings: Mapping[str, object]
 ) -> tuple[set[str], dict[str, object]]:
-    """Separate the values of -o; see `sort_options`."""
+    """Sort the values of -o into options of mount(8) and our own; see `sort_options`."""
     ours = [o for o in mount.params if o.name in (*settings, "log_level", "log_file")]
     flags = {o.name for o in ours if isinstance(o, click.Option) and o.is_flag}
     lists = {o.name for o in ours if o.multiple}
@@ -182,7 +182,7 @@ def _sort(
 def _resolve_log(
     named: dict[str, object], level: str, file: Path | None
 ) -> tuple[str, Path | None]:
-    """Take what -o says of the log; what was typed as an option of its own wins."""
+    """Return the level and the file of the log: `--log-level` and `--log-file` win over -o."""
     typed = click.get_current_context().get_parameter_source("log_level")
     wanted = str(named.pop("log_level", level))
     if typed is ParameterSource.COMMANDLINE:
@@ -194,7 +194,7 @@ def _resolve_log(
 
 
 def _serve(plan: MountPlan, ready: Callable[[], None], failed: Callable[[str, int], None]) -> None:
-    """Run the mount in the background process and report how its start, or its end, went."""
+    """Run the mount in the background process; report when it is ready, or why it failed."""
     from aisfs.app import mount as mounts
 
     try:

@@ -1,7 +1,7 @@
 """The operations of the file system, with our own values and errors and without the kernel.
 
-Every method takes and gives inode numbers, names as bytes and `aisfs.errors`. fuse/ translates.
-What changes something is in `aisfs.filesystem.write`.
+The methods take and return inode numbers and names as bytes, and raise `aisfs.errors`; fuse/ translates
+these for the kernel. Operations that change something are in `aisfs.filesystem.write`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -46,7 +46,8 @@ from aisfs.model import Bucket, ByteRange, ObjectInfo
 
 
 class FileSystem:
-    """One mount's tree. For the trio thread, apart from `forget`; the fast path uses `InstantAnswers`."""
+    """One mount's tree. Only `forget` may be called outside the trio thread; the fast path has
+    `InstantAnswers`."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class FileSystem:
         kernel: Kernel,
         overlay: Overlay | None = None,
     ) -> None:
-        """Serve the tree below `root`; a listing may be believed for `list_ttl` seconds.
+        """Serve the tree below `root`; a listing is valid for `list_ttl` seconds.
 
         Args:
             root: What the mount shows.
@@ -71,10 +72,10 @@ class FileSystem:
             reader: Reads objects and members.
             assembler: Reads virtual shards.
             make: Makes attributes.
-            clock: Seconds.
+            clock: Returns the time in seconds.
             list_ttl: See above.
             kernel: Is told what changed.
-            overlay: The lister behind `tree`, in a mount that can be written.
+            overlay: This mount's own changes over the listings, if it is writable.
         """
         self.inodes = Inodes(
             root, tree=tree, folders=folders, make=make, clock=clock, list_ttl=list_ttl
@@ -113,10 +114,10 @@ class FileSystem:
         return self.inodes.counted(found) if found is not None else None
 
     async def settled(self, ino: int) -> Node:
-        """Return a node when no change decides any more where it is.
+        """Return the node of an inode, once no change of its name is under way.
 
         Raises:
-            NameGone: it has lost its name meanwhile; the kernel looks up what has the name now.
+            NameGone: that change took its name away; the kernel looks up what has the name now.
         """
         while True:
             node = self.inodes.node(ino)
@@ -128,7 +129,7 @@ class FileSystem:
                 raise NameGone("it was removed or replaced while it was being opened")
 
     async def new_member(self, node: ShardNode, parent: int, name: bytes) -> WrittenFile | None:
-        """Return the file that is being written as a member which its shard does not have yet."""
+        """Return the file that is being written under this name as a new member of the shard."""
         if not self.inodes.files.members:
             return None
         path = await self.folders.path(node, parent, name)
@@ -172,7 +173,7 @@ class FileSystem:
         return self.handles.of_children(ino, await self.tree.children(node, ino))
 
     async def directory(self, ino: int, offset: int) -> DirectoryHandle:
-        """Take the snapshot that a listing without a handle began with, or a new one."""
+        """Return the snapshot that a listing without a handle began with, or take a new one."""
         known = self.snapshots.under_way(ino, offset)
         if known is not None:
             return known
@@ -183,8 +184,10 @@ class FileSystem:
         return handle if handle.members is not None else self.snapshots.begin(ino, handle)
 
     async def _opened_anew(self, ino: int, error: AisfsError) -> DirectoryHandle:
-        """Open the folder that took the place of one found out of date, since without a handle the
-        kernel does not look it up again but hands the error to the program."""
+        """Open the folder that has replaced one that turned out to be stale.
+
+        Without a handle, the kernel would not look the name up again, but return the error to the program.
+        """
         node = self.inodes.node(ino)
         if not isinstance(node, ShardNode) or not is_folder(ino):
             raise error
@@ -200,7 +203,7 @@ class FileSystem:
     async def open(self, ino: int, *, again: bool = False) -> FileHandle:
         """Open the version of an object or a member that the inode number stands for.
 
-        With `again` this is one more read of what was opened before.
+        `again` means that it was opened before, and this is another read.
         """
         node = self.inodes.node(ino)
         if isinstance(node, FileNode):
@@ -214,7 +217,7 @@ class FileSystem:
         raise IsADirectory("is a directory")
 
     async def read_at(self, ino: int, offset: int, size: int) -> Data:
-        """Read a file as its inode number says; the first read of a member stands for its opening.
+        """Read a file by its inode number, without a handle; the first read of a member counts as opening it.
 
         Raises:
             Stale: the object changed or went away since it was looked up.
@@ -224,7 +227,7 @@ class FileSystem:
         return await self.read(await self.open(ino, again=offset > 0), offset, size)
 
     async def read_object(self, ino: int, offset: int, size: int) -> Data:
-        """Read an object as it is in this mount, whichever handle asks."""
+        """Read the current content of an object in this mount, staged or stored, for any handle."""
         files = self.inodes.files.by_ino
         while True:
             file = files.get(ino)
@@ -278,7 +281,7 @@ class FileSystem:
 
     @contextmanager
     def noticing_change(self, node: ObjectNode | ShardNode) -> Iterator[None]:
-        """Make an object that turned out to be another version, or gone, be looked up anew."""
+        """If an object turns out to have changed, or to be gone, have it looked up again."""
         try:
             yield
         except (Stale, NotFound):
@@ -286,7 +289,7 @@ class FileSystem:
             raise
 
     def _changed(self, node: ObjectNode | ShardNode) -> None:
-        """Forget what was believed about an object that turned out to be another version."""
+        """Forget what was known about an object that turned out to have changed."""
         parents = set()
         for parent, name in self.tree.changed(node):
             parents.add(parent)
@@ -296,9 +299,9 @@ class FileSystem:
             self.kernel.invalidate_inode(parent)
 
     def content_was_wrong(self, bucket: Bucket, info: ObjectInfo) -> None:
-        """Make the kernel forget what it was given of an object that is not what it should be."""
+        """Make the kernel drop the pages of an object whose bytes turned out to be wrong."""
         for number, node in self.inodes.known():
-            if isinstance(node, VirtualShardNode):  # it may be made of it
+            if isinstance(node, VirtualShardNode):  # it may contain the object
                 self.kernel.drop_pages([number])
             elif isinstance(node, ObjectNode | ShardNode) and (node.bucket, node.info) == (
                 bucket,
@@ -307,7 +310,7 @@ class FileSystem:
                 self.kernel.drop_pages(self._files_of(number, node))
 
     def _files_of(self, number: int, node: ObjectNode | ShardNode) -> Iterable[int]:
-        """Number the files whose bytes are those of an object: itself, or its members."""
+        """Return the inode numbers of the files that show an object's bytes: itself, or its members."""
         if isinstance(node, ObjectNode):
             return [number]
         view = self.folders.try_view(node)
@@ -315,7 +318,7 @@ class FileSystem:
         return (member_number(number, row) for row in rows)
 
     def listing_changed(self, bucket: Bucket, prefix: str, names: list[bytes]) -> None:
-        """Tell the kernel what is different in a listing that it may have believed for longer."""
+        """Tell the kernel which names of a listing have changed, since it may still keep the old one."""
         node = DirectoryNode(bucket, prefix)
         ino = ROOT if node == self._root else self.inodes.number(node)
         if not names or self.inodes.get(ino) is None:

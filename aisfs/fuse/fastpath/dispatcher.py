@@ -1,17 +1,17 @@
 """The fast path: two threads between /dev/fuse and pyfuse3, which answer what needs no waiting.
 
     /dev/fuse ─▸ dispatcher ─▸ answered at once (`aisfs.fuse.fastpath.handlers`)
-                     ├───────▸ READs that must wait, and what makes, commits and closes files that are
-                     │         written: the trio thread, which answers to the device
+                     ├───────▸ READs that must wait, and CREATE, FLUSH, FSYNC and RELEASE of written
+                     │         files: the trio thread, which writes the replies to the device
                      └───────▸ everything else: a socket pair ─▸ pyfuse3 ─▸ reply thread ─▸ /dev/fuse
 
 A request costs one or two wake-ups, each more expensive than all the code here; through trio and
-pyfuse3 it costs several. What holds it together:
-- dispatcher and reply thread wait for the kernel only: never for trio, for a notification, nor for a
-  lock that is held while one is sent (`aisfs.fuse.notifier` says why);
-- each request is in `Pending` from the moment it is handed on until it is taken out to be answered, so
-  each is answered once, also when it is interrupted;
-- a lookup that was counted and whose reply the kernel did not take is taken back.
+pyfuse3 it costs several. Three rules hold it together:
+- the dispatcher and the reply thread wait only for the kernel and for short locks: never for trio, for
+  a notification, or for a lock that is held while one is sent (`aisfs.fuse.notifier` says why);
+- each request is in `Pending` from the moment it is forwarded until it is taken out to be answered, so
+  each is answered exactly once, even if it is interrupted;
+- if a lookup was counted and the kernel rejects the reply, the count is taken back.
 """
 
 import errno
@@ -41,15 +41,15 @@ BUFFER = (1 << 20) + 65536
 SPIN_SECONDS = 100e-6
 """How long the device is polled after an answer, before the thread sleeps: see docs/adr/0016."""
 NEAR_SECONDS = 2 * SPIN_SECONDS
-"""A request that came so soon after an answer, waking up included, promises another one."""
+"""A request that comes this soon after a reply, wake-up included, suggests that another one follows."""
 SOCKET_BYTES = 4 << 20
 """Room for messages to pyfuse3 and back: four of the largest."""
 MESSAGE_ROOM = 8192
-"""Bytes of a message that are not data, and what the kernel adds for its books."""
+"""Bytes of a message that are not data, and what the kernel adds for its own bookkeeping."""
 LIST_BYTES_MAX = 65536
 """Largest reply to READDIRPLUS asked of pyfuse3; the kernel asks again for the rest."""
 PATIENT = Opcode.WRITE
-"""Waits for the local disk, which may take its time: no reason to end the mount."""
+"""May wait for the local disk, however slow that is: no reason to end the mount."""
 OBSERVED = (Opcode.READ, Opcode.READDIRPLUS)
 SILENT = (Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT)
 """Requests that have no reply."""
@@ -62,11 +62,11 @@ Reply = tuple[Buffer, ...]
 FORWARD = None
 """Not answered here."""
 SILENCE: Reply = ()
-"""Dealt with, and no reply is expected, or another thread sends it."""
+"""Handled here: no reply is expected, or another thread sends it."""
 
 
 class Handler(Protocol):
-    """Answers one kind of request, or does not."""
+    """Answers one kind of request, if it can do so without waiting."""
 
     def __call__(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Return the reply in parts, `FORWARD` or `SILENCE`. Must not wait and not raise.
@@ -75,13 +75,13 @@ class Handler(Protocol):
             unique: The request's number.
             nodeid: The inode it is about.
             message: All of the request; only valid until the call returns.
-            pid: The process that asks, 0 when it is not known.
+            pid: The process that made the request; 0 when it is not known.
         """
         ...
 
 
 class Dispatcher:
-    """Reads requests, answers or forwards them, and hands on what pyfuse3 answers."""
+    """Reads requests, answers or forwards them, and passes pyfuse3's replies to the kernel."""
 
     def __init__(
         self,
@@ -107,15 +107,15 @@ class Dispatcher:
             pyfuse: Our end of the socket pair that pyfuse3 serves.
             handlers: The handler of each opcode; called in the dispatcher.
             pending: Requests that are answered elsewhere.
-            undo: Takes back what a reply (opcode, message) that the kernel never took has counted.
-            prepare: Does what may be done ahead, after a part of a listing was sent.
-            notify: Sends what pyfuse3 tells the kernel unasked, from another thread.
+            undo: Takes back the lookups that a reply (opcode, message) counted, if the kernel rejects it.
+            prepare: Prepares the next part of a listing, after one was sent.
+            notify: Hands a notification of pyfuse3 to the thread that sends it.
             before_sleep: Called in the dispatcher when there is nothing to do.
             list_by_inode: Whether directories are read by inode, whatever their handle.
-            negotiation: What the kernel and pyfuse3 are made to agree on.
-            observer: Told of what was answered here.
+            negotiation: Changes what the kernel and pyfuse3 agree on in INIT.
+            observer: Told of the reads and listings that were answered here.
             on_fault: Told of bytes that the kernel could not read. Must not wait.
-            spin: Seconds to poll the device after an answer; 0 never.
+            spin: Seconds to poll the device after a reply; 0 turns polling off.
         """
         self._device = device
         self._socket = pyfuse
@@ -135,13 +135,14 @@ class Dispatcher:
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_reader, False)
         self._backlog: deque[bytes] = deque()
-        """Requests the socket had no room for; as many as the kernel sends at most."""
+        """Requests that the socket had no room for; the kernel limits how many there can be."""
         self._threads: list[threading.Thread] = []
         self._refusing = False
         self.answered: Counter[int] = Counter()
         """Requests answered in the dispatcher, by opcode."""
         self.busy_since: list[float | None] = [None, None]
-        """When dispatcher and reply thread began what they are doing, by `time.monotonic`."""
+        """When the dispatcher and the reply thread began what they are doing, by `time.monotonic`; None
+        while they are idle."""
 
     def start(self, on_end: Callable[[], None]) -> None:
         """Begin to serve; `on_end` is called from a thread when the mount is gone."""
@@ -153,7 +154,7 @@ class Dispatcher:
             self._threads.append(start_service_thread(name, work))
 
     def refuse(self) -> None:
-        """From now on refuse what would be handed on, and what was handed on and not answered."""
+        """Refuse what would be forwarded from now on, and what was forwarded but not answered yet."""
         self._refusing = True
         for request in self._pending.all():
             if self._pending.take(request.unique) is not None:
@@ -214,8 +215,9 @@ class Dispatcher:
                     self._prepare_next()
             elif opcode in SILENT:
                 answered[opcode] += 1
-            # Polling takes the processor from the pusher, so only where it was worth it before;
-            # a program that closed a file it wrote is about to make the next.
+            # Polling takes processor time from the pusher, so poll only where requests follow quickly:
+            # after one that did, and after a RELEASE, since a program that closed a file that it wrote
+            # probably creates the next one.
             hot = now - replied < NEAR_SECONDS if reply else opcode == Opcode.RELEASE
             replied = time.monotonic()
             self.busy_since[0] = None
@@ -237,11 +239,11 @@ class Dispatcher:
             log.exception("a listing: this is a bug in aisfs, please report it")
 
     def _receive(self, parts: list[bytearray], *, hot: bool) -> int | None:
-        """Wait for a request; returns its length, None at the end.
+        """Wait for a request; return its length, or None when the mount has ended.
 
         Args:
-            parts: Where it goes.
-            hot: Whether the next may be near.
+            parts: The buffers to read it into.
+            hot: Whether the next request is expected soon.
         """
         patience = time.monotonic() + self._spin if hot and self._spin else 0.0
         device = self._device
@@ -262,7 +264,7 @@ class Dispatcher:
                 return None
 
     def _sleep(self) -> bool:
-        """Wait until there is something to do; False when it is to end."""
+        """Wait until there is something to do; return False if the thread is to end."""
         self._before_sleep()
         poll = select.poll()
         poll.register(self._device, select.POLLIN)
@@ -298,7 +300,7 @@ class Dispatcher:
         elif opcode in (Opcode.READDIR, Opcode.READDIRPLUS) and self._list_by_inode():
             abi.set_handle(message, nodeid, LIST_BYTES_MAX)
         self._pending.add(unique, opcode, pid)
-        if self._refusing:  # looked at after adding, so that `refuse` or we see it
+        if self._refusing:  # checked after adding, so that `refuse` or this sees it
             if self._pending.take(unique) is not None:
                 self.reply(opcode, (abi.error_reply(unique, errno.EIO),))
             return
@@ -306,7 +308,7 @@ class Dispatcher:
         self._send_backlog()
 
     def _finish_backlog(self) -> None:
-        """Hand on what came before the end: a file that was closed then is still to be stored."""
+        """Forward what came before the end: a file that was closed by then must still be stored."""
         poll = select.poll()
         poll.register(self._wake_reader, select.POLLIN)
         poll.register(self._socket, select.POLLOUT)
@@ -357,7 +359,7 @@ class Dispatcher:
 
 
 def grow(end: socket.socket) -> int:
-    """Make room in a socket; returns how many bytes of data one message may carry."""
+    """Enlarge the buffer of a socket; return how many bytes of data one message may carry."""
     for option in (_SO_SNDBUFFORCE, socket.SO_SNDBUF):
         try:
             end.setsockopt(socket.SOL_SOCKET, option, SOCKET_BYTES)
