@@ -1,9 +1,9 @@
 """GetBatch: many whole objects with one request, as a tar that is unpacked while it arrives.
 
-A tar says nothing of versions. So only objects whose checksum is known and can be computed are asked
-for, and only bytes that have it count; everything else is left to GETs, which find out what is wrong.
+A tar does not state versions. So only objects whose checksum is known and can be computed are requested,
+and only bytes with that checksum are used. Everything else is left to GETs, which find out what is wrong.
 
-Must not know: HTTP beyond a path, requests, errnos.
+This module must not know: HTTP beyond a path, requests, errnos.
 """
 
 import logging
@@ -20,14 +20,14 @@ from aisfs.model import Bucket, ObjectInfo
 log = logging.getLogger(__name__)
 
 ReadInto = Callable[[memoryview], int]
-"""Fills a view with the next bytes, or as far as there are any; says how many."""
+"""Fills a view with the next bytes, as far as there are any; returns how many."""
 Wanted = Sequence[tuple[ObjectInfo, memoryview]]
 """Objects, each with room for all of it."""
 
 _MISSING = b"__404__/"
 _META_MAX = 1 << 20
 _SCRATCH = 1 << 16
-"""Bytes read at once of what nobody wants: the zeros at the end, objects of another size."""
+"""Bytes read at once to be discarded: the zeros at the end, objects of an unexpected size."""
 
 
 def get_batch(bucket: Bucket, keys: Sequence[str]) -> requests.Request:
@@ -36,7 +36,7 @@ def get_batch(bucket: Bucket, keys: Sequence[str]) -> requests.Request:
         {
             "mime": ".tar",
             "in": [{"objname": key} for key in keys],
-            "coer": True,  # a missing object is a member that says so, not the end
+            "coer": True,  # a missing object becomes a marked member and does not end the reply
             "onob": True,
             "strm": True,
         }
@@ -51,7 +51,7 @@ class Batches:
     """Reads many objects at once."""
 
     def __init__(self, session: Session) -> None:
-        """Be a part of the client `session`."""
+        """Send requests through `session`."""
         self._session = session
 
     async def read(self, bucket: Bucket, wanted: Wanted) -> list[bool]:
@@ -80,19 +80,19 @@ def can_be_checked(info: ObjectInfo) -> bool:
 
 
 def unpack(read_into: ReadInto, wanted: Wanted, subject: str) -> list[bool]:
-    """Take objects out of the tar that a reply is.
+    """Read the objects from a reply, which is a tar.
 
     Args:
-        read_into: Gives the reply.
-        wanted: What was asked for, in this order.
-        subject: What it is about, in messages.
+        read_into: Reads the reply.
+        wanted: The requested objects, in this order.
+        subject: What messages call the request.
 
     Returns:
-        Which buffers hold exactly the object; the others hold anything.
+        Which buffers hold exactly the object; the others may hold anything.
 
     Raises:
-        ProtocolError: it is no tar, or one of something else.
-        Unavailable: it broke off before anything came whole.
+        ProtocolError: it is not a tar, or has members that were not requested.
+        Unavailable: it broke off before any object was complete.
     """
     filled = [False] * len(wanted)
     members = _Members(read_into, subject)
@@ -124,7 +124,7 @@ def _is_content(info: ObjectInfo, data: memoryview) -> bool:
 
 
 class _Members:
-    """The members of a tar that arrives."""
+    """The members of a tar, as it arrives."""
 
     def __init__(self, read_into: ReadInto, subject: str) -> None:
         self._read_into = read_into
@@ -153,13 +153,13 @@ class _Members:
                 path = dict(parse_pax(said).pairs).get(b"path", path)
 
     def fill(self, view: memoryview) -> None:
-        """Take the next bytes."""
+        """Fill the view with the next bytes."""
         got = self._read_into(view)
         if got < len(view):
             raise Unavailable(f"{self._subject}: the connection ended within a member")
 
     def skip(self, length: int) -> None:
-        """Throw the next bytes away."""
+        """Discard the next bytes."""
         while length:
             piece = self._scratch[: min(length, len(self._scratch))]
             self.fill(piece)

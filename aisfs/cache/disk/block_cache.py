@@ -3,17 +3,17 @@
 Guarantees (invariants I3 and I9)
 - The directory never takes more of the disk than the limit, with any number of processes: the
   ledger grants room before a byte is written. The smallest limit of the living processes holds.
-- Nothing here fails a read. With a full or failing disk bytes are not kept; a damaged file or ledger
-  means that they were not found. Either is logged once.
+- Nothing here makes a read fail. If the disk is full or failing, bytes are not kept; if a file or the
+  ledger is damaged, its bytes count as not found. Either is logged once.
 - A process that is killed leaves only unpublished pages behind, which the next one returns.
 
     hit            a view of bytes in a mapped file, for the kernel only
-    copied, read   a copy of them, for everything else: touching a view of a file that was cut is fatal
+    copied, read   a copy of them, for everything else: touching a view of a truncated file is fatal
     reserve        room for bytes that are to be fetched, or None: fetch them, but do not keep them
     sync           once a second: exchange news with other processes
 
 `hit` and `copied` answer within microseconds on the caller's thread. Everything else may wait for the
-disk and belongs on a worker thread. Nothing of it may be used after a fork.
+disk and belongs on a worker thread. None of it may be used after a fork.
 """
 
 import contextlib
@@ -46,11 +46,11 @@ LEAST = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What is in the cache, for all processes."""
+    """What is in the cache, from all processes."""
 
     limit: int
     used: int
-    """Bytes on disk: files, ledger, and what processes were granted."""
+    """Bytes on disk: files, the ledger, and the room that processes were granted."""
     entries: int
     """Versions of objects."""
     segments: int
@@ -76,7 +76,7 @@ class BlockCache:
     def __init__(
         self, bookkeeper: Bookkeeper, maintenance: Maintenance, token: str, descriptor: int
     ) -> None:
-        """Use `open`."""
+        """Called by `open`."""
         self._bookkeeper = bookkeeper
         self._resident = bookkeeper.resident
         self._health = bookkeeper.health
@@ -95,7 +95,7 @@ class BlockCache:
 
     @classmethod
     def open(cls, directory: Path, limit: int | None) -> Self:
-        """Open `directory` with a limit in bytes, or with none, only to look at it.
+        """Open `directory` with a limit in bytes; without one, only to inspect it.
 
         Raises:
             ConfigError: the directory or the limit cannot be used; the message names it.
@@ -179,7 +179,7 @@ class BlockCache:
     ) -> memoryview | None:
         """Return a copy of a range, cut at the end of the object, if all of it is here.
 
-        Counts as a use. The copy is made in `room` if that is given, which is as long as the range.
+        Counts as a use. The copy is made in `room`, if that is given; it must be as long as the range.
         """
         wanted = ByteRange(wanted.start, min(wanted.stop, entry.size))
         if wanted.start >= wanted.stop:
@@ -223,8 +223,8 @@ class BlockCache:
         return True
 
     def missing(self, entry: EntryId, wanted: ByteRange) -> list[ByteRange]:
-        """Return what is not here of a range, cut at the end of the object."""
-        gaps = RangeSet()  # joins what touches at the borders of segments
+        """Return the parts of a range, cut at the end of the object, that are not here."""
+        gaps = RangeSet()  # joins gaps that touch where segments meet
         for key, part in entry.parts(ByteRange(wanted.start, min(wanted.stop, entry.size))):
             segment = self._resident.segments.get(key)
             found = [part]
@@ -245,7 +245,7 @@ class BlockCache:
     ) -> Reservation | None:
         """Make room for a range that is about to be fetched; None if it is not to be kept.
 
-        `urgent` is for what is expensive to get again: it displaces whatever was idle for longest.
+        `urgent` is for bytes that are expensive to get again: they displace whatever was idle longest.
 
         Raises:
             ValueError: it is empty or reaches beyond the object.
@@ -269,7 +269,7 @@ class BlockCache:
 
         Args:
             entry: What to verify.
-            computed: The checksum of the bytes as they came; None reads them from the disk.
+            computed: The checksum of the bytes as they arrived; None reads them back from the disk.
 
         Returns:
             False if they differ; True also if the entry is not complete or has no usable checksum.
@@ -289,9 +289,9 @@ class BlockCache:
             self._health.trouble(error)
 
     def pin(self, entry: EntryId) -> None:
-        """Never evict anything of an entry, until it is unpinned as often.
+        """Keep an entry from being evicted until `unpin` is called as often.
 
-        Other processes respect it from the next `sync` on.
+        Other processes respect this from the next `sync` on.
         """
         with self._resident.lock:
             self._resident.pin(entry, 1)
@@ -306,7 +306,7 @@ class BlockCache:
     def sync(self) -> None:
         """Record what happened here and learn what other processes did. To be called once a second.
 
-        It closes files that other processes have evicted, which take space until then.
+        Closes files that other processes have evicted; until then, these still take space.
         """
         self._maintenance.sync()
 
@@ -338,7 +338,7 @@ class BlockCache:
         return verify_all(self._bookkeeper, progress)
 
     def clear(self) -> None:
-        """Remove everything, also what is pinned or being written, by this process or others.
+        """Remove everything, even what this process or others have pinned or are writing.
 
         Raises:
             ConfigError: something could not be removed; the message names the directory.

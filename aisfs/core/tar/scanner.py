@@ -1,14 +1,14 @@
 """Finds the members of a tar by walking its headers: bytes in, rows out.
 
-The scanner is fed the object's bytes in any split, and `seek` skips the bytes it does not need.
+The scanner is fed the object's bytes in pieces of any size; `seek` skips bytes that it does not need.
 Invariants:
 - the rows do not depend on how the bytes were cut into pieces;
-- no input raises or makes it loop, and memory grows only with the rows and one header's payload;
+- no input makes it raise or loop forever; memory grows only with the rows and one header's payload;
 - members before damage are kept; the kind and place of the damage are in the index's `warnings`;
 - a header counts only if its checksum holds.
 
-A tar in the tar is scanned by another scanner, which adds to the same rows. None of its bytes are
-read twice, and bytes that it does not need are not needed by the outer scan either.
+A tar inside the tar is scanned by another scanner, which adds to the same rows. None of its bytes are
+read twice, and the outer scanner skips the bytes that the inner one does not need.
 
 `fast_path` takes runs of similar members. This module is the slow path, one header at a time, which
 understands every header and teaches the fast path what to look for.
@@ -27,8 +27,8 @@ MAX_META = 1 << 20
 _END_LOOK = 1 << 16
 """How far to look for headers past the end mark: six times tar's usual record of 10 KiB."""
 _LEAST_LOOK, _MOST_LOOK = 4 << 10, 1 << 16
-"""Bytes copied at once: of large members little more than their headers, of small ones as much as
-malloc recycles. Larger blocks are new memory each time, which costs half a second per gigabyte."""
+"""Bytes copied at once: among large members little more than their headers, among small ones as much
+as malloc reuses. Larger blocks are new memory each time, which costs half a second per gigabyte."""
 _PLAIN = (b"0", b"7")
 _META = {b"x": b"pax", b"X": b"pax", b"g": b"global", b"L": b"path", b"K": b"linkpath"}
 _NOT_A_TAR = "not a tar: it does not start with a tar header"
@@ -65,9 +65,9 @@ class TarScanner:
         self._position = start
         """The offset of the next header."""
         self._want = BLOCK
-        """How many bytes from there on are needed together."""
+        """How many bytes from `_position` on are needed at once."""
         self._held = bytearray()
-        """Those of them that were already fed."""
+        """The bytes from `_position` on that were fed already."""
         self._ended = object_size == start
         self._end_mark: int | None = None
         """The first zero block, until a header follows."""
@@ -169,7 +169,7 @@ class TarScanner:
 
         Args:
             size: The length, all of which was fed.
-            warning: Why it ends there, if that is an error.
+            warning: Why it ends there, if that is a defect.
         """
         scanner: TarScanner | None = self
         while scanner is not None:
@@ -186,7 +186,7 @@ class TarScanner:
             self._ended = True
 
     def finish(self, form: Form = Form.TAR) -> MemberIndex:
-        """Return the index of what was found. The scanner is spent."""
+        """Return the index of what was found. The scanner cannot be used afterwards."""
         self._conclude()
         return self._rows.build(form=form)
 
@@ -194,7 +194,7 @@ class TarScanner:
         """Add the warnings for a tar that ends here."""
         if self._inner is not None:
             self._close_inner(self._inner)
-        if self._candidate is not None and self.done:  # the held bytes are no header
+        if self._candidate is not None and self.done:  # the held bytes are not a header
             self._ended = True
         if not self._ended:
             if not self.done:
@@ -239,7 +239,7 @@ class TarScanner:
     def _scan_header(self, data: bytes, position: int, base: int) -> int:
         """Handle the block at `position`; return where the next one is.
 
-        That is `position` itself after `_want` was raised or the scan ended.
+        That is `position` itself if more bytes are needed (`_want` was raised) or the scan ended.
         """
         block = data[position : position + BLOCK]
         at = base + position

@@ -1,14 +1,14 @@
 """Bytes of object versions: from the disk cache, from memory, or fetched once for all readers.
 
-A range of an object that is being fetched is a `Part`. A read gets, in one step without waiting, the
-pieces that are there, the parts under way that cover more of the range, and new parts for the rest
-(invariant I5: no byte is under way twice). It then waits for those parts only. Each part is fetched
-by a task of its own, so a reader that goes away leaves it to the others; a part that fails raises
-its error in all readers that wait for it, and is forgotten.
+A range of an object that is being fetched is a `Part`. In one step, without waiting, a read collects
+the pieces that are here, the parts under way that overlap its range, and new parts for the rest
+(invariant I5: no byte is under way twice). It then waits only for those parts. Each part is fetched by
+a task of its own, so that a reader that goes away does not stop it for the others. A part that fails
+raises its error in all readers that wait for it, and is forgotten.
 
-A part that landed goes to the disk cache; if that does not take it, it stays in memory until newer
-ones need the room. A large one is written past the page cache, and stays in memory until its reader
-has passed (docs/adr/0020). Dropping parts at any moment changes no result (invariant I6).
+A part that has landed goes to the disk cache. If the cache does not accept it, the part stays in memory
+until newer ones need the room. A large part is written past the page cache, and stays in memory until
+its reader has passed it (docs/adr/0020). Dropping parts at any moment changes no result (invariant I6).
 """
 
 import logging
@@ -51,11 +51,11 @@ log = logging.getLogger(__name__)
 STREAM_BYTES = 32 << 20
 """Bytes under way when a whole object begins to be streamed: what 1 Gbit/s carries in 250 ms."""
 HIGH_LATENCY_SECONDS = 0.02
-"""A part that took longer came over a link with latency, or a slow one: more may be under way."""
+"""A part that took longer came over a slow link, or one with latency: more may be under way at once."""
 SPARE_SECONDS = 2.0
 """How long an unused buffer is kept: longer than the pause between two batches."""
 DIRECT_BEHIND = 64 << 20
-"""Bytes that may wait for the disk when more are written past the page cache."""
+"""While more bytes than this wait for the disk, none are written past the page cache."""
 
 
 class Fetcher:
@@ -80,9 +80,9 @@ class Fetcher:
             services: Outlives every reader.
             background: Writes to the cache.
             cache: None keeps nothing on disk.
-            origin: The cluster, for versions that only it tells apart.
-            memory_limit: Bytes of all parts together. What a reader waits for is fetched even
-                beyond it, unless as much waits for the disk; reading ahead stops there.
+            origin: The cluster: tells versions apart that are numbered alike in several clusters.
+            memory_limit: Bytes of all parts together; read-ahead stops there. Bytes that a reader
+                waits for are fetched even beyond it, unless that many bytes wait for the disk.
             read_ahead_max: Largest window ahead of one sequential reader, bytes.
             hooks: Called when bytes land, or turn out to be wrong.
         """
@@ -99,15 +99,15 @@ class Fetcher:
         self._sums = RunningSums()
         """Belongs to the background thread."""
         self._changed = trio.Event()
-        """Set, and made anew, whenever a part is dropped or may be."""
+        """Set, and then replaced, whenever a part was dropped or can be."""
         self._hooks = hooks or Hooks()
         self._pool = BufferPool(memory_limit)
         self.high_latency = False
-        """Whether the latest part to land took `HIGH_LATENCY_SECONDS`."""
+        """Whether the latest part to land took longer than `HIGH_LATENCY_SECONDS`."""
         self.buffered = 0
-        """Bytes that all parts cost, under way or retained."""
+        """Bytes of memory that all parts take, under way or retained."""
         self._unwritten = 0
-        """Of those the bytes that landed and are on their way to disk."""
+        """How many of those have landed and are on their way to disk."""
 
     @any_thread
     def open(self, bucket: Bucket, info: ObjectInfo) -> OpenObject:
@@ -126,10 +126,10 @@ class Fetcher:
     def open_content(
         self, bucket: Bucket, info: ObjectInfo, source: Source, cached: tuple[BlockCache, EntryId]
     ) -> OpenObject:
-        """Return content that is not in the store as it is read, to read from.
+        """Return content that is made from an object, such as a decompressed tar, to read from.
 
         Args:
-            bucket: Where the object is that it is made of.
+            bucket: The bucket of the object.
             info: That object, with the size of the content.
             source: Makes it, and writes it to disk.
             cached: Where it is on disk, and what tells it from everything else.
@@ -139,7 +139,7 @@ class Fetcher:
         return self._objects.add(cached[1], opened)
 
     def distinguished(self, bucket: Bucket, info: ObjectInfo) -> Bucket:
-        """Name the bucket so that a cache can tell this version from those of other clusters."""
+        """Return the bucket, renamed if a cache could not tell this version from another cluster's."""
         if info.checksum:
             return bucket
         # Version 1 of the same name in another cluster is something else.
@@ -148,9 +148,9 @@ class Fetcher:
     def start(
         self, opened: OpenObject, wanted: ByteRange, together: BatchWindow | None = None
     ) -> Reading:
-        """Begin to read a range that lies inside the object; start what is not under way.
+        """Begin to read a range that lies inside the object; start to fetch what is not under way.
 
-        Does not wait, not even for the disk: what is there but not yet mapped and verified is
+        Does not wait, not even for the disk: bytes on disk that are not yet mapped and verified become
         a part like any other, which a worker thread gets from the disk. Whole objects, as they are
         in the store, are fetched `together` with others if that is given.
         """
@@ -183,14 +183,14 @@ class Fetcher:
     ) -> AsyncGenerator[tuple[int, Data], None]:
         """Yield an object, or a range of it, in order as (offset, bytes), somewhat ahead of the caller.
 
-        How far depends on how long parts take, up to the window of a sequential reader. The first
-        parts are small: on one link all parts land together, and readers wait for the first.
+        How far ahead depends on how long parts take, up to the window of a sequential reader. The first
+        parts are small: parts that share a link land together, and readers wait for the first.
 
         Args:
             opened: The object.
             wanted: The range; None is all.
-            held_up: Wait while memory is full. Not for a stream that the readers which fill it wait
-                for: that takes no more than `STREAM_BYTES` while there is no room.
+            held_up: Whether to wait while memory is full. Must be False if the readers that fill the
+                memory wait for this stream: it then takes at most `STREAM_BYTES` while there is no room.
         """
         under_way: deque[Reading] = deque()
         at_once, ahead = STREAM_BYTES, 0
@@ -233,7 +233,7 @@ class Fetcher:
     ) -> None:
         """Cover a range that no part covers."""
         for piece in pieces(gap, PART_MAX):
-            # A copy that takes longer is left to a worker thread.
+            # A larger copy takes longer, so a worker thread makes it.
             there = opened.copied(piece) if len(piece) <= COPIED_MAX else None
             if there is None and piece == gap:
                 piece = opened.as_failed(piece)
@@ -295,7 +295,7 @@ class Fetcher:
             self._land(part)  # readers need not wait for the disk
             if cache is None or entry is None or any(room is None for _, room in missing):
                 return self._keep(opened, part)
-            # A disk that does not follow gets the rest by way of the page cache.
+            # If the disk falls behind, the rest goes through the page cache.
             direct = len(part.range) >= FIRST_PART and self._unwritten <= DIRECT_BEHIND
             self._unwritten += len(part.range)
             work = partial(store, cache, entry, part, missing, self._sums, past_page_cache=direct)
@@ -314,7 +314,7 @@ class Fetcher:
             await self._finish([reservation for _, reservation in missing if reservation])
 
     def _forget_wrong(self, opened: OpenObject) -> None:
-        """Drop all bytes of an object that is not what it should be."""
+        """Drop all bytes of an object whose content turned out to be wrong."""
         log.error(
             "%s/%s: readers got wrong bytes of version %s: the checksum of all of it is not %s."
             " Nothing of it is kept here; look at the object in AIStore",
@@ -329,14 +329,14 @@ class Fetcher:
         self._hooks.landed()
 
     async def _finish(self, reservations: list[Reservation]) -> None:
-        """Return what was reserved and not used, also when the mount goes away."""
+        """Return what was reserved and not used, even while the mount is going away."""
         if reservations:
             with trio.CancelScope(shield=True):
                 for reservation in reservations:
                     await trio.to_thread.run_sync(reservation.finish)
 
     def _keep(self, opened: OpenObject, part: Part, *, on_disk: bool = False) -> bool:
-        """Retain a landed part in memory, at the cost of others."""
+        """Retain a landed part in memory, and drop others if it needs their room."""
         self._drop_all(self._retained.passed())
         self._retained.add(part, opened, on_disk=on_disk)
         self._tell()
@@ -358,7 +358,7 @@ class Fetcher:
         self._changed = trio.Event()
 
     async def _wait_for_disk(self) -> None:
-        """Wait while memory is full of what a disk slower than the link has yet to take."""
+        """Wait while memory is full of bytes that the disk, slower than the link, has yet to take."""
         while self._unwritten > self._memory_limit:
             await self._changed.wait()
 
@@ -368,7 +368,7 @@ class Fetcher:
             await self._changed.wait()
 
     def _make_room(self, length: int, *, but_for: Part | None = None) -> bool:
-        """Drop retained parts, up to `but_for`, until `length` more bytes fit; return whether they do."""
+        """Drop retained parts that come before `but_for` until `length` more bytes fit; return whether they do."""
         while self.buffered + length > self._memory_limit:
             first = self._retained.first_to_go()
             if first is None or first[0] is but_for:

@@ -1,13 +1,13 @@
 """Reads of open objects and members: what to fetch for this read, and what ahead of it.
 
 An object is read with a read-ahead window. Members of a shard that are read in the order of the tar
-are one such sequential reading of the shard. Members read in any other order are fetched with the
-sample they belong to and nothing more, since a program that opens an image wants its label too; or
-alone, once that has turned out to be useless.
+count as one sequential read of the shard. Members read in any other order are fetched together with
+their sample, since a program that opens an image wants its label too; or alone, once it turns out that
+the rest of the sample is not read.
 
-The methods whose names begin with `try` answer at once or not at all, from any thread. What such a
-read makes worth fetching is begun by the trio thread, which is told seldom: waking it for each read
-would cost more than the read.
+The methods whose names begin with `try` answer at once or not at all, from any thread. If such a read
+makes more bytes worth fetching, the trio thread fetches them. It is woken rarely, because waking it for
+each read would cost more than the read.
 """
 
 import logging
@@ -42,12 +42,12 @@ log = logging.getLogger(__name__)
 BLOCK = 4096
 """Reads of objects are fetched in whole pages of the kernel's and of the disk cache."""
 LARGE = 128 * 1024
-"""Bytes of a first request that no look at a header makes: the kernel reads 64 KiB for the largest
-buffer (16 KiB) that `file`, tarfile or numpy look with, and 512 KiB for the one of cat or cp."""
+"""A first request of this size is more than a look at a header. For the largest buffer with which
+`file`, tarfile or numpy look at one (16 KiB), the kernel reads 64 KiB; for that of cat or cp, 512 KiB."""
 ORDERS_MAX = 10_000
-"""Shards of which is remembered how their members are read."""
+"""For how many shards to remember in which order their members are read."""
 REPORT_SECONDS = 0.2
-"""How often at most the trio thread hears that an object is still being read in order."""
+"""The trio thread is told at most this often that an object is still being read in order."""
 
 
 class Reader:
@@ -56,7 +56,7 @@ class Reader:
     def __init__(self, fetcher: Fetcher, prefetcher: Prefetcher, unpacker: Unpacker) -> None:
         """Read through `fetcher`, and report to `prefetcher` which shards are being read.
 
-        What has to be decompressed first comes from `unpacker`.
+        Content that has to be decompressed first comes from `unpacker`.
         """
         self._unpacker = unpacker
         self._fetcher = fetcher
@@ -91,7 +91,7 @@ class Reader:
     def open_member(
         self, bucket: Bucket, shard: ObjectInfo, index: MemberIndex, row: int, *, again: bool
     ) -> OpenMember:
-        """Return a member to read; `again` if this is no opening, but one more read of it."""
+        """Return a member to read; `again` if it was opened before, and this is another read."""
         reads = self.open_shard(bucket, shard, index)
         if not again and self._observe_opening(reads, row):
             self._report(reads)
@@ -107,7 +107,7 @@ class Reader:
     def _report(self, reads: MemberReads) -> None:
         if reads.in_order:
             self._prefetcher.in_order(reads.bucket, reads.shard)
-        elif not reads.opened.cached_by_source:  # else the object itself is needed no more
+        elif not reads.opened.cached_by_source:  # else the object itself is no longer needed
             self._prefetcher.touched(reads.bucket, reads.shard)
 
     @any_thread
@@ -119,7 +119,7 @@ class Reader:
 
     @any_thread
     def try_read_object(self, bucket: Bucket, info: ObjectInfo, wanted: ByteRange) -> Data | None:
-        """Read a range of an object that is here, cut at its end; None when it is not."""
+        """Read a range of an object, cut at its end; None when the bytes are not here."""
         wanted = ByteRange(wanted.start, min(wanted.stop, info.size))
         if wanted.start >= wanted.stop:
             return b""
@@ -133,20 +133,20 @@ class Reader:
     def try_read_member(
         self, reads: MemberReads, index: MemberIndex, row: int, wanted: ByteRange
     ) -> Data | None:
-        """Read a range of a member that is here, cut at its end; None when it is not.
+        """Read a range of a member, cut at its end; None when the bytes are not here.
 
         Raises:
             ShardDamaged: the range lies behind the end of a truncated shard.
         """
         if index.packing is not None or index.sparse(row):
-            return None  # its bytes are not there as they are stored
+            return None  # its bytes are not stored as they are read
         stored = index.read_range(row, wanted.start, len(wanted))
         if stored.start >= stored.stop:
             return b""
         data = reads.opened.try_read(stored)
         if data is None:
             return None
-        # The first read of a member stands for its opening.
+        # The first read of a member counts as opening it.
         if wanted.start == 0 and self._observe_opening(reads, row):
             self._later(lambda: self._report(reads))
         if reads.in_order:
@@ -154,7 +154,7 @@ class Reader:
         return data
 
     def _observe_read(self, opened: OpenObject, wanted: ByteRange) -> bool:
-        """Start what a read makes worth fetching; return whether the read was sequential."""
+        """Record a read and start fetching ahead of it; return whether it was sequential."""
         with opened.lock:
             plan = opened.read_ahead.observe(wanted, stalled=False)
         self._fetch_ahead(opened, plan.ahead)
@@ -163,14 +163,14 @@ class Reader:
     def pushed(
         self, reads: MemberReads, row: int, last: int, stored: ByteRange, *, stalled: bool
     ) -> None:
-        """Follow bytes that were read for a reader which need not ask for them.
+        """Record bytes that were pushed, so that their reader need not ask for them.
 
         Args:
-            reads: Of the shard.
+            reads: How the members of the shard are read.
             row: The member this reader is known to have opened last.
-            last: The member up to which it need not ask.
-            stored: The bytes, or, when there were none, those that it will need next.
-            stalled: Whether more would have been read, had the bytes been here.
+            last: The last member it need not ask for.
+            stored: The pushed bytes or, if there were none, those that the reader will need next.
+            stalled: Whether more would have been pushed, had the bytes been here.
         """
         with self._lock:
             reads.order.pushed(row, last)
@@ -198,7 +198,7 @@ class Reader:
     # reading, in the trio thread -----------------------------------------------------------------
 
     async def read_object(self, bucket: Bucket, info: ObjectInfo, wanted: ByteRange) -> Data:
-        """Read a range of an object, cut at its end; empty behind the end.
+        """Read a range of an object, cut at its end; empty beyond the end.
 
         Raises:
             Stale: the object is no longer the version `info`.
@@ -222,7 +222,7 @@ class Reader:
     async def read_whole(
         self, bucket: Bucket, shard: ObjectInfo, index: MemberIndex, row: int
     ) -> Data:
-        """Read all of a member, and as one of many in order.
+        """Read all of a member, as one of many that are read in order.
 
         Raises:
             Stale, ShardDamaged: see `read_member`.
@@ -231,10 +231,10 @@ class Reader:
         return await self.read_member(member, ByteRange(0, index.size(row)))
 
     async def read_member(self, member: OpenMember, wanted: ByteRange) -> Data:
-        """Read a range of a member, cut at its end; empty behind the end.
+        """Read a range of a member, cut at its end; empty beyond the end.
 
         Raises:
-            Stale: the shard is another version by now.
+            Stale: the shard has changed meanwhile.
             ShardDamaged: the range lies behind the end of a truncated shard.
         """
         index, row = member.index, member.row
@@ -249,7 +249,7 @@ class Reader:
         return await self._fetch(member, stored) if stored else b""
 
     async def _fetch(self, member: OpenMember, stored: ByteRange) -> Data:
-        """Fetch stored bytes of a member, and what is worth having with them."""
+        """Fetch stored bytes of a member, and start to fetch what will probably be read with them."""
         opened, index, row = member.reads.opened, member.index, member.row
         if member.in_order:
             return await self._start(opened, stored)[0].wait()
@@ -265,7 +265,7 @@ class Reader:
         return await reading.wait()
 
     def _start(self, opened: OpenObject, wanted: ByteRange) -> tuple[Reading, bool]:
-        """Begin to read with read-ahead; return also whether it belongs to a sequential stream."""
+        """Begin a read, with read-ahead; return also whether it belongs to a sequential stream."""
         reading = self._fetcher.start(opened, wanted)
         far = self._fetcher.high_latency
         with opened.lock:
@@ -284,7 +284,7 @@ class Reader:
 
 
 def _is_due(read: OpenObject | MemberReads, *, at_once: bool = False) -> bool:
-    """Return whether to report now that an object is read, which is seldom unless `at_once`."""
+    """Return whether to report again that an object is being read: now and then, or `at_once`."""
     now = time.monotonic()
     if read.reported_until > now and not at_once:
         return False

@@ -24,7 +24,7 @@ SMALL = 128 << 10
 """Objects up to this size are read at once and release their lock before they are sent: they fit
 the socket buffers, and one `pread` is cheaper than setting up `sendfile`."""
 STALL_SECONDS = 600.0
-"""A client that takes no byte for this long is dropped, which releases the object's lock."""
+"""A client that accepts no byte for this long is disconnected, which releases the object's lock."""
 
 
 class Objects:
@@ -65,7 +65,7 @@ class Objects:
             ("Ais-Mirror-Paths", "[/]"),
             *attributes(found),
         ]
-        if found.size:  # as in AIStore, whose old reply has no length for an empty object
+        if found.size:  # as AIStore's old format, which states no length for an empty object
             headers.append(("Content-Length", str(found.size)))
         return headers
 
@@ -115,7 +115,7 @@ class Objects:
         return failures.no_object(bucket.name, key)
 
     def _validate(self, bucket: Bucket, key: bytes) -> None:
-        """Delete an object that has grown in place, as AIStore does where reads are validated."""
+        """Delete an object that has grown in place, as AIStore does in buckets that validate reads."""
         found = bucket.find(key)
         if found and found.record.damage and found.record.damage.unchecked:
             self._storage.delete(bucket, key)
@@ -240,7 +240,7 @@ class Objects:
             checksum: The checksum of `work`, if it is known.
             fresh: Ignore the previous version, as `skip_vc` does.
             chunks: Number and largest size of the parts of an upload.
-            damage: What a trap spoiled.
+            damage: What a trap has damaged.
         """
         kind = kind or checksum_type(bucket)
         checksum = hash_file(work, kind) if checksum is None else checksum
