@@ -110,7 +110,7 @@ class ObjectInfo(msgspec.Struct, frozen=True, eq=False, gc=False):
         return hash((self.key, self.size, self.version, self.checksum, self.mtime_ns))
 
     def same_content(self, other: "ObjectInfo") -> bool:
-        """Say whether both describe the same bytes, comparing only what both of them know."""
+        """Return whether both describe the same bytes, comparing only what both of them know."""
         return (
             self.size == other.size
             and (not self.version or not other.version or self.version == other.version)
@@ -118,7 +118,7 @@ class ObjectInfo(msgspec.Struct, frozen=True, eq=False, gc=False):
         )
 
     def same_bytes(self, other: "ObjectInfo") -> bool:
-        """Say whether both have the same bytes as far as known, whatever their versions are.
+        """Return whether both have the same bytes as far as known, whatever their versions are.
 
         Checksums of different types say nothing about each other.
         """

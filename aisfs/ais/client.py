@@ -284,7 +284,7 @@ class AISClient:
 
     @asynccontextmanager
     async def _telling_of_emptied(self, bucket: Bucket, key: str) -> AsyncIterator[None]:
-        """Tell it if an object cannot be written because of a directory that is not to be seen."""
+        """Raise an error that says so if an object cannot be written because of a hidden directory."""
         try:
             yield
         except IsADirectory as error:

@@ -42,7 +42,7 @@ class MultipartCommit:
         self._retrier = retrier
 
     async def complete(self, upload: Upload, name: str, sizes: list[int]) -> ObjectInfo:
-        """Have the parts of these sizes put together, and verify what came of it.
+        """Complete the upload of parts of these sizes, and verify the result.
 
         Raises:
             Unavailable: it is not known to be what was sent; sent once more, it may be.
@@ -104,7 +104,7 @@ class MultipartCommit:
     async def _put_together(
         self, upload: Upload, name: str, sizes: list[int]
     ) -> tuple[Unavailable | None, str]:
-        """Have the parts put together; return why that is unclear, and the checksum to expect.
+        """Complete the upload; return why the result is unclear, and the checksum to expect.
 
         The cluster reads all of the object for its checksum, and meanwhile so do we.
         """

@@ -125,7 +125,7 @@ class Mutations:
     async def _copy_within(
         self, bucket: Bucket, source: ObjectInfo, to_bucket: Bucket, new_key: str
     ) -> ObjectInfo | None:
-        """Let the cluster copy; None when that did not make a copy for certain."""
+        """Copy inside the cluster; return None when it is not certain that this made a copy."""
         # Without a checksum only the size can prove a copy, and only where it was not there before.
         before = None if source.checksum else await self._find(to_bucket, new_key)
         try:

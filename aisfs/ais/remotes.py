@@ -104,7 +104,7 @@ class Originals:
     """Reads objects, and has AIStore look at the original of what may be an old copy."""
 
     def __init__(self, transport: Transport, *, look: bool) -> None:
-        """Have looked at none."""
+        """Start with no object looked at."""
         self._transport = transport
         self.look = look
         """Whether all are to be compared, when they are first read."""

@@ -15,7 +15,7 @@ class DirectoryHandle:
     """An open directory: a snapshot, so that one listing is consistent in itself."""
 
     entries: Callable[[int], Iterator[tuple[int, Entry, Node]]]
-    """Gives (offset of the next, entry, node) behind an offset, again and again."""
+    """Returns (offset of the next, entry, node) behind an offset; it can be called any number of times."""
     try_entries: Callable[[int], Iterator[tuple[int, Entry | None, Node]]]
     """The same for the dispatcher; None for entries that only the trio thread can make."""
     members: "MemberRows | None" = None
@@ -47,7 +47,7 @@ class MemberRows:
     uid: int
     gid: int
     listed: Callable[[int, int], Listed]
-    """Gives what is listed from an offset on, and how many files at most."""
+    """Returns what is listed from an offset on, and how many files at most."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,7 @@ class Inodes:
         return count
 
     def move(self, ino: int, node: Node) -> None:
-        """Let a number stand for another node: it was renamed, or became another version here."""
+        """Make a number stand for another node: it was renamed, or became another version here."""
         with self._lock:
             self.table.move(ino, identity(node), node)
 

@@ -31,5 +31,5 @@ class ReaddirSnapshots:
         return handle
 
     def end(self, ino: int) -> None:
-        """Let go of a snapshot, since a reader came to its end, or the kernel forgot the directory."""
+        """Drop a snapshot: a reader came to its end, or the kernel forgot the directory."""
         self._latest.pop(ino, None)

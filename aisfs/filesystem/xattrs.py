@@ -101,7 +101,7 @@ class Xattrs:
 
 
 def _report(view: MembersView) -> Mapping[bytes, bytes]:
-    """Say what is wrong with a shard; nothing when nothing is."""
+    """Return what is wrong with a shard; empty when nothing is."""
     report = dict(_skipped(view.skipped))
     if view.index.warnings:
         report[WARNINGS] = "\n".join(view.index.warnings).encode(errors="surrogateescape")

@@ -170,7 +170,7 @@ class UploadAhead(Protocol):
 
     @any_thread
     def invalidate(self, start: int, stop: int) -> None:
-        """Take note that the bytes [start, stop) were changed."""
+        """Note that the bytes [start, stop) were changed."""
         ...
 
     @property

@@ -95,7 +95,7 @@ class ProgressDeadline:
         self._scope = trio.CancelScope()
 
     def begin(self, span: float) -> None:
-        """Have a deadline `span` seconds from now."""
+        """Start with a deadline `span` seconds from now."""
         self._span = span + self._more
         self.deadline = trio.current_time() + self._span
 

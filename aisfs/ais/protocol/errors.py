@@ -99,7 +99,7 @@ def is_of_restart(reply: Reply) -> bool:
 
 
 def failure(request: Request, reply: Reply) -> AisfsError:
-    """Say what went wrong.
+    """Return what went wrong.
 
     Args:
         request: What was asked.

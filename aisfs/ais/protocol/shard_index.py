@@ -65,7 +65,7 @@ _Entry = tuple[int, int, bytes]
 
 
 def shard_index_location(bucket: Bucket, key: str) -> tuple[Bucket, str]:
-    """Say where AIStore keeps the index of a shard: bucket and key."""
+    """Return where AIStore keeps the index of a shard: bucket and key."""
     space = bucket.namespace
     if space:
         # A namespace goes by its whole name there, even if it has a cluster or a name only.

@@ -97,7 +97,7 @@ class CancellableSockets:
                     twin.shutdown(socket.SHUT_RDWR)
 
     def hold(self) -> None:
-        """Let what is under way come to its end even when `abort` is called, until `release`.
+        """Protect what is under way from `abort`, until `release`.
 
         A change that the server has been sent whole will happen. If its caller gave up waiting
         and changed the object again, the earlier change could overtake the later one.
@@ -111,7 +111,7 @@ class CancellableSockets:
             self._holding = True
 
     def release(self) -> None:
-        """Let `abort` end what is under way again."""
+        """End the protection by `hold`."""
         with self._lock:
             self._holding = False
 

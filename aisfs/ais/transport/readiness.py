@@ -136,7 +136,7 @@ class Readiness:
         return len(self._targets) > 1
 
     def settle(self, connection: HTTPConnection, before: int) -> Unavailable | None:
-        """Say why something that was not found, or a listing, cannot be believed; None if it can.
+        """Return why a "not found" or a listing cannot be trusted; None if it can.
 
         Args:
             connection: One to the proxy.

@@ -103,7 +103,7 @@ class _Incoming(io.RawIOBase):
 
 
 class _Head:
-    """Gives http.client the lines before the body."""
+    """Hands the lines before the body to http.client."""
 
     def __init__(self, stream: io.BufferedReader) -> None:
         self._stream = stream

@@ -303,7 +303,7 @@ def punch(descriptor: int, start: int, stop: int) -> None:
 
 
 def start_writing(descriptor: int) -> None:
-    """Have the kernel write all of a file to the disk, which decides what blocks it takes."""
+    """Make the kernel write all of a file to the disk, which settles how many blocks it takes."""
     _libc.sync_file_range(descriptor, ctypes.c_int64(0), ctypes.c_int64(0), _WRITE)
 
 

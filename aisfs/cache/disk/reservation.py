@@ -97,7 +97,7 @@ class Reservation:
                 self._written.add(piece)
 
     def publish(self, published: ByteRange, data: memoryview | None = None) -> bool:
-        """Let readers have a range that is completely written; return False if the disk failed.
+        """Publish a range that is completely written to readers; return False if the disk failed.
 
         Args:
             published: The range.

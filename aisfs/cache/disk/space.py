@@ -165,7 +165,7 @@ class SpaceReserver:
         return file
 
     def _grant(self, short: int) -> int:
-        """Have at least `short` bytes granted."""
+        """Ask the ledger to grant at least `short` bytes."""
         room = self._bookkeeper.room()
         if short > room:
             raise _Again

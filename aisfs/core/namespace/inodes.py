@@ -173,7 +173,7 @@ class InodeTable(Generic[NodeT]):
         self._nodes[number] = node
 
     def _settle(self, identity: bytes) -> None:
-        """Let an identity have the number computed from it again."""
+        """Free an identity to have the number computed from it again."""
         if self._moved.pop(identity, None) is None:
             return
         natural = numbers_of([identity])[0]

@@ -198,7 +198,7 @@ class MergedView:
         self._shards, self._rows = shards, rows
 
     def _settle(self, shard_names: list[bytes]) -> None:
-        """Give each file a unique name or drop it, and sort."""
+        """Make the name of each file unique or drop the file, and sort."""
         self._order = array("I")
         dropped: set[int] = set()
         for number in range(len(self._names)):

@@ -82,7 +82,7 @@ class EarlyUploader:
 
     @any_thread
     def _call(self, staged: StagedFile) -> None:
-        """Have a file looked at."""
+        """Schedule a look at a file."""
         self._token.run_sync_soon(self._look_at, staged)
 
     def _look_at(self, staged: StagedFile) -> None:

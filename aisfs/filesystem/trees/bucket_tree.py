@@ -37,7 +37,7 @@ UNTIL_CHANGED = float("inf")
 
 
 IsArchive = Callable[[Bucket, ObjectInfo], Awaitable[bool]]
-"""Says by its content whether an object is an archive."""
+"""Returns whether an object is an archive, judged by its content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Children:
     """One listing of a directory."""
 
     entries: Callable[[int], Iterator[Found]]
-    """Gives the entries behind an offset, again and again."""
+    """Returns the entries behind an offset; it can be called any number of times."""
     expires: float
     """Until when the listing may be believed."""
     objects: Callable[[int, int], Objects | None] = lambda *_: None

@@ -67,7 +67,7 @@ class MergedTree:
         return UNTIL_CHANGED
 
     def changed(self, node: ObjectNode | ShardNode) -> list[tuple[int, bytes]]:
-        """Have everything built anew with the shard's new version; see `Tree.changed`.
+        """Rebuild everything with the shard's new version; see `Tree.changed`.
 
         Directories get new numbers with it, so what the kernel knows of the old ones is not used.
         """

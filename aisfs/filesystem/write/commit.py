@@ -98,7 +98,7 @@ class Committer:
             )
 
     def _shard_appended(self, appended: Appended) -> None:
-        """Let the kernel's numbers in a shard stand for the version that it became here.
+        """Make the kernel's numbers in a shard stand for the version that it became here.
 
         It has what the one before had, and more: a process in one of its folders sees what is new.
         """

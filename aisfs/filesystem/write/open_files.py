@@ -281,7 +281,7 @@ class OpenFiles:
         file.write_error = None
 
     async def stage(self, file: WrittenFile) -> StagedFile:
-        """Have the content on the local disk; called with the lock held."""
+        """Bring the content to the local disk; called with the lock held."""
         if file.staged is None:
             assert file.base is not None, "a file without a version is staged"
             with self._filesystem.noticing_change(file.node):

@@ -102,7 +102,7 @@ class DirectoryRenamer:
     def _moved_directory(
         self, node: DirectoryNode, new_prefix: str, moved: dict[str, ObjectInfo]
     ) -> None:
-        """Let everything known below the old name be known below the new one."""
+        """Move everything known below the old name to below the new one."""
         bucket, prefix = node.bucket, node.prefix
 
         def renamed(key: str) -> str:
@@ -129,7 +129,7 @@ class DirectoryRenamer:
     def _move_inodes_below(
         self, node: DirectoryNode, new_prefix: str, moved: dict[str, ObjectInfo]
     ) -> None:
-        """Let the kernel's numbers of what lies in a renamed directory stand for the new names."""
+        """Make the kernel's numbers of what lies in a renamed directory stand for the new names."""
         bucket, prefix = node.bucket, node.prefix
         for ino, known in self._inodes.known():
             new: ObjectNode | DirectoryNode

@@ -45,7 +45,7 @@ class ContentLock:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Let the next one in."""
+        """Release the lock."""
         self._tasks.release()
 
     @property

@@ -40,7 +40,7 @@ class DirectoryAttributes:
         self._kept.pop((bucket, prefix), None)
 
     def rename(self, bucket: Bucket, prefix: str, new_prefix: str) -> None:
-        """Let those of a directory, and of all below it, be those under another name."""
+        """Move those of a directory, and of all below it, to another name."""
         for at, old in list(self._kept):
             if at == bucket and old.startswith(prefix):
                 renamed = new_prefix + old[len(prefix) :]

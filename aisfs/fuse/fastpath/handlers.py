@@ -93,7 +93,7 @@ class Handlers:
             self._writes.initialise(flags)
 
     def before_sleep(self) -> None:
-        """Have done what was put off."""
+        """Do what was put off."""
         if self._writes is not None:
             self._writes.before_sleep()
 
@@ -176,13 +176,13 @@ class Handlers:
     # the rest ------------------------------------------------------------------------------------
 
     def getxattr(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
-        """Say no to all attributes but ours: `ls -l` asks for security labels of every file."""
+        """Refuse all attributes but ours: `ls -l` asks for security labels of every file."""
         if abi.xattr_name(message).startswith(PREFIX):
             return FORWARD
         return (abi.error_reply(unique, errno.ENODATA),)
 
     def ioctl(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
-        """Say that this is no terminal: Python asks so of every file it opens, until 3.14."""
+        """Refuse, since this is no terminal: until 3.14, Python asks that of every file it opens."""
         return (abi.error_reply(unique, errno.ENOTTY),)
 
     def interrupt(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:

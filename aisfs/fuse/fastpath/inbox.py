@@ -41,7 +41,7 @@ class Inbox(Generic[AskedT]):
         self._asked.append(asked)
 
     def tell(self) -> None:
-        """Have done what was put in. In the dispatcher."""
+        """Wake the trio thread, so that it does what was put in. For the dispatcher."""
         if self._asked and not self._woken:  # else it has not begun to look, and will find it too
             self._woken = True
             try:

@@ -55,7 +55,7 @@ class WaitingReads:
         self._inbox.close()
 
     def hand_over(self, unique: int, ino: int, offset: int, size: int, pid: int) -> None:
-        """Have a READ answered. From the dispatcher."""
+        """Hand a READ to the trio thread. For the dispatcher."""
         scope = trio.CancelScope()
         self._pending.add(
             unique, Opcode.READ, pid, cancel=lambda: self._token.run_sync_soon(scope.cancel)

@@ -94,7 +94,7 @@ class WriteHandlers:
         return (abi.write_reply(unique, len(data)),)
 
     def create(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
-        """Have a file made and opened."""
+        """Hand the creation of a file to the trio thread."""
         name, mode, flags = abi.created(message)
         self._requests.hand_over(unique, Opcode.CREATE, CreateArgs(nodeid, name, mode, flags), pid)
         return SILENCE
@@ -123,7 +123,7 @@ class WriteHandlers:
         return SILENCE
 
     def before_sleep(self) -> None:
-        """Have done what was handed over and not told yet."""
+        """Wake the trio thread for what was handed over since the last time."""
         self._requests.tell()
 
     # directories ---------------------------------------------------------------------------------

@@ -74,14 +74,14 @@ class WriteRequests:
     # the dispatcher thread -----------------------------------------------------------------------
 
     def hand_over(self, unique: int, opcode: Opcode, what: CreateArgs | int, pid: int) -> None:
-        """Have a request answered. RELEASE has no waiter: it goes with the next request."""
+        """Hand a request to the trio thread. RELEASE has no waiter: it goes with the next request."""
         self._pending.add(unique, opcode, pid)
         self._inbox.put(_Asked(unique, opcode, what))
         if opcode != Opcode.RELEASE:
             self.tell()
 
     def tell(self) -> None:
-        """Have done what was handed over."""
+        """Wake the trio thread, so that it does what was handed over."""
         self._inbox.tell()
 
     # the trio thread -----------------------------------------------------------------------------

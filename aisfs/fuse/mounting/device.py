@@ -42,7 +42,7 @@ class Device:
         self._minor = device_minor(mountpoint)
 
     def guarded(self) -> DeathWatch:
-        """Have a guardian beside the mount. In the main thread, before anybody is served."""
+        """Start the death watch. Call it in the main thread, before any request is served."""
         return DeathWatch(self._mountpoint, self._minor)
 
     @property
@@ -78,7 +78,7 @@ class Device:
         return True
 
     def close(self) -> None:
-        """Let go: what is still mounted fails from now on."""
+        """Close the device: requests to what is still mounted fail from now on."""
         os.close(self.fd)
 
 
@@ -101,7 +101,7 @@ def mount_device(mountpoint: Path, options: set[str]) -> Device:
 
 
 def _ask_fusermount(mountpoint: Path, options: set[str]) -> int:
-    """Let the setuid program mount, which sends the descriptor through a socket."""
+    """Mount with the setuid program, which sends the descriptor through a socket."""
     ours, its = socket.socketpair()
     with ours, its:
         # In the environment of the child only, which is how libfuse talks to it.

@@ -41,7 +41,7 @@ def writing_errors(subject: str) -> Iterator[None]:
 
 
 def error_of(subject: str, error: OSError) -> AisfsError:
-    """Say what an error of the system is in ours."""
+    """Return the system's error as one of ours."""
     kind: type[AisfsError] = Unavailable
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
         kind = NotFound
