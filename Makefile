@@ -4,11 +4,12 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 DATA ?=
+KEEP ?=
 ARGS ?=
 # Images of containers set it; the thousands of processes of the tests would compile every module anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test check fix bench torture clean
+.PHONY: help setup data demo test check fix bench torture dist bundle deb packages image clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,10 +24,14 @@ setup: .venv/ready  ## system packages and the virtual environment
 	@scripts/setup-torch
 	@touch $@
 
-demo: .venv/torch  ## mount an embedded server's shards, look around, train, unmount (DATA=DIR: your pictures)
-	@$(BIN)/python -m demo $(if $(DATA),--data "$(DATA)")
+data:
+	@[ -z "$(DATA)" ] || [ -d "$(DATA)" ] || { echo "demo: DATA=$(DATA) is not a directory" >&2; exit 2; }
+
+demo: data .venv/torch  ## mount an embedded server's shards, look around, train, write, unmount (DATA=DIR: your pictures; KEEP=1: leave the mount)
+	@$(BIN)/python -m demo $(if $(DATA),--data "$(DATA)") $(if $(KEEP),--keep)
 
 .venv/programs: .venv/torch pyproject.toml
+	@echo "aisfs setup: installing the programs of tests/programs into .venv"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --group programs
 	@touch $@
 
@@ -44,6 +49,7 @@ fix: .venv/ready  ## what lint and format can mend themselves
 	@$(BIN)/ruff format .
 
 .venv/bench: .venv/torch pyproject.toml
+	@echo "aisfs setup: installing the peers of the bench into .venv"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --group bench
 	@touch $@
 
@@ -53,6 +59,26 @@ bench: .venv/bench  ## measure beside peers, 20 minutes (ARGS=--quick: 3 minutes
 torture: .venv/ready  ## write while everything fails, read all of it back (ARGS='--minutes 60'; AIS_ENDPOINT=URL: there)
 	@$(BIN)/python -m tests.torture $(ARGS)
 
+dist: .venv/ready  ## wheel and sdist; the wheel is installed and mounts, for each Python that is here
+	@packaging/dist
+
+build/frozen/aisfs/aisfs: dist packaging/freeze packaging/aisfs.spec packaging/entry.py
+	@PYTHON=$(PYTHON) packaging/freeze
+
+bundle: build/frozen/aisfs/aisfs  ## one file that needs only fuse3
+	@packaging/bundle
+
+deb: build/frozen/aisfs/aisfs  ## a package for Debian 12, Ubuntu 24.04 and later
+	@packaging/deb
+
+packages: bundle deb  ## all of them, tried in a plain Debian 12 (as root, 10 minutes)
+	@packaging/chroot venv
+	@packaging/chroot bundle
+	@packaging/chroot deb
+
+image: .venv/ready  ## the Dockerfile, built and tried in chroots without docker (as root, 5 minutes)
+	@$(BIN)/python packaging/image.py
+
 clean:  ## remove the virtual environment and all caches
-	rm -rf .venv .*_cache .hypothesis
+	rm -rf .venv build dist .*_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

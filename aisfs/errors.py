@@ -116,10 +116,18 @@ class CrossDevice(AisfsError):
 
 
 class NotPermitted(AisfsError):
-    """A change that objects cannot store: links, devices, owners."""
+    """A change that objects cannot store (links, devices, owners), or the end of a bucket."""
 
 
 # What a command can report ----------------------------------------------------------------------
+
+
+class IndexRefused(AisfsError):
+    """A published index that is damaged, of another version of its shard, or cannot be true."""
+
+
+class IndexOutdated(IndexRefused):
+    """A published index of another version of its shard, of aisfs, or of other options."""
 
 
 class ConfigError(AisfsError):
@@ -134,8 +142,20 @@ class MountError(AisfsError):
     """The mountpoint or the machine does not permit the mount."""
 
 
+class DaemonSilent(MountError):
+    """The daemon of a mount does not answer."""
+
+
 class FuseUnavailable(AisfsError):
     """This machine lacks what any FUSE mount needs."""
+
+
+class JobNotFound(AisfsError):
+    """The cluster knows no such job, or the job has ended already."""
+
+
+class JobFailed(AisfsError):
+    """A job of the cluster ended before its work was done."""
 
 
 class SourceMissing(AisfsError):

@@ -123,7 +123,7 @@ def _distributed() -> tuple[int, int]:
         from torch import distributed
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "aisfs.torch asks torch for the rank of this process: pip install 'aisfs[torch]', "
+            "aisfs.torch asks torch for the rank of this process: pip install torch, "
             "or give num_replicas and rank"
         ) from error
     if not (distributed.is_available() and distributed.is_initialized()):

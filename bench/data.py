@@ -156,6 +156,36 @@ def write_shards(
     return made
 
 
+def write_labelled_shards(
+    store: Store, bucket: str, *, shards: int, samples: int, size: int, at: Path
+) -> Samples:
+    """Write shards of samples with a label, one of a thousand, and an image of zeros.
+
+    They are sparse, so 110 GB of them take a few; `at` is a directory on the store's disk.
+    """
+    made = Samples(bucket, samples=shards * samples)
+    source = random.Random(bucket)
+    path = at / "labelled.tar"
+    for number in range(shards):
+        with path.open("wb") as file:
+            position = 0
+            for sample in range(samples):
+                key, length = f"{number * samples + sample:08d}", _varied(source, size)
+                label = b"%03d" % ((number * samples + sample) % 1000)
+                head = _member(f"{key}.cls", len(label)).tobuf(tarfile.USTAR_FORMAT)
+                head += label.ljust(tarfile.BLOCKSIZE, b"\0")
+                head += _member(f"{key}.jpg", length).tobuf(tarfile.USTAR_FORMAT)
+                file.seek(position)
+                file.write(head)
+                position += len(head) + -(-length // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+                made.size += length + len(label)
+            file.truncate(position + 2 * tarfile.BLOCKSIZE)
+        made.stored += path.stat().st_size
+        made.keys.append(f"train-{number:06d}.tar")
+        store.take(bucket, made.keys[-1], path)
+    return made
+
+
 def write_loose(store: Store, bucket: str, *, samples: int, size: int) -> Samples:
     """Write samples as objects of their own."""
     made = Samples(bucket, samples=samples)

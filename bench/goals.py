@@ -11,6 +11,7 @@ from typing import Any
 from bench.engine import Row, ratio
 from bench.groups import (
     bystanders,
+    class_view,
     epochs,
     fastpath,
     indexing,
@@ -106,6 +107,7 @@ def judge(rows: Sequence[Row]) -> list[Goal]:
         + _written(rows)
         + _fetched(rows)
         + _listings(rows)
+        + _class_views(rows)
     )
 
 
@@ -222,4 +224,22 @@ def _listings(rows: Sequence[Row]) -> list[Goal]:
         if number >= 10_000 and beyond > 0:
             text = f"listing {case}, cold: entries/s beyond the server's own time"
             goals.append(Goal(text, True, 100_000, number / beyond))
+    return goals
+
+
+def _class_views(rows: Sequence[Row]) -> list[Goal]:
+    """Judge what the first listing on a fresh machine takes, and what it fetches."""
+    goals = []
+    full = class_view.case_of(FULL.class_shards, FULL.class_samples)
+    for name, share in ((class_view.PUBLISHED, 0.005), (class_view.SERVER, 0.02)):
+        for row in rows:
+            if row.group != "class view" or (row.name, row.state) != (name, "cold"):
+                continue
+            if shares := row.counted.get("share"):
+                goals.append(
+                    Goal(f"{row.case}, {name}: of the data fetched", False, share, max(shares))
+                )
+            if name == class_view.PUBLISHED and row.case == full and row.median:
+                seconds = FULL.class_shards * FULL.class_samples / row.median
+                goals.append(Goal(f"{row.case}, {name}: seconds", False, 5, seconds))
     return goals

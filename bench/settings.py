@@ -33,6 +33,9 @@ class Settings:
     """Members of the tar that is indexed."""
     shuffled_images: int = 3_000
     epochs: int = 4
+    class_shards: int = 1_000
+    class_samples: int = 1_000
+    """Labelled samples in each shard of the class view."""
     latencies: tuple[float, ...] = (0.001, 0.02, 0.1)
     bandwidth: float = 125e6
     """Of the modelled link: 1 Gbit/s."""
@@ -64,6 +67,7 @@ QUICK = Settings(
     members=10_000,
     shuffled_images=500,
     epochs=2,
+    class_shards=20,
     workers=(0,),
     image_workers=(0,),
     latencies=(0.02,),
@@ -90,6 +94,8 @@ TINY = Settings(
     members=100,
     shuffled_images=500,
     epochs=2,
+    class_shards=3,
+    class_samples=20,
     latencies=(0.001,),
     far_shard_bytes=1 << 20,
     far_images=40,
@@ -114,5 +120,6 @@ def choose(
             settings,
             listings=tuple(n for n in settings.listings if n <= 10_000),
             batch_objects=min(settings.batch_objects, 10_000),
+            class_shards=min(settings.class_shards, 20),
         )
     return settings

@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         play(options, interruptions)
     except DemoError as error:
         print(f"demo: {error}", file=sys.stderr)
-        return 1
+        return error.exit_code
     except Interrupted as interruption:
         print(f"demo: stopped by {interruption}; everything is cleaned up", file=sys.stderr)
         return interruption.exit_code
@@ -40,6 +40,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--pictures", type=_positive, default=120, metavar="N", help="how many to draw [120]"
+    )
+    parser.add_argument(
+        "--keep", action="store_true", help="leave the last mount and the server for a look around"
     )
     return parser
 

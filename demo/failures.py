@@ -7,6 +7,14 @@ from contextlib import contextmanager
 class DemoError(Exception):
     """The demo cannot go on; the message says why, in one line."""
 
+    exit_code = 1
+
+
+class DataError(DemoError):
+    """What the user named with --data has no pictures."""
+
+    exit_code = 2
+
 
 @contextmanager
 def step(name: str) -> Iterator[None]:

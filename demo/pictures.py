@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter, ImageOps
 
-from demo.failures import DemoError
+from demo.failures import DataError
 
 MOST = 200
 """A demo of half a minute cannot look at more."""
@@ -73,10 +73,10 @@ def find_pictures(folder: Path) -> list[Path]:
     """Find the pictures below a folder, its classes in turn.
 
     Raises:
-        DemoError: there is no such folder, or nothing in it is named like a picture.
+        DataError: there is no such folder, or nothing in it is named like a picture.
     """
     if not folder.is_dir():
-        raise DemoError(f"--data {folder} is not a directory")
+        raise DataError(f"--data {folder} is not a directory")
     classes = defaultdict(list)
     for directory, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -84,7 +84,7 @@ def find_pictures(folder: Path) -> list[Path]:
             if Path(name).suffix.lower() in _SUFFIXES and not name.startswith("."):
                 classes[directory].append(Path(directory, name))
     if not classes:
-        raise DemoError(f"--data {folder} has no pictures ({' '.join(sorted(_SUFFIXES))})")
+        raise DataError(f"--data {folder} has no pictures ({' '.join(sorted(_SUFFIXES))})")
     in_turn = chain.from_iterable(zip_longest(*classes.values()))
     return [path for path in in_turn if path is not None][:MOST]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import requests
 import webdataset
 
-from demo.failures import DemoError
+from demo.failures import DataError
 from demo.pictures import Picture
 
 _SECONDS = 30
@@ -22,6 +22,7 @@ class Shards:
     folders: Path
     """`train.tar`: the same pictures in class folders, `cat/0000.jpg`."""
     classes: list[str]
+    """In the file `classes.txt`, too: one in a line, by number."""
     pictures: int
 
     @property
@@ -39,11 +40,11 @@ def write_shards(pictures: Iterable[Picture], directory: Path, *, classes: list[
     """Write the samples over at most two shards by count, and all pictures into `train.tar`.
 
     Raises:
-        DemoError: there was not a single picture.
+        DataError: there was not a single picture.
     """
     gathered = list(pictures)
     if not gathered:
-        raise DemoError("not one of the files could be read as a picture")
+        raise DataError("not one of the files could be read as a picture")
     folders = directory / "train.tar"
     writer = webdataset.ShardWriter(
         f"{directory}/samples-%02d.tar", maxcount=(len(gathered) + 1) // 2, verbose=0
@@ -59,6 +60,7 @@ def write_shards(pictures: Iterable[Picture], directory: Path, *, classes: list[
                 }
             )
             train.write({"__key__": f"{picture.label}/{number:04d}", "jpg": picture.jpeg})
+    (directory / "classes.txt").write_text("".join(f"{name}\n" for name in classes))
     return Shards(sorted(directory.glob("samples-*.tar")), folders, classes, len(gathered))
 
 

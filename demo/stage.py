@@ -1,6 +1,7 @@
 """The temporary directory, the server and the mount: set up one by one, always taken down."""
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -59,11 +60,14 @@ class Stage:
         say(url)
         return url
 
-    def mount(self, endpoint: str) -> None:
-        """Run `aisfs mount` for the bucket."""
-        self.mountpoint.mkdir()
-        self._stack.callback(_clear_mount, self.directory, self.mountpoint)
-        self.shell.run(f"aisfs mount ais://{BUCKET} mnt --endpoint {endpoint} --log-file mount.log")
+    def mount(self, source: str, endpoint: str, options: str = "") -> None:
+        """Run `aisfs mount`."""
+        if not self.mountpoint.exists():
+            self.mountpoint.mkdir()
+            self._stack.callback(_clear_mount, self.directory, self.mountpoint)
+        self.shell.run(
+            f"aisfs mount {source} mnt --endpoint {endpoint} --log-file mount.log{options}"
+        )
 
     def unmount(self) -> None:
         """Run `aisfs umount`, as a user does, and see that it worked."""
@@ -83,6 +87,22 @@ class Stage:
             raise DemoError(f"the server had already ended with code {ended}")
         if _stop(self._server) not in (0, 128 + signal.SIGINT, -signal.SIGINT):
             raise DemoError(f"the server ended with code {self._server.returncode}")
+
+    def keep(self) -> None:
+        """Say how to end what runs, and leave it."""
+        assert self._server is not None, "start_server() comes first"
+        umount, directory = (
+            shlex.quote(str(path))
+            for path in (Path(sys.executable).with_name("aisfs"), self.directory)
+        )
+        say(
+            f"\nFor a look around, ais://{BUCKET} stays mounted, writable:\n  {directory}/mnt\n"
+            "These end the mount and the server:\n"
+            f"  {umount} umount {directory}/mnt\n"
+            f"  kill {self._server.pid} && rm -rf --one-file-system {directory}"
+        )
+        self._interruptions.end()
+        self._stack.pop_all()
 
     def what_the_mount_said(self) -> str | None:
         """Give the last complaint in the mount's log."""
@@ -131,6 +151,7 @@ def _environment(directory: Path) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",  # the losses appear as they are computed
         "TMPDIR": str(directory / "tmp"),  # torch makes a directory there and forgets it
         "XDG_CACHE_HOME": str(directory / "cache"),  # what the mount keeps is gone with the demo
+        "XDG_STATE_HOME": str(directory / "state"),  # where it stages what is written
         "NO_PROXY": _VERSUS_PROXIES,
         "no_proxy": _VERSUS_PROXIES,
         _MARK: str(directory),

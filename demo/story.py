@@ -1,4 +1,4 @@
-"""What the demo does: make shards, serve, mount, look around, train, unmount."""
+"""What the demo does: make shards, serve, mount, look around, train, write, unmount."""
 
 import argparse
 import time
@@ -11,6 +11,7 @@ from demo.shards import Shards, put_shards, write_shards
 from demo.shell import say
 from demo.stage import BUCKET, Stage, stage
 
+IMAGE = "sample_0000.image.jpg"
 NEXT = """\
 Next, your own cluster (or any folder of shards: aisfs mount ./shards MNT):
   export AIS_ENDPOINT=http://PROXY:51080
@@ -32,15 +33,25 @@ def play(options: argparse.Namespace, interruptions: Interrupts) -> None:
         say(f"# {len(shards.all)} shards put into ais://{BUCKET} (HTTP PUT)")
         try:
             _look_around(place, shards, endpoint)
+            _show_classes(place, shards, endpoint)
+            _write(place, endpoint)
+            if not options.keep:
+                place.unmount()
         except DemoError as error:
             said = place.what_the_mount_said()
             raise DemoError(f"{error}; the mount's log: {said}" if said else str(error)) from error
-        place.stop_server()
+        if options.keep:
+            place.keep()
+        else:
+            place.stop_server()
     say(
         f"\nShown in {time.monotonic() - start:.0f} s: {len(shards.all)} shards in a bucket, read as"
-        f" files (md5 equal), as folders and by\nwebdataset ({shards.pictures} samples), and a model"
-        " trained from a shard by ImageFolder. Everything is cleaned up."
+        " files (md5 equal), as folders, as classes\n"
+        f"and by webdataset ({shards.pictures} samples), a model trained from a shard by ImageFolder,"
+        " and a file written."
     )
+    if not options.keep:
+        say("Everything is cleaned up.")
     say(NEXT)
 
 
@@ -65,20 +76,42 @@ def _look_around(place: Stage, shards: Shards, endpoint: str) -> None:
     """Use the mount as a person would."""
     run = place.shell.run
     first = shards.samples[0].name
-    image = "sample_0000.image.jpg"
     with step("looking around"):
-        place.mount(endpoint)
+        place.mount(f"ais://{BUCKET}", endpoint)
         run("ls -l mnt")
         run(f"ls -l mnt/{first}.d | head -n 7")
-        run(f"cp mnt/{first}.d/{image} .")
+        run(f"cp mnt/{first}.d/{IMAGE} .")
         run(
-            f"""python -c 'from PIL import Image; i = Image.open("{image}"); print(i.format, i.size)'"""
+            f"""python -c 'from PIL import Image; i = Image.open("{IMAGE}"); print(i.format, i.size)'"""
         )
         _compare(run(f"md5sum mnt/{first} made/{first}"))
         run(f"python -m demo.count_samples 'mnt/{shards.pattern}'")
         run("ls mnt/train.tar.d")
         run("python -m demo.train mnt/train.tar.d")
         place.unmount()
+
+
+def _show_classes(place: Stage, shards: Shards, endpoint: str) -> None:
+    """Mount the samples as a folder for each label."""
+    run = place.shell.run
+    with step("showing the classes"):
+        source = f"'ais://{BUCKET}/{shards.pattern}'"
+        place.mount(source, endpoint, " --view class --classes made/classes.txt")
+        run("ls mnt")
+        run(f"ls mnt/{shards.classes[0]} | head -n 3")
+        run("aisfs warm mnt 2>&1")
+        run("aisfs status mnt | head -n 16")
+        place.unmount()
+
+
+def _write(place: Stage, endpoint: str) -> None:
+    """Put a file into the bucket through a mount, and leave that mounted."""
+    run = place.shell.run
+    with step("writing"):
+        place.mount(f"ais://{BUCKET}", endpoint, " --writable")
+        run(f"cp {IMAGE} mnt/new.jpg")
+        run(f"aisfs ls ais://{BUCKET} --endpoint {endpoint}")
+        run(f"cmp {IMAGE} store/{BUCKET}/new.jpg && echo equal")
 
 
 def _compare(sums: str) -> None:

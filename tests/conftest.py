@@ -8,8 +8,11 @@ from hypothesis import settings
 import tests.support.checked_locks  # noqa: F401 - before the package
 from tests.support.preloaded import Preloader
 
+pytest_plugins = ["tests.support.second_try"]
+
 # What CI says shall be about the change: `--hypothesis-profile=search` looks for new examples.
-settings.register_profile("steady", derandomize=True)
+# How long an example takes says only how busy the machine is.
+settings.register_profile("steady", derandomize=True, deadline=None)
 settings.register_profile("search", derandomize=False)
 settings.load_profile("steady")
 
@@ -51,25 +54,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with the long files, and give the stress test its time.
-
-    A test marked `second_try` counts what the kernel may do otherwise at any time; the mark says why.
-    The report names those that needed it (RERUN). All others have to pass at once.
-    """
+    """Begin with the long files, and give the stress test its time."""
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
     seconds = 60 * config.getoption("--stress-minutes") + 120
     for item in items:
-        if item.get_closest_marker("second_try") is not None:
-            item.add_marker(pytest.mark.flaky(reruns=1))
         if item.get_closest_marker("stress") is not None:
             item.add_marker(pytest.mark.timeout(seconds))
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say why tests needed their second try, which may have hidden it."""
-    for report in terminalreporter.getreports("rerun"):
-        terminalreporter.section(f"first try of {report.nodeid}", sep="_")
-        terminalreporter.write_line(report.longreprtext)
 
 
 def pytest_unconfigure() -> None:

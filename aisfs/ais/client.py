@@ -28,7 +28,6 @@ from aisfs.ais.transport.interruptible_thread import run_interruptible
 from aisfs.ais.uploads import Uploads
 from aisfs.config import ClusterSettings
 from aisfs.core.namespace import keys as names
-from aisfs.core.namespace.keys import check_new_key
 from aisfs.core.namespace.listing import ListingBounds
 from aisfs.errors import AisfsError, BucketNotFound, IsADirectory, NotFound, Stale, Unavailable
 from aisfs.model import NO_CUSTOM, Bucket, Keys, ObjectInfo, Page, Provider
@@ -41,8 +40,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _PIECE = 1 << 20
-"""Bytes given to a sink at once: large beside the cost of a call, small beside a processor's L2
-and a slow link's second."""
+"""Bytes given to a sink at once: large beside the cost of a call, small beside a slow link's second."""
 
 
 class AISClient:
@@ -71,7 +69,7 @@ class AISClient:
         self._parts = Parts(self, retrier, int(settings.part_size))
         self._uploads = Uploads(self, self._parts)
         self._edits = Mutations(self, retrier, self.stream, self.upload)
-        self._batches = Batches(self)
+        self._batches = Batches(self, looks_at_originals=settings.latest)
 
     def __repr__(self) -> str:
         return f"<AISClient busy={len(self._busy)} idle={len(self._idle)}>"
@@ -85,8 +83,7 @@ class AISClient:
             if provider in (None, Provider.AIS):
                 elsewhere = self.remotes.buckets(connections)
                 # Of those in use already the first list has some, by the uuid of their cluster.
-                found = [each for each in found if not self.remotes.is_attached(each)]
-                found += elsewhere
+                found = [each for each in found if not self.remotes.is_attached(each)] + elsewhere
             return sorted(found)
 
         return await self.run(request.subject, work)
@@ -143,7 +140,6 @@ class AISClient:
     async def head(self, bucket: Bucket, key: str, *, latest: bool = False) -> ObjectInfo:
         """Describe the current version of one object."""
         request = requests.head_object(bucket, key, with_props=self._head_with_props)
-        plain = requests.head_object(bucket, key, with_props=False)
         byte = requests.get_range(bucket, key, 0, 1, latest=latest and not bucket.is_local)
 
         def work(connections: ConnectionSet) -> ObjectInfo:
@@ -154,6 +150,7 @@ class AISClient:
             if refuses_props(reply):
                 log.debug("%s: HEAD without props from now on", self.transport.endpoint)
                 self._head_with_props = False
+                plain = requests.head_object(bucket, key, with_props=False)
                 reply = self.transport.ask(connections, plain)
             if reply.status != 200:
                 raise failure(request, reply)
@@ -195,9 +192,13 @@ class AISClient:
         self, bucket: Bucket, wanted: Sequence[tuple[ObjectInfo, memoryview]]
     ) -> list[bool]:
         """Fill buffers with whole objects, with one GetBatch; return which are filled."""
-        if self._originals.look and not bucket.is_local:
-            return [False] * len(wanted)  # a batch looks at no original
         return await self._batches.read(bucket, wanted)
+
+    async def read_ranges(
+        self, bucket: Bucket, wanted: Sequence[tuple[ObjectInfo, int, memoryview]]
+    ) -> list[bool]:
+        """Fill buffers with ranges of objects, with one GetBatch; return which are filled."""
+        return await self._batches.read_ranges(bucket, wanted)
 
     async def stream(self, bucket: Bucket, expected: ObjectInfo, sink: Sink) -> None:
         """Send the whole object, version `expected`, to `sink` as the bytes arrive."""
@@ -221,6 +222,10 @@ class AISClient:
 
         await self.run(subject, work, bucket)
 
+    async def create_bucket(self, bucket: Bucket) -> None:
+        """Make an empty bucket."""
+        await self._edits.create_bucket(bucket)
+
     async def upload(
         self,
         bucket: Bucket,
@@ -234,7 +239,7 @@ class AISClient:
     ) -> ObjectInfo:
         """Write one object whole, or not at all."""
         assert ahead is None or isinstance(ahead, BegunUpload), "made by `begin_upload`"
-        check_new_key(bucket, key)
+        names.check_new_key(bucket, key)
         encode_custom(custom, "")
         told, named = progress or (lambda done: None), announce or (lambda name: None)
         upload = Upload(bucket, key, content, custom, told, named)
@@ -249,7 +254,7 @@ class AISClient:
 
     async def begin_upload(self, bucket: Bucket, key: str) -> UploadAhead | None:
         """Begin to write an object in parts; None when the cluster does not know how."""
-        check_new_key(bucket, key)
+        names.check_new_key(bucket, key)
         return await self._parts.begin(bucket, key, ahead=True)
 
     async def abandon_upload(self, bucket: Bucket, key: str, name: str) -> None:
@@ -264,7 +269,7 @@ class AISClient:
         """Copy an object; done by the cluster where it does so reliably."""
         if (bucket, key) == (to_bucket, new_key):
             raise ValueError(f"{bucket}/{key}: copied onto itself")
-        check_new_key(to_bucket, new_key)
+        names.check_new_key(to_bucket, new_key)
         async with self._telling_of_emptied(to_bucket, new_key):
             return await self._edits.copy(bucket, key, to_bucket, new_key)
 
@@ -272,7 +277,7 @@ class AISClient:
         """Copy, make sure, delete: AIStore's own rename may lose the object."""
         if key == new_key:
             raise ValueError(f"{bucket}/{key}: renamed to itself")
-        check_new_key(bucket, new_key)
+        names.check_new_key(bucket, new_key)
         async with self._telling_of_emptied(bucket, new_key):
             return await self._edits.rename(bucket, key, new_key)
 
@@ -352,8 +357,7 @@ class AISClient:
             raise
 
     def _settle(self, connections: ConnectionSet, bucket: Bucket | None, subject: str) -> None:
-        """Make sure that what was not found is nowhere. In the thread."""
-        # What lies elsewhere is asked for there, whichever targets there are.
+        """Make sure that what was not found is on no target of this cluster. In the thread."""
         if bucket and bucket.is_local:
             self.transport.settle(connections, subject)
 
@@ -369,8 +373,7 @@ class AISClient:
 
     def facts_of(self, connections: ConnectionSet, bucket: Bucket) -> requests.BucketFacts:
         """Look the bucket's properties up, once; two threads may both do it, to the same end."""
-        known = self._facts.get(bucket)
-        if known is not None:
+        if (known := self._facts.get(bucket)) is not None:
             return known
         request = requests.head_bucket(bucket)
         reply = self.transport.ask(connections, request)

@@ -15,6 +15,7 @@ from aisfs.ais.client_port import Session
 from aisfs.ais.protocol import write_requests
 from aisfs.ais.protocol.requests import Request
 from aisfs.ais.transport.connection_set import ConnectionSet
+from aisfs.core.namespace.keys import check_new_bucket
 from aisfs.errors import (
     AccessDenied,
     BucketNotFound,
@@ -51,6 +52,11 @@ class Mutations:
         self._retrier = retrier
         self._fetch = fetch
         self._store = store
+
+    async def create_bucket(self, bucket: Bucket) -> None:
+        """Make an empty bucket."""
+        check_new_bucket(bucket)
+        await self._do(write_requests.create_bucket(bucket), bucket)
 
     async def remove(self, bucket: Bucket, key: str) -> None:
         """Delete one object."""

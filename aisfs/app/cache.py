@@ -8,6 +8,7 @@ from pathlib import Path
 from aisfs.cache.disk.block_cache import BlockCache
 from aisfs.cache.disk.directory import LAYOUT, CacheDirectory
 from aisfs.cache.index_cache import IndexCache
+from aisfs.cache.listing_cache import ListingCache
 from aisfs.config import CacheSettings
 from aisfs.errors import ConfigError, SourceMissing
 
@@ -36,6 +37,7 @@ def clear(cache_dir: Path | None) -> bool:
     """
     directory = _existing(cache_dir)
     IndexCache(directory, 0).clear()  # first: the ledger may need the room
+    ListingCache(directory, 0).clear()
     try:
         with existing_cache(cache_dir) as blocks:
             blocks.clear()

@@ -3,10 +3,12 @@
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import trio
 
+from aisfs.app.plan import MountPlan
 from aisfs.app.services import Services
 from aisfs.config import View
 from aisfs.core.namespace.sources import DatasetSource
@@ -15,8 +17,9 @@ from aisfs.core.views.spec import LabelSource, ViewSpec
 from aisfs.engine.dataset.label_table import read_table
 from aisfs.engine.dataset.loose_objects import find_loose_objects, nothing
 from aisfs.engine.dataset.merger import Merger
+from aisfs.engine.dataset.progress import OpenProgress
 from aisfs.engine.dataset.reshuffler import reshuffle
-from aisfs.engine.dataset.shard_set import find_shards
+from aisfs.engine.dataset.shard_set import ShardSet, find_shards
 from aisfs.errors import SourceMissing
 from aisfs.filesystem.trees.bucket_tree import Names
 from aisfs.filesystem.trees.dataset_tree import DatasetTree
@@ -26,17 +29,34 @@ from aisfs.filesystem.trees.synthetic_tree import SyntheticTree
 log = logging.getLogger(__name__)
 
 
-async def build_dataset(view: ViewSpec, source: DatasetSource, services: Services) -> Names:
-    """Find the shards of a dataset, and return the tree that `view` makes of them.
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """What a dataset mount shows."""
+
+    tree: Names
+    merger: Merger | None
+    """Opens all shards when the tree is first asked; None where each is opened by itself, or all are open."""
+
+
+async def build_dataset(
+    plan: MountPlan, source: DatasetSource, services: Services, progress: OpenProgress
+) -> Dataset:
+    """Find the shards of a dataset, and return the tree that the view of `plan` makes of them.
 
     Raises:
         SourceMissing: there is nothing to show.
     """
+    view = plan.view
     if view.view is View.SHARDS:
-        return await _build_virtual(view, source, services)
-    shards = await find_shards(source, services.lister, services.store, services.metrics)
+        return Dataset(await _build_virtual(view, source, services, progress), None)
+    shards = await _find_shards(view, source, services)
+
+    async def find_again() -> ShardSet:
+        await services.lister.refresh(None)
+        return await _find_shards(view, source, services)
+
     if not view.merged:
-        return DatasetTree(shards)
+        return Dataset(DatasetTree(shards, find_again), None)
     table = None
     if view.view is View.CLASS and view.label.source is LabelSource.TABLE:
         table = await read_table(services.store, source, view.label.text)
@@ -48,16 +68,20 @@ async def build_dataset(view: ViewSpec, source: DatasetSource, services: Service
         services.nursery,
         services.metrics,
         table=table,
+        progress=progress,
+        strict=plan.strict,
     )
-    return MergedTree(merger, repr(view))
+    return Dataset(MergedTree(merger, repr(view), find_again), merger)
 
 
-async def _build_virtual(view: ViewSpec, source: DatasetSource, services: Services) -> Names:
+async def _build_virtual(
+    view: ViewSpec, source: DatasetSource, services: Services, progress: OpenProgress
+) -> Names:
     metrics = services.metrics
     shards: Sequence[VirtualShard]
-    if view.shuffle is not None:
-        found = await find_shards(source, services.lister, services.store, metrics)
-        shards, exclusions = await reshuffle(found, services.indexer, view)
+    if view.reshaped:
+        found = await _find_shards(view, source, services)
+        shards, exclusions = await reshuffle(found, services.indexer, view, progress)
     else:
         shards, exclusions = await _pack_loose_objects(view, source, services)
     metrics.dataset_shards.labels("shown").set(len(shards))
@@ -65,6 +89,15 @@ async def _build_virtual(view: ViewSpec, source: DatasetSource, services: Servic
         metrics.exclusions.labels(reason.replace(" ", "_")).set(number)
     log.info("%d virtual shards of %s", len(shards), source)
     return SyntheticTree(shards, exclusions)
+
+
+async def _find_shards(view: ViewSpec, source: DatasetSource, services: Services) -> ShardSet:
+    joined = view.join is not None
+    shards = await find_shards(
+        source, services.lister, services.store, services.metrics, joined=joined
+    )
+    services.scans.expect(shards.size)
+    return shards
 
 
 async def _pack_loose_objects(

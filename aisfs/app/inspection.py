@@ -5,6 +5,7 @@ It uses the same services as a mount, so what it finds is in the cache for the n
 
 import logging
 import os
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -13,12 +14,16 @@ import trio
 
 from aisfs.app.plan import SourcePlan
 from aisfs.app.services import Services, open_services
+from aisfs.core.index.label_column import LabelColumn
+from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.namespace.keys import is_shard
 from aisfs.core.namespace.sources import DatasetSource
 from aisfs.core.views.directory_tree import MembersView
+from aisfs.core.views.spec import ViewSpec
 from aisfs.core.views.summary import LABEL_MAX, Sizes, Summary, holes, shown
 from aisfs.engine.dataset.shard_set import find_shards
 from aisfs.engine.listing.lister import Lister
+from aisfs.engine.read.header_scan import ScanReport
 from aisfs.errors import (
     AisfsError,
     NotFound,
@@ -31,6 +36,10 @@ from aisfs.model import Bucket, ObjectInfo
 log = logging.getLogger(__name__)
 
 Shard = tuple[Bucket, ObjectInfo]
+
+TOGETHER = 64
+"""Shards that are asked for at once, of which nothing may have to be read: as many as one request
+fetches published indexes of."""
 
 
 @dataclass(slots=True)
@@ -46,6 +55,11 @@ class Report:
     """By shard, why it could not be read."""
     holes: list[str] = field(default_factory=list)
     """Names of shards that are missing between others."""
+
+    scans: ScanReport = field(default_factory=ScanReport)
+    indexes: Counter[str] = field(default_factory=Counter)
+    """Where the indexes of the other shards were found, and of how many."""
+    """How the shards were read whose index nobody knew."""
 
     @property
     def first_failure(self) -> AisfsError | None:
@@ -92,7 +106,10 @@ async def inspect(
     async with open_services(plan) as services:
         shards = await _find(services, only, report)
         progress.found(len(shards))
+        services.scans.expect(sum(info.size for _, info in shards))
+        report.scans = services.scans.report
         await _read_all(services, shards, report, jobs, labels, progress)
+        report.indexes = services.indexer.origins
         await services.flush()
     return report
 
@@ -147,6 +164,7 @@ async def _read_all(
     labels: bool,
     progress: Watcher,
 ) -> None:
+    known = await _open_known(services, shards, labels=labels)
     waiting = iter(shards)
     counting = trio.CapacityLimiter(1)
 
@@ -159,8 +177,9 @@ async def _read_all(
                 rows = await trio.to_thread.run_sync(found, limiter=counting)
                 damage = list(view.index.warnings)
                 if labels:
+                    column = known.pop((bucket, info), None)
                     damage += await _read_labels(
-                        services, (bucket, info), view, rows, report.summary
+                        services, (bucket, info), view, rows, column, report.summary
                     )
                 if damage:
                     report.damage[name] = damage
@@ -174,16 +193,50 @@ async def _read_all(
             workers.start_soon(work)
 
 
+async def _open_known(
+    services: Services, shards: list[Shard], *, labels: bool
+) -> dict[Shard, LabelColumn]:
+    """Open the shards that need no scan, many at once; return the labels of those that have a column."""
+    found: dict[Shard, LabelColumn] = {}
+    rule = ViewSpec().label if labels else None
+
+    def column_of(
+        _at: int, _index: MemberIndex, column: LabelColumn | None
+    ) -> tuple[LabelColumn | None]:
+        return (column,)
+
+    for start in range(0, len(shards), TOGETHER):
+        some = shards[start : start + TOGETHER]
+        known = await services.indexer.use_known(some, rule, column_of)
+        for shard, one in zip(some, known, strict=True):
+            if one is not None and one[0] is not None:
+                found[shard] = one[0]
+    return found
+
+
 async def _read_labels(
-    services: Services, shard: Shard, view: MembersView, rows: list[int], summary: Summary
+    services: Services,
+    shard: Shard,
+    view: MembersView,
+    rows: list[int],
+    column: LabelColumn | None,
+    summary: Summary,
 ) -> list[str]:
-    """Count the labels of a shard; return what is wrong with those that cannot be read."""
+    """Count the labels of a shard, which its column has unless they are no labels; return what is
+    wrong with those that cannot be read.
+    """
     index = view.index
     damage = []
+    contents = column.by_row() if column is not None else {}
+    small = [row for row in rows if index.size(row) <= LABEL_MAX and row not in contents]
+    contents |= await services.indexer.contents(*shard, index, small)
     for row in rows:
         size = index.size(row)
         if size > LABEL_MAX:
             summary.add_label(None)
+            continue
+        if row in contents:
+            summary.add_label(contents[row])
             continue
         try:
             content = await services.reader.read_whole(*shard, index, row)

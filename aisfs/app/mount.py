@@ -5,21 +5,29 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import trio
 
 from aisfs.app.dataset import build_dataset
-from aisfs.app.plan import MountPlan, check_places, is_local, origin_of
+from aisfs.app.monitoring.about import About
+from aisfs.app.monitoring.description import describe
+from aisfs.app.monitoring.endpoint import MetricsServer, listen, serve_metrics
+from aisfs.app.monitoring.health import Health
+from aisfs.app.plan import MountPlan, check_places, origin_of
 from aisfs.app.services import CLOCK, Services, open_services
+from aisfs.config import TreeSettings, View
 from aisfs.core.namespace.sources import DatasetSource, DirectorySource
+from aisfs.engine.dataset.merger import Merger
+from aisfs.engine.dataset.progress import OpenProgress
 from aisfs.engine.write.writer import Writer
-from aisfs.errors import AccessDenied, SourceMissing
-from aisfs.filesystem.attributes import AttrMaker
+from aisfs.errors import AccessDenied, AisfsError, SourceMissing
+from aisfs.filesystem.attributes import LONGEST_TIMEOUT, AttrMaker
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.instant import InstantAnswers
 from aisfs.filesystem.open_shards import Members
@@ -29,6 +37,7 @@ from aisfs.filesystem.write.layer import WriteLayer, write_layer
 from aisfs.filesystem.xattrs import Xattrs
 from aisfs.fuse.mounting import kernel_settings
 from aisfs.fuse.mounting import mountpoint as mountpoints
+from aisfs.fuse.mounting.inherited import check_descriptor, descriptor_of
 from aisfs.fuse.notifier import Notifier
 from aisfs.fuse.push.memory_budget import PageCacheBudget
 from aisfs.fuse.push.pusher import Pusher
@@ -37,6 +46,7 @@ from aisfs.fuse.pyfuse.serving import PyfuseKernel, serve, serves_descriptors, t
 from aisfs.fuse.session import FastPathSession
 from aisfs.process import descriptors
 from aisfs.process.memory import map_large_blocks
+from aisfs.process.recent_warnings import RecentWarnings
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +55,8 @@ SWITCH_SECONDS = 0.0005
 request while a shard is scanned (docs/PERFORMANCE.md)."""
 FSNAME_MAX = 256
 """Characters of the source that `mount` and `df` show; the kernel takes one page of options."""
+TOLD_SECONDS = 0.2
+"""Between reports of progress: often enough for a bar to move, and cheap."""
 GRACE_SECONDS = 5
 """How long requests under way may go on after SIGTERM, before they are cancelled."""
 
@@ -68,6 +80,10 @@ def check(plan: MountPlan) -> None:
         root = plan.source.common_directory(os.path.realpath)
         if not os.path.isdir(root):
             raise SourceMissing(f"{root}: no such directory")
+    inherited = descriptor_of(plan.mountpoint)
+    if inherited is not None:
+        check_descriptor(inherited, plan.options)
+        return
     check_places(plan)
     mountpoints.check_fuse(fastpath=plan.kernel.fastpath)
     mountpoints.prepare(plan.mountpoint, allow_nonempty="nonempty" in plan.options)
@@ -98,11 +114,100 @@ class _PyfuseSession:
         terminate()
 
 
-async def run(plan: MountPlan, on_ready: Callable[[], None]) -> None:
+class Start(Protocol):
+    """What is told how the start of a mount goes."""
+
+    def progress(self, state: Mapping[str, int | str | None]) -> None:
+        """Note how far the shards of a dataset are that have to be opened first.
+
+        Args:
+            state: `shards` (None until they are known), how many are `opened`, the `files` they show,
+                `noun` (what these files are), and the `bytes` that were fetched.
+        """
+        ...
+
+    def ready(self) -> None:
+        """Note that the mount is up, and the dataset ready unless the plan is lazy."""
+        ...
+
+
+Reload = Callable[[], TreeSettings | None]
+"""Reads the configuration files again and changes the log; returns the times to live, unless it failed."""
+
+
+class _Launch:
+    """The start of one mount: what comes after the kernel has it, and how far it is."""
+
+    def __init__(
+        self,
+        plan: MountPlan,
+        services: Services,
+        start: Start,
+        health: Health,
+        end: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.progress = OpenProgress()
+        self.merger: Merger | None = None
+        """Of a dataset that is opened as a whole."""
+        self.set_ttls: Callable[[TreeSettings], None] = lambda _: None
+        """Uses other times to live."""
+        self.failure: AisfsError | None = None
+        """Why the dataset cannot be shown."""
+        self._plan = plan
+        self._services = services
+        self._start = start
+        self._health = health
+        self._end = end
+        self._telling = trio.CancelScope()
+
+    async def tell(self) -> None:
+        """Say how far the shards are until they are all open, if the start waits for them."""
+        view = self._plan.view
+        if not view.reshaped and (not view.merged or self._plan.lazy):
+            return
+        noun = "files" if view.view is View.FLAT else "samples"
+        with self._telling:
+            while True:
+                now = self.progress
+                state = {"shards": now.shards, "opened": now.opened, "files": now.files}
+                fetched = self._services.metrics.fetched()
+                self._start.progress({**state, "noun": noun, "bytes": fetched})
+                await trio.sleep(TOLD_SECONDS)
+
+    async def finish(self) -> None:
+        """Tune the mount and open the dataset; say that it is ready, or unmount.
+
+        This is a task so that it runs after the kernel got the reply to INIT, which sets defaults.
+        """
+        # The fast path raises the limit on background requests in INIT, which does not need root.
+        background = not self._plan.kernel.fastpath
+        await trio.to_thread.run_sync(_tune, self._plan.mountpoint, background)
+        log.info("mounted %s on %s", self._plan.source, self._plan.mountpoint)
+        if self.merger is not None and not self._plan.lazy:
+            try:
+                await self.merger.merged()
+            except AisfsError as error:
+                self.failure = error
+                await self._end()
+                return
+        self._telling.cancel()
+        self._health.is_ready = True
+        self._start.ready()
+
+
+async def run(
+    plan: MountPlan, start: Start, warnings: RecentWarnings, reload: Reload | None = None
+) -> None:
     """Mount and serve until unmounted from outside or told to stop by a signal.
 
+    Args:
+        plan: What and where.
+        start: Told how it goes.
+        warnings: Shown by `aisfs status`.
+        reload: What SIGHUP does; None to unmount.
+
     Raises:
-        AisfsError: the cluster, the bucket or the kernel refused; nothing is left mounted.
+        AisfsError: the cluster, the bucket, the dataset or the kernel refused; nothing is left mounted.
     """
     sys.setswitchinterval(SWITCH_SECONDS)
     map_large_blocks()
@@ -110,41 +215,73 @@ async def run(plan: MountPlan, on_ready: Callable[[], None]) -> None:
     if plan.kernel.fastpath and not serves_descriptors():
         log.warning("mounting without the fast path, which needs libfuse 3.3 or later")
         plan = replace(plan, kernel=plan.kernel.model_copy(update={"fastpath": False}))
+    with listen(plan.monitoring) as server:
+        await _serve(plan, start, warnings, server, reload)
+    log.info("unmounted %s", plan.mountpoint)
+
+
+async def _serve(
+    plan: MountPlan,
+    start: Start,
+    warnings: RecentWarnings,
+    server: MetricsServer | None,
+    reload: Reload | None,
+) -> None:
+    """Mount and serve; the counters, too, if there is a `server`."""
     async with open_services(plan) as services:
+        health = Health(services.metrics, services.ping)
         with trio.open_signal_receiver(*_ending_signals()) as signals:
             session: Session | None = None
+            launch: _Launch | None = None
             scope = trio.CancelScope()
+
+            async def end() -> None:
+                if session is None:  # it is still being built
+                    scope.cancel()
+                else:
+                    session.terminate()
+                await trio.sleep(GRACE_SECONDS)
+                scope.cancel()
 
             async def end_on_signal(*, task_status: trio.TaskStatus[None]) -> None:
                 task_status.started()
                 async for number in signals:
+                    if number == signal.SIGHUP and reload is not None:
+                        tree = reload()
+                        if tree is not None and launch is not None:
+                            launch.set_ttls(tree)
+                        continue
                     log.info("unmounting on %s", signal.Signals(number).name)
-                    if session is None:  # it is still being built
-                        scope.cancel()
-                    else:
-                        session.terminate()
-                    await trio.sleep(GRACE_SECONDS)
-                    scope.cancel()
+                    await end()
 
             # It waits before anything can fail: a receiver that is closed may not be asked any more.
             await services.nursery.start(end_on_signal)
             with scope:
                 plan = replace(plan, source=services.source)
-                session = await _build(plan, services, on_ready)
-                await session.serve(plan.mountpoint, _kernel_options(plan))
+                launch = _Launch(plan, services, start, health, end)
+                services.nursery.start_soon(launch.tell)
+                about = About(services.metrics, health, writable=plan.writing.writable)
+                services.nursery.start_soon(about.sample)
+                session = await _build(plan, services, launch, warnings, about)
+                async with serve_metrics(server, health):
+                    await session.serve(plan.mountpoint, _kernel_options(plan))
             with trio.move_on_after(GRACE_SECONDS):
                 await services.flush()
-    log.info("unmounted %s", plan.mountpoint)
+            if launch is not None and launch.failure is not None:
+                raise launch.failure
 
 
-async def _build(plan: MountPlan, services: Services, on_ready: Callable[[], None]) -> Session:
+async def _build(
+    plan: MountPlan, services: Services, launch: _Launch, warnings: RecentWarnings, about: About
+) -> Session:
     make = AttrMaker(plan.tree, time.time_ns())
     folders = ShardFolders(services.indexer, make)
-    look_inside = services.indexer.is_archive if plan.tree.magic else None
+    look_inside = services.indexer.forms.is_archive if plan.tree.magic else None
     plain = Tree(services.lister, plan.tree.shards, look_inside)
     tree: Names = plain
     if isinstance(plan.source, DatasetSource):
-        tree = await build_dataset(plan.view, plan.source, services)
+        dataset = await build_dataset(plan, plan.source, services, launch.progress)
+        tree, launch.merger = dataset.tree, dataset.merger
     filesystem = FileSystem(
         services.root,
         tree=tree,
@@ -160,24 +297,23 @@ async def _build(plan: MountPlan, services: Services, on_ready: Callable[[], Non
     write = _build_write_layer(plan, services, filesystem, plain)
     services.hooks.listing_changed = plain.with_all_names(filesystem.listing_changed)
     services.hooks.content_was_wrong = filesystem.content_was_wrong
-    _describe(plan, services, filesystem)
-
-    async def report() -> None:
-        # This is a task so that it runs after the kernel got the reply to INIT, which sets defaults.
-        # The fast path raises the limit on background requests in INIT, which does not need root.
-        background = not plan.kernel.fastpath
-        await trio.to_thread.run_sync(_tune, plan.mountpoint, background)
-        log.info("mounted %s on %s", plan.source, plan.mountpoint)
-        on_ready()
-
+    describe(plan, services, filesystem, launch.progress)
     operations = Operations(
         filesystem,
         write,
-        Xattrs(filesystem, services.metrics, services.coverage),
+        Xattrs(
+            filesystem,
+            services.metrics,
+            services.coverage,
+            warnings,
+            reports=about.reports,
+            listed=plan.tree.list_xattrs,
+        ),
         services.metrics,
         negative_timeout=plan.tree.negative_ttl,
-        on_ready=lambda: services.nursery.start_soon(report),
+        on_ready=lambda: services.nursery.start_soon(launch.finish),
     )
+    launch.set_ttls = partial(_set_ttls, services, filesystem, operations)
     if not plan.kernel.fastpath:
         services.nursery.start_soon(operations.watch_callers)
         return _PyfuseSession(operations)
@@ -200,7 +336,6 @@ def _build_fast_path(
         InstantAnswers(filesystem, services.reader),
         write,
         services.metrics,
-        negative_timeout=operations.negative_timeout,
         observe=observe,
         on_fault=services.blocks.distrust if services.blocks is not None else lambda _: None,
     )
@@ -222,33 +357,20 @@ def _build_write_layer(
         ignore_zeros=plan.tree.ignore_zeros,
         indexer=services.indexer,
     )
-    return write_layer(filesystem, tree, services.lister.overlay, writer, plan.writing, CLOCK)
+    return write_layer(filesystem, tree, services.lister, writer, plan.writing, CLOCK)
 
 
-def _describe(plan: MountPlan, services: Services, filesystem: FileSystem) -> None:
-    """Show in the counters what is mounted, and how full its cache is."""
-    metrics, blocks, staging = services.metrics, services.blocks, services.staging
-    endpoint = "" if is_local(plan.source) else plan.cluster.endpoint
-    directory = "" if blocks is None else str(plan.cache.cache_dir)
-    names = (str(plan.source), endpoint, directory)
-    metrics.mount.labels(*(os.fsencode(n).decode(errors="replace") for n in names)).set(1)
-
-    def update() -> None:
-        metrics.inodes.set(len(filesystem.inodes))
-        if staging is not None:
-            metrics.staging_limit.set(staging.limit)
-            metrics.staging_used.set(staging.used)
-        if blocks is not None:
-            counts = blocks.counts()
-            metrics.cache_limit.set(blocks.limit)
-            metrics.cache_used.set(counts.used)
-            metrics.cache_hits.set(counts.hits)
-            metrics.cache_misses.set(counts.misses)
-
-    metrics.before_text.append(update)
+def _set_ttls(
+    services: Services, filesystem: FileSystem, operations: Operations, tree: TreeSettings
+) -> None:
+    services.set_ttls(tree)
+    filesystem.inodes.validity.list_ttl = tree.list_ttl
+    operations.negative_timeout = min(tree.negative_ttl, LONGEST_TIMEOUT)
 
 
 def _tune(mountpoint: Path, background: bool) -> None:
+    if descriptor_of(mountpoint) is not None:
+        return  # to be done by the program that mounted, which knows where
     # This returns only once the kernel has the reply to INIT, which another thread may be sending.
     with suppress(OSError):
         os.statvfs(mountpoint)

@@ -5,20 +5,27 @@ asked for, and is uploaded like any other. A shard that exists with these very b
 """
 
 import os
+import re
 import stat
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import trio
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.progress import Progress, TextColumn
 
-from aisfs.app.source import OpenSource, open_source
+from aisfs.app.at_once import each
+from aisfs.app.display.progress import byte_columns
+from aisfs.app.publishing.packed import publish_packed
+from aisfs.app.publishing.publisher import DEFAULT_LABEL
+from aisfs.app.source import open_source
 from aisfs.config import ClusterSettings
 from aisfs.core.checksums import DEFAULT_TYPE, hasher_of, is_known
+from aisfs.core.index.published import shard_of_published
+from aisfs.core.namespace.patterns import is_pattern
 from aisfs.core.namespace.sources import BucketSource, DirectorySource, parse_source
 from aisfs.core.synthetic.packing import (
     END,
@@ -32,9 +39,10 @@ from aisfs.core.synthetic.packing import (
     shuffled,
     with_classes,
 )
+from aisfs.core.views.spec import LabelRule, parse_label
+from aisfs.engine.dataset.shard_set import Shard
 from aisfs.errors import (
     AccessDenied,
-    AisfsError,
     ConfigError,
     ContentUnreadable,
     NotFound,
@@ -46,6 +54,9 @@ from aisfs.store.pages import pages_of
 from aisfs.store.port import ObjectStore, WritableStore
 
 Place = BucketSource | DirectorySource
+
+_PRINTF = re.compile(r"%(\d{0,2})d")
+"""A number as webdataset's ShardWriter takes it."""
 
 
 class ShardContent:
@@ -116,35 +127,9 @@ async def shards_there(
     return sorted(found.values(), key=lambda pair: pair[0])
 
 
-async def each(jobs: int, works: Sequence[Callable[[], Awaitable[None]]]) -> None:
-    """Run all works, `jobs` at a time; the first that fails cancels the others.
-
-    Raises:
-        AisfsError: what that one raised.
-    """
-    failed: list[AisfsError] = []
-    left = iter(works)
-
-    async def worker(scope: trio.CancelScope) -> None:
-        for work in left:
-            try:
-                await work()
-            except AisfsError as error:
-                failed.append(error)
-                scope.cancel()
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(min(jobs, len(works))):
-            nursery.start_soon(worker, nursery.cancel_scope)
-    if failed:
-        raise failed[0]
-
-
 def progress_bar(console: Console) -> Progress:
     """Return a bar that shows bytes and speed."""
-    size = DownloadColumn(binary_units=True)
-    name = TextColumn("{task.description}")
-    return Progress(name, BarColumn(), size, TransferSpeedColumn(), console=console)
+    return Progress(TextColumn("{task.description}"), *byte_columns(), console=console)
 
 
 @dataclass(slots=True)
@@ -156,6 +141,8 @@ class Packed:
     """Shards that were there already, with these very bytes."""
     size: int = 0
     """Bytes of all shards."""
+    unindexed: list[str] = field(default_factory=list)
+    """Shards whose index was not published, each with the reason."""
     others: list[str] = field(default_factory=list)
     """Shards of these names beyond the last: a reader of `{000000..}` reads these too."""
 
@@ -168,6 +155,8 @@ class Packer:
     store: WritableStore
     bucket: Bucket
     names: ShardNames
+    labels: Sequence[LabelRule] | None
+    """The labels to publish with the index of each shard; None to publish nothing."""
 
     async def pack(self, shards: list[Layout], jobs: int, console: Console) -> Packed:
         """Write all shards, `jobs` at a time.
@@ -189,10 +178,17 @@ class Packer:
                     progress.advance(task, done - sent)
                     sent = done
 
-                is_new = await self._write(key, layout, told)
+                content = ShardContent(os.fsencode(self.root), layout)
+                info = await self._find(key, content)
+                packed.kept += info is not None
+                if info is None:
+                    info = await self.store.upload(self.bucket, key, content, progress=told)
+                    packed.written += 1
+                if self.labels is not None:
+                    shard = Shard(self.bucket, info, os.fsencode(key))
+                    reason = await publish_packed(self.store, shard, content, self.labels)
+                    packed.unindexed += [f"{self.bucket}/{key}: {reason}"] if reason else []
                 told(layout.size)
-                packed.written += is_new
-                packed.kept += not is_new
 
             pairs = zip(keys, shards, strict=True)
             await each(jobs, [partial(one, key, layout) for key, layout in pairs])
@@ -204,17 +200,14 @@ class Packer:
                 ]
         return packed
 
-    async def _write(self, key: str, layout: Layout, told: Callable[[int], None]) -> bool:
-        """Write one shard; False when it is there already."""
-        content = ShardContent(os.fsencode(self.root), layout)
+    async def _find(self, key: str, content: ShardContent) -> ObjectInfo | None:
+        """Return the shard if it is there already, with these very bytes."""
         try:
             there = await self.store.head(self.bucket, key)
         except NotFound:
-            there = None
-        if there and there.size == content.size and await self._is(there, content):
-            return False
-        await self.store.upload(self.bucket, key, content, progress=told)
-        return True
+            return None
+        same = there.size == content.size and await self._is(there, content)
+        return there if same else None
 
     async def _is(self, there: ObjectInfo, content: ShardContent) -> bool:
         kind = there.checksum.partition(":")[0]
@@ -236,12 +229,14 @@ class PackPlan:
     names: ShardNames
     samples: int
     layouts: list[Layout]
+    labels: list[LabelRule] | None
+    """The labels to publish with the index of each shard; None to publish nothing."""
     left_out: list[str]
     """A line for each thing below `tree` that cannot be packed."""
 
 
 def plan_pack(
-    tree: Path,
+    tree: str,
     shards: str,
     *,
     max_count: int,
@@ -249,6 +244,7 @@ def plan_pack(
     shuffle: int | None,
     class_to: str | None,
     key_rule: str,
+    no_index: bool = False,
 ) -> PackPlan:
     """Return what `aisfs pack DIR SHARDS` is to write.
 
@@ -256,10 +252,15 @@ def plan_pack(
         ConfigError: an argument makes no sense.
         SourceMissing: there is nothing to pack, or it cannot be read.
     """
+    if "://" in tree:
+        raise ConfigError(
+            f"{tree}: DIR is a local directory: mount the bucket, and pack the directory there"
+        )
+    root = Path(tree)
     place, names = parse_shards(shards)
-    files, left_out = _find_files(tree)
+    files, left_out = _find_files(root)
     if isinstance(place, DirectorySource):
-        files = _but_own(files, os.path.relpath(place.path, tree.resolve()), names)
+        files = _but_own(files, os.path.relpath(place.path, root.resolve()), names)
     if not files:
         raise SourceMissing(f"{tree}: no files")
     samples = samples_of(files, KEY_RULES[key_rule])
@@ -268,11 +269,12 @@ def plan_pack(
     if shuffle is not None:
         samples = shuffled(samples, shuffle)
     return PackPlan(
-        tree=tree,
+        tree=root,
         place=place,
         names=names,
         samples=len(samples),
         layouts=shards_of(samples, max_count, max_size),
+        labels=None if no_index else sorted({DEFAULT_LABEL, *_label_of(class_to)}, key=str),
         left_out=left_out,
     )
 
@@ -286,29 +288,39 @@ async def pack(plan: PackPlan, endpoint: str | None, jobs: int, console: Console
     """
     if isinstance(plan.place, DirectorySource):
         make_directory(plan.place.path)
-    async with open_place(plan.place, endpoint) as place:
-        packer = Packer(plan.tree, place.store, place.bucket, plan.names)
+        cluster = ClusterSettings()
+    else:
+        cluster = ClusterSettings.load({"endpoint": endpoint})
+    # Permission to write does not imply permission to list.
+    async with open_source(plan.place, cluster, may_be_unlistable=True) as place:
+        packer = Packer(plan.tree, place.store, place.bucket, plan.names, plan.labels)
         return await packer.pack(plan.layouts, jobs, console)
-
-
-def open_place(place: Place, endpoint: str | None) -> AbstractAsyncContextManager[OpenSource]:
-    """Open a bucket or directory of shards; permission to write does not imply that to list."""
-    local = isinstance(place, DirectorySource)
-    cluster = ClusterSettings() if local else ClusterSettings.load({"endpoint": endpoint})
-    return open_source(place, cluster, may_be_unlistable=True)
 
 
 def parse_shards(text: str) -> tuple[Place, ShardNames]:
     """Separate SHARDS into the place, a bucket or a directory, and the names in it."""
     scheme, separator, rest = text.partition("://")
     if not separator:
-        path = Path(text)
-        return DirectorySource(path.parent.absolute()), ShardNames.parse(path.name)
+        name = text.rpartition("/")[2]
+        _check_numbers(text, name)
+        path, names = Path(text), ShardNames.parse(name)
+        if is_pattern(str(path.parent)) and not path.parent.is_dir():
+            raise ConfigError(f"{text}: a new directory needs a name, not a pattern")
+        return DirectorySource(path.parent.absolute()), names
     name, _, key = rest.partition("/")
     source = parse_source(f"{scheme}://{name}")
     if not isinstance(source, BucketSource) or not key:
         raise ConfigError(f"{text}: write {scheme}://BUCKET/NAME-{{000000..}}.tar")
+    _check_numbers(text, key)
     return source, ShardNames.parse(key)
+
+
+def _check_numbers(text: str, names: str) -> None:
+    """Check that the names at the end of `text` are not numbered as ShardWriter does it."""
+    braces = _PRINTF.sub(lambda found: f"{{{'0' * max(1, int(found[1] or 1))}..}}", names)
+    if braces != names:
+        instead = text.removesuffix(names) + braces
+        raise ConfigError(f"{text}: shards are numbered with braces: write '{instead}'")
 
 
 def parse_extension(text: str) -> bytes:
@@ -316,6 +328,13 @@ def parse_extension(text: str) -> bytes:
     if not text.strip(".") or "/" in text:
         raise ConfigError(f"--class-to {text}: an extension such as cls")
     return text.lstrip(".").encode(errors="surrogateescape")
+
+
+def _label_of(class_to: str | None) -> list[LabelRule]:
+    """Return the rule by which a mount finds what `--class-to` adds, if there is one."""
+    with suppress(ConfigError):
+        return [parse_label(class_to.lstrip("."))] if class_to else []
+    return []
 
 
 def make_directory(directory: Path) -> None:
@@ -361,11 +380,16 @@ def _find_files(root: Path) -> tuple[list[File], list[str]]:
 
 
 def _but_own(files: list[File], folder: str, names: ShardNames) -> list[File]:
-    """Leave out the shards themselves, should they lie in the tree that is packed."""
+    """Leave out the shards themselves and their indexes, should they lie in the tree that is packed."""
     start = "" if folder == "." else f"{folder}/"
     paths = map(os.fsdecode, (file.name for file in files))
     return [
         file
         for file, path in zip(files, paths, strict=True)
-        if not path.startswith(start) or names.index(path[len(start) :]) is None
+        if not path.startswith(start) or not _is_own(path[len(start) :], names)
     ]
+
+
+def _is_own(key: str, names: ShardNames) -> bool:
+    """Return whether a key is that of a shard, or of its index."""
+    return names.index(shard_of_published(key) or key) is not None

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -13,19 +13,25 @@ from aisfs.config import (
     CacheSettings,
     ClusterSettings,
     KernelSettings,
+    MonitoringSettings,
     Settings,
+    ShardIndex,
     TreeSettings,
+    View,
     ViewSettings,
     WriteSettings,
 )
 from aisfs.core.namespace.keys import is_shard
 from aisfs.core.namespace.patterns import EVERY_KEY, KeyFilter
+from aisfs.core.namespace.shard_lists import is_shard_list, parse_shard_list
 from aisfs.core.namespace.sources import (
+    LIST_SUFFIX,
     BucketSource,
     DatasetSource,
     DirectorySource,
     Everything,
     Source,
+    SourceArg,
     absolute,
     parse_list,
     parse_source,
@@ -50,6 +56,11 @@ class SourcePlan:
     keys: KeyFilter = EVERY_KEY
     """What of a bucket, prefix or directory is shown; a dataset has a filter of its own."""
     writing: WriteSettings = field(default_factory=WriteSettings)
+    only_indexes: bool = False
+    """Whether only members are wanted, as a scan finds them: then no index is looked for elsewhere,
+    and no contents go into the disk cache, where they would evict what is read again."""
+    rescan: bool = False
+    """Whether no index is taken from the disk cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +71,11 @@ class MountPlan(SourcePlan):
     options: frozenset[str]
     """Mount options for the kernel, as of `mount -o`."""
     kernel: KernelSettings
+    lazy: bool = False
+    """Do not wait until the dataset is ready."""
+    monitoring: MonitoringSettings = field(default_factory=MonitoringSettings)
+    strict: bool = False
+    """Fail if the view shows nothing."""
 
 
 def is_local(source: Source) -> bool:
@@ -118,50 +134,75 @@ def plan_mount(
     Raises:
         ConfigError: they contradict each other, or one of them makes no sense.
     """
-    view = _load(ViewSettings, settings)
+    view = load(ViewSettings, settings)
     spec = parse_view(view, _read_classes(view.classes) if view.classes is not None else None)
-    source = _read_source(words, view, settings)
-    writing = _load(WriteSettings, settings)
+    source = read_source(words, view, settings)
+    writing = load(WriteSettings, settings)
     if writing.writable:
         _check_writable(source, view)
+        if writing.create_bucket and not isinstance(source, BucketSource):
+            raise ConfigError("--create-bucket: give a bucket as the SOURCE")
+        if writing.allow_bucket_changes and not isinstance(source, Everything):
+            raise ConfigError("--allow-bucket-changes: mount all buckets, without a SOURCE")
         modes = {"file_mode": WRITABLE_FILE_MODE, "dir_mode": WRITABLE_DIR_MODE}
         settings = {**modes, **settings}
+    elif writing.create_bucket:
+        raise ConfigError("--create-bucket needs --writable")
+    elif writing.allow_bucket_changes:
+        raise ConfigError("--allow-bucket-changes needs --writable")
     elif "rw" in options:
         raise ConfigError("-o rw: mounts are read-only without --writable")
+    tree = load(TreeSettings, settings)
+    if spec.reshaped and tree.shard_index is ShardIndex.ALWAYS:
+        option = "--view shards --join" if view.shuffle is None else "--shuffle"
+        raise ConfigError(f"--shard-index: not with {option}, which needs the headers of members")
     return MountPlan(
         source=source,
         view=absolute_table(spec, local=is_local(source)),
         keys=EVERY_KEY if isinstance(source, DatasetSource) else _key_filter(view),
         mountpoint=mountpoint.absolute(),
-        tree=_load(TreeSettings, settings),
-        cache=_load(CacheSettings, settings),
+        tree=tree,
+        cache=load(CacheSettings, settings),
         writing=writing,
         options=frozenset(options),
-        kernel=_load(KernelSettings, settings),
-        cluster=_load_cluster(source, settings),
+        kernel=load(KernelSettings, settings),
+        monitoring=load(MonitoringSettings, settings),
+        lazy=view.lazy and not view.strict,
+        strict=view.strict,
+        cluster=load_cluster(source, settings),
     )
 
 
-def plan_inspection(text: str, settings: Mapping[str, object]) -> tuple[SourcePlan, str | None]:
-    """Return where `aisfs inspect SOURCE` looks, and the key of the one object if it names one.
+def plan_inspection(
+    words: Sequence[str], settings: Mapping[str, object]
+) -> tuple[SourcePlan, str | None]:
+    """Return where `aisfs inspect SOURCE…` looks, and the key of the one object if it names one.
 
     Raises:
-        ConfigError: the source or an option makes no sense.
+        ConfigError: a source or an option makes no sense.
         SourceMissing: there is no such file or directory.
     """
-    source = parse_sources([text], is_directory=os.path.isdir)
-    if isinstance(source, DatasetSource):
-        patterns = source.words[0].patterns
-        if len(patterns) == 1 and patterns[0].one:  # one shard, or a directory named like one
-            source = parse_source(text)
-    place, only = _split_source(source)
+    if len(words) == 1 and not settings.keys() & ViewSettings.model_fields.keys():
+        place, only = _split_source(_parse_one(words[0]))
+    else:
+        place, only = read_shards(words, settings), None
     plan = SourcePlan(
         source=place,
-        cluster=_load_cluster(place, settings),
-        tree=_load(TreeSettings, settings),
-        cache=_load(CacheSettings, settings),
+        cluster=load_cluster(place, settings),
+        tree=load(TreeSettings, settings),
+        cache=load(CacheSettings, settings),
     )
     return plan, only
+
+
+def _parse_one(text: str) -> Source:
+    lists = read_lists([text])
+    source = parse_sources([text], is_directory=os.path.isdir, lists=lists)
+    if isinstance(source, DatasetSource) and not lists:
+        first, *more = source.words[0].patterns
+        if first.one and not first.listing and not more:  # one shard, or a directory named like one
+            return parse_source(text)
+    return source
 
 
 def _split_source(source: Source) -> tuple[Source, str | None]:
@@ -181,39 +222,52 @@ def _split_source(source: Source) -> tuple[Source, str | None]:
     return source, None
 
 
-def _load(kind: type[SettingsT], settings: Mapping[str, object]) -> SettingsT:
+def load(kind: type[SettingsT], settings: Mapping[str, object]) -> SettingsT:
+    """Return the settings of one kind among all that were given."""
     return kind.load({name: v for name, v in settings.items() if name in kind.model_fields})
 
 
-def _load_cluster(source: Source, settings: Mapping[str, object]) -> ClusterSettings:
-    cluster = _load(ClusterSettings, settings)
+def load_cluster(source: Source, settings: Mapping[str, object]) -> ClusterSettings:
+    """Return how to reach the cluster, whose endpoint a source in buckets needs."""
+    cluster = load(ClusterSettings, settings)
     if not is_local(source):
         cluster.require_endpoint()
     return cluster
 
 
-def _read_source(words: list[str], view: ViewSettings, given: Collection[str]) -> Source:
+def read_shards(words: Sequence[str], settings: Mapping[str, object]) -> DatasetSource:
+    """Return the shards that the arguments and options of a command mean.
+
+    Raises:
+        ConfigError: there is no SOURCE, or one of them or the list file makes no sense.
+    """
+    view = load(ViewSettings, {**settings, "view": View.FLAT})
+    if not words and view.files_from is None:
+        raise ConfigError("give a SOURCE: a bucket, a directory, or shards")
+    source = read_source(list(words), view, settings)
+    assert isinstance(source, DatasetSource), "a view makes a dataset of any source"
+    return source
+
+
+def read_source(words: list[str], view: ViewSettings, given: Collection[str]) -> Source:
     """Return what is to be mounted; `given` are the names of all settings that were given.
 
     Raises:
         ConfigError: the words or the list file make no sense.
     """
-    listed = None
+    listed, lists = None, {}
     if view.files_from is not None:
         if len(words) > 1:
             raise ConfigError("--files-from: give at most one SOURCE, the directory of its lines")
-        name = view.files_from
-        try:
-            text = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-        except OSError as error:
-            raise ConfigError(f"--files-from {name}: {error.strerror}") from error
-        base = words[0] if words else None
-        listed = parse_list(name, os.fsdecode(text).splitlines(), base, is_directory=os.path.isdir)
+        listed = _read_list_file(view.files_from, words[0] if words else None)
+    else:
+        lists = read_lists(words)
     source = parse_sources(
         words,
         is_directory=os.path.isdir,
         view=view.view is not None,
         listed=listed,
+        lists=lists,
         keys=_key_filter(view),
     )
     options = sorted(view.model_fields_set)
@@ -223,9 +277,46 @@ def _read_source(words: list[str], view: ViewSettings, given: Collection[str]) -
         raise ConfigError(f"--{options[0].replace('_', '-')} needs --view, or shards as the SOURCE")
     if isinstance(source, DatasetSource) and "shards" in given:
         raise ConfigError("--shards: a dataset shows only the members of shards; see --view")
-    if view.shuffle is not None and "shard_index" in given:
-        raise ConfigError("--shard-index: not with --shuffle, which needs the headers of members")
+    if view.join is not None and isinstance(source, DatasetSource):
+        source = _check_join(source)
     return absolute(source)
+
+
+def _check_join(source: DatasetSource) -> DatasetSource:
+    """Return the sources to be joined."""
+    source = source.separated()
+    if len(source.words) < 2:
+        raise ConfigError(
+            "--join: give at least two SOURCEs, each with some parts of the samples, such as"
+            " 'ais://images/*.tar' 'ais://labels/*.tar'"
+        )
+    return source
+
+
+def read_lists(words: Iterable[str]) -> dict[str, SourceArg]:
+    """Return what those of the words stand for that are lists of shards on this machine."""
+    found = [word for word in words if word.endswith(LIST_SUFFIX) and os.path.isfile(word)]
+    return {word: _parse_list_file(word, _read(word, word), None) for word in found}
+
+
+def _read_list_file(name: str, base: str | None) -> SourceArg:
+    """Return what the file of `--files-from` names; `base` is the SOURCE it is relative to."""
+    text = sys.stdin.buffer.read() if name == "-" else _read(name, f"--files-from {name}")
+    return _parse_list_file(name, text, base)
+
+
+def _read(name: str, what: str) -> bytes:
+    try:
+        return Path(name).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{what}: {error.strerror}") from error
+
+
+def _parse_list_file(name: str, text: bytes, base: str | None) -> SourceArg:
+    if not is_shard_list(name, text):
+        return parse_list(name, os.fsdecode(text).splitlines(), base, is_directory=os.path.isdir)
+    directory = os.path.dirname(name)
+    return SourceArg(name, parse_shard_list(name, text, directory=directory, base=base))
 
 
 def _key_filter(view: ViewSettings) -> KeyFilter:
@@ -233,10 +324,7 @@ def _key_filter(view: ViewSettings) -> KeyFilter:
 
 
 def _read_classes(path: Path) -> list[bytes]:
-    try:
-        return path.read_bytes().splitlines()
-    except OSError as error:
-        raise ConfigError(f"--classes {path}: {error.strerror}") from error
+    return _read(str(path), f"--classes {path}").splitlines()
 
 
 def _check_writable(source: Source, view: ViewSettings) -> None:

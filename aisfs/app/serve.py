@@ -6,7 +6,7 @@ try:
     from aisfs.server.run import serve
 except ModuleNotFoundError as error:
     raise ConfigError(
-        f"aisfs serve needs {error.name}; install it with: pip install 'aisfs[serve]'"
+        f"aisfs serve needs {error.name}; in a clone of aisfs: pip install '.[serve]'"
     ) from error
 
 __all__ = ["serve"]

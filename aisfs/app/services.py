@@ -2,22 +2,24 @@
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
 import trio
 
-from aisfs.app.plan import SourcePlan, is_local, origin_of
+from aisfs.app.plan import MountPlan, SourcePlan, is_local, origin_of
 from aisfs.app.source import OpenSource, open_source
 from aisfs.cache.disk.block_cache import LEAST, BlockCache
 from aisfs.cache.disk.directory import CacheDirectory
 from aisfs.cache.index_cache import IndexCache
+from aisfs.cache.listing_cache import ListingCache
 from aisfs.cache.metadata_cache import MetadataCache
-from aisfs.config import View
+from aisfs.config import ShardIndex, TreeSettings, View
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.index.nested_tars import MAX_NESTING
+from aisfs.core.index.published import ScanRules
 from aisfs.core.namespace.sources import (
     DatasetSource,
     Source,
@@ -27,13 +29,21 @@ from aisfs.core.views.samples_view import samples_view
 from aisfs.engine.dataset.synthetic_reader import SyntheticReader
 from aisfs.engine.fetch.batches import Batches
 from aisfs.engine.fetch.fetcher import Fetcher
+from aisfs.engine.fetch.part import ReadCounts
 from aisfs.engine.fetch.writer_thread import BackgroundThread, background_thread, unattended
 from aisfs.engine.hooks import Hooks
 from aisfs.engine.listing.lister import Lister
+from aisfs.engine.read.archive_forms import ArchiveForms
 from aisfs.engine.read.cache_coverage import CacheCoverage
+from aisfs.engine.read.header_scan import TarFeeder
 from aisfs.engine.read.indexer import INDEX_BYTES_MAX, Indexer
+from aisfs.engine.read.label_reader import LabelReader
 from aisfs.engine.read.prefetcher import Prefetcher
 from aisfs.engine.read.reader import Reader
+from aisfs.engine.read.shard_scanner import ShardScanner
+from aisfs.engine.read.sources.published import PublishedSource
+from aisfs.engine.read.sources.shard_index import ShardIndexSource
+from aisfs.engine.read.sources.source import IndexSource
 from aisfs.engine.read.unpacker import Unpacker
 from aisfs.engine.write.staging import StagingArea
 from aisfs.errors import (
@@ -51,6 +61,8 @@ PREFETCH_SHARE = 4
 INDEX_SHARE = 16
 INDEX_DISK_LIMIT = 2**30
 """Indexes take a sixteenth of the disk cache, but never more than this: some 200 million members."""
+LISTING_SHARE = 16
+"""Listings take at most a sixteenth of what indexes may: 40 MiB of 10 GiB, about a million names."""
 CLOCK = time.monotonic
 """The clock by which listings expire; unlike trio's own, any thread may ask it."""
 
@@ -62,6 +74,8 @@ class Services:
     source: Source
     root: Node
     store: WritableStore
+    ping: Callable[[], Awaitable[None]] | None
+    """Raises if the cluster does not answer; None where there is no cluster."""
     metrics: Metrics
     blocks: BlockCache | None
     """The disk cache."""
@@ -72,10 +86,23 @@ class Services:
     hooks: Hooks
     """What the services call; filled in by what is built on them."""
     lister: Lister
+    fetcher: Fetcher
     indexer: Indexer
+    scans: TarFeeder
+    """Reads shards whose index nobody knows."""
     reader: Reader
     assembler: SyntheticReader
     coverage: CacheCoverage
+
+    def set_ttls(self, tree: TreeSettings) -> None:
+        """Use other times to live from now on."""
+        lister, attr_ttl, list_ttl = self.lister, tree.attr_ttl, tree.list_ttl
+        negative_ttl = tree.negative_ttl
+        lister.cache.set_ttls(attr_ttl=attr_ttl, list_ttl=list_ttl, negative_ttl=negative_ttl)
+        lister.list_ttl = lister.buckets.list_ttl = lister.overlay.list_ttl = list_ttl
+        lister.overlay.change_ttl = max(attr_ttl, list_ttl, negative_ttl)
+        if lister.kept is not None:
+            lister.kept.max_age = list_ttl
 
     async def flush(self) -> None:
         """Wait until everything that was read is on disk."""
@@ -92,8 +119,9 @@ async def open_services(plan: SourcePlan) -> AsyncIterator[Services]:
     """
     failure: AisfsError | None = None
     metrics = Metrics()
+    create = plan.writing.create_bucket
     async with (
-        open_source(plan.source, plan.cluster, metrics) as opened,
+        open_source(plan.source, plan.cluster, metrics, create_bucket=create) as opened,
         _open_disk(plan) as (blocks, staging),
         background_thread() as background,
         trio.open_nursery() as nursery,
@@ -121,6 +149,10 @@ async def _open_disk(
             stack.callback(blocks.close)
         if not plan.writing.writable:
             return blocks, None
+        if blocks is not None and not is_local(plan.source):
+            listings = _open_listings(plan, blocks)
+            listings.forget()
+            stack.callback(listings.forget)
         staging = StagingArea(plan.writing.staging_dir, plan.writing.staging_limit())
         stack.callback(staging.close)
         return blocks, staging
@@ -167,33 +199,36 @@ def _build(
     store = opened.store
     local = is_local(plan.source)
     hooks = Hooks()
-    lister = _build_lister(plan, opened.root, store, nursery, metrics, hooks)
+    lister = _build_lister(plan, opened.root, store, nursery, metrics, hooks, blocks)
     fetcher = Fetcher(
         store,
         nursery,
         background,
-        cache=None if local else blocks,
+        cache=None if local or plan.only_indexes else blocks,
         origin=origin_of(plan),
         memory_limit=plan.cache.memory_limit,
         read_ahead_max=plan.cache.read_ahead_max,
         hooks=hooks,
     )
+    metrics.before_text.append(partial(_count_read, fetcher.pool.read, metrics))
     nursery.start_soon(fetcher.tidy)
     if blocks is not None:
         nursery.start_soon(_sync_cache, blocks, fetcher)
     unpacker = Unpacker(fetcher, nursery, cache=blocks)
+    rules = _scan_rules(plan)
+    scans = TarFeeder(fetcher, lister, mode=plan.tree.scan)
     indexer = Indexer(
-        fetcher,
+        ShardScanner(
+            fetcher, unpacker, scans, ignore_zeros=rules.ignore_zeros, nesting=rules.nesting
+        ),
+        ArchiveForms(fetcher, magic=plan.tree.magic),
         nursery,
-        unpacker,
-        indexes=_open_indexes(plan, blocks) if blocks is not None else None,
-        shard_indexes=store if plan.tree.shard_index else None,
-        ignore_zeros=plan.tree.ignore_zeros,
-        nesting=MAX_NESTING if plan.tree.recursive else 0,
+        indexes=_open_indexes(plan, blocks) if blocks is not None and not plan.rescan else None,
+        sources=_index_sources(plan, store, nursery, lister, blocks),
+        labels=LabelReader(store, fetcher),
         lay_out=_lay_out(plan),
         # Common directories hold the indexes of all their shards anyway.
         memory_limit=float("inf") if plan.view.merged else INDEX_BYTES_MAX,
-        magic=plan.tree.magic,
     )
     prefetcher = Prefetcher(
         fetcher,
@@ -207,6 +242,7 @@ def _build(
         source=opened.source,
         root=opened.root,
         store=store,
+        ping=opened.ping,
         metrics=metrics,
         blocks=blocks,
         staging=staging,
@@ -214,7 +250,9 @@ def _build(
         background=background,
         hooks=hooks,
         lister=lister,
+        fetcher=fetcher,
         indexer=indexer,
+        scans=scans,
         reader=Reader(fetcher, prefetcher, unpacker),
         assembler=SyntheticReader(fetcher, Batches(store, nursery), plan.cache.read_ahead_max),
         coverage=CacheCoverage(fetcher, indexer, background, local=local),
@@ -228,8 +266,11 @@ def _build_lister(
     nursery: trio.Nursery,
     metrics: Metrics,
     hooks: Hooks,
+    blocks: BlockCache | None,
 ) -> Lister:
     ttls = plan.tree
+    # Commands look at what is there now, and a mount that changes things knows more than is kept.
+    shared = isinstance(plan, MountPlan) and not (plan.writing.writable or is_local(plan.source))
     cache = MetadataCache(
         attr_ttl=ttls.attr_ttl, list_ttl=ttls.list_ttl, negative_ttl=ttls.negative_ttl, clock=CLOCK
     )
@@ -244,24 +285,74 @@ def _build_lister(
         hooks=hooks,
         wanted=None if plan.writing.writable else plan.keys.below(prefix),
         change_ttl=max(ttls.attr_ttl, ttls.list_ttl, ttls.negative_ttl),
+        kept=_open_listings(plan, blocks) if shared and blocks is not None else None,
     )
 
 
-def _open_indexes(plan: SourcePlan, blocks: BlockCache) -> IndexCache:
-    scope = f"{origin_of(plan)} ignore_zeros={plan.tree.ignore_zeros}"
+def _open_listings(plan: SourcePlan, blocks: BlockCache) -> ListingCache:
+    return ListingCache(
+        plan.cache.cache_dir,
+        _index_limit(blocks) // LISTING_SHARE,
+        cluster=origin_of(plan),
+        scope=f"{plan.keys} of {plan.source}" if plan.keys else "",
+        max_age=plan.tree.list_ttl,
+    )
+
+
+def _scan_rules(plan: SourcePlan) -> ScanRules:
+    return ScanRules(plan.tree.ignore_zeros, MAX_NESTING if plan.tree.recursive else 0)
+
+
+def _index_sources(
+    plan: SourcePlan,
+    store: WritableStore,
+    nursery: trio.Nursery,
+    lister: Lister,
+    blocks: BlockCache | None,
+) -> list[IndexSource]:
+    """Return where indexes are looked for before shards are scanned, in this order."""
+    if plan.only_indexes:
+        return []
+    tree, rules = plan.tree, _scan_rules(plan)
+    sources: list[IndexSource] = []
+    if tree.published_index:
+        published = PublishedSource(
+            store, nursery, rules, list_ttl=tree.list_ttl, try_directory=lister.try_directory
+        )
+        sources.append(published)
+    demanded = tree.shard_index is ShardIndex.ALWAYS
+    timeless = plan.view.view in (View.CLASS, View.FLAT)
+    wanted = demanded or (tree.shard_index is ShardIndex.AUTO and timeless)
+    if wanted and not is_local(plan.source):
+        kept = _open_indexes(plan, blocks, " of AIStore") if blocks is not None else None
+        sources.append(
+            ShardIndexSource(store, nursery, nesting=rules.nesting, kept=kept, demanded=demanded)
+        )
+    return sources
+
+
+def _open_indexes(plan: SourcePlan, blocks: BlockCache, origin: str = "") -> IndexCache:
+    scope = f"{origin_of(plan)} ignore_zeros={plan.tree.ignore_zeros}{origin}"
     scope += " recursive" if plan.tree.recursive else ""
     scope += " magic" if plan.tree.magic else ""
-    limit = min(blocks.limit // (INDEX_SHARE - 1), INDEX_DISK_LIMIT)
-    return IndexCache(plan.cache.cache_dir, limit, scope=scope)
+    # Who does not want published indexes does not want what other mounts have kept of them either.
+    scope += "" if plan.tree.published_index else " unpublished"
+    limit = _index_limit(blocks)
+    return IndexCache(plan.cache.cache_dir, limit - limit // LISTING_SHARE, scope=scope)
+
+
+def _index_limit(blocks: BlockCache) -> int:
+    """Return the bytes of disk for indexes and listings."""
+    return min(blocks.limit // (INDEX_SHARE - 1), INDEX_DISK_LIMIT)
 
 
 def _lay_out(plan: SourcePlan) -> Callable[[MemberIndex], MembersView]:
     """Return what makes the folder of a shard."""
     view = plan.view
-    if view.view is View.SAMPLES:
-        return partial(samples_view, spec=view)
     if view.merged or view.view is View.SHARDS:
         return without_folders
+    if view.view is View.SAMPLES:
+        return partial(samples_view, spec=view)
     if isinstance(plan.source, DatasetSource):
         return members_only
     return partial(MembersView, shards=plan.tree.shards)
@@ -273,3 +364,9 @@ async def _sync_cache(blocks: BlockCache, fetcher: Fetcher) -> None:
         await trio.sleep(1)
         await unattended("the upkeep of the cache", partial(trio.to_thread.run_sync, blocks.sync))
         await unattended("looking for what the cache has lost", fetcher.drop_lost)
+
+
+def _count_read(counts: ReadCounts, metrics: Metrics) -> None:
+    """Bring what readers got into the metrics."""
+    for source in ReadCounts.__slots__:
+        metrics.show_read(source, getattr(counts, source))

@@ -1,15 +1,18 @@
 """The store that has the objects of a source: connected, and checked once."""
 
+import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import assert_never
 
 import trio
 
 from aisfs.ais.client import AISClient
+from aisfs.ais.identification import check_answers, identify_endpoint
 from aisfs.config import ClusterSettings
 from aisfs.core.namespace.sources import (
     BucketSource,
@@ -20,10 +23,14 @@ from aisfs.core.namespace.sources import (
 )
 from aisfs.errors import (
     AccessDenied,
+    AlreadyExists,
     BucketNotFound,
+    ConfigError,
     NotFound,
+    ProtocolError,
     SourceMissing,
     Unavailable,
+    Unsupported,
 )
 from aisfs.filesystem.nodes import DatasetNode, DirectoryNode, Node, RootNode
 from aisfs.metrics import Metrics
@@ -31,6 +38,8 @@ from aisfs.model import Bucket
 from aisfs.store.local.store import LocalStore
 from aisfs.store.pipeline import CallPipeline
 from aisfs.store.port import WritableStore
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +50,8 @@ class OpenSource:
     """As planned, but the local files of a dataset have a bucket."""
     root: Node
     store: WritableStore
+    ping: Callable[[], Awaitable[None]] | None = None
+    """Raises `Unavailable` if the cluster does not answer; None where there is no cluster."""
 
     @property
     def bucket(self) -> Bucket:
@@ -77,38 +88,102 @@ async def open_source(
     metrics: Metrics | None = None,
     *,
     may_be_unlistable: bool = False,
+    create_bucket: bool = False,
 ) -> AsyncIterator[OpenSource]:
     """Connect the store of a source, with retries, once it has answered; count its calls.
+
+    Args:
+        source: As planned.
+        cluster: How to reach the cluster.
+        metrics: Where calls are counted.
+        may_be_unlistable: Accept a bucket whose listing is denied.
+        create_bucket: Make the bucket of the source if it is missing.
 
     Raises:
         AisfsError: the store cannot be reached, or the source does not exist.
     """
     found = connect(source, cluster)
+    limit = cluster.bandwidth_limit if isinstance(found.store, AISClient) else None
+    pipeline = CallPipeline(
+        found.store, deadline=cluster.io_timeout, download_limit=limit, metrics=metrics
+    )
     try:
         try:
             with suppress(*[AccessDenied] if may_be_unlistable else []):
-                await _check(found.store, found.source)
+                await _check_answers(found.store, found.source)
         except Unavailable as error:
             raise Unavailable(f"{cluster.endpoint} does not answer: {error}") from error
-        pipeline = CallPipeline(found.store, deadline=cluster.io_timeout, metrics=metrics)
-        yield replace(found, store=pipeline)
+        except BucketNotFound:
+            if not create_bucket:
+                raise
+            await _create_bucket(pipeline, found.bucket)
+        client = found.store if isinstance(found.store, AISClient) else None
+        ping = partial(check_answers, client) if client is not None else None
+        yield replace(found, store=pipeline, ping=ping)
     finally:
         with trio.CancelScope(shield=True):
             await found.store.aclose()
 
 
-async def _check(store: WritableStore, source: Source) -> None:
-    """Ask once, without retries: what cannot work should fail at once."""
+async def _create_bucket(store: WritableStore, bucket: Bucket) -> None:
+    with suppress(AlreadyExists):  # another client was faster
+        await store.create_bucket(bucket)
+        log.info("created %s", bucket)
+
+
+async def _check_answers(store: WritableStore, source: Source) -> None:
+    """Check the source; if the answers are odd or empty, check that they are those of an AIStore."""
+    try:
+        if await _check(store, source):
+            return
+    except (AccessDenied, BucketNotFound, ProtocolError, Unsupported):
+        await _refuse_stranger(store)
+        raise
+    await _refuse_stranger(store)
+
+
+async def _refuse_stranger(store: WritableStore) -> None:
+    """Raise if what answers is no AIStore.
+
+    Raises:
+        ConfigError: the endpoint is wrong.
+    """
+    if not isinstance(store, AISClient):
+        return
+    try:
+        found = await identify_endpoint(store)
+    except Unavailable:  # it just answered: what it said then is of more use
+        return
+    if found.is_aistore is False:
+        raise ConfigError(stranger(store.transport.endpoint, found.seen))
+
+
+def stranger(endpoint: str, seen: str) -> str:
+    """Return the message about an endpoint that is no AIStore."""
+    return (
+        f"{endpoint} answers, but is no AIStore ({seen}): "
+        "--endpoint and AIS_ENDPOINT name a proxy of the cluster"
+    )
+
+
+async def _check(store: WritableStore, source: Source) -> bool:
+    """Ask once, without retries: what cannot work should fail at once.
+
+    Returns:
+        Whether anything was found.
+    """
+    found = False
     match source:
         case BucketSource(bucket, prefix):
-            occupied = await _check_bucket(store, bucket, prefix)
-            if prefix and not occupied:
+            found = await _check_bucket(store, bucket, prefix)
+            if prefix and not found:
                 await _check_no_object(store, bucket, prefix.removesuffix("/"))
         case DatasetSource():
             for bucket in source.buckets:
-                await _check_bucket(store, bucket, "")
+                found |= await _check_bucket(store, bucket, "")
         case Everything():
-            await store.list_buckets()
+            found = bool(await store.list_buckets())
+    return found
 
 
 async def _check_bucket(store: WritableStore, bucket: Bucket, prefix: str) -> bool:
@@ -116,7 +191,11 @@ async def _check_bucket(store: WritableStore, bucket: Bucket, prefix: str) -> bo
     try:
         return bool((await store.first_keys(bucket, prefix, 1)).found)
     except BucketNotFound as error:
-        raise BucketNotFound(f"bucket {bucket} does not exist; `ais ls` shows what does") from error
+        if bucket.path:
+            raise SourceMissing(f"{bucket}: no such directory") from error
+        raise BucketNotFound(
+            f"bucket {bucket} does not exist; `aisfs ls` shows what does"
+        ) from error
 
 
 async def _check_no_object(store: WritableStore, bucket: Bucket, key: str) -> None:

@@ -11,7 +11,7 @@ import stat
 import tarfile
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,18 +20,14 @@ from pathlib import Path
 import trio
 from rich.console import Console
 
-from aisfs.app.pack import (
-    each,
-    make_directory,
-    open_place,
-    parse_extension,
-    parse_shards,
-    progress_bar,
-    shards_there,
-)
-from aisfs.core.namespace.sources import DirectorySource
-from aisfs.errors import AisfsError, AlreadyExists, OutOfSpace, ShardDamaged, SourceMissing
-from aisfs.model import Bucket, ObjectInfo
+from aisfs.app.at_once import each
+from aisfs.app.listing import list_shards
+from aisfs.app.pack import make_directory, parse_extension, progress_bar
+from aisfs.app.plan import load_cluster, read_shards
+from aisfs.app.source import open_source
+from aisfs.core.namespace.sources import DatasetSource
+from aisfs.engine.dataset.shard_set import Shard
+from aisfs.errors import AisfsError, AlreadyExists, OutOfSpace, ShardDamaged
 from aisfs.process.locks import Rank, ranked_lock
 from aisfs.process.threads import any_thread
 from aisfs.store.port import ObjectStore
@@ -60,31 +56,33 @@ class Unpacked:
     """Shards of which not all was read, and why."""
 
 
-async def find_shards(shards: str, endpoint: str | None) -> list[tuple[str, int]]:
-    """Return name and size of each of the shards, in the order of their numbers.
+async def find_shards(
+    sources: Sequence[str], settings: Mapping[str, object]
+) -> list[tuple[str, int]]:
+    """Return name and size of each of the shards.
 
     Raises:
         SourceMissing: there are none.
     """
-    async with _opened(shards, endpoint) as (_, bucket, found):
-        return [(f"{bucket}/{info.key}", info.size) for info in found]
+    async with _opened(sources, settings) as (_, found):
+        return [(_name(shard), shard.info.size) for shard in found]
 
 
 async def unpack(
-    shards: str,
+    sources: Sequence[str],
     target: Path,
     class_to: str | None,
-    endpoint: str | None,
+    settings: Mapping[str, object],
     jobs: int,
     console: Console,
 ) -> Unpacked:
     """Write the members of all shards below `target`, `jobs` shards at a time.
 
     Args:
-        shards: SHARDS as it was typed.
+        sources: Each SOURCE as it was typed.
         target: Is made if it does not exist.
         class_to: Extension of members that are left out.
-        endpoint: The cluster, for shards in a bucket.
+        settings: The options that were given, by name of the setting.
         jobs: Shards at a time.
         console: Where the progress is shown.
 
@@ -94,23 +92,24 @@ async def unpack(
         AisfsError: one failed; files that are written stay.
     """
     without = parse_extension(class_to) if class_to else b""
-    async with _opened(shards, endpoint) as (store, bucket, found):
+    async with _opened(sources, settings) as (store, found):
         make_directory(target)
-        return await _Unpacker(store, bucket, target, without).unpack(found, jobs, console)
+        return await _Unpacker(store, target, without).unpack(found, jobs, console)
 
 
 @asynccontextmanager
 async def _opened(
-    shards: str, endpoint: str | None
-) -> AsyncIterator[tuple[ObjectStore, Bucket, list[ObjectInfo]]]:
-    place, names = parse_shards(shards)
-    if isinstance(place, DirectorySource) and not place.path.is_dir():
-        raise SourceMissing(f"{place.path}: no such directory")
-    async with open_place(place, endpoint) as opened:
-        found = await shards_there(opened.store, opened.bucket, names)
-        if not found:
-            raise SourceMissing(f"{opened.bucket}/{names}: no such shards")
-        yield opened.store, opened.bucket, [info for _, info in found]
+    sources: Sequence[str], settings: Mapping[str, object]
+) -> AsyncIterator[tuple[ObjectStore, list[Shard]]]:
+    source = read_shards(sources, settings)
+    async with open_source(source, load_cluster(source, settings)) as opened:
+        assert isinstance(opened.source, DatasetSource), "shards are a dataset"
+        shards = await list_shards(opened.source, opened.store)
+        yield opened.store, [shard for _, shard in shards.current]
+
+
+def _name(shard: Shard) -> str:
+    return f"{shard.bucket}/{shard.info.key}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,30 +117,37 @@ class _Unpacker:
     """Reads shards and writes their members."""
 
     store: ObjectStore
-    bucket: Bucket
     target: Path
     without: bytes
     """Extension of members that are left out, without its dot."""
 
-    async def unpack(self, shards: list[ObjectInfo], jobs: int, console: Console) -> Unpacked:
+    async def unpack(self, shards: list[Shard], jobs: int, console: Console) -> Unpacked:
         """See `unpack`."""
         done = Unpacked()
+        plain = []
+        for shard in shards:
+            if shard.info.key.endswith(".tar"):
+                plain.append(shard)
+            else:
+                done.skipped.append(
+                    f"{_name(shard)}: not a plain tar; copy its folder from a mount"
+                )
         claims = await trio.to_thread.run_sync(_Claims, self.target)
         with progress_bar(console) as progress:
-            task = progress.add_task("shards", total=sum(info.size for info in shards))
+            task = progress.add_task("shards", total=sum(shard.info.size for shard in plain))
 
-            async def one(info: ObjectInfo) -> None:
-                await trio.to_thread.run_sync(self._extract, info, claims, done)
+            async def one(shard: Shard) -> None:
+                await trio.to_thread.run_sync(self._extract, shard, claims, done)
                 done.shards += 1
-                progress.advance(task, info.size)
+                progress.advance(task, shard.info.size)
 
-            await each(jobs, [partial(one, info) for info in shards])
+            await each(jobs, [partial(one, shard) for shard in plain])
         return done
 
-    def _extract(self, info: ObjectInfo, claims: "_Claims", done: Unpacked) -> None:
+    def _extract(self, shard: Shard, claims: "_Claims", done: Unpacked) -> None:
         """Write the members of one shard. In a thread."""
-        subject = f"{self.bucket}/{info.key}"
-        file = io.BufferedReader(_Shard(self.store, self.bucket, info), _WINDOW)
+        subject = _name(shard)
+        file = io.BufferedReader(_ShardFile(self.store, shard), _WINDOW)
         mine: set[str] = set()
         try:
             with _errors(subject), tarfile.open(fileobj=file, mode="r|", encoding="utf-8") as tar:
@@ -152,7 +158,7 @@ class _Unpacker:
                     reason = self._extract_member(tar, member, claims, mine)
                     if reason:
                         done.skipped.append(f"{subject}: {reason}")
-                rest = _Shard(self.store, self.bucket, info, tar.offset)
+                rest = _ShardFile(self.store, shard, tar.offset)
                 while piece := rest.read(_WINDOW):
                     # tarfile takes any header that is none for the end.
                     if piece.strip(b"\0"):
@@ -227,15 +233,12 @@ def _refuse(path: str) -> None:
     )
 
 
-class _Shard(io.RawIOBase):
+class _ShardFile(io.RawIOBase):
     """A shard as a file, read in a thread that trio started."""
 
-    def __init__(
-        self, store: ObjectStore, bucket: Bucket, info: ObjectInfo, start: int = 0
-    ) -> None:
+    def __init__(self, store: ObjectStore, shard: Shard, start: int = 0) -> None:
         self._store = store
-        self._bucket = bucket
-        self._info = info
+        self._bucket, self._info = shard.bucket, shard.info
         self._at = start
 
     def readable(self) -> bool:

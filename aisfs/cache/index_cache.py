@@ -27,17 +27,16 @@ import msgspec
 
 from aisfs.cache.disk.directory import NO_FILE, lock_file, remove
 from aisfs.core.index.codec import DamagedIndex, decode, encode
+from aisfs.core.index.label_column import LabelColumn
 from aisfs.core.index.member_index import MemberIndex
-from aisfs.core.views.labels import LabelColumn
+from aisfs.core.index.published import SCAN_RULES
 from aisfs.errors import ConfigError
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.process import private
+from aisfs.process.request_log import DISK, request_log
 from aisfs.process.threads import any_thread
 
 log = logging.getLogger(__name__)
-
-SCAN_RULES = 1
-"""To be raised when scans show members differently than before: older entries are ignored then."""
 
 _LAYOUT = "v1"
 _SUFFIX = ".aisx"
@@ -91,9 +90,11 @@ class IndexCache:
 
         return self._get(bucket, info, _INDEX, read)
 
-    def put(self, bucket: Bucket, info: ObjectInfo, index: MemberIndex) -> None:
-        """Keep the index of this version of the object, if possible."""
-        self._put(bucket, info, _INDEX, lambda: encode(index))
+    def put(
+        self, bucket: Bucket, info: ObjectInfo, index: MemberIndex, encoded: bytes | None = None
+    ) -> None:
+        """Keep the index of this version of the object, if possible; it may be encoded already."""
+        self._put(bucket, info, _INDEX, lambda: encoded or encode(index))
 
     def has(self, bucket: Bucket, info: ObjectInfo) -> bool:
         """Return whether an index of this version of the object is kept, without reading it."""
@@ -199,6 +200,7 @@ class IndexCache:
             if not stat.S_ISREG(facts.st_mode) or facts.st_size > self._limit:
                 return b""
             data = file.read(facts.st_size)
+            request_log.note(DISK)
             now = time.time()
             if not 0 <= now - facts.st_mtime < _TOUCH_SECONDS:
                 with suppress(OSError):  # a cache that is not writable can still be read

@@ -70,6 +70,16 @@ class MetadataCache:
         self._found: TTLCache[NameId, Dated[Listed]] = TTLCache(NAMES_MAX, attr_ttl, clock)
         self._missing: TTLCache[NameId, bool] = TTLCache(NAMES_MAX, negative_ttl, clock)
 
+    def set_ttls(self, *, attr_ttl: float, list_ttl: float, negative_ttl: float) -> None:
+        """Use other times to live; what was found by name is forgotten, listings end sooner if they must."""
+        latest = self._clock() + list_ttl
+        with self._lock:
+            self._attr_ttl, self._list_ttl = attr_ttl, list_ttl
+            self._found = TTLCache(NAMES_MAX, attr_ttl, self._clock)
+            self._missing = TTLCache(NAMES_MAX, negative_ttl, self._clock)
+            for directory, dated in list(self._listings.items()):
+                self._listings[directory] = Dated(dated.value, min(dated.expires, latest))
+
     def listing(self, directory: DirectoryId) -> Dated[Listing] | None:
         """Return the listing of a directory, unless it has expired."""
         dated = self.last_listing(directory)
@@ -80,9 +90,11 @@ class MetadataCache:
         with self._lock:
             return self._listings.get(directory)
 
-    def keep_listing(self, directory: DirectoryId, listing: Listing) -> Dated[Listing]:
-        """Keep a complete listing, unless it is too large, and return it with its expiry."""
-        dated = Dated(listing, self._clock() + self._list_ttl)
+    def keep_listing(
+        self, directory: DirectoryId, listing: Listing, age: float = 0.0
+    ) -> Dated[Listing]:
+        """Keep a complete listing of this age, unless it is too large, and return it with its expiry."""
+        dated = Dated(listing, self._clock() + self._list_ttl - age)
         if len(listing) < LISTED_ENTRIES_MAX:
             with self._lock:
                 self._listings[directory] = dated
@@ -119,6 +131,17 @@ class MetadataCache:
                 self._listings[directory] = Dated(dated.value, float("-inf"))
         if name is not None:
             self.forget((*directory, name))
+
+    def drop_all(self, within: Callable[[DirectoryId], bool]) -> None:
+        """Expire the listings of some directories, and forget all single names in them."""
+        with self._lock:
+            for directory, dated in list(self._listings.items()):
+                if within(directory):
+                    self._listings[directory] = Dated(dated.value, float("-inf"))
+            for names in (self._found, self._missing):
+                for bucket, prefix, name in list(names):
+                    if within((bucket, prefix)):
+                        names.pop((bucket, prefix, name), None)
 
     def forget(self, name: NameId) -> None:
         """Forget what a single lookup of a name found."""

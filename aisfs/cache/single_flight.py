@@ -11,18 +11,20 @@ from typing import Generic, TypeVar
 import trio
 
 from aisfs.errors import Unavailable, untraced
+from aisfs.process.request_log import request_log
 
 KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")
 
 
 class _Flight(Generic[ValueT]):
-    __slots__ = ("done", "error", "scope", "value", "waiting")
+    __slots__ = ("answerers", "done", "error", "scope", "value", "waiting")
 
     def __init__(self) -> None:
         self.done = trio.Event()
         self.scope = trio.CancelScope()
         self.waiting = 0
+        self.answerers = request_log.noted()
         self.value: list[ValueT] = []
         self.error: Exception | None = None
 
@@ -38,6 +40,10 @@ class SingleFlight(Generic[KeyT, ValueT]):
 
     def __len__(self) -> int:
         return len(self._flights)
+
+    def detach(self) -> None:
+        """Let the next caller for any key start anew; those who wait get what they wait for."""
+        self._flights.clear()
 
     async def fetch(self, key: KeyT, work: Callable[[], Awaitable[ValueT]]) -> ValueT:
         """Return what `work` returns, or join the flight already under way for `key`.
@@ -57,6 +63,7 @@ class SingleFlight(Generic[KeyT, ValueT]):
             if self._wanted_only and not flight.waiting and not flight.done.is_set():
                 flight.scope.cancel()
                 self._forget(key, flight)
+        request_log.note(*flight.answerers)
         if flight.error is not None:
             raise untraced(flight.error)
         return flight.value[0]

@@ -1,6 +1,8 @@
 """`aisfs warm` and `aisfs cache`: fill the disk cache, look at it, clean it."""
 
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
@@ -8,31 +10,63 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 from rich.table import Table
 
 from aisfs.app import cache as caches
-from aisfs.app.warm import Summary, find_items, warm
+from aisfs.app.display.units import size_text
 from aisfs.cli.exits import Exit
-from aisfs.cli.options import cache_dir_option, jobs_option
+from aisfs.cli.guide.documented import Documented
+from aisfs.cli.options import (
+    cache_dir_option,
+    cache_size_option,
+    endpoint_option,
+    files_from_option,
+    io_timeout_option,
+    jobs_option,
+    without_unset,
+)
+from aisfs.cli.running import run
 from aisfs.process import logs
 
-_MIB = 1 << 20
+if TYPE_CHECKING:
+    from aisfs.app.warming.through_mount import Summary
 
 
-@click.command("warm")
-@click.argument(
-    "paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(path_type=Path)
-)
+@click.command("warm", cls=Documented)
+@click.argument("words", nargs=-1, metavar="PATH|SOURCE...")
 @click.option(
     "--index-only",
     is_flag=True,
     help="Only index the members of shards; skip other objects.",
 )
 @jobs_option("Shards read at once.")
-def warm_up(paths: tuple[Path, ...], index_only: bool, jobs: int) -> int:
-    """Fill the cache of a mount before training.
+@files_from_option
+@endpoint_option
+@cache_dir_option
+@cache_size_option
+@io_timeout_option
+def warm_up(words: tuple[str, ...], index_only: bool, jobs: int, **settings: object) -> int:
+    """Fill the disk cache before training.
 
-    Reads the shards and objects at or below each PATH once, through the mount.
+    Reads the shards and objects at or below each PATH once, through the mount. A SOURCE, such as
+    ais://BUCKET/PREFIX/ or 'ais://BUCKET/train-{000..}.tar', needs no mount: the next mount with the
+    same --cache-dir finds it there.
     """
+    from aisfs.app.warming.through_mount import Summary, find_items, warm
+    from aisfs.app.warming.without_mount import warm_place
+    from aisfs.app.warming.words import parse_words
+
+    given = without_unset(settings)
+    paths, places = parse_words(words, given)
+    if places:
+        logs.configure("error", None, foreground=True)
+    elif option := next((name for name in given if name != "files_from"), None):
+        name = option.replace("_", "-")
+        raise click.UsageError(f"--{name} is for a SOURCE; the mount of a PATH has its own")
+    console, summary = Console(stderr=True), Summary()
     items = find_items(paths, index_only=index_only)
-    summary = warm(items, jobs=jobs, console=Console(stderr=True))
+    if items:
+        warm(items, summary, jobs=jobs, console=console)
+    for place in places:
+        work = partial(warm_place, place, given, summary, index_only=index_only, jobs=jobs)
+        run(partial(work, console=console))
     click.echo(f"{summary.shards} shards, {summary.objects} objects, {summary.size} bytes read")
     if not summary.complete:
         click.echo(f"aisfs: {_shortfall(summary)}", err=True)
@@ -41,13 +75,13 @@ def warm_up(paths: tuple[Path, ...], index_only: bool, jobs: int) -> int:
     return Exit.FAILURE if summary.failures else Exit.OK
 
 
-def _shortfall(summary: Summary) -> str:
+def _shortfall(summary: "Summary") -> str:
     said = []
     if summary.kept < summary.size:
         said.append(f"{summary.kept} of {summary.size} bytes")
     if summary.indexes < summary.shards:
         said.append(f"{summary.indexes} of {summary.shards} indexes")
-    return f"the disk cache keeps only {' and '.join(said)}; see --cache-size of the mount"
+    return f"the disk cache keeps only {' and '.join(said)}; see --cache-size"
 
 
 @click.group()
@@ -59,7 +93,7 @@ def cache() -> None:
     logs.configure("warning", None, foreground=True)
 
 
-@cache.command()
+@cache.command(cls=Documented)
 @cache_dir_option
 def status(cache_dir: Path | None) -> None:
     """Show how full the cache is."""
@@ -68,15 +102,15 @@ def status(cache_dir: Path | None) -> None:
     table = Table(show_header=False, box=None)
     table.add_column(style="bold")
     table.add_column(justify="right")
-    limit = f"{statistics.limit / _MIB:.1f} MiB" if statistics.limit else "no mount uses it"
+    limit = f"{size_text(statistics.limit)}" if statistics.limit else "no mount uses it"
     table.add_row("limit", limit)
-    table.add_row("used", f"{statistics.used / _MIB:.1f} MiB")
+    table.add_row("used", size_text(statistics.used))
     table.add_row("object versions", str(statistics.entries))
     table.add_row("segments", str(statistics.segments))
     Console().print(table)
 
 
-@cache.command()
+@cache.command(cls=Documented)
 @cache_dir_option
 def verify(cache_dir: Path | None) -> int:
     """Read everything in the cache and drop what is damaged.
@@ -98,7 +132,7 @@ def verify(cache_dir: Path | None) -> int:
     return Exit.FAILURE if report.damaged or report.unknown else Exit.OK
 
 
-@cache.command()
+@cache.command(cls=Documented)
 @cache_dir_option
 def clear(cache_dir: Path | None) -> None:
     """Remove everything from the cache."""

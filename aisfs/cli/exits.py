@@ -28,7 +28,7 @@ class Exit(IntEnum):
     USAGE = 2
     """A wrong option or value."""
     NO_ENDPOINT = 3
-    """Neither --endpoint nor AIS_ENDPOINT."""
+    """No endpoint in an option, a variable, a configuration file or the `ais` CLI."""
     UNREACHABLE = 4
     """The cluster does not answer."""
     NO_SOURCE = 5
@@ -66,3 +66,8 @@ def fail(reason: str, code: int) -> int:
     line = " ".join(shown(reason).split())
     click.echo(f"aisfs: {line}", err=True)
     return code
+
+
+def warn(level: str, text: str) -> str:
+    """Return the line that tells of a warning or an error which did not end the command."""
+    return f"aisfs: {level}: {' '.join(shown(text).split())}"

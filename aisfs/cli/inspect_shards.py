@@ -1,17 +1,18 @@
 """`aisfs inspect`: what is in shards, as tables or as JSON."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
-import trio
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 
+from aisfs.app.display.units import size_text
 from aisfs.cli.exits import Exit, exit_code
+from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import (
     cache_dir_option,
     cache_size_option,
@@ -19,7 +20,13 @@ from aisfs.cli.options import (
     flag,
     io_timeout_option,
     jobs_option,
+    no_published_index_flag,
+    scan_option,
+    source_options,
+    with_switched_off,
+    without_unset,
 )
+from aisfs.cli.running import run
 from aisfs.process import logs
 
 if TYPE_CHECKING:
@@ -28,11 +35,10 @@ if TYPE_CHECKING:
 TOP = 10
 LINES_MAX = 20
 """Lines of a table of damage or holes; JSON has all of them."""
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
-@click.command("inspect")
-@click.argument("source", metavar="SOURCE")
+@click.command("inspect", cls=Documented)
+@click.argument("sources", metavar="SOURCE...", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @jobs_option("Shards read at once.")
 @click.option(
@@ -43,15 +49,18 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
     metavar="N",
     help="Print the N most frequent labels; 0 reads none.",
 )
+@source_options
 @endpoint_option
 @flag("--ignore-zeros", "Read past zero blocks: tars joined by cat.")
 @flag("--recursive", "Also look into tars inside shards.")
 @flag("--magic", "Recognize archives by content, not by name.")
+@no_published_index_flag
+@scan_option
 @cache_dir_option
 @cache_size_option
 @io_timeout_option
 def inspect(
-    source: str,
+    sources: tuple[str, ...],
     as_json: bool,
     jobs: int,
     labels: int,
@@ -59,37 +68,25 @@ def inspect(
 ) -> int:
     """Show what is in the shards of SOURCE without mounting them.
 
-    SOURCE is ais://BUCKET, ais://BUCKET/PREFIX/, ais://BUCKET/SHARD, a local directory or a file;
-    braces and globs name several shards, as for `aisfs mount`. The exit code is 9 if a shard is
-    damaged.
+    SOURCE is as for `aisfs mount`: a bucket, a prefix or a directory (all shards at and below it),
+    shards by name, braces and globs, or a list of them. The exit code is 9 if a shard is damaged.
     """
     from aisfs.app import inspection
     from aisfs.app.plan import plan_inspection
 
     logs.configure("error", None, foreground=True)
-    plan, only = plan_inspection(source, settings)
+    plan, only = plan_inspection(sources, with_switched_off(without_unset(settings)))
     with _Bar(Console(stderr=True)) as bar:
 
         async def look() -> "Report":
             return await inspection.inspect(plan, only, jobs=jobs, labels=labels > 0, progress=bar)
 
-        report = _run(look)
+        report = run(look)
     if as_json:
-        click.echo(to_json(source, report))
+        click.echo(to_json(" ".join(sources) or str(plan.source), report))
     else:
         print_tables(report, Console(), labels)
     return _exit(report)
-
-
-def _run(look: Callable[[], Awaitable["Report"]]) -> "Report":
-    """Run it; Ctrl-C, which trio raises in groups, ends the command without a traceback."""
-    interrupted = False
-    try:
-        return trio.run(look)
-    except* KeyboardInterrupt:
-        interrupted = True
-    assert interrupted, "nothing else is swallowed"
-    raise click.Abort
 
 
 def _exit(report: "Report") -> Exit:
@@ -127,6 +124,7 @@ def to_json(source: str, report: "Report") -> str:
         "forms": summary.forms,
         "members": summary.members,
         "samples": summary.samples,
+        "images": summary.images,
         "components": dict(report.components()),
         "labels": dict(report.labels()),
         "labels_left_out": summary.labels_left_out,
@@ -134,6 +132,8 @@ def to_json(source: str, report: "Report") -> str:
         "loose_objects": report.loose_objects,
         "holes": report.holes,
         "damage": report.damage,
+        "indexes": report.indexes,
+        "scans": msgspec.to_builtins(report.scans),
         "failures": {shard: str(error) for shard, error in report.failures.items()},
     }
     return msgspec.json.format(msgspec.json.encode(found, order="sorted"), indent=2).decode()
@@ -172,8 +172,9 @@ def _totals(report: "Report") -> Table:
     table.add_column()
     forms = ", ".join(f"{count} {form}" for form, count in sorted(summary.forms.items()))
     table.add_row("shards", f"{summary.shards} ({forms})" if forms else "0")
-    table.add_row("size", _size(summary.bytes))
+    table.add_row("size", size_text(summary.bytes))
     table.add_row("samples", str(summary.samples))
+    table.add_row("with an image", str(summary.images))
     table.add_row("members", str(summary.members))
     rows: Mapping[str, int] = {
         "other objects": report.loose_objects,
@@ -183,13 +184,30 @@ def _totals(report: "Report") -> Table:
     for name, count in rows.items():
         if count:
             table.add_row(name, str(count))
+    for name, text in _scans(report):
+        table.add_row(name, text)
     return table
+
+
+def _scans(report: "Report") -> Iterator[tuple[str, str]]:
+    """Yield how shards were read, and why so."""
+    scans = report.scans
+    if report.indexes:
+        yield "indexes", ", ".join(f"{n} {origin}" for origin, n in sorted(report.indexes.items()))
+    if scans.streamed:
+        yield "streamed", f"{scans.streamed} shards"
+    if scans.walked:
+        share = f"{size_text(scans.walked_read)} of {size_text(scans.walked_size)}"
+        yield "headers read", f"{scans.walked} shards, {share}"
+    if scans.walked and scans.latency is not None and scans.rate is not None:
+        link = f"{1000 * scans.latency:.1f} ms a request, {size_text(int(scans.rate))}/s"
+        yield "skipped", f"data of more than {size_text(scans.even)} ({link})"
 
 
 def _components(report: "Report") -> Table:
     table = _table("component", "count", "min", "median", "max", "total")
     for name, sizes in report.components():
-        numbers = [_size(n) for n in (sizes.min, sizes.median, sizes.max, sizes.total)]
+        numbers = [size_text(n) for n in (sizes.min, sizes.median, sizes.max, sizes.total)]
         table.add_row(_safe(name) or "(no sample)", str(sizes.count), *numbers)
     return table
 
@@ -214,11 +232,3 @@ def _print_lines(console: Console, title: str, lines: list[str]) -> None:
 def _safe(text: str) -> str:
     """Return text that neither controls the terminal nor is taken for markup."""
     return escape("".join(c if c.isprintable() else repr(c)[1:-1] for c in text))
-
-
-def _size(size: int) -> str:
-    """Return a number of bytes with three or four digits."""
-    value, unit = float(size), 0
-    while value >= 1024 and unit < len(_UNITS) - 1:
-        value, unit = value / 1024, unit + 1
-    return f"{size} B" if not unit else f"{value:.1f} {_UNITS[unit]}"

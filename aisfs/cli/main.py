@@ -8,16 +8,21 @@ import click
 
 from aisfs import __version__
 from aisfs.cli.exits import Exit, exit_code, fail
+from aisfs.cli.guide.documented import Documented
 from aisfs.cli.mount import mount
-from aisfs.cli.options import log_options
+from aisfs.cli.mount_helper import HELPERS, mount_helper, mount_status
+from aisfs.cli.options import complete_directory, log_options, start_logging
+from aisfs.config import LogSettings
 from aisfs.errors import AisfsError
-from aisfs.process import logs
 
 
 def main() -> None:
-    """Run the command line, and exit."""
+    """Run the command line, or the helper of mount(8) if it was called by that name, and exit."""
+    called = Path(sys.argv[0]).name
+    helps = called in HELPERS
+    command, name = (mount_helper, called) if helps else (cli, "aisfs")
     try:
-        code = cli.main(prog_name="aisfs", standalone_mode=False) or Exit.OK
+        code = command.main(prog_name=name, standalone_mode=False) or Exit.OK
     except click.Abort:
         code = 130  # what a shell reports after Ctrl-C
     except click.exceptions.NoArgsIsHelpError as error:
@@ -31,15 +36,26 @@ def main() -> None:
         code = fail(str(error), exit_code(error))
     except OSError as error:  # a directory that may not be entered, for example
         code = fail(f"{error.filename or 'the system'}: {error.strerror}", Exit.FAILURE)
-    sys.exit(int(code))
+    sys.exit(mount_status(code) if helps else int(code))
 
 
 _ELSEWHERE = {
     "cache": "aisfs.cli.cache:cache",
+    "config": "aisfs.cli.configuring.show:group",
+    "csi": "aisfs.cli.csi.node:csi",
+    "completion": "aisfs.cli.guide.completion:completion",
+    "index": "aisfs.cli.index:index",
+    "doctor": "aisfs.cli.watching.doctor:doctor",
     "inspect": "aisfs.cli.inspect_shards:inspect",
+    "jobs": "aisfs.cli.jobs.overview:jobs",
+    "ls": "aisfs.cli.buckets.ls:ls",
+    "mb": "aisfs.cli.buckets.mb:mb",
     "pack": "aisfs.cli.pack:pack",
+    "refresh": "aisfs.cli.watching.refresh:refresh",
     "recover": "aisfs.cli.recover:recover",
-    "status": "aisfs.cli.status:status",
+    "sort": "aisfs.cli.jobs.sort:sort",
+    "status": "aisfs.cli.watching.status:status",
+    "top": "aisfs.cli.watching.status:top",
     "unpack": "aisfs.cli.pack:unpack",
     "warm": "aisfs.cli.cache:warm_up",
 }
@@ -66,7 +82,7 @@ class _Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Treat `aisfs SOURCE MNT -o …` as a mount: mount.fuse3 calls it so for a line of fstab."""
-        if "/" in args[0]:
+        if "/" in args[0] or args[0].startswith("@"):
             return mount.name, mount, args
         return super().resolve_command(ctx, args)
 
@@ -83,8 +99,8 @@ def cli() -> None:
 cli.add_command(mount)
 
 
-@cli.command()
-@click.argument("mountpoint", metavar="MNT")
+@cli.command(cls=Documented)
+@click.argument("mountpoint", metavar="MNT", shell_complete=complete_directory)
 @click.option("-z", "--lazy", is_flag=True, help="Detach now, even if it is busy.")
 def umount(mountpoint: str, lazy: bool) -> None:
     """Unmount the mount at MNT."""
@@ -94,7 +110,7 @@ def umount(mountpoint: str, lazy: bool) -> None:
     umounts.umount(Path(mountpoint), lazy=lazy)
 
 
-@cli.command()
+@cli.command(cls=Documented)
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
@@ -123,15 +139,14 @@ def serve(
     port: int,
     allow_hosts: tuple[str, ...],
     traps: bool,
-    log_level: str,
-    log_file: Path | None,
+    **log_settings: object,
 ) -> None:
     """Serve a directory as a small AIStore.
 
     Each folder is a bucket, objects are plain files. For demos, tests and a laptop without a
     cluster. It has no access control: keep it on loopback.
     """
-    logs.configure(log_level, log_file, foreground=True)
+    start_logging(LogSettings.load(log_settings), foreground=True)
     from aisfs.app.serve import serve as run_server
 
     def ready(actual: int) -> None:

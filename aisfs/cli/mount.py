@@ -1,43 +1,66 @@
 """`aisfs mount`: its options, and the process that serves the mount."""
 
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import click
-import trio
-from click.core import ParameterSource
 
-from aisfs.app.plan import MountPlan, plan_mount
-from aisfs.cli.exits import Exit, exit_code, fail
-from aisfs.cli.mount_args import sort_options
+from aisfs.app.plan import load, plan_mount
+from aisfs.cli.configuring.profiles import expand_profile
+from aisfs.cli.configuring.reload import Reload
+from aisfs.cli.exits import Exit
+from aisfs.cli.guide.documented import Documented
+from aisfs.cli.mounting.mount_args import sort_options, with_values
+from aisfs.cli.mounting.mount_start import run_in_background, run_in_foreground
 from aisfs.cli.options import (
     cache_dir_option,
     cache_size_option,
+    complete_directory,
+    config_option,
     endpoint_option,
+    files_from_option,
     flag,
     io_timeout_option,
     log_options,
+    no_published_index_flag,
+    scan_option,
     setting,
+    slow_request_option,
     staging_dir_option,
+    start_logging,
+    with_switched_off,
+    without_unset,
 )
-from aisfs.config import KeyRule, Shards, View
-from aisfs.errors import AisfsError, ConfigError
-from aisfs.process import daemon, logs
+from aisfs.config import Join, KeyRule, LogSettings, ShardIndex, Shards, View, use_file
 from aisfs.process.imports import loading
 
-log = logging.getLogger(__name__)
+_JOINS = tuple(join.value for join in Join)
+_SHARD_INDEX = tuple(when.value for when in ShardIndex)
+_BARE = {"--join": (Join.INNER, _JOINS), "--shard-index": (ShardIndex.ALWAYS, _SHARD_INDEX)}
+"""Options that may go without their value: which one is meant then, and all there are."""
 
-_NO_FASTPATH = frozenset({"no_fastpath", "no_lane"})
+
+class _Mount(Documented):
+    """A command whose options in `_BARE` may go without their values."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, with_values(args, _BARE))
 
 
 @click.command(
+    cls=_Mount,
     options_metavar="[OPTIONS]",
     epilog="Environment: AIS_ENDPOINT, AIS_AUTHN_TOKEN, AIS_AUTHN_TOKEN_FILE, AIS_CLIENT_CA, AIS_CRT, "
     "AIS_CRT_KEY, AIS_SKIP_VERIFY_CRT, AIS_CONNECT_TIMEOUT, AIS_READ_TIMEOUT, as for the ais CLI.",
 )
-@click.argument("where", nargs=-1, metavar="[SOURCE…] MNT")
+@click.argument("where", nargs=-1, metavar="[SOURCE…] MNT", shell_complete=complete_directory)
 @endpoint_option
+@setting("--client-ca FILE", "Certificates to trust, in PEM [AIS_CLIENT_CA].")
+@setting("--client-cert FILE", "Certificate of this client [AIS_CRT].")
+@setting("--client-key FILE", "Its key, unless the certificate's file has it [AIS_CRT_KEY].")
+@flag("--skip-verify-crt", "Do not check the server's certificate [AIS_SKIP_VERIFY_CRT].")
+@setting("--authn-token-file FILE", "File with the token, as JSON [AIS_AUTHN_TOKEN_FILE].")
 @click.option(
     "--shards",
     type=click.Choice([s.value for s in Shards]),
@@ -64,22 +87,41 @@ _NO_FASTPATH = frozenset({"no_fastpath", "no_lane"})
 )
 @setting(
     "--image EXT[;EXT]",
-    "Component that --view class shows of a sample: the first it has [jpg;jpeg;png].",
+    "Component that --view class shows of a sample: the first it has [jpg;jpeg;png]; jpg also finds "
+    "image.jpg.",
 )
 @setting("--classes FILE", "File with the names of classes 0, 1, …, one per line.")
 @setting("--samples-per-shard N", "Samples in each tar of --view shards [1000].")
 @setting("--shard-size SIZE", "Most bytes in each tar of --view shards, such as 1GiB.")
 @setting("--shuffle SEED", "With --view shards: shuffle the samples, reproducibly.")
-@setting("--files-from FILE", "Read sources from FILE, one per line; - is stdin.")
+@click.option(
+    "--join",
+    type=click.Choice(_JOINS),
+    metavar=f"[{'|'.join(_JOINS)}]",
+    help="Combine the parts of each sample from all sources, by its key. Show the samples that every "
+    "source has (inner, the default), or all (outer).",
+)
+@flag(
+    "--lazy",
+    "Return before all shards of --view class or flat are open; the first listing then waits.",
+)
+@flag("--strict", "Fail if --view class or flat shows nothing.")
+@files_from_option
 @setting("--include GLOB", "Show only keys that match GLOB; repeatable.", multiple=True)
 @setting("--exclude GLOB", "Leave out keys that match GLOB; repeatable.", multiple=True)
 @flag("--ignore-zeros", "Read past zero blocks, for tars joined by cat.")
 @flag("--recursive", "Also open tars inside shards.")
 @flag("--magic", "Recognize archives by content, not by name; X.d/ opens any archive X.")
-@flag(
+@no_published_index_flag
+@click.option(
     "--shard-index",
-    "Use AIStore's own index of a shard, where there is one, instead of scanning the shard.",
+    metavar="[WHEN]",
+    type=click.Choice(_SHARD_INDEX),
+    help="Use AIStore's own index of a shard, where there is one, instead of scanning the shard: in "
+    "--view class and flat (auto) [default], always (also without WHEN), or never.",
 )
+@scan_option
+@flag("--list-xattrs", "List the extended attributes of aisfs; they can always be read by name.")
 @setting("--attr-ttl S", "Seconds until a name looked up alone is looked up again [60].")
 @setting("--list-ttl S", "Seconds until a directory is listed again [60].")
 @setting("--negative-ttl S", "Seconds until a missing name is looked up again [5].")
@@ -88,6 +130,10 @@ _NO_FASTPATH = frozenset({"no_fastpath", "no_lane"})
     "--latest",
     "Check objects of a cloud or another cluster against the original when they are read.",
 )
+@setting(
+    "--bandwidth-limit SIZE", "Most bytes a second to fetch, such as 100MiB; 0: no limit [none]."
+)
+@setting("--upload-limit SIZE", "Most bytes a second to send; 0: no limit [none].")
 @setting("--max-connections N", "Most requests at once [32].")
 @setting(
     "--part-size SIZE",
@@ -103,15 +149,23 @@ _NO_FASTPATH = frozenset({"no_fastpath", "no_lane"})
 @flag("--no-fastpath", "Serve the kernel through pyfuse3 alone: slower, with the same results.")
 @click.option("--no-lane", is_flag=True, default=None, hidden=True)
 @flag("--writable", "Permit changes: files are staged, and uploaded when they are closed.")
+@flag("--create-bucket", "With --writable: make the bucket of SOURCE if it is missing.")
+@flag("--allow-bucket-changes", "With --writable and all buckets: mkdir makes buckets.")
 @staging_dir_option
 @setting("--staging-size SIZE", "Most bytes in the staging directory [half of the free disk].")
 @setting("--rename-dir-limit N", "Most objects of a directory that can be renamed [1000].")
 @flag("--ignore-attr-changes", "Accept and ignore owners, modes and times that cannot be kept.")
-@click.option("--allow-other", is_flag=True, help="Give other users access.")
+@click.option(
+    "--allow-other", is_flag=True, envvar="AISFS_ALLOW_OTHER", help="Give other users access."
+)
 @setting("--uid N", "Owner of everything [you].")
 @setting("--gid N", "Group of everything [yours].")
 @setting("--file-mode OCT", "Permissions of files [0444, or 0644 if writable].")
 @setting("--dir-mode OCT", "Permissions of directories [0555, or 0755 if writable].")
+@setting(
+    "--metrics-addr HOST:PORT",
+    "Serve counters for Prometheus at /metrics, and /healthz; PORT alone is for this machine only.",
+)
 @click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground.")
 @click.option(
     "-o",
@@ -120,14 +174,19 @@ _NO_FASTPATH = frozenset({"no_fastpath", "no_lane"})
     metavar="OPT[,OPT]",
     help="Options of mount(8), and the options above as name=value.",
 )
+@click.option("--sloppy", is_flag=True, hidden=True)
+@click.option("--fake", is_flag=True, hidden=True)
+@config_option
 @log_options
+@slow_request_option
 def mount(
     where: tuple[str, ...],
     options: tuple[str, ...],
     foreground: bool,
-    log_level: str,
-    log_file: Path | None,
     allow_other: bool,
+    sloppy: bool,
+    fake: bool,
+    config: Path | None,
     **settings: object,
 ) -> int:
     """Mount SOURCE on the directory MNT.
@@ -135,7 +194,8 @@ def mount(
     SOURCE is ais://BUCKET, ais://BUCKET/PREFIX/ or a local directory. Without SOURCE, every bucket
     of the cluster appears at MNT/PROVIDER/BUCKET. Several sources, shards as in
     'ais://pets/samples-{00..18}.tar' or 'shards/*.tar', or --view show the shards as one dataset.
-    The command returns when the mount is ready.
+    @NAME makes the mount that the configuration file describes under that name. The command returns
+    when the mount is ready; with --view class or flat, that is when all shards are open.
     """
     with loading():  # --help does not need it
         from aisfs.app import mount as mounts
@@ -146,62 +206,40 @@ def mount(
         raise click.UsageError(
             f"expected [SOURCE…] MNT: which directory is {where[0]} to be mounted on?"
         )
-    kernel, named = _sort(options, settings)
-    kernel |= {"allow_other"} if allow_other else set()
-    log_level, log_file = _resolve_log(named, log_level, log_file)
-    given = {**named, **{name: v for name, v in settings.items() if v not in (None, ())}}
-    for name in _NO_FASTPATH & given.keys():
-        del given[name]
-        given["fastpath"] = False
+    _, said = _sort(options, settings, sloppy=sloppy)
+    use_file(Path(str(said.pop("config"))) if "config" in said else config)
+    profile = where[0][1:] if where[0].startswith("@") else None
+    where, options, described = expand_profile(where, options)
+    kernel, named = _sort(options, settings, sloppy=sloppy)
+    typed = {**named, **{name: v for name, v in settings.items() if v not in (None, ())}}
+    named = {**described, **named}
+    named.pop("config", None)
+    kernel |= {"allow_other"} if named.pop("allow_other", None) or allow_other else set()
+    given = with_switched_off({**named, **without_unset(settings)})
     *sources, mountpoint = where
     plan = plan_mount(sources, Path(mountpoint), kernel, given)
     mounts.check(plan)
-    log_file = log_file.absolute() if log_file is not None else None
-    try:
-        logs.configure(log_level, log_file, foreground=foreground)
-    except OSError as error:
-        raise ConfigError(f"--log-file {log_file}: {error.strerror}") from error
-    if foreground:
-        trio.run(mounts.run, plan, lambda: None)
+    if fake:
         return Exit.OK
-    code, reason = daemon.detach(lambda ready, failed: _serve(plan, ready, failed))
-    return fail(reason or "the daemon ended at once; see its log", code or 1) if code else Exit.OK
+    log_settings = load(LogSettings, given)
+    start = partial(start_logging, foreground=foreground, mountpoint=plan.mountpoint)
+    own_log = start(log_settings)
+    reload = Reload(typed, profile, log_settings, start)
+    if foreground:
+        return run_in_foreground(plan, reload, warn_also=log_settings.log_file is not None)
+    return run_in_background(plan, reload, own_log)
 
 
 def _sort(
-    options: tuple[str, ...], settings: Mapping[str, object]
+    options: tuple[str, ...], settings: Mapping[str, object], *, sloppy: bool
 ) -> tuple[set[str], dict[str, object]]:
     """Sort the values of -o into options of mount(8) and our own; see `sort_options`."""
-    ours = [o for o in mount.params if o.name in (*settings, "log_level", "log_file")]
-    flags = {o.name for o in ours if isinstance(o, click.Option) and o.is_flag}
+    ours = [o for o in mount.params if o.name in (*settings, "config")]
+    flags: dict[str, object] = {
+        o.name: True for o in ours if isinstance(o, click.Option) and o.is_flag and o.name
+    }
+    flags["join"] = Join.INNER.value
+    flags["shard_index"] = ShardIndex.ALWAYS.value
     lists = {o.name for o in ours if o.multiple}
-    names = {o.name for o in ours if o.name} - _NO_FASTPATH
-    return sort_options(options, names, flags, lists)
-
-
-def _resolve_log(
-    named: dict[str, object], level: str, file: Path | None
-) -> tuple[str, Path | None]:
-    """Return the level and the file of the log: `--log-level` and `--log-file` win over -o."""
-    typed = click.get_current_context().get_parameter_source("log_level")
-    wanted = str(named.pop("log_level", level))
-    if typed is ParameterSource.COMMANDLINE:
-        wanted = level
-    elif wanted.lower() not in logs.LEVELS:
-        raise ConfigError(f"-o log_level={wanted}: one of {', '.join(logs.LEVELS)}")
-    named_file = named.pop("log_file", None)
-    return wanted, file or (Path(str(named_file)) if named_file else None)
-
-
-def _serve(plan: MountPlan, ready: Callable[[], None], failed: Callable[[str, int], None]) -> None:
-    """Run the mount in the background process; report when it is ready, or why it failed."""
-    from aisfs.app import mount as mounts
-
-    try:
-        trio.run(mounts.run, plan, ready)
-    except AisfsError as error:
-        log.error("%s", error)  # the parent prints it too, unless the mount was ready before
-        failed(str(error), exit_code(error))
-    except Exception as error:
-        log.exception("the mount ended on a bug in aisfs, please report it")
-        failed(f"unexpected {type(error).__name__}: {error}", Exit.FAILURE)
+    names = {o.name for o in ours if o.name} - {"no_fastpath", "no_lane"}
+    return sort_options(options, names, flags, lists, sloppy=sloppy)

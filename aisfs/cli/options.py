@@ -1,11 +1,15 @@
 """Options that several commands have."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
+from aisfs.cli.exits import warn
+from aisfs.config import LogFormat, LogLevel, LogSettings, Scan, own_log
+from aisfs.errors import ConfigError
 from aisfs.process import logs
 
 Command = Callable[..., Any]
@@ -29,7 +33,16 @@ def flag(name: str, explanation: str) -> Callable[[Command], Command]:
     return click.option(name, is_flag=True, default=None, help=explanation)
 
 
-endpoint_option = setting("--endpoint URL", "AIStore proxy; default: AIS_ENDPOINT.")
+def complete_directory(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
+    """Make the shell complete names of directories."""
+    return [CompletionItem(incomplete, type="dir")]
+
+
+endpoint_option = setting(
+    "--endpoint URL", "AIStore proxy [AIS_ENDPOINT, else that of the ais CLI]."
+)
 cache_dir_option = setting(
     "--cache-dir DIR", "Directory of the disk cache [the user's cache directory]."
 )
@@ -37,12 +50,56 @@ cache_size_option = setting(
     "--cache-size SIZE",
     "Limit of the disk cache, such as 50GiB; 0: none [10GiB or a tenth of the free disk].",
 )
+config_option = click.option(
+    "--config",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Configuration file [~/.config/aisfs/config.toml and /etc/aisfs/config.toml].",
+)
+files_from_option = setting(
+    "--files-from FILE", "Read sources from FILE, one per line or as wids' JSON; - is stdin."
+)
 io_timeout_option = setting(
     "--io-timeout S", "Seconds until a request that keeps failing is an error [60]."
+)
+scan_option = click.option(
+    "--scan",
+    type=click.Choice([s.value for s in Scan]),
+    help="How to find the members of a shard without an index: read its headers where that is cheaper "
+    "(headers), or all of it (stream) [auto: stream if the data fits the disk cache, else headers].",
 )
 staging_dir_option = setting(
     "--staging-dir DIR", "Directory of files until they are uploaded [the user's state directory]."
 )
+
+no_published_index_flag = flag(
+    "--no-published-index", "Scan shards even if their indexes are published beside them."
+)
+_SWITCHES = {
+    "no_fastpath": "fastpath",
+    "no_lane": "fastpath",
+    "no_published_index": "published_index",
+}
+"""Options that switch a setting off."""
+
+
+def with_switched_off(given: Mapping[str, object]) -> dict[str, object]:
+    """Return settings with those that an option such as `--no-fastpath` switches off."""
+    switched = {
+        _SWITCHES[name]: False for name, value in given.items() if name in _SWITCHES and value
+    }
+    return {name: value for name, value in given.items() if name not in _SWITCHES} | switched
+
+
+def source_options(command: Command) -> Command:
+    """Add the options that choose shards besides SOURCE; see `aisfs.app.plan.read_shards`."""
+    exclude = setting("--exclude GLOB", "No shards that match GLOB; repeatable.", multiple=True)
+    include = setting("--include GLOB", "Only shards that match GLOB; repeatable.", multiple=True)
+    return files_from_option(include(exclude(command)))
+
+
+def without_unset(settings: Mapping[str, object]) -> dict[str, object]:
+    """Return the settings that were given, in place of all that a command takes."""
+    return {name: value for name, value in settings.items() if value not in (None, ())}
 
 
 def jobs_option(explanation: str) -> Callable[[Command], Command]:
@@ -52,12 +109,65 @@ def jobs_option(explanation: str) -> Callable[[Command], Command]:
     )
 
 
+slow_request_option = setting(
+    "--slow-request S", "Log requests that take this many seconds; 0: none for that [10]."
+)
+
+
 def log_options(command: Command) -> Command:
-    """Add the options that `logs.configure` takes."""
-    levels = click.Choice(logs.LEVELS, case_sensitive=False)
-    command = click.option(
-        "--log-file", type=click.Path(dir_okay=False, path_type=Path), help="Log to this file."
-    )(command)
-    return click.option(
-        "--log-level", type=levels, default="info", show_default=True, help="Lowest level to log."
-    )(command)
+    """Add the options that say what is logged, and where."""
+    for option in (
+        click.option(
+            "--log-format",
+            type=click.Choice([f.value for f in LogFormat]),
+            help="Form of each line: text [default], or a JSON object.",
+        ),
+        setting("--log-file FILE", "Log to this file, which logrotate may move."),
+        click.option(
+            "--log-level",
+            type=click.Choice([level.value for level in LogLevel], case_sensitive=False),
+            help="Lowest level to log: debug (each request), info [default], warning or error.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def start_logging(
+    settings: LogSettings, *, foreground: bool, mountpoint: Path | None = None
+) -> Path | None:
+    """Log as the settings say; return the file that a daemon logs to if nobody said where.
+
+    Args:
+        settings: What, where, and in which form.
+        foreground: Whether to log to stderr if nobody said where.
+        mountpoint: Of the daemon.
+
+    Raises:
+        ConfigError: the log file cannot be written.
+    """
+
+    def configure(own: Path | None) -> None:
+        logs.configure(
+            settings.log_level,
+            settings.log_file,
+            foreground=foreground,
+            own=own,
+            style=settings.log_format,
+            slow=settings.slow_request,
+        )
+
+    placed = settings.log_file is not None or foreground or logs.SYSLOG_SOCKET.exists()
+    own = None if placed or mountpoint is None else own_log(mountpoint)
+    try:
+        configure(own)
+    except OSError as error:
+        if own is None:
+            raise ConfigError(f"--log-file {settings.log_file}: {error.strerror}") from error
+        text = (
+            f"there will be no log: {own.parent}: {error.strerror}; --log-file FILE names a place"
+        )
+        click.echo(warn("warning", text), err=True)
+        configure(None)
+        return None
+    return own

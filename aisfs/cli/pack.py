@@ -1,5 +1,6 @@
 """`aisfs pack` and `aisfs unpack`."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,17 @@ import trio
 from rich.console import Console
 
 from aisfs.cli.exits import Exit
-from aisfs.cli.options import Command, endpoint_option, jobs_option, setting
+from aisfs.cli.guide.documented import Documented
+from aisfs.cli.options import (
+    Command,
+    endpoint_option,
+    io_timeout_option,
+    jobs_option,
+    setting,
+    source_options,
+    without_unset,
+)
+from aisfs.cli.running import run
 from aisfs.config import KeyRule, parse_size
 from aisfs.process import logs
 
@@ -28,8 +39,8 @@ def _common_options(command: Command) -> Command:
     return click.option("--dry-run", is_flag=True, help="Only print what would be done.")(command)
 
 
-@click.command()
-@click.argument("tree", metavar="DIR", type=click.Path(path_type=Path))
+@click.command(cls=Documented)
+@click.argument("tree", metavar="DIR")
 @click.argument("shards", metavar="SHARDS")
 @click.option(
     "--max-count",
@@ -57,9 +68,10 @@ def _common_options(command: Command) -> Command:
     show_default=True,
     help="Which part of a file's name is the key of its sample; see aisfs mount.",
 )
+@click.option("--no-index", is_flag=True, help="Do not publish indexes beside the shards.")
 @_common_options
 def pack(
-    tree: Path,
+    tree: str,
     shards: str,
     endpoint: str | None,
     jobs: int,
@@ -70,7 +82,8 @@ def pack(
 
     SHARDS names them, in a bucket or a directory: 'ais://BUCKET/train-{000000..}.tar'. Shards that
     exist with the same bytes are skipped, so after an error just run it again. Other shards of these
-    names are reported, but not removed.
+    names are reported, but not removed. The index of each shard is published beside it, so mounts
+    need not scan it.
     """
     from aisfs.app import pack as packing
 
@@ -89,32 +102,42 @@ def pack(
             f"{plan.samples} samples: {packed.written} shards written, "
             f"{packed.kept} were there, {packed.size} bytes"
         )
+        _print_all(packed.unindexed, "no index published: ")
         _print_all(packed.others, "not of this tree, but of these names: ")
     return Exit.FAILURE if plan.left_out else Exit.OK
 
 
-@click.command()
-@click.argument("shards", metavar="SHARDS")
+@click.command(cls=Documented)
+@click.argument("sources", metavar="SOURCE...", nargs=-1)
 @click.argument("tree", metavar="DIR", type=click.Path(path_type=Path))
 @setting("--class-to EXT", "Leave out the members KEY.EXT that `aisfs pack` added.")
+@source_options
+@io_timeout_option
 @_common_options
 def unpack(
-    shards: str, tree: Path, class_to: str | None, endpoint: str | None, jobs: int, dry_run: bool
+    sources: tuple[str, ...],
+    tree: Path,
+    class_to: str | None,
+    jobs: int,
+    dry_run: bool,
+    **settings: object,
 ) -> int:
     """Write the members of shards as files below DIR.
 
-    SHARDS is as for `aisfs pack`; {N..} takes all that exist. The exit code is 1 if something was
-    left out, 9 if a shard is damaged.
+    SOURCE is as for `aisfs mount`: a bucket, a prefix or a directory (all shards at and below it),
+    shards by name, braces and globs, or a list of them. The exit code is 1 if something was left out,
+    9 if a shard is damaged.
     """
     from aisfs.app import unpack as unpacking
 
     logs.configure("warning", None, foreground=True)
+    given = without_unset(settings)
     if dry_run:
-        for name, size in trio.run(unpacking.find_shards, shards, endpoint):
+        for name, size in run(partial(unpacking.find_shards, sources, given)):
             click.echo(f"{name}: {size} bytes")
         return Exit.OK
     console = Console(stderr=True)
-    done = trio.run(unpacking.unpack, shards, tree, class_to, endpoint, jobs, console)
+    done = run(partial(unpacking.unpack, sources, tree, class_to, given, jobs, console))
     click.echo(f"{done.files} files of {done.shards} shards")
     _print_all(done.skipped, "left out: ")
     _print_all(done.damaged, "damaged: ")

@@ -7,13 +7,14 @@ import click
 
 from aisfs.app import recover as recovery
 from aisfs.cli.exits import Exit
+from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import staging_dir_option
 from aisfs.config import WriteSettings
 from aisfs.errors import AisfsError, ConfigError, SourceMissing
 from aisfs.process import logs
 
 
-@click.command()
+@click.command(cls=Documented)
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--upload", is_flag=True, help="Upload these files and forget them.")
 @click.option("--drop", is_flag=True, help="Remove these files for good.")

@@ -50,20 +50,26 @@ class DirectoryHandles:
 
     def of_children(self, ino: int, children: Children) -> DirectoryHandle:
         """Open a directory above the shards, whose listing the kernel is going to be given."""
-        inodes = self._inodes
-        inodes.validity.listed(ino, children.expires)
+        inodes, validity = self._inodes, self._inodes.validity
+        validity.listed(ino, children.expires)
+        refreshes = validity.refreshes
+
+        def current(found: Found) -> Found:
+            """Return what the kernel may keep only if nothing was refreshed since."""
+            return found if validity.refreshes == refreshes else replace(found, expires=0.0)
+
         if self._overlay is not None:
             children = self._without_changes(ino, children, self._overlay)
         return DirectoryHandle(
             lambda offset: (
-                (found.offset, inodes.entry(found), found.node)
+                (found.offset, inodes.entry(current(found)), found.node)
                 for found in children.entries(offset)
             ),
             lambda offset: (
-                (found.offset, inodes.try_entry(found), found.node)
+                (found.offset, inodes.try_entry(current(found)), found.node)
                 for found in children.entries(offset)
             ),
-            objects=partial(self._run, ino, children),
+            objects=partial(self._run, ino, children, refreshes),
         )
 
     def _without_changes(self, ino: int, children: Children, overlay: Overlay) -> Children:
@@ -91,11 +97,13 @@ class DirectoryHandles:
             return found  # as old as it is believed to be: the kernel asks again
         return replace(now, offset=found.offset) if now is not None else None
 
-    def _run(self, ino: int, children: Children, offset: int, most: int) -> ObjectRun | None:
+    def _run(
+        self, ino: int, children: Children, refreshes: int, offset: int, most: int
+    ) -> ObjectRun | None:
         """Return the objects behind an offset, `most` at most; None when the next entry is none, or
         has to be looked at by itself."""
         objects = children.objects(offset, most)
-        if objects is None:
+        if objects is None or self._inodes.validity.refreshes != refreshes:
             return None
         bucket, offsets, names, infos = objects
         identities = object_identities(bucket, infos)

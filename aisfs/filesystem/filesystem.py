@@ -7,6 +7,7 @@ these for the kernel. Operations that change something are in `aisfs.filesystem.
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+from aisfs.cache.metadata_cache import DirectoryId
 from aisfs.core.index.member_index import MemberKind
 from aisfs.core.namespace.inodes import ROOT, directory_number, member_number, split_member
 from aisfs.core.namespace.keys import NAME_MAX
@@ -36,6 +37,7 @@ from aisfs.filesystem.nodes import (
     ObjectNode,
     ShardNode,
     VirtualShardNode,
+    describe,
 )
 from aisfs.filesystem.readdir_snapshots import ReaddirSnapshots
 from aisfs.filesystem.shard_folders import ShardFolders, check_directory, is_folder
@@ -134,6 +136,13 @@ class FileSystem:
             return None
         path = await self.folders.path(node, parent, name)
         return self.inodes.files.of_member(node.bucket, node.info.key, path)
+
+    def describe(self, ino: int) -> str:
+        """Return which file or directory an inode is, for the log. Waits for nothing."""
+        node = self.inodes.get(ino)
+        if not isinstance(node, ShardNode):
+            return describe(node) if node is not None else f"inode {ino}"
+        return f"{node.bucket}/{node.info.key}{self.folders.describe(node, ino)}"
 
     def forget(self, ino: int, count: int) -> None:
         """Take back `count` lookups."""
@@ -326,6 +335,38 @@ class FileSystem:
         for name in names:
             self.kernel.invalidate_entry(ino, name)
         self.kernel.invalidate_inode(ino)
+
+    async def refresh(self, ino: int) -> int:
+        """Ask the store anew for all names below a directory, or in the directory of a file.
+
+        Of a dataset, all shards are found again. What is open stays as it is.
+
+        Returns:
+            How many names the kernel has to look up again.
+
+        Raises:
+            AisfsError: the shards of a dataset cannot be found, or never change.
+        """
+        place = self._place_of(ino)
+        names = await self.tree.refresh(place)
+        directories = self.inodes.directories_in(place)
+        self.inodes.validity.refreshed(directories)
+        # Nothing has this name; a reply that was made of what is forgotten by now comes before it.
+        await self.kernel.expire([(ino, b".") for ino in directories], [])
+        entries = {*self.inodes.entries_in(place), *((ROOT, name) for name in names)}
+        inside = {*directories, *self.inodes.directories_in(place)}
+        entries |= {entry for entry in self.inodes.validity.missing_names() if entry[0] in inside}
+        await self.kernel.expire(entries, inside)
+        return len(entries)
+
+    def _place_of(self, ino: int) -> DirectoryId | None:
+        """Return the directory that an inode is, or is in; None for more than one bucket."""
+        node = self.inodes.node(ino)
+        if ino == ROOT or not isinstance(node, DirectoryNode | ObjectNode | ShardNode):
+            return None
+        if isinstance(node, DirectoryNode):
+            return node.bucket, node.prefix
+        return node.bucket, node.info.key[: node.info.key.rfind("/") + 1]
 
 
 def _name(node: FileNode) -> str:

@@ -4,20 +4,25 @@ An inode number stands for one version of an object. The exception is a file tha
 it keeps the number it began with, and the versions that others write get other numbers.
 """
 
+import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from msgspec import structs
 
-from aisfs.core.namespace.inodes import InodeTable, directory_number
+from aisfs.cache.metadata_cache import DirectoryId
+from aisfs.core.namespace.inodes import ROOT, InodeTable, directory_number
+from aisfs.core.namespace.keys import bucket_name
 from aisfs.errors import Stale
 from aisfs.filesystem.attributes import LONGEST_TIMEOUT, Attr, AttrMaker, Entry
 from aisfs.filesystem.listing_validity import ListingValidity
 from aisfs.filesystem.nodes import (
     DirectoryNode,
+    FileNode,
     Node,
     ObjectNode,
+    ProviderNode,
     ShardNode,
     VirtualShardNode,
     identity,
@@ -130,6 +135,42 @@ class Inodes:
         """Return every inode the kernel knows; of a shard only its slot."""
         with self._lock:
             return self.table.known()
+
+    def directories_in(self, place: DirectoryId | None) -> list[int]:
+        """Return the directories above the shards that the kernel knows at a place, and that around it."""
+        found = {
+            number
+            for number, node in self.known()
+            if not isinstance(node, FileNode | ShardNode) and _lies_in(node, place)
+        }
+        if place is not None:
+            above = self._entry_of(DirectoryNode(*place))
+            found |= {above[0]} if above is not None else set()
+        return [*found]
+
+    def entries_in(self, place: DirectoryId | None) -> Iterator[tuple[int, bytes]]:
+        """Yield directory and name of all that the kernel knows at a place."""
+        for _, node in self.known():
+            entry = self._entry_of(node)
+            if entry is not None and _lies_in(node, place):
+                yield entry
+
+    def _entry_of(self, node: Node) -> tuple[int, bytes] | None:
+        """Return where an inode is found; None where its number says that it never changes."""
+        match node:
+            case ObjectNode() | ShardNode():
+                return node.parent, node.name
+            case ProviderNode(provider):
+                return ROOT, provider.scheme.encode()
+            case DirectoryNode(bucket, prefix) if node != self.table.get(ROOT):
+                parent, slash, name = prefix.removesuffix("/").rpartition("/")
+                if prefix:
+                    return self._number_of(DirectoryNode(bucket, parent + slash)), os.fsencode(name)
+                return self._number_of(ProviderNode(bucket.provider)), bucket_name(bucket)
+        return None
+
+    def _number_of(self, node: Node) -> int:
+        return ROOT if node == self.table.get(ROOT) else self.number(node)
 
     # lookup counts ---------------------------------------------------------------------------
 
@@ -256,3 +297,14 @@ class Inodes:
         if not isinstance(node, DirectoryNode):
             return True
         return self.directory_attributes.of(node.bucket, node.prefix)[1] is None
+
+
+def _lies_in(node: Node, place: DirectoryId | None) -> bool:
+    if place is None:
+        return True
+    match node:
+        case DirectoryNode(bucket, path):
+            return bucket == place[0] and path.startswith(place[1])
+        case ObjectNode(bucket, info) | ShardNode(bucket, info):
+            return bucket == place[0] and info.key.startswith(place[1])
+    return False

@@ -19,6 +19,16 @@ class Kernel(Protocol):
         """Make the kernel ask for the content of files again, read-only ones too. Must not wait."""
         ...
 
+    async def expire(
+        self, entries: Iterable[tuple[int, bytes]], directories: Iterable[int]
+    ) -> None:
+        """Make the kernel ask for names, then for attributes and listings of directories, again.
+
+        Returns once it knows, and has the replies to what it asked for before in the directories of the
+        names. What a program has open stays open.
+        """
+        ...
+
     async def invalidated(self, parent: int, name: bytes) -> None:
         """Make the kernel look `name` up again, and wait until it knows, a second at most.
 

@@ -8,7 +8,7 @@ told and without asking before.
     mtime while listing k is believed = when listing k-1 stopped being believed
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from aisfs.process.locks import Rank, ranked_lock
@@ -26,16 +26,24 @@ class _Epoch:
     """`until` as it was at first: tells this listing from the next."""
 
 
+MISSING_MAX = 100_000
+"""Missing names that the kernel may keep at once, as many as `MetadataCache` keeps."""
+
+
 @any_thread
 class ListingValidity:
-    """Directories by inode number."""
+    """Directories by inode number, and the names that are missing in them."""
 
     def __init__(self, clock: Callable[[], float], list_ttl: float) -> None:
         """Know of no listing; one may be believed for `list_ttl` seconds."""
         self._clock = clock
-        self._list_ttl = list_ttl
+        self.list_ttl = list_ttl
         self._lock = ranked_lock(Rank.LISTING_VALIDITY)
         self._turns: dict[int, _Epoch] = {}
+        self._missing: dict[tuple[int, bytes], float] = {}
+        """Until when the kernel keeps each, about in this order."""
+        self.refreshes = 0
+        """How often listings under way became too old to be kept by the kernel."""
 
     def listed(self, ino: int, expires: float) -> None:
         """Record that the kernel is given a listing which may be believed until `expires`."""
@@ -55,6 +63,37 @@ class ListingValidity:
                 until = min(turn.until, self._clock())
                 self._turns[ino] = _Epoch(turn.since, until, turn.expires)
 
+    def refreshed(self, directories: Iterable[int]) -> None:
+        """Record that no listing of some directories may be kept, nor the rest of one under way."""
+        for ino in directories:
+            self.dropped(ino)
+        self.refreshes += 1
+
+    def missing(self, ino: int, name: bytes, timeout: float) -> float:
+        """Record that the kernel is told that a name is missing.
+
+        Returns:
+            The seconds it may keep that: `timeout`, or 0 when there would be too many to take back.
+        """
+        if not timeout:
+            return 0.0
+        now = self._clock()
+        with self._lock:
+            while len(self._missing) >= MISSING_MAX:
+                oldest = next(iter(self._missing))
+                if now < self._missing[oldest]:
+                    return 0.0
+                del self._missing[oldest]
+            self._missing.pop((ino, name), None)
+            self._missing[ino, name] = now + timeout
+        return timeout
+
+    def missing_names(self) -> list[tuple[int, bytes]]:
+        """Return the directory and name of each missing name that the kernel may keep."""
+        now = self._clock()
+        with self._lock:
+            return [place for place, until in self._missing.items() if now < until]
+
     def forgotten(self, ino: int) -> None:
         """Forget a directory that the kernel forgot, and its listing with it."""
         with self._lock:
@@ -69,7 +108,7 @@ class ListingValidity:
                 now; None if it would have to be listed, and then be believed from that moment.
         """
         now = self._clock()
-        ahead = self._list_ttl if expires is None else max(expires - now, 0.0)
+        ahead = self.list_ttl if expires is None else max(expires - now, 0.0)
         with self._lock:
             turn = self._turns.get(ino)
             if turn is None:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import assert_never
 
 import msgspec
 
@@ -87,6 +88,26 @@ Node = (
     | ShardNode
     | VirtualShardNode
 )
+
+
+def describe(node: Node) -> str:
+    """Return which file or directory a node is, for the log."""
+    match node:
+        case DirectoryNode(bucket, prefix):
+            return f"{bucket}/{prefix}"
+        case ObjectNode():
+            return f"{node.bucket}/{node.info.key}"
+        case ShardNode():
+            return f"{node.bucket}/{node.info.key}"
+        case ProviderNode(provider):
+            return f"{provider.value}/"
+        case MergedDirectoryNode(_, path):
+            return f"{os.fsdecode(path)}/"
+        case VirtualShardNode():
+            return "a virtual shard"
+        case RootNode() | DatasetNode():
+            return "/"
+    assert_never(node)
 
 
 def identity(node: Node) -> bytes:

@@ -39,6 +39,16 @@ class ShardFolders:
         """Return the members of a shard that is open. Waits for nothing."""
         return self._indexer.try_open(shard.bucket, shard.info)
 
+    def describe(self, shard: ShardNode, ino: int) -> str:
+        """Return the path of a member or directory in its shard, for the log; empty if it is not open."""
+        view = self.try_view(shard)
+        if view is None:
+            return ""
+        _, is_directory, low = _split(ino)
+        if not is_directory:
+            return "/" + os.fsdecode(view.index.name(low))
+        return f"/{os.fsdecode(view.path(low))}/" if low else "/"
+
     def attr(self, view: MembersView, shard: ShardNode, ino: int) -> Attr:
         """Describe the member or directory with the number `ino` of an open shard."""
         first, is_directory, low = _split(ino)

@@ -1,16 +1,20 @@
 """Extended attributes: what aisfs knows about a file and `stat` has no room for."""
 
-from collections.abc import Mapping
+import json
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
 
 from aisfs.core.archive.formats import Form
 from aisfs.core.namespace.inodes import ROOT, split_member
 from aisfs.core.views.directory_tree import MembersView
 from aisfs.engine.read.cache_coverage import CacheCoverage
-from aisfs.errors import NoSuchAttribute
+from aisfs.errors import AisfsError, NoSuchAttribute, NotPermitted
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.nodes import ObjectNode, ShardNode
 from aisfs.metrics import Metrics
 from aisfs.model import ByteRange
+from aisfs.process.recent_warnings import RecentWarnings
 from aisfs.redaction import shown
 
 PREFIX = b"user.ais"
@@ -22,6 +26,14 @@ OFFSET = b"user.aisfs.offset"
 WARNINGS = b"user.aisfs.warnings"
 SKIPPED = b"user.aisfs.skipped"
 STATS = b"user.aisfs.stats"
+RECENT = b"user.aisfs.recent"
+"""The last warnings, as JSON for `aisfs status`. Not listed: it changes by itself."""
+ABOUT = b"user.aisfs.about"
+"""The process of the mount and its rates, as JSON for `aisfs status`. Not listed."""
+HEALTH = b"user.aisfs.health"
+"""What is wrong with the cluster, which is asked for it; empty if nothing is. Not listed."""
+REFRESH = b"user.aisfs.refresh"
+"""Asked for, it has everything below looked up anew, and says as JSON what came of it. Not listed."""
 KEPT = b"user.aisfs.kept"
 """Not listed: a copy of all attributes must not wait for the disk."""
 
@@ -29,22 +41,42 @@ KEPT = b"user.aisfs.kept"
 class Xattrs:
     """Reads the extended attributes of an inode."""
 
-    def __init__(self, filesystem: FileSystem, metrics: Metrics, coverage: CacheCoverage) -> None:
-        """Serve what the collaborators know."""
+    def __init__(
+        self,
+        filesystem: FileSystem,
+        metrics: Metrics,
+        coverage: CacheCoverage,
+        warnings: RecentWarnings,
+        *,
+        reports: Mapping[bytes, Callable[[], Awaitable[bytes]]],
+        listed: bool = False,
+    ) -> None:
+        """Serve what the collaborators know, and `reports` on the mount as attributes of its root.
+
+        The names are listed only if `listed`.
+        """
+        self._reports = {STATS: self._stats, RECENT: self._recent, **reports}
+        self._listed = listed
         self._filesystem = filesystem
         self._metrics = metrics
         self._coverage = coverage
+        self._warnings = warnings
 
-    async def get(self, ino: int, name: bytes) -> bytes:
-        """Return one attribute.
+    async def get(self, ino: int, name: bytes, user: int) -> bytes:
+        """Return one attribute to a user.
 
         Raises:
+            NotPermitted: only root and who mounted may ask for it.
             NoSuchAttribute: the inode has none of this name.
         """
         if not name.startswith(PREFIX):  # `ls -l` asks for security labels: no scan for that
             raise NoSuchAttribute(f"no attribute {name!r}")
-        if ino == ROOT and name == STATS:
-            return self._metrics.text()
+        if ino == ROOT and name in self._reports:
+            return await self._reports[name]()
+        if name == REFRESH:
+            if user not in (0, os.geteuid()):
+                raise NotPermitted("only root and the user who mounted may refresh")
+            return await self._refresh(ino)
         if name == KEPT:
             return b"%d" % await self._kept(ino)
         if name == SHARD:  # known without opening the shard
@@ -56,8 +88,24 @@ class Xattrs:
             raise NoSuchAttribute(f"no attribute {name!r}")
         return value
 
+    async def _stats(self) -> bytes:
+        return self._metrics.text()
+
+    async def _recent(self) -> bytes:
+        found = [asdict(each) for each in self._warnings.all()]
+        return json.dumps(found, ensure_ascii=False).encode()
+
+    async def _refresh(self, ino: int) -> bytes:
+        try:
+            told: dict[str, object] = {"names": await self._filesystem.refresh(ino)}
+        except AisfsError as error:  # an errno would not say which shards cannot be found
+            told = {"failed": str(error)}
+        return json.dumps(told, ensure_ascii=False).encode()
+
     async def names(self, ino: int) -> list[bytes]:
-        """Name the attributes an inode has."""
+        """Name the attributes an inode has, as far as they are listed."""
+        if not self._listed:
+            return []
         found = list(await self._all(ino))
         return [*found, STATS] if ino == ROOT else found
 

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from itertools import chain
 
 import trio
 
@@ -86,6 +87,28 @@ class Notifier:
                 self.send(notifications.inval_inode(ino))
 
         self.put(drop)
+
+    async def expire(
+        self, entries: Iterable[tuple[int, bytes]], directories: Iterable[int]
+    ) -> None:
+        """Make the kernel ask for names, attributes and listings again; see `Kernel`."""
+        told = trio.Event()
+        token = trio.lowlevel.current_trio_token()
+        names = (notifications.expire_entry(parent, name) for parent, name in entries)
+        inodes = (notifications.inval_inode(ino) for ino in directories)
+
+        def tell() -> None:
+            for message in chain(names, inodes):
+                if self._closing:
+                    break
+                self.send(message)
+            with suppress(trio.RunFinishedError):
+                token.run_sync_soon(told.set)
+
+        self.put(tell)
+        while not (told.is_set() or self._closing):
+            with trio.move_on_after(INVALIDATE_SECONDS):
+                await told.wait()
 
     async def invalidated(self, parent: int, name: bytes) -> None:
         """Make the kernel look `name` up again, and wait until it knows, a second at most.

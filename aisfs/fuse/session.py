@@ -28,7 +28,7 @@ from aisfs.fuse.notifier import Notifier
 from aisfs.fuse.pyfuse.operations import Operations
 from aisfs.fuse.pyfuse.serving import serve_descriptor, terminate
 from aisfs.fuse.watchdog import Watchdog
-from aisfs.fuse.wire.abi import Opcode
+from aisfs.fuse.wire.abi import name_of_opcode
 from aisfs.fuse.wire.init import Negotiation
 from aisfs.metrics import Metrics
 from aisfs.process.threads import any_thread
@@ -51,7 +51,6 @@ class FastPathSession:
         write: WriteLayer | None,
         metrics: Metrics,
         *,
-        negative_timeout: float,
         spin: float = SPIN_SECONDS,
         observe: Callable[[Notifier], Observer] = lambda notifier: NullObserver(),
         on_fault: Callable[[Buffer], None] = lambda _: None,
@@ -64,7 +63,6 @@ class FastPathSession:
             answers: What of it can be answered at once.
             write: What changes it; None in a mount that is only read.
             metrics: Where requests are counted.
-            negative_timeout: Seconds the kernel may keep a missing name.
             spin: See `Dispatcher`.
             observe: Makes the one who is told of reads and listings, and may notify.
             on_fault: Told of bytes that the kernel could not read. Must not wait.
@@ -74,7 +72,6 @@ class FastPathSession:
         self._answers = answers
         self._write = write
         self._metrics = metrics
-        self._negative_timeout = negative_timeout
         self._spin = spin
         self._observe = observe
         self._on_fault = on_fault
@@ -134,7 +131,9 @@ class FastPathSession:
         requests = None
         if self._write is not None:
             table = self._operations.handles
-            requests = WriteRequests(self._write, table, pending, self._metrics)
+            requests = WriteRequests(
+                self._write, table, pending, self._metrics, self._filesystem.describe
+            )
             self._operations.before_each = requests.take
         handlers = self._handlers(reads, interruptions, requests)
         negotiation = Negotiation(
@@ -156,8 +155,11 @@ class FastPathSession:
             negotiation=negotiation,
             observer=observer,
             on_fault=self._on_fault,
+            times=self._metrics.lane_times,
+            describe=self._filesystem.describe,
             spin=self._spin,
         )
+        self._metrics.lane_times.name_of = name_of_opcode
         interruptions.reply = dispatcher.reply
         interruptions.listing_left = partial(self._listing_left, pending)
         self._operations.lists_by_inode = lambda: handlers.lists_by_inode
@@ -190,7 +192,7 @@ class FastPathSession:
             self._filesystem,
             reads,
             interruptions,
-            negative_timeout=self._negative_timeout,
+            negative_timeout=lambda: self._operations.negative_timeout,
             writes=writes,
         )
 
@@ -255,6 +257,5 @@ class _Threads:
 def _count(answered: Counter[int], told: Counter[int], metrics: Metrics) -> None:
     """Bring what the dispatcher counted into the metrics."""
     for opcode, count in dict(answered).items():
-        name = Opcode(opcode).name.lower() if opcode in set(Opcode) else str(opcode)
-        metrics.operations.labels(name, "lane").inc(count - told[opcode])
+        metrics.operations.labels(name_of_opcode(opcode), "lane").inc(count - told[opcode])
         told[opcode] = count

@@ -2,14 +2,14 @@
 
 import resource
 
-_WANTED = 1 << 16
+WANTED = 1 << 16
 """More than 32 requests at once to each of 1,000 targets; bounded, as each costs the kernel memory."""
 
 
 def allow_many() -> None:
     """Raise the limit as far as useful and permitted: the usual 1,024 is a limit of `select`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _WANTED if hard == resource.RLIM_INFINITY else min(_WANTED, hard)
+    wanted = WANTED if hard == resource.RLIM_INFINITY else min(WANTED, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
@@ -17,4 +17,4 @@ def allow_many() -> None:
 def allowed() -> int:
     """Return the limit of open files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _WANTED if soft == resource.RLIM_INFINITY else soft
+    return WANTED if soft == resource.RLIM_INFINITY else soft

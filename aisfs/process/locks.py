@@ -39,6 +39,7 @@ class Rank(IntEnum):
     UPLOAD_PROGRESS = auto()
     ORIGINALS = auto()
     READINESS = auto()
+    UPLOAD_PACE = auto()
     SOCKETS = auto()
 
 

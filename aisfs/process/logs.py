@@ -1,62 +1,173 @@
-"""Where log lines go: stderr in the foreground, a file, or the system's log for a daemon."""
+"""Where log lines go, and what they look like: stderr in the foreground, a file, or the system's log."""
 
 import errno
+import json
 import logging
 import logging.handlers
 import os
 import sys
+from datetime import UTC, datetime
 from io import TextIOWrapper
 from pathlib import Path
 
 from aisfs.process import private
+from aisfs.process.request_log import request_log
 from aisfs.redaction import shown
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-SYSLOG_FORMAT = "aisfs[%(process)d]: %(levelname)s %(message)s"
+_IDENT = "aisfs[%(process)d]: "
+SYSLOG_FORMAT = f"{_IDENT}%(levelname)s %(message)s"
 LEVELS = ("debug", "info", "warning", "error")
+TEXT, JSON = FORMATS = ("text", "json")
 SYSLOG_SOCKET = Path("/dev/log")
+OWN_BYTES = 4 << 20
+"""Of a log that nobody asked for, and as much of what was before: months of warnings."""
 
 _NOBODY_WAITS = f"fuse_reply_* failed with {os.strerror(errno.ENOENT)}"
 """Logged by pyfuse3 when a reply came too late: the caller was killed, or the mount ended."""
 
 
+_USUAL = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+"""What every record has; the rest are the fields of this one, given as `extra`."""
+
+
+def _printable(text: str) -> str:
+    """Escape what is not UTF-8, as in some names, since the line would be lost; remove secrets."""
+    return shown(text.encode(errors="backslashreplace").decode())
+
+
 class _Printable(logging.Formatter):
-    """Escapes what is not UTF-8, as in some names, since the line would be lost; removes secrets."""
+    """A line of text."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = super().format(record).encode(errors="backslashreplace").decode()
-        return shown(line)
+        return _printable(super().format(record))
 
 
-class _PrivateFile(logging.FileHandler):
-    """A file that only its owner can read: it names objects."""
+class _Json(logging.Formatter):
+    """One JSON object in a line. Own code, since secrets are removed from each text before encoding."""
+
+    def __init__(self, before: str = "") -> None:
+        """Write `before`, a format, before each object."""
+        super().__init__()
+        self._before = before
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {name: value for name, value in vars(record).items() if name not in _USUAL}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        clean = {name: _cleaned(value) for name, value in line.items()}
+        return self._before % vars(record) + json.dumps(clean, ensure_ascii=False)
+
+
+def _cleaned(value: object) -> object:
+    return value if isinstance(value, int | float) else _printable(str(value))
+
+
+_handler: logging.Handler | None = None
+"""What `configure` added last."""
+
+
+class _Stderr(logging.Handler):
+    """The stderr of the moment: a progress bar replaces it, to print lines above itself."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            sys.stderr.write(self.format(record) + "\n")
+            sys.stderr.flush()
+        except Exception:  # noqa: BLE001 - as any handler
+            self.handleError(record)
+
+
+def _open_private(handler: logging.FileHandler) -> TextIOWrapper:
+    """Open the file of a handler so that only its owner can read it: it names objects."""
+    return open(handler.baseFilename, "a", encoding="utf-8", opener=private.opener)
+
+
+class _OwnFile(logging.handlers.RotatingFileHandler):
+    """A file that nobody asked for, and that stays within bounds."""
+
+    def __init__(self, file: Path) -> None:
+        private.make_directory(file.parent)
+        super().__init__(file, maxBytes=OWN_BYTES, backupCount=1)
 
     def _open(self) -> TextIOWrapper:
-        return open(self.baseFilename, "a", encoding=self.encoding, opener=private.opener)
+        return _open_private(self)
 
 
-def configure(level: str, file: Path | None, *, foreground: bool) -> None:
+class _PrivateFile(logging.handlers.WatchedFileHandler):
+    """The file that was named. Made anew after logrotate has moved it."""
+
+    def _open(self) -> TextIOWrapper:
+        return _open_private(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            super().emit(record)
+        except OSError:  # its directory is gone, for example; what logs must not fail
+            self.handleError(record)
+
+
+def configure(
+    level: str,
+    file: Path | None,
+    *,
+    foreground: bool,
+    own: Path | None = None,
+    style: str = TEXT,
+    slow: float = 0.0,
+) -> None:
     """Send the lines of all modules of aisfs from `level` up to a file, stderr or the system's log.
+
+    Args:
+        level: One of `LEVELS`.
+        file: Where they go, if it is given.
+        foreground: Whether they go to stderr otherwise.
+        own: Where they go if there is no system's log either. It is rotated.
+        style: One of `FORMATS`.
+        slow: Seconds from which a request is slow; 0 for none.
 
     Raises:
         OSError: the log file cannot be written.
     """
     handler: logging.Handler
+    text, before = FORMAT, ""
     if file is not None:
-        handler = _PrivateFile(file, encoding="utf-8")
-        handler.setFormatter(_Printable(FORMAT))
+        handler = _PrivateFile(file)
     elif foreground:
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(_Printable(FORMAT))
+        handler = _Stderr()
     elif SYSLOG_SOCKET.exists():
         handler = logging.handlers.SysLogHandler(str(SYSLOG_SOCKET))
-        handler.setFormatter(_Printable(SYSLOG_FORMAT))
+        text, before = SYSLOG_FORMAT, _IDENT
+    elif own is not None:
+        handler = _OwnFile(own)
     else:
         handler = logging.NullHandler()
-    # Other libraries' debug lines would drown ours; their warnings matter.
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    logging.getLogger("aisfs").setLevel(level.upper())
+    handler.setFormatter(_Json(before) if style == JSON else _Printable(text))
+    handler.setLevel(level.upper())
+    _replace_handler(handler)
+    # Warnings are kept for `aisfs status` even if the log has none.
+    logging.getLogger("aisfs").setLevel(min(logging.WARNING, logging.getLevelName(level.upper())))
     logging.getLogger("pyfuse3").addFilter(_is_wanted)
+    request_log.configure(slow=slow, detailed=level == "debug")
+
+
+def _replace_handler(handler: logging.Handler) -> None:
+    """Log with this handler instead of the one before; others, such as `RecentWarnings`, stay."""
+    global _handler
+    root = logging.getLogger()
+    # Other libraries' debug lines would drown ours; their warnings matter.
+    root.setLevel(logging.WARNING)
+    root.addHandler(handler)
+    if _handler is not None:
+        root.removeHandler(_handler)
+        _handler.close()
+    _handler = handler
 
 
 def _is_wanted(record: logging.LogRecord) -> bool:

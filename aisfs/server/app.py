@@ -23,10 +23,12 @@ from aisfs.server.api.appends import Appends
 from aisfs.server.api.buckets import Buckets, check_provider
 from aisfs.server.api.cluster import Cluster
 from aisfs.server.api.get_batch import Batches
-from aisfs.server.api.jobs import Jobs
+from aisfs.server.api.jobs.listrange import ListJobs
+from aisfs.server.api.jobs.registry import JobRules
+from aisfs.server.api.jobs.shard_index import ShardIndexes
+from aisfs.server.api.jobs.sorts import Sorts
 from aisfs.server.api.multipart import Parts
 from aisfs.server.api.objects import Objects
-from aisfs.server.api.sorts import Sorts
 from aisfs.server.counters import Counters
 from aisfs.server.failures import Failure, NotAllowed, no_object, text_of, unsupported
 from aisfs.server.messages import (
@@ -63,34 +65,41 @@ _ALLOWED = {
 }
 
 
-def make_app(root: Path, token: str | None = None, *, traps: bool = False) -> WsgiApp:
+def make_app(
+    root: Path, token: str | None = None, *, traps: bool = False, jobs: JobRules | None = None
+) -> WsgiApp:
     """Return the application that serves a directory.
 
     With a token, requests to the proxy without it get 401; with traps, it destroys and hides what a
-    real AIStore would.
+    real AIStore would; `jobs` says which jobs its build lacks, and what they wait for.
 
     Raises:
         ConfigError: the directory is missing or cannot hold the server's own files.
     """
-    return Server(root, token, Traps(root / STATE_DIRECTORY / "disks") if traps else Kindness())
+    harm = Traps(root / STATE_DIRECTORY / "disks") if traps else Kindness()
+    return Server(root, token, harm, jobs)
 
 
 class Server:
     """The application; one instance per directory and process."""
 
-    def __init__(self, root: Path, token: str | None, traps: Kindness) -> None:
+    def __init__(
+        self, root: Path, token: str | None, traps: Kindness, rules: JobRules | None = None
+    ) -> None:
         self._token = token
         self.counters = Counters()
         self._storage = Storage(root, traps)
-        self._cluster = Cluster(root)
+        self._cluster = Cluster(root, rules or JobRules())
         node = self._cluster.node_id
         self._objects = Objects(self._storage, node)
         self._appends = Appends(self._storage, self._objects, node)
         self._parts = Parts(self._storage, self._objects)
-        self._batches = Batches(self._storage, self._cluster.proxy_id)
-        self._sorts = Sorts(self._storage, self._objects, node)
-        jobs = Jobs(self._storage, self._objects, self._cluster)
-        self._buckets = Buckets(self._storage, self._cluster, jobs, self.counters)
+        self._batches = Batches(self._storage, self._cluster.proxy_id, self.counters)
+        registry = self._cluster.jobs
+        self._sorts = Sorts(self._storage, self._objects, registry, node)
+        self._indexes = ShardIndexes(self._storage, self._objects, registry)
+        jobs = ListJobs(self._storage, self._objects, registry)
+        self._buckets = Buckets(self._storage, self._cluster, jobs, self._indexes, self.counters)
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Serve one request."""
@@ -164,6 +173,8 @@ class Server:
         self.counters.add("cluster")
         if name in ("daemon", "cluster") and request.method == "GET":
             return self._cluster.what(request)
+        if name == "cluster" and request.method == "PUT":
+            return self._cluster.jobs.change(request)
         if name == "reverse" and request.method == "GET":
             return self._cluster.reverse(request)
         if name == "sort":
@@ -195,7 +206,7 @@ class Server:
         if request.method == "HEAD" and key.endswith(b"/"):
             raise no_object(name, key)
         check_key(key)
-        bucket = self._storage.bucket(name)
+        bucket = self._bucket(request, name)
         if not request.marked:
             return self._redirect(request)
         count = self.counters.add
@@ -215,11 +226,21 @@ class Server:
                 if "uploadId" in request.query:
                     return self._parts.abort(request, bucket, key)
                 count("delete")
-                return self._objects.delete(request, bucket, key)
+                reply = self._objects.delete(request, bucket, key)
+                self._indexes.forget(bucket, key)
+                return reply
             case "PATCH":
                 count("patch")
                 return self._objects.patch(request, bucket, key)
         return self._post(request, bucket, key)
+
+    def _bucket(self, request: Request, name: str) -> Bucket:
+        try:
+            return self._storage.bucket(name)
+        except Failure as error:
+            if request.marked and request.method == "GET":
+                error.status = 400  # as a target says; 404 is what a proxy says of it
+            raise
 
     def _put(self, request: Request, bucket: Bucket, key: bytes) -> Reply:
         query, count = request.query, self.counters.add

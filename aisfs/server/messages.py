@@ -145,6 +145,11 @@ class Request:
         for _ in self.pieces():
             pass
 
+    def hang_up(self) -> None:
+        """Drop the connection without a reply, as a server does whose handler crashed."""
+        if (sock := self.environ.get("gunicorn.socket")) is not None:
+            sock.shutdown(socket.SHUT_RDWR)
+
     def action(self) -> dict[str, Any]:
         """Return the action message in the body.
 

@@ -14,8 +14,8 @@ from typing import TypeVar
 import trio
 from msgspec import structs
 
-from aisfs.core.namespace.keys import check_new_key
-from aisfs.errors import BucketNotFound, NotFound, Stale, Unsupported
+from aisfs.core.namespace.keys import check_new_bucket, check_new_key
+from aisfs.errors import AlreadyExists, BucketNotFound, NotFound, Stale, Unsupported
 from aisfs.model import NO_CUSTOM, Bucket, Keys, ObjectInfo, Page, Provider
 from aisfs.store.custom import encode_custom
 from aisfs.store.no_multipart import NoMultipart
@@ -79,7 +79,7 @@ class MemoryStore(NoMultipart):
         self.calls: Counter[str] = Counter()
         """Calls by name of the method, failed ones included."""
         self.bytes_read = 0
-        """Bytes handed out by `read_range`, `read_many` and `stream`."""
+        """Bytes handed out by `read_range`, `read_many`, `read_ranges` and `stream`."""
         self.bytes_written = 0
         """Bytes taken in by `upload`."""
         self.closed = False
@@ -196,6 +196,23 @@ class MemoryStore(NoMultipart):
                 filled.append(False)
         return filled
 
+    async def read_ranges(
+        self, bucket: Bucket, wanted: Sequence[tuple[ObjectInfo, int, memoryview]]
+    ) -> list[bool]:
+        """Fill buffers with ranges of those of the objects that are still these versions."""
+        await self._enter("read_ranges", bucket, "")
+        if not self.batches:
+            raise Unsupported(f"{bucket}: no requests for many ranges")
+        filled = []
+        for info, start, buffer in wanted:
+            try:
+                buffer[:] = self._version(bucket, info)[start : start + len(buffer)]
+                self.bytes_read += len(buffer)
+                filled.append(True)
+            except (Stale, NotFound):
+                filled.append(False)
+        return filled
+
     async def stream(self, bucket: Bucket, expected: ObjectInfo, sink: Sink) -> None:
         """Send the whole object, version `expected`, to `sink`."""
         await self._enter("stream", bucket, expected.key)
@@ -208,6 +225,14 @@ class MemoryStore(NoMultipart):
                 await trio.lowlevel.checkpoint()
                 sink(piece)
             self.bytes_read += len(piece)
+
+    async def create_bucket(self, bucket: Bucket) -> None:
+        """Make an empty bucket."""
+        check_new_bucket(bucket)
+        await self._enter("create_bucket", bucket, "")
+        if bucket in self._buckets:
+            raise AlreadyExists(f"{bucket}: the bucket exists")
+        self.add_bucket(bucket)
 
     async def upload(
         self,

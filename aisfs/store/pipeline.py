@@ -25,9 +25,18 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import trio
 
-from aisfs.errors import AisfsError, BucketNotFound, DeadlineExceeded, NotFound
+from aisfs.core.policy.bandwidth import TokenBucket
+from aisfs.errors import (
+    AisfsError,
+    AlreadyExists,
+    BucketNotFound,
+    DeadlineExceeded,
+    NotFound,
+    Stale,
+)
 from aisfs.metrics import Metrics
 from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo
+from aisfs.process.request_log import NETWORK, request_log
 from aisfs.store.content import PIECE
 from aisfs.store.port import Announce, Content, Progress, Sink, UploadAhead, WritableStore
 from aisfs.store.retry import ProgressDeadline, Retrier
@@ -41,6 +50,8 @@ _RESUME_PIECE = 8 << 20
 """Bytes asked for at once after a stream broke: costs little memory, hides the latency."""
 _BYTES_A_SECOND = 50e6
 """A server that has all bytes may be silent while it reads them again, at least as fast as this."""
+_ORDINARY = (NotFound, AlreadyExists, Stale)
+"""Errors that are answers."""
 _WORTH_SHOWING = 1 << 20
 """Bytes of an upload that somebody may want to look at while it is under way."""
 
@@ -60,8 +71,9 @@ def _call(
     @wraps(method)
     async def call(self: "CallPipeline", /, *args: P.args, **kwargs: P.kwargs) -> T:
         attempt = partial(getattr(self._inner, name), *args, **kwargs)
-        with self._timed(name):
-            return await self._retrier.run(_subject(args), attempt, final=lambda: once, cut=cut)
+        subject = _subject(args)
+        with self._timed(name, subject):
+            return await self._retrier.run(subject, attempt, final=lambda: once, cut=cut)
 
     return call
 
@@ -83,6 +95,7 @@ class CallPipeline:
         inner: WritableStore,
         *,
         deadline: float,
+        download_limit: int | None = None,
         metrics: Metrics | None = None,
         rng: random.Random | None = None,
     ) -> None:
@@ -91,12 +104,16 @@ class CallPipeline:
         Args:
             inner: The store that does the work; closed along with this one.
             deadline: Seconds that a call may take in all, its retries included.
+            download_limit: Most bytes that are read in a second; None or 0 for any number.
             metrics: Where calls, seconds and bytes are counted.
             rng: Where the jitter comes from.
         """
         self._inner = inner
+        self._downloads = TokenBucket(download_limit) if download_limit else None
         self._metrics = metrics or Metrics()
-        self._retrier = Retrier(deadline=deadline, rng=rng)
+        self._retrier = Retrier(
+            deadline=deadline, rng=rng, on_retry=self._metrics.store_retries.inc
+        )
 
     list_buckets = _call(WritableStore.list_buckets)
     list_page = _call(WritableStore.list_page)
@@ -108,12 +125,14 @@ class CallPipeline:
     set_custom = _call(WritableStore.set_custom)
     _read_range = _call(WritableStore.read_range)
     _read_many = _call(WritableStore.read_many, once=True)
+    _read_ranges = _call(WritableStore.read_ranges, once=True)
     _begin_upload = _call(WritableStore.begin_upload, once=True)
 
     async def read_range(
         self, bucket: Bucket, expected: ObjectInfo, start: int, buffer: memoryview
     ) -> None:
         """See `ObjectStore`."""
+        await self._wait_for_turn(len(buffer))
         await self._read_range(bucket, expected, start, buffer)
         self._metrics.bytes_fetched.inc(len(buffer))
 
@@ -121,8 +140,19 @@ class CallPipeline:
         self, bucket: Bucket, wanted: Sequence[tuple[ObjectInfo, memoryview]]
     ) -> list[bool]:
         """See `ObjectStore`; tried once, since what is missing can be read singly."""
+        await self._wait_for_turn(sum(len(buffer) for _, buffer in wanted))
         filled = await self._read_many(bucket, wanted)
         done = sum(info.size for (info, _), one in zip(wanted, filled, strict=True) if one)
+        self._metrics.bytes_fetched.inc(done)
+        return filled
+
+    async def read_ranges(
+        self, bucket: Bucket, wanted: Sequence[tuple[ObjectInfo, int, memoryview]]
+    ) -> list[bool]:
+        """See `ObjectStore`; tried once, since what is missing can be read singly."""
+        await self._wait_for_turn(sum(len(buffer) for _, _, buffer in wanted))
+        filled = await self._read_ranges(bucket, wanted)
+        done = sum(len(buffer) for (_, _, buffer), one in zip(wanted, filled, strict=True) if one)
         self._metrics.bytes_fetched.inc(done)
         return filled
 
@@ -141,9 +171,10 @@ class CallPipeline:
                     raise
                 log.info("%s: resumed at %d: %s", subject, counted.taken, error)
 
-        with self._timed("stream"):
+        with self._timed("stream", subject):
             try:
-                await self._retrier.run(subject, attempt, final=lambda: counted.failed)
+                if self._downloads is None:  # ranges can wait for their turns
+                    await self._retrier.run(subject, attempt, final=lambda: counted.failed)
             except DeadlineExceeded:
                 if counted.failed or not counted.taken:
                     raise
@@ -156,9 +187,20 @@ class CallPipeline:
         buffer = memoryview(bytearray(min(_RESUME_PIECE, expected.size - sink.taken)))
         while sink.taken < expected.size:
             piece = buffer[: expected.size - sink.taken]
+            await self._wait_for_turn(len(piece))
             read = partial(self._inner.read_range, bucket, expected, sink.taken, piece)
             await self._retrier.run(f"{bucket}/{expected.key}", read)
             await trio.to_thread.run_sync(sink, piece)
+
+    async def _wait_for_turn(self, size: int) -> None:
+        """Wait until `size` bytes may be fetched. What carries no bytes of objects never waits."""
+        if self._downloads is None:
+            return
+        try:
+            await trio.sleep(self._downloads.take(size, trio.current_time()))
+        except BaseException:
+            self._downloads.give_back(size)
+            raise
 
     async def upload(
         self,
@@ -198,7 +240,7 @@ class CallPipeline:
         )
         try:
             told(0)
-            with self._timed("upload"):
+            with self._timed("upload", f"{bucket}/{key}"):
                 info = await self._retrier.run(f"{bucket}/{key}", attempt, movement=movement)
         finally:
             if gauges is not None:
@@ -216,6 +258,23 @@ class CallPipeline:
         begun = await self._begin_upload(bucket, key)
         return begun and _CountedUpload(begun, _Gauges(self._metrics, bucket, key))
 
+    async def create_bucket(self, bucket: Bucket) -> None:
+        """See `WritableStore`."""
+        tries = 0
+
+        async def attempt() -> None:
+            nonlocal tries
+            tries += 1
+            try:
+                await self._inner.create_bucket(bucket)
+            except AlreadyExists:
+                # A try before this one may have done it and lost the answer.
+                if tries == 1:
+                    raise
+
+        with self._timed("create_bucket", str(bucket)):
+            await self._retrier.run(str(bucket), attempt)
+
     async def remove(self, bucket: Bucket, key: str) -> None:
         """See `WritableStore`."""
         tries = 0
@@ -232,7 +291,7 @@ class CallPipeline:
                 if tries == 1:
                     raise
 
-        with self._timed("remove"):
+        with self._timed("remove", f"{bucket}/{key}"):
             await self._retrier.run(f"{bucket}/{key}", attempt)
 
     async def aclose(self) -> None:
@@ -240,12 +299,23 @@ class CallPipeline:
         await self._inner.aclose()
 
     @contextmanager
-    def _timed(self, call: str) -> Iterator[None]:
+    def _timed(self, call: str, subject: str) -> Iterator[None]:
+        """Count a call, and log it if it is slow or fails."""
         started = trio.current_time()
+        request_log.note(NETWORK)
         try:
             yield
+        except AisfsError as error:
+            self._metrics.store_failures.labels(call, type(error).__name__).inc()
+            level = logging.DEBUG if isinstance(error, _ORDINARY) else logging.INFO
+            fields = {"operation": call, "subject": subject}
+            log.log(level, "%s of %s failed: %s", call, subject, error, extra=fields)
+            raise
         finally:
-            self._metrics.store_seconds.labels(call).observe(trio.current_time() - started)
+            seconds = trio.current_time() - started
+            self._metrics.store_seconds.labels(call).observe(seconds)
+            if seconds >= request_log.least:
+                request_log.done(log, call, subject, seconds)
 
 
 class _CountingSink:

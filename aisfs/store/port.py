@@ -102,6 +102,26 @@ class ObjectStore(Protocol):
         """
         ...
 
+    async def read_ranges(
+        self, bucket: Bucket, wanted: Sequence[tuple[ObjectInfo, int, memoryview]]
+    ) -> list[bool]:
+        """Fill buffers with ranges of objects, with one request, where the store has such requests.
+
+        Which bytes they are is the word of the server alone: callers compare them with what they know.
+
+        Args:
+            bucket: Where all of the objects are.
+            wanted: Each version, with the start of the range and a buffer of its length. None is empty.
+
+        Returns:
+            Which buffers were filled while the object was this version. The others hold anything, as
+            for `read_many`.
+
+        Raises:
+            Unsupported: the store has no such requests; nor will it later on.
+        """
+        ...
+
     async def stream(self, bucket: Bucket, expected: ObjectInfo, sink: Sink) -> None:
         """Send the whole object, version `expected`, to `sink` as the bytes arrive.
 
@@ -205,6 +225,15 @@ class WritableStore(ObjectStore, Protocol):
     anybody writes other bytes. Names are ASCII letters, digits, `-` and `_`, values any text, all
     of it 1 KiB at most, else ValueError.
     """
+
+    async def create_bucket(self, bucket: Bucket) -> None:
+        """Make an empty bucket; `aisfs.core.namespace.keys.check_new_bucket` checks its name before.
+
+        Raises:
+            AlreadyExists: it is there. After `Unavailable` it may be there, too.
+            Unsupported: this store makes no such buckets.
+        """
+        ...
 
     async def upload(
         self,

@@ -27,13 +27,21 @@ _LONGEST_PAUSE = 5.0
 class Retrier:
     """Runs an attempt until it succeeds, fails for good, or a deadline has passed."""
 
-    def __init__(self, *, deadline: float, rng: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        deadline: float,
+        rng: random.Random | None = None,
+        on_retry: Callable[[], None] = lambda: None,
+    ) -> None:
         """Take the terms.
 
         Args:
             deadline: Seconds that a call may take in all, its retries included.
             rng: Where the jitter comes from.
+            on_retry: Called before each attempt but the first of a call.
         """
+        self._on_retry = on_retry
         self._deadline = deadline
         self._rng = rng or random.Random()
 
@@ -72,6 +80,7 @@ class Retrier:
             level = logging.INFO if number == 1 else logging.DEBUG
             log.log(level, "try %d failed, next in %.2f s: %s", number, pause, last)
             await trio.sleep(pause)
+            self._on_retry()
         reason = f"last error: {last}" if last else "no answer at all"
         raise DeadlineExceeded(
             f"{subject}: given up after {self._deadline:g} s; {reason}"

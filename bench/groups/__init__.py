@@ -7,6 +7,7 @@ from bench.engine import Row
 from bench.groups import (
     batches,
     bystanders,
+    class_view,
     epochs,
     fastpath,
     indexing,
@@ -47,6 +48,7 @@ GROUPS = [
     ),
     Group("bystanders", "What other requests wait while a shard is scanned", bystanders.run),
     Group("shuffle", "ImageFolder-like epochs: how much of the data is fetched", shuffle.run),
+    Group("class view", "The first ls of a class view", class_view.run, ("webdataset",)),
     Group("fastpath", "Scans and random reads: the kernel and the fast path", fastpath.run),
     Group("writing", "Writing into a bucket", writing.run, ("aistore.sdk", "requests")),
     Group("peers", "Other mounts (rclone, s3fs)", peers.run),

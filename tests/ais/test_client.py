@@ -272,7 +272,7 @@ async def test_renewed_token_after_401(tmp_path, caplog):
         return None
 
     cluster.before = before
-    async with connected(cluster, token_file=token_file) as (client, server):
+    async with connected(cluster, authn_token_file=token_file) as (client, server):
         with pytest.raises(AccessDenied):
             await client.list_page(B, "")
         assert len(server.seen) == 1  # neither repeated nor gone on with

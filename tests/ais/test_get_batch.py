@@ -11,7 +11,7 @@ import pytest
 import xxhash
 
 from aisfs.ais.client import AISClient
-from aisfs.ais.get_batch import can_be_checked, get_batch, unpack
+from aisfs.ais.get_batch import can_be_checked, get_batch, get_ranges, unpack, unpack_ranges
 from aisfs.config import ClusterSettings
 from aisfs.errors import BucketNotFound, ProtocolError, Unavailable, Unsupported
 from aisfs.model import Bucket, ObjectInfo, Provider
@@ -113,6 +113,55 @@ def test_the_request():
     }  # fmt: skip
 
 
+def test_the_request_for_ranges():
+    shard = ObjectInfo("d/s.tar", 9000, "1")
+    wanted = [(shard, 512, memoryview(bytearray(3))), (shard, 0, memoryview(bytearray(9000)))]
+    request = get_ranges(BUCKET, wanted)
+    assert json.loads(request.body)["in"] == [
+        {"objname": "d/s.tar", "start": 512, "length": 3},
+        {"objname": "d/s.tar", "start": 0, "length": 9000},
+    ]
+
+
+SHARD = ObjectInfo("s.tar", 9000, "1", "xxhash2:00")
+RANGES = [b"1", b"23" * 300, b"4"]
+
+
+def wanted_ranges() -> list[tuple[ObjectInfo, int, memoryview]]:
+    return [(SHARD, 1000 * at, memoryview(bytearray(len(d)))) for at, d in enumerate(RANGES)]
+
+
+def unpacked_ranges(members: list[tuple[str, bytes]]) -> tuple[int, list[bytes]]:
+    wanted = wanted_ranges()
+    filled = unpack_ranges(io.BytesIO(tar_of(members)).readinto, wanted, "ranges")
+    return filled, [bytes(buffer) for _, _, buffer in wanted[:filled]]
+
+
+def test_ranges_in_the_order_asked_for():
+    assert unpacked_ranges([("s.tar", data) for data in RANGES]) == (3, RANGES)
+
+
+def test_ranges_up_to_one_that_is_missing():
+    members = [("s.tar", RANGES[0]), ("__404__/s.tar", b""), ("s.tar", RANGES[2])]
+    assert unpacked_ranges(members) == (1, RANGES[:1])
+    assert unpacked_ranges(members[:1]) == (1, RANGES[:1])
+    assert unpacked_ranges([]) == (0, [])  # as if one of them reached beyond its object
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [("s.tar", RANGES[0]), ("s.tar", RANGES[2]), ("s.tar", RANGES[1])],
+        [("b/s.tar", data) for data in RANGES],
+        [("s.tar", bytes(9000))] * 3,  # as servers answer that know no ranges
+    ],
+    ids=["another order", "other names", "whole objects"],
+)
+def test_other_ranges_are_an_error(members: list[tuple[str, bytes]]):
+    with pytest.raises(ProtocolError, match="came instead of"):
+        unpacked_ranges(members)
+
+
 # Over the wire
 
 Answer = Callable[[list[str]], bytes]
@@ -126,10 +175,11 @@ def serving(answer: Answer) -> Iterator[tuple[ScriptedServer, AISClient]]:
         if not seen.path.startswith("/v1/ml/moss/b"):
             connection.sendall(reply(200, {"Ais-Bucket-Props": PROPS}))
         elif "pid" not in seen.query:
-            location = f"http://{seen.headers['host']}{seen.target}&pid=p1&utm=x"
+            job = f"{seen.path}/gbt-a1/w1/3?{seen.target.partition('?')[2]}"
+            location = f"http://{seen.headers['host']}{job}&pid=p1&utm=x"
             connection.sendall(reply(307, {"Location": location}))
         else:
-            assert unquote_to_bytes(seen.path) == b"/v1/ml/moss/b"
+            assert unquote_to_bytes(seen.path) == b"/v1/ml/moss/b/gbt-a1/w1/3"
             connection.sendall(answer([one["objname"] for one in json.loads(seen.body)["in"]]))
 
     with scripted_server(handle) as server:
@@ -193,3 +243,25 @@ def _closing(handler):
         return "pid" not in seen.query
 
     return handle
+
+
+@pytest.mark.parametrize(("now", "filled"), [("1", True), ("2", False)])
+async def test_ranges_count_only_while_the_object_is_the_same_version(now: str, filled: bool):
+    def answer(keys: list[str]) -> bytes:
+        assert keys == ["s.tar"] * 3
+        return reply(200, {}, tar_of([("s.tar", data) for data in RANGES]))
+
+    with serving(answer) as (server, client):
+        handle = server.handler
+
+        def with_head(seen, connection) -> None:
+            if seen.method == "HEAD" and seen.path == "/v1/objects/b/s.tar":
+                connection.sendall(reply(200, {"Content-Length": "9000", "Ais-Version": now}))
+            else:
+                handle(seen, connection)
+
+        server.handler = with_head
+        wanted = wanted_ranges()
+        assert await client.read_ranges(BUCKET, wanted) == [filled] * 3
+        assert sum(seen.path == "/v1/objects/b/s.tar" for seen in server.seen) == 1
+        await client.aclose()

@@ -19,6 +19,7 @@ from aisfs.errors import AisfsError, DeadlineExceeded, NotFound, OutOfSpace, Pro
 from aisfs.model import Bucket
 from aisfs.store.content import BytesContent
 from aisfs.store.pipeline import CallPipeline
+from tests.support.mounts import eventually
 from tests.support.servers import RunningServer, running_server
 
 B = Bucket("b")
@@ -96,6 +97,10 @@ def left_over(root: Path) -> list[Path]:
 
 def struck(server: RunningServer) -> int:
     return sum(rule["struck"] for rule in server._control("GET", "/-/faults"))
+
+
+def held(server: RunningServer) -> int:
+    return sum(rule["held"] for rule in server._control("GET", "/-/faults"))
 
 
 def rule(fault: dict, stage: str, times: int = 1, **match) -> dict:
@@ -215,6 +220,24 @@ async def test_cancelled_at_any_moment(server, store, data):
             break
         await trio.sleep(0.05)
     assert left_over(server.root) == []
+
+
+async def test_cancelled_while_the_name_of_an_upload_in_parts_arrives(server, store):
+    """It began in the cluster: the name is awaited, and the upload aborted."""
+    stall = {"action": "stall", "seconds": 30, "until_cleared": True, "fraction": 0.5}
+    server.faults([rule(stall, "body", method="POST")])
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(store.upload, B, "k", BytesContent(LARGE))
+        assert await trio.to_thread.run_sync(eventually, lambda: held(server))
+        assert left_over(server.root) != []
+        nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            await trio.sleep(
+                0.05
+            )  # for the cancellation to arrive; it is no harm if it comes later
+            await trio.to_thread.run_sync(server.faults, [])
+    assert left_over(server.root) == []
+    assert stored(server, "k") == OLD
 
 
 # A cluster that says yes and does nothing

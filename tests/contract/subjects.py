@@ -47,6 +47,9 @@ class Subject:
     def delete(self, key: str) -> None:
         raise NotImplementedError
 
+    def destroy_bucket(self, bucket: Bucket) -> None:
+        raise NotImplementedError
+
     async def read(self, info: ObjectInfo, start: int, stop: int) -> bytes:
         buffer = bytearray(stop - start)
         await self.store.read_range(self.bucket, info, start, memoryview(buffer))
@@ -97,6 +100,9 @@ class MemorySubject(Subject):
     def delete(self, key: str) -> None:
         self.memory.delete(self.bucket, key)
 
+    def destroy_bucket(self, bucket: Bucket) -> None:
+        self.memory.delete_bucket(bucket)
+
 
 class LocalSubject(Subject):
     def __init__(self, root: Path) -> None:
@@ -123,7 +129,7 @@ class ClusterSubject(Subject):
         self.bucket = Bucket(f"contract-{uuid.uuid4().hex[:12]}")
         self.buckets = f"{endpoint}/v1/buckets/{self.bucket.name}?provider=ais"
         settings = ClusterSettings(
-            endpoint=endpoint, skip_verify=False, max_connections=16, part_size=5 << 20
+            endpoint=endpoint, skip_verify_crt=False, max_connections=16, part_size=5 << 20
         )
         self.store = self.client = AISClient(settings)
 
@@ -135,8 +141,12 @@ class ClusterSubject(Subject):
         requests.post(self.buckets, json=action, timeout=30).raise_for_status()
 
     def destroy(self) -> None:
+        self.destroy_bucket(self.bucket)
+
+    def destroy_bucket(self, bucket: Bucket) -> None:
+        url = f"{self._endpoint}/v1/buckets/{bucket.name}?provider=ais"
         action = {"action": "destroy-bck", "name": "", "value": None}
-        requests.delete(self.buckets, json=action, timeout=30).raise_for_status()
+        requests.delete(url, json=action, timeout=30).raise_for_status()
 
     def put(self, key: str, data: bytes) -> None:
         self._send("PUT", key, data)

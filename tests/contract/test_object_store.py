@@ -362,3 +362,22 @@ async def test_many_at_once_are_these_versions_or_not_filled(subject):
     for info, buffer in wanted:
         if info.key in brought:
             assert buffer == contents[info.key]
+
+
+async def test_many_ranges_are_of_these_versions_or_not_filled(subject):
+    contents = {"dir/a": bytes(range(256)) * 40, "dir/b": b"b" * 700}
+    for key, data in contents.items():
+        subject.put(key, data)
+    first, second = [await subject.store.head(subject.bucket, key) for key in contents]
+    subject.put("dir/b", b"c" * 700)
+    places = [
+        (first, start, length) for start, length in ((0, 1), (512, 600), (7, 9000), (10239, 1))
+    ]
+    wanted = [(info, at, memoryview(bytearray(n))) for info, at, n in [*places, (second, 5, 5)]]
+    try:
+        filled = await subject.store.read_ranges(subject.bucket, wanted)
+    except Unsupported:
+        return
+    assert filled == [True] * 4 + [False]
+    for info, start, buffer in wanted[:4]:
+        assert buffer == contents[info.key][start : start + len(buffer)]

@@ -3,11 +3,13 @@
 import os
 import random
 import sys
+import uuid
 
 import pytest
 import trio
 
 from aisfs.errors import (
+    AlreadyExists,
     BucketNotFound,
     ContentUnreadable,
     InvalidName,
@@ -15,8 +17,9 @@ from aisfs.errors import (
     NotFound,
     Stale,
     Unavailable,
+    Unsupported,
 )
-from aisfs.model import Bucket
+from aisfs.model import Bucket, Provider
 from aisfs.store.content import BytesContent, FileContent, PartOfContent
 from tests.contract.subjects import ODD_NAMES
 
@@ -42,6 +45,32 @@ async def keys(subject, prefix=""):
     for directory in directories:
         found += await keys(subject, directory)
     return sorted(found)
+
+
+async def test_create_bucket(subject):
+    with pytest.raises(AlreadyExists):
+        await subject.store.create_bucket(subject.bucket)
+    new = Bucket(f"new-{uuid.uuid4().hex[:12]}")
+    if subject.bucket.path:  # a directory is one bucket
+        with pytest.raises(Unsupported):
+            await subject.store.create_bucket(new)
+        return
+    with pytest.raises(BucketNotFound):
+        await subject.store.list_page(new, "")
+    await subject.store.create_bucket(new)
+    try:
+        assert new in await subject.store.list_buckets()
+        await subject.store.upload(new, "k", BytesContent(b"new"))
+        with pytest.raises(AlreadyExists):
+            await subject.store.create_bucket(new)
+        assert (await subject.store.head(new, "k")).size == 3
+        for name in (".hidden", "a..b", "x" * 65, "a b", "a/b", ""):
+            with pytest.raises(InvalidName):
+                await subject.store.create_bucket(Bucket(name))
+        with pytest.raises(Unsupported):
+            await subject.store.create_bucket(Bucket("b", Provider.AWS))
+    finally:
+        subject.destroy_bucket(new)
 
 
 @pytest.mark.parametrize("data", [b"", b"1", b"12345" * 1000, BIG], ids=len)

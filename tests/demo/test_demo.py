@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from PIL import Image
 
 from bench.interruptions import Interrupted, Interrupts
 from demo.pictures import class_name, draw_pictures, find_pictures, read_pictures
-from demo.stage import _base
+from demo.stage import _base, _marked
 from tests.support.mounts import eventually
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -102,6 +103,7 @@ def drawn(shared_place):
 
 def test_ends_well_and_leaves_nothing(drawn, shared_place):
     assert (drawn.returncode, drawn.stderr) == (0, "")
+    assert "Everything is cleaned up." in drawn.stdout
     assert shared_place.left() == []
 
 
@@ -134,6 +136,24 @@ def test_trains_on_the_folders_of_a_shard(drawn):
     assert seen[-1] < seen[0]
 
 
+def test_shows_the_classes_of_the_samples(drawn):
+    shown = drawn.stdout.partition("--view class")[2]
+    assert re.search(r"^\$ ls mnt\ncat\ndog\nfish\n", shown, re.M)
+    assert re.search(r"^sample_0000.jpg\nsample_0003.jpg\nsample_0006.jpg\n", shown, re.M)
+
+
+def test_warms_a_mount_and_shows_its_status(drawn):
+    shown = drawn.stdout.partition("$ aisfs warm mnt")[2]
+    assert "36 objects" in shown
+    assert re.search(r"^ +cluster +reachable", shown, re.M)
+
+
+def test_writes_a_file_that_the_server_has(drawn):
+    shown = drawn.stdout.partition("--writable")[2]
+    assert re.search(r"^\$ aisfs ls .*\nnew.jpg\nsamples-00.tar\n", shown, re.M)
+    assert re.search(r"^\$ cmp .*\nequal\n", shown, re.M)
+
+
 def test_commands_appear_in_the_order_of_a_session(drawn):
     programs = re.findall(r"^\$ (.+)$", drawn.stdout, re.M)
     words = [" ".join(line.split()[:2]) for line in programs]
@@ -141,19 +161,35 @@ def test_commands_appear_in_the_order_of_a_session(drawn):
     assert words[-1] == "aisfs umount"
 
 
-def test_takes_pictures_of_ones_own(place, tmp_path):
+def test_takes_pictures_of_ones_own_and_keeps_the_mount(place, tmp_path):
     for number in range(3):
         save(tmp_path / "pictures" / "my cats", f"{number}.jpg", number)
         save(tmp_path / "pictures" / "Vögel", f"{number}.png", number)
     (tmp_path / "pictures" / "Vögel" / "broken.jpg").write_bytes(b"no picture")
-    done = demo(place, "--data", tmp_path / "pictures")
+    done = demo(place, "--data", tmp_path / "pictures", "--keep")
+    try:
+        kept = [path.name for path in place.directory.glob("aisfs-demo-*/mnt/*")]
+    finally:
+        printed = re.findall(r"^  (/.* umount /.*|kill .*)$", done.stdout, re.M)
+        ended = [ended_with(command, place) for command in printed]
     assert (done.returncode, done.stderr) == (0, "")
+    assert {"new.jpg", "train.tar"} <= set(kept)
+    assert "cleaned up" not in done.stdout
+    assert ended == [0, 0]
     assert "# 6 pictures of" in done.stdout
     assert "1 unreadable left out" in done.stdout
     assert "ImageFolder: 6 pictures, classes: Vögel my_cats" in done.stdout
     assert "webdataset: 6 samples decoded (3 of class 0, 3 of class 1)" in done.stdout
     assert losses(done.stdout)
-    assert place.left() == []
+    assert eventually(lambda: place.left() == [], 10), place.left()
+
+
+def ended_with(command: str, place: Place) -> int:
+    code = subprocess.run(command, shell=True).returncode
+    # umount returns before the daemon has ended, which may still write into the directory
+    kept = list(place.directory.glob("aisfs-demo-*"))
+    eventually(lambda: not any(_marked(directory, b"mount") for directory in kept), 20)
+    return code
 
 
 @pytest.mark.parametrize(
@@ -163,11 +199,21 @@ def test_refuses_a_folder_without_pictures(place, tmp_path, name, reason):
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "notes.txt").write_text("no picture")
     done = demo(place, "--data", tmp_path / name)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.startswith("demo: ")
     assert reason in done.stderr
     assert done.stderr.count("\n") == 1
     assert place.left() == []
+
+
+def test_make_refuses_a_missing_folder_before_it_installs_anything(tmp_path):
+    shutil.copy(REPOSITORY / "Makefile", tmp_path)
+    done = subprocess.run(
+        ["make", "demo", "DATA=/no such/folder"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("demo: DATA=/no such/folder is not a directory\n")
 
 
 def test_a_sum_that_differs_fails_the_demo(place, tmp_path):

@@ -34,7 +34,7 @@ def exit_table() -> str:
     errors: dict[Exit, list[str]] = {}
     for cls, code in EXITS:
         errors.setdefault(code, []).append(f"`{cls.__name__}`")
-    meanings = _member_docstrings(Exit)
+    meanings = member_docstrings(Exit)
     lines = ["| Code | Name | What it means | Errors |", "|---|---|---|---|"]
     for code in Exit:
         meaning = meanings.get(code.name, "It worked.")
@@ -56,7 +56,7 @@ def with_tables(text: str) -> str:
     return text
 
 
-def _member_docstrings(cls: type) -> dict[str, str]:
+def member_docstrings(cls: type) -> dict[str, str]:
     """The string below each member; Python itself does not keep these."""
     body = ast.parse(inspect.getsource(cls)).body[0].body
     found = {}

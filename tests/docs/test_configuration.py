@@ -10,10 +10,12 @@ import pytest
 from pydantic import ByteSize, SecretStr
 
 from aisfs.cli.main import cli
-from aisfs.cli.mount_args import _IGNORED, _KERNEL
+from aisfs.cli.mounting.mount_args import _IGNORED, _KERNEL
 from aisfs.config import (
     CacheSettings,
     ClusterSettings,
+    LogSettings,
+    MonitoringSettings,
     TreeSettings,
     ViewSettings,
     WriteSettings,
@@ -21,7 +23,15 @@ from aisfs.config import (
 from aisfs.errors import ConfigError
 from tests.docs.documents import CONFIGURATION, rows, section
 
-SETTINGS = (ClusterSettings, TreeSettings, CacheSettings, ViewSettings, WriteSettings)
+SETTINGS = (
+    ClusterSettings,
+    TreeSettings,
+    CacheSettings,
+    ViewSettings,
+    WriteSettings,
+    LogSettings,
+    MonitoringSettings,
+)
 MODES = ("file_mode", "dir_mode")
 COMPUTED = {
     "uid": "the mounting user",
@@ -164,7 +174,8 @@ def test_least_memory_limit():
 def test_every_field_can_be_set_somehow():
     from_options = {option.name for option in options("mount").values()}
     for name, field in fields().items():
-        assert name in from_options or field.validation_alias in variables(), name
+        by_option = not {name, f"no_{name}"}.isdisjoint(from_options)
+        assert by_option or field.validation_alias in variables(), name
 
 
 def test_variables():
@@ -200,8 +211,8 @@ def test_words_that_mean_yes():
     words = re.findall(r"`(\w+)`", said)
     assert words
     for word in (*words, words[0].upper()):
-        assert ClusterSettings.load({"skip_verify": word}).skip_verify
-    assert not ClusterSettings.load({"skip_verify": "no"}).skip_verify
+        assert ClusterSettings.load({"skip_verify_crt": word}).skip_verify_crt
+    assert not ClusterSettings.load({"skip_verify_crt": "no"}).skip_verify_crt
 
 
 def test_mount_options_of_the_kernel():
@@ -221,8 +232,8 @@ def test_the_token_chain_is_in_the_order_told(tmp_path: Path, monkeypatch: pytes
     named.write_text('{"token": "second"}')
     for name, value in (
         ("third", {}),
-        ("second", {"token_file": named}),
-        ("first", {"token_file": named, "token": SecretStr("first")}),
+        ("second", {"authn_token_file": named}),
+        ("first", {"authn_token_file": named, "token": SecretStr("first")}),
     ):
         settings = ClusterSettings.load(value)
         assert Credentials.load(settings).authorization() == f"Bearer {name}"

@@ -5,10 +5,10 @@ import pytest
 from aisfs.app import services
 from aisfs.cache import metadata_cache
 from aisfs.cache.disk import bookkeeping, format, maintenance, resident
-from aisfs.core.policy import readahead
+from aisfs.core.policy import readahead, scan_pace
 from aisfs.core.views import samples
-from aisfs.engine.fetch import part
-from aisfs.engine.read import indexer, prefetcher
+from aisfs.engine.fetch import part, retained_parts
+from aisfs.engine.read import header_scan, indexer
 from aisfs.fuse.mounting import kernel_settings
 from tests.docs.documents import SEMANTICS, section
 
@@ -29,11 +29,14 @@ TOLD = [
     (f"up to {readahead.FORWARD // MIB} MiB forward", True),
     (f"or {readahead.BACKWARD // MIB} MiB back", True),
     (f"the first dot, {samples.SPAN_MAX // MIB} MiB at most", True),
-    ("nine tenths of the disk cache", prefetcher.FITS == 0.9),
+    ("nine tenths of the disk cache", scan_pace.FITS == 0.9),
     ("a quarter of the disk cache", services.PREFETCH_SHARE == 4),
     (f"`read_ahead_kb` is raised to {kernel_settings.READ_AHEAD_KB}", True),
     (f"`max_background` to {kernel_settings.MAX_BACKGROUND}", True),
-    (f"the scan reads {indexer.HOP // MIB} MiB at each header", True),
+    (f"begin with {scan_pace.GLANCE_MIN >> 10} to {scan_pace.GLANCE_MAX >> 10} KiB", True),
+    (f"up to {header_scan.WALKS} shards at once", True),
+    (f"{header_scan.STREAMS} shards are streamed at once", True),
+    (f"for {retained_parts.SCANNED_SECONDS / 60:.0f} minutes", True),
 ]
 
 

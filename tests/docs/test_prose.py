@@ -20,6 +20,8 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     ROOT / "docs" / "GLOSSARY.md",
     ROOT / "docs" / "TROUBLESHOOTING.md",
+    ROOT / "docs" / "MONITORING.md",
+    ROOT / "docs" / "COMPARISON.md",
 ]
 CELL_WORDS = 25
 

@@ -163,7 +163,7 @@ def test_the_time_of_an_object_is_a_second_for_each_version(mount: Mount):
     assert second.st_mtime_ns == first.st_mtime_ns + 1_000_000_000
 
 
-@pytest.mark.parametrize("options", [""], indirect=True, scope="module")
+@pytest.mark.parametrize("options", ["--list-xattrs"], indirect=True, scope="module")
 def test_extended_attributes_are_those_of_the_table(mount: Mount):
     table = {row[0].strip("`") for row in rows(section(SEMANTICS, "Extended attributes"))}
     names = ("", "readme.txt", "odd.tar.d", "odd.tar.d/dir", "odd.tar.d/twice", "cut.tar.d")

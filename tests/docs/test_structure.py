@@ -16,7 +16,12 @@ TOP_MOST, ARROWS_MOST = 20, 75
 LINES_MOST = 400
 MODULES_MOST = 14
 CHAIN_MOST = 3
-OPTIONAL = {"aisfs.torch", "aisfs.server.worker"}
+OPTIONAL = {
+    "aisfs.torch",
+    "aisfs.server.worker",
+    "aisfs.app.csi.rpc.csi_pb2",
+    "aisfs.app.csi.rpc.services",
+}
 """They import what is an extra, or patch what they run in."""
 
 

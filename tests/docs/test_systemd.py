@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from aisfs.cli.main import cli
+from aisfs.process import descriptors
 from tests.docs.documents import ROOT
 
 UNIT = ROOT / "systemd" / "aisfs@.service"
@@ -27,7 +28,7 @@ def service() -> configparser.SectionProxy:
 def test_the_unit_calls_commands_that_exist(service: configparser.SectionProxy):
     for key, command in (("ExecStart", "mount"), ("ExecStop", "umount")):
         program, word, *_ = service[key].split()
-        assert program == "/usr/local/bin/aisfs"
+        assert program == "aisfs", "systemd looks where it may be installed"
         assert word == command
         assert command in cli.commands
 
@@ -38,6 +39,19 @@ def test_the_cache_is_where_systemd_makes_room_for_it(service: configparser.Sect
     assert directory == f"/var/cache/{service['CacheDirectory']}"
     assert words.index("--cache-dir") < words.index("$OPTIONS"), "what OPTIONS says comes last"
     assert directory in (UNIT.parent / "README.md").read_text()
+
+
+def test_what_is_not_uploaded_is_where_systemd_keeps_state(service: configparser.SectionProxy):
+    words = service["ExecStart"].split()
+    directory = words[words.index("--staging-dir") + 1]
+    assert directory == f"/var/lib/{service['StateDirectory']}/staging"
+    assert words.index("--staging-dir") < words.index("$OPTIONS"), "what OPTIONS says comes last"
+    assert directory in (UNIT.parent / "README.md").read_text()
+
+
+def test_a_reload_is_a_hangup_and_many_files_may_be_open(service: configparser.SectionProxy):
+    assert service["ExecReload"].endswith(" -HUP $MAINPID")
+    assert int(service["LimitNOFILE"]) == descriptors.WANTED
 
 
 def test_the_sample_sets_what_the_unit_uses(service: configparser.SectionProxy):
@@ -51,7 +65,7 @@ def test_the_sample_sets_what_the_unit_uses(service: configparser.SectionProxy):
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze here")
 def test_systemd_understands_the_unit(tmp_path: Path):
-    text = UNIT.read_text().replace("/usr/local/bin/aisfs", "/bin/true")
+    text = UNIT.read_text().replace("=aisfs ", "=/bin/true ")
     (tmp_path / UNIT.name).write_text(text)
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", "aisfs@pets.service"],

@@ -8,7 +8,18 @@ from aisfs.filesystem.errnos import ERRNOS
 from tests.docs.documents import SEMANTICS
 from tests.docs.tables import with_tables
 
-OF_COMMANDS = {"ConfigError", "MountError", "NoEndpoint", "FuseUnavailable", "SourceMissing"}
+OF_COMMANDS = {
+    "ConfigError",
+    "DaemonSilent",
+    "FuseUnavailable",
+    "IndexOutdated",
+    "IndexRefused",
+    "JobFailed",
+    "JobNotFound",
+    "MountError",
+    "NoEndpoint",
+    "SourceMissing",
+}
 """What only a command can say; no request of the kernel ends in one."""
 
 

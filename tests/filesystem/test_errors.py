@@ -31,11 +31,16 @@ from tests.filesystem.user import BUCKET, OFF, User, build, new_store, push_out
 COMMANDS = {
     errors.ConfigError,
     errors.MountError,
+    errors.DaemonSilent,
     errors.FuseUnavailable,
     errors.NoEndpoint,
     errors.SourceMissing,
+    errors.IndexRefused,
+    errors.IndexOutdated,
+    errors.JobNotFound,
+    errors.JobFailed,
 }
-"""What only a command can say: no request of the kernel ends in these."""
+"""What only a command can say, or leads to a scan: no request of the kernel ends in these."""
 
 
 def _subclasses(cls: type[AisfsError]) -> list[type[AisfsError]]:

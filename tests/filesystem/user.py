@@ -14,9 +14,11 @@ from aisfs.engine.fetch.batches import Batches
 from aisfs.engine.fetch.fetcher import Fetcher
 from aisfs.engine.hooks import Hooks
 from aisfs.engine.listing.lister import Lister
+from aisfs.engine.read.archive_forms import ArchiveForms
 from aisfs.engine.read.indexer import Indexer
 from aisfs.engine.read.prefetcher import Prefetcher
 from aisfs.engine.read.reader import Reader
+from aisfs.engine.read.shard_scanner import ShardScanner
 from aisfs.engine.read.unpacker import Unpacker
 from aisfs.filesystem.attributes import LONGEST_TIMEOUT, AttrMaker, Entry
 from aisfs.filesystem.filesystem import FileSystem
@@ -78,7 +80,9 @@ def build(
     filesystem = FileSystem(
         root or DirectoryNode(BUCKET, ""),
         tree=tree,
-        folders=ShardFolders(Indexer(fetcher, nursery, unpacker), make),
+        folders=ShardFolders(
+            Indexer(ShardScanner(fetcher, unpacker), ArchiveForms(fetcher), nursery), make
+        ),
         reader=Reader(fetcher, prefetcher, unpacker),
         assembler=SyntheticReader(fetcher, Batches(store, nursery), read_ahead_max=0),
         make=make,

@@ -369,7 +369,7 @@ def test_missing_codec_names_the_package(
         with pytest.raises(OSError, match="not supported") as caught:
             os.listdir(mountpoint / f"x.{suffix}.d")
         assert caught.value.errno == errno.EOPNOTSUPP
-        assert f"pip install 'aisfs[{extra}]'" in mount.log()
+        assert f"pip install '.[{extra}]'" in mount.log()
 
 
 def test_damaged_cache_is_decompressed_again(tmp_path: Path, mountpoint: Path):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.mount.cache_data import Dataset, make_shards
-from tests.mount.cache_tools import DAMAGED, MIB, data_files, list_folders, read
+from tests.mount.cache_tools import DAMAGED, MIB, Meter, data_files, list_folders, read
 from tests.mount.content import fill, payload
 from tests.support.archives import make_zip, text
 from tests.support.mounts import Mount, eventually, mounted
@@ -113,6 +113,23 @@ def test_a_page_of_which_the_end_was_cut_is_not_believed(
             os.truncate(path, path.stat().st_size - 100)
         time.sleep(0.02)  # its length is believed for half of that
         read_large(mount)
+
+
+def test_members_that_were_lost_are_fetched_ahead_of_their_reader(
+    server: RunningServer, shards: Dataset, mountpoint: Path, tmp_path: Path
+):
+    """In large pieces as the first time, not each by a request of its own."""
+    cache = tmp_path / "cache"
+    with with_cache(server, mountpoint, cache) as mount:
+        list_folders(mount.path, shards)
+        read(mount.path, shards.members)
+        for path in data_files(cache):
+            os.truncate(path, 0)
+        meter = Meter(server)
+        read(mount.path, shards.members)
+        taken = meter.take()
+        assert taken["get_bytes"] > shards.size // 2
+        assert taken["get"] < len(shards.members) // 10
 
 
 def whole(path: Path) -> bool:

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.mount
 
 RECORDED = 2.5
 """Seconds after which what was read is in the books even if the daemon is killed."""
-EPOCHS = 4
+EPOCHS = 3
 HALF = ("--cache-size", "45MiB", "--memory-limit", "16MiB")
 """For the 80 MiB of `shards`: 40 MiB of data, and 5 MiB for indexes, the ledger and its margin."""
 
@@ -173,7 +173,6 @@ def test_readers_of_a_shard_and_of_its_members_share_one_download(
         assert meter.take()["get_bytes"] == one.size
 
 
-@pytest.mark.second_try("the kernel's read-ahead may arrive before the READ that caused it")
 def test_a_shard_read_as_a_file_is_fetched_whole_but_not_for_a_look_at_its_head(
     one: Dataset, server: RunningServer, mountpoint: Path, tmp_path: Path
 ):

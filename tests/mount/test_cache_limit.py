@@ -39,7 +39,7 @@ def objects(store: Path) -> Dataset:
 @pytest.fixture(scope="module")
 def shards(store: Path) -> Dataset:
     """Twice the limit: 128 shards of 1 MiB, with members of all sizes."""
-    return make_shards(store / "shards", 128, 16, 62_000)
+    return make_shards(store / "shards", 128, 8, 126_000)
 
 
 @pytest.fixture(scope="module")

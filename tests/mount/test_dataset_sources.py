@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -135,12 +136,78 @@ def test_each_line_that_leads_to_nothing_is_told(
         assert os.getxattr(mount.path, "user.aisfs.skipped") == b"missing shard: 4"
 
 
+def test_a_list_as_wids_writes_it(
+    place: str, folder: Path, server: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    shards = [{"url": name, "nsamples": 2} for name in ("train/s-03.tar", "./val/s-00.tar")]
+    text = json.dumps({"wids_version": 1, "shardlist": shards})
+    listed = tmp_path / "elsewhere.json"
+    listed.write_text(text)
+    options = ["--files-from", str(listed)]
+    with mounted(place, mountpoint, endpoint=server.endpoint, options=options) as mount:
+        assert os.listdir(mount.path) == ["s-03", "s-00"]
+    # Beside the shards, and together with another source.
+    (folder / "shards.json").write_text(text)
+    try:
+        sources = [f"{place}/shards.json", f"{place}/other.tar"]
+        with mounted(sources, mountpoint, endpoint=server.endpoint) as mount:
+            assert os.listdir(mount.path) == ["s-03", "s-00", "other"]
+            assert len(os.listdir(mount.path / "s-03")) == 4
+    finally:
+        (folder / "shards.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{}", "names no shard"),
+        ('{"shardlist": [{"url": 7}]}', "is no list of shards"),
+        ('{"shardlist": [{"url": "ftp://x/y.tar"}]}', "shard 1: ftp://x/: unknown provider"),
+        ('{"shardlist": [{"url": "readme.txt"}]}', "no shard (X.tar) there: 1 missing shard"),
+        ('{"wids_version": 2}', "only version 1"),
+        ("not JSON", "is no list of shards"),
+    ],
+)
+def test_a_list_that_is_none_is_one_clear_line(
+    text: str, reason: str, folder: Path, server: RunningServer, mountpoint: Path
+):
+    (folder / "bad.json").write_text(text)
+    try:
+        for source in ("ais://pets/bad.json", str(folder / "bad.json")):
+            with (
+                pytest.raises(MountFailedError, match=re.escape(reason)) as caught,
+                mounted(source, mountpoint, endpoint=server.endpoint),
+            ):
+                pass
+            assert "Traceback" not in caught.value.stderr
+            assert caught.value.returncode in (Exit.USAGE, Exit.NO_SOURCE)
+    finally:
+        (folder / "bad.json").unlink()
+
+
+def test_a_list_in_a_bucket_names_no_file_of_this_machine(
+    folder: Path, server: RunningServer, mountpoint: Path
+):
+    for url in (str(folder / "other.tar"), f"file://{folder}/other.tar"):
+        (folder / "files.json").write_text(json.dumps({"shardlist": [{"url": url}]}))
+        try:
+            with (
+                pytest.raises(MountFailedError, match="cannot name local files") as caught,
+                mounted("ais://pets/files.json", mountpoint, endpoint=server.endpoint),
+            ):
+                pass
+            assert caught.value.returncode == Exit.USAGE
+        finally:
+            (folder / "files.json").unlink()
+
+
 def test_a_list_from_standard_input(folder: Path, mountpoint: Path, tmp_path: Path):
     listed = tmp_path / "list.txt"
     listed.write_text(f"{folder}/val/*.tar\n")
     command = f"exec {' '.join(COMMAND)} mount --files-from - {mountpoint} < {listed}"
     try:
-        done = run("bash", "-c", command, env=environment(home=tmp_path))
+        unlogged = environment({"AISFS_LOG_FILE": os.devnull}, home=tmp_path)
+        done = run("bash", "-c", command, env=unlogged)
         assert (done.returncode, done.stderr) == (0, b"")
         assert run("ls", mountpoint).stdout == b"s-00\n"
     finally:

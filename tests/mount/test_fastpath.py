@@ -22,7 +22,6 @@ from tests.support.mounts import Mount, eventually, python, run
 from tests.support.servers import RunningServer, running_server
 
 pytestmark = pytest.mark.mount
-PAGES_MAY_GO = pytest.mark.second_try("the kernel may drop pages whenever memory is short")
 
 LONG = ("--attr-ttl", "600", "--list-ttl", "600", "--negative-ttl", "600")
 COUNTED = re.compile(
@@ -80,7 +79,6 @@ def with_fastpath(
         yield mount
 
 
-@PAGES_MAY_GO
 def test_a_warm_epoch_asks_the_daemon_nothing(
     server: RunningServer, shards: Dataset, mountpoint: Path
 ):

@@ -73,7 +73,11 @@ def test_numbers(look):
     assert found["forms"] == {
         "tar": 1, "tar.gz": 2, "tar.bz2": 1, "tar.xz": 1, "tar.zst": 1, "tar.lz4": 1, "zip": 1,
     }  # fmt: skip
-    assert (found["samples"], found["members"]) == (20 * count, 41 * count)
+    assert (found["samples"], found["members"], found["images"]) == (
+        20 * count,
+        41 * count,
+        20 * count,
+    )
     assert found["components"]["image.jpg"] == {
         "count": 20 * count,
         "min": 1000,
@@ -85,6 +89,9 @@ def test_numbers(look):
     assert found["labels"] == {str(n): 5 * count for n in range(4)}
     assert found["loose_objects"] == 1
     assert (found["damage"], found["failures"], found["holes"]) == ({}, {}, [])
+    again = found_by(look("train", "--json"))
+    assert (found["indexes"], again["indexes"]) == ({}, {"kept": count})
+    assert again["labels"] == found["labels"]
 
 
 @pytest.mark.parametrize("jobs", ["1", "16"])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.ais.scripted_server import Seen, reply, scripted_server
 from tests.mount.content import fill
 from tests.support.mounts import (
     COMMAND,
@@ -115,6 +116,31 @@ def test_an_option_is_named_in_the_message(server: RunningServer, mountpoint: Pa
     assert "sideways" in said
 
 
+STRANGERS = {
+    "a page": reply(200, {"Content-Type": "text/html"}, b"<html>welcome</html>"),
+    "empty JSON": reply(200, {"Content-Type": "application/json"}, b"{}"),
+    "nothing": reply(200),
+    "not found": reply(404, {"Content-Type": "text/html"}, b"<html>no such page</html>"),
+    "an S3 gateway": reply(403, {"Content-Type": "application/xml"}, b"<Error/>"),
+    "a login page": reply(302, {"Location": "/login"}),
+}
+
+
+@pytest.mark.parametrize("answer", STRANGERS.values(), ids=STRANGERS)
+def test_what_answers_is_no_aistore(answer: bytes, mountpoint: Path):
+    def handler(seen: Seen, connection: socket.socket) -> bool:
+        connection.sendall(
+            answer.partition(b"\r\n\r\n")[0] + b"\r\n\r\n" if seen.method == "HEAD" else answer
+        )
+        return True
+
+    with scripted_server(handler) as stranger:
+        for source in (["ais://b"], ["ais://b/x-{0..3}.tar"], []):
+            said = refused(USAGE, *source, "--endpoint", stranger.endpoint, mountpoint)
+            assert f"{stranger.endpoint} answers, but is no AIStore" in said
+    check_nothing_is_left(mountpoint)
+
+
 def test_no_arguments():
     refused(USAGE)
 
@@ -166,6 +192,7 @@ def test_a_directory_that_may_not_be_entered(tmp_path: Path, server: RunningServ
     closed.chmod(0)
     unreadable.chmod(0o111)
     cluster = ["ais://b", "--endpoint", server.endpoint]
+    env = environment({"XDG_STATE_HOME": str(tmp_path / "state")})  # where these mounts log
     for code, *words in (
         (USAGE, "mount", *cluster, mountpoint, "--cache-dir", closed / "d"),
         (USAGE, "mount", *cluster, mountpoint, "-f", "--cache-dir", closed / "d"),
@@ -176,7 +203,7 @@ def test_a_directory_that_may_not_be_entered(tmp_path: Path, server: RunningServ
         (1, "recover", "--staging-dir", closed / "d"),
         (1, "serve", closed / "d", "--port", "0"),
     ):
-        done = run(*as_user, *COMMAND, *map(str, words), env=environment())
+        done = run(*as_user, *COMMAND, *map(str, words), env=env)
         said = one_line(done.stderr)
         assert (done.returncode, done.stdout) == (code, b""), said
         assert "permission denied" in said.lower()

@@ -19,7 +19,6 @@ from tests.support.servers import RunningServer, running_server
 from tests.support.tars import END, entry
 
 pytestmark = pytest.mark.mount
-PAGES_MAY_GO = pytest.mark.second_try("the kernel may drop pages whenever memory is short")
 
 MEMBERS = 1500
 LARGE = [5, 4096, 4097, 110_000, 1 << 20, (1 << 20) + 1, 3_000_001, 9_000_000] * 2
@@ -94,7 +93,6 @@ def into_the_cache(mount: Mount, name: str) -> None:
     assert (mount.path / name).read_bytes()
 
 
-@PAGES_MAY_GO
 def test_reading_in_order_asks_for_few(mount: Mount, fastpath: bool):
     into_the_cache(mount, "small.tar")
     folder = mount.path / "small.tar.d"
@@ -112,7 +110,6 @@ def test_reading_in_order_asks_for_few(mount: Mount, fastpath: bool):
     assert found["bytes"] > MEMBERS // 2 * 100
 
 
-@PAGES_MAY_GO
 def test_cold_reading_is_pushed_as_it_lands(mount: Mount, fastpath: bool):
     folder = mount.path / "small.tar.d"
     names = sorted(os.listdir(folder))
@@ -120,7 +117,6 @@ def test_cold_reading_is_pushed_as_it_lands(mount: Mount, fastpath: bool):
     assert (pushed(mount) > MEMBERS // 2) == fastpath
 
 
-@PAGES_MAY_GO
 def test_reading_at_random_pushes_the_shard(mount: Mount, fastpath: bool):
     into_the_cache(mount, "small.tar")
     folder = mount.path / "small.tar.d"
@@ -149,7 +145,6 @@ def test_names_that_were_not_listed_are_not_pushed(mount: Mount):
     assert pushed(mount) == 0
 
 
-@PAGES_MAY_GO
 def test_the_next_epoch_asks_for_nothing(mount: Mount, fastpath: bool):
     """Kernels drop single pages at times, so of several epochs the best one counts."""
     folder = mount.path / "small.tar.d"

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from aisfs import __version__
 from tests.mount.content import fill
 from tests.mount.test_mount_errors import MOUNTPOINT, one_line
 from tests.mount.writable import writable
-from tests.support.mounts import aisfs, eventually, mounted
+from tests.support.mounts import aisfs, environment, eventually, mounted, start_aisfs
 from tests.support.servers import RunningServer, running_server
 
 pytestmark = pytest.mark.mount
@@ -43,12 +44,25 @@ def test_counters_of_a_mount(server: RunningServer, mountpoint: Path, tmp_path: 
         with pytest.raises(OSError, match="Read-only"):
             (mount.path / "x.txt").write_bytes(b"y")
         found = status(mount.path)
-        assert found["mount"] == {
+        told = found["mount"]
+        assert told.pop("uptime_seconds") >= 0
+        assert told == {
             "source": "ais://b",
             "endpoint": server.endpoint,
             "cache_dir": str(cache),
             "inodes": 2,
+            "pid": mount.pid,
+            "version": __version__,
+            "writable": False,
+            "log": str(mount.log_files[0]),
+            "cluster": "reachable",
         }
+        assert found["cache"]["hit_percent"] == 0
+        for window in ("last_10_seconds", "last_minute"):
+            rates = found["rates"][window]
+            assert rates["operations"] > 0
+            assert rates["served_bytes"] > 0
+            assert rates["fetched_bytes"] > 0
         assert 15 << 20 < found["cache"]["limit_bytes"] <= 20 << 20
         assert found["cache"]["fetched_bytes"] == 5000
         assert found["requests"]["read"] >= 1
@@ -101,6 +115,64 @@ def test_an_upload_under_way(tmp_path: Path):
         assert "uploads" not in found
         assert found["writing"]["sent_bytes"] == len(content)
         assert found["writing"]["staged_bytes"] == 0
+
+
+def listed(place: Path) -> dict[str, object]:
+    """What `aisfs status` says of one of all mounts of this machine."""
+    done = aisfs("status", "--json")
+    assert done.stderr == b""
+    (found,) = [m for m in json.loads(done.stdout)["mounts"] if m["mountpoint"] == str(place)]
+    assert isinstance(found, dict)
+    if found["state"] != "serving":
+        assert done.returncode == MOUNTPOINT
+    return found
+
+
+def test_all_mounts_and_one_that_is_stopped(server: RunningServer, mountpoint: Path):
+    with mounted("ais://b", mountpoint, endpoint=server.endpoint) as mount:
+        found = listed(mount.path)
+        assert found.pop("uptime_seconds") >= 0
+        assert found == {
+            "mountpoint": str(mount.path),
+            "source": "ais://b",
+            "state": "serving",
+            "pid": mount.pid,
+            "version": __version__,
+            "writable": False,
+        }
+        os.kill(mount.pid, signal.SIGSTOP)
+        try:
+            assert eventually(lambda: listed(mount.path)["state"] == "stopped")
+            done = aisfs("status", mount.path)
+            assert done.returncode == MOUNTPOINT
+            assert "no answer within 10 seconds" in one_line(done.stderr)
+        finally:
+            os.kill(mount.pid, signal.SIGCONT)
+        assert eventually(lambda: listed(mount.path)["state"] == "serving")
+
+
+def test_a_cluster_that_is_gone(tmp_path: Path, mountpoint: Path):
+    fill(tmp_path / "store" / "b", {"x": b"x"})
+    with (
+        running_server(tmp_path / "store") as server,
+        mounted("ais://b", mountpoint, endpoint=server.endpoint, expected_log=[".*"]) as mount,
+    ):
+        server.kill()
+        assert eventually(lambda: status(mount.path)["mount"]["cluster"] != "reachable")
+
+
+def test_watching_until_ctrl_c(server: RunningServer, mountpoint: Path, tmp_path: Path):
+    with mounted("ais://b", mountpoint, endpoint=server.endpoint) as mount:
+        for number, words in enumerate(
+            (["top", "--interval", "0.2"], ["status", "--watch", "0.2"])
+        ):
+            said = tmp_path / str(number)
+            with said.open("wb") as output:
+                process = start_aisfs(*words, str(mount.path), output=output, env=environment())
+            assert eventually(lambda said=said: said.read_text().count("last minute") >= 2)
+            os.kill(process.pid, signal.SIGINT)
+            assert process.wait(60) == 130
+            assert "Traceback" not in said.read_text()
 
 
 def test_no_mount(tmp_path: Path):

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from aisfs.app.status import read_counters, summary
-from aisfs.cli.status import table
+from aisfs.app.watching.status import read_counters, summary
+from aisfs.cli.watching.status import table
 from tests.mount.content import payload
 from tests.mount.writable import Writable, writable
 from tests.support.mounts import aisfs, eventually

@@ -43,7 +43,12 @@ def server(tmp_path_factory: pytest.TempPathFactory, shard: bytes) -> Iterator[R
 @pytest.fixture(scope="module")
 def mount(server: RunningServer, shared_mountpoint: Path) -> Iterator[Mount]:
     with mounted(
-        "ais://b", shared_mountpoint, endpoint=server.endpoint, deadline=300, expected_log=["cut"]
+        "ais://b",
+        shared_mountpoint,
+        options=["--list-xattrs"],
+        endpoint=server.endpoint,
+        deadline=300,
+        expected_log=["cut"],
     ) as mount:
         yield mount
 
@@ -112,6 +117,25 @@ def test_every_listed_attribute_has_a_value(mount: Mount):
         path = mount.path / name
         for attribute in os.listxattr(path):
             assert isinstance(os.getxattr(path, attribute), bytes)
+
+
+def test_nothing_is_listed_unless_asked_and_copies_of_all_attributes_work(
+    server: RunningServer, tmp_path: Path
+):
+    out, back, mnt = tmp_path / "out", tmp_path / "back", tmp_path / "mnt"
+    mnt.mkdir()
+    options = ["--writable", "--staging-dir", str(tmp_path / "staging")]
+    with mounted(
+        "ais://b", mnt, endpoint=server.endpoint, options=options, expected_log=["cut"]
+    ) as mount:
+        for name in ("", "plain.txt", "sub/x.tar.d", "sub/x.tar.d/c.txt"):
+            assert os.listxattr(mount.path / name) == []
+        assert text(mount.path / "plain.txt", "user.ais.version") == "2"
+        succeed("rsync", "-aX", f"{mount.path}/", f"{out}/")
+        succeed("cp", "-a", mount.path / "sub/x.tar.d", back)
+        assert os.listxattr(out / "plain.txt") == os.listxattr(back / "c.txt") == []
+        succeed("rsync", "-rX", f"{out}/sub/", f"{mount.path}/copied/")
+        assert (mount.path / "copied/x.tar").read_bytes() == (out / "sub/x.tar").read_bytes()
 
 
 def test_getfattr(mount: Mount):

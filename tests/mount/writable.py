@@ -16,7 +16,7 @@ from typing import Any
 import requests
 from aistore.sdk import Client
 
-from aisfs.app.status import read_counters, summary
+from aisfs.app.watching.status import read_counters, summary
 from tests.contract.subjects import CLUSTER, send
 from tests.support.mounts import Mount, mounted
 from tests.support.servers import RunningServer, running_server

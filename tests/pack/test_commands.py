@@ -3,27 +3,44 @@
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import IO
 
 import pytest
+import requests
 
+from aisfs.core.index.published import ScanRules, decode_published, published_key
+from aisfs.core.namespace.keys import INDEX_DIRECTORY
+from aisfs.core.views.spec import LabelRule, LabelSource
+from aisfs.model import ObjectInfo
+from tests.support.mounts import finish
+from tests.support.preloaded import Preloader, Started
+from tests.support.publishing import everything, scanned
 from tests.support.servers import RunningServer, running_server
+
+_preloader = Preloader(
+    "aisfs",
+    ("aisfs.cli.main", "aisfs.cli.pack", "aisfs.app.pack", "aisfs.app.unpack"),
+    flags=("-W", "error"),
+)
 
 
 def run(*words, code=0, endpoint=""):
-    environment = {**os.environ, "AIS_ENDPOINT": endpoint}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "aisfs", *map(str, words)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
+    arguments = [str(word) for word in words]
+
+    def start(out: IO[bytes], err: IO[bytes]) -> Started:
+        environment = {**os.environ, "AIS_ENDPOINT": endpoint}
+        return _preloader.start(*arguments, stdout=out, stderr=err, env=environment)
+
+    ended = finish(start, arguments)
+    done = SimpleNamespace(stdout=ended.stdout.decode(), stderr=ended.stderr.decode())
+    assert ended.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done
 
@@ -52,7 +69,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+    """All files below a directory but published indexes, which differ by where the shards are."""
+    return {
+        str(p.relative_to(root)): p.read_bytes()
+        for p in root.rglob("*")
+        if p.is_file() and p.parent.name != INDEX_DIRECTORY
+    }
 
 
 @pytest.mark.parametrize("more", [[], ["--shuffle", "5"], ["--max-size", "20KiB"]], ids=str)
@@ -69,8 +91,7 @@ def test_round_trip(tree, tmp_path, server, more):
         assert contents(back) == contents(tree)
     # The same bytes wherever they go, and whenever.
     assert contents(tmp_path / "out") == contents(server.root / "b" / "x")
-    for shard in (server.root / "b" / "x").iterdir():
-        shard.unlink()
+    shutil.rmtree(server.root / "b" / "x")
 
 
 def test_classes(tree, tmp_path):
@@ -94,6 +115,46 @@ def test_classes(tree, tmp_path):
     assert contents(tmp_path / "back") == contents(tree)
 
 
+def test_indexes_are_published_with_the_shards(tree, tmp_path, server):
+    """What a scan would find of them, with labels; and again where they are missing."""
+    (tree / "cat").joinpath("ü" * 100).rename(tree / "fox")
+    (tree / "dog" / "000.cls").write_bytes(b" 7\n")
+    rules = [LabelRule(LabelSource.CONTENT, name) for name in ("cls", "kind")]
+    words = ["--max-count", 5, "--class-to", "kind"]
+    for place, folder in (
+        ("ais://b/ix/s-{00..}.tar", server.root / "b" / "ix"),
+        (tmp_path / "out" / "s-{00..}.tar", tmp_path / "out"),
+    ):
+        for missing in (None, published_key("s-03.tar")):
+            if missing is not None:
+                (folder / missing).unlink()
+            run("pack", tree, place, *words, endpoint=server.endpoint)
+            shards = sorted(folder.glob("s-*.tar"))
+            assert len(shards) == 5
+            for shard in shards:
+                data = (folder / published_key(shard.name)).read_bytes()
+                found = decode_published(data, described(server, shard), ScanRules())
+                index, labels = scanned(shard.read_bytes(), *rules)
+                assert everything(found.index) == everything(index)
+                assert found.labels == labels
+                assert labels["CONTENT kind"].table
+        shutil.rmtree(folder)
+    run("pack", tree, place, *words, "--no-index", endpoint=server.endpoint)
+    assert len(list(folder.iterdir())) == 5
+    shutil.rmtree(folder)
+
+
+def described(server: RunningServer, shard: Path) -> ObjectInfo:
+    facts = shard.stat()
+    if not shard.is_relative_to(server.root):
+        version = f"{facts.st_mtime_ns}-{facts.st_ino}"
+        return ObjectInfo(shard.name, facts.st_size, version, mtime_ns=facts.st_mtime_ns)
+    url = f"{server.endpoint}/v1/objects/b/ix/{shard.name}"
+    headers = requests.head(url, allow_redirects=True, timeout=30).headers
+    checksum = f"{headers['ais-checksum-type']}:{headers['ais-checksum-value']}"
+    return ObjectInfo(shard.name, facts.st_size, headers["ais-version"], checksum)
+
+
 def test_finished_shards_are_recognised(tree, tmp_path, server):
     place = "ais://b/again-{00..}.tar"
     first = run("pack", tree, place, "--max-count", 5, endpoint=server.endpoint)
@@ -104,7 +165,7 @@ def test_finished_shards_are_recognised(tree, tmp_path, server):
     before = server.requests()["put"]
     third = run("pack", tree, place, "--max-count", 5, endpoint=server.endpoint)
     assert "1 shards written, 4 were there" in third.stdout
-    assert server.requests()["put"] == before + 1
+    assert server.requests()["put"] == before + 2, "the shard and its index"
 
 
 def test_shards_left_by_an_earlier_run_are_named(tree, server):
@@ -203,13 +264,18 @@ def test_unpack_stays_inside(tmp_path):
         (["unpack", "ais://b/s.tar", "."], 3, "no endpoint"),
         (["unpack", "ais://b/s.tar", ".", "--endpoint", "http://127.0.0.1:9"], 4, "refused"),
         (["unpack", "nowhere/s.tar", "."], 5, "no such directory"),
-        (["unpack", "s-{0..}.tar", "."], 5, "no such shards"),
+        (["unpack", "s-{0..}.tar", "."], 5, "no shard"),
+        (["unpack", "."], 2, "give a SOURCE"),
+        (["pack", ".", "ais://b/s-*.tar"], 2, "new shards need names, not a pattern"),
+        (["pack", ".", "ais://b/train-%03d.tar"], 2, "write 'ais://b/train-{000..}.tar'"),
+        (["pack", ".", "100%d/s-%d.tar"], 2, "write '100%d/s-{0..}.tar'"),
+        (["pack", ".", "out-?/s.tar"], 2, "a new directory needs a name"),
+        (["pack", "ais://b/loose/", "s.tar"], 2, "DIR is a local directory"),
     ],
 )
 def test_errors_are_one_line(tmp_path, monkeypatch, words, code, reason):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_bytes(b"x")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     said = run(*words, code=code)
     assert reason in said.stderr
     assert len(said.stderr.splitlines()) == 1

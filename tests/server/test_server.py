@@ -194,42 +194,6 @@ def test_batches_with_the_real_sdk(server: RunningServer, streaming: bool) -> No
     assert server.requests()["batch"] == 1
 
 
-def test_shards_are_sorted_into_shards_of_a_size(
-    root: Path, server: RunningServer, http: requests.Session
-) -> None:
-    (root / "b").mkdir()
-    (root / "out").mkdir()
-    for number in range(2):
-        names = [f"{name}{number}.{kind}" for name in "ba" for kind in ("txt", "cls")]
-        data = tar_of([(name, name.encode() * 100) for name in names])
-        http.put(object_url(server, f"in-{number}.tar"), data=data)
-    spec = {
-        "input_bck": {"name": "b"},
-        "output_bck": {"name": "out"},
-        "input_format": {"template": "in-{0..2}"},
-        "output_format": "s-{0..9}",
-        "input_extension": ".tar",
-        "output_extension": ".tar",
-        "output_shard_size": "2KB",
-    }
-    started = http.post(f"{server.endpoint}/v1/sort", json=spec)
-    assert started.text.startswith("srt-")
-    found = []
-    for number in range(2):
-        shard = http.get(object_url(server, f"s-{number}.tar", "out")).content
-        with tarfile.open(fileobj=io.BytesIO(shard)) as tar:
-            found.append(tar.getnames())
-            for member in tar:
-                assert tar.extractfile(member).read() == member.name.encode() * 100
-    assert found == [
-        ["a0.txt", "a0.cls", "a1.txt", "a1.cls"],
-        ["b0.txt", "b0.cls", "b1.txt", "b1.cls"],
-    ]
-    assert http.get(object_url(server, "s-2.tar", "out")).status_code == 404
-    (root / "b" / "in-2.tar").write_bytes(b"no tar" * 1000)
-    assert http.post(f"{server.endpoint}/v1/sort", json=spec).status_code == 400
-
-
 def test_batch_with_too_many_missing_ends_early(
     server: RunningServer, http: requests.Session
 ) -> None:
@@ -239,6 +203,29 @@ def test_batch_with_too_many_missing_ends_early(
     assert http.get(url, json=message).status_code == 404
     with pytest.raises(requests.exceptions.ChunkedEncodingError):
         http.get(url, json={**message, "strm": True})
+
+
+def test_batch_of_ranges(server: RunningServer, http: requests.Session) -> None:
+    """One that reaches beyond its object leaves nothing of the others, as in AIStore 5.0."""
+    Client(server.endpoint).bucket("b").create()
+    http.put(object_url(server, "k"), data=bytes(range(100)))
+    url = f"{server.endpoint}/v1/ml/moss/b"
+
+    def asked(*places: tuple[int, int]) -> requests.Response:
+        items = [{"objname": "k", "start": start, "length": length} for start, length in places]
+        return http.get(url, json={"in": items, "coer": True, "strm": True, "onob": True})
+
+    def content(*places: tuple[int, int]) -> list[bytes]:
+        with tarfile.open(fileobj=io.BytesIO(asked(*places).content)) as tar:
+            return [tar.extractfile(member).read() for member in tar]
+
+    assert content((7, 3), (0, 1), (90, -1), (0, 0)) == [
+        bytes([7, 8, 9]), bytes(1), bytes(range(90, 100)), bytes(range(100)),
+    ]  # fmt: skip
+    assert content((7, 3), (99, 2)) == []
+    assert asked((7, 3)).history[0].status_code == 307
+    without_job = f"{asked((7, 3)).url.partition('/gbt-')[0]}?pid=p&utm=1"
+    assert http.get(without_job, json={"in": [{"objname": "k"}]}).status_code == 400
 
 
 def test_metadata_survives_a_restart(root: Path, http: requests.Session) -> None:

@@ -117,6 +117,22 @@ def test_a_shard_index_is_with_its_shard(server: RunningServer, http: requests.S
     assert found == {200, 404}
 
 
+def test_a_target_says_otherwise_than_a_proxy_that_a_bucket_is_missing(
+    server: RunningServer, http: requests.Session
+) -> None:
+    """As AIStore 5.0 does before the first shard is indexed."""
+    http.put(url(server, "s.tar"), data=b"shard")
+    asked = urlsplit(http.get(url(server, "s.tar"), allow_redirects=False).headers["Location"])
+    at_target = f"http://{asked.netloc}/v1/objects/.sys-shardidx/ais/@%23/b/s.tar.idx?{asked.query}"
+    for method, place, status in [
+        ("GET", url(server, "s.tar.idx", ".sys-shardidx"), 404),
+        ("GET", at_target, 400),
+        ("DELETE", at_target, 404),
+    ]:
+        reply = http.request(method, place)
+        assert (reply.status_code, reply.json()["tcode"]) == (status, "ErrBckNotFound")
+
+
 def test_a_misplaced_shard_index_is_listed_only_where_misplaced_ones_are_asked_for(
     server: RunningServer, http: requests.Session
 ) -> None:

@@ -3,8 +3,9 @@ import random
 
 import pytest
 import trio
+import trio.testing
 
-from aisfs.errors import DeadlineExceeded, NotFound, Stale, Unavailable
+from aisfs.errors import AlreadyExists, DeadlineExceeded, NotFound, Stale, Unavailable
 from aisfs.model import Bucket
 from aisfs.store.memory import MemoryStore
 from aisfs.store.pipeline import CallPipeline
@@ -217,3 +218,53 @@ async def test_close_reaches_the_inner_store():
     memory, store = stores()
     await store.aclose()
     assert memory.closed
+
+
+async def test_a_bucket_that_a_try_without_answer_made_is_made():
+    memory, bucket = MemoryStore(), Bucket("new")
+
+    async def lose_the_answer(method, *_):
+        memory.hook = None
+        memory.add_bucket(bucket)
+        raise Unavailable("no answer")
+
+    memory.hook = lose_the_answer
+    store = CallPipeline(memory, deadline=60)
+    await store.create_bucket(bucket)
+    with pytest.raises(AlreadyExists):
+        await store.create_bucket(bucket)
+
+
+async def test_downloads_take_turns_within_their_limit(autojump_clock):
+    memory = MemoryStore(sink_in_thread=False)
+    store = CallPipeline(memory, deadline=5, download_limit=1 << 20)
+    info = memory.put(B, "k", DATA)
+    done = []
+
+    async def read(size, name):
+        await store.read_range(B, info, 0, memoryview(bytearray(size)))
+        done.append((name, trio.current_time() - began))
+
+    async with trio.open_nursery() as nursery:
+        began = trio.current_time()
+        for number, size in enumerate([8 << 20, 1 << 20, 2 << 20]):
+            nursery.start_soon(read, size, number)
+            await trio.testing.wait_all_tasks_blocked()
+        with trio.move_on_after(3):  # gives up its turn
+            await read(10 << 20, "cancelled")
+        await store.head(B, "k")  # waits for none of them
+        assert trio.current_time() - began == pytest.approx(3)
+        await read(1 << 20, "last")
+    assert [name for name, _ in done] == [0, 1, 2, "last"]
+    assert [at for _, at in done] == pytest.approx([0, 8, 9, 11])
+
+
+async def test_a_limited_stream_takes_turns_and_its_deadline_only_for_itself(autojump_clock):
+    memory = MemoryStore(sink_in_thread=False)
+    store = CallPipeline(memory, deadline=5, download_limit=1 << 20)
+    info = memory.put(B, "k", DATA)
+    got = bytearray()
+    began = trio.current_time()
+    await store.stream(B, info, got.extend)
+    assert bytes(got) == DATA
+    assert trio.current_time() - began == pytest.approx(16)

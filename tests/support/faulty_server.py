@@ -18,7 +18,8 @@ Actions:
     reset     drop the connection before the reply
     kill      kill the whole server, as a power cut would
     truncate  announce the whole length, send `fraction` of it (default 0.5), drop the connection
-    stall     wait `seconds` before the body, or after `fraction` of it when that is given
+    stall     wait `seconds` before the body, or after `fraction` of it when that is given; with
+              `until_cleared` only until the rules are removed
     strip     serve the request without the headers `names`
     drip      send `piece` bytes (default 1024) every `seconds` (default 0.05)
     expire    refuse the token of the request with 401, as a proxy that knew it until now: quoting it
@@ -27,6 +28,8 @@ The first three have a `stage`, for requests with a body: `headers` (nothing of 
 the default of reset and kill), `mid` (half of it was), `body` (all of it was, and nothing done; the
 default of status), `done` (the request was served, only its reply is lost). An answer before the
 end of the body closes the connection, as a server does that does not want the rest.
+
+Jobs wait where `tests.support.job_gate` says so; `--without-job KIND` leaves a kind of job out.
 
 `times` is how often the rule strikes; -1 means always. The first rule that matches is applied.
 """
@@ -47,6 +50,7 @@ from typing import Any, NoReturn
 from urllib.parse import parse_qs
 
 from aisfs.errors import AisfsError
+from aisfs.server.api.jobs.registry import JobRules
 from aisfs.server.app import Server, make_app
 from aisfs.server.failures import Failure
 from aisfs.server.messages import (
@@ -59,6 +63,7 @@ from aisfs.server.messages import (
 )
 from aisfs.server.run import serve_app
 from aisfs.server.storage.objects import STATE_DIRECTORY
+from tests.support.job_gate import JobGate
 from tests.support.targets import SpreadTraps, Targets
 
 
@@ -69,6 +74,8 @@ class FaultInjector:
         self._app = app
         self._rules: list[dict[str, Any]] = []
         self._lock = threading.Lock()
+        self._cleared = threading.Event()
+        """Set when the present rules are removed."""
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         if environ["PATH_INFO"] == "/-/faults":
@@ -130,6 +137,8 @@ class FaultInjector:
                 ]
             elif environ["REQUEST_METHOD"] == "DELETE":
                 self._rules.clear()
+                self._cleared.set()
+                self._cleared = threading.Event()
             body = json.dumps(self._rules).encode()
         headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
         start_response("200 OK", headers)
@@ -159,9 +168,14 @@ class FaultInjector:
         if at:
             yield body[:at]
         with self._lock:  # whoever asked has no answer before it is let go
+            cleared = self._cleared if rule in self._rules else None
             rule["held"] += 1
             rule["held_most"] = max(rule["held_most"], rule["held"])
-        time.sleep(rule["seconds"])
+        if rule.get("until_cleared"):
+            if cleared is not None:
+                cleared.wait(rule["seconds"])
+        else:
+            time.sleep(rule["seconds"])
         with self._lock:
             rule["held"] -= 1
         yield body[at:]
@@ -247,21 +261,23 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--targets", type=int, default=1)
     parser.add_argument("--joined", type=int)
     parser.add_argument("--no-faults", action="store_true")
+    parser.add_argument("--without-job", action="append", default=[])
     parser.add_argument("--stop-with-stdin", action="store_true")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
 
     def factory() -> WsgiApp:
         root, count, joined = options.directory, options.targets, options.joined
+        gate = JobGate()
+        rules = JobRules(frozenset(options.without_job), gate.before_step)
         if count > 1 and options.traps:
-            app: WsgiApp = Server(
-                root, options.token, SpreadTraps(root / STATE_DIRECTORY / "disks", count)
-            )
+            traps = SpreadTraps(root / STATE_DIRECTORY / "disks", count)
+            app: WsgiApp = Server(root, options.token, traps, rules)
         else:
-            app = make_app(root, options.token, traps=options.traps)
+            app = make_app(root, options.token, traps=options.traps, jobs=rules)
         if count > 1:
             app = Targets(app, root, count, count if joined is None else joined, options.traps)
-        return app if options.no_faults else FaultInjector(app)
+        return gate.around(app if options.no_faults else FaultInjector(app))
 
     def ready(port: int) -> None:
         if options.stop_with_stdin:

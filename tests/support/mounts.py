@@ -26,6 +26,9 @@ from tests.support.preloaded import Preloader, Started
 COMMAND = (sys.executable, "-m", "aisfs")
 COMMAND_LIMIT = 90.0
 """Seconds until a command counts as hung; not a statement about speed."""
+PATIENCE = 60.0
+"""Seconds until something counts as never happening: a daemon that shares two cores with twenty programs
+once took more than 20 to end. Not a statement about speed."""
 _modes = {"fastpath": True}
 _SUSPICIOUS = re.compile(
     r"\b(WARNING|ERROR|CRITICAL)\b|Traceback|Exception ignored|level=(warn|err)"
@@ -65,7 +68,7 @@ class Mount:
     def is_mounted(self) -> bool:
         return is_mountpoint(self.path)
 
-    def wait_until_gone(self, seconds: float = 20.0) -> bool:
+    def wait_until_gone(self, seconds: float = PATIENCE) -> bool:
         """Wait until neither the mount nor its daemon exists; False when they stay."""
         return eventually(lambda: not self.is_mounted() and not self.living(), seconds)
 
@@ -109,14 +112,15 @@ def run(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=env, cwd=cwd
         )
 
-    return _finish(start, command, timeout)
+    return finish(start, command, timeout)
 
 
-def _finish(
+def finish(
     start: Callable[[IO[bytes], IO[bytes]], Started],
     command: Sequence[str | bytes | os.PathLike[str]],
-    timeout: float,
+    timeout: float = COMMAND_LIMIT,
 ) -> subprocess.CompletedProcess[bytes]:
+    """Run a command, started with the files for its output, to its end."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = start(out, err)
         try:
@@ -159,11 +163,21 @@ def aisfs(
 ) -> subprocess.CompletedProcess[bytes]:
     """Run the command line with an environment that holds only what is given."""
     words = [str(argument) for argument in arguments]
+    # A mount without a log would make one of its own, and say where.
+    unlogged = {"AISFS_LOG_FILE": os.devnull} if words[:1] == ["mount"] else {}
+    env = environment({**unlogged, **(env or {})})
 
     def start(out: IO[bytes], err: IO[bytes]) -> Started:
-        return _preloader.start(*words, stdout=out, stderr=err, env=environment(env), cwd=cwd)
+        return _preloader.start(*words, stdout=out, stderr=err, env=env, cwd=cwd)
 
-    return _finish(start, [*COMMAND, *words], timeout)
+    return finish(start, [*COMMAND, *words], timeout)
+
+
+def start_aisfs(
+    *arguments: str, output: IO[bytes], env: Mapping[str, str], cwd: Path | None = None
+) -> Started:
+    """Start the command line, and do not wait for its end."""
+    return _preloader.start(*arguments, stdout=output, stderr=output, env=env, cwd=cwd)
 
 
 @contextmanager
@@ -176,7 +190,7 @@ def mounting(*, fastpath: bool) -> Iterator[None]:
         _modes["fastpath"] = before
 
 
-def eventually(condition, seconds: float = 20.0) -> bool:
+def eventually(condition, seconds: float = PATIENCE) -> bool:
     """Wait until the condition holds; False when it never does."""
     deadline = time.monotonic() + seconds
     while not condition():

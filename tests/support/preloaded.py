@@ -13,7 +13,7 @@ It differs in four ways:
 - At its end modules are not taken apart, and what is still open is closed by the kernel.
 
 That a command starts at all is shown where it is started anew: tests/mount/test_lifecycle.py and
-whatever else uses `COMMAND`, tests/pack, the demo, the recipes.
+whatever else uses `COMMAND`, the demo, the recipes.
 
 The process runs this module as `__main__`. It ends, and leaves its children alone, when the other
 end of its socket is closed; the kernel does that when pytest is killed.
@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
-_READ_LATE = ("AIS_", "XDG_", "HOME", "PYTEST_CURRENT_TEST")
+_READ_LATE = ("AIS_", "AISFS_", "XDG_", "HOME", "PYTEST_CURRENT_TEST")
 """How the names of variables begin that nothing reads while it is loaded."""
 _WORDS_MAX = 8192
 """Bytes of a command line: room for it in /proc, which only the start of a process can make."""

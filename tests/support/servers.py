@@ -52,6 +52,14 @@ class RunningServer:
         if rules:
             self._control("POST", "/-/faults", list(rules))
 
+    def hold_jobs(self, steps: int | None = 0) -> None:
+        """Let the jobs do only so many more steps; None lets them go."""
+        self._control("POST", "/-/jobs", {"steps": steps})
+
+    def waiting_jobs(self) -> int:
+        """Give the number of jobs that are held."""
+        return int(self._control("GET", "/-/jobs")["waiting"])
+
     def join(self, joined: int, ready: bool | None = None) -> None:
         """Make it a proxy that knows this many of its `targets`, as one does that has just started."""
         state = {"joined": joined} if ready is None else {"joined": joined, "ready": ready}
@@ -97,13 +105,15 @@ def running_server(
     traps: bool = True,
     targets: int = 1,
     joined: int | None = None,
+    without_jobs: Sequence[str] = (),
 ) -> Iterator[RunningServer]:
     """Run the server over `root` on a loopback port until the block ends.
 
     `faulty` adds the fault injection of `tests.support.faulty_server`; `token` makes the proxy side
     ask for `Authorization: Bearer <token>`; `port` 0 takes a free one; `traps` makes it
     destroy and hide what a real AIStore would, so that only clients which are safe there pass. `targets` up to 3 make it look like a cluster of these, of
-    which the first `joined` are known at the start; see `tests.support.targets`.
+    which the first `joined` are known at the start; see `tests.support.targets`. `without_jobs` are
+    the kinds of jobs that this build lacks.
     """
     words = [str(root), "--port", str(port), "--stop-with-stdin"]
     words += [] if faulty else ["--no-faults"]
@@ -111,6 +121,7 @@ def running_server(
     words += ["--traps"] if traps else []
     words += ["--targets", str(targets)] if targets > 1 else []
     words += ["--joined", str(joined)] if joined is not None else []
+    words += [f"--without-job={kind}" for kind in without_jobs]
     read_end, write_end = os.pipe()
     log_path = root.parent / f".{root.name}.server-{os.getpid()}-{read_end}.log"
     with open(read_end, "rb") as stdout, log_path.open("wb") as log:

@@ -10,13 +10,15 @@ from collections.abc import Callable
 
 import msgspec
 
-from aisfs.ais.protocol.requests import BATCHES, Reply, Request
+from aisfs.ais.protocol.requests import BATCHES, CLUSTER, SORTS, Reply, Request
 from aisfs.errors import (
     AccessDenied,
     AisfsError,
+    AlreadyExists,
     BucketNotFound,
     InvalidName,
     IsADirectory,
+    JobNotFound,
     NotADirectory,
     NotFound,
     OutOfSpace,
@@ -41,6 +43,9 @@ _PASSING = re.compile(
     r"|too many open files|start(ing|ed)? up|shutting down|no (available )?targets|try again",
     re.IGNORECASE,
 )
+
+
+_UNKNOWN_JOB = re.compile(r"^invalid (action|xaction \(job\) kind) ")
 
 
 class _Details(msgspec.Struct):
@@ -77,6 +82,7 @@ _PLAIN: dict[int, tuple[type[AisfsError], str]] = {
 
 _BY_NAME: dict[str, tuple[type[AisfsError], str]] = {
     _NO_NODES: (Unavailable, "the cluster has no target yet, or none any more"),
+    "ErrBucketAlreadyExists": (AlreadyExists, "the bucket exists"),
     _CORRUPTED: (
         ProtocolError,
         "the cluster's record of this object contradicts its file, as after an append that went "
@@ -98,6 +104,11 @@ def is_of_restart(reply: Reply) -> bool:
     return details.tcode == _NO_NODES or (reply.status in _GATEWAY and not details.message)
 
 
+def is_by_aistore(reply: Reply) -> bool:
+    """Return whether a refusal has the form that only AIStore gives it."""
+    return _details(reply).by_aistore
+
+
 def failure(request: Request, reply: Reply) -> AisfsError:
     """Return what went wrong.
 
@@ -110,6 +121,8 @@ def failure(request: Request, reply: Reply) -> AisfsError:
         kind, text = _BY_NAME[details.tcode]
     elif _lacks_batches(request, reply, details):
         kind, text = _NO_BATCHES
+    elif verdict := _about_job(request, reply, details):
+        kind, text = verdict
     elif reply.status in _PLAIN:
         kind, text = _PLAIN[reply.status]
     elif reply.status in _BY_DETAILS:
@@ -155,7 +168,27 @@ def _lacks_batches(request: Request, reply: Reply, details: _Details) -> bool:
 _Verdict = tuple[type[AisfsError], str]
 
 
+def _about_job(request: Request, reply: Reply, details: _Details) -> _Verdict | None:
+    """Return what a refusal means for a request about jobs; None if that is nothing special."""
+    is_start = request.method == "POST" and not request.path.startswith("/v1/objects/")
+    is_question = request.path.startswith((SORTS, CLUSTER)) and "what=remote" not in request.query
+    if not is_question and not is_start:
+        return None
+    if reply.status == 404 and details.tcode not in _BUCKET_GONE and details.by_aistore:
+        return JobNotFound, "no such job"
+    if reply.status == 410:
+        return JobNotFound, "the job has already ended"
+    # An older build knows neither the action nor the kind.
+    if reply.status == 501 or _UNKNOWN_JOB.search(details.message):
+        return Unsupported, "the cluster's build does not have this job"
+    if details.tcode == "ErrFailedTo" and "already running" in details.message:
+        return AlreadyExists, "the cluster has such a job already"
+    return None
+
+
 def _bad_request(request: Request, details: _Details) -> _Verdict:
+    if details.tcode in _BUCKET_GONE:  # as a target says that is asked without a proxy
+        return BucketNotFound, "no such bucket"
     if details.tcode == "errInvalidPath":
         return InvalidName, "the cluster refuses this name"
     if details.tcode == "ErrMv":

@@ -20,7 +20,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 from msgspec import structs
 
-from aisfs.ais.protocol.shard_index import shard_of_index
+from aisfs.ais.protocol.shard_index import SYSTEM_BUCKET, shard_of_index
 from aisfs.errors import InvalidName
 from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.store.custom import decode_custom
@@ -29,9 +29,15 @@ MSGPACK = "application/msgpack"
 JSON = "application/json"
 BATCHES = "/v1/ml/moss"
 """Where GetBatch is."""
+SORTS = "/v1/sort"
+"""Where dSort is."""
+CLUSTER = "/v1/cluster"
+"""Where all other jobs are described and stopped."""
 
 _LATEST = {"latest-ver": "true"}
 _NO_RECURSION = "2048"  # a string: the server answers 400 to a number
+_WITH_MISPLACED = "2050"
+"""No recursion, and objects that are not on the target of their name, as most shard indexes."""
 _NAME_ONLY = "16"
 _LIST_PROPS = "name,size,version,checksum,custom"
 _HEAD_PROPS = "checksum,version,custom"
@@ -66,12 +72,13 @@ class Request:
         """Refuse what could change more than one object.
 
         To AIStore a selector without names, a template without braces, and an empty prefix mean
-        every object of the bucket. Nothing in aisfs changes buckets or sends selectors.
+        every object of the bucket. Nothing in aisfs changes buckets that are there, or sends
+        selectors. Only jobs that add objects are started, and only a job that is named is stopped.
 
         Raises:
             ValueError: the caller's bug; nothing is sent.
         """
-        if not self.changes:
+        if not self.changes or self._is_about_job() or self._makes_bucket():
             return
         root, _, name = self.path.removeprefix("/v1/").partition("/")
         key = name.partition("/")[2]
@@ -79,6 +86,30 @@ class Request:
             raise ValueError(f"{self.method} {self.path} could change more than one object")
         if self.body and "-listrange" in str(json.loads(self.body).get("action")):
             raise ValueError(f"{self.method} {self.path} has a selector of many objects")
+
+    def _is_about_job(self) -> bool:
+        """Return whether this starts a job that adds objects, or stops a single job."""
+        if (self.method, self.path) == ("DELETE", f"{SORTS}/abort"):
+            return self.query.startswith("uuid=") and self.query != "uuid="
+        if self.path != SORTS and not self.path.startswith((CLUSTER, "/v1/buckets/")):
+            return False
+        message = json.loads(self.body or b"{}")
+        match self.method, message.get("action"):
+            case "POST", None:
+                return "input_bck" in message and self.path == SORTS
+            case "PUT", "stop":
+                return self.path == CLUSTER and bool(message["value"].get("ID"))
+            case "POST", "index-shard":
+                return self.path.startswith("/v1/buckets/")
+        return False
+
+    def _makes_bucket(self) -> bool:
+        """Return whether this does nothing but make a bucket; it fails if that is there."""
+        _, there, name = self.path.partition("/v1/buckets/")
+        if self.method != "POST" or not there or not name or "/" in name:
+            return False
+        message = json.loads(self.body or b"{}")
+        return bool(message.get("action") == "create-bck")
 
     @property
     def changes(self) -> bool:
@@ -128,7 +159,7 @@ def list_buckets(provider: Provider | None, namespace: str = "") -> Request:
 
 def head_bucket(bucket: Bucket) -> Request:
     """Ask for the properties of a bucket."""
-    return Request("HEAD", _bucket_path(bucket), bucket_query(bucket), str(bucket))
+    return Request("HEAD", bucket_path(bucket), bucket_query(bucket), str(bucket))
 
 
 def list_page(bucket: Bucket, prefix: str, token: str, page_size: int = 0) -> Request:
@@ -141,7 +172,8 @@ def list_page(bucket: Bucket, prefix: str, token: str, page_size: int = 0) -> Re
         InvalidName: `prefix` is neither empty nor a directory; the server's answer would mix
             the directory with its siblings.
     """
-    return _listing(bucket, prefix, token, page_size, props=_LIST_PROPS, flags=_NO_RECURSION)
+    flags = _WITH_MISPLACED if bucket == SYSTEM_BUCKET else _NO_RECURSION
+    return _listing(bucket, prefix, token, page_size, props=_LIST_PROPS, flags=flags)
 
 
 def first_keys(bucket: Bucket, prefix: str, token: str, most: int, *, beside: str = "") -> Request:
@@ -183,7 +215,7 @@ def _listing(
     body = encode_json({"action": "list", "name": "", "value": value})
     headers = {"Content-Type": JSON, "Accept": MSGPACK}
     subject = f"{bucket}/{prefix}"
-    path, query = _bucket_path(bucket), bucket_query(bucket)
+    path, query = bucket_path(bucket), bucket_query(bucket)
     return Request("GET", path, query, subject, headers, body, most_reply=_PAGE)
 
 
@@ -226,7 +258,8 @@ def _beside(bucket: Bucket, key: str) -> str:
     return f"{object_path(*shard)}?{bucket_query(shard[0])}" if shard is not None else ""
 
 
-def _bucket_path(bucket: Bucket) -> str:
+def bucket_path(bucket: Bucket) -> str:
+    """Return the path of a bucket, encoded."""
     return "/v1/buckets/" + quoted(bucket)
 
 

@@ -21,8 +21,8 @@ What a scan of ours knows and this index does not:
   while in our trees the last one wins;
 - sizes of pax sparse members, which it states as if their holes were stored;
 - damage, of which it has no word.
-The first point cannot be helped: with this index trees differ in times and modes, so its use must
-be allowed by the user. The others leave gaps or overlaps, since members lie end to end in a tar. So
+The first point cannot be helped: with this index trees differ in times and modes, so it is used where
+the view is not about them, or the user says so. The others leave gaps or overlaps, since members lie end to end in a tar. So
 an index is only taken when the gap before every member is the same, none or that of one pax header,
 but for names that need more room, and when what follows the last member can be an end mark. What
 could still be missed then is a few small members in the padding of the last record, up to 10 KiB, or
@@ -42,6 +42,9 @@ from aisfs.model import Bucket, ObjectInfo, Provider
 SYSTEM_BUCKET = Bucket(".sys-shardidx")
 MAX_BYTES = 256 << 20
 """Longest index worth fetching: AIStore's most entries with names of 240 bytes."""
+
+HEAD_BYTES = 256
+"""Bytes that hold what an index says of its shard; the longest checksum has 128 digits."""
 
 _MAX_ENTRIES = 1 << 20  # AIStore's own limit
 _PREAMBLE = 11
@@ -89,6 +92,20 @@ def shard_of_index(bucket: Bucket, key: str) -> tuple[Bucket, str] | None:
     return found, shard.removesuffix(".idx")
 
 
+def parse_indexed_version(data: bytes) -> tuple[str, int] | None:
+    """Return checksum and size of the shard that an index was built from; None if it makes no sense.
+
+    The first `HEAD_BYTES` bytes of the index are enough. They are not checked against damage.
+    """
+    try:
+        _, at = _text(data, _PREAMBLE)
+        checksum, at = _text(data, at)
+        size, _ = _uvarint(data, at)
+    except (_Nonsense, IndexError):
+        return None
+    return checksum.decode(errors="replace"), size
+
+
 def decode_shard_index(data: bytes, expected: ObjectInfo) -> MemberIndex | None:
     """Return the members of exactly this version of a shard, in the order of the tar.
 
@@ -115,7 +132,7 @@ def decode_shard_index(data: bytes, expected: ObjectInfo) -> MemberIndex | None:
         [expected.mtime_ns] * len(entries),
         bytes(len(entries)),
     )
-    return rows.build()
+    return rows.build().stripped()
 
 
 # Reading -------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Requests that change objects, as plain values, and what their replies say. Pure, like `wire`.
 
-Every request here names one object. `wire.Request` refuses to be made of anything that could
+Every request here names one object, or a bucket that is to be made. `wire.Request` refuses to be made of anything that could
 change more.
 """
 
@@ -14,6 +14,7 @@ from aisfs.ais.protocol.requests import (
     BucketFacts,
     Reply,
     Request,
+    bucket_path,
     bucket_query,
     encode_json,
     object_path,
@@ -41,6 +42,13 @@ def put_object(bucket: Bucket, key: str, *, checksum: str = "", custom: str = ""
     if custom:
         headers["Ais-Custom-Md"] = f"{_OURS}={custom}"
     return _request("PUT", bucket, key, headers=headers)
+
+
+def create_bucket(bucket: Bucket) -> Request:
+    """Make an empty bucket, with the properties that the cluster gives to new ones."""
+    body = encode_json({"action": "create-bck", "name": "", "value": None})
+    path, query, headers = bucket_path(bucket), bucket_query(bucket), {"Content-Type": JSON}
+    return Request("POST", path, query, str(bucket), headers, body)
 
 
 def delete_object(bucket: Bucket, key: str) -> Request:

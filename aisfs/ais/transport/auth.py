@@ -42,8 +42,8 @@ class Credentials:
         """
         if settings.token and settings.token.get_secret_value().strip():
             return cls(_checked(settings.token.get_secret_value(), "AIS_AUTHN_TOKEN"), None)
-        if settings.token_file:
-            return cls(_read(settings.token_file), settings.token_file)
+        if settings.authn_token_file:
+            return cls(_read(settings.authn_token_file), settings.authn_token_file)
         default = settings.cli_token_file
         try:
             # Kept as the source even when absent: `ais auth login` may come after the mount.

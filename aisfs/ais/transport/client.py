@@ -26,10 +26,12 @@ from aisfs.ais.transport.exchange import Exchange
 from aisfs.ais.transport.network import network, tls_options
 from aisfs.ais.transport.readiness import Readiness
 from aisfs.ais.transport.redirects import REDIRECTS, RedirectChain, is_target
+from aisfs.ais.transport.upload_pace import UploadPace
 from aisfs.config import ClusterSettings
 from aisfs.errors import ProtocolError, Unavailable
 
-_AGENT = f"aisfs/{__version__}"
+VERSION = __version__
+_AGENT = f"aisfs/{VERSION}"
 _NO_PROXY = "is the endpoint a proxy of AIStore?"
 _MOST_DRAINED = 64 * 1024
 """Bytes of an unwanted body read to keep its connection; a new connection is cheaper than more."""
@@ -77,6 +79,7 @@ class Transport:
         self._timeouts = settings.connect_timeout or None, settings.read_timeout or None
         self._deadline = settings.io_timeout or None
         self._tls = tls_options(settings)
+        self._pace = UploadPace(settings.upload_limit) if settings.upload_limit else None
         self.readiness = Readiness(self._credentials.authorization, self._timeouts[1])
 
     def __repr__(self) -> str:
@@ -91,7 +94,7 @@ class Transport:
     def ask(self, connections: ConnectionSet, request: Request) -> Reply:
         """Send a request and return a reply of any status, of a long body the beginning."""
         _, sent = self._send(connections, request)
-        return self._refusal(connections, self._drain(sent, request.subject))
+        return self._refusal(connections, self._drain(connections, sent, request.subject))
 
     def connections(self) -> ConnectionSet:
         """Return a new set of connections."""
@@ -144,14 +147,16 @@ class Transport:
             asked = request
         way, sent = self._send(connections, asked, up_to_target=True)
         if not is_target(way.url):
-            reply = self._refusal(connections, self._drain(sent, request.subject))
+            reply = self._refusal(connections, self._drain(connections, sent, request.subject))
             if reply.status == 200:
                 raise ProtocolError(f"{request.subject}: taken without its content; {_NO_PROXY}")
             raise failure(request, reply)
+        if self._pace is not None:
+            pieces = self._pace.paced(pieces, lambda: connections.sockets.is_aborted)
         body = CountedBody(pieces, size, connections.sockets)
         try:
             sent = self._transmit(connections, request, way, body)
-            reply = self._drain(sent, request.subject)
+            reply = self._drain(connections, sent, request.subject)
         except Unavailable as error:
             if body.sent == size:
                 raise BodyDelivered(str(error)) from error
@@ -169,11 +174,14 @@ class Transport:
         try:
             if sent.head.status not in (200, 206):
                 raise failure(
-                    request, self._refusal(connections, self._drain(sent, request.subject))
+                    request,
+                    self._refusal(connections, self._drain(connections, sent, request.subject)),
                 )
             yield Body(sent, request.subject)
         finally:
             sent.end()
+            # Not before: the body may name what was made, which a caller that gave up must remove.
+            connections.sockets.release()
 
     def _send(
         self, connections: ConnectionSet, request: Request, *, up_to_target: bool = False
@@ -182,7 +190,7 @@ class Transport:
         authorization = self._credentials.authorization()
         way, sent = self._follow(connections, request, authorization, up_to_target)
         if sent.head.status == 401 and (renewed := self._credentials.renew(authorization)):
-            self._drain(sent, request.subject)
+            self._drain(connections, sent, request.subject)
             return self._follow(connections, request, renewed, up_to_target)
         return way, sent
 
@@ -207,8 +215,9 @@ class Transport:
                 if way.arrived or status not in (200, 206):
                     return way, sent
                 sent.end()
+                connections.sockets.release()
                 raise ProtocolError(f"{request.subject}: no redirect to a target; {_NO_PROXY}")
-            self._drain(sent, request.subject)
+            self._drain(connections, sent, request.subject)
             way.go(way.absolute(location))
             if up_to_target and is_target(way.url):
                 return way, sent
@@ -243,13 +252,17 @@ class Transport:
                 return Exchange(
                     connection, request.method, target, headers, pieces, timeout=timeout
                 )
-            finally:
+            except BaseException:
                 connections.sockets.release()
+                raise
 
-    def _drain(self, sent: Exchange, subject: str) -> Reply:
+    def _drain(self, connections: ConnectionSet, sent: Exchange, subject: str) -> Reply:
         """Return a reply with its body, the start of a long one, and be done with it."""
-        with network(subject):
-            return sent.take_all(_MOST_DRAINED, self._timeouts[1])
+        try:
+            with network(subject):
+                return sent.take_all(_MOST_DRAINED, self._timeouts[1])
+        finally:
+            connections.sockets.release()
 
     def _way(
         self, connections: ConnectionSet, request: Request, authorization: str | None

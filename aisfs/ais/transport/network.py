@@ -49,7 +49,7 @@ def tls_options(settings: ClusterSettings) -> dict[str, Any]:
         cert = (cert, str(settings.client_key))
     # The bundle that requests brings along, not that of the system, is what it trusts by default.
     trusted = str(settings.client_ca or DEFAULT_CA_BUNDLE_PATH)
-    return {"verify": False if settings.skip_verify else trusted, "cert": cert}
+    return {"verify": False if settings.skip_verify_crt else trusted, "cert": cert}
 
 
 def _check_key(settings: ClusterSettings) -> None:

@@ -8,7 +8,7 @@ import string
 from contextlib import suppress
 from urllib.parse import quote, urljoin, urlsplit
 
-from aisfs.ais.protocol.requests import Request
+from aisfs.ais.protocol.requests import BATCHES, Request
 from aisfs.errors import ProtocolError
 from aisfs.redaction import shown
 
@@ -26,6 +26,7 @@ class RedirectChain:
 
     Only the place and the query of a redirect are followed, with the path of the request: AIStore
     writes that anew in `Location`, with spaces for line breaks, which is the name of another object.
+    That of a GetBatch names no object: it gets longer by the number of its job, and is followed.
 
     The token goes along to whatever host the endpoint itself names: that is the cluster. It stays
     behind when others redirect elsewhere, and when the way leaves https.
@@ -57,7 +58,7 @@ class RedirectChain:
             parts = urlsplit(target)
             # Impossible hosts and ports are told by asking for them.
             host = (parts.hostname or "").encode("idna")
-            before, version, _ = parts.path.partition("/v1/")
+            before, version, rest = parts.path.partition("/v1/")
             if parts.scheme in ("http", "https") and host and parts.port != 0 and version:
                 # A name need not be escaped there: its question mark is not the last one.
                 query = place[place.rfind("?") :] if "?" in place else ""
@@ -66,6 +67,8 @@ class RedirectChain:
                     query = self._own_query(query)
                 elif self._beside:
                     path = self._beside.partition("?")[0]
+                elif _is_job(path, there := f"/v1/{rest}"):
+                    path = there
                 return f"{parts.scheme}://{parts.netloc}{before}{path}{query}"
         raise ProtocolError(f"{self._subject}: redirected to {shown(place)[:_MOST_TEXT]!r}")
 
@@ -94,6 +97,11 @@ class RedirectChain:
             raise ProtocolError(
                 f"{self._subject}: redirected in circles, from {self._origin} to {shown(target)[:_MOST_TEXT]}"
             )
+
+
+def _is_job(path: str, there: str) -> bool:
+    """Return whether a GetBatch is redirected to its job on the target that does it."""
+    return path.startswith(f"{BATCHES}/") and there.startswith(f"{path}/gbt-")
 
 
 def is_target(url: str) -> bool:

@@ -155,7 +155,9 @@ def _optional(name: str, extra: str) -> Callable[[BinaryIO], Codec]:
         try:
             return cast("Codec", getattr(importlib.import_module(module), codec)(file))
         except ImportError:
-            raise Unsupported(f"this form needs a package: pip install 'aisfs[{extra}]'") from None
+            raise Unsupported(
+                f"this form needs a package; in a clone of aisfs: pip install '.[{extra}]'"
+            ) from None
 
     return open_optional
 

@@ -17,16 +17,18 @@ Invariants:
 - any other bytes, also damaged ones, raise `DamagedIndex` and no other error;
 - nothing is inflated beyond the stated length, which is at most `MAX_INFLATED`.
 
-The CRC detects damage, not malice: an index is as trustworthy as the place it is stored in.
+The CRC detects damage, not malice. `decode` makes sure of the form only, and takes `Limits` for
+indexes from elsewhere; whether the rows can be those of a shard is decided by `published`.
 """
 
 import struct
 import zlib
 from array import array
 from contextlib import suppress
+from functools import lru_cache
 from itertools import accumulate, chain, pairwise
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
@@ -35,6 +37,7 @@ from aisfs.core.index.columns import MemberColumns
 from aisfs.core.index.integer_codec import (
     LEVEL,
     SAMPLE,
+    TURN,
     Numbers,
     Planes,
     array_in_turns,
@@ -74,6 +77,20 @@ class DamagedIndex(ValueError):
     """These bytes are not an index, or are damaged."""
 
 
+class Limits(NamedTuple):
+    """The most that decoding may take, so that a few bytes cannot fill memory."""
+
+    rows: int
+    described: int
+    """Bytes of the description."""
+    inflated: int
+    """Bytes of all."""
+
+
+_OWN = Limits(_MAX_ROWS, MAX_INFLATED, MAX_INFLATED)
+"""Of indexes from our own cache."""
+
+
 # The description -----------------------------------------------------------------------------
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=_MAX_ROWS)]
@@ -107,8 +124,8 @@ class _Description(msgspec.Struct, array_like=True, frozen=True):
 _decode_description = msgspec.msgpack.Decoder(_Description).decode
 
 
-def encode(index: MemberIndex) -> bytes:
-    """Return the stored form of an index.
+def encode(index: MemberIndex, *, level: int = LEVEL) -> bytes:
+    """Return the stored form of an index, deflated at a level.
 
     Raises:
         ValueError: it is too large to be stored, or has impossible numbers.
@@ -146,7 +163,7 @@ def encode(index: MemberIndex) -> bytes:
     raw = b"".join((description, *parts))
     if len(raw) > MAX_INFLATED:
         raise ValueError(f"an index of {len(index)} members takes {len(raw)} bytes: too many")
-    rest = _LENGTHS.pack(len(raw), len(description)) + zlib.compress(raw, LEVEL)
+    rest = _LENGTHS.pack(len(raw), len(description)) + zlib.compress(raw, level)
     return _MARK.pack(_MAGIC, _LAYOUT, zlib.crc32(rest)) + rest
 
 
@@ -164,15 +181,17 @@ def _encode_description(description: _Description) -> bytes:
     return data
 
 
-def decode(data: bytes | memoryview) -> MemberIndex:
-    """Return the index that `encode` encoded.
+def decode(data: bytes | memoryview, limits: Limits = _OWN) -> MemberIndex:
+    """Return the index that `encode` encoded, if it keeps within the limits.
 
     Raises:
         DamagedIndex: these are not the bytes of an index.
     """
-    raw, description_length = _inflate(memoryview(data))
+    raw, description_length = _inflate(memoryview(data), limits)
     try:
         description = _decode_description(raw[:description_length])
+        if description.rows > limits.rows:
+            raise DamagedIndex(f"{description.rows} members are too many")
         return _read(description, Planes(raw[description_length:]))
     except DamagedIndex:
         raise
@@ -180,7 +199,7 @@ def decode(data: bytes | memoryview) -> MemberIndex:
         raise DamagedIndex(f"the description of the index makes no sense: {error}") from None
 
 
-def _inflate(data: memoryview) -> tuple[memoryview, int]:
+def _inflate(data: memoryview, limits: Limits) -> tuple[memoryview, int]:
     """Return the inflated rest and how much of it is the description."""
     start = _MARK.size + _LENGTHS.size
     if len(data) < start:
@@ -191,17 +210,28 @@ def _inflate(data: memoryview) -> tuple[memoryview, int]:
     if zlib.crc32(data[_MARK.size :]) != crc:
         raise DamagedIndex("the checksum of the index does not hold")
     length, description_length = _LENGTHS.unpack_from(data, _MARK.size)
-    if not 0 < description_length <= length <= MAX_INFLATED:
+    if description_length > limits.described or not (
+        0 < description_length <= length <= min(limits.inflated, MAX_INFLATED)
+    ):
         raise DamagedIndex(f"an index cannot inflate to {length} bytes")
+    return inflated(data[start:], length), description_length
+
+
+def inflated(data: memoryview, length: int) -> memoryview:
+    """Return deflated bytes, which have exactly this length when they are inflated.
+
+    Raises:
+        DamagedIndex: they have not.
+    """
     inflater = zlib.decompressobj()
     try:
-        raw = inflater.decompress(data[start:], length)
+        raw = inflater.decompress(data, max(1, length))  # 0 would mean all
         more = inflater.decompress(inflater.unconsumed_tail, 1)
     except zlib.error as error:
         raise DamagedIndex(f"the index does not inflate: {error}") from None
     if more or len(raw) != length or not inflater.eof or inflater.unused_data:
         raise DamagedIndex("the index does not have the length it states")
-    return memoryview(raw), description_length
+    return memoryview(raw)
 
 
 def _read(description: _Description, parts: Planes) -> MemberIndex:
@@ -210,9 +240,7 @@ def _read(description: _Description, parts: Planes) -> MemberIndex:
         read_numbers(numbers, rows, typecode, parts)
         for numbers, typecode in zip(description.columns, "IQHqB", strict=True)
     )
-    ends = array("I")
-    for some in sums_of("I", lengths):
-        ends += some
+    ends = _ends(lengths.tobytes()) if rows <= TURN else array_in_turns("I", sums_of("I", lengths))
     names = _read_names(description.name_widths, ends, parts)
     contents = description.contents
     mentioned = (description.jumps, description.targets, description.stored_stops, contents)
@@ -235,6 +263,12 @@ def _read(description: _Description, parts: Planes) -> MemberIndex:
     return MemberIndex(
         columns, size, warnings, MappingProxyType(skipped), form=form, packing=packing
     )
+
+
+@lru_cache(8)
+def _ends(lengths: bytes) -> "array[int]":
+    """Return where names of these lengths end; the column is shared by the indexes of alike shards."""
+    return array_in_turns("I", sums_of("I", array("I", lengths)))
 
 
 # Names ---------------------------------------------------------------------------------------

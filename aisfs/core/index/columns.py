@@ -1,7 +1,7 @@
 """The columns of a member index, and how their rows are read, linked and selected."""
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, compress
 from operator import itemgetter
 
@@ -124,6 +124,24 @@ class MemberColumns:
             moved[row]: stop for row, stop in self.stored_stops.items() if row in moved
         }
         return new
+
+
+class Names:
+    """Names in the columns of many shards."""
+
+    def __init__(self, columns: Iterable[MemberColumns]) -> None:
+        columns = list(columns)
+        self._names = [bytes(column.names) for column in columns]
+        self._ends = [column.ends for column in columns]
+
+    def at(self, members: Iterable[int]) -> list[bytes]:
+        """Return names by the position of a shard, above 32 bits for the row in it."""
+        names, ends = self._names, self._ends
+        places = [(member >> 32, member & 0xFFFFFFFF) for member in members]
+        return [
+            names[shard][ends[shard][row - 1] if row else 0 : ends[shard][row]]
+            for shard, row in places
+        ]
 
 
 def column_at(column: Sequence[int], rows: Sequence[int]) -> Sequence[int]:

@@ -106,7 +106,7 @@ def write_numbers(values: "array[int]") -> tuple[Numbers, bytes]:
         first = values[0]
         values = differences
     base, scale, lanes = _scaled(values, ascending=first is not None)
-    width = _bytes_of(_extremes(lanes)[1])
+    width = _bytes_of(extremes(lanes)[1])
     return Numbers(first, base, scale, width), _planes(lanes, width)
 
 
@@ -129,7 +129,7 @@ def _alike(values: "array[int]") -> bool:
     return values.tobytes() == values[:1].tobytes() * len(values)
 
 
-def _extremes(values: "array[int]") -> tuple[int, int]:
+def extremes(values: "array[int]") -> tuple[int, int]:
     """Return the least and the greatest value; 0 of none."""
     if _alike(values):
         return (values[0], values[0]) if values else (0, 0)
@@ -138,7 +138,7 @@ def _extremes(values: "array[int]") -> tuple[int, int]:
 
 def _scaled(values: "array[int]", *, ascending: bool) -> tuple[int, int, "array[int]"]:
     """Return base, scale and the remaining lanes."""
-    low, high = _extremes(values)
+    low, high = extremes(values)
     base = low
     if ascending or (low > 0 and low < high and _bytes_of(high) == _bytes_of(high - low)):
         base = 0  # saves nothing, costs an addition
@@ -188,7 +188,7 @@ def read_numbers(numbers: Numbers, rows: int, typecode: str, parts: Planes) -> "
             return lanes
         pieces = turns(lanes)
     else:
-        return array(typecode, [base]) * rows
+        return constant(typecode, base, rows)
     if base < 0:  # a lane would borrow from the next one
         return array_in_turns(typecode, ([base + scale * n for n in some] for some in pieces))
     return scaled_up(typecode, pieces, scale, base)
@@ -224,10 +224,44 @@ def _read_lanes(width: int, rows: int, typecode: str, parts: Planes) -> "array[i
     return array_of(typecode, data)
 
 
-@lru_cache(4)
+@lru_cache(8)
 def ones_of(rows: int, lane: int) -> int:
     """Return the integer that has a 1 in each lane."""
     return int.from_bytes((b"\1" + bytes(lane - 1)) * rows, "little")
+
+
+def lanes_of(values: "array[int]") -> int:
+    """Return the integer that has the values in lanes of 64 bits."""
+    if _alike(values):
+        return values[0] * ones_of(len(values), 8) if values else 0
+    data, size = little_endian(values), values.itemsize
+    if size < 8:
+        wide = bytearray(8 * len(values))
+        for plane in range(size):
+            wide[plane::8] = data[plane::size]
+        data = bytes(wide)
+    return int.from_bytes(data, "little")
+
+
+def constant(typecode: str, value: int, rows: int) -> "array[int]":
+    """Return a column of equal values, which must not be changed: indexes may share it."""
+    column = _constant if rows <= TURN else _constant.__wrapped__
+    return column(typecode, value, rows)
+
+
+@lru_cache(16)
+def _constant(typecode: str, value: int, rows: int) -> "array[int]":
+    return array(typecode, [value]) * rows
+
+
+def progression(rows: range) -> "array[int]":
+    """Return the numbers of a range as a column, which must not be changed: indexes may share it."""
+    return (_progression if len(rows) <= TURN else _progression.__wrapped__)(rows)
+
+
+@lru_cache(16)
+def _progression(rows: range) -> "array[int]":
+    return array_in_turns("I", turns(rows))
 
 
 def array_of(typecode: str, data: bytes | bytearray) -> "array[int]":

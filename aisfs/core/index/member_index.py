@@ -42,10 +42,15 @@ class MemberKind(IntEnum):
     HARDLINK = HARDLINK
 
 
+_IS_KIND = {kind: bytes(flags & KIND_BITS == kind for flags in range(256)) for kind in MemberKind}
+
+
 class MemberIndex:
     """The rows of one shard. Immutable."""
 
-    __slots__ = ("columns", "form", "object_size", "packing", "skipped", "warnings")
+    __slots__ = (
+        "columns", "form", "object_size", "packing", "skipped", "warnings", "without_attributes",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -56,6 +61,7 @@ class MemberIndex:
         *,
         form: Form = Form.TAR,
         packing: Packing | None = None,
+        without_attributes: bool = False,
     ) -> None:
         self.columns = columns
         """The columns themselves, which must not be changed."""
@@ -68,6 +74,8 @@ class MemberIndex:
         """What is wrong with the shard and where; rows before that place are good."""
         self.skipped = skipped
         """Members that are not shown: reason and how many."""
+        self.without_attributes = without_attributes
+        """Whether times and modes are not the members' own, as in AIStore's index."""
 
     def __repr__(self) -> str:
         return (
@@ -92,7 +100,9 @@ class MemberIndex:
 
     def rows_of(self, kind: MemberKind) -> Iterator[int]:
         """Yield the rows of one kind."""
-        return (row for row, flags in enumerate(self.columns.flags) if flags & KIND_BITS == kind)
+        marks, row = self.columns.flags.translate(_IS_KIND[kind]), -1
+        while (row := marks.find(1, row + 1)) >= 0:
+            yield row
 
     def size(self, row: int) -> int:
         """Return the size users see: the logical size of sparse rows, the target's of symlinks."""
@@ -215,7 +225,25 @@ class MemberIndex:
         columns = self.columns.reordered(order)
         packing = self.packing.reordered(order) if self.packing is not None else None
         return MemberIndex(
-            columns, self.object_size, self.warnings, self.skipped, form=self.form, packing=packing
+            columns,
+            self.object_size,
+            self.warnings,
+            self.skipped,
+            form=self.form,
+            packing=packing,
+            without_attributes=self.without_attributes,
+        )
+
+    def stripped(self) -> "MemberIndex":
+        """Return the same index, marked as one `without_attributes`."""
+        return MemberIndex(
+            self.columns,
+            self.object_size,
+            self.warnings,
+            self.skipped,
+            form=self.form,
+            packing=self.packing,
+            without_attributes=True,
         )
 
     @property

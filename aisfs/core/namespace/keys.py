@@ -10,7 +10,7 @@ import re
 from enum import StrEnum
 
 from aisfs.core.archive.formats import Form, form_of_name, suffix_of
-from aisfs.errors import InvalidName, NameTooLong
+from aisfs.errors import InvalidName, NameTooLong, Unsupported
 from aisfs.model import Bucket, Provider
 
 NAME_MAX = 255
@@ -20,6 +20,9 @@ SHARD_DIRECTORY_SUFFIX = b".d"
 """`X.tar` + this is the folder of its members. Shells leave a letter alone, unlike `#` and `!`."""
 SHARD_BYTES_SUFFIX = b".raw"
 """`X.tar` + this is the shard's content where `X.tar` itself is listed as a directory."""
+
+INDEX_DIRECTORY = ".aisfs-index"
+"""The directory beside shards that has their published indexes; found by name and not listed."""
 
 
 class Refusal(StrEnum):
@@ -137,6 +140,29 @@ def bucket_name(bucket: Bucket) -> bytes:
 
 
 _BUCKET_NAME = re.compile(rb"[A-Za-z0-9_.-]+([@#][A-Za-z0-9_.@#-]*)?")
+
+
+_BUCKET_NAME_MAX = 64
+"""Characters that AIStore takes."""
+
+
+def check_new_bucket(bucket: Bucket) -> None:
+    """Check that AIStore makes a bucket of this name.
+
+    Raises:
+        InvalidName, Unsupported: with the reason.
+    """
+    if bucket.provider is not Provider.AIS:
+        raise Unsupported(
+            f"{bucket}: AIStore makes only ais:// buckets; make this one in its cloud"
+        )
+    name = bucket.name
+    if not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
+        raise InvalidName(f"{bucket}: a bucket's name has only letters, digits, `.`, `-` and `_`")
+    if len(name) > _BUCKET_NAME_MAX:
+        raise InvalidName(f"{bucket}: a bucket's name has at most {_BUCKET_NAME_MAX} characters")
+    if name.startswith(".") or ".." in name:
+        raise InvalidName(f"{bucket}: a bucket's name neither begins with `.` nor has `..` in it")
 
 
 def is_bucket_name(name: bytes) -> bool:

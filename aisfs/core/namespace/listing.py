@@ -20,7 +20,7 @@ from collections.abc import (
     Sequence,
 )
 
-from aisfs.core.namespace.keys import NAME_MAX, Refusal, entry_name, refusal
+from aisfs.core.namespace.keys import INDEX_DIRECTORY, NAME_MAX, Refusal, entry_name, refusal
 from aisfs.errors import ProtocolError
 from aisfs.model import ObjectInfo, Page
 from aisfs.redaction import shown
@@ -35,6 +35,9 @@ NAME_BYTES_MAX = 2 << 30
 SHORT_PAGE, SHORT_PAGES_MAX = 10, 1000
 """How many pages may have fewer names than this. Usual pages have 1,000 or 10,000 names, but after
 many objects of a cloud were deleted they may be almost empty for a while."""
+
+UNLISTED = INDEX_DIRECTORY.encode()
+"""The name that is found and not listed, like the folder of a shard."""
 
 Listed = ObjectInfo | None
 """What a name stands for: an object, or None for a directory."""
@@ -58,8 +61,8 @@ class Listing:
         self.refused = refused
         """How many keys are not shown, by reason."""
         if previous is None:
-            self._names = list(entries)
-            self._offsets = array("Q", range(1, len(entries) + 1))
+            self._names = _listed(entries)
+            self._offsets = array("Q", range(1, len(self._names) + 1))
         else:
             self._names, self._offsets = _merge(previous, entries)
 
@@ -83,8 +86,17 @@ class Listing:
 
     @property
     def names(self) -> KeysView[bytes]:
-        """All names."""
+        """All names, also the one that is not listed."""
         return self._entries.keys()
+
+    def total_size(self) -> int:
+        """Return the bytes of all objects together."""
+        return sum(listed.size for listed in self._entries.values() if listed is not None)
+
+    @property
+    def has_indexes(self) -> bool:
+        """Whether indexes of the shards in the directory are published."""
+        return UNLISTED in self._entries
 
     def changes_since(self, previous: "Listing") -> list[bytes]:
         """Return the names that are new, gone, or of another version than in `previous`."""
@@ -186,7 +198,9 @@ class ListingBuilder:
         """Add the next page."""
         for whole in page.directories:
             name = entry_name(self._prefix, whole)
-            if reason := self._refusal(name, whole):
+            if name == UNLISTED:  # whatever is wanted
+                self._directories[name] = None
+            elif reason := self._refusal(name, whole):
                 self._refused[reason] += 1
             else:
                 self._directories[name] = None
@@ -246,7 +260,15 @@ def _merge(previous: Listing, entries: dict[bytes, Listed]) -> tuple[list[bytes]
     names = [name for _, name in kept]
     offsets = array("Q", (offset for offset, _ in kept))
     following = previous._offsets[-1] + 1 if previous._offsets else 1
-    new = [name for name in entries if name not in previous._entries]
+    new = _listed(name for name in entries if name not in previous._entries)
     names.extend(new)
     offsets.extend(range(following, following + len(new)))
     return names, offsets
+
+
+def _listed(names: Iterable[bytes]) -> list[bytes]:
+    """Return the names that a directory lists."""
+    listed = list(names)
+    if UNLISTED in listed:
+        listed.remove(UNLISTED)
+    return listed

@@ -1,6 +1,7 @@
 """Glob patterns over keys: which keys to show, and which directories need no listing.
 
-The syntax is wcmatch's: `*` and `?` stop at a slash, `**` does not, `[...]` and `{a,b}` as in shells.
+The syntax is wcmatch's: `*` and `?` stop at a slash, `**` does not, `[...]` and `{a,b}` as in shells. `{000..}`
+stands for the numbers from 0 on with at least three digits, as `aisfs pack` counts.
 """
 
 import re
@@ -10,7 +11,10 @@ from dataclasses import dataclass, field
 from wcmatch import glob
 
 _FLAGS = glob.GLOBSTAR | glob.DOTGLOB | glob.BRACE | glob.FORCEUNIX
-_MAGIC = re.compile(r"[*?\[]")
+_OPEN_RANGE = re.compile(r"\{([0-9]+)\.\.\}")
+_MAGIC = re.compile(r"[*?\[]|" + _OPEN_RANGE.pattern)
+_MARKED_RANGE = re.compile("\0([0-9]+)\0")
+"""An open range while wcmatch, which does not know them, translates a pattern; no key has such a character."""
 _Compiled = tuple[re.Pattern[str], ...]
 
 
@@ -19,9 +23,25 @@ def is_glob(text: str) -> bool:
     return _MAGIC.search(text) is not None
 
 
+def is_pattern(text: str) -> bool:
+    """Return whether a text may stand for several names: by braces, or as a glob."""
+    return "{" in text or is_glob(text)
+
+
 def _compile(patterns: Sequence[str]) -> _Compiled:
-    wanted, _ = glob.translate(list(patterns), flags=_FLAGS) if patterns else ([], [])
-    return tuple(map(re.compile, wanted))
+    marked = [_OPEN_RANGE.sub("\0\\1\0", pattern) for pattern in patterns]
+    wanted, _ = glob.translate(marked, flags=_FLAGS) if marked else ([], [])
+    return tuple(re.compile(_MARKED_RANGE.sub(lambda m: _at_least(m[1]), text)) for text in wanted)
+
+
+def _at_least(first: str) -> str:
+    """Return the expression for numbers from `first` on, with leading zeros up to its length."""
+    width = len(first)
+    ways = [first, f"[1-9][0-9]{{{width},}}"]
+    for at, digit in enumerate(first):
+        if digit != "9":
+            ways.append(f"{first[:at]}[{int(digit) + 1}-9][0-9]{{{width - at - 1}}}")
+    return f"(?:{'|'.join(ways)})"
 
 
 def _matches(compiled: _Compiled, path: str) -> bool:

@@ -2,15 +2,16 @@
 
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 
 from braceexpand import braceexpand
 
 from aisfs.core.namespace.keys import is_bucket_name, is_shard, parse_bucket_name
-from aisfs.core.namespace.patterns import EVERY_KEY, KeyFilter, is_glob
+from aisfs.core.namespace.patterns import EVERY_KEY, KeyFilter, is_glob, is_pattern
 from aisfs.errors import ConfigError
 from aisfs.model import Bucket, Provider
 
@@ -58,8 +59,13 @@ class ShardPattern:
 
     @property
     def one(self) -> bool:
-        """Whether this names a single shard."""
+        """Whether this names a single object."""
         return bool(self.rest) and not is_glob(self.rest)
+
+    @property
+    def listing(self) -> bool:
+        """Whether that object is a list of shards, and not a shard."""
+        return self.one and self.bucket is not None and self.rest.endswith(LIST_SUFFIX)
 
     def __str__(self) -> str:
         place = "" if self.bucket is None else f"{self.bucket}/"
@@ -72,6 +78,8 @@ class SourceArg:
 
     text: str
     patterns: tuple[ShardPattern, ...]
+    lines: "tuple[SourceArg, ...]" = ()
+    """What each line of a list file names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +101,11 @@ class DatasetSource:
         """The buckets of the shards."""
         found = [p.bucket for word in self.words for p in word.patterns if p.bucket is not None]
         return list(dict.fromkeys(found))
+
+    def separated(self) -> "DatasetSource":
+        """Return the same with each line of a list file as a word."""
+        words = (line for word in self.words for line in word.lines or (word,))
+        return replace(self, words=tuple(words))
 
     def common_directory(self, resolve: Callable[[str], str]) -> str:
         """Return the common parent directory of all local shards, each after `resolve`."""
@@ -116,6 +129,10 @@ class DatasetSource:
 
 Source = Everything | BucketSource | DirectorySource | DatasetSource
 
+NO_LISTS: Mapping[str, SourceArg] = MappingProxyType({})
+
+LIST_SUFFIX = ".json"
+"""Of a list of shards; see `aisfs.core.namespace.shard_lists`."""
 EXPANSIONS_MAX = 1_000_000
 """Most names that the braces of one argument may expand to; LAION-2B has 231,349 shards."""
 
@@ -164,6 +181,7 @@ def parse_sources(
     is_directory: Callable[[str], bool],
     view: bool = False,
     listed: SourceArg | None = None,
+    lists: Mapping[str, SourceArg] = NO_LISTS,
     keys: KeyFilter = EVERY_KEY,
 ) -> Source:
     """Return what the arguments before the mountpoint stand for.
@@ -173,20 +191,26 @@ def parse_sources(
         is_directory: Returns whether a local directory of this very name exists.
         view: Whether a view lays the members of shards out together.
         listed: The content of a list file, if there is one.
+        lists: What the arguments stand for that name lists of shards themselves.
         keys: Which shards to leave out.
 
     Raises:
         ConfigError: an argument is invalid, or the arguments cannot be combined.
     """
     plain = not words or (
-        len(words) == 1 and (is_directory(words[0]) or not _names_shards(words[0]))
+        len(words) == 1
+        and words[0] not in lists
+        and (is_directory(words[0]) or not _names_shards(words[0]))
     )
     if plain and not view and listed is None:
         return parse_source(words[0] if words else None)
     if not words and listed is None:
         raise ConfigError("--view needs a SOURCE: a bucket, a directory, or shards")
-    found = [] if listed is not None else [_word(text, is_directory) for text in words]
-    source = DatasetSource((*found, *([listed] if listed is not None else [])), keys)
+    if listed is not None:
+        found = [listed]
+    else:
+        found = [lists.get(text) or _word(text, is_directory) for text in words]
+    source = DatasetSource(tuple(found), keys)
     kinds = {p.bucket is None for word in source.words for p in word.patterns}
     if len(kinds) > 1:
         raise ConfigError("one mount shows buckets or local files, not both")
@@ -208,7 +232,7 @@ def parse_list(
     Raises:
         ConfigError: a line is invalid, or there is none.
     """
-    patterns: list[ShardPattern] = []
+    found: list[SourceArg] = []
     for number, line in enumerate(lines, start=1):
         text = line.strip("\r\n")
         if not text.strip() or text.startswith("#"):
@@ -216,12 +240,13 @@ def parse_list(
         if base is not None and "://" not in text and not text.startswith("/"):
             text = f"{base.rstrip('/')}/{text}"
         try:
-            patterns += _word(text, is_directory).patterns
+            found.append(_word(text, is_directory))
         except ConfigError as error:
             raise ConfigError(f"{name}, line {number}: {error}") from error
-    if not patterns:
+    if not found:
         raise ConfigError(f"{name} names no source")
-    return SourceArg(f"--files-from {name}", tuple(patterns))
+    patterns = tuple(pattern for word in found for pattern in word.patterns)
+    return SourceArg(f"--files-from {name}", patterns, tuple(found))
 
 
 def absolute(source: Source) -> Source:
@@ -244,7 +269,7 @@ def _absolute(pattern: ShardPattern) -> ShardPattern:
 
 def _names_shards(text: str) -> bool:
     """Return whether an argument cannot be a plain bucket, prefix or directory."""
-    return "{" in text or is_glob(text) or _is_shard_key(text[_start(text) :])
+    return is_pattern(text) or _is_shard_key(text) or _is_list_key(text)
 
 
 def _start(text: str) -> int:
@@ -254,7 +279,12 @@ def _start(text: str) -> int:
 
 
 def _is_shard_key(text: str) -> bool:
-    return is_shard(os.fsencode(text.rpartition("/")[2]))
+    return is_shard(os.fsencode(text[_start(text) :].rpartition("/")[2]))
+
+
+def _is_list_key(text: str) -> bool:
+    """Return whether this names a list of shards in a bucket."""
+    return "://" in text and text[_start(text) :].endswith(LIST_SUFFIX)
 
 
 def _word(text: str, is_directory: Callable[[str], bool]) -> SourceArg:
@@ -276,7 +306,19 @@ def _pattern(text: str, is_directory: Callable[[str], bool]) -> ShardPattern:
     """Split a text without braces into the directory to look in and the name to look for."""
     if not text:
         raise ConfigError("a SOURCE cannot be empty")
-    cut = len(text) if is_directory(text) else _cut(text)
+    return _split(text, len(text) if is_directory(text) else _cut(text))
+
+
+def pattern_of_shard(text: str) -> ShardPattern:
+    """Return where to look for one shard.
+
+    Raises:
+        ConfigError: the URL names an unknown provider, or no bucket.
+    """
+    return _split(text, max(_start(text), text.rfind("/") + 1))
+
+
+def _split(text: str, cut: int) -> ShardPattern:
     directory, rest = text[:cut], text[cut:]
     if "://" not in text:
         return ShardPattern(None, directory if rest else directory.rstrip("/") + "/", rest)
@@ -295,4 +337,5 @@ def _cut(text: str) -> int:
             return start
         start = end + 1
     last = text[start:]
-    return start if is_glob(last) or _is_shard_key(last) else len(text)
+    found = is_glob(last) or _is_shard_key(last) or _is_list_key(text)
+    return start if found else len(text)

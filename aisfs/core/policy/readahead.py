@@ -34,7 +34,8 @@ _HIGH_LATENCY_GROWTH = 4
 """From 1 MiB to 64 MiB in three round trips instead of six: at 100 ms those were a third of the
 time of 64 MB at 1 Gbit/s. The waste stays below 4 MiB and 16 times the bytes read."""
 _PAGE = 4096
-"""Sequential reads may overlap by one page: the kernel rereads the page that ends a short read."""
+"""Sequential reads may overlap by one page, because the kernel rereads the page that ends a short read, or
+leave one out: what lies between the members of a tar is padding, headers, perhaps a label."""
 _MAX_SKIPS = 4
 """Successive skips with holes that end a stream: otherwise a reader of every tenth megabyte would
 fetch everything (gcsfuse stops after three seeks)."""
@@ -86,14 +87,18 @@ class _Stream:
 
     def touches(self, need: ByteRange) -> bool:
         """Return whether `need` continues this stream, or arrived one request late."""
-        return self.stop - _PAGE <= need.start <= self.stop < need.stop or need.stop == self.start
+        if need.stop == self.start:
+            return True
+        return self.stop - _PAGE <= need.start <= self.stop + _PAGE and self.stop < need.stop
 
-    def reaches(self, need: ByteRange) -> bool:
+    def reaches(self, need: ByteRange, *, stalled: bool) -> bool:
         """Return whether `need` is near enough to belong to this reader."""
         if not self.sequential:
             return self.touches(need)
+        # To wait for bytes far back means that they were dropped: a reader starts over without them.
+        back = BACKWARD if stalled else self.back
         ahead = min(max(self.window, self.asked - self.stop), FORWARD)
-        return self.stop - self.back <= need.start <= self.stop + ahead
+        return self.stop - back <= need.start <= self.stop + ahead
 
     def advance(self, need: ByteRange) -> None:
         if self.touches(need):
@@ -160,7 +165,7 @@ class ReadAhead:
         need = ByteRange(min(wanted.start, size), min(wanted.stop, size))
         if need.start >= need.stop:
             return Plan(need, None, sequential=False)
-        stream = self._find(need)
+        stream = self._find(need, stalled=stalled)
         if stream is None:
             stream = _Stream(need, self._start)
             del self._streams[: len(self._streams) + 1 - MAX_STREAMS]
@@ -185,8 +190,8 @@ class ReadAhead:
         for each in self._streams:
             each.window = max(each.window // 2, min(START_WINDOW, self._start))
 
-    def _find(self, need: ByteRange) -> _Stream | None:
-        near = [each for each in self._streams if each.reaches(need)]
+    def _find(self, need: ByteRange, *, stalled: bool) -> _Stream | None:
+        near = [each for each in self._streams if each.reaches(need, stalled=stalled)]
         return min(
             near,
             key=lambda each: (not each.touches(need), abs(need.start - each.stop)),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
+from aisfs.core.namespace.patterns import is_pattern
 from aisfs.core.synthetic.tar import member_header, member_size
 from aisfs.errors import ConfigError
 
@@ -193,8 +194,10 @@ class ShardNames:
             raise ConfigError(f"{text}: the name of a shard ends in .tar")
         found = list(_RANGE.finditer(text))
         rest = _RANGE.sub("", text)
-        if len(found) > 1 or "{" in rest or "}" in rest:
-            raise ConfigError(f"{text}: write one range, as in train-{{000000..}}.tar")
+        if len(found) > 1 or is_pattern(rest) or "}" in rest:
+            raise ConfigError(
+                f"{text}: new shards need names, not a pattern: write one range, as in train-{{000000..}}.tar"
+            )
         if not found:
             return cls(text, "", 0, 0, 0)
         match = found[0]

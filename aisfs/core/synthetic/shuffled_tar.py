@@ -1,4 +1,4 @@
-"""Tar files of the samples of other tars, in another order.
+"""Tar files of the samples of other tars: in another order, or with the parts of several sources.
 
 A sample is copied with its headers as stored: names, times, long names and sparse members stay the
 same in any tar format. Headers are only generated
@@ -6,24 +6,26 @@ same in any tar format. Headers are only generated
 - for samples with the key of another sample of the same virtual shard: they get `~<shard>` before
   their first dot, as in the view `flat`, because readers take adjacent members of one key for one
   sample, and extracting the tar would overwrite one with the other;
-- for hardlinks, whose content may not be in the same virtual shard.
+- for hardlinks, whose content may not be in the same virtual shard;
+- for parts of a joined sample that are in another directory than its first part: they move there, so
+  that readers find one sample.
 
 The bytes of a virtual shard only depend on the seed, the options and the shards.
 """
 
 import os
 from array import array
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
-from itertools import accumulate, count
+from itertools import count
 from random import Random
 from typing import NamedTuple
 
 from aisfs.config import KeyRule
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.namespace.keys import NAME_MAX
+from aisfs.core.synthetic.sample_lists import CUT_OFF, Part, SampleList
 from aisfs.core.synthetic.tar import (
     OCTAL_LIMIT,
     Content,
@@ -36,13 +38,11 @@ from aisfs.core.synthetic.tar import (
     version_of,
 )
 from aisfs.core.tar.header import padded
-from aisfs.core.views.merged import CLASH, DUPLICATE, JOINT
-from aisfs.core.views.samples import SPLITS, Samples, split_name
-from aisfs.core.views.spec import Component, ShardSplit
+from aisfs.core.views.merged import CLASH, JOINT
+from aisfs.core.views.samples import SPLITS, split_name
+from aisfs.core.views.spec import ShardSplit
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 
-CUT_OFF = "cut off sample"
-"""A sample that is truncated in its shard."""
 SPARSE = "sparse sample"
 """A sample with a sparse member that needs a generated header, which would need its map."""
 _SECOND = 10**9
@@ -53,44 +53,12 @@ _ZEROS = 0xFFFFFFFE
 
 
 class SourceTar(NamedTuple):
-    """One version of a tar whose samples are shuffled."""
+    """One version of a tar whose samples are shown in other tars."""
 
     bucket: Bucket
     info: ObjectInfo
     name: bytes
     """Distinguishes its samples from others with the same key."""
-
-
-class ShardSamples:
-    """The samples of one tar, as rows of its index, with those of a sample adjacent."""
-
-    def __init__(self, index: MemberIndex, rule: KeyRule, require: tuple[Component, ...]) -> None:
-        """Group the members of `index`. Of members with one name the last wins."""
-        self.index = index
-        found = Samples(index, rule, require)
-        self.skipped = found.skipped
-        """How many members and samples are left out, by reason."""
-        self._rows, self._ends = array("I"), array("I", [0])
-        groups: dict[bytes, dict[bytes, int]] = {}
-        for part in found:
-            last = groups.setdefault(part.key, {})
-            name = index.name(part.row)
-            self.skipped[DUPLICATE] += name in last
-            last[name] = part.row
-        for last in groups.values():
-            rows = sorted(last.values())
-            if any(map(index.truncated, rows)):
-                self.skipped[CUT_OFF] += 1
-            else:
-                self._rows.extend(rows)
-                self._ends.append(len(self._rows))
-
-    def __len__(self) -> int:
-        return len(self._ends) - 1
-
-    def rows(self, sample: int) -> Sequence[int]:
-        """Return the members of a sample in the order of the tar."""
-        return self._rows[self._ends[sample] : self._ends[sample + 1]]
 
 
 class _Header(NamedTuple):
@@ -137,7 +105,8 @@ class _Run(NamedTuple):
     """Adjacent bytes of a sample: a range of its source, a generated header, or zeros."""
 
     length: int
-    offset: int | None = None
+    source: int = _ZEROS
+    offset: int = 0
     """In the source."""
     header: _Header | None = None
 
@@ -200,37 +169,43 @@ class _Unmakeable(Exception):
 class _Builder:
     """One virtual shard, sample by sample."""
 
-    def __init__(self, sources: Sequence[SourceTar], rule: KeyRule) -> None:
+    def __init__(
+        self, sources: Sequence[SourceTar], indexes: Sequence[MemberIndex], rule: KeyRule
+    ) -> None:
         self._sources = sources
+        self._indexes = indexes
         self._rule = rule
         self._keys: set[bytes] = set()
         self._starts, self._owners, self._offsets = array("q", [0]), array("I"), array("Q")
         self._headers = _Headers()
         self.samples = 0
 
-    def plan(
-        self, source: int, index: MemberIndex, rows: Sequence[int]
-    ) -> tuple[bytes, list[_Run]]:
+    def plan(self, parts: Sequence[Part]) -> tuple[bytes, list[_Run]]:
         """Return the key and the runs with which a sample would be added.
 
         Raises:
-            _Unmakeable: it needs another name and cannot have it.
+            _Unmakeable: it needs another name and cannot have it, or its source ends before it.
         """
-        names = [index.name(row) for row in rows]
+        own = [self._indexes[source].name(row) for source, row in parts]
+        names = own if parts[0][0] == parts[-1][0] else _in_one_directory(own)
         key = self._key(names[0])
-        renamed = key in self._keys
-        if renamed:
-            key, names = self._fresh(names, self._sources[source].name)
+        if key in self._keys:
+            key, names = self._fresh(names, self._sources[parts[0][0]].name)
         runs: list[_Run] = []
-        for row, name in zip(rows, names, strict=True):
-            _add_member(runs, index, row, name, make=renamed or index.content_row(row) != row)
+        for part, before, name in zip(parts, own, names, strict=True):
+            source, row = part
+            index = self._indexes[source]
+            if index.truncated(row):
+                raise _Unmakeable(CUT_OFF)
+            make = name != before or index.content_row(row) != row
+            _add_member(runs, source, index, row, name, make=make)
         return key, runs
 
     def would_take(self, runs: Sequence[_Run]) -> int:
         """Return the size of the shard with another sample, in bytes."""
         return tar_size(self._starts[-1] + sum(run.length for run in runs))
 
-    def add(self, source: int, key: bytes, runs: Sequence[_Run]) -> None:
+    def add(self, key: bytes, runs: Sequence[_Run]) -> None:
         """Add a sample as `plan` returned it."""
         self._keys.add(key)
         self.samples += 1
@@ -241,8 +216,8 @@ class _Builder:
                 self._offsets.append(len(self._headers))
                 self._headers.add(run.header)
             else:
-                self._owners.append(_ZEROS if run.offset is None else source)
-                self._offsets.append(run.offset or 0)
+                self._owners.append(run.source)
+                self._offsets.append(run.offset)
 
     def finish(self) -> ShuffledShard:
         """Return the shard. The builder is spent."""
@@ -270,8 +245,9 @@ class _Builder:
 
 def shuffled_shards(
     sources: Sequence[SourceTar],
-    samples: Sequence[ShardSamples],
-    seed: int,
+    indexes: Sequence[MemberIndex],
+    samples: SampleList,
+    seed: int | None,
     split: ShardSplit,
     rule: KeyRule,
 ) -> tuple[list[ShuffledShard], Counter[str]]:
@@ -279,9 +255,11 @@ def shuffled_shards(
 
     Args:
         sources: The tars, in the order of the dataset.
-        samples: The samples of each source.
-        seed: Not negative.
-        split: The limits of one tar; without any there are as many tars as sources.
+        indexes: The members of each.
+        samples: What they consist of.
+        seed: Not negative; None keeps the order.
+        split: The limits of one tar. Without any there are as many tars as sources that samples
+            belong to, each with the samples of its source if the order is kept.
         rule: The rule for sample keys.
 
     Returns:
@@ -289,26 +267,25 @@ def shuffled_shards(
     """
     exclusions: Counter[str] = Counter()
     shards: list[ShuffledShard] = []
-    firsts = list(accumulate(map(len, samples), initial=0))
-    total = firsts[-1]
-    cuts = _cuts(total, len(sources)) if split == ShardSplit(None, None) else set()
-    builder = _Builder(sources, rule)
-    for place, number in enumerate(_order(total, seed)):
-        source = bisect_right(firsts, number) - 1
-        index, rows = samples[source].index, samples[source].rows(number - firsts[source])
+    total, cuts = len(samples), set[int]()
+    if split == ShardSplit(None, None):
+        cuts = set(samples.firsts) if seed is None else _cuts(total, len(samples.firsts))
+    builder = _Builder(sources, indexes, rule)
+    for place, number in enumerate(range(total) if seed is None else _order(total, seed)):
+        parts = samples.parts(number)
         if builder.samples and (builder.samples == split.samples or place in cuts):
             shards.append(builder.finish())
-            builder = _Builder(sources, rule)
+            builder = _Builder(sources, indexes, rule)
         try:
-            key, runs = builder.plan(source, index, rows)
+            key, runs = builder.plan(parts)
             if builder.samples and split.size and builder.would_take(runs) > split.size:
                 shards.append(builder.finish())
-                builder = _Builder(sources, rule)
-                key, runs = builder.plan(source, index, rows)
+                builder = _Builder(sources, indexes, rule)
+                key, runs = builder.plan(parts)
         except _Unmakeable as reason:
             exclusions[str(reason)] += 1
         else:
-            builder.add(source, key, runs)
+            builder.add(key, runs)
     if builder.samples:
         shards.append(builder.finish())
     return shards, exclusions
@@ -332,13 +309,21 @@ def _order(length: int, seed: int) -> "array[int]":
     return order
 
 
+def _in_one_directory(names: list[bytes]) -> list[bytes]:
+    """Return the names of a sample's parts, all in the directory of the first."""
+    home = names[0][: names[0].rfind(b"/") + 1]
+    return [home + name[name.rfind(b"/") + 1 :] for name in names]
+
+
 def _with_mark(name: bytes, mark: bytes) -> bytes:
     """Return a name with a mark before the first dot of its last component."""
     dot = name.find(b".", name.rfind(b"/") + 1)
     return name + mark if dot < 0 else name[:dot] + mark + name[dot:]
 
 
-def _add_member(runs: list[_Run], index: MemberIndex, row: int, name: bytes, *, make: bool) -> None:
+def _add_member(
+    runs: list[_Run], source: int, index: MemberIndex, row: int, name: bytes, *, make: bool
+) -> None:
     """Add the bytes of a member, joined with the previous run if they are adjacent."""
     data = index.data_range(row)
     start = data.start
@@ -347,15 +332,15 @@ def _add_member(runs: list[_Run], index: MemberIndex, row: int, name: bytes, *, 
             raise _Unmakeable(SPARSE)
         mtime = min(max(index.mtime_ns(row) // _SECOND, 0), OCTAL_LIMIT - 1)
         header = _Header(name, index.size(row), mtime, index.mode(row))
-        runs.append(_Run(header.length, header=header))
+        runs.append(_Run(header.length, _MADE, header=header))
     else:
         start = index.span(row).start
     stop = data.start + padded(len(data))
     there = min(stop, index.object_size)
-    before = runs[-1] if runs else None
-    if before and before.offset is not None and before.offset + before.length == start:
-        runs[-1] = _Run(before.length + there - start, before.offset)
+    before = runs[-1] if runs else _Run(0)
+    if before.source == source and before.offset + before.length == start:
+        runs[-1] = _Run(before.length + there - start, source, before.offset)
     elif start < there:
-        runs.append(_Run(there - start, start))
+        runs.append(_Run(there - start, source, start))
     if there < stop:
         runs.append(_Run(stop - there))

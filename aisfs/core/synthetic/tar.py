@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from aisfs.config import KeyRule
 from aisfs.core.tar.header import padded
+from aisfs.core.views.component_finder import has_component
 from aisfs.core.views.samples import INCOMPLETE, SPLITS, split_name
 from aisfs.core.views.spec import Component, ShardSplit
 from aisfs.model import Bucket, ByteRange, ObjectInfo
@@ -189,8 +190,7 @@ def _samples(
     parts.sort(key=lambda part: part[:2])
     for _, group in groupby(parts, key=lambda part: part[0]):
         sample = list(group)
-        has = all(any(c.rank(part[2]) is not None for part in sample) for c in require)
-        if has:
+        if all(has_component(component, (part[2] for part in sample)) for component in require):
             yield [part[3] for part in sample]
         else:
             exclusions[INCOMPLETE] += 1

@@ -6,16 +6,23 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 from aisfs.config import KeyRule
+from aisfs.core.index.integer_codec import progression
+from aisfs.core.index.label_column import LabelColumn
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.namespace.keys import refusal
-from aisfs.core.views.labels import UNUSABLE, LabelColumn
-from aisfs.core.views.merged import Namer
+from aisfs.core.views.component_finder import MISSING, ComponentFinder
+from aisfs.core.views.join import JoinedSamples
+from aisfs.core.views.labels import UNUSABLE
+from aisfs.core.views.merged import Namer, Placed, numbered
 from aisfs.core.views.samples import SPLITS, Samples
 from aisfs.core.views.spec import LabelRule, LabelSource, ViewSpec
+from aisfs.core.views.uniform import uniform_samples
 
 NO_IMAGE = "no image"
+UNCLEAR_IMAGE = "ambiguous image"
 NO_LABEL = "no label"
 BAD_LABEL = "bad label"
 NO_CLASS = "no class name"
@@ -27,13 +34,15 @@ _INTEGER = re.compile(rb"[+-]?[0-9]{1,18}")
 class Labelled:
     """The samples of a shard that have an image and a label."""
 
-    rows: "array[int]"
+    rows: Sequence[int]
     """Of the images, ascending."""
     ids: "array[int]"
     """The label of each row, as a position in `table`."""
     table: list[bytes]
     skipped: Counter[str]
     """How many samples are not shown, by reason."""
+    ascending: bool = False
+    """Whether the names of the images are known to ascend."""
 
 
 def labelled_samples(
@@ -50,30 +59,27 @@ def labelled_samples(
         column: The labels, where they come from contents.
         table: Labels by key, where they come from a table.
     """
+    alike = _labelled_alike(index, spec, column)
+    if alike is not None:
+        return alike
     samples = Samples(index, spec.rule, spec.require)
-    images: dict[bytes, tuple[int, int]] = {}
+    images = ComponentFinder(spec.image)
     contents: dict[bytes, bytes] = {}
     component = spec.label.component
     said = column.by_row() if column is not None else {}
     for row, key, extension in samples:
-        rank = spec.image.rank(extension)
-        if rank is not None:
-            known = images.get(key)
-            if known is None or rank <= known[0]:  # the last of equal ones wins, as elsewhere
-                images[key] = (rank, row)
-        else:
-            images.setdefault(key, (len(spec.image.extensions), -1))
+        images.offer(key, row, extension)
         if row in said and component is not None and component.rank(extension) is not None:
             contents[key] = said[row]
     skipped = +samples.skipped
     ids: dict[bytes, int] = {}
     chosen: list[tuple[int, int]] = []
-    label_of = _labeller(index, spec.label, contents, table or {})
-    for key, (_, row) in images.items():
+    label_of = _labeller(spec.label, table or {})
+    for key, row in images:
         if row < 0:
-            skipped[NO_IMAGE] += 1
+            skipped[NO_IMAGE if row == MISSING else UNCLEAR_IMAGE] += 1
             continue
-        label = label_of(key, row)
+        label = label_of(key, index, row, contents.get(key))
         if label is None or label == UNUSABLE:
             skipped[NO_LABEL if label is None else BAD_LABEL] += 1
             continue
@@ -83,27 +89,121 @@ def labelled_samples(
     return Labelled(rows, places, list(ids), skipped)
 
 
+def _labelled_alike(
+    index: MemberIndex, spec: ViewSpec, column: LabelColumn | None
+) -> Labelled | None:
+    """Return the same for a shard in which all samples are alike and labelled by their contents."""
+    component = spec.label.component
+    if column is None or component is None or spec.rule is not KeyRule.WDS or spec.require:
+        return None
+    samples = uniform_samples(index)
+    if samples is None or UNUSABLE in column.table:
+        return None
+    images = ComponentFinder(spec.image)
+    for at, extension in enumerate(samples.extensions):
+        images.offer(b"", at, extension)
+    ((_, image),) = images
+    labels = [at for at, ext in enumerate(samples.extensions) if component.rank(ext) is not None]
+    if image < 0 or len(labels) != 1 or column.rows != progression(samples.rows_of(labels[0])):
+        return None
+    rows, ascending = samples.rows_of(image), samples.ascending
+    return Labelled(rows, column.ids, column.table, Counter(), ascending)
+
+
+def labelled_joined(
+    joined: JoinedSamples,
+    indexes: Sequence[MemberIndex],
+    spec: ViewSpec,
+    columns: Sequence[LabelColumn | None],
+    table: Mapping[bytes, bytes] | None,
+) -> tuple[list[Labelled], Counter[str]]:
+    """Return the images and labels of joined samples, by the shard of the image.
+
+    Args:
+        joined: The samples.
+        indexes: The members of each shard.
+        spec: The view.
+        columns: The labels of each shard, where they come from contents.
+        table: Labels by key, where they come from a table.
+
+    Returns:
+        What is shown of each shard, and why how many samples are not shown.
+    """
+    skipped = Counter[str]()
+    rows, label_ids = [[array("I") for _ in indexes] for _ in range(2)]
+    ids: list[dict[bytes, int]] = [{} for _ in indexes]
+    places = _places(joined, spec)
+    label_of = _labeller(spec.label, table or {})
+    by_key = spec.label.source in (LabelSource.TABLE, LabelSource.PATTERN)
+    for sample in range(len(joined)):
+        parts = joined.parts(sample)
+        at, labels = places(parts)
+        if at < 0:
+            skipped[NO_IMAGE if at == MISSING else UNCLEAR_IMAGE] += 1
+            continue
+        content, image = None, parts[at]
+        for part in map(parts.__getitem__, labels):
+            column = columns[joined.shards[part]]
+            label = column.find(joined.rows[part]) if column is not None else None
+            content = content if label is None else label
+        shard, row = joined.shards[image], joined.rows[image]
+        key = joined.key(sample) if by_key else b""
+        label = label_of(key, indexes[shard], row, content)
+        if label is None or label == UNUSABLE:
+            skipped[NO_LABEL if label is None else BAD_LABEL] += 1
+            continue
+        rows[shard].append(row)
+        label_ids[shard].append(ids[shard].setdefault(label, len(ids[shard])))
+    return list(map(_ascending, rows, label_ids, map(list, ids))), skipped
+
+
+def _places(joined: JoinedSamples, spec: ViewSpec) -> Callable[[range], tuple[int, list[int]]]:
+    """Return the function from a sample's parts to the places of the image and of labels in them."""
+    finder, component = ComponentFinder(spec.image), spec.label.component
+    known: dict[bytes, tuple[int, list[int]]] = {}
+    """By the extensions of a sample, since most samples have the same."""
+
+    def places(parts: range) -> tuple[int, list[int]]:
+        kinds = joined.extensions[parts.start : parts.stop]
+        answer = known.get(kinds.tobytes())
+        if answer is None:
+            own = [joined.table[kind] for kind in kinds]
+            holds = [component is not None and component.rank(each) is not None for each in own]
+            answer = finder.choose(enumerate(own)), list(compress(range(len(own)), holds))
+            known[kinds.tobytes()] = answer
+        return answer
+
+    return places
+
+
+def _ascending(rows: "array[int]", ids: "array[int]", table: list[bytes]) -> Labelled:
+    """Return images with ascending rows."""
+    order = sorted(range(len(rows)), key=rows.__getitem__)
+    rows, ids = (array("I", map(column.__getitem__, order)) for column in (rows, ids))
+    return Labelled(rows, ids, table, Counter())
+
+
 def _labeller(
-    index: MemberIndex,
-    rule: LabelRule,
-    contents: Mapping[bytes, bytes],
-    table: Mapping[bytes, bytes],
-) -> Callable[[bytes, int], bytes | None]:
-    """Return the function from a key and a row to the label of the sample."""
+    rule: LabelRule, table: Mapping[bytes, bytes]
+) -> Callable[[bytes, MemberIndex, int, bytes | None], bytes | None]:
+    """Return the function from a key, the image and the label in a content to the sample's label."""
     pattern = re.compile(os.fsencode(rule.text if rule.source is LabelSource.PATTERN else ""))
 
     def by_pattern(key: bytes) -> bytes | None:
         match = pattern.search(key)
         return match[1 if pattern.groups else 0] if match else None
 
+    def by_directory(name: bytes) -> bytes | None:
+        return name.rpartition(b"/")[0].partition(b"/")[0] or None
+
     match rule.source:
         case LabelSource.TABLE:
-            return lambda key, row: table.get(key) or table.get(index.name(row))
+            return lambda key, index, row, _: table.get(key) or table.get(index.name(row))
         case LabelSource.PATTERN:
-            return lambda key, _: by_pattern(key)
+            return lambda key, *_: by_pattern(key)
         case LabelSource.DIRECTORY:
-            return lambda _, row: index.name(row).rpartition(b"/")[0].partition(b"/")[0] or None
-    return lambda key, _: contents.get(key)
+            return lambda _, index, row, __: by_directory(index.name(row))
+    return lambda _, __, ___, content: content
 
 
 def class_names(
@@ -131,16 +231,20 @@ def _class_name(label: bytes, classes: Sequence[bytes], known: set[bytes]) -> by
     return label if label in known else None
 
 
-def class_homes(
+def place_images(
+    shard: bytes,
     index: MemberIndex,
     found: Labelled,
     spec: ViewSpec,
     names: Mapping[bytes, bytes | None],
-) -> tuple["array[int]", list[bytes], Counter[str]]:
-    """Return the rows that have a directory, these directories, and why other rows have none."""
+) -> tuple[Placed, Counter[str]]:
+    """Return the rows of a shard that have a directory, and why other rows have none."""
     rows: array[int] = array("I")
     homes: list[bytes] = []
     exclusions: Counter[str] = Counter()
+    own = [name for name in map(names.__getitem__, found.table) if name is not None]
+    if b"/" not in index.columns.names and len(own) == len(found.table):
+        return Placed(shard, index, found.rows, own, found.ids, found.ascending), exclusions
     split = SPLITS[spec.rule]
     for row, at in zip(found.rows, found.ids, strict=True):
         name = names[found.table[at]]
@@ -153,15 +257,17 @@ def class_homes(
             above = above.partition(b"/")[2]  # the first one is the label
         rows.append(row)
         homes.append(name + b"/" + above if above else name)
-    return rows, homes, exclusions
+    return Placed(shard, index, rows, *numbered(homes)), exclusions
 
 
 def class_namer(rule: KeyRule) -> Namer:
     """Return the function that names an image: the last part of the key and the last extension."""
     split = SPLITS[rule]
 
-    def name_of(index: MemberIndex, row: int) -> bytes:
-        found = split(index.name(row))
+    def name_of(name: bytes) -> bytes:
+        if name.count(b".") == 1 and b"/" not in name:  # as most are, whichever the rule
+            return name
+        found = split(name)
         assert found is not None, "an image was chosen by its extension"
         key, extension = found
         return key[key.rfind(b"/") + 1 :] + b"." + extension[extension.rfind(b".") + 1 :]

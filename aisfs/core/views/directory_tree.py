@@ -290,4 +290,4 @@ def members_only(index: MemberIndex) -> MembersView:
 
 def without_folders(index: MemberIndex) -> MembersView:
     """Return a view without members, for shards whose members are shown elsewhere."""
-    return MembersView(index, [None] * len(index))
+    return MembersView(index, ())

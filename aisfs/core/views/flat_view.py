@@ -2,8 +2,10 @@
 
 from array import array
 from collections import Counter
+from collections.abc import Sequence
 
 from aisfs.core.index.member_index import MemberIndex, MemberKind
+from aisfs.core.views.merged import Placed, numbered
 from aisfs.core.views.samples import LINK, Samples
 from aisfs.core.views.spec import ViewSpec
 
@@ -20,13 +22,14 @@ def flat_rows(index: MemberIndex, spec: ViewSpec) -> tuple["array[int]", Counter
     return rows, +Counter({LINK: len(links)})
 
 
-def flat_home(index: MemberIndex, row: int) -> bytes:
-    """Return the directory of a member."""
-    name = index.name(row)
-    return name[: max(name.rfind(b"/"), 0)]
+def place_flat(shard: bytes, index: MemberIndex, rows: Sequence[int]) -> Placed:
+    """Return rows of a shard with the directories they are shown in, which are those of the tar."""
+    if b"/" not in index.columns.names:
+        return Placed(shard, index, rows, [b""], array("I", bytes(4 * len(rows))))
+    names = map(index.names().__getitem__, rows)
+    return Placed(shard, index, rows, *numbered(n[: max(n.rfind(b"/"), 0)] for n in names))
 
 
-def flat_name(index: MemberIndex, row: int) -> bytes:
-    """Return the name of a member in its directory."""
-    name = index.name(row)
+def flat_name(name: bytes) -> bytes:
+    """Return the name in its directory of a member with this name."""
     return name[name.rfind(b"/") + 1 :]

@@ -1,4 +1,4 @@
-"""Labels of samples: read from contents while a shard is scanned, and stored beside its index.
+"""Labels of samples: read from contents while a shard is scanned.
 
 Only the labels are kept, never whole contents.
 """
@@ -7,29 +7,21 @@ import csv
 import io
 import json
 import os
-import struct
-import zlib
 from array import array
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from aisfs.core.index.builder import MemberIndexBuilder
-from aisfs.core.index.codec import MAX_INFLATED, DamagedIndex
-from aisfs.core.index.integer_codec import array_of, little_endian
+from aisfs.core.index.label_column import CONTENT_MAX, LabelColumn
 from aisfs.core.index.member_index import MemberIndex, MemberKind
 from aisfs.core.views.spec import LabelRule, LabelSource
 from aisfs.errors import ConfigError
 
-CONTENT_MAX = 1 << 20
-"""Most bytes of a member that is read for a label; a caption or its JSON has a thousand."""
 UNUSABLE = b""
 """Stands for a content without a valid label."""
-_MAGIC = b"AISL\1"
-_CHECK = struct.Struct("<I")
 
 
 def read_label(rule: LabelRule, content: bytes) -> bytes:
@@ -53,59 +45,6 @@ def _parsed(content: bytes) -> Any:  # noqa: ANN401 - any JSON value
         return msgspec.json.decode(content)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return json.loads(content)
-
-
-@dataclass(frozen=True, slots=True)
-class LabelColumn:
-    """The labels of some members of one shard."""
-
-    rows: "array[int]"
-    """Ascending."""
-    ids: "array[int]"
-    """The label of each row, as a position in `table`."""
-    table: list[bytes]
-    """Each label once."""
-
-    def by_row(self) -> dict[int, bytes]:
-        """Return the label of each row."""
-        return {row: self.table[i] for row, i in zip(self.rows, self.ids, strict=True)}
-
-    def encode(self) -> bytes:
-        """Return the column as bytes.
-
-        Raises:
-            ValueError: it is too large to be stored.
-        """
-        parts = [*map(little_endian, (self.rows, self.ids)), self.table]
-        raw = msgspec.msgpack.encode(parts)
-        if len(raw) > MAX_INFLATED:
-            raise ValueError(f"{len(raw)} bytes of labels are too many")
-        rest = zlib.compress(raw, 1)
-        return _MAGIC + _CHECK.pack(zlib.crc32(rest)) + rest
-
-    @classmethod
-    def decode(cls, data: bytes | memoryview, index: MemberIndex) -> "LabelColumn":
-        """Return the column that `encode` encoded.
-
-        Raises:
-            DamagedIndex: these bytes are not the labels of `index`.
-        """
-        start = len(_MAGIC) + _CHECK.size
-        head, rest = bytes(data[:start]), data[start:]
-        if len(head) < start or head != _MAGIC + _CHECK.pack(zlib.crc32(rest)):
-            raise DamagedIndex("the checksum of the labels does not hold")
-        try:
-            raw = zlib.decompressobj().decompress(rest, MAX_INFLATED)
-            rows, ids, table = msgspec.msgpack.decode(raw, type=tuple[bytes, bytes, list[bytes]])
-            column = cls(array_of("I", rows), array_of("I", ids), table)
-        except (zlib.error, msgspec.MsgspecError, ValueError) as error:
-            raise DamagedIndex(f"the labels make no sense: {error}") from None
-        fits = len(column.rows) == len(column.ids)
-        if not fits or max(column.rows, default=-1) >= len(index):
-            raise DamagedIndex("the labels belong to another shard")
-        if max(column.ids, default=-1) >= len(table):
-            raise DamagedIndex("the labels are not all there")
-        return column
 
 
 class LabelScan:
@@ -152,11 +91,16 @@ class LabelScan:
     def finish(self, index: MemberIndex) -> LabelColumn:
         """Return the labels of the rows of the finished index."""
         labels = list(self._ids)
-        return label_column(
-            (row, labels[self._found[offset]])
-            for row, offset in enumerate(index.columns.offsets)
-            if offset in self._found and index.size(row)
-        )
+        return labels_at(index, {offset: labels[at] for offset, at in self._found.items()})
+
+
+def labels_at(index: MemberIndex, found: Mapping[int, bytes]) -> LabelColumn:
+    """Return the column of the labels that were found in contents, by their offset."""
+    return label_column(
+        (row, found[offset])
+        for row, offset in enumerate(index.columns.offsets)
+        if offset in found and index.size(row)
+    )
 
 
 def label_rows(rule: LabelRule, index: MemberIndex) -> list[int]:

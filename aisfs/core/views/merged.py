@@ -8,17 +8,20 @@ Invariants:
   so that reading a directory in order reads the shards in order;
 - once built nothing changes: `find` and `child` never block and may be called by any thread.
 
-Names are computed from those in the member indexes, which the view holds, so each file takes 12
-bytes beside its index.
+Names are computed from those in the member indexes, which the view holds, so each file takes 8
+bytes beside its index, and 4 more where names are not in order.
 """
 
 from array import array
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, compress, count, groupby, pairwise
+from itertools import accumulate, chain, compress, count, groupby, islice, repeat
+from operator import call, contains, lt
 from typing import NamedTuple
 
+from aisfs.core.index.columns import Names
+from aisfs.core.index.integer_codec import turns
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.namespace.keys import NAME_MAX
 from aisfs.core.views.tree_builder import MAX_DIRECTORIES
@@ -28,9 +31,11 @@ DUPLICATE = "duplicate"
 TOO_MANY = "too many directories"
 JOINT = b"~"
 _FILE = b"~file"
+_ROW_BITS = 32
+_ROW = (1 << _ROW_BITS) - 1
 
-Namer = Callable[[MemberIndex, int], bytes]
-"""Returns the file name of a row of an index."""
+Namer = Callable[[bytes], bytes]
+"""Returns the name in its directory of a member with this name: the same if it has one dot and no slash."""
 
 
 class Placed(NamedTuple):
@@ -39,9 +44,20 @@ class Placed(NamedTuple):
     name: bytes
     """Of the shard."""
     members: MemberIndex
-    rows: "array[int]"
-    homes: list[bytes]
-    """The directory of each row; empty for the root."""
+    rows: Sequence[int]
+    homes: Sequence[bytes]
+    """The directories of these rows; empty for the root."""
+    places: "array[int]"
+    """The directory of each row, as a position in `homes`."""
+    ascending: bool = False
+    """Whether the names are known to ascend from row to row."""
+
+
+def numbered(homes: Iterable[bytes]) -> tuple[list[bytes], "array[int]"]:
+    """Return each directory once, and the place of each row's directory among them."""
+    places: dict[bytes, int] = {}
+    of_rows = array("I", (places.setdefault(home, len(places)) for home in homes))
+    return list(places), of_rows
 
 
 class MergedChild(NamedTuple):
@@ -65,14 +81,16 @@ class MergedView:
         self._name_of = name_of
         self.skipped: Counter[str] = Counter()
         """How many members are not shown, by reason."""
-        homes = self._collect(shards)
-        self._renamed: dict[tuple[int, int], bytes] = {}
-        """The names of the few files that were renamed, by shard and row."""
-        self._group(homes)
-        self._settle([shard.name for shard in shards])
+        self._renamed: dict[int, bytes] = {}
+        """The names of the few files that were renamed."""
+        self._orders: dict[int, array[int]] = {}
+        """The files by name, as positions, of directories in which they are not in order."""
+        numbers = self._number_directories(shards)
+        self._files, self._starts = self._group(shards, numbers)
+        self._settle(shards)
 
     def __repr__(self) -> str:
-        return f"<MergedView of {len(self._rows)} files in {len(self)} directories>"
+        return f"<MergedView of {self.files} files in {len(self)} directories>"
 
     def __len__(self) -> int:
         """Return the number of directories."""
@@ -81,12 +99,12 @@ class MergedView:
     @property
     def files(self) -> int:
         """How many files there are."""
-        return len(self._rows)
+        return len(self._files)
 
     @property
     def nbytes(self) -> int:
         """The approximate memory use beside the indexes."""
-        columns = (self._shards, self._rows, self._order, self._starts, self._parents, self._below)
+        columns = (self._files, self._starts, self._below, *self._orders.values())
         names = sum(map(len, self._names)) + 41 * len(self._names)
         return sum(c.itemsize * len(c) for c in columns) + names + 250 * len(self._renamed)
 
@@ -114,10 +132,11 @@ class MergedView:
         if at < last and self._names[at] == name:
             return self._directory(at)
         start, stop = self._starts[number], self._starts[number + 1]
-        at = bisect_left(self._order, name, start, stop, key=lambda i: self._file_name(start + i))
-        if at == stop:
+        order = self._orders.get(number) or range(stop - start)
+        at = bisect_left(order, name, key=lambda i: self._file_name(start + i))
+        if at == len(order):
             return None
-        found = self._file(start + self._order[at])
+        found = self._file(start + order[at])
         return found if found.name == name else None
 
     def resolve(self, path: bytes) -> int | None:
@@ -131,90 +150,116 @@ class MergedView:
                 return None
         return number
 
-    def touching(self, shard: int) -> Iterator[bytes]:
-        """Yield names in the root that lead to files of a shard, perhaps besides other names."""
+    def touching(self, shard: int | None) -> Iterator[bytes]:
+        """Yield names in the root that lead to files of a shard, or of any shard if it is None.
+
+        There may be other names among them.
+        """
         yield from self._names[self._below[0] : self._below[1]]
         for at in range(self._starts[0], self._starts[1]):
-            if self._shards[at] == shard:
+            if shard is None or self._files[at] >> _ROW_BITS == shard:
                 yield self._file_name(at)
+
+    def ready(self, path: bytes) -> bool:
+        """Return whether the directory at a path is laid out: all are; see `SampleFolders`."""
+        return True
+
+    def prepare(self, path: bytes) -> None:
+        """Do nothing; see `ready`."""
+
+    def skipped_in(self, path: bytes) -> Mapping[str, int]:
+        """Return what a directory does not show that `skipped` does not count: nothing."""
+        return {}
 
     def _directory(self, number: int) -> MergedChild:
         return MergedChild(self._names[number], 0, 0, number)
 
     def _file(self, at: int) -> MergedChild:
-        return MergedChild(self._file_name(at), self._shards[at], self._rows[at], None)
+        file = self._files[at]
+        return MergedChild(self._file_name(at), file >> _ROW_BITS, file & _ROW, None)
 
     def _file_name(self, at: int) -> bytes:
-        shard, row = self._shards[at], self._rows[at]
-        if self._renamed and (shard, row) in self._renamed:
-            return self._renamed[shard, row]
-        return self._name_of(self._indexes[shard], row)
+        file = self._files[at]
+        if self._renamed and file in self._renamed:
+            return self._renamed[file]
+        return self._name_of(self._indexes[file >> _ROW_BITS].name(file & _ROW))
 
     # Building ------------------------------------------------------------------------------------
 
-    def _collect(self, shards: Sequence[Placed]) -> "array[int]":
-        """Collect all files and number the directories; return each file's directory."""
-        numbers: dict[bytes, int] = {b"": 0}
-        homes, self._shards, self._rows = array("I"), array("I"), array("I")
-        for at, shard in enumerate(shards):
-            for row, home in zip(shard.rows, shard.homes, strict=True):
-                number = numbers.setdefault(home, len(numbers))
-                if number >= MAX_DIRECTORIES:
-                    del numbers[home]
-                    self.skipped[TOO_MANY] += 1
-                    continue
-                homes.append(number)
-                self._shards.append(at)
-                self._rows.append(row)
-        final = self._number_directories(numbers)
-        return array("I", map(final.__getitem__, homes))
-
-    def _number_directories(self, found: Mapping[bytes, int]) -> "array[int]":
+    def _number_directories(self, shards: Sequence[Placed]) -> dict[bytes, int]:
         """Number directories level by level in order, so that subdirectories are adjacent."""
-        parts = {tuple(path.split(b"/")) if path else () for path in found}
-        every = {path[:depth] for path in parts for depth in range(len(path) + 1)}
+        found = {b""}
+        for home in chain.from_iterable(shard.homes for shard in shards):
+            if len(found) < MAX_DIRECTORIES:
+                found.add(home)
+        parts = {path: tuple(path.split(b"/")) if path else () for path in found}
+        every = {path[:depth] for path in parts.values() for depth in range(len(path) + 1)}
         order = sorted(every, key=lambda path: (len(path), path))
         numbers = {path: number for number, path in enumerate(order)}
         self._names = [path[-1] if path else b"" for path in order]
-        self._parents = array("I", (numbers[path[:-1]] for path in order))
-        children = Counter(self._parents[1:])
+        children = Counter(numbers[path[:-1]] for path in order[1:])
         self._below = _sums(map(children.__getitem__, range(len(order))), initial=1)
-        final = array("I", bytes(4 * len(found)))
-        for path, number in found.items():
-            final[number] = numbers[tuple(path.split(b"/")) if path else ()]
-        return final
+        return {path: numbers[own] for path, own in parts.items()}
 
-    def _group(self, homes: "array[int]") -> None:
-        """Make the files of each directory adjacent, in their order."""
-        counts = Counter(homes)
-        self._starts = _sums(map(counts.__getitem__, range(len(self._names))))
-        following = self._starts[:]
-        shards, rows = self._shards[:], self._rows[:]
-        # A counting sort: a sorted list of positions would dominate the memory use of building.
-        for shard, row, home in zip(self._shards, self._rows, homes, strict=True):
-            at = following[home]
-            shards[at], rows[at] = shard, row
-            following[home] = at + 1
-        self._shards, self._rows = shards, rows
+    def _group(
+        self, shards: Sequence[Placed], numbers: Mapping[bytes, int]
+    ) -> tuple["array[int]", "array[int]"]:
+        """Return the files of all directories, those of each adjacent, and where each begins.
 
-    def _settle(self, shard_names: list[bytes]) -> None:
+        A file is the position of its shard and the row in it, as one number. Nothing is done for
+        each file in Python: of each turn, one call into C gives all files to their directories.
+        """
+        directories = [array("Q") for _ in self._names]
+        for at, shard in enumerate(shards):
+            left_out = array("Q")
+            own = [directories[numbers[h]] if h in numbers else left_out for h in shard.homes]
+            add = [directory.append for directory in own]
+            mark = (at << _ROW_BITS).__or__
+            for rows, places in zip(turns(shard.rows), turns(shard.places), strict=True):
+                deque(map(call, map(add.__getitem__, places), map(mark, rows)), maxlen=0)
+            self.skipped[TOO_MANY] += len(left_out)
+        starts = _sums(map(len, directories))
+        files = array("Q")
+        for number, directory in enumerate(directories):
+            files += directory
+            directories[number] = array("Q")  # not to have all files twice
+        return files, starts
+
+    def _settle(self, shards: Sequence[Placed]) -> None:
         """Make the name of each file unique or drop the file, and sort."""
-        self._order = array("I")
         dropped: set[int] = set()
+        ordered = self._in_order(shards)
+        every = Names(index.columns for index in self._indexes)
         for number in range(len(self._names)):
             start, stop = self._starts[number], self._starts[number + 1]
-            names = [self._file_name(at) for at in range(start, stop)]
             taken = set(self._names[self._below[number] : self._below[number + 1]])
+            if start == stop or (ordered and not taken):
+                continue
+            members = every.at(self._files[start:stop])
+            names = members if _are_short(members) else list(map(self._name_of, members))
+            if all(map(lt, names, islice(names, 1, None))) and taken.isdisjoint(names):
+                continue
             order = sorted(range(len(names)), key=names.__getitem__)
-            gone = self._part(names, order, start, taken, shard_names)
+            gone = self._part(names, order, start, taken, [shard.name for shard in shards])
             if gone is not None:
                 dropped |= {start + at for at in gone}
                 order = sorted(set(range(len(names))) - gone, key=names.__getitem__)
                 places = {at: place for place, at in enumerate(sorted(order))}
                 order = [places[at] for at in order]
-            self._order.extend(order)
+            self._orders[number] = array("I", order)
         if dropped:
             self._drop(dropped)
+
+    def _in_order(self, shards: Sequence[Placed]) -> bool:
+        """Return whether all names are known to ascend, in the order of shards and rows."""
+        before = b""
+        for shard in shards:
+            if len(shard.rows):
+                first, last = (self._name_of(shard.members.name(shard.rows[at])) for at in (0, -1))
+                if not (shard.ascending and before < first):
+                    return False
+                before = last
+        return True
 
     def _part(
         self,
@@ -225,15 +270,15 @@ class MergedView:
         shard_names: list[bytes],
     ) -> set[int] | None:
         """Change `names` that clash; return which files to drop, None if there was no clash."""
-        alone = all(names[one] != names[next_] for one, next_ in pairwise(order))
-        if alone and directories.isdisjoint(names):
+        if len(set(names)) == len(names) and directories.isdisjoint(names):
             return None
         gone: set[int] = set()
         present = directories.union(names)
         taken = {_split(name)[0] for name in present}
         for stem, group in groupby(order, key=lambda at: _split(names[at])[0]):
             used: set[bytes] = set()
-            for shard, files in groupby(sorted(group), key=lambda at: self._shards[start + at]):
+            by_shard = groupby(sorted(group), key=lambda at: self._files[start + at] >> _ROW_BITS)
+            for shard, files in by_shard:
                 own = list(files)
                 last = {names[at]: at for at in own}
                 double = set(own) - set(last.values())
@@ -255,19 +300,25 @@ class MergedView:
                     else:
                         present.add(other)
                         names[at] = other
-                        self._renamed[shard, self._rows[start + at]] = other
+                        self._renamed[self._files[start + at]] = other
         return gone
 
     def _drop(self, dropped: set[int]) -> None:
-        keep = [at not in dropped for at in range(len(self._rows))]
-        self._shards = array("I", compress(self._shards, keep))
-        self._rows = array("I", compress(self._rows, keep))
+        keep = [at not in dropped for at in range(len(self._files))]
+        self._files = array("Q", compress(self._files, keep))
         kept = _sums(keep)
         self._starts = array("I", map(kept.__getitem__, self._starts))
 
 
 def _sums(counts: Iterable[int], initial: int = 0) -> "array[int]":
     return array("I", accumulate(counts, initial=initial))
+
+
+def _are_short(names: Sequence[bytes]) -> bool:
+    """Return whether no `Namer` changes these names, as far as a look at all of them at once shows."""
+    blob = b"\0".join(names)
+    dots = blob.count(b".") == len(names) and all(map(contains, names, repeat(b".")))
+    return dots and b"/" not in blob
 
 
 def _split(name: bytes) -> tuple[bytes, bytes]:

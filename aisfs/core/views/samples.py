@@ -7,11 +7,12 @@ Fetching samples together always follows webdataset's rule, even if a view uses 
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from aisfs.config import KeyRule
 from aisfs.core.index.member_index import MemberIndex, MemberKind
+from aisfs.core.views.component_finder import ComponentFinder
 from aisfs.core.views.spec import Component
 from aisfs.model import ByteRange
 
@@ -114,13 +115,20 @@ class Samples:
                 yield SampleMember(row, *found)
 
     def _drop_incomplete(self, require: tuple[Component, ...]) -> None:
-        found: dict[bytes, int] = {}
-        for _, key, extension in self._parts:
-            has = sum(1 << at for at, c in enumerate(require) if c.rank(extension) is not None)
-            found[key] = found.get(key, 0) | has
-        whole = (1 << len(require)) - 1
-        self._parts = [part for part in self._parts if found[part.key] == whole]
-        self.skipped[INCOMPLETE] += sum(has != whole for has in found.values())
+        incomplete: set[bytes] = set()
+        for component in require:
+            finder = ComponentFinder(component)
+            for row, key, extension in self._parts:
+                finder.offer(key, row, extension)
+            incomplete.update(key for key, row in finder if row < 0)
+        self._parts = [part for part in self._parts if part.key not in incomplete]
+        self.skipped[INCOMPLETE] += len(incomplete)
+
+
+def count_samples(index: MemberIndex, rows: Iterable[int], rule: KeyRule) -> int:
+    """Return to how many samples these members belong."""
+    found = (split_name(index.name(row), SPLITS[rule]) for row in rows)
+    return len({split[0] for split in found if not isinstance(split, str)})
 
 
 def sample_key(name: bytes) -> bytes:

@@ -29,6 +29,12 @@ def folder_names(shards: Sequence[tuple[str, str]]) -> list[bytes]:
     return _numbered([os.fsencode(name) for name in names])
 
 
+def folder_names_of_columns(sources: Sequence[Sequence[tuple[str, str]]]) -> list[bytes]:
+    """Return unique names for all shards of joined sources; the first is named as if it were alone."""
+    names = folder_names([shard for shards in sources for shard in shards])
+    return _numbered([*folder_names(sources[0]), *names[len(sources[0]) :]])
+
+
 def _numbered(names: list[bytes]) -> list[bytes]:
     """Make names that are still equal or too long unique by a number."""
     taken: set[bytes] = set()

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from aisfs.config import KeyRule, View, ViewSettings
+from aisfs.config import Join, KeyRule, View, ViewSettings
 from aisfs.core.namespace.keys import refusal
 from aisfs.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """A part of each sample: the member with the first of these extensions."""
+    """A part of each sample: the member with the first of these extensions (`component_finder`)."""
 
     extensions: tuple[bytes, ...]
     """In lower case, without the dot."""
@@ -22,6 +22,15 @@ class Component:
         """Return the rank of an extension, 0 for the preferred one; None when it does not match."""
         lowered = extension.lower()
         return self.extensions.index(lowered) if lowered in self.extensions else None
+
+    def loose_rank(self, extension: bytes) -> int | None:
+        """Return `rank`; for an extension that only ends like one of these, one behind all ranks."""
+        exact = self.rank(extension)
+        if exact is not None:
+            return exact
+        lowered, least = extension.lower(), len(self.extensions)
+        ends = (least + at for at, e in enumerate(self.extensions) if lowered.endswith(b"." + e))
+        return next(ends, None)
 
     def __str__(self) -> str:
         return b";".join(self.extensions).decode(errors="surrogateescape")
@@ -42,6 +51,15 @@ class LabelSource(Enum):
     """A table of keys and labels."""
 
 
+_LABEL_PREFIX = {
+    LabelSource.CONTENT: "",
+    LabelSource.JSON: "json:",
+    LabelSource.DIRECTORY: "dir",
+    LabelSource.PATTERN: "re:",
+    LabelSource.TABLE: "csv:",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class LabelRule:
     """How to find the label of a sample."""
@@ -56,6 +74,10 @@ class LabelRule:
         if self.source is LabelSource.CONTENT:
             return Component((self.text.encode(),))
         return Component((b"json",)) if self.source is LabelSource.JSON else None
+
+    def __str__(self) -> str:
+        """Return the rule as `--label` takes it."""
+        return _LABEL_PREFIX[self.source] + self.text
 
 
 SAMPLES_PER_SHARD = 1000
@@ -90,11 +112,19 @@ class ViewSpec:
     shuffle: int | None = None
     """The seed of the order of samples in virtual shards made of shards; None if they are made of
     loose objects."""
+    join: Join | None = None
+    """Which samples are shown whose parts lie in several sources; None if each source has its own."""
 
     @property
     def merged(self) -> bool:
-        """Whether the members of all shards are in the same directories."""
-        return self.view in (View.CLASS, View.FLAT)
+        """Whether the members of several shards are in the same directories."""
+        joined = self.view is View.SAMPLES and self.join is not None
+        return self.view in (View.CLASS, View.FLAT) or joined
+
+    @property
+    def reshaped(self) -> bool:
+        """Whether virtual shards are made of the samples of shards, not of loose objects."""
+        return self.view is View.SHARDS and (self.shuffle is not None or self.join is not None)
 
 
 _MEANS_SOMETHING_IN = {
@@ -106,6 +136,7 @@ _MEANS_SOMETHING_IN = {
     "samples_per_shard": (View.SHARDS,),
     "shard_size": (View.SHARDS,),
     "shuffle": (View.SHARDS,),
+    "join": (View.SAMPLES, View.CLASS, View.FLAT, View.SHARDS),
 }
 
 
@@ -125,18 +156,29 @@ def parse_view(settings: ViewSettings, class_names: Sequence[bytes] | None = Non
             needed = " or ".join(f"--view {v}" for v in views)
             raise ConfigError(f"--{name.replace('_', '-')} needs {needed}")
     require = settings.require
-    return ViewSpec(
+    spec = ViewSpec(
         view,
         settings.key_rule,
         tuple(_component("--require", text) for text in require.split(","))
         if require is not None
         else (),
         _component("--image", settings.image),
-        _label(settings.label),
+        parse_label(settings.label),
         _classes(class_names) if class_names is not None else None,
         _split(settings),
         settings.shuffle,
+        settings.join,
     )
+    _check_start(settings, spec)
+    return spec
+
+
+def _check_start(settings: ViewSettings, spec: ViewSpec) -> None:
+    for name in ("lazy", "strict"):
+        if name in settings.model_fields_set and not spec.merged:
+            raise ConfigError(f"--{name} needs --view class, --view flat, or samples with --join")
+    if {"lazy", "strict"} <= settings.model_fields_set and settings.lazy and settings.strict:
+        raise ConfigError("--strict: not with --lazy, which returns before anything is known")
 
 
 def is_path(table: str) -> bool:
@@ -161,7 +203,8 @@ def _split(settings: ViewSettings) -> ShardSplit:
     samples, size = settings.samples_per_shard, settings.shard_size
     if samples is not None and size is not None:
         raise ConfigError("--samples-per-shard and --shard-size: give one of them")
-    if samples is None and size is None and settings.shuffle is None:
+    of_shards = settings.shuffle is not None or settings.join is not None
+    if samples is None and size is None and not of_shards:
         samples = SAMPLES_PER_SHARD
     return ShardSplit(samples, size)
 
@@ -173,7 +216,12 @@ def _component(option: str, text: str) -> Component:
     return Component(tuple(part.encode(errors="surrogateescape") for part in extensions))
 
 
-def _label(text: str) -> LabelRule:
+def parse_label(text: str) -> LabelRule:
+    """Return what `--label` asks for.
+
+    Raises:
+        ConfigError: it makes no sense.
+    """
     kind, colon, rest = text.partition(":")
     if kind == "json" and rest:
         return LabelRule(LabelSource.JSON, rest)

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from statistics import median_low
 
 from aisfs.core.index.member_index import MemberIndex, MemberKind
+from aisfs.core.views.component_finder import ComponentFinder
 from aisfs.core.views.directory_tree import MembersView
 from aisfs.core.views.samples import sample_key
+from aisfs.core.views.spec import ViewSpec
 
 LABEL = b"cls"
 LABEL_MAX = 256
@@ -69,6 +71,8 @@ class Summary:
         self.forms: Counter[str] = Counter()
         self.members = 0
         self.samples = 0
+        self.images = 0
+        """Samples with the part that `--view class` shows by default."""
         self.sizes: defaultdict[bytes, array[int]] = defaultdict(lambda: array("Q"))
         """By component; members without a sample have an empty one."""
         self.skipped: Counter[str] = Counter()
@@ -83,6 +87,7 @@ class Summary:
         self.forms[form_name(view.index)] += 1
         self.skipped.update(view.skipped)
         keys = set()
+        images = ComponentFinder(ViewSpec().image)
         labels = []
         for row, name in shown_rows(view):
             self.members += 1
@@ -90,9 +95,11 @@ class Summary:
             self.sizes[component or b""].append(view.index.size(row))
             if component is not None:
                 keys.add(sample_key(name))
+                images.offer(sample_key(name), row, component)
             if component is not None and component.lower() == LABEL:
                 labels.append(row)
         self.samples += len(keys)
+        self.images += sum(row >= 0 for _, row in images)
         return labels
 
     def add_label(self, content: bytes | None) -> None:

@@ -3,34 +3,49 @@
 import logging
 from array import array
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import trio
 
 from aisfs.cache.single_flight import SingleFlight
 from aisfs.config import View
+from aisfs.core.index.label_column import LabelColumn
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.views.class_view import (
     Labelled,
-    class_homes,
     class_namer,
     class_names,
+    labelled_joined,
     labelled_samples,
+    place_images,
 )
-from aisfs.core.views.flat_view import flat_home, flat_name, flat_rows
-from aisfs.core.views.merged import MergedView, Placed
-from aisfs.core.views.spec import ViewSpec
+from aisfs.core.views.flat_view import flat_name, flat_rows, place_flat
+from aisfs.core.views.join import Column, JoinedSamples, join_samples
+from aisfs.core.views.merged import MergedView
+from aisfs.core.views.samples import count_samples
+from aisfs.core.views.samples_view import SampleFolders
+from aisfs.core.views.spec import LabelRule, ViewSpec
+from aisfs.engine.dataset.advice import LOOKED_AT, Found, advise, loses_most
 from aisfs.engine.dataset.exclusions import DAMAGED
+from aisfs.engine.dataset.join_report import report_join
 from aisfs.engine.dataset.open_many import open_each
+from aisfs.engine.dataset.progress import OpenProgress
 from aisfs.engine.dataset.shard_set import Shard, ShardSet
-from aisfs.engine.read.indexer import Indexer, ReadContent
-from aisfs.errors import NotFound, Stale
+from aisfs.engine.read.indexer import Indexer
+from aisfs.engine.read.shard_scanner import ReadContent
+from aisfs.errors import NotFound, SourceMissing, Stale
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, ObjectInfo
+from aisfs.store.at_once import all_of
 
 log = logging.getLogger(__name__)
 
+TOGETHER = 64
+"""Shards that are opened by one call of a thread, if none of them is scanned: as many as one request
+fetches published indexes of."""
+BATCHES_AT_ONCE = 3
+"""While a thread decodes one, others are fetched."""
 TRIES = 8
 """Rounds of opening before a dataset that goes on changing is an error."""
 
@@ -39,12 +54,14 @@ TRIES = 8
 class Merged:
     """The tree as of certain versions of the shards."""
 
-    view: MergedView
+    view: MergedView | SampleFolders
     shards: list[Shard]
     """By their place in the view."""
     indexes: list[MemberIndex]
     generation: int
     """How many trees of this dataset this mount had built before."""
+    joined: JoinedSamples | None = None
+    """What the view shows, where samples are joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +71,10 @@ class _Part:
     shard: Shard
     index: MemberIndex
     found: Labelled
-    """The rows that are shown; without labels where the view has none."""
+    """The rows that are shown; without labels where the view has none. Joined ones are found when
+    all shards are open."""
+    column: LabelColumn | None = None
+    """The labels in its contents, where samples are joined."""
 
 
 class Merger:
@@ -70,6 +90,8 @@ class Merger:
         metrics: Metrics,
         *,
         table: Mapping[bytes, bytes] | None = None,
+        progress: OpenProgress | None = None,
+        strict: bool = False,
     ) -> None:
         """Merge `shards`; the work runs in `services`.
 
@@ -81,6 +103,8 @@ class Merger:
             services: Outlives every reader.
             metrics: Count what is excluded.
             table: Labels by sample key, for a view that takes them from a table.
+            progress: Kept up to date while shards are opened.
+            strict: The first tree must show something.
         """
         self._shards = shards
         self._indexer = indexer
@@ -88,9 +112,15 @@ class Merger:
         self._spec = spec
         self._metrics = metrics
         self._table = table
+        self._progress = progress or OpenProgress()
+        self._strict = strict
+        self._advice = ""
+        """What was logged last about a view that leaves out most."""
         self._builds: SingleFlight[str, Merged] = SingleFlight(services)
         self._parts: dict[int, _Part] = {}
         """By place in the dataset, while they are of the current version."""
+        self._doubted: list[tuple[Merged, int]] = []
+        """Shards that changed, whose samples have parts in other shards."""
         self._skipped: Counter[str] = Counter()
         self._built = 0
         self.known: Merged | None = None
@@ -105,6 +135,7 @@ class Merger:
         """Return the tree; open all shards if that was not done before.
 
         Raises:
+            SourceMissing: it shows nothing, and must not at first.
             AisfsError: a shard cannot be opened; those that could are not opened again next time.
         """
         return self.known or await self._builds.fetch("", self._build)
@@ -117,22 +148,49 @@ class Merger:
         self.known = None
         self._indexer.forget(bucket, info)
         at = next(i for i, s in enumerate(known.shards) if (s.bucket, s.info) == (bucket, info))
-        return list(known.view.touching(at))
+        if known.joined is None:
+            return list(known.view.touching(at))
+        self._doubted.append((known, at))
+        return list(known.view.touching(None))  # files of other shards may go with it
+
+    def renew(self, found: ShardSet) -> list[bytes]:
+        """Show the shards that were found anew; return the names in the root that may have changed."""
+        known = self.known
+        if not self._shards.renew(found) or known is None:
+            return []
+        self.known = None
+        return list(known.view.touching(None))
 
     async def _build(self) -> Merged:
+        await self._doubt_companions()
         for _ in range(TRIES):
+            renewals = self._shards.renewals
             await self._shards.settle()
             await self._open_all()
-            if self._shards.settled:
+            if not self._shards.settled:
+                continue
+            # Those of one source side by side: what was found anew has the last places.
+            ordered = sorted(self._parts.items(), key=lambda item: (item[1].shard.source, item[0]))
+            merged = await trio.to_thread.run_sync(self._merge, [part for _, part in ordered])
+            if renewals == self._shards.renewals:
                 break
         else:
             raise Stale("shards go on changing while they are opened")
-        merged = await trio.to_thread.run_sync(
-            self._merge, [p for _, p in sorted(self._parts.items())]
-        )
         if self._shards.settled:
             self.known = merged
         return merged
+
+    async def _doubt_companions(self) -> None:
+        """Have the shards asked for that have other parts of the samples of one that changed.
+
+        They may have been replaced together, and nothing else would read a shard of labels again.
+        """
+        while self._doubted:
+            merged, at = self._doubted.pop()
+            assert merged.joined is not None, "only joined samples have parts in other shards"
+            for other in await trio.to_thread.run_sync(merged.joined.beside, at):
+                shard = merged.shards[other]
+                self._shards.changed(shard.bucket, shard.info)
 
     async def _open_all(self) -> None:
         """Open the shards that are not opened yet, some at a time."""
@@ -141,58 +199,164 @@ class Merger:
             at: part for at, part in self._parts.items() if current.get(at) == part.shard
         }
         missing = [(at, shard) for at, shard in current.items() if at not in self._parts]
+        files = sum(len(part.found.rows) for part in self._parts.values())
+        self._progress.begin(len(current), len(self._parts), files)
+
+        await self._take_known(missing)
+        missing = [(at, shard) for at, shard in missing if at not in self._parts]
 
         async def open_one(item: tuple[int, Shard]) -> None:
             at, shard = item
             try:
-                self._parts[at] = await self._open(shard)
+                self._parts[at] = part = await self._open(shard)
+                self._progress.add(len(part.found.rows))
             except (Stale, NotFound):
                 self._shards.changed(shard.bucket, shard.info)
 
-        await open_each(missing, open_one)
+        await open_each(missing, open_one, self._indexer.at_once)
+
+    @property
+    def _rule(self) -> LabelRule | None:
+        """The rule by which labels are in contents; None if they are elsewhere."""
+        spec = self._spec
+        has_labels = spec.view is View.CLASS and spec.label.component is not None
+        return spec.label if has_labels else None
+
+    async def _take_known(self, missing: Sequence[tuple[int, Shard]]) -> None:
+        """Open the shards that need no scan, many at once."""
+        batches = iter([missing[at : at + TOGETHER] for at in range(0, len(missing), TOGETHER)])
+
+        async def work() -> None:
+            for batch in batches:  # shared by all workers
+                known = [shard for _, shard in batch]
+
+                def choose(
+                    at: int,
+                    index: MemberIndex,
+                    column: LabelColumn | None,
+                    known: Sequence[Shard] = known,
+                ) -> _Part:
+                    return self._choose(known[at], index, column)
+
+                ids = [(shard.bucket, shard.info) for shard in known]
+                parts = await self._indexer.use_known(ids, self._rule, choose)
+                for (at, _), part in zip(batch, parts, strict=True):
+                    if part is not None:
+                        self._parts[at] = part
+                        self._progress.add(len(part.found.rows))
+                if not any(parts):
+                    return  # nor are the others known, most likely
+
+        await all_of([work] * BATCHES_AT_ONCE)
 
     async def _open(self, shard: Shard) -> _Part:
-        spec, column = self._spec, None
-        if spec.view is View.CLASS and spec.label.component is not None:
-            index, column = await self._indexer.labels(
-                shard.bucket, shard.info, spec.label, self._read
-            )
+        rule, column = self._rule, None
+        if rule is not None:
+            index, column = await self._indexer.labels(shard.bucket, shard.info, rule, self._read)
         else:
             index = (await self._indexer.open(shard.bucket, shard.info)).index
+        return await trio.to_thread.run_sync(self._choose, shard, index, column)
 
-        def choose() -> _Part:
-            if spec.view is View.FLAT:
-                rows, skipped = flat_rows(index, spec)
-                return _Part(shard, index, Labelled(rows, array("I"), [], skipped))
-            return _Part(shard, index, labelled_samples(index, spec, column, self._table))
-
-        return await trio.to_thread.run_sync(choose)
+    def _choose(self, shard: Shard, index: MemberIndex, column: LabelColumn | None) -> _Part:
+        """Choose the rows that are shown. Runs in a worker thread."""
+        if self._spec.join is not None:  # the samples are known when all shards are open
+            return _Part(shard, index, Labelled(array("I"), array("I"), [], Counter()), column)
+        if self._spec.view is View.FLAT:
+            rows, skipped = flat_rows(index, self._spec)
+            return _Part(shard, index, Labelled(rows, array("I"), [], skipped))
+        return _Part(shard, index, labelled_samples(index, self._spec, column, self._table))
 
     def _merge(self, parts: list[_Part]) -> Merged:
         """Put the parts together. Runs in a worker thread."""
         spec = self._spec
         generation, self._built = self._built, self._built + 1
         skipped: Counter[str] = Counter()
-        placed = []
-        names = class_names((label for part in parts for label in part.found.table), spec.classes)
         for part in parts:
-            index, found = part.index, part.found
-            skipped.update(found.skipped)
-            skipped.update(index.skipped)
-            skipped[DAMAGED] += bool(index.warnings)
-            if spec.view is View.FLAT:
-                rows, homes = found.rows, [flat_home(index, row) for row in found.rows]
-            else:
-                rows, homes, out = class_homes(index, found, spec, names)
-                skipped.update(out)
-            placed.append(Placed(part.shard.name, index, rows, homes))
-        name_of = flat_name if spec.view is View.FLAT else class_namer(spec.rule)
-        view = MergedView(placed, name_of)
-        self._skipped = +(skipped + view.skipped)
+            skipped.update(part.index.skipped)
+            skipped[DAMAGED] += bool(part.index.warnings)
+        joined = self._join(parts)
+        shards, indexes = [part.shard for part in parts], [part.index for part in parts]
+        view: MergedView | SampleFolders
+        if joined is not None and spec.view is View.SAMPLES:
+            view = SampleFolders([shard.name for shard in shards], indexes, joined)
+            unplaced = joined.skipped
+        else:
+            view, unplaced = self._place(parts, joined)
+        self._skipped = +(skipped + unplaced)
         for reason, number in self._skipped.items():
             self._metrics.exclusions.labels(reason.replace(" ", "_")).set(number)
             log.info("%d left out: %s", number, reason)
-        if not view.files:
-            log.warning("--view %s shows nothing: all was left out", spec.view)
         log.info("%s: %d files", spec.view, view.files)
-        return Merged(view, [p.shard for p in parts], [p.index for p in parts], generation)
+        self._progress.files = view.files
+        self._advise(parts, view.files, joined, must_show=self._strict and generation == 0)
+        return Merged(view, shards, indexes, generation, joined)
+
+    def _join(self, parts: list[_Part]) -> JoinedSamples | None:
+        """Join the samples of all shards; None if each has its own."""
+        spec, sources = self._spec, self._shards.sources
+        if spec.join is None:
+            return None
+        columns = [Column(part.shard.source, part.index) for part in parts]
+        joined = join_samples(columns, len(sources), spec.rule, spec.require, spec.join)
+        report_join(joined, sources)
+        return joined
+
+    def _place(
+        self, parts: list[_Part], joined: JoinedSamples | None
+    ) -> tuple[MergedView, Counter[str]]:
+        """Return common directories of what is shown of all shards, and why what is not shown."""
+        spec, skipped = self._spec, Counter[str]()
+        every = [part.found for part in parts]
+        if joined is not None:
+            every, unlabelled = self._choose_joined(joined, parts)
+            skipped += joined.skipped + unlabelled
+        names = class_names((label for found in every for label in found.table), spec.classes)
+        placed = []
+        for part, found in zip(parts, every, strict=True):
+            skipped.update(found.skipped)
+            if spec.view is View.FLAT:
+                placed.append(place_flat(part.shard.name, part.index, found.rows))
+            else:
+                own, out = place_images(part.shard.name, part.index, found, spec, names)
+                placed.append(own)
+                skipped.update(out)
+        view = MergedView(placed, flat_name if spec.view is View.FLAT else class_namer(spec.rule))
+        return view, skipped + view.skipped
+
+    def _choose_joined(
+        self, joined: JoinedSamples, parts: list[_Part]
+    ) -> tuple[list[Labelled], Counter[str]]:
+        """Return what is shown of each shard, and why how many samples are not shown."""
+        if self._spec.view is View.FLAT:
+            shown = joined.rows_by_shard()
+            return [Labelled(rows, array("I"), [], Counter()) for rows in shown], Counter()
+        indexes, columns = [part.index for part in parts], [part.column for part in parts]
+        return labelled_joined(joined, indexes, self._spec, columns, self._table)
+
+    def _advise(
+        self, parts: list[_Part], shown: int, joined: JoinedSamples | None, *, must_show: bool
+    ) -> None:
+        """Warn if the view leaves out more than it shows, and tell what would help.
+
+        Raises:
+            SourceMissing: it `must_show` something, and does not.
+        """
+        spec = self._spec
+        if joined is not None and spec.view is not View.CLASS:
+            shown = len(joined)
+        elif spec.view is View.FLAT and spec.require and shown:  # samples are what is left out
+            counts = (count_samples(p.index, p.found.rows, spec.rule) for p in parts)
+            shown = sum(counts)
+        if not loses_most(shown, self._skipped):
+            self._advice = ""
+            return
+        found = Found()
+        lossy = [part for part in parts if part.found.skipped or not shown or joined is not None]
+        for part in lossy[:: len(lossy) // LOOKED_AT + 1]:  # of all sources
+            found.add(part.index, spec)
+        advice = advise(spec, shown, self._skipped, found)
+        if must_show and not shown:
+            raise SourceMissing(advice)
+        if advice != self._advice:
+            log.warning("%s", advice)
+            self._advice = advice

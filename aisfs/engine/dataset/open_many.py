@@ -12,14 +12,14 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-AT_ONCE = 4
-"""Shards opened at once; each keeps several requests busy."""
 PROGRESS_SECONDS = 10.0
 """Between lines of the log while shards are opened."""
 
 
-async def open_each(shards: Sequence[T], open_one: Callable[[T], Awaitable[None]]) -> None:
-    """Open shards with `open_one`, `AT_ONCE` at a time.
+async def open_each(
+    shards: Sequence[T], open_one: Callable[[T], Awaitable[None]], at_once: int
+) -> None:
+    """Open shards with `open_one`, so many at a time.
 
     Raises:
         AisfsError: the first that `open_one` raised. No shard was begun after it; those under way
@@ -29,11 +29,11 @@ async def open_each(shards: Sequence[T], open_one: Callable[[T], Awaitable[None]
         return
     errors: list[AisfsError] = []
     opened = 0
-    limiter = trio.CapacityLimiter(AT_ONCE)
+    waiting = iter(shards)
 
-    async def open_next(shard: T) -> None:
+    async def work() -> None:
         nonlocal opened
-        async with limiter:
+        for shard in waiting:  # shared: a task for each shard would take more memory than its index
             if errors:
                 return
             try:
@@ -50,8 +50,8 @@ async def open_each(shards: Sequence[T], open_one: Callable[[T], Awaitable[None]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(tell)
         async with trio.open_nursery() as openers:
-            for shard in shards:
-                openers.start_soon(open_next, shard)
+            for _ in range(min(at_once, len(shards))):
+                openers.start_soon(work)
         nursery.cancel_scope.cancel()
     if errors:
         raise errors[0]

@@ -3,17 +3,20 @@
 import logging
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain, pairwise
 
 from aisfs.core.namespace.keys import entry_name, is_shard
 from aisfs.core.namespace.patterns import GlobPattern, KeyFilter
+from aisfs.core.namespace.shard_lists import LIST_MAX, parse_shard_list
 from aisfs.core.namespace.sources import DatasetSource, ShardPattern, SourceArg
-from aisfs.core.views.shard_names import folder_names
+from aisfs.core.views.shard_names import folder_names, folder_names_of_columns
 from aisfs.engine.dataset.exclusions import summarize
 from aisfs.engine.dataset.loose_objects import walk
 from aisfs.engine.listing.lister import Lister
-from aisfs.errors import NotFound, SourceMissing
+from aisfs.errors import ConfigError, NotFound, SourceMissing
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.store.port import ObjectStore
@@ -36,6 +39,8 @@ class Shard:
     info: ObjectInfo
     name: bytes
     """Of its folder, and what tells its members from others of the same name."""
+    source: int = 0
+    """The position of the word that names it."""
 
 
 class ShardSet:
@@ -48,8 +53,11 @@ class ShardSet:
         shards: list[Shard],
         exclusions: Counter[str],
         missing: Sequence[str] = (),
+        sources: Sequence[str] = (),
     ) -> None:
         """Show `shards`; ask `store` when one of them changed."""
+        self.sources = sources
+        """The words of the sources."""
         self.missing = missing
         """What the sources named one by one and does not exist."""
         self._store = store
@@ -57,7 +65,11 @@ class ShardSet:
         self._places = {(shard.bucket, shard.info.key): at for at, shard in enumerate(shards)}
         self._names = {shard.name: at for at, shard in enumerate(shards)}
         self._gone: set[int] = set()
+        self._lost = 0
+        """How many are gone since they were found."""
         self._changed: set[int] = set()
+        self.renewals = 0
+        """How often the shards were found anew."""
         self._exclusions = exclusions
         self._metrics = metrics
         self._count()
@@ -66,9 +78,14 @@ class ShardSet:
         return len(self._shards) - len(self._gone)
 
     @property
+    def size(self) -> int:
+        """The bytes of all shards that exist."""
+        return sum(shard.info.size for _, shard in self.current)
+
+    @property
     def exclusions(self) -> Counter[str]:
         """What the sources named and is not shown: reason and how many."""
-        return self._exclusions + Counter({MISSING: len(self._gone)})
+        return self._exclusions + Counter({MISSING: self._lost})
 
     @property
     def current(self) -> list[tuple[int, Shard]]:
@@ -88,6 +105,26 @@ class ShardSet:
         self._changed.add(at)
         return True
 
+    def renew(self, found: "ShardSet") -> bool:
+        """Show the shards that were found anew; return whether they are others than before.
+
+        Those that were there keep their places, and new ones come last: listings go on.
+        """
+        before = self.current
+        fresh = {(shard.bucket, shard.info.key): shard for _, shard in found.current}
+        kept = [fresh.get(place, self._shards[at]) for place, at in self._places.items()]
+        added = [shard for place, shard in fresh.items() if place not in self._places]
+        self._shards = kept + added
+        self._places = {(s.bucket, s.info.key): at for at, s in enumerate(self._shards)}
+        self._gone = {at for place, at in self._places.items() if place not in fresh}
+        self._names = {shard.name: at for at, shard in self.current}
+        self._changed.clear()
+        self._exclusions, self._lost = found.exclusions, 0
+        self.missing = found.missing
+        self.renewals += 1
+        self._count()
+        return self.current != before
+
     @property
     def settled(self) -> bool:
         """Whether no shard is known to have changed."""
@@ -98,11 +135,15 @@ class ShardSet:
         while self._changed:
             at = min(self._changed)
             shard = self._shards[at]
-            try:
+            info = None
+            with suppress(NotFound):
                 info = await self._store.head(shard.bucket, shard.info.key)
-            except NotFound:
+            if self._shards[at] is not shard:  # found anew meanwhile
+                continue
+            if info is None:
                 log.warning("%s/%s is gone and left out", shard.bucket, shard.info.key)
                 self._gone.add(at)
+                self._lost += 1
             else:
                 self._shards[at] = replace(shard, info=info)
             self._changed.discard(at)
@@ -115,32 +156,61 @@ class ShardSet:
             self._metrics.dataset_shards.labels(state).set(count)
 
 
+FindShards = Callable[[], Awaitable[ShardSet]]
+
+
 async def find_shards(
-    source: DatasetSource, lister: Lister, store: ObjectStore, metrics: Metrics
+    source: DatasetSource,
+    lister: Lister,
+    store: ObjectStore,
+    metrics: Metrics,
+    *,
+    joined: bool = False,
 ) -> ShardSet:
     """Find all shards of a source, each once, in the order in which the words name them.
 
+    Args:
+        source: What was typed.
+        lister: Knows directories.
+        store: Where objects are.
+        metrics: Count the shards.
+        joined: Whether each word must have shards of its own, since they are joined.
+
     Raises:
         SourceMissing: a word leads to no shard.
+        ConfigError: a word that is joined leads to no other shards than those before.
     """
     found: dict[tuple[Bucket, str], ObjectInfo] = {}
+    starts: list[int] = []
     exclusions: Counter[str] = Counter()
-    missing: list[str] = []
+    missing: dict[str, list[str]] = {}
     for word in source.words:
         before = exclusions.copy()
         some = False
-        async for bucket, info in _of_word(word, source.keys, lister, exclusions, missing):
+        starts.append(len(found))
+        listed = await _expand_lists(word, lister, store)
+        async for bucket, info in _of_word(listed, source.keys, lister, exclusions, missing):
             found.setdefault((bucket, info.key), info)
             some = True
         if not some:
             raise SourceMissing(_nothing(word, exclusions - before))
-    names = folder_names([(bucket.name, key) for bucket, key in found])
+        if joined and len(found) == starts[-1]:
+            raise ConfigError(f"--join: all shards of {word.text} belong to an earlier source")
+    every = [(bucket.name, key) for bucket, key in found]
+    columns = [every[start:stop] for start, stop in pairwise([*starts, len(every)])]
+    names = folder_names_of_columns(columns) if joined else folder_names(every)
+    of = (at for at, column in enumerate(columns) for _ in column)
     shards = [
-        Shard(bucket, info, name)
-        for ((bucket, _), info), name in zip(found.items(), names, strict=True)
+        Shard(bucket, info, name, at)
+        for ((bucket, _), info), name, at in zip(found.items(), names, of, strict=True)
     ]
+    for text, gone in missing.items():
+        named = ", ".join(gone[:NAMED_MAX]) + (", …" if len(gone) > NAMED_MAX else "")
+        log.warning("%s: %d missing: %s", text, len(gone), named)
     log.info("%d shards of %s", len(shards), source)
-    return ShardSet(store, metrics, shards, exclusions, missing)
+    words = [word.text for word in source.words]
+    all_missing = [*chain(*missing.values())]
+    return ShardSet(store, metrics, shards, exclusions, all_missing, words)
 
 
 def _nothing(word: SourceArg, why: Counter[str]) -> str:
@@ -148,12 +218,52 @@ def _nothing(word: SourceArg, why: Counter[str]) -> str:
     return f"{word.text}: no shard (X.tar) there" + (f": {reasons}" if reasons else "")
 
 
+async def _expand_lists(word: SourceArg, lister: Lister, store: ObjectStore) -> SourceArg:
+    """Put the shards that lists in a bucket name in place of these lists."""
+    if not any(pattern.listing for pattern in word.patterns):
+        return word
+    patterns: list[ShardPattern] = []
+    for pattern in word.patterns:
+        patterns += await _read_list(pattern, lister, store) if pattern.listing else [pattern]
+    return replace(word, patterns=tuple(patterns))
+
+
+async def _read_list(
+    pattern: ShardPattern, lister: Lister, store: ObjectStore
+) -> Sequence[ShardPattern]:
+    info = await _find(pattern, lister)
+    if info is None:
+        raise SourceMissing(f"{pattern}: no such list of shards")
+    return await read_shard_list(pattern, info, store)
+
+
+async def read_shard_list(
+    pattern: ShardPattern, info: ObjectInfo, store: ObjectStore
+) -> Sequence[ShardPattern]:
+    """Return the shards that a list in a bucket names.
+
+    Raises:
+        ConfigError: the object is no such list.
+    """
+    assert pattern.bucket is not None, "a list file of this machine was read before"
+    if info.size > LIST_MAX:
+        raise ConfigError(f"{pattern}: {info.size} bytes are too many for a list of shards")
+    data = bytearray(info.size)
+    if data:
+        await store.read_range(pattern.bucket, info, 0, memoryview(data))
+    place = f"{pattern.bucket}/{pattern.directory}"
+    found = parse_shard_list(str(pattern), bytes(data), directory=place)
+    if local := next((shard for shard in found if shard.bucket is None), None):
+        raise ConfigError(f"{pattern} names {local}: a list in a bucket cannot name local files")
+    return found
+
+
 async def _of_word(
     word: SourceArg,
     keys: KeyFilter,
     lister: Lister,
     exclusions: Counter[str],
-    all_missing: list[str],
+    all_missing: dict[str, list[str]],
 ) -> AsyncIterator[tuple[Bucket, ObjectInfo]]:
     missing: list[str] = []
     for pattern in word.patterns:
@@ -167,10 +277,8 @@ async def _of_word(
         if empty:
             missing.append(str(pattern))
     if missing:
-        all_missing += missing
+        all_missing.setdefault(word.text, []).extend(missing)
         exclusions[MISSING] += len(missing)
-        names = ", ".join(missing[:NAMED_MAX]) + (", …" if len(missing) > NAMED_MAX else "")
-        log.warning("%s: %d missing: %s", word.text, len(missing), names)
 
 
 async def _of_pattern(
@@ -179,10 +287,11 @@ async def _of_pattern(
     bucket = pattern.bucket
     assert bucket is not None, "local files have a bucket once their root is known"
     if pattern.one:
-        directory, slash, base = (pattern.directory + pattern.rest).rpartition("/")
-        listed = await lister.find(bucket, directory + slash, entry_name("", base))
-        if listed is not None and listed.value is not None:
-            yield bucket, listed.value
+        found = await _find(pattern, lister)
+        if found is not None and is_shard(os.fsencode(pattern.rest)):
+            yield bucket, found
+        elif found is not None:
+            exclusions[NO_SHARD] += 1
         return
     glob = GlobPattern(pattern.rest) if pattern.rest else None
 
@@ -196,3 +305,11 @@ async def _of_pattern(
             yield bucket, info
         elif glob is not None:
             exclusions[NO_SHARD] += 1
+
+
+async def _find(pattern: ShardPattern, lister: Lister) -> ObjectInfo | None:
+    """Return the one object that a pattern names."""
+    assert pattern.bucket is not None, "local files have a bucket once their root is known"
+    directory, slash, base = (pattern.directory + pattern.rest).rpartition("/")
+    listed = await lister.find(pattern.bucket, directory + slash, entry_name("", base))
+    return listed.value if listed is not None else None

@@ -23,6 +23,7 @@ def look(
     """
     room = part.allocate()
     if cache.read(entry, part.range, room) is not None:
+        part.from_disk = True
         return []
     missing = cache.missing(entry, part.range)
     position = part.range.start

@@ -2,9 +2,8 @@
 
 A range of an object that is being fetched is a `Part`. In one step, without waiting, a read collects
 the pieces that are here, the parts under way that overlap its range, and new parts for the rest
-(invariant I5: no byte is under way twice). It then waits only for those parts. Each part is fetched by
-a task of its own, so that a reader that goes away does not stop it for the others. A part that fails
-raises its error in all readers that wait for it, and is forgotten.
+(invariant I5: no byte is under way twice). It then waits only for those parts. Each is fetched by a task
+of its own, which outlives its readers. Its failure is raised in all of them, and is forgotten.
 
 A part that has landed goes to the disk cache. If the cache does not accept it, the part stays in memory
 until newer ones need the room. A large part is written past the page cache, and stays in memory until
@@ -13,7 +12,7 @@ its reader has passed it (docs/adr/0020). Dropping parts at any moment changes n
 
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -22,6 +21,7 @@ import trio
 from aisfs.cache.disk.block_cache import BlockCache
 from aisfs.cache.disk.format import EntryId, entry_id
 from aisfs.cache.disk.reservation import Reservation
+from aisfs.core.policy.link import LinkEstimate
 from aisfs.core.policy.readahead import ReadAhead
 from aisfs.core.ranges import growing_pieces, pieces
 from aisfs.engine.fetch.batches import BatchWindow
@@ -49,7 +49,7 @@ from aisfs.store.port import ObjectStore
 log = logging.getLogger(__name__)
 
 STREAM_BYTES = 32 << 20
-"""Bytes under way when a whole object begins to be streamed: what 1 Gbit/s carries in 250 ms."""
+"""Bytes under way when a stream begins: what 1 Gbit/s carries in 250 ms."""
 HIGH_LATENCY_SECONDS = 0.02
 """A part that took longer came over a slow link, or one with latency: more may be under way at once."""
 SPARE_SECONDS = 2.0
@@ -101,7 +101,9 @@ class Fetcher:
         self._changed = trio.Event()
         """Set, and then replaced, whenever a part was dropped or can be."""
         self._hooks = hooks or Hooks()
-        self._pool = BufferPool(memory_limit)
+        self.pool = BufferPool(memory_limit)
+        self.link = LinkEstimate()
+        """What the parts that landed show of the link to the store."""
         self.high_latency = False
         """Whether the latest part to land took longer than `HIGH_LATENCY_SECONDS`."""
         self.buffered = 0
@@ -119,7 +121,7 @@ class Fetcher:
         cached = (self.cache, entry) if self.cache and entry else None
         source = partial(self._store.read_range, bucket, info)
         watch = ReadAhead(info.size, max_window=self._read_ahead_max)
-        opened = OpenObject(bucket, info, watch, source, cached, self._pool)
+        opened = OpenObject(bucket, info, watch, source, cached, self.pool)
         return self._objects.add((bucket, info), opened)
 
     @any_thread
@@ -135,43 +137,48 @@ class Fetcher:
             cached: Where it is on disk, and what tells it from everything else.
         """
         watch = ReadAhead(info.size, max_window=self._read_ahead_max)
-        opened = OpenObject(bucket, info, watch, source, cached, self._pool, cached_by_source=True)
+        opened = OpenObject(bucket, info, watch, source, cached, self.pool, cached_by_source=True)
         return self._objects.add(cached[1], opened)
 
     def distinguished(self, bucket: Bucket, info: ObjectInfo) -> Bucket:
         """Return the bucket, renamed if a cache could not tell this version from another cluster's."""
-        if info.checksum:
+        if info.checksum:  # else version 1 of this name in another cluster is something else
             return bucket
-        # Version 1 of the same name in another cluster is something else.
         return replace(bucket, namespace=f"{bucket.namespace} {self._origin}")
 
     def start(
-        self, opened: OpenObject, wanted: ByteRange, together: BatchWindow | None = None
+        self,
+        opened: OpenObject,
+        wanted: ByteRange,
+        together: BatchWindow | None = None,
+        *,
+        to_disk: bool = True,
     ) -> Reading:
         """Begin to read a range that lies inside the object; start to fetch what is not under way.
 
         Does not wait, not even for the disk: bytes on disk that are not yet mapped and verified become
         a part like any other, which a worker thread gets from the disk. Whole objects, as they are
-        in the store, are fetched `together` with others if that is given.
+        in the store, are fetched `together` with others if given; those not `to_disk` stay in memory.
         """
+        begin = partial(self._begin, opened, together=together, to_disk=to_disk)
         found: list[Data | Part] = []
         position = wanted.start
         for part in opened.overlapping(wanted):
             if position < part.range.start:
-                self._fill(opened, ByteRange(position, part.range.start), found, together)
+                self._fill(opened, ByteRange(position, part.range.start), found, begin)
             found.append(part)
             self._retained.use(part)
             position = part.range.stop
         if position < wanted.stop:
-            self._fill(opened, ByteRange(position, wanted.stop), found, together)
-        return Reading(wanted, found)
+            self._fill(opened, ByteRange(position, wanted.stop), found, begin)
+        return Reading(wanted, found, self.pool.read)
 
     def ahead(
         self, opened: OpenObject, wanted: ByteRange, together: BatchWindow | None = None
     ) -> None:
         """Fetch a range that no reader waits for yet, as far as memory permits."""
         for piece in pieces(wanted, PART_MAX):
-            if not self._make_room(len(piece)):
+            if not self._make_room(len(piece), reading=opened):
                 with opened.lock:
                     opened.read_ahead.shrink()
                 return
@@ -179,7 +186,13 @@ class Fetcher:
                 self.start(opened, piece, together)
 
     async def stream(
-        self, opened: OpenObject, wanted: ByteRange | None = None, *, held_up: bool = True
+        self,
+        opened: OpenObject,
+        wanted: ByteRange | None = None,
+        *,
+        held_up: bool = True,
+        at_once: int = STREAM_BYTES,
+        to_disk: bool = True,
     ) -> AsyncGenerator[tuple[int, Data], None]:
         """Yield an object, or a range of it, in order as (offset, bytes), somewhat ahead of the caller.
 
@@ -190,32 +203,38 @@ class Fetcher:
             opened: The object.
             wanted: The range; None is all.
             held_up: Whether to wait while memory is full. Must be False if the readers that fill the
-                memory wait for this stream: it then takes at most `STREAM_BYTES` while there is no room.
+                memory wait for this stream: it then takes at most `at_once` while there is no room.
+            at_once: Bytes under way at the beginning.
+            to_disk: Whether the disk cache gets what it does not have.
         """
-        under_way: deque[Reading] = deque()
-        at_once, ahead = STREAM_BYTES, 0
+        under_way, ahead = deque[Reading](), 0
         for piece in growing_pieces(wanted or ByteRange(0, opened.info.size), FIRST_PART, PART_MAX):
             while under_way and ahead + len(piece) > at_once:
-                reading = under_way.popleft()
-                data = await reading.wait(by_reader=False)
+                data = await self._scan(opened, reading := under_way.popleft())
                 if self.high_latency and (held_up or self._make_room(2 * at_once)):
                     at_once = max(at_once, min(2 * at_once, self._read_ahead_max))
                 ahead -= len(reading.wanted)
                 yield reading.wanted.start, data
             if held_up:
                 await self._wait_for_room(len(piece))
-            under_way.append(self.start(opened, piece))
+            under_way.append(self.start(opened, piece, to_disk=to_disk))
             ahead += len(piece)
         while under_way:
             reading = under_way.popleft()
-            yield reading.wanted.start, await reading.wait(by_reader=False)
+            yield reading.wanted.start, await self._scan(opened, reading)
+
+    async def _scan(self, opened: OpenObject, reading: Reading) -> Data:
+        """Wait for bytes of a stream, which does not come back for them as readers do."""
+        data = await reading.wait(by_reader=False)
+        self._drop_all(self._retained.scanned(opened, reading.pieces, trio.current_time()))
+        return data
 
     async def tidy(self) -> None:
         """Free memory after much was fetched. Never returns."""
         while True:
             await trio.sleep(SPARE_SECONDS)
-            self._drop_all(self._retained.idle())
-            if self._pool.let_go():
+            self._drop_all(self._retained.idle(trio.current_time()))
+            if self.pool.let_go():
                 await trio.to_thread.run_sync(give_memory_back)
 
     async def drop_lost(self) -> None:
@@ -229,7 +248,7 @@ class Fetcher:
         opened: OpenObject,
         gap: ByteRange,
         found: list[Data | Part],
-        together: BatchWindow | None,
+        begin: Callable[[ByteRange], Part],
     ) -> None:
         """Cover a range that no part covers."""
         for piece in pieces(gap, PART_MAX):
@@ -237,12 +256,12 @@ class Fetcher:
             there = opened.copied(piece) if len(piece) <= COPIED_MAX else None
             if there is None and piece == gap:
                 piece = opened.as_failed(piece)
-            found.append(self._begin(opened, piece, together) if there is None else there)
+            found.append(begin(piece) if there is None else there)
 
-    # parts -----------------------------------------------------------------------------------
-
-    def _begin(self, opened: OpenObject, wanted: ByteRange, together: BatchWindow | None) -> Part:
-        part = Part(wanted, self._pool)
+    def _begin(
+        self, opened: OpenObject, wanted: ByteRange, *, together: BatchWindow | None, to_disk: bool
+    ) -> Part:
+        part = Part(wanted, self.pool, to_disk=to_disk)
         opened.add(part)
         self.buffered += part.cost
         seat = None
@@ -278,7 +297,7 @@ class Fetcher:
         missing: list[tuple[ByteRange, Reservation | None]] = [(part.range, None)]
         cache, entry = opened.cache, opened.entry
         if cache is not None and entry is not None:
-            keep = not opened.cached_by_source
+            keep = part.to_disk and not opened.cached_by_source
             missing = await trio.to_thread.run_sync(look, cache, entry, part, keep)
         if not missing:
             self._land(part)
@@ -286,12 +305,15 @@ class Fetcher:
         room = part.content or part.allocate()
         try:
             await self._wait_for_disk()
-            since = trio.current_time()
+            since, before = trio.current_time(), self.link.arrived
             for gap, _ in missing:
                 start = gap.start - part.range.start
                 await source(gap.start, room[start : start + len(gap)])
+            seconds = trio.current_time() - since
             if not opened.cached_by_source:  # making content says nothing about the link
-                self.high_latency = trio.current_time() - since > HIGH_LATENCY_SECONDS
+                self.high_latency = seconds > HIGH_LATENCY_SECONDS
+                if len(missing) == 1 and source is opened.source:  # not one of a batch
+                    self.link.observe(len(missing[0][0]), seconds, before)
             self._land(part)  # readers need not wait for the disk
             if cache is None or entry is None or any(room is None for _, room in missing):
                 return self._keep(opened, part)
@@ -320,8 +342,7 @@ class Fetcher:
             " Nothing of it is kept here; look at the object in AIStore",
             opened.bucket, opened.info.key, opened.info.version or "?", opened.info.checksum,
         )  # fmt: skip
-        for part in [part for part in opened.parts if part.done.is_set()]:
-            self._drop(opened, part)
+        self._drop_all([(part, opened) for part in opened.parts if part.done.is_set()])
         self._hooks.content_was_wrong(opened.bucket, opened.info)
 
     def _land(self, part: Part) -> None:
@@ -364,13 +385,15 @@ class Fetcher:
 
     async def _wait_for_room(self, length: int) -> None:
         """Wait until there is room for `length` more bytes: the disk may be slow."""
-        while self.buffered and not self._make_room(length):
+        while not self._make_room(length) and self.buffered:
             await self._changed.wait()
 
-    def _make_room(self, length: int, *, but_for: Part | None = None) -> bool:
+    def _make_room(
+        self, length: int, *, but_for: Part | None = None, reading: OpenObject | None = None
+    ) -> bool:
         """Drop retained parts that come before `but_for` until `length` more bytes fit; return whether they do."""
         while self.buffered + length > self._memory_limit:
-            first = self._retained.first_to_go()
+            first = self._retained.first_to_go(reading)
             if first is None or first[0] is but_for:
                 return False
             self._drop_all([first])

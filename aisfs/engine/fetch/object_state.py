@@ -11,6 +11,7 @@ from aisfs.core.policy.readahead import ReadAhead
 from aisfs.engine.fetch.part import BufferPool, Data, Part
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 from aisfs.process.locks import Rank, ranked_lock
+from aisfs.process.request_log import DISK, MEMORY, request_log
 from aisfs.process.threads import any_thread
 
 _FAILED_MAX = 16
@@ -86,18 +87,31 @@ class OpenObject:
     def try_read(self, wanted: ByteRange) -> Data | None:
         """Return a range in memory or mapped, for the kernel alone; see `BlockCache.hit`."""
         there = self._landed(wanted) if self.parts else None  # the disk might have to be read
+        if there is not None:
+            self._pool.read.memory += len(wanted)
+            request_log.note(MEMORY)
+            return there
+        there = self.mapped(wanted)
         if there is None:
-            there = self.mapped(wanted)
-        return there if there is not None else self._joined(wanted)
+            return self._joined(wanted)
+        self._pool.read.disk += len(wanted)
+        request_log.note(DISK)
+        return there
 
     @any_thread
     def try_copy(self, wanted: ByteRange) -> bytearray | memoryview | None:
         """Return a copy of what `try_read` returns, for callers that touch the bytes."""
         landed = self._landed(wanted) if self.parts else None
         if landed is not None:
+            self._pool.read.memory += len(wanted)
+            request_log.note(MEMORY)
             return bytearray(landed)
         there = self.copied(wanted)
-        return there if there is not None else self._joined(wanted)
+        if there is None:
+            return self._joined(wanted)
+        self._pool.read.disk += len(wanted)
+        request_log.note(DISK)
+        return there
 
     def mapped(self, wanted: ByteRange) -> memoryview | None:
         """Return a range that the disk cache has mapped, for the kernel alone."""

@@ -9,6 +9,7 @@ import trio
 
 from aisfs.errors import untraced
 from aisfs.model import ByteRange
+from aisfs.process.request_log import DISK, request_log
 from aisfs.process.threads import any_thread
 
 PART_MAX = 8 << 20
@@ -44,6 +45,24 @@ def _new_buffer(size: int) -> mmap.mmap:
     return buffer
 
 
+class ReadCounts:
+    """Bytes that readers and pushes got, by where they were.
+
+    Threads may count at once: about right is good enough.
+    """
+
+    __slots__ = ("disk", "memory", "network")
+
+    def __init__(self) -> None:
+        """Start at zero."""
+        self.disk = 0
+        """In the disk cache."""
+        self.memory = 0
+        """In parts that had landed."""
+        self.network = 0
+        """In parts that had to be waited for."""
+
+
 class BufferPool:
     """Buffers of `PART_MAX` bytes that are used again: fresh memory costs more than the copy into it."""
 
@@ -54,6 +73,8 @@ class BufferPool:
         """How many of these, the first ones, were not needed since the last `let_go`."""
         self._most = min(BUFFERS_MAX, limit // PART_MAX)
         self._lent: deque[mmap.mmap] = deque()
+        self.read = ReadCounts()
+        """What was read of all parts that have their buffers here, and past them from the disk cache."""
 
     def take(self, length: int) -> mmap.mmap | bytearray:
         """Return a buffer of at least `length` bytes; what is in it is undefined.
@@ -132,18 +153,22 @@ class _Room:
 class Part:
     """A range of an object under way, or landed and kept in memory."""
 
-    __slots__ = ("__weakref__", "_furthest", "_pool", "_room", "content", "done", "error", "given",
-                 "range")  # fmt: skip
+    __slots__ = ("__weakref__", "_furthest", "_pool", "_room", "content", "done", "error",
+                 "from_disk", "given", "range", "to_disk")  # fmt: skip
 
-    def __init__(self, wanted: ByteRange, pool: BufferPool) -> None:
+    def __init__(self, wanted: ByteRange, pool: BufferPool, *, to_disk: bool = True) -> None:
         """Start without bytes."""
         self._pool = pool
         self._room: _Room | None = None
         self.range = wanted
+        self.to_disk = to_disk
+        """Whether the disk cache is to get the bytes."""
         self.content = memoryview(b"")
         """The bytes, once `done` is set without an error."""
         self.done = trio.Event()
         self.error: Exception | None = None
+        self.from_disk = False
+        """Whether the bytes are from the disk cache."""
         self.given = 0
         """How many bytes readers got, those that several got as often."""
         self._furthest = 0
@@ -193,6 +218,8 @@ class Reading:
 
     wanted: ByteRange
     pieces: list[Data | Part]
+    counts: ReadCounts
+    """Where to count what is read."""
 
     @property
     def ready(self) -> bool:
@@ -206,12 +233,27 @@ class Reading:
             AisfsError: a part could not be fetched.
         """
         found: list[Data] = []
-        for piece in self.pieces:
+        was_done = [isinstance(piece, Part) and piece.done.is_set() for piece in self.pieces]
+        for piece, landed in zip(self.pieces, was_done, strict=True):
             if isinstance(piece, Part):
                 await piece.done.wait()
                 if piece.error is not None:
                     raise untraced(piece.error)
                 found.append(piece.view(self.wanted, by_reader=by_reader))
+                source = "disk" if piece.from_disk else "memory" if landed else "network"
             else:
                 found.append(piece)
+                source = "disk"
+            if by_reader:
+                self._count(source, len(found[-1]))
         return found[0] if len(found) == 1 else b"".join(found)
+
+    def _count(self, source: str, size: int) -> None:
+        request_log.note(DISK if source == "disk" else source)
+        counts = self.counts
+        if source == "disk":
+            counts.disk += size
+        elif source == "memory":
+            counts.memory += size
+        else:
+            counts.network += size

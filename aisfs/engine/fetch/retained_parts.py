@@ -2,14 +2,22 @@
 
 What was written past the page cache would have to be read from the disk again, so it stays until a
 reader has passed it, until it was not read for a while, or until the memory is needed.
+
+What only a scan has read stays for the readers that may follow. It gives way to everything else, the
+latest first: readers come in the order of the scan, and a scan of more than fits would otherwise
+replace all that it had read by what is read last.
 """
 
 from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
 
 from aisfs.engine.fetch.object_state import OpenObject
-from aisfs.engine.fetch.part import Part
+from aisfs.engine.fetch.part import Data, Part
 
 Retained = tuple[Part, OpenObject]
+
+SCANNED_SECONDS = 600.0
+"""How long what a scan has read waits for readers: they come after the listing, or not at all."""
 
 
 class RetainedParts:
@@ -21,13 +29,15 @@ class RetainedParts:
         """In memory only, the one not used for longest first."""
         self._copies: OrderedDict[Part, OpenObject] = OrderedDict()
         """On disk as well."""
+        self._scanned: OrderedDict[Part, tuple[OpenObject, float]] = OrderedDict()
+        """In memory only, not read by any reader, and when a scan had read them; the first first."""
         self._seen: dict[Part, int] = {}
         """How many bytes of each copy had been given when `idle` was called last."""
         self.losses = 0
         """How often the disk had lost something when copies were compared with it last."""
 
     def __bool__(self) -> bool:
-        return bool(self._only or self._copies)
+        return bool(self._only or self._copies or self._scanned)
 
     def add(self, part: Part, opened: OpenObject, *, on_disk: bool) -> None:
         """Retain a part."""
@@ -38,19 +48,53 @@ class RetainedParts:
         for kept in (self._only, self._copies):
             if part in kept:
                 kept.move_to_end(part)
+        self._unscan(part)
+
+    def scanned(
+        self, opened: OpenObject, pieces: Iterable[Data | Part], now: float
+    ) -> list[Retained]:
+        """Mark parts that are retained in memory only as read by a scan just now.
+
+        Returns:
+            Those to drop: the disk cache was spared them, and is to get them with their neighbours once
+            a reader comes.
+        """
+        unread = [p for p in pieces if isinstance(p, Part) and p in self._only and not p.given]
+        spent = [part for part in unread if opened.cache is not None and not part.to_disk]
+        for part in unread:
+            self._scanned[part] = self._only.pop(part), now
+        return [(part, opened) for part in spent]
+
+    def _unscan(self, part: Part) -> None:
+        if part in self._scanned:
+            self._only[part], _ = self._scanned.pop(part)
 
     def remove(self, part: Part) -> None:
         """Stop retaining a part, if it was."""
         self._only.pop(part, None)
         self._copies.pop(part, None)
+        self._scanned.pop(part, None)
         self._seen.pop(part, None)
 
-    def first_to_go(self) -> Retained | None:
-        """Return what is missed least when memory is needed: what can be had from the disk."""
-        for kept in (self._copies, self._only):
-            if kept:
-                return next(iter(kept.items()))
-        return None
+    def first_to_go(self, reading: OpenObject | None = None) -> Retained | None:
+        """Return what is missed least when memory is needed.
+
+        That is what can be had from the disk, then what a reader has passed, then what only a scan has
+        read. If memory is needed to read ahead in an object, nothing that was scanned of that object goes:
+        its reader comes to that first.
+        """
+        if self._copies:
+            return next(iter(self._copies.items()))
+        if self._scanned:
+            passed = next(
+                (part for part in _firsts(self._only, self._scanned) if part.passed), None
+            )
+            if passed is not None:
+                return passed, self._only.get(passed) or self._scanned[passed][0]
+            last = next(reversed(self._scanned))
+            opened = self._scanned[last][0]
+            return (last, opened) if opened is not reading else None
+        return next(iter(self._only.items()), None)
 
     def copies(self) -> list[Retained]:
         """Return those that are on disk as well."""
@@ -60,8 +104,21 @@ class RetainedParts:
         """Return the copies that a reader has passed."""
         return [kept for kept in self._copies.items() if kept[0].passed]
 
-    def idle(self) -> list[Retained]:
-        """Return the copies that were there at the last call and were not read since."""
+    def idle(self, now: float) -> list[Retained]:
+        """Return the copies that were there at the last call and were not read since.
+
+        Also what was scanned too long ago, and no reader came for it.
+        """
         idle = [kept for kept in self._copies.items() if self._seen.get(kept[0]) == kept[0].given]
         self._seen = {part: part.given for part in self._copies}
+        for part in [part for part in self._scanned if part.given]:
+            self._unscan(part)
+        for part, (opened, since) in self._scanned.items():
+            if now - since < SCANNED_SECONDS:
+                break
+            idle.append((part, opened))
         return idle
+
+
+def _firsts(*kept: Mapping[Part, object]) -> Iterator[Part]:
+    return (next(iter(each)) for each in kept if each)

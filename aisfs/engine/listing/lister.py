@@ -7,24 +7,26 @@ listing all of it would have been cheaper.
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import trio
-from cachetools import LRUCache, TTLCache
+from cachetools import TTLCache
 
+from aisfs.cache.listing_cache import ListingCache
 from aisfs.cache.metadata_cache import WOULD_WAIT, Dated, DirectoryId, MetadataCache, WouldWait
 from aisfs.cache.single_flight import SingleFlight
 from aisfs.core.namespace.keys import child_key, child_prefix, refusal
 from aisfs.core.namespace.listing import Listed, Listing, ListingBounds, ListingBuilder, Wanted
 from aisfs.engine.hooks import Hooks
+from aisfs.engine.listing.bucket_list import BucketList
 from aisfs.engine.listing.overlay import Overlay
 from aisfs.engine.listing.probes import Probes
 from aisfs.errors import AccessDenied, AisfsError, InvalidName, NotFound, ProtocolError
 from aisfs.metrics import Metrics
-from aisfs.model import Bucket, Page, Provider
+from aisfs.model import Bucket, Page
 from aisfs.process.threads import any_thread
 from aisfs.store.port import ObjectStore
 
@@ -38,6 +40,16 @@ AT_ONCE_MAX = 500
 """Entries that take less time than handing them to a thread."""
 
 ResultT = TypeVar("ResultT")
+
+
+class _Asked(NamedTuple):
+    """When a listing was asked for."""
+
+    changes: int
+    """How many changes this mount had made."""
+    refreshes: int
+    """How often something had been refreshed."""
+    since: float
 
 
 class Lister:
@@ -55,15 +67,23 @@ class Lister:
         wanted: Wanted | None = None,
         hooks: Hooks | None = None,
         change_ttl: float = 0.0,
+        kept: ListingCache | None = None,
     ) -> None:
         """List through `store` what is `wanted`; shared requests run in `nursery`.
 
-        A change of this mount is shown for `change_ttl` seconds, unless it is listed before.
+        A change of this mount is shown for `change_ttl` seconds, unless it is listed before. Large
+        listings are `kept` for other mounts, and those of other mounts are used: only for a mount
+        that changes nothing.
         """
+        self.kept = kept
+        self._nursery = nursery
+        self._dropped = float("-inf")
+        """When something turned out to have changed: older listings of other mounts are not used."""
+        self._refreshes = 0
         self._wanted = wanted
         self._store = store
         self._probes = Probes(store)
-        self._cache = cache
+        self.cache = cache
         self._clock = clock
         self._metrics = metrics
         self.list_ttl = list_ttl
@@ -74,13 +94,10 @@ class Lister:
         self._first_pages: SingleFlight[DirectoryId, Dated[Listing] | None] = SingleFlight(
             nursery, wanted_only=True
         )
-        self._bucket_lists: SingleFlight[str, Dated[list[Bucket]]] = SingleFlight(nursery)
-        self._buckets: Dated[list[Bucket]] | None = None
+        self.buckets = BucketList(store, nursery, list_ttl=list_ttl, clock=clock)
         self._single_lookups: TTLCache[DirectoryId, list[bytes]] = TTLCache(
             LARGE_DIRECTORIES_MAX, list_ttl, clock
         )
-        self._beside: LRUCache[DirectoryId, None] = LRUCache(LARGE_DIRECTORIES_MAX)
-        """Directories that have the name of an object."""
         self._hooks = hooks or Hooks()
         self.overlay = Overlay(
             self._probes, cache, list_ttl=list_ttl, change_ttl=change_ttl, clock=clock
@@ -93,7 +110,7 @@ class Lister:
             BucketNotFound: the bucket is missing. A prefix without entries is an empty listing.
         """
         directory = (bucket, prefix)
-        believed = self._cache.listing(directory)
+        believed = self.cache.listing(directory)
         if believed is None:
             believed = await self._listings.fetch(directory, lambda: self._list(directory))
         return self.overlay.merge(directory, believed)
@@ -101,12 +118,12 @@ class Lister:
     @any_thread
     def try_directory(self, bucket: Bucket, prefix: str) -> Dated[Listing] | None:
         """Return the listing of a directory if it may be believed. Does not wait."""
-        believed = self._cache.listing((bucket, prefix))
+        believed = self.cache.listing((bucket, prefix))
         return self.overlay.try_merge((bucket, prefix), believed) if believed is not None else None
 
     def believed_until(self, bucket: Bucket, prefix: str) -> float | None:
         """Return until when a directory need not be listed again; None if it has to be now."""
-        believed = self._cache.listing((bucket, prefix))
+        believed = self.cache.listing((bucket, prefix))
         return believed.expires if believed is not None else None
 
     async def find(self, bucket: Bucket, prefix: str, name: bytes) -> Dated[Listed] | None:
@@ -135,27 +152,13 @@ class Lister:
             return changed
         if refusal(name):
             return None
-        listed = self._cache.listing((bucket, prefix))
+        listed = self.cache.listing((bucket, prefix))
         if listed is not None:
             return _in_listing(listed, name)
-        found = self._cache.found((bucket, prefix, name))
+        found = self.cache.found((bucket, prefix, name))
         if found is not None:
             return found
-        return None if self._cache.is_missing((bucket, prefix, name)) else WOULD_WAIT
-
-    async def buckets(self) -> Dated[list[Bucket]]:
-        """Return all buckets the token may list, sorted.
-
-        Raises:
-            AccessDenied: it may list none; single buckets may still be open to it.
-        """
-        return self.try_buckets() or await self._bucket_lists.fetch("", self._list_buckets)
-
-    @any_thread
-    def try_buckets(self) -> Dated[list[Bucket]] | None:
-        """Return all buckets if the list may be believed. Does not wait."""
-        known = self._buckets
-        return known if known is not None and self._clock() < known.expires else None
+        return None if self.cache.is_missing((bucket, prefix, name)) else WOULD_WAIT
 
     async def check_bucket(self, bucket: Bucket) -> float:
         """Return until when the bucket may be believed to exist; asks when it is not listed.
@@ -164,7 +167,7 @@ class Lister:
             BucketNotFound: it does not exist.
         """
         with suppress(AccessDenied):
-            known = await self.buckets()
+            known = await self.buckets.get()
             if bucket in known.value:
                 return known.expires
         await self._probes.is_occupied(bucket, "")
@@ -172,19 +175,37 @@ class Lister:
 
     def last_listing(self, bucket: Bucket, prefix: str) -> Listing | None:
         """Return the last listing of a directory however old. Does not wait."""
-        last = self._cache.last_listing((bucket, prefix))
+        last = self.cache.last_listing((bucket, prefix))
         return last.value if last is not None else None
 
     def drop(self, bucket: Bucket, prefix: str, name: bytes) -> None:
         """Believe nothing about this name and its directory: something turned out to have changed."""
+        self._dropped = self._clock()
         with self.overlay.namespace_lock:
-            self._cache.drop((bucket, prefix), name)
+            self.cache.drop((bucket, prefix), name)
             self.overlay.drop_settled((bucket, prefix), name)
 
-    async def _list_buckets(self) -> Dated[list[Bucket]]:
-        found = sorted(await self._store.list_buckets())
-        self._buckets = Dated(found, self._clock() + self.list_ttl)
-        return self._buckets
+    async def refresh(self, bucket: Bucket | None, prefix: str = "") -> None:
+        """Believe nothing about a directory and those below it, or about any if `bucket` is None.
+
+        Nor is anything kept that is asked of the store now: only those who asked get it. Listings kept
+        for other mounts are removed.
+        """
+
+        def within(directory: DirectoryId) -> bool:
+            return bucket is None or (directory[0] == bucket and directory[1].startswith(prefix))
+
+        self._refreshes += 1
+        self._dropped = self._clock()
+        self.buckets.forget()
+        self._listings.detach()
+        self._first_pages.detach()
+        self._single_lookups.clear()
+        with self.overlay.namespace_lock:
+            self.cache.drop_all(within)
+            self.overlay.drop_all_settled(within)
+        if self.kept is not None:
+            await trio.to_thread.run_sync(self.kept.forget)
 
     async def _cheap_listing(self, directory: DirectoryId) -> Dated[Listing] | None:
         """List the directory if that is at most one page, or was earned by many single lookups."""
@@ -198,58 +219,59 @@ class Lister:
         return None
 
     async def _list(self, directory: DirectoryId) -> Dated[Listing]:
-        with self.overlay.listing() as asked:
-            return await self._list_on(directory, await self._first_page(directory), asked)
+        recalled = await self._recall(directory)
+        if recalled is not None:
+            return recalled
+        with self.overlay.listing() as changes:
+            asked = _Asked(changes, self._refreshes, self._clock())
+            return await self._list_on(directory, await self._probes.first_page(directory), asked)
+
+    async def _recall(self, directory: DirectoryId) -> Dated[Listing] | None:
+        """Return what another mount listed so lately that it may be believed; only at first."""
+        if self.kept is None or self.cache.last_listing(directory) is not None:
+            return None
+        found = await trio.to_thread.run_sync(self.kept.get, *directory)
+        if found is None or self._clock() - found[1] <= self._dropped:
+            return None
+        return self.cache.keep_listing(directory, *found)
 
     async def _list_one_page(self, directory: DirectoryId) -> Dated[Listing] | None:
-        with self.overlay.listing() as asked:
-            page = await self._first_page(directory)
+        recalled = await self._recall(directory)
+        if recalled is not None:
+            return recalled
+        with self.overlay.listing() as changes:
+            asked = _Asked(changes, self._refreshes, self._clock())
+            page = await self._probes.first_page(directory)
             if not page.next_token:
                 return await self._list_on(directory, page, asked)
         self._single_lookups[directory] = []
         return None
 
-    async def _list_on(self, directory: DirectoryId, page: Page, asked: int) -> Dated[Listing]:
-        """Make the listing that begins with `page`, and believe it from now on.
-
-        It was requested after `asked` changes of this mount.
-        """
-        expected, last = self._expected(directory), self._cache.last_listing(directory)
+    async def _list_on(self, directory: DirectoryId, page: Page, asked: _Asked) -> Dated[Listing]:
+        """Make the listing that begins with `page`, and believe it from now on."""
+        expected, last = self._expected(directory), self.cache.last_listing(directory)
         builder = await self._build(directory, page)
         try:
             await self._check_complete(directory, builder, expected, last)
         except ProtocolError as error:
             log.info("listed again: %s", error)  # names may come and go while they are listed
-            builder = await self._build(directory, await self._first_page(directory))
+            builder = await self._build(directory, await self._probes.first_page(directory))
             await self._check_complete(directory, builder, expected, last)
         removed = self.overlay.removed
         unclear = builder.ambiguous | (builder.directories & removed.within(directory))
         if unclear:
             occupied = await self._probes.occupied(directory, unclear)
-            self._note_beside(directory, builder.ambiguous & occupied)
+            self._probes.note_beside(directory, builder.ambiguous & occupied)
             builder.drop(unclear - occupied)
             for name in occupied:  # another client has put something into these
                 removed.discard(directory, name)
-        kept = await self._keep(directory, builder)
-        self.overlay.listed(directory, asked)
+        kept = await self._keep(directory, builder, asked)
+        self.overlay.listed(directory, asked.changes)
+        # A directory that has an object beside it must be asked for in another way: see `Probes`.
+        if self.kept is not None and page.next_token and not builder.ambiguous:
+            put = partial(self.kept.put, *directory, kept.value, self._clock() - asked.since)
+            self._nursery.start_soon(trio.to_thread.run_sync, put)
         return kept
-
-    async def _first_page(self, directory: DirectoryId) -> Page:
-        if self._is_beside(directory):
-            return await self._probes.page(directory)
-        return await self._store.list_page(*directory)
-
-    def _is_beside(self, directory: DirectoryId) -> bool:
-        """Return whether an object is known to have the name of a directory, or of one above it."""
-        bucket, prefix = directory
-        ends = (at + 1 for at, character in enumerate(prefix) if character == "/")
-        return bool(self._beside) and any((bucket, prefix[:end]) in self._beside for end in ends)
-
-    def _note_beside(self, directory: DirectoryId, names: Iterable[bytes]) -> None:
-        """Remember directories that have the name of an object."""
-        bucket, prefix = directory
-        if bucket.provider is Provider.AIS:
-            self._beside.update({(bucket, child_prefix(prefix, name)): None for name in names})
 
     async def _build(self, directory: DirectoryId, page: Page) -> ListingBuilder:
         """Add all pages of a listing, `page` being the first."""
@@ -282,7 +304,7 @@ class Lister:
     def _expected(self, directory: DirectoryId) -> dict[bytes, Listed]:
         """Return what is known to be in a directory, whatever was listed."""
         asked = self._single_lookups.get(directory, [])
-        found = ((name, self._cache.found((*directory, name))) for name in asked)
+        found = ((name, self.cache.found((*directory, name))) for name in asked)
         known = {name: dated.value for name, dated in found if dated is not None}
         return known | self.overlay.stored(directory)
 
@@ -299,18 +321,22 @@ class Lister:
                 failure = error
         raise failure
 
-    async def _keep(self, directory: DirectoryId, builder: ListingBuilder) -> Dated[Listing]:
+    async def _keep(
+        self, directory: DirectoryId, builder: ListingBuilder, asked: _Asked
+    ) -> Dated[Listing]:
         """Believe a listing from now on. Does not wait after that."""
         while True:
-            last = self._cache.last_listing(directory)
+            last = self.cache.last_listing(directory)
             finish = partial(_finish, builder, last)
             listing, changed = await _work(len(builder), finish)
-            if self._cache.last_listing(directory) == last:
+            if self.cache.last_listing(directory) == last:
                 break  # else offsets could be used twice, or news be lost
+        if asked.refreshes != self._refreshes:
+            return Dated(listing, self._clock())
         for reason, count in listing.refused.items():
             self._metrics.names_refused.labels(reason.value).inc(count)
             log.info("%s/%s: %d names not shown: %s", *directory, count, reason)
-        kept = self._cache.keep_listing(directory, listing)
+        kept = self.cache.keep_listing(directory, listing)
         if changed:
             # What this mount shows already is no news.
             news = [n for n in changed if not self.overlay.shows(directory, listing, n)]
@@ -318,25 +344,33 @@ class Lister:
         return kept
 
     async def _find_singly(self, bucket: Bucket, prefix: str, name: bytes) -> Dated[Listed] | None:
-        directory = (bucket, prefix)
-        asked = self._single_lookups.get(directory)
-        if asked is not None:
-            asked.append(name)
+        """Ask for one name, and believe the answer unless something is refreshed meanwhile."""
+        place, refreshes = (bucket, prefix, name), self._refreshes
+        singly = self._single_lookups.get((bucket, prefix))
+        if singly is not None:
+            singly.append(name)
         try:
-            below, key = child_prefix(prefix, name), child_key(prefix, name)
-            sure = self._is_beside(directory)
-            if self._shows(below) and await self._probes.is_occupied(bucket, below, sure=sure):
-                if await self._probes.may_be_object(bucket, key):
-                    self._note_beside(directory, [name])
-                return self._cache.keep_found((*directory, name), None)
-            if not self._shows(key):
-                self._cache.keep_missing((*directory, name))
-                return None
-            info = await self._store.head(bucket, key)
+            listed = await self._ask_for(bucket, prefix, name)
         except (NotFound, InvalidName):
-            self._cache.keep_missing((*directory, name))
+            if refreshes == self._refreshes:
+                self.cache.keep_missing(place)
             return None
-        return self._cache.keep_found((*directory, name), info)
+        if refreshes != self._refreshes:
+            return Dated(listed, self._clock())
+        return self.cache.keep_found(place, listed)
+
+    async def _ask_for(self, bucket: Bucket, prefix: str, name: bytes) -> Listed:
+        """Return what the store has under a name; raise NotFound or InvalidName if it has nothing."""
+        directory = (bucket, prefix)
+        below, key = child_prefix(prefix, name), child_key(prefix, name)
+        sure = self._probes.is_beside(directory)
+        if self._shows(below) and await self._probes.is_occupied(bucket, below, sure=sure):
+            if await self._probes.may_be_object(bucket, key):
+                self._probes.note_beside(directory, [name])
+            return None
+        if not self._shows(key):
+            raise NotFound(f"{bucket}/{key} is left out")
+        return await self._store.head(bucket, key)
 
     def _shows(self, key: str) -> bool:
         return self._wanted is None or self._wanted(key)

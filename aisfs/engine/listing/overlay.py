@@ -82,7 +82,7 @@ class Overlay:
         self._probes = probes
         self._cache = cache
         self.list_ttl = list_ttl
-        self._change_ttl = change_ttl
+        self.change_ttl = change_ttl
         self._clock = clock
         self._directories: dict[DirectoryId, _Directory] = {}
         self.removed = RemovedDirectories()
@@ -115,7 +115,7 @@ class Overlay:
 
         Directories at and below `below` are shown even if they were unknown here.
         """
-        expires = self._clock() + self._change_ttl
+        expires = self._clock() + self.change_ttl
         with self.namespace_lock:
             self._set(bucket, key, info, expires)
             for prefix in _directories_above(key):
@@ -137,7 +137,7 @@ class Overlay:
             hold: Keep the directories it was in, which may be empty now.
             below: Directories at and below this one, in which it was, are gone too.
         """
-        expires = self._clock() + self._change_ttl
+        expires = self._clock() + self.change_ttl
         with self.namespace_lock:
             self._set_absent(bucket, key, expires)
             for prefix in _directories_above(key):
@@ -265,7 +265,7 @@ class Overlay:
         known = self._directories.get(directory)
         if known is None or known.last <= asked:
             return
-        until = self._clock() + self._change_ttl
+        until = self._clock() + self.change_ttl
         with self.namespace_lock:
             for name, change in known.changes.items():
                 if change.number > asked and change.expires is not None:
@@ -277,6 +277,12 @@ class Overlay:
         change = known.changes.get(name) if known is not None else None
         if change is not None and change.expires is not None:
             self._take_back(directory, name)
+
+    def drop_all_settled(self, within: Callable[[DirectoryId], bool]) -> None:
+        """Take all changes in some directories back, unless they are pending."""
+        for directory in list(self._directories):
+            if within(directory):
+                self._keep_changes(directory, lambda change: change.expires is None)
 
     # within ----------------------------------------------------------------------------------
 

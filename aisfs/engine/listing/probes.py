@@ -5,15 +5,17 @@ an object whose metadata is corrupt. Both can be found out by asking for what is
 """
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
+
+from cachetools import LRUCache
 
 from aisfs.cache.metadata_cache import DirectoryId
 from aisfs.core.namespace.keys import child_key, child_prefix, entry_name
 from aisfs.core.namespace.listing import Listed
 from aisfs.errors import AccessDenied, AisfsError, NotFound, ProtocolError
-from aisfs.model import Bucket, ObjectInfo, Page
+from aisfs.model import Bucket, ObjectInfo, Page, Provider
 from aisfs.store.at_once import all_of
 from aisfs.store.port import ObjectStore
 
@@ -24,6 +26,8 @@ FEW = 8
 often tells it at once."""
 KEYS = 10_000
 """Of such a page: what AIStore returns at most."""
+BESIDE_MAX = 10_000
+"""Directories remembered that have the name of an object."""
 CHECKED = 8
 """Names asked for of those that a listing lacks. A cut listing lacks all behind the cut, so the first
 and the last of them tell."""
@@ -35,6 +39,26 @@ class Probes:
     def __init__(self, store: ObjectStore) -> None:
         """Ask `store`."""
         self._store = store
+        self._beside: LRUCache[DirectoryId, None] = LRUCache(BESIDE_MAX)
+        """Directories that have the name of an object."""
+
+    def is_beside(self, directory: DirectoryId) -> bool:
+        """Return whether an object is known to have the name of a directory, or of one above it."""
+        bucket, prefix = directory
+        ends = (at + 1 for at, character in enumerate(prefix) if character == "/")
+        return bool(self._beside) and any((bucket, prefix[:end]) in self._beside for end in ends)
+
+    def note_beside(self, directory: DirectoryId, names: Iterable[bytes]) -> None:
+        """Remember directories that have the name of an object."""
+        bucket, prefix = directory
+        if bucket.provider is Provider.AIS:
+            self._beside.update({(bucket, child_prefix(prefix, name)): None for name in names})
+
+    async def first_page(self, directory: DirectoryId) -> Page:
+        """Return the first page of a directory's listing."""
+        if self.is_beside(directory):
+            return await self.page(directory)
+        return await self._store.list_page(*directory)
 
     async def is_occupied(self, bucket: Bucket, prefix: str, *, sure: bool = False) -> bool:
         """Return whether there is any object below a directory; see `first_keys`."""

@@ -1,67 +1,42 @@
-"""The member index of a shard: from memory, from the index cache, or scanned as the shard streams by.
-
-The scan reads through the fetcher, so that what it needs is in the disk cache afterwards and the
-first index never costs a second download. It runs in worker threads, part by part; the trio thread
-goes on answering.
-"""
+"""The member index of a shard: from memory, from the index cache, from a source of indexes, or scanned."""
 
 import logging
-import os
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 import trio
 from cachetools import LRUCache
 
-from aisfs.ais.protocol.shard_index import MAX_BYTES, decode_shard_index, shard_index_location
-from aisfs.cache.disk.format import CONTENT_MAX, PAGE
 from aisfs.cache.index_cache import IndexCache
 from aisfs.cache.single_flight import SingleFlight
-from aisfs.core.archive.formats import HEAD, Form, form_of_content, form_of_name
+from aisfs.core.archive.formats import Form
+from aisfs.core.index.label_column import LabelColumn
 from aisfs.core.index.member_index import MemberIndex
-from aisfs.core.index.nested_tars import NestedTars
-from aisfs.core.ranges import aligned
-from aisfs.core.tar.scanner import TarScanner
 from aisfs.core.views.directory_tree import MembersView
-from aisfs.core.views.labels import (
-    UNUSABLE,
-    LabelColumn,
-    LabelScan,
-    label_column,
-    label_rows,
-    read_label,
-)
 from aisfs.core.views.spec import LabelRule
-from aisfs.core.zip.directory import ZipScanner
-from aisfs.engine.fetch.fetcher import Fetcher
-from aisfs.engine.fetch.part import Data
-from aisfs.engine.fetch.writer_thread import unattended
-from aisfs.engine.read.unpacker import Unpacker
-from aisfs.errors import AisfsError, ShardDamaged
-from aisfs.model import Bucket, ByteRange, ObjectInfo
+from aisfs.engine.read.archive_forms import ArchiveForms
+from aisfs.engine.read.label_reader import LabelReader
+from aisfs.engine.read.late_writes import LateWrites
+from aisfs.engine.read.shard_scanner import ReadContent, ReadLocal, ShardScanner, read_labels
+from aisfs.engine.read.sources.source import KEPT, FoundIndex, IndexSource
+from aisfs.model import Bucket, ObjectInfo
 from aisfs.process.locks import Rank, ranked_lock
 from aisfs.process.threads import any_thread
-from aisfs.store.port import ObjectStore
 
 log = logging.getLogger(__name__)
 
-ReadContent = Callable[[Bucket, ObjectInfo, MemberIndex, int], Awaitable[Data]]
-"""Reads all of a member, which a row of the index stands for."""
-ReadLocal = Callable[[int, int], bytes]
-"""Returns the bytes at an offset of a local file; fewer than asked for only at its end."""
 ShardId = tuple[Bucket, ObjectInfo]
 """A version of a shard."""
 
+T = TypeVar("T")
+Use = Callable[[int, MemberIndex, LabelColumn | None], T]
+_Used = tuple[FoundIndex, MembersView, LabelColumn | None, T | None]
+_Asked = Sequence[tuple[int, Form]]
+
 INDEX_BYTES_MAX = 512 * 2**20
 """Memory for indexes not in use; six million members at 80 bytes each."""
-FORMS_MAX = 100_000
-"""Objects of which is remembered whether their content is an archive."""
-PUT_SECONDS = 1.0
-"""How long after a scan its index is kept on disk: coding it takes as long as listing the shard."""
-LOCAL_READ = 256 << 10
-"""Bytes of a local tar read at once: some hundred small members, or the header of a large one."""
-HOP = 1 << 20
-"""Bytes read at a header when data is skipped: a few hundred small members, or one large one's."""
 
 
 class Indexer:
@@ -69,47 +44,46 @@ class Indexer:
 
     def __init__(
         self,
-        fetcher: Fetcher,
+        scanner: ShardScanner,
+        forms: ArchiveForms,
         services: trio.Nursery,
-        unpacker: Unpacker,
         *,
         indexes: IndexCache | None = None,
-        shard_indexes: ObjectStore | None = None,
-        ignore_zeros: bool = False,
-        nesting: int = 0,
+        sources: Sequence[IndexSource] = (),
+        labels: LabelReader | None = None,
         lay_out: Callable[[MemberIndex], MembersView] = MembersView,
         memory_limit: float = INDEX_BYTES_MAX,
-        magic: bool = False,
     ) -> None:
-        """Read shards through `fetcher`; shared scans run in `services`.
+        """Scan shards with `scanner`; shared scans run in `services`.
 
         Args:
-            fetcher: Reads the shards.
+            scanner: Reads shards whose index nobody knows.
+            forms: Says which form an archive has.
             services: Outlives every reader.
-            unpacker: Opens what is compressed as a whole.
             indexes: Where indexes are kept; None keeps them in memory only.
-            shard_indexes: Where to look for AIStore's own index of a shard before it is scanned;
-                None to never look. Such an index knows no times and no modes.
-            ignore_zeros: Scan behind the zeros that end a tar.
-            nesting: How many tars deep tars are opened that are members.
+            sources: Where else to look for an index before its shard is scanned, in this order.
+            labels: Reads labels where the index is known; None scans the shard for them.
             lay_out: Puts the members of a shard into directories. Runs in a worker thread.
             memory_limit: Bytes of indexes to keep in memory when they are not in use.
-            magic: Tell the form of an archive by its content.
         """
-        self._fetcher = fetcher
-        self._services = services
-        self._unpacker = unpacker
-        self._shard_indexes = shard_indexes
+        self.forms = forms
+        self._scanner = scanner
+        self._writes = LateWrites(services)
         self._indexes = indexes
-        self._ignore_zeros = ignore_zeros
-        self._nesting = nesting
-        self._magic = magic
-        self._forms: LRUCache[ShardId, Form | None] = LRUCache(FORMS_MAX)
+        self._sources = sources
+        self._labels = labels
+        self.origins: Counter[str] = Counter()
+        """Where the indexes of opened shards were found, unless they were scanned."""
         self._lock = ranked_lock(Rank.INDEXES)
         """Guards `_views`, which the dispatcher uses too."""
         self._lay_out = lay_out
         self._views: LRUCache[ShardId, MembersView] = LRUCache(memory_limit, getsizeof=_memory)
         self._scans: SingleFlight[ShardId, MembersView] = SingleFlight(services)
+
+    @property
+    def at_once(self) -> int:
+        """How many shards are best opened at once, if all of a dataset are."""
+        return self._scanner.feeder.at_once
 
     async def open(self, bucket: Bucket, shard: ObjectInfo) -> MembersView:
         """Return the members of this version of a shard.
@@ -137,11 +111,7 @@ class Indexer:
 
     def view_of(self, index: MemberIndex, size: int, read: ReadLocal) -> MembersView:
         """Lay out the members of a plain tar on the local disk. For a worker thread."""
-        if self._nesting:
-            scanner = self._scanner(size, Form.TAR)
-            scan_local(scanner, size, read)
-            index = scanner.finish()
-        return self._lay_out(index)
+        return self._lay_out(self._scanner.rescan_local(index, size, read))
 
     def learn(self, bucket: Bucket, shard: ObjectInfo, view: MembersView) -> None:
         """Use what `view_of` returned as this version of a shard, which was written here."""
@@ -160,72 +130,190 @@ class Indexer:
         if indexes is None:
             return False
         index = (await self.open(bucket, shard)).index
+        if index.without_attributes:
+            return True  # its source has kept it
         if not await trio.to_thread.run_sync(indexes.has, bucket, shard):
             await trio.to_thread.run_sync(indexes.put, bucket, shard, index)
         return await trio.to_thread.run_sync(indexes.has, bucket, shard)
 
     async def _load(self, bucket: Bucket, shard: ObjectInfo) -> MembersView:
-        index = None
-        indexes = self._indexes
-        if indexes is not None:
-            index = await trio.to_thread.run_sync(indexes.get, bucket, shard)
-        form = await self.form(bucket, shard) if index is None else index.form
-        if index is None and self._shard_indexes is not None and form is Form.TAR:
-            index = await self._find_shard_index(self._shard_indexes, bucket, shard)
-        if index is None:
-            index = await self._scan(bucket, shard, form or Form.TAR)
-            if indexes is not None:
-                put = partial(self._put, indexes, bucket, shard, index)
-                what = f"keeping the index of {bucket}/{shard.key}"
-                self._services.start_soon(unattended, what, put)
+        found = await self._find(bucket, shard)
+        if found is not None:
+            self.origins[found.origin] += 1
+            if found.encoded is not None:
+                self._put_later((bucket, shard), found.index, found.encoded)
+            return await self._keep(bucket, shard, found.index)
+        form = await self.forms.form(bucket, shard) or Form.TAR
+        index = await self._scanner.scan(bucket, shard, form)
+        self._put_later((bucket, shard), index)
         return await self._keep(bucket, shard, index)
 
-    async def _put(
-        self, indexes: IndexCache, bucket: Bucket, shard: ObjectInfo, index: MemberIndex
+    async def _find(self, bucket: Bucket, shard: ObjectInfo) -> FoundIndex | None:
+        """Return what is on disk of this version, or what the first source knows that knows it."""
+        return await self._kept(bucket, shard) or await self._ask_sources(bucket, shard)
+
+    async def _kept(self, bucket: Bucket, shard: ObjectInfo) -> FoundIndex | None:
+        if self._indexes is None:
+            return None
+        index = await trio.to_thread.run_sync(self._indexes.get, bucket, shard)
+        return FoundIndex(index) if index is not None else None
+
+    async def _ask_sources(self, bucket: Bucket, shard: ObjectInfo) -> FoundIndex | None:
+        if not self._sources:
+            return None
+        form = await self.forms.form(bucket, shard) or Form.TAR
+        for source in self._sources:
+            found = await source.find(bucket, shard, form)
+            if found is not None:
+                return found
+        return None
+
+    def _put_later(
+        self,
+        shard: ShardId,
+        index: MemberIndex,
+        encoded: bytes | None = None,
+        rule: LabelRule | None = None,
+        column: LabelColumn | None = None,
     ) -> None:
-        """Write an index to disk when its readers have listed it, or the mount ends."""
-        try:
-            await trio.sleep(PUT_SECONDS)
-        finally:
-            with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(indexes.put, bucket, shard, index)
+        if self._indexes is not None:
+            put = partial(_put, self._indexes, shard, index, encoded, rule, column)
+            self._writes.add(put)
 
     async def _keep(self, bucket: Bucket, shard: ObjectInfo, index: MemberIndex) -> MembersView:
         view = await trio.to_thread.run_sync(self._lay_out, index)
-        for warning in index.warnings:
+        self._learn(bucket, shard, view)
+        return view
+
+    def _learn(self, bucket: Bucket, shard: ObjectInfo, view: MembersView) -> None:
+        for warning in view.index.warnings:
             log.warning("%s/%s: %s", bucket, shard.key, warning)
         self.learn(bucket, shard, view)
-        return view
+
+    async def use_known(
+        self, shards: Sequence[ShardId], rule: LabelRule | None, use: Use[T]
+    ) -> list[T | None]:
+        """Return what `use` makes of shards that need no scan: of the members, and labels by a rule.
+
+        Much faster than `open` or `labels` of one after the other, since a thread does it at once.
+
+        Args:
+            shards: The shards.
+            rule: Says which labels are needed.
+            use: Called with the position of a shard, its members and labels, in a worker thread.
+
+        Returns:
+            None for a shard of which neither the index cache nor a source has all of it; what they
+            have of its members is known to `open` then.
+        """
+        made = await self._use_kept(shards, rule, use)
+        for source in self._sources:
+            places = [at for at, one in enumerate(made) if one is None]
+            forms = [(at, self.forms.form_by_name(shards[at][1])) for at in places]
+            asked = [(at, form) for at, form in forms if form is not None]
+
+            def use_found(place: int, found: FoundIndex, asked: _Asked = asked) -> _Used[T]:
+                column = found.labels.get(saved_as(rule)) if rule is not None else None
+                whole, at = rule is None or column is not None, asked[place][0]
+                result = use(at, found.index, column) if whole else None
+                return found, self._lay_out(found.index), column, result
+
+            results = await source.find_many([(*shards[at], form) for at, form in asked], use_found)
+            for (at, _), used in zip(asked, results, strict=True):
+                if used is not None:
+                    found, view, column, made[at] = used
+                    self.origins[found.origin] += 1
+                    self._learn(*shards[at], view)
+                    self._put_later(shards[at], found.index, found.encoded, rule, column)
+        return made
+
+    async def _use_kept(
+        self, shards: Sequence[ShardId], rule: LabelRule | None, use: Use[T]
+    ) -> list[T | None]:
+        indexes = self._indexes
+        if indexes is None:
+            return [None] * len(shards)
+
+        def load() -> list[tuple[MembersView, T] | None]:
+            made: list[tuple[MembersView, T] | None] = []
+            for at, (bucket, shard) in enumerate(shards):
+                column = None
+                index = indexes.get(bucket, shard)
+                if index is not None and rule is not None:
+                    column = indexes.get_labels(bucket, shard, index, saved_as(rule))
+                if index is None or (rule is not None and column is None):
+                    made.append(None)
+                else:
+                    made.append((self._lay_out(index), use(at, index, column)))
+            return made
+
+        kept = await trio.to_thread.run_sync(load)
+        for shard, one in zip(shards, kept, strict=True):
+            if one is not None:
+                self.origins[KEPT] += 1
+                self._learn(*shard, one[0])
+        return [one[1] if one is not None else None for one in kept]
 
     async def labels(
         self, bucket: Bucket, shard: ObjectInfo, rule: LabelRule, read: ReadContent
     ) -> tuple[MemberIndex, LabelColumn]:
         """Return the members of this version of a shard, and the labels in their contents.
 
-        Both come from disk, or both from one scan: never is a shard fetched for each of them.
+        Where the members are known but not the labels, only these are fetched. Where nothing is known,
+        both come from one scan: never is a shard fetched for each of them.
 
         Raises:
             Stale: the shard changed meanwhile.
         """
-        indexes, saved_as = self._indexes, f"{rule.source.name} {rule.text}"
         known = self.try_open(bucket, shard)
-        index = known.index if known is not None else None
-        column = None
-        if indexes is not None:
-            if index is None:
-                index = await trio.to_thread.run_sync(indexes.get, bucket, shard)
-            if index is not None:
-                get = partial(indexes.get_labels, bucket, shard, index, saved_as)
-                column = await trio.to_thread.run_sync(get)
-        if index is None or column is None:
-            index, column = await self._find_labels(bucket, shard, rule, index, read)
-            if indexes is not None:
-                await trio.to_thread.run_sync(indexes.put, bucket, shard, index)
-                put = partial(indexes.put_labels, bucket, shard, saved_as, column)
-                await trio.to_thread.run_sync(put)
+        found = FoundIndex(known.index) if known is not None else await self._kept(bucket, shard)
+        column = await self._known_labels(bucket, shard, rule, found)
+        if column is None:
+            other = await self._ask_sources(bucket, shard)
+            if other is not None and (found is None or saved_as(rule) in other.labels):
+                found, column = other, await self._known_labels(bucket, shard, rule, other)
+        if found is not None and column is not None:
+            index, encoded, fresh = found.index, found.encoded, found.encoded is not None
+        else:
+            known_index = found.index if found is not None else None
+            index, column = await self._find_labels(bucket, shard, rule, known_index, read)
+            encoded = found.encoded if found is not None and index is known_index else None
+            fresh = True
+        if fresh:
+            self._put_later((bucket, shard), index, encoded, rule, column)
         if known is None or known.index is not index:
             await self._keep(bucket, shard, index)
         return index, column
+
+    async def contents(
+        self, bucket: Bucket, shard: ObjectInfo, index: MemberIndex, rows: Sequence[int]
+    ) -> dict[int, bytes]:
+        """Return the contents of small members by row, with few requests for many of them.
+
+        Those that cannot be had this way are missing.
+
+        Raises:
+            Stale: the shard changed meanwhile.
+        """
+        if self._labels is None or index.form is not Form.TAR:
+            return {}
+        found = await self._labels.contents(bucket, shard, index, rows) or {}
+        offsets = index.columns.offsets
+        return {row: found[offsets[row]] for row in rows if offsets[row] in found}
+
+    async def _known_labels(
+        self, bucket: Bucket, shard: ObjectInfo, rule: LabelRule, found: FoundIndex | None
+    ) -> LabelColumn | None:
+        """Return the labels that came with an index, or those on disk."""
+        if found is None:
+            return None
+        column = found.labels.get(_kept_as(rule, found.index))
+        if column is None and self._indexes is not None:
+            get = partial(
+                self._indexes.get_labels, bucket, shard, found.index, _kept_as(rule, found.index)
+            )
+            column = await trio.to_thread.run_sync(get)
+        return column
 
     async def _find_labels(
         self,
@@ -235,135 +323,40 @@ class Indexer:
         index: MemberIndex | None,
         read: ReadContent,
     ) -> tuple[MemberIndex, LabelColumn]:
-        form = index.form if index is not None else await self.form(bucket, shard) or Form.TAR
-        if form is Form.ZIP:  # members are read one by one there, so nothing else need be
-            zipped = index or await self._scan_zip(bucket, shard)
-            return zipped, await _read_labels(rule, zipped, partial(read, bucket, shard, zipped))
-        scanner = self._scanner(shard.size, form)
-        scan = LabelScan(rule, scanner.rows)
-        index = await self._scan_tar(bucket, shard, form, scanner, scan)
-        return index, await trio.to_thread.run_sync(scan.finish, index)
-
-    async def _find_shard_index(
-        self, store: ObjectStore, bucket: Bucket, shard: ObjectInfo
-    ) -> MemberIndex | None:
-        """Return AIStore's own index of this version, if there is one and it hides nothing."""
-        place, key = shard_index_location(bucket, shard.key)
-        try:
-            info = await store.head(place, key)
-            if not 0 < info.size <= MAX_BYTES:
-                return None
-            buffer = bytearray(info.size)
-            await store.read_range(place, info, 0, memoryview(buffer))
-        except AisfsError as error:  # whatever it is, the shard can be scanned
-            log.debug("%s/%s: no shard index: %s", bucket, shard.key, error)
-            return None
-        index = await trio.to_thread.run_sync(decode_shard_index, bytes(buffer), shard)
-        if index is not None and self._nesting and any(map(NestedTars.opens, index.names())):
-            return None  # it does not say what is in them
-        return index
-
-    async def form(self, bucket: Bucket, shard: ObjectInfo) -> Form | None:
-        """Return the form of an archive; None if it is none.
-
-        Raises:
-            Stale: the object changed meanwhile.
-        """
-        named = form_of_name(os.fsencode(shard.key.rpartition("/")[2]))
-        if not self._magic or not shard.size:
-            return named
-        if (bucket, shard) not in self._forms:
-            wanted = aligned(ByteRange(0, min(HEAD, shard.size)), PAGE, shard.size)
-            head = await self._fetcher.start(self._fetcher.open(bucket, shard), wanted).wait()
-            self._forms[bucket, shard] = form_of_content(bytes(head[:HEAD])) or named
-        return self._forms[bucket, shard]
-
-    async def is_archive(self, bucket: Bucket, info: ObjectInfo) -> bool:
-        """Return whether an object is an archive.
-
-        Raises:
-            Stale: the object changed meanwhile.
-        """
-        return await self.form(bucket, info) is not None
-
-    async def _scan(self, bucket: Bucket, shard: ObjectInfo, form: Form) -> MemberIndex:
-        if form is Form.ZIP:
-            return await self._scan_zip(bucket, shard)
-        return await self._scan_tar(bucket, shard, form, self._scanner(shard.size, form))
-
-    def _scanner(self, size: int, form: Form) -> TarScanner:
-        # How long the content of a compressed one is, is known when it has all been seen.
-        size = CONTENT_MAX if form.compressed else size
-        return TarScanner(size, ignore_zeros=self._ignore_zeros, nesting=self._nesting)
-
-    async def _scan_zip(self, bucket: Bucket, shard: ObjectInfo) -> MemberIndex:
-        """Read the directory of a zip, which is all at its end."""
-        scanner = ZipScanner(shard.size)
-        opened = self._fetcher.open(bucket, shard)
-        while (wanted := scanner.wanted) is not None:
-            data = await self._fetcher.start(opened, wanted).wait()
-            await trio.to_thread.run_sync(scanner.feed, memoryview(data))
-        return await trio.to_thread.run_sync(scanner.finish)
-
-    async def _scan_tar(
-        self,
-        bucket: Bucket,
-        shard: ObjectInfo,
-        form: Form,
-        scanner: TarScanner,
-        labels: LabelScan | None = None,
-    ) -> MemberIndex:
-        """Scan a tar as it streams by, decompressed if it has to be."""
-
-        def feed(start: int, data: memoryview) -> None:
-            scanner.feed(data)
-            if labels is not None:
-                labels.feed(start, data)
-
-        if form.compressed:
-            end = await self._unpacker.stream(bucket, shard, form, feed)
-            warning = f"damaged behind byte {end.size} of its content: {end.damage}"
-            scanner.end_at(end.size, warning if end.damage else "")
-            return await trio.to_thread.run_sync(scanner.finish, form)
-        opened = self._fetcher.open(bucket, shard)
-        if opened.entry is None:
-            # Nothing is kept, so nothing is fetched that is not looked at.
-            while (start := _needed(scanner, labels)) < shard.size:
-                wanted = ByteRange(start, min(start + HOP, shard.size))
-                data = await self._fetcher.start(opened, wanted).wait()
-                scanner.seek(start)
-                await trio.to_thread.run_sync(feed, start, memoryview(data))
-        else:
-            async for start, data in self._fetcher.stream(opened):
-                await trio.to_thread.run_sync(feed, start, memoryview(data))
-        return await trio.to_thread.run_sync(scanner.finish)
+        if index is not None and index.form is Form.ZIP:  # its members are read one by one
+            return index, await read_labels(rule, index, partial(read, bucket, shard, index))
+        if index is not None and index.form is Form.TAR and self._labels is not None:
+            column = await self._labels.read(bucket, shard, rule, index)
+            if column is not None:
+                return index, column
+        form = index.form if index is not None else await self.forms.form(bucket, shard)
+        return await self._scanner.scan_labels(bucket, shard, form or Form.TAR, rule, read)
 
 
-async def _read_labels(
-    rule: LabelRule, index: MemberIndex, read: Callable[[int], Awaitable[Data]]
-) -> LabelColumn:
-    """Read labels member by member; a damaged one has none."""
-    labels = []
-    for row in label_rows(rule, index):
-        try:
-            label = read_label(rule, bytes(await read(row)))
-        except ShardDamaged:
-            label = UNUSABLE
-        labels.append((row, label))
-    return label_column(labels)
+def saved_as(rule: LabelRule) -> str:
+    """Return the name under which the labels by a rule are kept and published."""
+    return f"{rule.source.name} {rule.text}"
 
 
-def _needed(scanner: TarScanner, labels: LabelScan | None) -> int:
-    needed = labels.needed if labels is not None else None
-    return scanner.needed if needed is None else min(needed, scanner.needed)
+def _put(
+    indexes: IndexCache,
+    shard: ShardId,
+    index: MemberIndex,
+    encoded: bytes | None,
+    rule: LabelRule | None,
+    column: LabelColumn | None,
+) -> None:
+    """Write members and labels to disk."""
+    if not index.without_attributes:  # its source keeps such an index elsewhere
+        indexes.put(*shard, index, encoded)
+    if rule is not None and column is not None:
+        indexes.put_labels(*shard, _kept_as(rule, index), column)
+
+
+def _kept_as(rule: LabelRule, index: MemberIndex) -> str:
+    """Return the name under which the labels of an index are kept: its rows may be others than a scan's."""
+    return saved_as(rule) + (" of AIStore" if index.without_attributes else "")
 
 
 def _memory(view: MembersView) -> int:
     return view.nbytes + view.index.nbytes
-
-
-def scan_local(scanner: TarScanner, size: int, read: ReadLocal) -> None:
-    """Feed a scanner what it needs of a tar on the local disk."""
-    while (start := scanner.needed) < size:
-        scanner.seek(start)
-        scanner.feed(read(start, LOCAL_READ))

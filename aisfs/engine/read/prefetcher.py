@@ -17,6 +17,7 @@ from cachetools import LRUCache, TTLCache
 from aisfs.core.namespace.keys import is_shard
 from aisfs.core.namespace.listing import Listing
 from aisfs.core.policy.access_order import ShardQueue
+from aisfs.core.policy.scan_pace import fits
 from aisfs.engine.fetch.fetcher import Fetcher
 from aisfs.engine.fetch.writer_thread import unattended
 from aisfs.engine.listing.lister import AT_ONCE_MAX, Lister
@@ -28,8 +29,6 @@ AT_ONCE = 2
 """Shards prefetched at once; each keeps several requests busy."""
 AGAIN_SECONDS = 300.0
 """A shard that was fetched whole is not looked at again for so long, should it have been evicted."""
-FITS = 0.9
-"""Share of the cache that data may take to count as fitting: blocks and headers need some too."""
 
 
 @dataclass(slots=True)
@@ -115,7 +114,7 @@ class Prefetcher:
 
     def _fetch_fitting(self, bucket: Bucket, info: ObjectInfo, directory: _Directory) -> None:
         cache = self._fetcher.cache
-        if cache is not None and directory.total <= FITS * cache.limit:
+        if cache is not None and fits(directory.total, cache.limit):
             self._fetch(bucket, info)
 
     def _open_following(self, bucket: Bucket, info: ObjectInfo, directory: _Directory) -> None:

@@ -15,7 +15,7 @@ from aisfs.core.index.member_index import MemberIndex, MemberKind
 from aisfs.core.synthetic.tar import member_header
 from aisfs.core.tar.header import BLOCK, padded
 from aisfs.core.tar.scanner import TarScanner
-from aisfs.engine.read.indexer import scan_local
+from aisfs.engine.read.shard_scanner import scan_local
 from aisfs.engine.write.staging import StagedFile
 from aisfs.errors import AisfsError, ShardDamaged, Unsupported
 from aisfs.store.content import BytesContent, FileContent, pieces_of

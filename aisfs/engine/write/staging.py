@@ -28,6 +28,7 @@ from aisfs.engine.write.unsent import DATA, PARKED, adopt_dead_sessions, park, u
 from aisfs.errors import AisfsError, ConfigError, OutOfSpace
 from aisfs.process import private
 from aisfs.process.locks import Rank, ranked_lock
+from aisfs.process.request_log import STAGING, request_log
 from aisfs.process.threads import any_thread
 from aisfs.store.content import FileContent
 from aisfs.store.port import UploadAhead
@@ -96,6 +97,7 @@ class StagedFile:
     @any_thread
     def fill(self, offset: int, data: bytes | memoryview) -> None:
         """Write within the size, or within what was taken for it."""
+        request_log.note(STAGING)
         view = memoryview(data)
         while view:
             try:

@@ -9,6 +9,8 @@ from contextlib import suppress
 
 import trio
 
+from aisfs.core.index.published import shard_of_published
+from aisfs.core.namespace.keys import INDEX_DIRECTORY
 from aisfs.core.staged.posix_metadata import with_posix_metadata
 from aisfs.core.staged.record import StagedRecord, version_text
 from aisfs.engine.read.indexer import Indexer
@@ -158,6 +160,37 @@ class Writer:
                     )
             directories += within
         return list(found.values())
+
+    async def remove_indexes(self, bucket: Bucket, prefix: str) -> bool:
+        """Remove the published indexes of a directory if there is nothing else in it; return whether."""
+        indexes: list[str] = []
+        others: set[str] = set()
+        own = f"{prefix}{INDEX_DIRECTORY}/"
+        async for page in pages_of(self._store, bucket, prefix):
+            if page.objects:
+                return False
+            others.update(page.directories)
+        for directory in others - {own}:  # AIStore goes on listing empty ones
+            if await self._occupied(bucket, directory):
+                return False
+        async for page in pages_of(self._store, bucket, own):
+            indexes += [info.key for info in page.objects]
+            if any(shard_of_published(info.key) is None for info in page.objects):
+                return False
+            for directory in page.directories:
+                if await self._occupied(bucket, directory):
+                    return False
+        for key in indexes:
+            with suppress(NotFound):
+                await self._store.remove(bucket, key)
+        return bool(indexes)
+
+    async def _occupied(self, bucket: Bucket, prefix: str) -> bool:
+        return bool((await self._store.first_keys(bucket, prefix, 1, sure=True)).found)
+
+    async def create_bucket(self, bucket: Bucket) -> None:
+        """Make an empty bucket; `check_new_bucket` has passed its name."""
+        await self._store.create_bucket(bucket)
 
     # shards ----------------------------------------------------------------------------------
 

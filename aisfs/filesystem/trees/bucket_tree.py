@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from aisfs.cache.metadata_cache import WOULD_WAIT, Dated, WouldWait
+from aisfs.cache.metadata_cache import WOULD_WAIT, Dated, DirectoryId, WouldWait
 from aisfs.config import Shards
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.namespace import keys as names
@@ -110,6 +110,17 @@ class Names(Protocol):
         """Record that an object is another version; return the entries to be looked up again."""
         ...
 
+    async def refresh(self, place: DirectoryId | None) -> Sequence[bytes]:
+        """Ask anew for all names below a directory of a bucket, or in the whole mount.
+
+        Returns:
+            Names in the root that stand for something else now, and whose inodes do not say so.
+
+        Raises:
+            Unsupported: nothing here ever changes.
+        """
+        ...
+
     async def report(self, node: Node) -> Mapping[str, int]:
         """Count what a directory does not show, by reason."""
         ...
@@ -170,7 +181,7 @@ class Tree:
         """List a directory."""
         match node:
             case RootNode() | ProviderNode():
-                return self._in_buckets(node, await self._lister.buckets())
+                return self._in_buckets(node, await self._lister.buckets.get())
             case DirectoryNode(bucket, prefix):
                 return self._in_listing(node, ino, await self._lister.directory(bucket, prefix))
         raise AssertionError(f"{node} has no children here")
@@ -180,7 +191,7 @@ class Tree:
         """List a directory without asking anybody; None when that cannot be."""
         match node:
             case RootNode() | ProviderNode():
-                buckets = self._lister.try_buckets()
+                buckets = self._lister.buckets.try_get()
                 return self._in_buckets(node, buckets) if buckets is not None else None
             case DirectoryNode(bucket, prefix):
                 listing = self._lister.try_directory(bucket, prefix)
@@ -191,7 +202,7 @@ class Tree:
         """Return until when what is known of a directory may be believed; None if nothing is."""
         match node:
             case RootNode() | ProviderNode():
-                buckets = self._lister.try_buckets()
+                buckets = self._lister.buckets.try_get()
                 return buckets.expires if buckets is not None else None
             case DirectoryNode(bucket, prefix):
                 return self._lister.believed_until(bucket, prefix)
@@ -209,6 +220,15 @@ class Tree:
         others = [each for each in self.names_of(listed) if each != node.name]
         return [(node.parent, each) for each in [*others, node.name]]
 
+    async def refresh(self, place: DirectoryId | None) -> Sequence[bytes]:
+        """Forget all names below a directory of a bucket, and that of the directory itself."""
+        bucket, prefix = place or (None, "")
+        if bucket is not None and prefix:
+            parent, slash, name = prefix.removesuffix("/").rpartition("/")
+            self._lister.drop(bucket, parent + slash, os.fsencode(name))
+        await self._lister.refresh(bucket, prefix)
+        return []
+
     async def report(self, node: Node) -> Mapping[str, int]:
         """Count what a directory does not show, by reason."""
         if not isinstance(node, DirectoryNode):
@@ -221,7 +241,7 @@ class Tree:
     async def _find_provider(self, name: bytes) -> Found | None:
         if name == Provider.AIS.scheme.encode():  # always there, even if buckets may not be listed
             return Found(name, ProviderNode(Provider.AIS), UNTIL_CHANGED)
-        for found in self._in_buckets(RootNode(), await self._lister.buckets()).entries(0):
+        for found in self._in_buckets(RootNode(), await self._lister.buckets.get()).entries(0):
             if found.name == name:
                 return found
         return None

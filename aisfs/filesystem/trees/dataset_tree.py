@@ -1,10 +1,10 @@
 """The root of a dataset whose shards have a folder each; below it `ShardFolders` goes on."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
-from aisfs.cache.metadata_cache import WOULD_WAIT, WouldWait
-from aisfs.engine.dataset.shard_set import Shard, ShardSet
+from aisfs.cache.metadata_cache import WOULD_WAIT, DirectoryId, WouldWait
+from aisfs.engine.dataset.shard_set import FindShards, Shard, ShardSet
 from aisfs.filesystem.nodes import Node, ObjectNode, ShardNode
 from aisfs.filesystem.trees.bucket_tree import UNTIL_CHANGED, Children, Found
 
@@ -12,9 +12,10 @@ from aisfs.filesystem.trees.bucket_tree import UNTIL_CHANGED, Children, Found
 class DatasetTree:
     """Shards as folders, in the order in which the sources name them."""
 
-    def __init__(self, shards: ShardSet) -> None:
-        """Show `shards`."""
+    def __init__(self, shards: ShardSet, find_again: FindShards) -> None:
+        """Show `shards`; `find_again` returns what the sources name now."""
         self._shards = shards
+        self._find_again = find_again
 
     async def find(self, node: Node, ino: int, name: bytes) -> Found | None:
         """Look up the folder of a shard."""
@@ -49,6 +50,11 @@ class DatasetTree:
         """Ask for the shard's version before anything else is answered; see `Tree.changed`."""
         if self._shards.changed(node.bucket, node.info):
             return [(node.parent, node.name)]
+        return []
+
+    async def refresh(self, place: DirectoryId | None) -> Sequence[bytes]:
+        """Find all shards again; each folder says of which version it is."""
+        self._shards.renew(await self._find_again())
         return []
 
     async def report(self, node: Node) -> Mapping[str, int]:

@@ -1,15 +1,19 @@
-"""Directories with members of many shards: the whole tree of the views `class` and `flat`.
+"""Directories with members of many shards: the whole tree of the views `class` and `flat`, and of
+`samples` where samples are joined.
 
-Waiting is for building only: once there is a view, names are found in it at once.
+Waiting is for building only: once a directory is laid out, names are found in it at once.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
-from aisfs.cache.metadata_cache import WOULD_WAIT, WouldWait
+import trio
+
+from aisfs.cache.metadata_cache import WOULD_WAIT, DirectoryId, WouldWait
 from aisfs.core.namespace.inodes import ROOT
 from aisfs.core.views.merged import MergedChild
 from aisfs.engine.dataset.merger import Merged, Merger
+from aisfs.engine.dataset.shard_set import FindShards
 from aisfs.errors import NotFound
 from aisfs.filesystem.nodes import MergedDirectoryNode, Node, ObjectNode, ShardNode
 from aisfs.filesystem.trees.bucket_tree import UNTIL_CHANGED, Children, Found, FoundMember
@@ -18,20 +22,26 @@ from aisfs.filesystem.trees.bucket_tree import UNTIL_CHANGED, Children, Found, F
 class MergedTree:
     """Names to directories and members."""
 
-    def __init__(self, merger: Merger, layout: str) -> None:
-        """Show what `merger` builds; `layout` spells the options that decide how."""
+    def __init__(self, merger: Merger, layout: str, find_again: FindShards) -> None:
+        """Show what `merger` builds; `layout` spells the options that decide how.
+
+        `find_again` returns the shards that the sources name now.
+        """
         self._merger = merger
+        self._find_again = find_again
         self._layout = layout
         self._known_nodes: tuple[Merged | None, list[ShardNode]] = (None, [])
 
     async def find(self, node: Node, ino: int, name: bytes) -> Found | None:
         """Look a name up."""
-        return self._find(await self._merger.merged(), node, name)
+        return self._find(await self._prepared(node), node, name)
 
     def try_find(self, node: Node, ino: int, name: bytes) -> Found | WouldWait | None:
         """Look a name up, unless shards have to be opened."""
         merged = self._merger.known
-        return self._find(merged, node, name) if merged is not None else WOULD_WAIT
+        if merged is None or not merged.view.ready(_path(node)):
+            return WOULD_WAIT
+        return self._find(merged, node, name)
 
     def _find(self, merged: Merged, node: Node, name: bytes) -> Found | None:
         path = _path(node)
@@ -41,7 +51,7 @@ class MergedTree:
 
     async def children(self, node: Node, ino: int) -> Children:
         """List a directory."""
-        children = self._children(await self._merger.merged(), node)
+        children = self._children(await self._prepared(node), node)
         if children is None:
             raise NotFound(f"{_path(node)!r} has no members any more")
         return children
@@ -49,7 +59,16 @@ class MergedTree:
     def try_children(self, node: Node, ino: int) -> Children | None:
         """List a directory, unless shards have to be opened."""
         merged = self._merger.known
-        return self._children(merged, node) if merged is not None else None
+        if merged is None or not merged.view.ready(_path(node)):
+            return None
+        return self._children(merged, node)
+
+    async def _prepared(self, node: Node) -> Merged:
+        """Return the tree with a directory of it laid out."""
+        merged, path = await self._merger.merged(), _path(node)
+        if not merged.view.ready(path):
+            await trio.to_thread.run_sync(merged.view.prepare, path)
+        return merged
 
     def _children(self, merged: Merged, node: Node) -> Children | None:
         path = _path(node)
@@ -73,9 +92,16 @@ class MergedTree:
         """
         return [(ROOT, name) for name in self._merger.changed(node.bucket, node.info)]
 
+    async def refresh(self, place: DirectoryId | None) -> Sequence[bytes]:
+        """Find all shards again, and rebuild everything if any is another or new, or gone."""
+        return self._merger.renew(await self._find_again())
+
     async def report(self, node: Node) -> Mapping[str, int]:
         """Count what is left out of the whole dataset; of samples once it was listed."""
-        return {} if _path(node) else self._merger.exclusions
+        path = _path(node)
+        return (
+            (await self._prepared(node)).view.skipped_in(path) if path else self._merger.exclusions
+        )
 
     def _found(self, merged: Merged, path: bytes, child: MergedChild, offset: int = 0) -> Found:
         if child.directory is not None:

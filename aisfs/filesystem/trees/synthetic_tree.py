@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from aisfs.cache.metadata_cache import WouldWait
+from aisfs.cache.metadata_cache import DirectoryId, WouldWait
 from aisfs.core.synthetic.tar import VirtualShard
+from aisfs.errors import Unsupported
 from aisfs.filesystem.nodes import Node, ObjectNode, ShardNode, VirtualShardNode
 from aisfs.filesystem.trees.bucket_tree import UNTIL_CHANGED, Children, Found
 
@@ -51,6 +52,10 @@ class SyntheticTree:
     def changed(self, node: ObjectNode | ShardNode) -> list[tuple[int, bytes]]:
         """Return no names: which versions are shown was settled when the mount began."""
         return []
+
+    async def refresh(self, place: DirectoryId | None) -> Sequence[bytes]:
+        """Refuse; see `changed`."""
+        raise Unsupported("virtual shards stay what they were when the mount began: mount again")
 
     async def report(self, node: Node) -> Mapping[str, int]:
         """Count what is in no shard."""

@@ -14,8 +14,16 @@ from aisfs.errors import AlreadyExists, IsADirectory, NotFound, ReadOnly, Unsupp
 from aisfs.filesystem.attributes import Entry
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.handles import FileHandle, OpenFile
-from aisfs.filesystem.nodes import DirectoryNode, Node, ObjectNode, ShardNode, identity
+from aisfs.filesystem.nodes import (
+    DirectoryNode,
+    Node,
+    ObjectNode,
+    ProviderNode,
+    ShardNode,
+    identity,
+)
 from aisfs.filesystem.trees.bucket_tree import Found, Tree
+from aisfs.filesystem.write.buckets import BucketMaker
 from aisfs.filesystem.write.commit import Committer
 from aisfs.filesystem.write.open_files import OpenFiles
 from aisfs.filesystem.written.files import WrittenFile, pending_node
@@ -32,6 +40,7 @@ class Creator:
         open_files: OpenFiles,
         overlay: Overlay,
         writer: Writer,
+        buckets: BucketMaker,
         clock: Callable[[], float],
     ) -> None:
         """Stage with `writer`, and show what is new in `overlay`, the lister of `tree`."""
@@ -43,6 +52,7 @@ class Creator:
         self._open_files = open_files
         self._overlay = overlay
         self._writer = writer
+        self._buckets = buckets
         self._clock = clock
 
     async def create(
@@ -140,7 +150,7 @@ class Creator:
     # directories -----------------------------------------------------------------------------
 
     async def mkdir(self, parent: int, name: bytes, mode: int) -> Entry:
-        """Make a directory, which the store has once there is an object in it; or a new shard.
+        """Make a directory, which the store has once there is an object in it; or a new shard or bucket.
 
         Raises:
             AlreadyExists: the name is taken.
@@ -148,6 +158,8 @@ class Creator:
         node = await self._filesystem.settled(parent)
         if isinstance(node, ShardNode):
             return await self._make_folder(node, parent, name, mode)
+        if isinstance(node, ProviderNode):
+            return self._inodes.counted(await self._buckets.make(node, parent, name))
         where = writable_directory(node)
         key = new_key(where, name)
         if await self._tree.find(where, parent, name) is not None:
@@ -204,7 +216,7 @@ def writable_directory(node: Node) -> DirectoryNode:
         return node
     if isinstance(node, ShardNode):
         raise ReadOnly("members of a shard cannot be changed")
-    raise ReadOnly("buckets are made and removed with the ais command")
+    raise ReadOnly("only buckets are here, and only directories can be made")
 
 
 def new_key(where: DirectoryNode, name: bytes) -> str:

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aisfs.config import WriteSettings
-from aisfs.engine.listing.overlay import Overlay
+from aisfs.engine.listing.lister import Lister
 from aisfs.engine.write.writer import Writer
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.trees.bucket_tree import Tree
+from aisfs.filesystem.write.buckets import BucketMaker
 from aisfs.filesystem.write.commit import Committer
 from aisfs.filesystem.write.create import Creator
 from aisfs.filesystem.write.open_files import OpenFiles
@@ -29,15 +30,17 @@ class WriteLayer:
 def write_layer(
     filesystem: FileSystem,
     tree: Tree,
-    overlay: Overlay,
+    lister: Lister,
     writer: Writer,
     settings: WriteSettings,
     clock: Callable[[], float],
 ) -> WriteLayer:
-    """Put the operations together; `overlay` is the lister of `tree`."""
+    """Put the operations together; `lister` is that of `tree`."""
+    overlay = lister.overlay
     committer = Committer(filesystem, tree, overlay, writer)
     files = OpenFiles(filesystem, committer, overlay, writer)
-    creator = Creator(filesystem, tree, committer, files, overlay, writer, clock)
+    buckets = BucketMaker(tree, lister.buckets, writer, allowed=settings.allow_bucket_changes)
+    creator = Creator(filesystem, tree, committer, files, overlay, writer, buckets, clock)
     attributes = AttributeSetter(filesystem, committer, files, creator, overlay, writer, settings)
     directories = DirectoryRenamer(
         filesystem.inodes, committer, overlay, writer, settings.rename_dir_limit

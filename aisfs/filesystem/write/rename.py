@@ -14,11 +14,12 @@ from aisfs.errors import (
     IsADirectory,
     NotADirectory,
     NotFound,
+    NotPermitted,
     OutOfSpace,
     ReadOnly,
 )
 from aisfs.filesystem.filesystem import FileSystem
-from aisfs.filesystem.nodes import DirectoryNode, ObjectNode, ShardNode, identity
+from aisfs.filesystem.nodes import DirectoryNode, ObjectNode, ProviderNode, ShardNode, identity
 from aisfs.filesystem.trees.bucket_tree import Tree
 from aisfs.filesystem.write.commit import Committer
 from aisfs.filesystem.write.create import find_name, new_key, writable_directory
@@ -157,8 +158,14 @@ class Renamer:
 
         Raises:
             NotEmpty: there is something in it, perhaps something that cannot be shown.
+            NotPermitted: it is a bucket.
         """
-        where = writable_directory(await self._filesystem.settled(parent))
+        above = await self._filesystem.settled(parent)
+        if isinstance(above, ProviderNode):
+            # AIStore has no call that destroys a bucket only while it is empty.
+            log.warning("%r is a bucket: remove it with `ais bucket rm`", name)
+            raise NotPermitted(f"{name!r}: other clients may be writing into the bucket")
+        where = writable_directory(above)
         found = await find_name(self._tree, where, parent, name)
         node = found.node
         if isinstance(node, ShardNode):

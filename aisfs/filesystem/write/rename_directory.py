@@ -37,8 +37,14 @@ class DirectoryRenamer:
         self._limit = limit
 
     async def check_empty(self, node: DirectoryNode) -> None:
-        """Raise `NotEmpty` if there is something in a directory, whatever was believed about it."""
-        if not await self._overlay.is_empty(node.bucket, node.prefix):
+        """Raise `NotEmpty` if there is something in a directory, whatever was believed about it.
+
+        Published indexes, which are not listed, go with the last of what is listed.
+        """
+        if await self._overlay.is_empty(node.bucket, node.prefix):
+            return
+        removed = await self._writer.remove_indexes(node.bucket, node.prefix)
+        if not removed or not await self._overlay.is_empty(node.bucket, node.prefix):
             raise NotEmpty(f"{node.bucket}/{node.prefix} is not empty")
 
     async def rename(self, node: DirectoryNode, victim: Found | None, new_prefix: str) -> None:

@@ -30,8 +30,10 @@ from aisfs.errors import AisfsError
 from aisfs.fuse.fastpath.observer import Observer
 from aisfs.fuse.fastpath.pending import Pending
 from aisfs.fuse.wire import abi
-from aisfs.fuse.wire.abi import Opcode
+from aisfs.fuse.wire.abi import Opcode, name_of_opcode
 from aisfs.fuse.wire.init import Negotiation
+from aisfs.metrics import OperationTimes
+from aisfs.process.request_log import request_log
 from aisfs.process.threads import any_thread, start_service_thread
 
 log = logging.getLogger(__name__)
@@ -98,6 +100,8 @@ class Dispatcher:
         negotiation: Negotiation,
         observer: Observer,
         on_fault: Callable[[Buffer], None],
+        times: OperationTimes | None = None,
+        describe: Callable[[int], str] = str,
         spin: float = SPIN_SECONDS,
     ) -> None:
         """Work on a mounted device once `start` is called.
@@ -115,8 +119,12 @@ class Dispatcher:
             negotiation: Changes what the kernel and pyfuse3 agree on in INIT.
             observer: Told of the reads and listings that were answered here.
             on_fault: Told of bytes that the kernel could not read. Must not wait.
+            times: Where it is counted, by opcode, how long requests took that were answered here.
+            describe: Says which file or directory an inode is, for the log.
             spin: Seconds to poll the device after a reply; 0 turns polling off.
         """
+        self._describe = describe
+        self._times = times or OperationTimes()
         self._device = device
         self._socket = pyfuse
         self._handlers = handlers
@@ -188,7 +196,7 @@ class Dispatcher:
         parts = [buffer]
         unpack = abi.HEADER.unpack_from
         handlers = self._handlers
-        answered = self.answered
+        answered, observe, requests = self.answered, self._times.observe, request_log
         hot = False
         replied = 0.0
         while not self._stopping and (length := self._receive(parts, hot=hot)) is not None:
@@ -197,6 +205,8 @@ class Dispatcher:
             self.busy_since[0] = None if opcode == PATIENT else now
             handler = handlers.get(opcode)
             message = view[:length]
+            if requests.detailed:
+                requests.begin()
             try:
                 reply = handler(unique, nodeid, message, pid) if handler is not None else FORWARD
             except AisfsError:  # pyfuse3's handler will run into it too, and say so
@@ -209,10 +219,11 @@ class Dispatcher:
             elif reply:
                 self.reply(opcode, reply)
                 answered[opcode] += 1
+                observe(opcode, seconds := time.monotonic() - now)
+                if seconds >= requests.least:
+                    self._log(opcode, nodeid, message, seconds)
                 if opcode in OBSERVED:
                     self._observe(opcode, nodeid, message, reply)
-                if opcode == Opcode.READDIRPLUS:
-                    self._prepare_next()
             elif opcode in SILENT:
                 answered[opcode] += 1
             # Polling takes processor time from the pusher, so poll only where requests follow quickly:
@@ -222,13 +233,20 @@ class Dispatcher:
             replied = time.monotonic()
             self.busy_since[0] = None
 
+    def _log(self, opcode: int, nodeid: int, message: memoryview, seconds: float) -> None:
+        name = abi.name_of(message) if opcode == Opcode.LOOKUP else b""
+        subject = self._describe(nodeid) + os.fsdecode(name)
+        request_log.answered(log, name_of_opcode(opcode), subject, seconds)
+
     def _observe(self, opcode: int, nodeid: int, message: memoryview, reply: Reply) -> None:
         _, offset, *_ = abi.READ.unpack_from(message, abi.BODY)
         size = len(reply[-1])
         if opcode == Opcode.READ:
             self._observer.was_read(nodeid, offset, size)
-        elif not size:
+            return
+        if not size:
             self._observer.was_listed(nodeid)
+        self._prepare_next()
 
     def _prepare_next(self) -> None:
         try:

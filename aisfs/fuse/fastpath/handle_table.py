@@ -1,6 +1,11 @@
 """What is open by a handle that was given out in the trio thread; see `handle_codes` for the others."""
 
+import os
+from collections.abc import Callable
+
 from aisfs.filesystem.handles import DirectoryHandle, FileHandle, OpenFile
+from aisfs.filesystem.nodes import describe
+from aisfs.fuse.fastpath.handle_codes import object_of
 
 Opened = DirectoryHandle | FileHandle | OpenFile
 
@@ -33,6 +38,23 @@ class HandleTable:
         opened = self._opened[number]
         assert isinstance(opened, FileHandle | OpenFile), "the kernel uses a file it opened"
         return opened
+
+    def describe(self, number: int, of_inode: Callable[[int], str]) -> str:
+        """Return which file has a number, for the log.
+
+        Args:
+            number: A handle.
+            of_inode: Says which file an inode is.
+        """
+        opened = self._opened.get(number)
+        ino = opened.ino if isinstance(opened, OpenFile) else object_of(number)
+        if ino is not None:
+            return of_inode(ino)
+        if not isinstance(opened, FileHandle):
+            return f"handle {number}"
+        member = opened.member
+        inside = f"/{os.fsdecode(member.index.name(member.row))}" if member is not None else ""
+        return describe(opened.node) + inside
 
     def drop(self, number: int) -> Opened | None:
         """Forget a number; returns what had it."""

@@ -6,6 +6,7 @@ inode. What is different in a mount that can be written is in `WriteHandlers`.
 """
 
 import errno
+from collections.abc import Callable
 from functools import partial
 
 from aisfs.cache.metadata_cache import WOULD_WAIT
@@ -32,7 +33,7 @@ class Handlers:
         reads: WaitingReads,
         interruptions: Interrupts,
         *,
-        negative_timeout: float,
+        negative_timeout: Callable[[], float],
         writes: WriteHandlers | None = None,
     ) -> None:
         """Answer from `answers`; hand READs that must wait to `reads`.
@@ -42,11 +43,12 @@ class Handlers:
             filesystem: The tree of it.
             reads: Answers READs that must wait.
             interruptions: Told of INTERRUPTs.
-            negative_timeout: Seconds the kernel may keep a missing name.
+            negative_timeout: Returns the seconds the kernel may keep a missing name.
             writes: What is different in a mount that can be written.
         """
         self._answers = answers
         self._snapshots = filesystem.snapshots
+        self._validity = filesystem.inodes.validity
         self._reads = reads
         self._interruptions = interruptions
         self._negative_timeout = negative_timeout
@@ -106,11 +108,13 @@ class Handlers:
 
     def lookup(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Look up a name; a missing one is an answer too, which the kernel may keep."""
-        entry = self._answers.try_lookup(nodeid, abi.name_of(message))
+        name = abi.name_of(message)
+        entry = self._answers.try_lookup(nodeid, name)
         if entry is WOULD_WAIT:
             return FORWARD
         if entry is None:
-            return (abi.missing_reply(unique, self._negative_timeout),)
+            timeout = self._validity.missing(nodeid, name, self._negative_timeout())
+            return (abi.missing_reply(unique, timeout),)
         return (abi.entry_reply(unique, entry.attr, entry.entry_timeout),)
 
     def getattr(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:

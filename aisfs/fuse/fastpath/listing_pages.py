@@ -51,6 +51,8 @@ class _Ahead(NamedTuple):
     handle: DirectoryHandle
     """What it is from."""
     until: float
+    refreshes: int
+    """See `ListingValidity`."""
 
 
 class ListingPages:
@@ -91,14 +93,17 @@ class ListingPages:
         if isinstance(self._nodes.get(ino), ShardNode):
             self._page(ino, offset, size)
             return
+        refreshes = self._inodes.validity.refreshes
         handle = self._snapshots.under_way(ino, offset)
         page = _pack_objects(handle, offset, size) if handle is not None else None
         if handle is not None and page is not None:
-            self._ahead[wanted] = _Ahead(page, handle, time.monotonic() + AHEAD_SECONDS)
+            self._ahead[wanted] = _Ahead(page, handle, time.monotonic() + AHEAD_SECONDS, refreshes)
 
     def _taken_ahead(self, ino: int, offset: int, size: int) -> Page | None:
         ahead = self._ahead.pop((ino, offset, size), None)
         if ahead is None or time.monotonic() > ahead.until:
+            return None
+        if ahead.refreshes != self._inodes.validity.refreshes:
             return None
         return ahead.page if self._snapshots.under_way(ino, offset) is ahead.handle else None
 

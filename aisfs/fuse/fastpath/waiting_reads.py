@@ -5,6 +5,8 @@ that has no room for large ones, and each would cost two wake-ups more (docs/adr
 """
 
 import errno
+import logging
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -20,6 +22,9 @@ from aisfs.fuse.fastpath.pending import Pending
 from aisfs.fuse.wire import abi
 from aisfs.fuse.wire.abi import Opcode
 from aisfs.metrics import Metrics
+from aisfs.process.request_log import request_log
+
+log = logging.getLogger(__name__)
 
 
 class _Read(NamedTuple):
@@ -67,11 +72,12 @@ class WaitingReads:
         nursery.start_soon(self._serve, read)
 
     def _refuse(self, read: _Read) -> None:
-        self._answer_with(read.unique, abi.error_reply(read.unique, errno.EIO))
+        self._answer_with(read, abi.error_reply(read.unique, errno.EIO))
 
     async def _serve(self, read: _Read) -> None:
         """Read and answer, whatever happens."""
         self._metrics.operations.labels("read", "trio").inc()
+        request_log.begin()
         reply: Reply = (abi.error_reply(read.unique, errno.EIO),)
         data: Data | None = None
         try:
@@ -81,10 +87,16 @@ class WaitingReads:
         except Exception as error:  # noqa: BLE001 - logged there
             reply = (abi.error_reply(read.unique, failure(self._metrics, "read", error)),)
         finally:
-            self._answer_with(read.unique, *reply)
+            self._answer_with(read, *reply)
         if data is not None:
             self._observer.was_read(read.ino, read.offset, len(data))
 
-    def _answer_with(self, unique: int, *reply: bytes | bytearray | memoryview) -> None:
-        if self._pending.take(unique) is not None:
-            self._reply(Opcode.READ, reply)
+    def _answer_with(self, read: _Read, *reply: bytes | bytearray | memoryview) -> None:
+        request = self._pending.take(read.unique)
+        if request is None:
+            return
+        self._reply(Opcode.READ, reply)
+        seconds = time.monotonic() - request.since
+        self._metrics.trio_times.observe("read", seconds)
+        if seconds >= request_log.least:
+            request_log.answered(log, "read", self._filesystem.describe(read.ino), seconds)

@@ -5,6 +5,9 @@ when the thread takes it; the rest gets a task.
 """
 
 import errno
+import logging
+import os
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -21,6 +24,9 @@ from aisfs.fuse.fastpath.pending import Pending
 from aisfs.fuse.wire import abi
 from aisfs.fuse.wire.abi import Opcode, OpenFlag
 from aisfs.metrics import Metrics
+from aisfs.process.request_log import request_log
+
+log = logging.getLogger(__name__)
 
 TAKEN = (Opcode.CREATE, Opcode.FLUSH, Opcode.FSYNC, Opcode.RELEASE)
 
@@ -50,8 +56,13 @@ class WriteRequests:
         handles: HandleTable,
         pending: Pending,
         metrics: Metrics,
+        describe: Callable[[int], str],
     ) -> None:
-        """Ask `write`; what is open is in `handles`, as for pyfuse3."""
+        """Ask `write`; what is open is in `handles`, as for pyfuse3.
+
+        `describe` says which file or directory an inode is, for the log.
+        """
+        self._describe = describe
         self._write = write
         self._handles = handles
         self._pending = pending
@@ -92,6 +103,7 @@ class WriteRequests:
 
     def _begin(self, nursery: trio.Nursery, asked: _Asked) -> None:
         self._counts[asked.opcode].inc()
+        request_log.begin()
         if not self._done_at_once(asked):
             nursery.start_soon(self._serve, asked)
 
@@ -144,9 +156,22 @@ class WriteRequests:
         bypasses = isinstance(opened, OpenFile) and opened.bypasses_pages
         flags = OpenFlag.DIRECT_IO if bypasses else OpenFlag.KEEP_CACHE
         reply = abi.create_reply(asked.unique, entry.attr, entry.entry_timeout, handle, flags)
-        if self._pending.take(asked.unique) is not None:
-            self._reply(asked.opcode, (reply,))
+        self._send(asked, reply)
 
     def _answer(self, asked: _Asked, code: int) -> None:
-        if self._pending.take(asked.unique) is not None:
-            self._reply(asked.opcode, (abi.error_reply(asked.unique, code),))
+        self._send(asked, abi.error_reply(asked.unique, code))
+
+    def _send(self, asked: _Asked, reply: bytes) -> None:
+        request = self._pending.take(asked.unique)
+        if request is None:
+            return
+        self._reply(asked.opcode, (reply,))
+        name, seconds = asked.opcode.name.lower(), time.monotonic() - request.since
+        self._metrics.trio_times.observe(name, seconds)
+        if seconds >= request_log.least:
+            request_log.answered(log, name, self._subject(asked.what), seconds)
+
+    def _subject(self, what: CreateArgs | int) -> str:
+        if isinstance(what, CreateArgs):
+            return f"{self._describe(what.parent)}{os.fsdecode(what.name)}"
+        return self._handles.describe(what, self._describe)

@@ -4,7 +4,8 @@ A thread that stores into the page cache may wait in the kernel for a page that 
 Should the process be killed in that moment, the READ is not answered, the thread cannot end, the device
 stays open, and every process that looks at the mount hangs. So a shell waits beside the daemon. The kernel
 tells it that our main thread has ended; if other threads are there a second later it aborts the
-connection, which needs fusectl, or root.
+connection, which needs fusectl, or root. Root mounts fusectl where it is not, unseen by others, since
+`umount -f` knows no mount that another umount has already taken away, and waits for.
 """
 
 import logging
@@ -22,7 +23,11 @@ _SCRIPT = """
 free() {
     sleep 1
     set -- "$1" "$2" "/proc/$3/task"/*
-    [ $# -gt 3 ] && { echo 1 > "$1" || umount -f "$2"; }
+    [ $# -gt 3 ] && {
+        echo 1 > "$1" ||
+        unshare -m sh -c 'mount -t fusectl none "${1%/*/*}" && echo 1 > "$1"' sh "$1" ||
+        umount -f "$2"
+    }
     exit
 }
 trap 'free "$@"' USR1
@@ -37,11 +42,11 @@ DISMISS_SECONDS = 5
 class DeathWatch:
     """The shell beside a mount. To be made in the main thread."""
 
-    def __init__(self, mountpoint: Path, minor: int | None) -> None:
+    def __init__(self, mountpoint: Path | None, minor: int | None) -> None:
         """Start it, if this system can.
 
         Args:
-            mountpoint: As the kernel calls it.
+            mountpoint: As the kernel calls it; None if that is not known.
             minor: The device number of the mount.
         """
         self._process: subprocess.Popen[bytes] | None = None
@@ -52,7 +57,7 @@ class DeathWatch:
             log.info("no guardian beside the mount: setpriv (util-linux) is not installed")
             return
         abort = CONNECTIONS / str(minor) / "abort"
-        words = [str(abort), str(mountpoint), str(os.getpid())]
+        words = [str(abort), str(mountpoint or ""), str(os.getpid())]
         self._process = subprocess.Popen(
             [setpriv, "--pdeathsig", "USR1", "sh", "-c", _SCRIPT, "aisfs-guardian", *words],
             stdin=subprocess.PIPE,

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from aisfs.errors import FuseUnavailable, MountError
 from aisfs.fuse.mounting.death_watch import DeathWatch
+from aisfs.fuse.mounting.inherited import connection_of, descriptor_of
 from aisfs.fuse.mounting.kernel_settings import CONNECTIONS, device_minor
 from aisfs.fuse.mounting.mountpoint import FUSERMOUNT, MNT_FORCE, libc, umount2, unmount
 
@@ -33,13 +34,13 @@ _OURS = ("nonempty", "fsname", "subtype", "rw")
 class Device:
     """An open /dev/fuse that is mounted on a directory."""
 
-    def __init__(self, fd: int, mountpoint: Path) -> None:
-        """Take over a descriptor that was just mounted."""
+    def __init__(self, fd: int, mountpoint: Path | None) -> None:
+        """Take over a descriptor that is mounted; None if it is not known where."""
         self.fd = fd
         self._mountpoint = mountpoint
         os.set_inheritable(fd, False)  # else a child of ours would keep the connection alive
         os.set_blocking(fd, False)
-        self._minor = device_minor(mountpoint)
+        self._minor = connection_of(fd) if mountpoint is None else device_minor(mountpoint)
 
     def guarded(self) -> DeathWatch:
         """Start the death watch. Call it in the main thread, before any request is served."""
@@ -47,12 +48,14 @@ class Device:
 
     @property
     def mounted(self) -> bool:
-        """Whether it is still mounted where it was."""
-        return self._minor is not None and device_minor(self._mountpoint) == self._minor
+        """Whether it is still mounted where it was; False if that is not known."""
+        if self._mountpoint is None or self._minor is None:
+            return False
+        return device_minor(self._mountpoint) == self._minor
 
     def unmount(self) -> None:
         """Detach the mount if it is there, even if busy; logs when it cannot."""
-        if not self.mounted:
+        if self._mountpoint is None or not self.mounted:
             return
         try:
             unmount(self._mountpoint, lazy=True)
@@ -70,6 +73,8 @@ class Device:
             return True
         except OSError as error:
             log.info("cannot abort the connection in %s: %s", CONNECTIONS, error.strerror)
+        if self._mountpoint is None:
+            return False
         try:
             umount2(self._mountpoint, MNT_FORCE)  # aborts first, then unmounts if not busy
         except MountError as error:
@@ -83,21 +88,24 @@ class Device:
 
 
 def mount_device(mountpoint: Path, options: set[str]) -> Device:
-    """Mount on an empty directory.
+    """Mount on an empty directory, or take over a descriptor that is mounted already.
 
     Args:
-        mountpoint: Absolute.
+        mountpoint: Absolute; `/dev/fd/N` is the descriptor N.
         options: Words as of `mount -o`.
 
     Raises:
         MountError: the kernel or fusermount3 refused.
     """
+    inherited = descriptor_of(mountpoint)
+    if inherited is not None:
+        return Device(inherited, None)
     mountpoint = mountpoint.resolve()  # as the kernel will call it, and while it may be touched
     if shutil.which(FUSERMOUNT) is not None:
         return Device(_ask_fusermount(mountpoint, options), mountpoint)
     if os.geteuid():
         raise FuseUnavailable(f"{FUSERMOUNT} is not installed; on Debian: apt install fuse3")
-    return Device(_mount_as_root(mountpoint, options), mountpoint)
+    return Device(mount_as_root(mountpoint, options), mountpoint)
 
 
 def _ask_fusermount(mountpoint: Path, options: set[str]) -> int:
@@ -130,7 +138,13 @@ def _ask_fusermount(mountpoint: Path, options: set[str]) -> int:
     return descriptors[0]
 
 
-def _mount_as_root(mountpoint: Path, options: set[str]) -> int:
+def mount_as_root(mountpoint: Path, options: set[str]) -> int:
+    """Mount without fusermount3; return the open /dev/fuse.
+
+    Raises:
+        OSError: it cannot be opened.
+        MountError: the kernel refused.
+    """
     fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     words = dict(option.partition("=")[::2] for option in options)
     flags = _MS_NOSUID | _MS_NODEV

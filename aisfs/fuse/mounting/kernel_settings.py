@@ -6,7 +6,9 @@ and fusectl, which root may write, so what cannot be set is told to the user ins
 """
 
 import logging
+import re
 from pathlib import Path
+from typing import NamedTuple
 
 log = logging.getLogger(__name__)
 
@@ -20,18 +22,45 @@ FILE_SYSTEM = "fuse.aisfs"
 """The type that mounts of ours have."""
 MOUNTS = Path("/proc/self/mountinfo")
 BDI = Path("/sys/class/bdi")
+_OWNER = re.compile(r"\buser_id=(\d+),group_id=(\d+)")
 CONNECTIONS = Path("/sys/fs/fuse/connections")
 
 
 def mounted_filesystems() -> list[tuple[Path, str]]:
     """List (mountpoint, type of file system) of all mounts, the last ones on top."""
-    return [(Path(mountpoint), kind) for mountpoint, _, kind in _mounts()]
+    return [(Path(mount.place), mount.kind) for mount in _mounts()]
+
+
+class MountedSource(NamedTuple):
+    """A mount, and what is mounted."""
+
+    place: Path
+    kind: str
+    """Type of file system."""
+    source: str
+    writable: bool
+
+
+def mounted_sources() -> list[MountedSource]:
+    """List all mounts, the last ones on top."""
+    return [MountedSource(Path(m.place), m.kind, m.source, m.writable) for m in _mounts()]
+
+
+def mount_ids(mountpoint: Path) -> frozenset[int]:
+    """Return the ids of the mounts there, as /proc/PID/fdinfo has them."""
+    return frozenset(mount.id for mount in _mounts() if mount.place == str(mountpoint))
 
 
 def device_minor(mountpoint: Path) -> int | None:
     """Find the device number of the mount without touching it; None when it is not mounted."""
-    minors = [minor for name, minor, _ in _mounts() if name == str(mountpoint)]
+    minors = [mount.minor for mount in _mounts() if mount.place == str(mountpoint)]
     return minors[-1] if minors else None
+
+
+def mount_owner(path: Path) -> tuple[int, int] | None:
+    """Return user and group of the FUSE mount that a path is in, without touching it."""
+    owners = {mount.place: mount.owner for mount in _mounts()}
+    return next((owners[str(p)] for p in (path, *path.parents) if str(p) in owners), None)
 
 
 def tune(mountpoint: Path, *, background: bool = True) -> None:
@@ -55,20 +84,38 @@ def tune(mountpoint: Path, *, background: bool = True) -> None:
             )
 
 
-def _mounts() -> list[tuple[str, int, str]]:
-    """Read mountpoint, minor device number and type of every mount."""
+class _Mount(NamedTuple):
+    """A line of mountinfo."""
+
+    id: int
+    minor: int
+    """Of the device number."""
+    place: str
+    kind: str
+    owner: tuple[int, int] | None
+    """User and group, of a FUSE mount."""
+    source: str
+    writable: bool
+
+
+def _mounts() -> list[_Mount]:
     found = []
     for line in MOUNTS.read_text(errors="surrogateescape").splitlines():
         mount, _, filesystem = line.partition(" - ")
         fields = mount.split(" ")
         minor = int(fields[2].partition(":")[2])
-        found.append((_unescape(fields[4]), minor, filesystem.split(" ", 1)[0]))
+        kind, source, options = filesystem.split(" ", 2)
+        ids = _OWNER.search(options)
+        owner = (int(ids[1]), int(ids[2])) if ids is not None else None
+        writable = "rw" in fields[5].split(",") and "rw" in options.split(",")
+        place, source = _unescape(fields[4]), _unescape(source)
+        found.append(_Mount(int(fields[0]), minor, place, kind, owner, source, writable))
     return found
 
 
 def _unescape(field: str) -> str:
-    """Undo the octal escapes of blanks and backslashes in mountinfo."""
+    """Undo the octal escapes of mountinfo: blanks, backslashes, and `#`, which namespaces begin with."""
     raw = field.encode(errors="surrogateescape")
-    for character in (b" ", b"\t", b"\n", b"\\"):
+    for character in (b" ", b"\t", b"\n", b"#", b"\\"):
         raw = raw.replace(b"\\%03o" % character[0], character)
     return raw.decode(errors="surrogateescape")

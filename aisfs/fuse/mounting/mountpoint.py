@@ -10,6 +10,7 @@ from collections.abc import Container
 from pathlib import Path
 
 from aisfs.errors import FuseUnavailable, MountError
+from aisfs.fuse.mounting.busy import what_keeps_busy
 from aisfs.fuse.mounting.kernel_settings import FILE_SYSTEM, device_minor, mounted_filesystems
 
 FUSERMOUNT = "fusermount3"
@@ -117,8 +118,9 @@ def unmount(mountpoint: Path, *, lazy: bool = False) -> None:
         if device_minor(Path(os.path.realpath(mountpoint))) is None:
             raise MountError(f"{mountpoint}: nothing is mounted there")
         reason = done.stderr.strip().removeprefix("fusermount3: ").replace("\n", "; ")
-        hint = "" if lazy or "busy" not in reason else "; --lazy detaches it all the same"
-        raise MountError(f"{reason or 'fusermount3 failed'}{hint}")
+        if not lazy and "busy" in reason:
+            raise _busy(mountpoint)
+        raise MountError(reason or "fusermount3 failed")
 
 
 def umount2(mountpoint: Path, flags: int) -> None:
@@ -129,8 +131,17 @@ def umount2(mountpoint: Path, flags: int) -> None:
     """
     if libc().umount2(os.fsencode(mountpoint), flags | _UMOUNT_NOFOLLOW):
         code = ctypes.get_errno()
+        if code == errno.EBUSY and not flags:
+            raise _busy(mountpoint)
         reason = "not mounted" if code == errno.EINVAL else os.strerror(code)
         raise MountError(f"{mountpoint}: {reason}")
+
+
+def _busy(mountpoint: Path) -> MountError:
+    why = what_keeps_busy(mountpoint)
+    return MountError(
+        f"{mountpoint} is busy: {why}. End that, or detach it now: aisfs umount --lazy {mountpoint}"
+    )
 
 
 def libc() -> ctypes.CDLL:

@@ -1,6 +1,7 @@
 """What the kernel can ask of a mount."""
 
 import errno
+import os
 import stat
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
@@ -40,12 +41,15 @@ from aisfs.fuse.pyfuse.replies import attributes, entry_attributes, handler
 from aisfs.metrics import Metrics
 
 BUCKET_BLOCKS = 2**43 // BLOCK_SIZE
-"""Blocks that `df` shows, 8 TiB: AIStore has no cheap answer, and tools that compare free space
-with what they want to copy must not refuse."""
+"""`df` shows 8 TiB: AIStore has no cheap answer, and tools that look for free space must not refuse."""
 
 FIRST_ENTRIES = 16
 """Of a directory listed for the first time with the fast path, which gives the rest: it takes a tenth of
 the time for each, and from now on it can."""
+
+BY_HANDLE = ("readdir", "read", "write", "flush", "fsync", "fsyncdir")
+BY_ATTRIBUTE = ("getxattr",)
+"""Requests whose first argument is a handle, and whose second is no name of a file."""
 
 LOOK_SECONDS = 1.0
 """How often callers are looked at."""
@@ -122,11 +126,13 @@ class Operations(pyfuse3.Operations):
         entry = await self._unless_left(ctx, self._filesystem.lookup(parent_inode, name))
         if entry is not None:
             return entry_attributes(entry)
-        if not self.negative_timeout:
+        validity = self._filesystem.inodes.validity
+        timeout = validity.missing(parent_inode, name, self.negative_timeout)
+        if not timeout:
             raise FUSEError(errno.ENOENT)
         missing = EntryAttributes()
         missing.st_ino = InodeT(0)
-        missing.entry_timeout = self.negative_timeout
+        missing.entry_timeout = timeout
         return missing
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
@@ -205,6 +211,13 @@ class Operations(pyfuse3.Operations):
             raise FUSEError(errno.ENOSYS)
         return self._write
 
+    @property
+    def _writable(self) -> WriteLayer:
+        """What changes names and attributes; asked for if the mount was made writable by another program."""
+        if self._write is None:
+            raise ReadOnly("the mount is read-only")
+        return self._write
+
     @handler
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
         """Open a file; its pages are those of the inode, which every change here goes through."""
@@ -223,7 +236,7 @@ class Operations(pyfuse3.Operations):
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, flags: FlagT, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
         """Make a file and open it."""
-        entry, opened = await self._changes.creator.create(parent_inode, name, mode, flags)
+        entry, opened = await self._writable.creator.create(parent_inode, name, mode, flags)
         handle = self._keep(opened)
         return FileInfo(fh=handle, keep_cache=True), entry_attributes(entry)
 
@@ -289,7 +302,17 @@ class Operations(pyfuse3.Operations):
         )
         handle = self.handles.get(fh) if fh is not None else None
         opened = handle if isinstance(handle, OpenFile) else None
-        return attributes(await self._changes.attributes.setattr(inode, changes, opened))
+        return attributes(await self._writable.attributes.setattr(inode, changes, opened))
+
+    def describe(self, operation: str, *arguments: object) -> str:
+        """See `handler`: the first argument is an inode or a handle, the second may be a name in it."""
+        first, second = (*arguments, None, None)[:2]
+        if not isinstance(first, int):
+            return "the mount"
+        if operation in BY_HANDLE and not (operation == "readdir" and self.lists_by_inode()):
+            return self.handles.describe(first, self._filesystem.describe)
+        name = second if isinstance(second, bytes) and operation not in BY_ATTRIBUTE else b""
+        return self._filesystem.describe(first) + os.fsdecode(name)
 
     def _keep(self, opened: Opened) -> FileHandleT:
         return FileHandleT(self.handles.keep(opened))
@@ -299,19 +322,19 @@ class Operations(pyfuse3.Operations):
     @handler
     async def unlink(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
         """Remove a file."""
-        await self._changes.names.unlink(parent_inode, name)
+        await self._writable.names.unlink(parent_inode, name)
 
     @handler
     async def mkdir(
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, ctx: RequestContext
     ) -> EntryAttributes:
         """Make a directory."""
-        return entry_attributes(await self._changes.creator.mkdir(parent_inode, name, mode))
+        return entry_attributes(await self._writable.creator.mkdir(parent_inode, name, mode))
 
     @handler
     async def rmdir(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
         """Remove an empty directory."""
-        await self._changes.names.rmdir(parent_inode, name)
+        await self._writable.names.rmdir(parent_inode, name)
 
     @handler
     async def rename(
@@ -324,7 +347,7 @@ class Operations(pyfuse3.Operations):
         ctx: RequestContext,
     ) -> None:
         """Rename a file or a directory."""
-        await self._changes.names.rename(
+        await self._writable.names.rename(
             parent_inode_old, name_old, parent_inode_new, name_new, flags
         )
 
@@ -335,6 +358,7 @@ class Operations(pyfuse3.Operations):
         self, parent_inode: InodeT, name: FileNameT, target: FileNameT, ctx: RequestContext
     ) -> EntryAttributes:
         """Refuse: EPERM, as link(2) and symlink(2) say of file systems without."""
+        _ = self._writable
         raise NotPermitted("there are no symbolic links in a bucket")
 
     @handler
@@ -342,6 +366,7 @@ class Operations(pyfuse3.Operations):
         self, inode: InodeT, new_parent_inode: InodeT, new_name: FileNameT, ctx: RequestContext
     ) -> EntryAttributes:
         """Refuse."""
+        _ = self._writable
         raise NotPermitted("there are no hard links in a bucket")
 
     @handler
@@ -349,6 +374,7 @@ class Operations(pyfuse3.Operations):
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, rdev: int, ctx: RequestContext
     ) -> EntryAttributes:
         """Refuse."""
+        _ = self._writable
         raise NotPermitted("there are no devices, pipes and sockets in a bucket")
 
     # the rest --------------------------------------------------------------------------------
@@ -356,7 +382,7 @@ class Operations(pyfuse3.Operations):
     @handler
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
         """Return an extended attribute."""
-        return await self._xattrs.get(inode, name)
+        return await self._xattrs.get(inode, name, ctx.uid)
 
     @handler
     async def listxattr(self, inode: InodeT, ctx: RequestContext) -> Sequence[XAttrNameT]:

@@ -1,7 +1,9 @@
 """How handlers answer: failures as errno, attributes as pyfuse3 packs them."""
 
 import functools
+import logging
 import stat
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
@@ -10,6 +12,9 @@ import pyfuse3
 from aisfs.filesystem.attributes import BLOCK_SIZE, LONGEST_TIMEOUT, Attr, Entry
 from aisfs.fuse.fastpath.failures import failure
 from aisfs.metrics import Metrics
+from aisfs.process.request_log import request_log
+
+log = logging.getLogger(__name__)
 
 
 class _Answering(Protocol):
@@ -17,6 +22,10 @@ class _Answering(Protocol):
 
     metrics: Metrics
     before_each: Callable[[], None]
+
+    def describe(self, operation: str, *arguments: object) -> str:
+        """Return what a request is about, for the log."""
+        ...
 
 
 P = ParamSpec("P")
@@ -34,12 +43,19 @@ def handler(
     async def answer(self: SelfT, *args: P.args, **kwargs: P.kwargs) -> ResultT:
         self.metrics.operations.labels(name, "pyfuse3").inc()
         self.before_each()
+        request_log.begin()
+        started = time.monotonic()
         try:
             return await operation(self, *args, **kwargs)
         except pyfuse3.FUSEError:
             raise
         except Exception as error:  # noqa: BLE001 - logged there
             code = failure(self.metrics, name, error)
+        finally:
+            seconds = time.monotonic() - started
+            self.metrics.pyfuse_times.observe(name, seconds)
+            if seconds >= request_log.least:
+                request_log.answered(log, name, self.describe(name, *args), seconds)
         raise pyfuse3.FUSEError(code)
 
     return cast("Callable[Concatenate[SelfT, P], Coroutine[Any, Any, ResultT]]", answer)

@@ -42,6 +42,22 @@ class PyfuseKernel:
         # A page that is being read is waited for, and a thread of trio's may be who reads it.
         self._dropping = start_service_thread("aisfs drops pages", drop)
 
+    async def expire(
+        self, entries: Iterable[tuple[int, bytes]], directories: Iterable[int]
+    ) -> None:
+        """Make the kernel ask for names and attributes again; see `Kernel`."""
+
+        def tell() -> None:
+            for parent, name in entries:
+                with suppress(OSError):  # the kernel does not know it
+                    pyfuse3.invalidate_entry(pyfuse3.InodeT(parent), pyfuse3.FileNameT(name))
+            for ino in directories:
+                with suppress(OSError):
+                    pyfuse3.invalidate_inode(pyfuse3.InodeT(ino), attr_only=True)
+
+        # A look-up under way is waited for, and it may wait for the cluster.
+        await trio.to_thread.run_sync(tell, abandon_on_cancel=True)
+
     async def invalidated(self, parent: int, name: bytes) -> None:
         """See `Kernel`.
 
@@ -66,7 +82,7 @@ async def serve(operations: Operations, mountpoint: str, options: set[str]) -> N
 
     Args:
         operations: What answers.
-        mountpoint: An empty directory.
+        mountpoint: An empty directory; or `/dev/fd/N`, which libfuse neither mounts nor unmounts.
         options: Mount options as of `mount -o`, each `name` or `name=value`.
 
     Raises:

@@ -71,6 +71,11 @@ class Opcode(IntEnum):
     COPY_FILE_RANGE_64 = 53
 
 
+def name_of_opcode(opcode: int) -> str:
+    """Return the name of a request in lower case; of an unknown one its number."""
+    return Opcode(opcode).name.lower() if opcode in set(Opcode) else str(opcode)
+
+
 class InitFlag(IntFlag):
     """Flags of INIT that matter here."""
 

@@ -15,6 +15,8 @@ class Notification(IntEnum):
 
 _INVAL_INODE = Struct("=IiQ Qqq")
 _INVAL_ENTRY = Struct("=IiQ QII")
+_EXPIRE_ONLY = 1
+"""The name stays in use where it is: a directory that is some program's current one keeps its path."""
 _STORE = Struct("=IiQ QQII")
 STORE_HEADER = _STORE.size
 """Bytes of a notification before those to store."""
@@ -31,6 +33,13 @@ def inval_entry(parent: int, name: bytes) -> bytes:
     """Drop a name, and with it the kernel's listing of the directory."""
     size = _INVAL_ENTRY.size + len(name) + 1
     fixed = _INVAL_ENTRY.pack(size, Notification.INVAL_ENTRY, 0, parent, len(name), 0)
+    return fixed + name + b"\0"
+
+
+def expire_entry(parent: int, name: bytes) -> bytes:
+    """Have a name looked up again. Linux before 6.2 drops it, as `inval_entry` does."""
+    size = _INVAL_ENTRY.size + len(name) + 1
+    fixed = _INVAL_ENTRY.pack(size, Notification.INVAL_ENTRY, 0, parent, len(name), _EXPIRE_ONLY)
     return fixed + name + b"\0"
 
 

@@ -4,7 +4,8 @@ from typing import Any
 
 from aisfs.server.api import properties
 from aisfs.server.api.cluster import Cluster
-from aisfs.server.api.jobs import Jobs
+from aisfs.server.api.jobs.listrange import ListJobs
+from aisfs.server.api.jobs.shard_index import ShardIndexes
 from aisfs.server.api.list_objects import Lister, parse
 from aisfs.server.counters import Counters
 from aisfs.server.failures import Failure, unsupported
@@ -21,9 +22,17 @@ _NOT_OFFERED = frozenset({"move-bck", "etl-bck", "etl-listrange", "summary-bck",
 class Buckets:
     """Listing, creating, describing and destroying buckets; listing objects; starting jobs."""
 
-    def __init__(self, storage: Storage, cluster: Cluster, jobs: Jobs, counters: Counters) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        cluster: Cluster,
+        jobs: ListJobs,
+        indexes: ShardIndexes,
+        counters: Counters,
+    ) -> None:
         self._storage = storage
         self._jobs = jobs
+        self._indexes = indexes
         self._counters = counters
         self._lister = Lister(cluster.node_id, storage.traps)
 
@@ -105,6 +114,8 @@ class Buckets:
         match request.method, action:
             case "DELETE", "delete-listrange":
                 return self._jobs.delete(self._storage.bucket(name), value)
+            case "POST", "index-shard":
+                return self._indexes.start(self._storage.bucket(name), value)
             case "POST", "copy-bck":
                 to = request.query.get("bck_to", "").strip("/").rpartition("/")[2]
                 return self._jobs.copy_bucket(self._storage.bucket(name), to, value)

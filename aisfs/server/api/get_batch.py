@@ -18,6 +18,7 @@ import msgspec
 
 from aisfs.server import failures
 from aisfs.server.api import archives
+from aisfs.server.counters import Counters
 from aisfs.server.failures import Failure
 from aisfs.server.messages import Reply, Request, redirect
 from aisfs.server.names import check_key
@@ -26,6 +27,7 @@ from aisfs.server.storage.objects import Storage
 
 MOST_MISSING = 8
 """AIStore's `max_soft_errs`: more missing items fail the whole request, even with `coer`."""
+_EMPTY_TAR = bytes(1024)
 _CONTENT_TYPES = {
     archives.Format.TAR: "application/x-tar",
     archives.Format.TGZ: "application/gzip",
@@ -72,9 +74,10 @@ class _Found:
 class Batches:
     """Serves GetBatch."""
 
-    def __init__(self, storage: Storage, proxy_id: str) -> None:
+    def __init__(self, storage: Storage, proxy_id: str, counters: Counters) -> None:
         self._storage = storage
         self._proxy_id = proxy_id
+        self._counters = counters
 
     def serve(self, request: Request, rest: str) -> Reply:
         """Reply as the proxy, with a redirect, or as the target, with the archive."""
@@ -89,6 +92,8 @@ class Batches:
             self._storage.bucket(default)
         if not request.marked:
             return self._redirect(request, default)
+        if not any(part.startswith("gbt-") for part in parts):  # the proxy made a job of each
+            raise Failure(400, f"invalid request URI: '{request.method} {request.path}'", node="t")
         try:
             form = archives.format_of(message.mime or ".tar", b"", None)
         except Failure as error:
@@ -107,10 +112,15 @@ class Batches:
         self, message: Message, items: list[Item], default: str, form: archives.Format
     ) -> Reply:
         found = self._all(message, items, default)
+        if message.strm and message.coer and any(item.start or item.length for item in items):
+            known = list(found)
+            if any(item.error and item.error.status == 416 for item in known):
+                return Reply(headers=[("Content-Type", _CONTENT_TYPES[form])], body=_EMPTY_TAR)
+            found = iter(known)
         if message.strm:
             # Looking up the first item now lets a missing bucket still be an error.
             first = next(found)
-            pieces = _pack(_chain(first, found), form)
+            pieces = self._counted(_pack(_chain(first, found), form))
             return Reply(headers=[("Content-Type", _CONTENT_TYPES[form])], stream=pieces)
         known = list(found)
         if not message.coer:
@@ -118,6 +128,11 @@ class Batches:
                 if item.error:
                     raise item.error
         return _multipart(message, items, default, known, form)
+
+    def _counted(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        for piece in pieces:
+            self._counters.add("get_bytes", len(piece))
+            yield piece
 
     def _all(self, message: Message, items: list[Item], default: str) -> Iterator[_Found]:
         missing = 0
@@ -175,7 +190,7 @@ def _bucket_of(item: Item, default: str) -> str:
 
 
 def _range(item: Item, size: int) -> tuple[int, int]:
-    if item.start is None and item.length is None:
+    if not item.start and not item.length:
         return 0, size
     start, length = item.start or 0, item.length
     if length is None:

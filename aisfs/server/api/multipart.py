@@ -163,7 +163,7 @@ class Parts:
             with self._lock:  # it may be tried again, or aborted
                 self._uploads[request.query["uploadId"]] = upload
             raise
-        shutil.rmtree(upload.folder, ignore_errors=True)
+        _remove(upload)
         return Reply()
 
     @staticmethod
@@ -192,7 +192,7 @@ class Parts:
             what = f"partial chunk-manifest[{uri_of(bucket.name, key)}, id={name}]"
             text = f"failed to load {what}: open {self._storage.work}: no such file or directory"
             raise Failure(404, text, "wrapError")
-        shutil.rmtree(upload.folder, ignore_errors=True)
+        _remove(upload)
         return Reply()
 
     def _upload(self, request: Request, bucket: Bucket, key: bytes) -> _Upload:
@@ -220,6 +220,13 @@ def _unknown(request: Request, bucket: Bucket, key: bytes) -> Failure:
     name = request.query.get("uploadId", "")
     text = f"o[{bucket.name}/{failures.text_of(key)}(-)]: {name} does not exist"
     return Failure(404, text, "ErrNotFound")
+
+
+def _remove(upload: _Upload) -> None:
+    """Remove the files of an upload; what a part under way would add finds no folder of that name."""
+    gone = upload.folder.with_name(f"removed-{upload.folder.name}")
+    upload.folder.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 @contextmanager

@@ -34,6 +34,19 @@ class ObjectLocks:
             yield
 
     @contextmanager
+    def trying_to_write(self, name: Hashable) -> Iterator[bool]:
+        """Hold one object exclusively if nobody holds it now; yield whether that is so."""
+        with self._changed:
+            is_free = name not in self._held
+            if is_free:
+                self._held[name] = _Holders(writing=True)
+        try:
+            yield is_free
+        finally:
+            if is_free:
+                self._release(name, exclusive=True)
+
+    @contextmanager
     def reading(self, name: Hashable) -> Iterator[None]:
         """Hold one object for reading."""
         with self._holding(name, exclusive=False):
@@ -60,10 +73,14 @@ class ObjectLocks:
         try:
             yield
         finally:
-            with self._changed:
-                held.writing = False  # a reader never holds an object that is being written
-                held.readers -= not exclusive
-                if held.waiting:
-                    self._changed.notify_all()
-                elif not held.readers:
-                    del self._held[name]
+            self._release(name, exclusive=exclusive)
+
+    def _release(self, name: Hashable, *, exclusive: bool) -> None:
+        with self._changed:
+            held = self._held[name]
+            held.writing = False  # a reader never holds an object that is being written
+            held.readers -= not exclusive
+            if held.waiting:
+                self._changed.notify_all()
+            elif not held.readers:
+                del self._held[name]

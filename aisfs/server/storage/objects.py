@@ -35,7 +35,7 @@ from aisfs.server.storage.traps import Kindness
 
 STATE_DIRECTORY = ".aisfs-server"
 SYSTEM_BUCKETS = frozenset({".sys-shardidx"})
-"""Never listed, and only there once their folder was made: this server does not fill them."""
+"""Never listed, and only there once they are needed."""
 BUCKET_NAME = re.compile(r"(?!\.)(?!.*\.\.)[A-Za-z0-9_.\-]{1,64}")
 _ANY_TIME = contextlib.nullcontext()
 TAKEOVER_SECONDS = 3.0
@@ -115,6 +115,11 @@ class Storage:
             self.traps.drop_bucket(name)
             bucket.records.set_properties({"created": str(time.time_ns()), **properties})
             self._buckets[name] = bucket
+
+    def system_bucket(self, name: str) -> Bucket:
+        """Return a system bucket, which is made if need be."""
+        (self.root / name).mkdir(exist_ok=True)
+        return self.bucket(name)
 
     def destroy(self, name: str) -> None:
         """Remove a bucket and everything in it."""

@@ -23,6 +23,7 @@ import trio
 from msgspec import structs
 
 from aisfs.errors import (
+    AlreadyExists,
     InvalidName,
     Stale,
     Unsupported,
@@ -127,6 +128,12 @@ class LocalStore(NoMultipart):
         """Refuse: files are read one by one."""
         raise Unsupported(f"{bucket}: files of a directory are read one by one")
 
+    async def read_ranges(
+        self, bucket: Bucket, wanted: Sequence[tuple[ObjectInfo, int, memoryview]]
+    ) -> list[bool]:
+        """Refuse: ranges of files are read one by one."""
+        raise Unsupported(f"{bucket}: ranges of files are read one by one")
+
     async def stream(self, bucket: Bucket, expected: ObjectInfo, sink: Sink) -> None:
         """Send the whole file, version `expected`, to `sink`."""
 
@@ -145,6 +152,13 @@ class LocalStore(NoMultipart):
                 _check_version(descriptor, bucket, expected)
 
         await self._run(work)
+
+    async def create_bucket(self, bucket: Bucket) -> None:
+        """Make no bucket: the directory is the only one."""
+        await trio.lowlevel.checkpoint()
+        if bucket == self.bucket:
+            raise AlreadyExists(f"{bucket}: the directory exists")
+        raise Unsupported(f"{bucket}: a local directory is one bucket and has no others")
 
     async def upload(
         self,

@@ -497,6 +497,7 @@ def _said_by_old_servers(message: str) -> bytes:
         (GET, 404, _said("ErrNotFound"), NotFound, False),
         (GET, 404, _said("ErrBckNotFound"), BucketNotFound, False),
         (GET, 404, _said("ErrRemoteBckNotFound"), BucketNotFound, False),
+        (GET, 400, _said("ErrBckNotFound"), BucketNotFound, False),
         (HEAD, 404, _said_by_old_servers("k does not exist"), NotFound, False),
         (GET, 404, _said("PathError", "chunk does not exist"), ProtocolError, False),
         (GET, 404, b"<html><h1>404 Not Found</h1></html>", ProtocolError, False),

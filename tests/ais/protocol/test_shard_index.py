@@ -406,7 +406,7 @@ async def test_every_index_is_found_with_its_shard(count: int, tmp_path: Path):
         index.parent.mkdir(parents=True, exist_ok=True)
         index.write_bytes(key.encode())
     with running_server(tmp_path, targets=count) as server:
-        client = AISClient(ClusterSettings(endpoint=server.endpoint, skip_verify=False))
+        client = AISClient(ClusterSettings(endpoint=server.endpoint, skip_verify_crt=False))
         for key in shards:
             place, name = shard_index_location(Bucket("b"), key)
             info = await client.head(place, name)

@@ -44,7 +44,7 @@ def test_unusable_named_file(tmp_path, content):
     if content is not None:
         path.write_text(content)
     with pytest.raises(ConfigError, match=str(path)) as caught:
-        Credentials.load(ClusterSettings(token_file=path))
+        Credentials.load(ClusterSettings(authn_token_file=path))
     assert "s3cret" not in str(caught.value)
 
 
@@ -56,7 +56,7 @@ def test_token_that_would_break_the_header():
 
 def test_renew(tmp_path):
     path = write(tmp_path / "t", "old")
-    credentials = Credentials.load(ClusterSettings(token_file=path))
+    credentials = Credentials.load(ClusterSettings(authn_token_file=path))
     assert credentials.renew("Bearer old") is None
     write(path, "new")
     assert credentials.renew("Bearer old") == "Bearer new"
@@ -80,5 +80,5 @@ def test_literal_token_is_never_renewed():
 
 def test_token_in_no_repr(tmp_path):
     given = Credentials.load(ClusterSettings(token=SecretStr("s3cret")))
-    read = Credentials.load(ClusterSettings(token_file=write(tmp_path / "t", "s3cret")))
+    read = Credentials.load(ClusterSettings(authn_token_file=write(tmp_path / "t", "s3cret")))
     assert "s3cret" not in repr(given) + repr(read)

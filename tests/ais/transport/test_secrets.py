@@ -83,6 +83,7 @@ async def every_call(client):
         lambda: client.read_range(B, ObjectInfo("k", 9, "1"), 0, buffer),
         lambda: client.stream(B, info, lambda piece: None),
         lambda: client.read_many(B, [(info, buffer)]),
+        lambda: client.read_ranges(B, [(info, 0, buffer)]),
         lambda: client.upload(B, "k", content),
         lambda: client.upload(B, "k", BytesContent(b"")),
         lambda: client.begin_upload(B, "k"),
@@ -170,6 +171,7 @@ def test_no_attribute_tells_a_secret(tmp_path: Path):
         mounted(
             "ais://b",
             tmp_path,
+            options=["--list-xattrs"],
             endpoint=server.endpoint,
             env={"AIS_AUTHN_TOKEN": OWN},
             expected_log=expected,

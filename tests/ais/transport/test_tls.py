@@ -112,7 +112,7 @@ async def test_unverified_without_a_word(certificate):
     cluster = MiniCluster({"k": DATA}, "https")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        async with connected(certificate, cluster, skip_verify=True) as (client, _):
+        async with connected(certificate, cluster, skip_verify_crt=True) as (client, _):
             assert (await client.head(B, "k")).size == len(DATA)
 
 

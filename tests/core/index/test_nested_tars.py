@@ -12,6 +12,7 @@ from aisfs.core.index.nested_tars import MAX_FOLDER, MAX_NESTING
 from aisfs.core.tar.scanner import TarScanner
 from aisfs.errors import ShardDamaged
 from tests.core.tar.test_scanner import content, everything
+from tests.support.publishing import every_scan_is_published  # noqa: F401 - for all tests
 from tests.support.tars import END, GNU, V7, entry, pax
 
 

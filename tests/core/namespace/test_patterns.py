@@ -88,4 +88,22 @@ def test_directories_in_which_nothing_can_be_included():
 
 def test_what_is_a_glob():
     assert all(map(is_glob, ["*", "a?", "[a]"]))
-    assert not any(map(is_glob, ["a", "{a,b}", "a.tar"]))
+    assert all(map(is_glob, ["{0..}", "a-{007..}.tar"]))
+    assert not any(map(is_glob, ["a", "{a,b}", "a.tar", "{0..9}", "{a..}"]))
+
+
+@pytest.mark.parametrize("first", ["0", "9", "00", "42", "099", "1990"])
+def test_an_open_range_is_all_numbers_from_its_first_on(first: str):
+    pattern = GlobPattern(f"a/s-{{{first}..}}.tar")
+    numbers = {f"{number:0{width}}" for number in range(2100) for width in (1, 2, 3, 4, 5)}
+    found = {number for number in numbers if pattern.matches(f"a/s-{number}.tar")}
+    assert found == {f"{number:0{len(first)}}" for number in range(int(first), 2100)}
+    assert pattern.enters("a/")
+    assert not pattern.enters("b/")
+    assert not pattern.matches("a/s-.tar")
+
+
+def test_open_ranges_among_braces():
+    pattern = GlobPattern("{a{00..},b{1..}}-{0..}")
+    assert all(map(pattern.matches, ["a00-5", "b3-0"]))
+    assert not any(map(pattern.matches, ["a0-5", "b0-1"]))

@@ -171,6 +171,25 @@ def test_reader_that_leaves_holes_all_the_time_is_not_sequential():
     assert asked_ahead(plans) < 8 * MIB
 
 
+def test_members_of_a_tar_are_one_sequential_stream():
+    """Between them are padding and headers, and labels of which nobody asks."""
+    readahead = ReadAhead(GIB, max_window=64 * MIB)
+    plans = observe(readahead, [ByteRange(at, at + 20_000) for at in range(512, 4 * MIB, 22_016)])
+    assert all(plan.sequential for plan in plans[1:])
+    assert asked_ahead(plans) >= 4 * MIB - 2 * 22_016
+    assert len(readahead.windows) == 1
+
+
+@pytest.mark.parametrize("start", [0, 512])
+def test_a_reader_that_starts_over_reads_ahead_if_its_bytes_were_dropped(start):
+    readahead = ReadAhead(10 * MIB, max_window=64 * MIB)
+    readahead.observe(ByteRange(0, REQUEST), stalled=True)
+    for pushed in reads(REQUEST, 79):
+        readahead.pushed(pushed, stalled=False)
+    again = observe(readahead, reads(start, 79), stalled=True)
+    assert asked_ahead(again) >= 9 * MIB
+
+
 def test_stray_reads_do_not_disturb_a_stream():
     readahead = ReadAhead(GIB, max_window=64 * MIB)
     shuffle = random.Random(5)

@@ -11,12 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aisfs.config import KeyRule
-from aisfs.core.synthetic.shuffled_tar import (
-    ShardSamples,
-    ShuffledShard,
-    SourceTar,
-    shuffled_shards,
-)
+from aisfs.core.synthetic.sample_lists import SeparateSamples, ShardSamples
+from aisfs.core.synthetic.shuffled_tar import ShuffledShard, SourceTar, shuffled_shards
 from aisfs.core.tar.scanner import TarScanner
 from aisfs.core.views.samples import SPLITS
 from aisfs.core.views.spec import Component, ShardSplit
@@ -82,7 +78,10 @@ class Sources:
             scanner = TarScanner(len(data))
             scanner.feed(data)
             samples.append(ShardSamples(scanner.finish(), rule, require))
-        shards, exclusions = shuffled_shards(self.sources, samples, seed, split, rule)
+        indexes = [one.index for one in samples]
+        shards, exclusions = shuffled_shards(
+            self.sources, indexes, SeparateSamples(samples), seed, split, rule
+        )
         for one in samples:
             exclusions += one.skipped
         return shards, exclusions

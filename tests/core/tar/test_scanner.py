@@ -15,6 +15,7 @@ from aisfs.core.index.member_index import MemberIndex, MemberKind
 from aisfs.core.tar.scanner import MAX_META, TarScanner
 from aisfs.core.tar.sparse import segments_of, sparse_segments
 from aisfs.errors import ShardDamaged
+from tests.support.publishing import every_scan_is_published  # noqa: F401 - for all tests
 from tests.support.tars import (
     BLOCK,
     END,

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from aisfs.config import View, ViewSettings
 from aisfs.core.index.codec import DamagedIndex
+from aisfs.core.index.label_column import LabelColumn
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.tar.scanner import TarScanner
-from aisfs.core.views.class_view import class_homes, class_namer, class_names, labelled_samples
-from aisfs.core.views.labels import UNUSABLE, LabelColumn, LabelScan, parse_table, read_label
-from aisfs.core.views.merged import MergedView, Placed
+from aisfs.core.views.class_view import class_namer, class_names, labelled_samples, place_images
+from aisfs.core.views.labels import UNUSABLE, LabelScan, parse_table, read_label
+from aisfs.core.views.merged import MergedView
 from aisfs.core.views.spec import LabelRule, LabelSource, ViewSpec, parse_view
 from aisfs.errors import ConfigError
 
@@ -66,9 +67,9 @@ def test_labels_do_not_depend_on_how_the_bytes_are_cut(members, cuts):
 
 def test_labels_that_could_not_be_decoded_are_not_encoded(monkeypatch):
     index, column = scan(tar_of([(f"{at}.cls", b"%099d" % at) for at in range(100)]), [])
-    monkeypatch.setattr("aisfs.core.views.labels.MAX_INFLATED", 11_000)
+    monkeypatch.setattr("aisfs.core.index.label_column.MAX_INFLATED", 11_000)
     assert LabelColumn.decode(column.encode(), index) == column
-    monkeypatch.setattr("aisfs.core.views.labels.MAX_INFLATED", 10_000)
+    monkeypatch.setattr("aisfs.core.index.label_column.MAX_INFLATED", 10_000)
     with pytest.raises(ValueError, match="too many"):
         column.encode()
 
@@ -212,8 +213,10 @@ def test_memory_of_a_class_view_is_bounded_and_linear():
             files = [(f"{k}.{e}", b"%d" % c) for k, c in pairs for e in ("cls", "jpg")]
             index, column = scan(tar_of(files), [])
             found = labelled_samples(index, spec, column, None)
-            rows, homes, _ = class_homes(index, found, spec, class_names(found.table, None))
-            placed.append(Placed(b"s%d" % number, index, rows, homes))
+            own, _ = place_images(
+                b"s%d" % number, index, found, spec, class_names(found.table, None)
+            )
+            placed.append(own)
             kept += index.nbytes + 8 * len(found.rows)
             names += sum(map(len, index.names()))
             members += len(index)

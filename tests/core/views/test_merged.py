@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from aisfs.config import View
 from aisfs.core.index.member_index import MemberIndex
-from aisfs.core.views.flat_view import flat_home, flat_name, flat_rows
-from aisfs.core.views.merged import MergedView, Placed
+from aisfs.core.views.flat_view import flat_name, flat_rows, place_flat
+from aisfs.core.views.merged import MergedView
 from aisfs.core.views.spec import Component, ViewSpec
 from tests.core.views.test_samples import index_of
 
@@ -20,8 +20,7 @@ def flat(*shards: MemberIndex, spec: ViewSpec = FLAT) -> MergedView:
     placed = []
     for number, index in enumerate(shards):
         rows, _ = flat_rows(index, spec)
-        homes = [flat_home(index, row) for row in rows]
-        placed.append(Placed(b"s%d" % number, index, rows, homes))
+        placed.append(place_flat(b"s%d" % number, index, rows))
     return MergedView(placed, flat_name)
 
 
@@ -112,5 +111,5 @@ def test_what_touches_a_shard():
 def test_memory_is_twelve_bytes_a_file():
     index = index_of(*(f"{n:06}.jpg" for n in range(5000)))
     rows = array("I", range(5000))
-    view = MergedView([Placed(b"s", index, rows, [b""] * 5000)], flat_name)
+    view = MergedView([place_flat(b"s", index, rows)], flat_name)
     assert view.nbytes <= 12 * 5000 + 1000

@@ -16,6 +16,7 @@ from aisfs.core.index.member_index import MemberKind
 from aisfs.core.index.zip_columns import DEFLATED, LOCAL_HEADER, Packing, data_offset
 from aisfs.core.views.directory_tree import MembersView
 from aisfs.core.zip.directory import ZipScanner
+from tests.support.publishing import every_scan_is_published  # noqa: F401 - for all tests
 
 
 def scan(data: bytes):

@@ -165,3 +165,14 @@ async def test_a_shard_that_is_gone_is_no_longer_found(store: MemoryStore):
     assert len(shards) == 0
     with pytest.raises(NotFound):
         await store.head(BUCKET, "0.tar")
+
+
+async def test_kept_indexes_are_loaded_without_a_request_and_others_opened(store, tmp_path):
+    infos = [store.put(BUCKET, f"{n:03}.tar", shard_of(n, label=n % 3)) for n in range(70)]
+    async with merging(store, infos[:69], indexes=IndexCache(tmp_path, 1 << 24)) as merger:
+        first = paths((await merger.merged()).view)
+    before = store.calls.total()
+    async with merging(store, infos, indexes=IndexCache(tmp_path, 1 << 24)) as merger:
+        again = paths((await merger.merged()).view)
+    assert again == sorted([*first, "0/k69.jpg"])
+    assert store.calls.total() - before == 1, "more than the shard that was not kept was read"

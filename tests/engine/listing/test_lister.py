@@ -6,6 +6,7 @@ import pytest
 import trio
 import trio.testing
 
+from aisfs.cache.listing_cache import ListingCache
 from aisfs.cache.metadata_cache import MetadataCache
 from aisfs.engine.listing.lister import SINGLE_LOOKUPS, Lister
 from aisfs.errors import AccessDenied, BucketNotFound, Unavailable
@@ -23,7 +24,7 @@ def store():
     return store
 
 
-def make(store, nursery, *, attr_ttl=60.0, list_ttl=60.0, negative_ttl=5.0, wanted=None):
+def make(store, nursery, *, attr_ttl=60.0, list_ttl=60.0, negative_ttl=5.0, wanted=None, kept=None):
     cache = MetadataCache(
         attr_ttl=attr_ttl, list_ttl=list_ttl, negative_ttl=negative_ttl, clock=trio.current_time
     )
@@ -35,6 +36,7 @@ def make(store, nursery, *, attr_ttl=60.0, list_ttl=60.0, negative_ttl=5.0, want
         clock=trio.current_time,
         metrics=Metrics(),
         wanted=wanted,
+        kept=kept,
     )
 
 
@@ -185,7 +187,95 @@ async def test_bucket_can_be_opened_without_the_right_to_list_buckets(store, nur
     store.hook = deny
     lister = make(store, nursery)
     with pytest.raises(AccessDenied):
-        await lister.buckets()
+        await lister.buckets.get()
     await lister.check_bucket(BUCKET)
     with pytest.raises(BucketNotFound):
         await lister.check_bucket(Bucket("other"))
+
+
+# listings that other mounts have made -------------------------------------------------------------
+
+
+@pytest.fixture
+def kept(tmp_path, autojump_clock):
+    return ListingCache(tmp_path, 1 << 20, max_age=60.0, clock=autojump_clock.current_time)
+
+
+async def list_in_a_mount(store, kept, **ttl):
+    """What a new mount shows of the root."""
+    async with trio.open_nursery() as nursery:
+        return (await make(store, nursery, kept=kept, **ttl).directory(BUCKET, "")).value
+
+
+async def test_next_mount_uses_a_listing_of_several_pages_while_it_is_young(
+    store, kept, autojump_clock
+):
+    for n in range(25):
+        store.put(BUCKET, f"{n:03}", b"x")
+    first = await list_in_a_mount(store, kept)
+    assert store.calls["list_page"] == 3
+    await trio.sleep(59)
+    again = await list_in_a_mount(store, kept)
+    assert store.calls["list_page"] == 3
+    assert list(again.after(0)) == list(first.after(0))
+    await trio.sleep(2)
+    await list_in_a_mount(store, kept)
+    assert store.calls["list_page"] == 6
+
+
+async def test_listing_is_never_older_than_its_time_to_live_whoever_made_it(
+    store, kept, nursery, autojump_clock
+):
+    for n in range(25):
+        store.put(BUCKET, f"{n:03}", b"x")
+    await list_in_a_mount(store, kept)
+    store.put(BUCKET, "new", b"x")
+    await trio.sleep(40)
+    lister = make(store, nursery, kept=kept)
+    assert b"new" not in (await lister.directory(BUCKET, "")).value
+    await trio.sleep(21)
+    assert b"new" in (await lister.directory(BUCKET, "")).value
+
+
+async def test_single_page_is_listed_anew_by_every_mount(store, kept, autojump_clock):
+    store.put(BUCKET, "a", b"x")
+    await list_in_a_mount(store, kept)
+    store.put(BUCKET, "b", b"x")
+    assert len(await list_in_a_mount(store, kept)) == 2
+
+
+async def test_lookup_in_a_large_directory_needs_no_request_if_it_was_listed(
+    store, kept, nursery, autojump_clock
+):
+    for n in range(25):
+        store.put(BUCKET, f"{n:03}", b"x")
+    await list_in_a_mount(store, kept)
+    before = store.calls.total()
+    lister = make(store, nursery, kept=kept)
+    assert (await lister.find(BUCKET, "", b"007")).value.size == 1
+    assert await lister.find(BUCKET, "", b"none") is None
+    assert store.calls.total() == before
+
+
+async def test_what_turned_out_to_have_changed_is_not_recalled(
+    store, kept, nursery, autojump_clock
+):
+    for n in range(25):
+        store.put(BUCKET, f"{n:03}", b"x")
+    await list_in_a_mount(store, kept)
+    await trio.sleep(1)
+    store.put(BUCKET, "007", b"longer")
+    lister = make(store, nursery, kept=kept)
+    lister.drop(BUCKET, "", b"007")
+    assert (await lister.directory(BUCKET, "")).value[b"007"].size == 6
+    other = make(store, nursery, kept=kept)
+    other.drop(BUCKET, "", b"007")
+    assert (await other.directory(BUCKET, "")).value[b"007"].size == 6
+
+
+async def test_directory_with_an_object_of_its_name_is_not_kept(store, kept, autojump_clock):
+    for n in range(25):
+        store.put(BUCKET, f"{n:03}", b"x")
+    store.put(BUCKET, "007/below", b"x")
+    await list_in_a_mount(store, kept)
+    assert kept.get(BUCKET, "") is None

@@ -7,13 +7,16 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from aisfs.ais.protocol.shard_index import shard_index_location
+from aisfs.ais.protocol.shard_index import SYSTEM_BUCKET, shard_index_location
 from aisfs.cache.index_cache import IndexCache
 from aisfs.engine.fetch.fetcher import Fetcher
 from aisfs.engine.fetch.writer_thread import background_thread
+from aisfs.engine.read.archive_forms import ArchiveForms
 from aisfs.engine.read.indexer import Indexer
+from aisfs.engine.read.shard_scanner import ShardScanner
+from aisfs.engine.read.sources.shard_index import ShardIndexSource
 from aisfs.engine.read.unpacker import Unpacker
-from aisfs.errors import Unavailable
+from aisfs.errors import AccessDenied, BucketNotFound, Unavailable
 from aisfs.model import Bucket
 from aisfs.store.memory import MemoryStore
 from tests.ais.protocol.test_shard_index import as_aistore_does, payload, sealed
@@ -33,7 +36,7 @@ def tar_of(count, size=1000):
 
 
 @asynccontextmanager
-async def indexing(store, **options):
+async def indexing(store, *, shard_indexes=None, others=(), nesting=0, **options):
     async with background_thread() as background, trio.open_nursery() as services:
         fetcher = Fetcher(
             store,
@@ -45,7 +48,20 @@ async def indexing(store, **options):
             read_ahead_max=8 << 20,
         )
         unpacker = Unpacker(fetcher, services, cache=None)
-        yield Indexer(fetcher, services, unpacker, **options)
+        yield Indexer(
+            ShardScanner(fetcher, unpacker, nesting=nesting),
+            ArchiveForms(fetcher),
+            services,
+            sources=[
+                *others,
+                *(
+                    [ShardIndexSource(shard_indexes, services, nesting=nesting)]
+                    if shard_indexes
+                    else []
+                ),
+            ],
+            **options,
+        )
         services.cancel_scope.cancel()
 
 
@@ -163,3 +179,49 @@ async def test_large_members_of_tars_in_the_shard_are_not_read_when_nothing_is_k
     async with indexing(store, nesting=8) as indexer:
         assert len((await indexer.open(BUCKET, shard)).index) == 8
     assert store.bytes_read < shard.size // 4
+
+
+def put_indexed(store, count):
+    """Shards of one directory with their indexes."""
+    shards = []
+    for n in range(count):
+        content = tar_of(3 + n)
+        shard = store.put(BUCKET, f"d/{n}.tar", content)
+        kind, _, checksum = shard.checksum.partition(":")
+        place, key = shard_index_location(BUCKET, shard.key)
+        store.add_bucket(place)
+        body = payload(
+            as_aistore_does(content), shard.size, kind=kind.encode(), checksum=checksum.encode()
+        )
+        store.put(place, key, sealed(body))
+        shards.append(shard)
+    return shards
+
+
+async def test_shard_indexes_are_listed_once_and_only_those_are_read(store):
+    shards = put_indexed(store, 3)
+    bare = store.put(BUCKET, "d/bare.tar", tar_of(2))
+    store.calls.clear()
+    async with indexing(store, shard_indexes=store) as indexer:
+        for n, shard in enumerate(shards):
+            view = await indexer.open(BUCKET, shard)
+            assert len(view.index) == 3 + n
+            assert view.index.without_attributes
+        assert (store.calls["list_page"], store.calls["head"]) == (1, 0)
+        assert store.calls["read_range"] == 3
+        assert not (await indexer.open(BUCKET, bare)).index.without_attributes
+
+
+@pytest.mark.parametrize("error", [AccessDenied("403"), BucketNotFound("none")])
+async def test_shard_indexes_that_cannot_be_had_are_asked_for_once(store, error):
+    async def refuse(method, bucket, key):
+        if bucket == SYSTEM_BUCKET:
+            raise error
+
+    shards = put_indexed(store, 3)
+    store.hook = refuse
+    store.calls.clear()
+    async with indexing(store, shard_indexes=store) as indexer:
+        for shard in shards:
+            assert not (await indexer.open(BUCKET, shard)).index.without_attributes
+    assert (store.calls["list_page"], store.calls["head"]) == (1, 0)

@@ -27,7 +27,7 @@ LEAST = 408
 
 def answers_of(filesystem: FileSystem) -> Handlers:
     known = InstantAnswers(filesystem, filesystem._reader)
-    answers = Handlers(known, filesystem, None, None, negative_timeout=1.0)
+    answers = Handlers(known, filesystem, None, None, negative_timeout=lambda: 1.0)
     answers.initialise(InitFlag.NO_OPENDIR_SUPPORT)
     return answers
 

@@ -106,7 +106,7 @@ def test_a_spared_request_is_looked_at_again(
 class Forgetful:
     def __init__(self) -> None:
         self.snapshots = ReaddirSnapshots()
-        self.inodes = SimpleNamespace(table=None)
+        self.inodes = SimpleNamespace(table=None, validity=None)
         self.forgotten: list[tuple[int, int]] = []
 
     def forget(self, ino: int, count: int) -> None:
@@ -115,7 +115,7 @@ class Forgetful:
 
 def test_what_a_lost_reply_counted_is_taken_back():
     tree = Forgetful()
-    answers = Handlers(None, tree, None, None, negative_timeout=1.0)
+    answers = Handlers(None, tree, None, None, negative_timeout=lambda: 1.0)
     answers.undo(Opcode.LOOKUP, memoryview(abi.entry_reply(1, ATTR, 1.0)))
     assert tree.forgotten == [(9, 1)]
     listed = abi.direntplus(ATTR, b"a", 1, 1.0) + abi.direntplus(ATTR, b"bcdefghij", 2, 1.0)

@@ -1,0 +1,50 @@
+"""Finding out what answers at an endpoint."""
+
+import time
+
+from aisfs.ais.client_port import Session
+from aisfs.ais.protocol.identity import CLUSTER_MAP, HEALTH, VERSION, Identity, identify
+from aisfs.ais.protocol.requests import Reply, Request
+from aisfs.ais.transport.connection_set import ConnectionSet
+from aisfs.errors import ProtocolError, Unavailable
+
+
+async def check_answers(session: Session) -> None:
+    """Check that the endpoint answers, with one request that needs no token and no target.
+
+    Raises:
+        Unavailable: nothing answers, or only an error of the server does.
+        ConfigError: the TLS settings do not fit.
+    """
+    transport = session.transport
+
+    def work(connections: ConnectionSet) -> Reply:
+        return transport.ask(connections, HEALTH)
+
+    reply = await session.run(transport.endpoint, work)
+    if reply.status >= 500:
+        raise Unavailable(f"{transport.endpoint}: HTTP {reply.status} to {HEALTH.path}")
+
+
+async def identify_endpoint(session: Session) -> Identity:
+    """Ask what answers at the endpoint; replies of any kind will do.
+
+    Raises:
+        Unavailable: nothing answers.
+        ConfigError: the TLS settings do not fit.
+    """
+    transport = session.transport
+
+    def ask(connections: ConnectionSet, request: Request) -> Reply:
+        try:
+            return transport.ask(connections, request)
+        except ProtocolError:  # redirected to a login page, for example
+            return Reply(302, {})
+
+    def work(connections: ConnectionSet) -> Identity:
+        before = time.time()
+        health = ask(connections, HEALTH)
+        clock = before, time.time()
+        return identify(health, ask(connections, CLUSTER_MAP), ask(connections, VERSION), clock)
+
+    return await session.run(transport.endpoint, work)

@@ -1,0 +1,195 @@
+"""The services Identity and Node, on a unix socket."""
+
+import logging
+import os
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.protobuf.message_factory import GetMessageClass
+from google.protobuf.wrappers_pb2 import BoolValue
+
+from aisfs.ais.transport.client import VERSION
+from aisfs.app.csi.failures import Code, VolumeError, code_of
+from aisfs.app.csi.mounter import connect
+from aisfs.app.csi.rpc import csi_pb2
+from aisfs.app.csi.targets import State, Targets, state_of
+from aisfs.app.csi.volumes import parse_volume
+from aisfs.errors import AisfsError
+
+log = logging.getLogger(__name__)
+
+DRIVER = "csi.aisfs"
+"""The name that manifests call the driver by."""
+CALLS_AT_ONCE = 16
+"""A volume that shows a large dataset takes minutes to open, and others should not wait for it."""
+GRACE_SECONDS = 5
+_STATUS = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class Identity:
+    """Tells what the driver is, and whether it can work."""
+
+    def __init__(self, mounter: Path) -> None:
+        """Depend on the process that listens on the socket `mounter`."""
+        self._mounter = mounter
+
+    def GetPluginInfo(self, request: csi_pb2.GetPluginInfoRequest) -> csi_pb2.GetPluginInfoResponse:
+        """Return name and version."""
+        return csi_pb2.GetPluginInfoResponse(name=DRIVER, vendor_version=VERSION)
+
+    def GetPluginCapabilities(
+        self, request: csi_pb2.GetPluginCapabilitiesRequest
+    ) -> csi_pb2.GetPluginCapabilitiesResponse:
+        """Return that there is no controller."""
+        return csi_pb2.GetPluginCapabilitiesResponse()
+
+    def Probe(self, request: csi_pb2.ProbeRequest) -> csi_pb2.ProbeResponse:
+        """Return whether there is a mounter, and a device to mount with."""
+        try:
+            connect(self._mounter).close()
+        except OSError as error:
+            log.warning("not ready: mounter %s: %s", self._mounter, error.strerror)
+            return csi_pb2.ProbeResponse(ready=BoolValue(value=False))
+        return csi_pb2.ProbeResponse(ready=BoolValue(value=os.access("/dev/fuse", os.W_OK)))
+
+
+class Node:
+    """Mounts volumes on this node."""
+
+    def __init__(self, node_id: str, targets: Targets) -> None:
+        """Mount with `targets`, on the node that Kubernetes calls `node_id`."""
+        self._node_id = node_id
+        self._targets = targets
+
+    def NodeGetInfo(self, request: csi_pb2.NodeGetInfoRequest) -> csi_pb2.NodeGetInfoResponse:
+        """Return the name of the node."""
+        return csi_pb2.NodeGetInfoResponse(node_id=self._node_id)
+
+    def NodeGetCapabilities(
+        self, request: csi_pb2.NodeGetCapabilitiesRequest
+    ) -> csi_pb2.NodeGetCapabilitiesResponse:
+        """Return which of the optional calls there are."""
+        kinds = csi_pb2.NodeServiceCapability.RPC
+        rpcs = (kinds(type=kinds.GET_VOLUME_STATS), kinds(type=kinds.VOLUME_CONDITION))
+        found = [csi_pb2.NodeServiceCapability(rpc=rpc) for rpc in rpcs]
+        return csi_pb2.NodeGetCapabilitiesResponse(capabilities=found)
+
+    def NodePublishVolume(
+        self, request: csi_pb2.NodePublishVolumeRequest
+    ) -> csi_pb2.NodePublishVolumeResponse:
+        """Mount a volume on its target; nothing to do if it is."""
+        target = _target(request.volume_id, request.target_path)
+        wanted = request.volume_capability
+        if not wanted.HasField("mount"):
+            raise VolumeError(
+                Code.INVALID_ARGUMENT, "a volume of aisfs is a file system, no block device"
+            )
+        modes = csi_pb2.VolumeCapability.AccessMode
+        read_only = request.readonly or wanted.access_mode.mode in (
+            modes.SINGLE_NODE_READER_ONLY,
+            modes.MULTI_NODE_READER_ONLY,
+        )
+        volume = parse_volume(
+            request.volume_context, wanted.mount.mount_flags, request.secrets, read_only=read_only
+        )
+        self._targets.publish(target, volume)
+        log.info("volume %s is on %s", request.volume_id, target)
+        return csi_pb2.NodePublishVolumeResponse()
+
+    def NodeUnpublishVolume(
+        self, request: csi_pb2.NodeUnpublishVolumeRequest
+    ) -> csi_pb2.NodeUnpublishVolumeResponse:
+        """Unmount a volume; nothing to do if it is not mounted."""
+        target = _target(request.volume_id, request.target_path)
+        self._targets.unpublish(target)
+        log.info("volume %s is no more on %s", request.volume_id, target)
+        return csi_pb2.NodeUnpublishVolumeResponse()
+
+    def NodeGetVolumeStats(
+        self, request: csi_pb2.NodeGetVolumeStatsRequest
+    ) -> csi_pb2.NodeGetVolumeStatsResponse:
+        """Return the size that `df` shows, and whether the daemon of the volume answers."""
+        target = _target(request.volume_id, request.volume_path)
+        state = state_of(target)
+        if state is State.FREE:
+            raise VolumeError(Code.NOT_FOUND, f"{target}: no volume is mounted there")
+        if state is not State.SERVED:
+            condition = csi_pb2.VolumeCondition(abnormal=True, message=state.value)
+            usage = csi_pb2.VolumeUsage(unit=csi_pb2.VolumeUsage.BYTES)
+            return csi_pb2.NodeGetVolumeStatsResponse(usage=[usage], volume_condition=condition)
+        facts = os.statvfs(target)
+        size = facts.f_blocks * facts.f_frsize
+        bytes_ = csi_pb2.VolumeUsage(
+            unit=csi_pb2.VolumeUsage.BYTES, total=size, available=facts.f_bavail * facts.f_frsize
+        )
+        inodes = csi_pb2.VolumeUsage(
+            unit=csi_pb2.VolumeUsage.INODES, total=facts.f_files, available=facts.f_favail
+        )
+        condition = csi_pb2.VolumeCondition(abnormal=False, message=state.value)
+        return csi_pb2.NodeGetVolumeStatsResponse(
+            usage=[bytes_, inodes], volume_condition=condition
+        )
+
+
+def run(path: Path, node_id: str, mounter: Path) -> None:
+    """Serve calls until SIGTERM. Volumes stay mounted.
+
+    Raises:
+        VolumeError: `path` cannot be listened on.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # inherited by the threads that follow
+    server = grpc.server(ThreadPoolExecutor(CALLS_AT_ONCE))
+    for name, service in (
+        ("Identity", Identity(mounter)),
+        ("Node", Node(node_id, Targets(mounter))),
+    ):
+        server.add_generic_rpc_handlers((_handlers(name, service),))
+    path.unlink(missing_ok=True)
+    try:
+        server.add_insecure_port(f"unix://{path.absolute()}")
+    except RuntimeError as error:
+        raise VolumeError(Code.INTERNAL, f"--socket {path}: cannot listen there") from error
+    server.start()
+    log.info("driver %s serves node %s on %s", DRIVER, node_id, path)
+    signal.sigwait(_ENDING)
+    server.stop(GRACE_SECONDS).wait()
+
+
+_ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
+
+
+def _handlers(name: str, service: object) -> Any:  # noqa: ANN401 - grpc has no types
+    """Return the handlers of all calls of a service: each is a method of the same name."""
+    handlers = {
+        method.name: grpc.unary_unary_rpc_method_handler(
+            _answering(getattr(service, method.name)),
+            request_deserializer=GetMessageClass(method.input_type).FromString,
+            response_serializer=GetMessageClass(method.output_type).SerializeToString,
+        )
+        for method in csi_pb2.DESCRIPTOR.services_by_name[name].methods
+    }
+    return grpc.method_handlers_generic_handler(f"csi.v1.{name}", handlers)
+
+
+def _answering(method: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return a handler that turns errors into codes. It logs no request: there are secrets in them."""
+
+    def answer(request: Any, context: Any) -> Any:  # noqa: ANN401
+        try:
+            return method(request)
+        except AisfsError as error:
+            code = error.code if isinstance(error, VolumeError) else code_of(error)
+            log.warning("%s: %s (%s)", method.__name__, error, code.name)
+            context.abort(_STATUS[code], str(error))
+
+    return answer
+
+
+def _target(volume: str, path: str) -> Path:
+    if not volume or not os.path.isabs(path):
+        raise VolumeError(Code.INVALID_ARGUMENT, "a call needs a volume id and an absolute path")
+    return Path(os.path.realpath(os.path.dirname(path)), os.path.basename(path))

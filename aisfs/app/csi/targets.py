@@ -1,0 +1,163 @@
+"""The directories that kubelet wants volumes on: what is there, and how a volume gets there and away.
+
+What the kernel has mounted is the only record. So nothing has to be found again when the driver was restarted.
+"""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from enum import Enum
+from pathlib import Path
+
+from aisfs.app.csi.failures import Code, VolumeError
+from aisfs.app.csi.mounter import hand_over
+from aisfs.app.csi.volumes import Volume
+from aisfs.errors import MountError
+from aisfs.fuse.mounting import kernel_settings
+from aisfs.fuse.mounting.device import mount_as_root
+from aisfs.fuse.mounting.mountpoint import MNT_DETACH, MNT_FORCE, umount2
+from aisfs.process.threads import start_service_thread
+
+log = logging.getLogger(__name__)
+
+ANSWER_SECONDS = 5.0
+"""A daemon that has not answered statfs(2) by then, which asks no cluster, hangs."""
+_FSNAME_MAX = 200
+
+
+class State(Enum):
+    """What is at a target."""
+
+    FREE = "nothing is mounted"
+    SERVED = "it is mounted"
+    DEAD = "the process that serves the volume has died or hangs"
+    FOREIGN = "another file system is mounted"
+
+
+class Targets:
+    """The targets of one node."""
+
+    def __init__(self, mounter: Path) -> None:
+        """Hand mounts to the process that listens on the socket `mounter`."""
+        self._mounter = mounter
+        self._busy: dict[Path, object] = {}
+        """Targets that a call is at work on. Calls come in threads; each step on this is atomic."""
+
+    def publish(self, target: Path, volume: Volume) -> None:
+        """Mount a volume, unless it is mounted already.
+
+        Raises:
+            VolumeError: with its code.
+        """
+        with self._alone(target):
+            match state_of(target):
+                case State.SERVED:
+                    _check_same(target, volume)
+                    return
+                case State.FOREIGN:
+                    raise VolumeError(
+                        Code.FAILED_PRECONDITION, f"{target}: another file system is mounted there"
+                    )
+                case State.DEAD:
+                    _detach(target, State.DEAD)
+            target.mkdir(parents=True, exist_ok=True)
+            try:
+                self._mount(target, volume)
+            except VolumeError:
+                _detach(target, State.DEAD)
+                target.rmdir()
+                raise
+
+    def _mount(self, target: Path, volume: Volume) -> None:
+        options = {"allow_other", "default_permissions", "subtype=aisfs", "noatime"}
+        try:
+            fd = mount_as_root(
+                target, {*options, f"fsname={_name(volume)}", "ro" if volume.read_only else "rw"}
+            )
+        except (OSError, MountError) as error:
+            raise VolumeError(Code.FAILED_PRECONDITION, f"{target}: {error}") from error
+        try:
+            hand_over(self._mounter, volume, fd)
+        finally:
+            os.close(fd)  # else nobody would notice the death of the daemon
+        # Without the fast path the limit would be the default; with it INIT has raised it.
+        kernel_settings.tune(target, background=False)
+
+    def unpublish(self, target: Path) -> None:
+        """Unmount a volume, whatever became of its daemon; nothing to do if there is none.
+
+        Raises:
+            VolumeError: with its code.
+        """
+        with self._alone(target):
+            state = state_of(target)
+            if state is State.FOREIGN:
+                raise VolumeError(
+                    Code.FAILED_PRECONDITION, f"{target}: another file system is mounted there"
+                )
+            if state is not State.FREE:
+                _detach(target, state)
+            with suppress(FileNotFoundError):
+                target.rmdir()
+
+    @contextmanager
+    def _alone(self, target: Path) -> Iterator[None]:
+        turn = object()
+        if self._busy.setdefault(target, turn) is not turn:
+            raise VolumeError(Code.ABORTED, f"{target}: another call is at work on it")
+        try:
+            yield
+        except OSError as error:
+            raise VolumeError(Code.INTERNAL, f"{target}: {error.strerror}") from error
+        finally:
+            del self._busy[target]
+
+
+def state_of(target: Path) -> State:
+    """Return what is at a target; takes at most `ANSWER_SECONDS`."""
+    kind = dict(kernel_settings.mounted_filesystems()).get(target)
+    if kind is None:
+        return State.FREE
+    if kind != kernel_settings.FILE_SYSTEM:
+        return State.FOREIGN
+    answered: list[bool] = []
+
+    def ask() -> None:
+        with suppress(OSError):
+            os.statvfs(target)
+            answered.append(True)
+
+    # A call to a daemon that hangs cannot be interrupted: its thread is left to itself.
+    start_service_thread("aisfs asks", ask).join(ANSWER_SECONDS)
+    return State.SERVED if answered else State.DEAD
+
+
+def _name(volume: Volume) -> str:
+    """Return what the kernel shows as mounted."""
+    return " ".join(volume.sources).replace(",", "_")[:_FSNAME_MAX]
+
+
+def _check_same(target: Path, volume: Volume) -> None:
+    """Refuse another volume than the one that is mounted; other attributes than these the kernel does not know."""
+    mounted = [m for m in kernel_settings.mounted_sources() if m.place == target][-1:]
+    wanted = (_name(volume), not volume.read_only)
+    for there in mounted:
+        if (there.source, there.writable) != wanted:
+            access = "writable" if there.writable else "read-only"
+            raise VolumeError(
+                Code.ALREADY_EXISTS, f"{target}: {there.source} is mounted there, {access}"
+            )
+
+
+def _detach(target: Path, state: State) -> None:
+    """Take away all that is mounted on a target; requests that hang fail."""
+    while dict(kernel_settings.mounted_filesystems()).get(target) == kernel_settings.FILE_SYSTEM:
+        if state is State.DEAD:
+            with suppress(MountError):  # it may be in use, but its connection is aborted now
+                umount2(target, MNT_FORCE)
+        try:
+            umount2(target, MNT_DETACH)
+        except MountError as error:
+            if dict(kernel_settings.mounted_filesystems()).get(target) is not None:
+                raise VolumeError(Code.INTERNAL, str(error)) from error

@@ -1,0 +1,1 @@
+"""How sizes, times and progress look to a person: one style for all commands."""

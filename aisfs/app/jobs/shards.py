@@ -1,0 +1,80 @@
+"""The shards that a job is to work on, found before it starts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from aisfs.app.listing import list_shards
+from aisfs.app.plan import read_shards
+from aisfs.core.namespace.sources import DatasetSource
+from aisfs.engine.dataset.shard_set import ShardSet
+from aisfs.errors import ConfigError
+from aisfs.model import Bucket, ObjectInfo
+from aisfs.store.port import ObjectStore
+
+
+@dataclass(frozen=True, slots=True)
+class FoundShards:
+    """Plain tars of one bucket."""
+
+    bucket: Bucket
+    shards: list[ObjectInfo]
+    missing: Sequence[str]
+    """What was named and does not exist."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all of them."""
+        return sum(shard.size for shard in self.shards)
+
+
+def read_cluster_shards(
+    words: Sequence[str], settings: Mapping[str, object], instead: str
+) -> DatasetSource:
+    """Return the shards that the arguments and options of a command mean, in one bucket of a cluster.
+
+    Args:
+        words: Each SOURCE as it was typed.
+        settings: The options that were given, by name of the setting.
+        instead: What serves for local files.
+
+    Raises:
+        ConfigError: they are local files, or in several buckets.
+    """
+    source = read_shards(words, settings)
+    if source.local:
+        raise ConfigError(
+            f"{source.words[0].text}: the cluster does this, with shards of a bucket: write ais://BUCKET/…; "
+            f"for local files {instead}"
+        )
+    if len(source.buckets) > 1:
+        names = ", ".join(map(str, source.buckets))
+        raise ConfigError(f"one job reads one bucket, not {names}; start one for each")
+    return source
+
+
+async def find_plain_tars(source: DatasetSource, store: ObjectStore) -> FoundShards:
+    """Find the shards of a source.
+
+    Raises:
+        SourceMissing: there is none.
+        ConfigError: some are compressed, or a list names shards of another bucket.
+    """
+    shards = await list_shards(source, store)
+    _check_bucket(source, shards)
+    found = [shard.info for _, shard in shards.current]
+    (bucket,) = source.buckets
+    odd = [shard.key for shard in found if not shard.key.endswith(".tar")]
+    if odd:
+        raise ConfigError(
+            f"{bucket}/{odd[0]}: not a plain tar, as {len(odd)} of {len(found)} shards; "
+            "choose the others, as in '*.tar'"
+        )
+    return FoundShards(bucket, found, shards.missing)
+
+
+def _check_bucket(source: DatasetSource, shards: ShardSet) -> None:
+    """Refuse shards of another bucket, which a list in this one may name."""
+    for _, shard in shards.current:
+        if shard.bucket not in source.buckets:
+            place = f"{shard.bucket}/{shard.info.key}"
+            raise ConfigError(f"one job reads one bucket, and {place} is in another")

@@ -1,0 +1,68 @@
+"""The published indexes of shards that `aisfs pack` writes, whose members are known without reading them."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import trio
+
+from aisfs.app.publishing.published import find_published, publish
+from aisfs.core.index.label_column import LabelColumn
+from aisfs.core.index.member_index import MemberIndex
+from aisfs.core.index.published import PublishedIndex, ScanRules
+from aisfs.core.tar.header import BLOCK
+from aisfs.core.tar.scanner import TarScanner
+from aisfs.core.views.labels import LabelScan
+from aisfs.core.views.spec import LabelRule
+from aisfs.engine.dataset.shard_set import Shard
+from aisfs.engine.read.indexer import saved_as
+from aisfs.errors import NameTooLong, Unsupported
+from aisfs.store.port import Content, WritableStore
+
+RULES = ScanRules()
+"""What usual mounts scan by."""
+_LABEL_READ = 64 << 10
+"""Bytes of a label read at once; a number has one or two."""
+
+
+async def publish_packed(
+    store: WritableStore, shard: Shard, content: Content, rules: Sequence[LabelRule]
+) -> str:
+    """Publish the index of a shard that has just been written, or was there already.
+
+    Returns:
+        Why there is no index; empty where there is one.
+    """
+    found = await find_published(store, shard, RULES)
+    names = set(map(saved_as, rules))
+    if isinstance(found, PublishedIndex) and names <= found.labels.keys():
+        return ""
+    index, labels = await trio.to_thread.run_sync(_scan, content, rules)
+    try:
+        await publish(store, shard, index, labels, RULES)
+    except (NameTooLong, Unsupported) as error:
+        return str(error)
+    return ""
+
+
+def _scan(
+    content: Content, rules: Sequence[LabelRule]
+) -> tuple[MemberIndex, dict[str, LabelColumn]]:
+    """Scan the headers and the labels of a shard; no other file is opened."""
+    scanner = TarScanner(content.size)
+    scans = {rule: LabelScan(rule, scanner.rows) for rule in rules}
+    while (start := min([scanner.needed, *_needed(scans.values())])) < content.size:
+        most = BLOCK if start == scanner.needed else _LABEL_READ
+        piece = bytearray(min(most, content.size - start))
+        content.read_into(start, memoryview(piece))
+        scanner.seek(start)
+        scanner.feed(bytes(piece))
+        for scan in scans.values():
+            scan.feed(start, memoryview(piece))
+    index = scanner.finish()
+    return index, {saved_as(rule): scan.finish(index) for rule, scan in scans.items()}
+
+
+def _needed(scans: Iterable[LabelScan]) -> Iterator[int]:
+    """Yield the next byte that each scan of labels needs; none of those that need none yet."""
+    for scan in scans:
+        if scan.needed is not None:
+            yield scan.needed

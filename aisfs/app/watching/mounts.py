@@ -1,0 +1,89 @@
+"""The mounts of this machine, and how each of them is."""
+
+import errno
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from aisfs.app.watching.asking import Answer, Asker
+from aisfs.app.watching.daemons import Daemon, daemons
+from aisfs.fuse.mounting.kernel_settings import FILE_SYSTEM, MountedSource, mounted_sources
+
+ABOUT = "user.aisfs.about"
+PATIENCE = 5.0
+"""Seconds for the answers of all mounts together."""
+
+
+class State(StrEnum):
+    """How a mount is."""
+
+    SERVING = "serving"
+    DEAD = "dead"
+    """Its daemon has ended."""
+    STOPPED = "stopped"
+    """A signal has stopped its daemon."""
+    HANGING = "hanging"
+    """Its daemon does not answer."""
+    PRIVATE = "private"
+    """Another user's, who lets nobody else in."""
+
+
+BROKEN = (State.DEAD, State.STOPPED, State.HANGING)
+
+
+@dataclass(frozen=True, slots=True)
+class MountState:
+    """A mount as `aisfs status` lists it; what is not known is None."""
+
+    mountpoint: str
+    source: str
+    state: State
+    pid: int | None
+    uptime_seconds: int | None
+    version: str | None
+    writable: bool
+
+
+def find_mounts(asker: Asker, wanted: Sequence[Path] = ()) -> list[MountState]:
+    """Return the `wanted` mounts of this machine, or all of aisfs. Takes seconds at most."""
+    found = [mount for mount in mounted_sources() if mount.kind == FILE_SYSTEM]
+    latest = {mount.place: mount for mount in found}  # the last one at a place is on top
+    mounts = [mount for place, mount in latest.items() if not wanted or place in wanted]
+    processes = daemons()
+    # A stopped daemon is known not to answer.
+    running = [m.place for m in mounts if not _is_stopped(processes.get(str(m.place)))]
+    answers = dict(zip(running, asker.ask(running, ABOUT, PATIENCE), strict=True))
+    return [
+        _described(mount, processes.get(str(mount.place)), answers.get(mount.place))
+        for mount in mounts
+    ]
+
+
+def _is_stopped(daemon: Daemon | None) -> bool:
+    return daemon is not None and daemon.stopped
+
+
+def _described(mount: MountedSource, daemon: Daemon | None, answer: Answer) -> MountState:
+    told = json.loads(answer) if isinstance(answer, bytes) else {}
+    return MountState(
+        str(mount.place),
+        mount.source,
+        State.STOPPED if _is_stopped(daemon) else _state(answer),
+        told.get("pid", daemon.pid if daemon is not None else None),
+        told.get("uptime_seconds"),
+        told.get("version"),
+        mount.writable,
+    )
+
+
+def _state(answer: Answer) -> State:
+    if answer is None:
+        return State.HANGING
+    if isinstance(answer, bytes):
+        return State.SERVING
+    if answer.errno in (errno.ENOTCONN, errno.ECONNABORTED):
+        return State.DEAD
+    # A daemon of an older version has no such attribute, but says so.
+    return State.PRIVATE if answer.errno in (errno.EACCES, errno.EPERM) else State.SERVING

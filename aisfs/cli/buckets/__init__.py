@@ -1,0 +1,1 @@
+"""Commands about buckets that need no mount."""

@@ -1,0 +1,102 @@
+"""`aisfs config`: what options are set to, and by whom."""
+
+import json
+from pathlib import Path
+
+import click
+from pydantic import ByteSize, SecretStr
+from rich.console import Console
+from rich.table import Table
+
+from aisfs.cli.guide.documented import Documented
+from aisfs.cli.options import config_option
+from aisfs.config import ALL_SETTINGS, configuration, in_environment, use_file
+from aisfs.config.files import OF_MOUNTS
+from aisfs.errors import ConfigError
+from aisfs.redaction import shown
+
+
+@click.group("config")
+def group() -> None:
+    """Show what the configuration files and the environment set."""
+
+
+@group.command(cls=Documented)
+@click.argument("profile", metavar="[@NAME]", required=False)
+@config_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def show(profile: str | None, config: Path | None, as_json: bool) -> None:
+    """Show the value of each option, and where it comes from; with @NAME, as that profile sets it."""
+    use_file(config)
+    found = effective(profile)
+    if as_json:
+        rows = {name: {"value": value, "from": origin} for name, value, origin in found}
+        click.echo(json.dumps(rows, ensure_ascii=False))
+        return
+    table = Table(box=None, header_style="bold")
+    for title in ("option", "value", "from"):
+        table.add_column(title, overflow="fold")
+    for row in found:
+        table.add_row(*row)
+    Console(markup=False, emoji=False, highlight=False).print(table)
+
+
+@group.command(cls=Documented)
+@config_option
+def check(config: Path | None) -> None:
+    """Check the names and values in the configuration files, including those of every profile."""
+    read = use_file(config)
+    effective(None)
+    for profile in read.profiles:
+        effective(f"@{profile}")
+    if not read.files:
+        click.echo("no configuration file")
+    for path in read.files:
+        click.echo(f"{path}: no error")
+
+
+def effective(profile: str | None) -> list[tuple[str, str, str]]:
+    """Return name, value and origin of each option, secrets masked.
+
+    Raises:
+        ConfigError: a value is unusable, or there is no such profile.
+    """
+    if profile is not None and not profile.startswith("@"):
+        raise ConfigError(f"{profile}: a profile is written @{profile}")
+    said = configuration().profile(profile[1:]) if profile is not None else None
+    values = dict(said.values) if said is not None else {}
+    rows = [
+        (name.replace("_", "-"), _text(values[name]), str(said.places[name]))
+        for name in sorted(OF_MOUNTS & values.keys())
+        if said is not None and not in_environment(name)
+    ]
+    for settings in ALL_SETTINGS:
+        own = {n: v for n, v in values.items() if n in settings.model_fields}
+        own = {name: value for name, value in own.items() if not in_environment(name)}
+        try:
+            loaded = settings.load(own)
+        except ConfigError as error:
+            raise ConfigError(f"{profile}: {error}" if own else str(error)) from None
+        for name in settings.model_fields:
+            value = getattr(loaded, name)
+            origin = (
+                said.places[name] if said is not None and name in own else settings.origin(name)
+            )
+            if origin == "default" and value != getattr(settings(), name):
+                origin = "the ais CLI"
+            rows.append((name.replace("_", "-"), _text(value, name), str(origin)))
+    return rows
+
+
+def _text(value: object, name: str = "") -> str:
+    if isinstance(value, SecretStr):
+        return "********"
+    if value is None or value == "":
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if name.endswith("_mode"):
+        return f"{value:04o}"
+    if isinstance(value, ByteSize):
+        return value.human_readable()
+    return shown(" ".join(map(str, value)) if isinstance(value, tuple | list) else str(value))

@@ -1,0 +1,69 @@
+"""`aisfs csi driver` and `aisfs csi mounter`."""
+
+from pathlib import Path
+
+import click
+
+from aisfs.cli.exits import Exit
+from aisfs.cli.guide.documented import Documented
+from aisfs.cli.options import log_options, start_logging
+from aisfs.config import LogSettings
+from aisfs.errors import ConfigError
+from aisfs.process.imports import loading
+
+
+@click.group()
+def csi() -> None:
+    """Mount volumes of Kubernetes."""
+
+
+@csi.command(cls=Documented)
+@click.option("--node-id", metavar="NAME", required=True, help="The node's name in Kubernetes.")
+@click.option(
+    "--socket",
+    metavar="PATH",
+    default=Path("/csi/csi.sock"),
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Socket for kubelet.",
+)
+@click.option(
+    "--mounter",
+    metavar="PATH",
+    default=Path("/mounter/mounter.sock"),
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Socket of `aisfs csi mounter`.",
+)
+@log_options
+def driver(node_id: str, socket: Path, mounter: Path, **log_settings: object) -> int:
+    """Take the calls of kubelet on this node, as root.
+
+    Each volume is mounted and handed to `aisfs csi mounter`. Volumes stay mounted when the driver ends.
+    """
+    start_logging(LogSettings.load(log_settings), foreground=True)
+    with loading():
+        try:
+            from aisfs.app.csi.rpc.services import run
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"{error.name} is missing: install aisfs with its extra csi"
+            ) from error
+    run(socket, node_id, mounter)
+    return Exit.OK
+
+
+@csi.command(cls=Documented)
+@click.argument("socket", type=click.Path(path_type=Path))
+@log_options
+def mounter(socket: Path, **log_settings: object) -> int:
+    """Serve the volumes that `aisfs csi driver` mounts, one process for each.
+
+    It needs no rights. Its options are the variables of `aisfs mount`, such as AIS_ENDPOINT and
+    AISFS_CACHE_SIZE; a volume can override some of them.
+    """
+    start_logging(LogSettings.load(log_settings), foreground=True)
+    with loading():
+        from aisfs.app.csi.mounter import run
+    run(socket)
+    return Exit.OK

@@ -1,0 +1,37 @@
+"""Commands whose `--help` shows options in groups, and examples."""
+
+import click
+
+from aisfs.cli.guide.examples import EXAMPLES
+
+FEW = 8
+"""Options that are read as one list."""
+
+
+class Documented(click.Command):
+    """A command with its options in groups and with the examples of its name."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, in groups if there are many."""
+        from aisfs.cli.guide.groups import grouped  # nothing but help needs it
+
+        groups = {
+            str(group): [o.get_help_record(ctx) for o in options]
+            for group, options in grouped(self.get_params(ctx)).items()
+        }
+        if sum(map(len, groups.values())) <= FEW:
+            groups = {"Options": [record for group in groups.values() for record in group]}
+        for title, records in groups.items():
+            with formatter.section(title):
+                formatter.write_dl([record for record in records if record is not None])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples, then the epilog."""
+        examples = EXAMPLES.get(ctx.command_path.partition(" ")[2], ())
+        if examples:
+            with formatter.section("Examples"):
+                for example in examples:
+                    formatter.write_text(example.line)
+                    with formatter.indentation():
+                        formatter.write_text(example.what)
+        super().format_epilog(ctx, formatter)

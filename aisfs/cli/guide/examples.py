@@ -1,0 +1,195 @@
+"""The examples in `--help` and in the manual, by command."""
+
+from typing import NamedTuple
+
+
+class Example(NamedTuple):
+    """One line for a shell, and what it does."""
+
+    line: str
+    what: str
+
+
+EXAMPLES: dict[str, tuple[Example, ...]] = {
+    "mount": (
+        Example(
+            "aisfs mount --endpoint http://proxy:8080 ais://pets /mnt/pets",
+            "Mount one bucket, read-only.",
+        ),
+        Example(
+            "aisfs mount 'ais://pets/samples-{00..18}.tar' /mnt/train --view class",
+            "Mount the samples of 19 shards as one directory for each label.",
+        ),
+        Example(
+            "aisfs mount ais://images ais://labels /mnt/train --view class --join",
+            "The same for images and labels that are in different shards.",
+        ),
+        Example(
+            "aisfs mount --writable --cache-size 200GiB ais://pets /mnt/pets",
+            "Permit changes, and keep up to 200 GiB of what is read on the local disk.",
+        ),
+    ),
+    "csi driver": (
+        Example(
+            "aisfs csi driver --node-id node-1 --mounter /mounter/mounter.sock",
+            "Take the calls of kubelet on /csi/csi.sock.",
+        ),
+    ),
+    "csi mounter": (
+        Example("aisfs csi mounter /mounter/mounter.sock", "Serve the volumes of this node."),
+    ),
+    "config show": (
+        Example("aisfs config show", "Show the value of each option, and where it comes from."),
+        Example("aisfs config show @pets", "Show what `aisfs mount @pets` uses."),
+        Example(
+            "aisfs config show --json --config ./aisfs.toml", "Read another file, for a script."
+        ),
+    ),
+    "config check": (
+        Example("aisfs config check", "Check the user's and the system's file."),
+        Example(
+            "aisfs config check --config ./aisfs.toml", "Check a file before it is put in place."
+        ),
+        Example(
+            "aisfs config check --config /etc/aisfs/config.toml", "Check the system's file only."
+        ),
+    ),
+    "umount": (
+        Example("aisfs umount /mnt/pets", "Unmount; refused while a program uses the mount."),
+        Example("aisfs umount --lazy /mnt/pets", "Detach it now, even if it is busy."),
+        Example("aisfs umount ./pets", "The path may be relative."),
+    ),
+    "status": (
+        Example("aisfs status", "List all mounts of this machine, and whether they answer."),
+        Example("aisfs status /mnt/pets", "Show requests, failures and the state of the cache."),
+        Example("aisfs status --json /mnt/pets", "The same, for a script."),
+    ),
+    "top": (
+        Example("aisfs top", "Watch all mounts of this machine."),
+        Example("aisfs top /mnt/pets", "Watch the rates of one mount."),
+        Example(
+            "aisfs top --interval 10 /mnt/pets",
+            "Look every ten seconds; into a file, it writes lines.",
+        ),
+    ),
+    "refresh": (
+        Example("aisfs refresh /mnt/pets", "Show everything as it is in the cluster now."),
+        Example("aisfs refresh /mnt/pets train", "The same for one directory."),
+        Example("aisfs refresh /mnt/pets train/0001.tar", "For the directory of one object."),
+    ),
+    "doctor": (
+        Example("aisfs doctor", "Check this machine, and the cluster of AIS_ENDPOINT."),
+        Example("aisfs doctor ais://pets", "Also check that this bucket can be mounted."),
+        Example("aisfs doctor --json /mnt/pets", "Check a mount, for a script."),
+    ),
+    "warm": (
+        Example("aisfs warm /mnt/pets", "Read everything in the mount into its cache."),
+        Example(
+            "aisfs warm --jobs 8 /mnt/pets/train /mnt/pets/val",
+            "Read two directories, eight shards at once.",
+        ),
+        Example("aisfs warm --index-only /mnt/pets", "Only find the members of its shards."),
+        Example("aisfs warm 'ais://pets/train-{000..}.tar'", "Fill the cache for mounts to come."),
+    ),
+    "inspect": (
+        Example("aisfs inspect ais://pets", "Show what all shards of a bucket contain."),
+        Example(
+            "aisfs inspect --json 'ais://pets/samples-{00..18}.tar'",
+            "Describe 19 shards as JSON.",
+        ),
+        Example("aisfs inspect --labels 0 ./shards", "Look at a directory, but read no labels."),
+    ),
+    "index": (
+        Example(
+            "aisfs index --publish ais://pets", "Store an index beside each shard of a bucket."
+        ),
+        Example(
+            "aisfs index --check 'ais://pets/train-{000..499}.tar'",
+            "List those of 500 shards whose index is missing or not current.",
+        ),
+        Example(
+            "aisfs index --publish --label json:caption --write-idx wids ais://pets/train",
+            "Publish captions as labels, and write shards.json for wids.",
+        ),
+        Example("aisfs index --server ais://pets", "Have AIStore build its own indexes."),
+    ),
+    "pack": (
+        Example(
+            "aisfs pack cats 'ais://pets/cats-{0000..}.tar' --max-count 1000",
+            "Pack a directory into shards of at most 1000 samples.",
+        ),
+        Example(
+            "aisfs pack train 'out/train-{000..}.tar' --class-to cls --shuffle 1",
+            "Pack a directory for each class, shuffled, with a label in each sample.",
+        ),
+        Example(
+            "aisfs pack --dry-run cats 'ais://pets/cats-{0000..}.tar'", "Only say what it does."
+        ),
+    ),
+    "unpack": (
+        Example("aisfs unpack 'ais://pets/cats-{0000..}.tar' cats", "Write the members as files."),
+        Example(
+            "aisfs unpack --class-to cls 'out/train-{000..}.tar' train",
+            "Leave out the labels that pack added.",
+        ),
+        Example("aisfs unpack --dry-run 'out/train-{00..18}.tar' train", "List the shards."),
+    ),
+    "sort": (
+        Example(
+            "aisfs sort --shuffle 'ais://pets/s-{00..18}.tar' 'ais://mix/s-{000..}.tar'",
+            "Have the cluster write a shuffled copy of 19 shards into another bucket.",
+        ),
+        Example(
+            "aisfs sort --by content --key cls ais://pets 'ais://pets/by/s-{000..}.tar'",
+            "Sort samples by their label.",
+        ),
+        Example(
+            "aisfs sort --dry-run --shuffle 1 ais://pets 'ais://mix/s-{000..}.tar'",
+            "Only say what it does.",
+        ),
+    ),
+    "jobs": (
+        Example("aisfs jobs", "List sorts and jobs that index shards."),
+        Example("aisfs jobs --watch srt-BkVkCJ4yC", "Show the progress of one until it ends."),
+        Example("aisfs jobs --cancel srt-BkVkCJ4yC", "Have the cluster stop it."),
+    ),
+    "ls": (
+        Example("aisfs ls", "List all buckets."),
+        Example("aisfs ls -l ais://pets/train", "List a directory, with sizes and times."),
+        Example("aisfs ls 'ais://pets/**/*.tar'", "List the shards of a bucket at any depth."),
+    ),
+    "mb": (
+        Example("aisfs mb ais://pets", "Make a bucket."),
+        Example("aisfs mb -p ais://train ais://val", "Make those of two that do not exist yet."),
+        Example("aisfs mb --endpoint http://proxy:8080 ais://pets", "Name the cluster."),
+    ),
+    "recover": (
+        Example("aisfs recover", "List files that were written and never reached the store."),
+        Example("aisfs recover --upload --all", "Upload all of them."),
+        Example("aisfs recover --drop ais://pets/cats.tar", "Remove one for good."),
+    ),
+    "serve": (
+        Example("aisfs serve /srv/buckets", "Serve a directory at http://127.0.0.1:8080."),
+        Example("aisfs serve --port 0 /srv/buckets", "Use a free port, and print it."),
+        Example(
+            "aisfs serve --host 0.0.0.0 --allow-host lab /srv/buckets",
+            "Listen on all addresses; requests may name the host lab.",
+        ),
+    ),
+    "cache status": (
+        Example("aisfs cache status", "Show how full the disk cache is."),
+        Example("aisfs cache status --cache-dir /scratch/aisfs", "Another cache directory."),
+    ),
+    "completion": (
+        Example("aisfs completion bash", "Print the script for bash."),
+        Example(
+            "aisfs completion zsh",
+            "For zsh: save it as _aisfs in a directory of $fpath.",
+        ),
+        Example(
+            "aisfs completion fish",
+            "For fish: save it as ~/.config/fish/completions/aisfs.fish.",
+        ),
+    ),
+}
+"""A command's name is that after `aisfs`. Commands that users start with have three each."""

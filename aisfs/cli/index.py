@@ -1,0 +1,226 @@
+"""`aisfs index`: indexes beside the shards."""
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from aisfs.app.display.progress import transfer_columns
+from aisfs.cli.exits import Exit, exit_code
+from aisfs.cli.guide.documented import Documented
+from aisfs.cli.options import (
+    cache_dir_option,
+    cache_size_option,
+    endpoint_option,
+    flag,
+    io_timeout_option,
+    jobs_option,
+    setting,
+    source_options,
+    without_unset,
+)
+from aisfs.cli.running import run
+from aisfs.process import logs
+from aisfs.redaction import shown
+
+if TYPE_CHECKING:
+    from aisfs.app.publishing.publisher import Report
+
+
+_SERVER_OPTIONS = {"endpoint", "files_from", "include", "exclude"}
+_MOST_LINES = 20
+"""Lines about single shards, unless --check asks for all of them."""
+
+
+@click.command("index", cls=Documented)
+@click.argument("sources", nargs=-1, metavar="SOURCE...")
+@click.option(
+    "--publish", is_flag=True, help="Store an index beside each shard that has no current one."
+)
+@click.option(
+    "--check", is_flag=True, help="Print the shards without a current index; change nothing."
+)
+@click.option(
+    "--server",
+    is_flag=True,
+    help="Have AIStore build its own indexes, on all targets at once; with --check, only check them.",
+)
+@click.option(
+    "--write-idx",
+    metavar="FORMAT[=PATH]",
+    multiple=True,
+    help="Also write what other programs read, beside the shards or to PATH: wids (a list of shards"
+    " with their samples) or dali (an index of each shard); repeatable.",
+)
+@setting(
+    "--label FROM",
+    "Publish these labels with the members: cls [default, where shards have it], txt or another"
+    " extension, json:PATH; repeatable.",
+    multiple=True,
+)
+@click.option("--force", is_flag=True, help="Also build and publish what is current.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be done.")
+@jobs_option("Shards indexed at once.")
+@source_options
+@endpoint_option
+@flag("--ignore-zeros", "Read past zero blocks, for tars joined by cat.")
+@flag("--recursive", "Also look into tars inside shards.")
+@flag("--magic", "Recognize archives by content, not by name.")
+@cache_dir_option
+@cache_size_option
+@io_timeout_option
+def index(
+    sources: tuple[str, ...],
+    publish: bool,
+    check: bool,
+    server: bool,
+    write_idx: tuple[str, ...],
+    label: tuple[str, ...] | None,
+    force: bool,
+    dry_run: bool,
+    jobs: int,
+    **settings: object,
+) -> int:
+    """Store the indexes of shards beside them, so that no mount has to scan the shards.
+
+    SOURCE is as for `aisfs mount`: a bucket, a prefix or a directory (all shards at and below it),
+    shards by braces and globs, or a list of them. Shards with a current index are skipped, so after
+    an error just run it again. The exit code is 1 if something was left out or, with --check, is not
+    current, and 9 if a shard is damaged.
+    """
+    from aisfs.app.publishing import publisher
+    from aisfs.app.publishing.plan import plan_index
+
+    logs.configure("error", None, foreground=True)
+    given = without_unset(settings)
+    if server:
+        if publish or write_idx or label or force or dry_run or given.keys() - _SERVER_OPTIONS:
+            raise click.UsageError(
+                "--server takes only --check, --jobs, --endpoint, --files-from, --include and --exclude"
+            )
+        return _index_on_server(sources, given, jobs, check=check)
+    plan = plan_index(
+        sources,
+        publish=publish,
+        check=check,
+        force=force,
+        dry_run=dry_run,
+        labels=label or (),
+        write_idx=write_idx,
+        settings=given,
+    )
+    with _Bar(Console(stderr=True)) as bar:
+
+        async def work() -> "Report":
+            return await publisher.index_shards(plan, jobs=jobs, progress=bar)
+
+        report = run(work)
+    for name, reason in sorted(report.wanting.items()):
+        if check or (dry_run and publish):
+            click.echo(_line(f"{name}: {reason}"))
+    for place in report.written:
+        if dry_run:
+            click.echo(_line(f"would write {place}"))
+    _complain(report)
+    click.echo(_summary(report, check=check, dry_run=dry_run, publish=publish))
+    return _exit(report, check=check)
+
+
+def _index_on_server(
+    sources: tuple[str, ...], settings: dict[str, object], jobs: int, *, check: bool
+) -> int:
+    """Have the cluster build its own indexes, and tell which shards have one then."""
+    from aisfs.app.jobs.shard_index import build_shard_indexes
+
+    endpoint = settings.pop("endpoint", None)
+    coverage = run(
+        partial(
+            build_shard_indexes,
+            sources,
+            settings,
+            str(endpoint) if endpoint is not None else None,
+            Console(stderr=True),
+            jobs=jobs,
+            build=not check,
+        )
+    )
+    lines = [f"{name}: missing" for name in coverage.without]
+    lines += [f"{name}: of an earlier version" for name in coverage.stale]
+    most = len(lines) if check else _MOST_LINES
+    for line in sorted(lines)[:most]:
+        click.echo(_line(line))
+    if len(lines) > most:
+        click.echo(f"{len(lines) - most} more: --server --check prints all")
+    for error in coverage.errors:
+        click.echo(f"aisfs: {shown(error)}", err=True)
+    done = f"{coverage.current} of AIStore's indexes are current"
+    click.echo(f"{coverage.shards} shards: {done}, {len(lines)} are not")
+    if coverage.interrupted:
+        raise click.Abort
+    return Exit.OK if coverage.complete else Exit.FAILURE
+
+
+def _line(text: str) -> str:
+    """Return what names keys, which others chose, as one line for any terminal."""
+    return " ".join(shown(text.encode(errors="backslashreplace").decode()).split())
+
+
+class _Bar(Progress):
+    """A progress bar on a terminal, nothing elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (
+            BarColumn(),
+            TextColumn("{task.fields[count]}"),
+            *transfer_columns(),
+            TimeRemainingColumn(),
+        )
+        super().__init__(*columns, console=console, disable=not console.is_terminal)
+        self._shards = self._done = 0
+        self._task = self.add_task("", total=None, count="")
+
+    def found(self, shards: int, size: int) -> None:
+        self._shards = shards
+        self.update(self._task, total=size, count=f"0/{shards} shards")
+
+    def done(self, size: int) -> None:
+        self._done += 1
+        count = f"{self._done}/{self._shards} shards"
+        self.update(self._task, advance=size, count=count)
+
+
+def _complain(report: "Report") -> None:
+    """Print on stderr what was not done, and why."""
+    lines = [f"{what}: missing" for what in report.missing]
+    for name, reasons in sorted(report.left_out.items()):
+        lines += [f"{name}: left out: {reason}" for reason in reasons]
+    for name, reasons in sorted(report.damage.items()):
+        lines += [f"{name}: damaged: {reason}" for reason in reasons]
+    lines += [str(error) for _, error in sorted(report.failures.items())]
+    for line in lines:
+        click.echo(f"aisfs: {shown(line)}", err=True)
+
+
+def _summary(report: "Report", *, check: bool, dry_run: bool, publish: bool) -> str:
+    wanting, found = len(report.wanting), f"{report.shards} shards"
+    if check:
+        return f"{found}: {report.current} indexes are current, {wanting} are not"
+    if dry_run:
+        done = [f"{wanting} indexes would be published"] if publish else []
+    else:
+        done = [f"{report.published} indexes published"] if publish else []
+    if publish:
+        done.append(f"{report.current} were current")
+    if report.written and not dry_run:
+        done.append(f"{len(report.written)} files written for other programs")
+    return f"{found}: {', '.join(done)}" if done else found
+
+
+def _exit(report: "Report", *, check: bool) -> Exit:
+    if report.failures:
+        return exit_code(report.failures[min(report.failures)])
+    if report.left_out or (check and report.wanting):
+        return Exit.FAILURE
+    return Exit.DAMAGED if report.damage else Exit.OK

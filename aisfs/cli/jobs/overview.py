@@ -1,0 +1,77 @@
+"""`aisfs jobs`."""
+
+import json
+from functools import partial
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from aisfs.cli.exits import Exit
+from aisfs.cli.guide.documented import Documented
+from aisfs.cli.options import endpoint_option
+from aisfs.cli.running import run
+from aisfs.process import logs
+from aisfs.redaction import shown
+
+_WIDTH = 200
+"""Columns where there is no terminal: a job is one line."""
+
+
+@click.command(cls=Documented)
+@endpoint_option
+@click.option("--all", "every", is_flag=True, help="Show jobs of all kinds.")
+@click.option("--watch", metavar="ID", help="Show the progress of one job until it ends.")
+@click.option("--cancel", metavar="ID", help="Have the cluster stop a job.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def jobs(
+    endpoint: str | None, every: bool, watch: str | None, cancel: str | None, as_json: bool
+) -> int:
+    """List, watch and stop jobs of the cluster.
+
+    Without --all, these are sorts and the indexing of shards. After --watch, the exit code is 1 if the
+    job was stopped or failed.
+    """
+    from aisfs.app.jobs import overview
+
+    logs.configure("warning", None, foreground=True)
+    if len([given for given in (watch, cancel, every or None) if given]) > 1:
+        raise click.UsageError("give one of --all, --watch and --cancel")
+    if cancel:
+        run(partial(overview.cancel_job, endpoint, cancel))
+        click.echo(f"the cluster was asked to stop job {cancel}")
+        return Exit.OK
+    if watch:
+        job = run(partial(overview.watch_job, endpoint, watch, Console(stderr=True)))
+        _print([overview.as_json(job)] if as_json else None, [overview.row_of(job)])
+        return Exit.FAILURE if job.failed else Exit.OK
+
+    found = run(partial(overview.list_jobs, endpoint, every=every))
+    told = [overview.as_json(job) for job in found] if as_json else None
+    _print(told, [overview.row_of(job) for job in found])
+    return Exit.OK
+
+
+def _print(told: list[dict[str, Any]] | None, rows: list[Any]) -> None:
+    if told is not None:
+        click.echo(json.dumps(told, indent=2))
+        return
+    if not rows:
+        click.echo("no jobs")
+        return
+    table = Table(box=None, pad_edge=False)
+    for title in ("job", "kind", "state", "progress", "started", "bucket"):
+        # An id is to be copied, so it is never cut.
+        table.add_column(title, no_wrap=title in ("job", "state", "kind"), overflow="fold")
+    for row in rows:
+        cells = (row.id, row.kind, row.state, row.progress, row.started, row.what)
+        table.add_row(*(escape(shown(cell)) for cell in cells))
+    console = Console()
+    if not console.is_terminal:
+        console.width = _WIDTH
+    console.print(table)
+    for row in rows:
+        if row.note:
+            click.echo(shown(f"{row.id}: {row.note}"))

@@ -1,0 +1,1 @@
+"""What `aisfs mount` is made of: its `-o` options and its start."""

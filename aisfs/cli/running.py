@@ -1,0 +1,20 @@
+"""Runs the work of a command, and shows how far it is."""
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import click
+import trio
+
+T = TypeVar("T")
+
+
+def run(work: Callable[[], Awaitable[T]]) -> T:
+    """Run it; Ctrl-C, which trio raises in groups, ends the command without a traceback."""
+    interrupted = False
+    try:
+        return trio.run(work)
+    except* KeyboardInterrupt:
+        interrupted = True
+    assert interrupted, "nothing else is swallowed"
+    raise click.Abort

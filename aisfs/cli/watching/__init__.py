@@ -1,0 +1,1 @@
+"""Commands that look at the state of mounts and of the machine they are on."""

@@ -1,0 +1,239 @@
+"""`aisfs status` and `aisfs top`."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from itertools import zip_longest
+from pathlib import Path
+from threading import Event
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+
+from aisfs.app.display.units import duration_text, size_text
+from aisfs.app.watching.asking import Asker
+from aisfs.app.watching.mounts import BROKEN, MountState, State, find_mounts
+from aisfs.app.watching.status import MountReport, read_report
+from aisfs.cli.exits import Exit
+from aisfs.cli.guide.documented import Documented
+from aisfs.cli.options import complete_directory
+from aisfs.errors import MountError
+
+EVERY_SECONDS = 2.0
+"""Between two looks, as of top(1) and watch(1)."""
+_HEADINGS = ("mountpoint", "source", "state", "pid", "uptime", "version", "access")
+_WINDOWS = {"last_10_seconds": "last 10 s", "last_minute": "last minute"}
+_INTERVAL = click.FloatRange(min=0.1)
+
+
+class _Status(Documented):
+    """A command whose option `--watch` may go without its value."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = []
+        for word, following in zip_longest(args, args[1:], fillvalue=""):
+            bare = word == "--watch" and not following.replace(".", "", 1).isdigit()
+            given.append(f"--watch={EVERY_SECONDS}" if bare else word)
+        return super().parse_args(ctx, given)
+
+
+_mountpoint = click.argument(
+    "mountpoint", metavar="[MNT]", required=False, shell_complete=complete_directory
+)
+
+
+@click.command(cls=_Status)
+@_mountpoint
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@click.option(
+    "--watch",
+    metavar="[S]",
+    type=_INTERVAL,
+    help="Show it again every S seconds [2], until Ctrl-C, as `aisfs top` does.",
+)
+@click.option(
+    "--fastpath-stats",
+    is_flag=True,
+    help="Also show which threads answered the kernel, and what was pushed into its page cache.",
+)
+@click.option("--lane-stats", is_flag=True, hidden=True)
+def status(
+    mountpoint: str | None,
+    as_json: bool,
+    watch: float | None,
+    fastpath_stats: bool,
+    lane_stats: bool,
+) -> int:
+    """List the mounts of this machine, or show how the mount at MNT is.
+
+    Without MNT: where each mount is, of what, its process, uptime and version, and whether it
+    answers. With MNT: what it has done, its cache, rates, cluster, and last warnings.
+    """
+    if watch is not None:
+        if as_json:
+            raise click.UsageError("--watch: not with --json; call it again instead")
+        _watch(mountpoint, watch)
+    if mountpoint is None:
+        mounts = find_mounts(Asker())
+        if as_json:
+            click.echo(json.dumps({"mounts": [asdict(m) for m in mounts]}, ensure_ascii=False))
+        else:
+            _print_lines(_listed(mounts))
+        return Exit.MOUNTPOINT if any(mount.state in BROKEN for mount in mounts) else Exit.OK
+    # Not a click.Path, which would stat it: the daemon may hang.
+    report = read_report(Path(mountpoint), fastpath=fastpath_stats or lane_stats)
+    if as_json:
+        click.echo(json.dumps({**report.found, "warnings": report.warnings}, ensure_ascii=False))
+    else:
+        _print_lines(_reported(report))
+    return Exit.OK
+
+
+@click.command(cls=Documented)
+@_mountpoint
+@click.option(
+    "--interval",
+    metavar="S",
+    type=_INTERVAL,
+    default=EVERY_SECONDS,
+    show_default=True,
+    help="Seconds between two looks.",
+)
+def top(mountpoint: str | None, interval: float) -> None:
+    """Show all mounts of this machine, or the one at MNT, again and again until Ctrl-C.
+
+    Without a terminal, lines are printed instead of a screen.
+    """
+    _watch(mountpoint, interval)
+
+
+def _watch(mountpoint: str | None, interval: float) -> None:
+    """Show it until Ctrl-C, which raises click.Abort."""
+    asker = Asker()
+
+    def look() -> list[RenderableType]:
+        if mountpoint is None:
+            return _listed(find_mounts(asker))
+        try:
+            return _reported(read_report(Path(mountpoint)))
+        except MountError as error:
+            if not shown:
+                raise
+            return [str(error)]  # it may come back
+
+    shown, pause, console = False, Event(), _console()
+    try:
+        if not console.is_terminal:
+            while True:
+                _print_lines(look())
+                shown = True
+                pause.wait(interval)
+        first = look()
+        shown = True
+        # Drawn when something is known, by this thread alone: mounts are asked by forking.
+        with Live(Group(*first), console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                pause.wait(interval)
+                live.update(Group(*look()), refresh=True)
+    except KeyboardInterrupt:
+        raise click.Abort from None
+
+
+def _print_lines(parts: Sequence[RenderableType]) -> None:
+    for part in parts:
+        _console().print(part, soft_wrap=isinstance(part, str))
+    sys.stdout.flush()
+
+
+def _listed(mounts: Sequence[MountState]) -> list[RenderableType]:
+    if not mounts:
+        return ["no mount of aisfs on this machine"]
+    laid = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in _HEADINGS:
+        wide = heading in ("mountpoint", "source")
+        laid.add_column(heading, overflow="fold" if wide else "ellipsis", no_wrap=not wide)
+    for mount in mounts:
+        uptime = mount.uptime_seconds
+        laid.add_row(
+            mount.mountpoint,
+            mount.source,
+            str(mount.state),
+            "-" if mount.pid is None else str(mount.pid),
+            "-" if uptime is None else duration_text(uptime),
+            mount.version or "-",
+            "read-write" if mount.writable else "read-only",
+        )
+    broken = [mount for mount in mounts if mount.state in BROKEN]
+    return [laid, *(f"{each.mountpoint}: {_cure(each)}" for each in broken)]
+
+
+def _cure(mount: MountState) -> str:
+    if mount.state is State.DEAD:
+        return f"its daemon has died; clear it with: aisfs umount {mount.mountpoint}"
+    if mount.state is State.STOPPED:
+        return f"its daemon is stopped; continue it with: kill -CONT {mount.pid}"
+    return f"its daemon does not answer; detach it with: aisfs umount --lazy {mount.mountpoint}"
+
+
+def _reported(report: MountReport) -> list[RenderableType]:
+    parts: list[RenderableType] = [table(report.found)]
+    for each in report.warnings:
+        times = f" ({each['count']} times)" if each["count"] != 1 else ""
+        parts.append(f"{each['time']} {each['level']}: {each['text']}{times}")
+    return parts
+
+
+def table(found: dict[str, object]) -> Table:
+    """Return a table of a summary, a section after the other."""
+    laid = Table(show_header=False, box=None)
+    laid.add_column(style="bold", no_wrap=True)
+    laid.add_column(overflow="fold")
+    laid.add_column(justify="right", overflow="fold")
+    for title, values in found.items():
+        if title == "dataset" and isinstance(values, dict):
+            laid.add_row(title, "opened", "{opened_shards:,} of {shards:,} shards".format(**values))
+            laid.add_row("", "files", f"{values['files']:,}")
+            continue
+        assert isinstance(values, dict), "a summary is made of sections"
+        shown = title.replace("_", " ")
+        for name, value in values.items():
+            laid.add_row(shown, *_words(name, value))
+            shown = ""
+        if not values:
+            laid.add_row(shown, "none", "")
+    return laid
+
+
+def _words(name: str, value: object) -> tuple[str, str]:
+    special: dict[str, Callable[[], str]] = {
+        "uptime_seconds": lambda: duration_text(float(str(value))),
+        "hit_percent": lambda: "none asked for" if value is None else f"{value} %",
+        "pid": lambda: str(value),
+        "writable": lambda: "read-write" if value else "read-only",
+    }
+    shorter = {"uptime_seconds": "uptime", "hit_percent": "hit ratio", "writable": "access"}
+    if name in special:
+        return shorter.get(name, name), special[name]()
+    if isinstance(value, dict):
+        return _WINDOWS.get(name, name), _rates(value) if name in _WINDOWS else _upload(value)
+    if name.endswith("bytes") and isinstance(value, int):
+        return name.removesuffix("_bytes"), size_text(value)
+    return name.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value) or "none"
+
+
+def _upload(value: dict[str, int | None]) -> str:
+    sent, size = value["sent_bytes"] or 0, value["size_bytes"]
+    of = "of a file still being written" if size is None else f"of {size_text(size)}"
+    return f"{size_text(sent)} {of}"
+
+
+def _rates(value: dict[str, float]) -> str:
+    served, fetched = size_text(value["served_bytes"]), size_text(value["fetched_bytes"])
+    return f"{served}/s served, {fetched}/s fetched, {value['operations']:,.1f} operations/s"
+
+
+def _console() -> Console:
+    return Console(markup=False, emoji=False, highlight=False)

@@ -1,0 +1,109 @@
+"""The samples of which virtual shards consist, in the order of the dataset."""
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Protocol
+
+from aisfs.config import KeyRule
+from aisfs.core.index.member_index import MemberIndex
+from aisfs.core.views.join import JoinedSamples
+from aisfs.core.views.merged import DUPLICATE
+from aisfs.core.views.samples import Samples
+from aisfs.core.views.spec import Component
+
+CUT_OFF = "cut off sample"
+"""A sample that is truncated in its shard."""
+Part = tuple[int, int]
+"""A member of a sample: the position of its source, and the row of the index of that source."""
+
+
+class SampleList(Protocol):
+    """The samples of all sources, in their order."""
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        ...
+
+    def parts(self, sample: int) -> Sequence[Part]:
+        """Return the members of a sample in their order."""
+        ...
+
+    @property
+    def firsts(self) -> Sequence[int]:
+        """The number of the first sample of each source that samples belong to."""
+        ...
+
+
+class SeparateSamples:
+    """Samples that lie in one source each."""
+
+    def __init__(self, samples: "Sequence[ShardSamples]") -> None:
+        """Put the samples of all sources one after the other."""
+        self._samples = samples
+        self._starts = list(accumulate(map(len, samples), initial=0))
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def parts(self, sample: int) -> Sequence[Part]:
+        """Return the members of a sample in the order of the tar."""
+        source = bisect_right(self._starts, sample) - 1
+        rows = self._samples[source].rows(sample - self._starts[source])
+        return [(source, row) for row in rows]
+
+    @property
+    def firsts(self) -> Sequence[int]:
+        """The number of the first sample of each source, also of those without any."""
+        return self._starts[:-1]
+
+
+class TogetherSamples:
+    """Samples whose parts lie in several sources."""
+
+    def __init__(self, joined: JoinedSamples) -> None:
+        """Take the samples of `joined`."""
+        self._joined = joined
+        self.firsts = [samples[0] for _, samples in joined.homes()]
+        """The number of the first sample of each source that has first parts."""
+
+    def __len__(self) -> int:
+        return len(self._joined)
+
+    def parts(self, sample: int) -> Sequence[Part]:
+        """Return the members of a sample in the order of the sources."""
+        shards, rows = self._joined.shards, self._joined.rows
+        return [(shards[at], rows[at]) for at in self._joined.parts(sample)]
+
+
+class ShardSamples:
+    """The samples of one tar, as rows of its index, with those of a sample adjacent."""
+
+    def __init__(self, index: MemberIndex, rule: KeyRule, require: tuple[Component, ...]) -> None:
+        """Group the members of `index`. Of members with one name the last wins."""
+        self.index = index
+        found = Samples(index, rule, require)
+        self.skipped = found.skipped
+        """How many members and samples are left out, by reason."""
+        self._rows, self._ends = array("I"), array("I", [0])
+        groups: dict[bytes, dict[bytes, int]] = {}
+        for part in found:
+            last = groups.setdefault(part.key, {})
+            name = index.name(part.row)
+            self.skipped[DUPLICATE] += name in last
+            last[name] = part.row
+        for last in groups.values():
+            rows = sorted(last.values())
+            if any(map(index.truncated, rows)):
+                self.skipped[CUT_OFF] += 1
+            else:
+                self._rows.extend(rows)
+                self._ends.append(len(self._rows))
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def rows(self, sample: int) -> Sequence[int]:
+        """Return the members of a sample in the order of the tar."""
+        return self._rows[self._ends[sample] : self._ends[sample + 1]]

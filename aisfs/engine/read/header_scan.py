@@ -1,0 +1,306 @@
+"""How the bytes of a plain tar come to its scan: as a stream of all of them, or from header to header.
+
+The stream fills the disk cache, so that whoever reads the members next need not fetch them again. Where
+the cache could not keep the data anyway, data is skipped if that is cheaper: `core.policy.scan_pace`
+decides by what the fetcher has measured of the link.
+"""
+
+import logging
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import trio
+from cachetools import LRUCache
+
+from aisfs.config import Scan
+from aisfs.core.index.exports import DALI_SUFFIX, dali_headers
+from aisfs.core.namespace.keys import shard_stem
+from aisfs.core.policy.scan_pace import (
+    GLANCE_MAX,
+    UNMEASURED,
+    ScanPace,
+    break_even,
+    fits,
+    step,
+    too_long,
+)
+from aisfs.core.tar.scanner import TarScanner
+from aisfs.core.views.labels import LabelScan
+from aisfs.engine.fetch.fetcher import STREAM_BYTES, Fetcher
+from aisfs.engine.fetch.object_state import OpenObject
+from aisfs.engine.fetch.part import FIRST_PART
+from aisfs.engine.listing.lister import Lister
+from aisfs.errors import AisfsError
+from aisfs.model import Bucket, ByteRange, ObjectInfo
+
+log = logging.getLogger(__name__)
+
+STREAMS = 4
+"""Shards streamed at once: each keeps several requests busy."""
+WALKS = 16
+"""Shards at once whose headers are read: each waits for one request at a time."""
+AT_ONCE_MAX = 64 << 10
+"""Bytes that are scanned in less time than handing them to a thread takes."""
+AHEAD_MAX = 8
+"""Headers under way that a scan has not come to; after as many that it never came to, the rest is
+not believed."""
+DALI_INDEX_MAX = 64 << 20
+"""Bytes of the longest DALI index that is worth fetching: a million members."""
+LOG_SECONDS = 10.0
+"""Between lines of the log about scans that skip data."""
+DIRECTORIES_MAX = 1000
+"""Directories of which is remembered how much data they have."""
+
+
+class TarSight:
+    """Shows a tar to the scans of its members and of its labels."""
+
+    def __init__(self, scanner: TarScanner, labels: LabelScan | None = None) -> None:
+        """Feed `scanner`, and `labels` behind it."""
+        self._scanner = scanner
+        self._labels = labels
+
+    @property
+    def needed(self) -> int:
+        """The first byte that has to be looked at; the size of the tar if there is none."""
+        label = self._labels.needed if self._labels is not None else None
+        return self._scanner.needed if label is None else min(label, self._scanner.needed)
+
+    def feed(self, start: int, data: memoryview) -> None:
+        """Look at bytes in their order."""
+        self._scanner.feed(data)
+        if self._labels is not None:
+            self._labels.feed(start, data)
+
+    def look(self, start: int, data: memoryview, even: int, within: int) -> int:
+        """Look at those bytes that are needed; return how many lay in stretches longer than `even`.
+
+        Args:
+            start: Where the bytes are in the tar, at most at the first that is needed.
+            data: The bytes.
+            even: The break-even.
+            within: The length of the piece that they are a part of.
+        """
+        stop, skippable = start + len(data), 0
+        position, length = max(start, min(self.needed, stop)), step(within)
+        while position < stop:
+            end = min(position + length, stop)
+            self._scanner.seek(position)
+            self.feed(position, data[position - start : end - start])
+            needed = self.needed
+            if needed - end > even:
+                skippable += min(needed, stop) - end
+            position = max(end, min(needed, stop))
+        return skippable
+
+
+@dataclass(slots=True)
+class ScanReport:
+    """What scans of plain tars have cost."""
+
+    streamed: int = 0
+    """Shards that were read whole."""
+    walked: int = 0
+    """Shards whose data was skipped where that was cheaper."""
+    walked_size: int = 0
+    """Their bytes."""
+    walked_read: int = 0
+    """How many of these were read."""
+    latency: float | None = None
+    """Seconds of a small request, as last measured."""
+    rate: float | None = None
+    """Bytes a second, as last measured."""
+    even: int = 0
+    """Longer data was skipped last."""
+
+
+class HeadersAhead:
+    """Fetches headers before a scan comes to them, where somebody says that they lie.
+
+    The scan believes only what it reads: a lie costs requests, and never a member.
+    """
+
+    def __init__(self, fetcher: Fetcher, opened: OpenObject, said: Sequence[int]) -> None:
+        """Fetch from `opened`; headers are `said` to be at these ascending offsets."""
+        self._fetcher = fetcher
+        self._opened = opened
+        self._said = said
+        self._asked = deque[int]()
+        """What is fetched and was not needed yet."""
+        self._needless = 0
+
+    def begin(self, piece: ByteRange) -> None:
+        """Begin to fetch what is needed after `piece`, while nobody has looked at that yet."""
+        while self._asked and self._asked[0] < piece.stop:
+            self._needless += self._asked.popleft() < piece.start
+        if len(piece) > GLANCE_MAX or self._needless > AHEAD_MAX:
+            return
+        position = self._asked[-1] + len(piece) if self._asked else piece.stop
+        while len(self._asked) < AHEAD_MAX:
+            row = bisect_left(self._said, position)
+            if row == len(self._said):
+                return
+            start = self._said[row]
+            position = min(start + len(piece), self._opened.info.size)
+            self._fetcher.start(self._opened, ByteRange(start, position), to_disk=False)
+            self._asked.append(start)
+
+
+class TarFeeder:
+    """Reads plain tars for their scans."""
+
+    def __init__(
+        self, fetcher: Fetcher, lister: Lister | None = None, *, mode: Scan = Scan.AUTO
+    ) -> None:
+        """Read through `fetcher`.
+
+        Args:
+            fetcher: Reads the tars, and has measured the link.
+            lister: Knows how much data lies beside a tar.
+            mode: What the user wants.
+        """
+        self._fetcher = fetcher
+        self._lister = lister
+        self._mode = mode
+        self._expected: int | None = None
+        self._sizes: LRUCache[tuple[Bucket, str], tuple[object, int]] = LRUCache(DIRECTORIES_MAX)
+        self._walks = 0
+        """Walks under way."""
+        self._logged = float("-inf")
+        self.report = ScanReport()
+
+    def expect(self, total: int) -> None:
+        """Count on readers of so many bytes, all shards of a dataset together."""
+        self._expected = total
+
+    @property
+    def at_once(self) -> int:
+        """How many shards are best scanned at once."""
+        cache = self._fetcher.cache
+        fitting = cache is not None and fits(self._expected or 0, cache.limit)
+        return STREAMS if self._mode is Scan.STREAM or (self._auto and fitting) else WALKS
+
+    @property
+    def _auto(self) -> bool:
+        return self._mode is Scan.AUTO
+
+    async def feed(self, bucket: Bucket, shard: ObjectInfo, sight: TarSight) -> None:
+        """Show a tar to its scans.
+
+        Raises:
+            Stale: the shard changed meanwhile.
+        """
+        opened = self._fetcher.open(bucket, shard)
+        if self._mode is Scan.STREAM or (self._auto and await self._is_kept(opened)):
+            self.report.streamed += 1
+            async for start, data in self._fetcher.stream(opened):
+                await trio.to_thread.run_sync(sight.feed, start, memoryview(data))
+            return
+        self.report.walked += 1
+        self._walks += 1
+        try:
+            await self._walk(opened, sight)
+        finally:
+            self._walks -= 1
+
+    async def _is_kept(self, opened: OpenObject) -> bool:
+        """Return whether the data around a shard would be in the disk cache when it has been read."""
+        if opened.cache is None or opened.entry is None:
+            return False
+        total = self._expected
+        if total is None:
+            total = await self._size_around(opened.bucket, opened.info)
+        return fits(max(total, opened.info.size), opened.cache.limit)
+
+    async def _size_around(self, bucket: Bucket, shard: ObjectInfo) -> int:
+        """Return the bytes of all objects in a shard's directory, as it was last listed."""
+        prefix, slash, _ = shard.key.rpartition("/")
+        directory = bucket, prefix + slash
+        listing = self._lister.last_listing(*directory) if self._lister is not None else None
+        if listing is None:
+            return shard.size
+        known, total = self._sizes.get(directory, (None, 0))
+        if known is not listing:
+            total = await trio.to_thread.run_sync(listing.total_size)
+            self._sizes[directory] = listing, total
+        return total
+
+    async def _walk(self, opened: OpenObject, sight: TarSight) -> None:
+        size, read = opened.info.size, 0
+        ahead = HeadersAhead(self._fetcher, opened, await self._said_headers(opened))
+        pace, link, report = ScanPace(size), self._fetcher.link, self.report
+        report.walked_size += size
+        while (needed := sight.needed) < size:
+            report.latency, report.rate = link.latency, link.rate
+            even = break_even(report.latency, report.rate, self._walks)
+            piece = pace.next_piece(needed, even)
+            report.even = even or UNMEASURED
+            ahead.begin(piece)
+            looked, skippable = await self._look(opened, piece, sight, report.even)
+            pace.observe(looked, skippable)
+            read += looked
+            report.walked_read += looked
+        self._tell(opened, read)
+
+    async def _said_headers(self, opened: OpenObject) -> Sequence[int]:
+        """Return where a DALI index beside a tar says that headers are; nothing if there is none."""
+        bucket, key = opened.bucket, opened.info.key
+        directory, slash, name = key.rpartition("/")
+        listing = self._lister.last_listing(bucket, directory + slash) if self._lister else None
+        beside = (shard_stem(name) + DALI_SUFFIX).encode(errors="surrogateescape")
+        info = listing[beside] if listing is not None and beside in listing else None
+        if info is None or not 0 < info.size <= DALI_INDEX_MAX:
+            return ()
+        wanted = ByteRange(0, info.size)
+        try:
+            reading = self._fetcher.start(self._fetcher.open(bucket, info), wanted, to_disk=False)
+            text = bytes(await reading.wait())
+        except AisfsError as error:
+            log.debug("%s/%s: not used: %s", bucket, info.key, error)
+            return ()
+        return await trio.to_thread.run_sync(dali_headers, text, opened.info.size)
+
+    async def _look(
+        self, opened: OpenObject, piece: ByteRange, sight: TarSight, even: int
+    ) -> tuple[int, int]:
+        """Look at a piece; return how much of it was read, and how much of that could be skipped."""
+        looked = total = 0
+        # What is too small to be worth its place on disk comes again with the data around it.
+        parts = self._fetcher.stream(
+            opened,
+            piece,
+            at_once=STREAM_BYTES // self._walks,
+            to_disk=len(piece) >= FIRST_PART,
+        )
+        async with aclosing(parts):
+            async for start, data in parts:
+                view = memoryview(data)
+                if len(view) <= AT_ONCE_MAX:
+                    skippable = sight.look(start, view, even, len(piece))
+                else:
+                    skippable = await trio.to_thread.run_sync(
+                        sight.look, start, view, even, len(piece)
+                    )
+                looked += len(view)
+                total += skippable
+                if too_long(len(view), skippable):
+                    break
+        return looked, total
+
+    def _tell(self, opened: OpenObject, read: int) -> None:
+        """Log what was skipped, now and then."""
+        now, report = trio.current_time(), self.report
+        level = logging.DEBUG
+        if now - self._logged >= LOG_SECONDS:
+            self._logged, level = now, logging.INFO
+        log.log(
+            level,
+            "scan of %s/%s: read %d of %d bytes, skipped data of more than %d bytes"
+            " (a request takes %s, the link carries %s)",
+            opened.bucket, opened.info.key, read, opened.info.size, report.even,
+            "?" if report.latency is None else f"{1000 * report.latency:.1f} ms",
+            "?" if report.rate is None else f"{report.rate / 1e6:.0f} MB/s",
+        )  # fmt: skip

@@ -1,0 +1,313 @@
+"""Indexes that were published beside their shards: see `core.index.published`.
+
+The directory of the indexes is listed once, so a shard without an index costs no request of its own.
+Indexes are read in growing batches, in the order of their keys: whoever opens many shards gets most of
+them with few requests, and whoever opens one shard gets only that. What is read ahead stays as bytes
+until its shard is opened.
+
+An index that is refused is no error: the shard is scanned.
+"""
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+import trio
+from cachetools import LRUCache
+
+from aisfs.cache.metadata_cache import Dated, DirectoryId
+from aisfs.cache.single_flight import SingleFlight
+from aisfs.core.archive.formats import Form
+from aisfs.core.index.published import (
+    ScanRules,
+    decode_published,
+    most_bytes,
+    published_key,
+)
+from aisfs.core.namespace.keys import INDEX_DIRECTORY
+from aisfs.core.namespace.listing import Listing
+from aisfs.engine.fetch.writer_thread import unattended
+from aisfs.engine.read.sources.source import FormedShard, FoundIndex
+from aisfs.errors import AisfsError, IndexOutdated, IndexRefused, Unsupported
+from aisfs.model import Bucket, ObjectInfo
+from aisfs.store.at_once import all_of
+from aisfs.store.pages import pages_of
+from aisfs.store.port import ObjectStore
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+LIST_SECONDS = 60.0
+"""How long a listing of indexes is used at least; one published meanwhile is not missed but late."""
+DIRECTORIES_MAX = 1000
+BATCH_MOST = 64
+"""Indexes of one request."""
+BATCH_BYTES = 16 << 20
+"""Bytes of one request; an index of 1,000 members takes some 5 KB."""
+AHEAD_BYTES = 64 << 20
+"""Of one directory, read ahead and not asked for yet: shards may be opened in any order. Beyond that
+each index is read by itself."""
+BATCH_LEAST = 8
+"""As for other batches: fewer are read one by one, at once."""
+
+TryDirectory = Callable[[Bucket, str], Dated[Listing] | None]
+"""Returns the listing of a directory if it is known."""
+
+
+@dataclass(eq=False)
+class _Directory:
+    """The indexes of the shards of one directory."""
+
+    infos: dict[str, ObjectInfo]
+    expires: float
+    unread: list[str]
+    """In order."""
+    batch: int = 1
+    """How many to read with the next request."""
+    pending: dict[str, trio.Event] = field(default_factory=dict)
+    ahead: dict[str, bytes] = field(default_factory=dict)
+    """Read and not asked for yet."""
+    ahead_bytes: int = 0
+    """Their length."""
+    told: bool = False
+    """Whether it was said that an index is outdated."""
+    refused: set[ObjectInfo] = field(default_factory=set)
+    """Versions of shards for which the index is not good."""
+
+
+class _Read(NamedTuple):
+    """The index of one shard, as bytes."""
+
+    wanted: FormedShard
+    directory: _Directory | None
+    data: bytes | None
+
+    def decode(self, scan: ScanRules) -> FoundIndex:
+        """Return the index. In a worker thread.
+
+        Raises:
+            IndexRefused: it is not good.
+        """
+        _, shard, form = self.wanted
+        assert self.data is not None, "the caller has made sure"
+        found = decode_published(self.data, shard, scan)
+        if found.index.form is not form:
+            raise IndexOutdated(f"it is of a {found.index.form.name}, not of a {form.name}")
+        return FoundIndex(found.index, found.labels, found.encoded, "published")
+
+
+class PublishedSource:
+    """Reads published indexes."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        services: trio.Nursery,
+        scan: ScanRules,
+        *,
+        list_ttl: float,
+        try_directory: TryDirectory = lambda bucket, prefix: None,
+    ) -> None:
+        """Read them from `store`; requests run in `services`.
+
+        Args:
+            store: Has the indexes.
+            services: Outlives every reader.
+            scan: The options that an index must have been made with.
+            list_ttl: Seconds that a listing of indexes is used.
+            try_directory: Knows directories without indexes; those are not listed.
+        """
+        self._store = store
+        self._services = services
+        self._scan = scan
+        self._list_ttl = max(list_ttl, LIST_SECONDS)
+        self._try_directory = try_directory
+        self._directories: LRUCache[DirectoryId, _Directory] = LRUCache(DIRECTORIES_MAX)
+        self._listings: SingleFlight[DirectoryId, _Directory] = SingleFlight(services)
+        self._decoding = trio.CapacityLimiter(1)
+        """Threads that decode at once only wait for each other, and that takes time too."""
+
+    async def find(self, bucket: Bucket, shard: ObjectInfo, form: Form) -> FoundIndex | None:
+        """Return the index published for exactly this version, if there is one and it is good."""
+        (found,) = await self.find_many([(bucket, shard, form)], lambda _, found: found)
+        return found
+
+    async def find_many(
+        self, shards: Sequence[FormedShard], use: Callable[[int, FoundIndex], T | None]
+    ) -> list[T | None]:
+        """Return what `use` makes of the indexes of some shards; see `IndexSource.find_many`."""
+        made: list[T | None] = []
+        while len(made) < len(shards):
+            some: list[_Read] = []
+            for wanted in shards[len(made) :]:
+                some.append(await self._read_of(wanted, len(shards)))
+                if sum(len(one.data or b"") for one in some) >= BATCH_BYTES:
+                    break
+            made += await self._use(some, partial(_from, len(made), use))
+        return made
+
+    async def _read_of(self, wanted: FormedShard, along: int) -> "_Read":
+        """Return the bytes of a shard's index, if it has one; read those of so many shards at once."""
+        bucket, shard, _ = wanted
+        directory = await self._directory(bucket, shard.key[: shard.key.rfind("/") + 1])
+        key = published_key(shard.key)
+        info = directory.infos.get(key) if directory is not None else None
+        if directory is None or info is None or shard in directory.refused:
+            return _Read(wanted, None, None)
+        if not 0 < info.size <= most_bytes(shard):
+            why = f"{info.size} bytes are no index of a shard of {shard.size}"
+            self._refused(bucket, shard, directory, IndexRefused(why))
+            return _Read(wanted, None, None)
+        directory.batch = max(directory.batch, min(along, BATCH_MOST))
+        return _Read(wanted, directory, await self._read(bucket, directory, key))
+
+    async def _use(
+        self, some: Sequence["_Read"], use: Callable[[int, FoundIndex], T | None]
+    ) -> list[T | None]:
+        """Decode indexes and use them, in one call of a thread."""
+
+        def decode_all() -> list[T | IndexRefused | None]:
+            made: list[T | IndexRefused | None] = []
+            for at, one in enumerate(some):
+                try:
+                    made.append(None if one.data is None else use(at, one.decode(self._scan)))
+                except IndexRefused as refused:
+                    made.append(refused)
+            return made
+
+        if all(one.data is None for one in some):
+            return [None] * len(some)
+        good: list[T | None] = []
+        made = await trio.to_thread.run_sync(decode_all, limiter=self._decoding)
+        for one, result in zip(some, made, strict=True):
+            if isinstance(result, IndexRefused) and one.directory is not None:
+                bucket, shard, _ = one.wanted
+                self._refused(bucket, shard, one.directory, result)
+            good.append(None if isinstance(result, IndexRefused) else result)
+        return good
+
+    def _refused(
+        self, bucket: Bucket, shard: ObjectInfo, directory: _Directory, refused: IndexRefused
+    ) -> None:
+        """Say why a shard is scanned: once for each bad index, once for all outdated ones.
+
+        Its index is not read again before the directory is listed again.
+        """
+        directory.refused.add(shard)
+        outdated = isinstance(refused, IndexOutdated)
+        level = logging.INFO if outdated and directory.told else logging.WARNING
+        directory.told = directory.told or outdated
+        anew = "; publish it anew: aisfs index --publish" if outdated else ""
+        line = "%s/%s: this published index is not used, the shard is scanned: %s%s"
+        log.log(level, line, bucket, published_key(shard.key), refused, anew)
+
+    # Which there are -----------------------------------------------------------------------------
+
+    async def _directory(self, bucket: Bucket, prefix: str) -> _Directory | None:
+        known = self._directories.get((bucket, prefix))
+        if known is not None and trio.current_time() < known.expires:
+            return known
+        above = self._try_directory(bucket, prefix)
+        if above is not None and not above.value.has_indexes:
+            return None
+        listed = await self._listings.fetch((bucket, prefix), partial(self._list, bucket, prefix))
+        listed.told = listed.told or (known is not None and known.told)
+        return listed
+
+    async def _list(self, bucket: Bucket, prefix: str) -> _Directory:
+        infos: dict[str, ObjectInfo] = {}
+        try:
+            async for page in pages_of(self._store, bucket, f"{prefix}{INDEX_DIRECTORY}/"):
+                infos.update((info.key, info) for info in page.objects)
+        except AisfsError as error:  # whatever it is, the shards can be scanned
+            log.info("%s/%s: its published indexes cannot be listed: %s", bucket, prefix, error)
+            infos.clear()
+        expires = trio.current_time() + self._list_ttl
+        unread = sorted(key for key, info in infos.items() if info.size)
+        listed = self._directories[bucket, prefix] = _Directory(infos, expires, unread)
+        return listed
+
+    # What they say -------------------------------------------------------------------------------
+
+    async def _read(self, bucket: Bucket, directory: _Directory, key: str) -> bytes | None:
+        """Return the bytes of a listed index; None if they cannot be had any more."""
+        if key not in directory.ahead and key not in directory.pending:
+            batch = self._batch(directory, key)
+            done = trio.Event()
+            directory.pending.update(dict.fromkeys(batch, done))
+            fetch = partial(self._fetch, bucket, directory, batch, done)
+            self._services.start_soon(unattended, "reading published indexes", fetch)
+        if key in directory.pending:
+            await directory.pending[key].wait()
+        data = directory.ahead.pop(key, None)
+        directory.ahead_bytes -= len(data or b"")
+        return data
+
+    def _batch(self, directory: _Directory, key: str) -> list[str]:
+        """Return the key and those to read along, which count as read then."""
+        most, directory.batch = directory.batch, min(2 * directory.batch, BATCH_MOST)
+        unread, batch, size = directory.unread, [key], directory.infos[key].size
+        at = bisect_left(unread, key)
+        if unread[at : at + 1] == [key]:
+            del unread[at]
+        room = min(BATCH_BYTES, AHEAD_BYTES - directory.ahead_bytes)
+        following = unread[at : at + most - 1]
+        for other in following + unread[: min(at, most - 1 - len(following))]:
+            size += directory.infos[other].size
+            if size > room:
+                break
+            batch.append(other)
+        behind = min(len(following), len(batch) - 1)
+        del unread[at : at + behind]
+        del unread[: len(batch) - 1 - behind]
+        return batch
+
+    async def _fetch(
+        self, bucket: Bucket, directory: _Directory, keys: list[str], done: trio.Event
+    ) -> None:
+        try:
+            wanted = [
+                (info, memoryview(bytearray(info.size)))
+                for info in map(directory.infos.__getitem__, keys)
+            ]
+            filled = await self._read_many(bucket, wanted)
+            for key, (info, buffer), there in zip(keys, wanted, filled, strict=True):
+                if there:
+                    directory.ahead[key] = bytes(buffer)
+                    directory.ahead_bytes += info.size
+        finally:
+            for key in keys:
+                del directory.pending[key]
+            done.set()
+
+    async def _read_many(
+        self, bucket: Bucket, wanted: list[tuple[ObjectInfo, memoryview]]
+    ) -> list[bool]:
+        """Fill the buffers; return which of them were filled."""
+        filled = [False] * len(wanted)
+        if len(wanted) >= BATCH_LEAST:
+            try:
+                filled = await self._store.read_many(bucket, wanted)
+            except Unsupported:
+                pass
+            except AisfsError as error:
+                log.debug("a batch failed, its indexes are read one by one: %s", error)
+
+        async def read(at: int) -> None:
+            info, buffer = wanted[at]
+            try:
+                await self._store.read_range(bucket, info, 0, buffer)
+                filled[at] = True
+            except AisfsError as error:  # replaced or removed since it was listed, for example
+                log.info("%s/%s cannot be read: %s", bucket, info.key, error)
+
+        await all_of(partial(read, at) for at, there in enumerate(filled) if not there)
+        return filled
+
+
+def _from(first: int, use: Callable[[int, FoundIndex], T], at: int, found: FoundIndex) -> T:
+    return use(first + at, found)

@@ -1,0 +1,166 @@
+"""A driver and a mounter as Kubernetes runs them, and calls as kubelet makes them."""
+
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import pytest
+from google.protobuf.message_factory import GetMessageClass
+
+from aisfs.app.csi.rpc import csi_pb2
+from tests.mount.content import fill
+from tests.support.mounts import environment, eventually, is_mountpoint, start_aisfs
+from tests.support.preloaded import Started
+from tests.support.servers import running_server
+from tests.support.tars import END, entry
+
+TOKEN = "a-secret-token"
+MODES = csi_pb2.VolumeCapability.AccessMode
+
+
+@dataclass
+class Kubelet:
+    """Calls of kubelet, and the processes behind them."""
+
+    place: Path
+    endpoint: str
+    processes: dict[str, Started] = field(default_factory=dict)
+    channel: grpc.Channel | None = None
+
+    def start(self, name: str, *arguments: str) -> None:
+        """Start the driver or the mounter, with its output in a file."""
+        words = {
+            "mounter": ("csi", "mounter", str(self.place / "mounter.sock")),
+            "driver": (
+                "csi", "driver", "--node-id", "node-1", "--socket", str(self.place / "csi.sock"),
+                "--mounter", str(self.place / "mounter.sock"),
+            ),
+        }[name]  # fmt: skip
+        env = {"AIS_ENDPOINT": self.endpoint, "AISFS_CACHE_DIR": str(self.place / "cache")}
+        said = "serves node" if name == "driver" else "waiting for volumes"
+        before = self.log().count(said)
+        with open(self.place / f"{name}.log", "ab") as output:
+            started = start_aisfs(
+                *words, *arguments, output=output, env=environment(env, home=self.place)
+            )
+        self.processes[name] = started
+        began = eventually(
+            lambda: self.log().count(said) > before or started.poll() is not None, 60
+        )
+        assert began, self.log()
+        assert started.poll() is None, self.log()
+
+    def end(self, name: str, number: int = signal.SIGTERM) -> None:
+        """End the driver or the mounter."""
+        process = self.processes.pop(name)
+        os.kill(process.pid, number)
+        process.wait(60)
+        if name == "driver" and self.channel is not None:
+            self.channel.close()
+            self.channel = None
+
+    def call(self, name: str, service: str = "Node", /, **fields: object) -> object:
+        """Make a call, with the fields of its request; raise what the driver answers."""
+        if self.channel is None:
+            self.channel = grpc.insecure_channel(f"unix://{self.place}/csi.sock")
+        method = csi_pb2.DESCRIPTOR.services_by_name[service].methods_by_name[name]
+        make = GetMessageClass(method.input_type)
+        call = self.channel.unary_unary(
+            f"/csi.v1.{service}/{name}",
+            request_serializer=make.SerializeToString,
+            response_deserializer=GetMessageClass(method.output_type).FromString,
+        )
+        return call(make(**fields), timeout=90, wait_for_ready=True)
+
+    def publish(self, target: Path, source: str = "ais://b", **fields: object) -> None:
+        """Publish a volume; `fields` are more attributes, and `secrets`, `readonly`, `flags`, `mode`."""
+        mode = fields.pop("mode", MODES.SINGLE_NODE_READER_ONLY)
+        mount = csi_pb2.VolumeCapability.MountVolume(mount_flags=fields.pop("flags", ()))
+        self.call(
+            "NodePublishVolume",
+            volume_id=target.name,
+            target_path=str(target),
+            volume_capability=csi_pb2.VolumeCapability(
+                mount=mount, access_mode=csi_pb2.VolumeCapability.AccessMode(mode=mode)
+            ),
+            readonly=fields.pop("readonly", False),
+            secrets=fields.pop("secrets", {}),
+            volume_context={
+                "source": source,
+                "csi.storage.k8s.io/ephemeral": "true",
+                **{name.replace("_", "-"): str(value) for name, value in fields.items()},
+            },
+        )
+
+    def unpublish(self, target: Path) -> None:
+        self.call("NodeUnpublishVolume", volume_id=target.name, target_path=str(target))
+
+    def log(self) -> str:
+        return "".join(
+            (self.place / f"{name}.log").read_text(errors="replace")
+            for name in ("mounter", "driver")
+            if (self.place / f"{name}.log").exists()
+        )
+
+    def daemons(self) -> list[int]:
+        """The processes that serve volumes: children of the mounter that have a session of their own."""
+        pid = self.processes["mounter"].pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [int(child) for child in children if _serves(int(child))]
+
+    def daemon(self) -> int:
+        """The one process that serves a volume; its parent may still be about to answer and end."""
+        assert eventually(lambda: len(self.daemons()) == 1), self.daemons()
+        return self.daemons()[0]
+
+
+def _serves(pid: int) -> bool:
+    with suppress(OSError):  # it has ended
+        return os.getsid(pid) == pid and Path(f"/proc/{pid}/comm").read_text() != "sh\n"
+    return False
+
+
+@contextmanager
+def running_kubelet() -> Iterator[Kubelet]:
+    shard = b"".join(entry(b"%03d.txt" % row, b"content %d" % row) for row in range(20)) + END
+    with ExitStack() as stack:
+        place = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="aisfs-csi-"))
+        ).resolve()
+        fill(place / "store" / "b", {"a.txt": b"a", "#.tar": shard, "x.tar": shard})
+        (place / "pods").mkdir()
+        server = stack.enter_context(running_server(place / "store"))
+        kubelet = Kubelet(place, server.endpoint)
+        try:
+            kubelet.start("mounter")
+            kubelet.start("driver")
+            yield kubelet
+        finally:
+            for target in (place / "pods").iterdir():
+                if is_mountpoint(target):
+                    subprocess.run(["umount", "-l", target], check=False)
+            for name in list(kubelet.processes):
+                kubelet.end(name)
+        assert "Traceback" not in kubelet.log(), kubelet.log()
+        assert TOKEN not in kubelet.log()
+
+
+@pytest.fixture(scope="module")
+def kubelet() -> Iterator[Kubelet]:
+    with running_kubelet() as running:
+        yield running
+
+
+@pytest.fixture
+def target(kubelet: Kubelet, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A path that kubelet wants a volume on; its parent exists."""
+    path = kubelet.place / "pods" / request.node.name.split("[")[0]
+    yield path
+    if is_mountpoint(path):
+        subprocess.run(["umount", "-l", path], check=True)

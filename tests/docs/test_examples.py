@@ -1,0 +1,61 @@
+"""The examples that `--help` and the manual show are commands that exist, and fit a terminal."""
+
+import shlex
+
+import click
+import pytest
+
+from aisfs.cli.guide.documented import Documented
+from aisfs.cli.guide.examples import EXAMPLES
+from aisfs.cli.main import cli
+from tests.docs.test_configuration import COMMANDS
+
+MAIN = (
+    "mount",
+    "umount",
+    "status",
+    "warm",
+    "inspect",
+    "index",
+    "pack",
+    "unpack",
+    "recover",
+    "ls",
+    "mb",
+    "serve",
+)
+"""Commands that users start with."""
+LINE_MOST = 76
+"""Characters that `--help` leaves on one line."""
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_are_commands(name: str):
+    for line, what in EXAMPLES[name]:
+        assert len(line) <= LINE_MOST
+        assert what.endswith("."), what
+        program, *words = shlex.split(line)
+        assert program == "aisfs"
+        assert " ".join(words).startswith(name)
+        command: click.Command = cli
+        context = click.Context(cli, info_name="aisfs")
+        while isinstance(command, click.Group):
+            _, found, words = command.resolve_command(context, words)
+            assert found is not None, line
+            command = found
+        command.make_context(name, words, parent=context)
+
+
+@pytest.mark.parametrize("name", MAIN)
+def test_main_commands_have_three_examples(name: str):
+    assert len(EXAMPLES[name]) >= 3
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_shows_its_examples(name: str):
+    command = COMMANDS[name]
+    assert isinstance(command, Documented), "give the command cls=Documented"
+    with click.Context(cli, info_name="aisfs") as parent:
+        context = click.Context(command, info_name=name, parent=parent)
+        for line, _ in EXAMPLES.get(name, ()):
+            assert line in command.get_help(context)

@@ -1,0 +1,95 @@
+"""What a scan has streamed stays in memory for readers, and in nobody's way."""
+
+import pytest
+import trio
+
+from aisfs.engine.fetch import retained_parts
+from aisfs.engine.fetch.part import FIRST_PART
+from aisfs.model import ByteRange
+from tests.engine.fetch.test_fetcher import BUCKET, MIB, FakeCache, fetching
+
+
+async def scan(setup, opened=None, **options):
+    opened = opened or setup.opened
+    async for _ in setup.fetcher.stream(opened, **options):
+        pass
+
+
+@pytest.mark.parametrize("cache", [None, FakeCache(admits=False)], ids=["none", "full"])
+async def test_what_a_scan_has_streamed_is_read_from_memory(cache):
+    async with fetching(16 * MIB, cache=cache, memory_limit=20 * MIB) as setup:
+        await scan(setup)
+        assert setup.store.bytes_read == 16 * MIB
+        for start in range(0, 16 * MIB, MIB):
+            assert await setup.read(start, start + MIB) == setup.content[start : start + MIB]
+        assert setup.store.bytes_read == 16 * MIB
+
+
+@pytest.mark.parametrize("at_once", [MIB, 8 * MIB])
+async def test_of_more_than_fits_the_beginning_is_kept(at_once):
+    async with fetching(64 * MIB, memory_limit=32 * MIB) as setup:
+        await scan(setup, at_once=at_once)
+        assert setup.fetcher.buffered <= 32 * MIB
+        assert setup.opened.try_read(ByteRange(0, MIB)) is not None
+        assert setup.opened.try_read(ByteRange(50 * MIB, 51 * MIB)) is None
+
+
+async def test_reader_finds_all_that_was_kept_although_it_reads_ahead():
+    async with fetching(64 * MIB, memory_limit=32 * MIB) as setup:
+        await scan(setup, at_once=MIB)
+        kept = sum(len(part.range) for part in setup.opened.parts)
+        before = setup.store.bytes_read
+        for start in range(0, 64 * MIB, MIB):
+            setup.fetcher.ahead(
+                setup.opened, ByteRange(start + MIB, min(start + 17 * MIB, 64 * MIB))
+            )
+            assert await setup.read(start, start + MIB) == setup.content[start : start + MIB]
+        assert kept > 16 * MIB
+        assert setup.store.bytes_read - before <= 64 * MIB - kept
+
+
+async def test_scan_does_not_displace_what_readers_have_to_come_to():
+    async with fetching(64 * MIB, memory_limit=32 * MIB) as setup:
+        other = setup.store.put(BUCKET, "other", bytes(8 * MIB))
+        opened = setup.fetcher.open(BUCKET, other)
+        setup.fetcher.ahead(opened, ByteRange(0, 8 * MIB))
+        await setup.fetcher.start(opened, ByteRange(0, MIB)).wait()
+        await scan(setup, at_once=MIB)
+        assert opened.try_read(ByteRange(7 * MIB, 8 * MIB)) is not None
+
+
+async def test_what_no_reader_came_for_is_forgotten(monkeypatch, autojump_clock):
+    async with fetching(4 * MIB) as setup:
+        setup.fetcher._services.start_soon(setup.fetcher.tidy)
+        await scan(setup)
+        await trio.sleep(retained_parts.SCANNED_SECONDS - 10)
+        assert setup.opened.try_read(ByteRange(0, MIB)) is not None
+        await trio.sleep(20)
+        assert setup.opened.try_read(ByteRange(MIB, 2 * MIB)) is None
+        assert setup.opened.try_read(ByteRange(0, MIB)) is not None, "this one had a reader"
+
+
+async def test_glance_is_not_written_to_disk_and_leaves_no_hole_there():
+    cache = FakeCache()
+    async with fetching(4 * MIB, cache=cache) as setup:
+        await scan(setup, wanted=ByteRange(MIB, MIB + 4096), to_disk=False)
+        assert setup.opened.entry not in cache.valid
+        assert setup.opened.parts == []
+        assert await setup.read(0, 4 * MIB) == setup.content
+        with trio.fail_after(20):
+            while cache.missing(setup.opened.entry, ByteRange(0, 4 * MIB)):  # noqa: ASYNC110
+                await trio.sleep(0.01)
+
+
+async def test_link_is_measured_by_what_comes_from_the_store(autojump_clock):
+    async def wait(method, bucket, key):
+        await trio.sleep(0.05)
+
+    async with fetching(4 * MIB, hook=wait) as setup:
+        assert (setup.fetcher.link.latency, setup.fetcher.link.rate) == (None, None)
+        await setup.read(0, 4096)
+        assert setup.fetcher.link.latency == pytest.approx(0.05, abs=0.01)
+        await setup.read(MIB, MIB + FIRST_PART)
+        assert setup.fetcher.link.rate > 0
+        await setup.read(0, 4096)
+        assert len(setup.fetcher.link._latencies) == 1, "that came from memory"

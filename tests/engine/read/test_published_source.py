@@ -1,0 +1,198 @@
+"""Published indexes as a source: few requests, none where nothing is published, and no trust."""
+
+import logging
+import math
+from collections import Counter
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+
+from aisfs.cache.index_cache import IndexCache
+from aisfs.cache.metadata_cache import Dated
+from aisfs.core.archive.formats import Form
+from aisfs.core.index.published import ScanRules, encode_published, published_key
+from aisfs.core.namespace.listing import Listing
+from aisfs.core.tar.scanner import TarScanner
+from aisfs.core.views.labels import LabelScan
+from aisfs.engine.read.sources import published as source_module
+from aisfs.engine.read.sources.published import PublishedSource
+from aisfs.errors import Unavailable
+from aisfs.model import Bucket, ObjectInfo
+from aisfs.store.memory import MemoryStore
+from tests.core.views.test_labels import CLS
+from tests.engine.read.test_indexer import indexing
+from tests.support.tars import END, entry
+
+BUCKET = Bucket("b")
+NAME = f"{CLS.source.name} {CLS.text}"
+RULES = ScanRules()
+
+
+def data_of(number: int) -> bytes:
+    return entry(b"a.jpg", bytes(9000)) + entry(b"a.cls", b"%d" % number) + END
+
+
+def publish(store: MemoryStore, shard: ObjectInfo, data: bytes) -> ObjectInfo:
+    scanner = TarScanner(len(data))
+    labels = LabelScan(CLS, scanner.rows)
+    scanner.feed(data)
+    labels.feed(0, memoryview(data))
+    index = scanner.finish()
+    published = encode_published(shard, index, {NAME: labels.finish(index)}, RULES)
+    return store.put(BUCKET, published_key(shard.key), published)
+
+
+def fill(store: MemoryStore, count: int, published: bool = True) -> list[ObjectInfo]:
+    shards = []
+    for number in range(count):
+        shards.append(store.put(BUCKET, f"d/{number:03}.tar", data_of(number)))
+        if published:
+            publish(store, shards[-1], data_of(number))
+    return shards
+
+
+@pytest.fixture(params=[True, False], ids=["batches", "singly"])
+def store(request) -> MemoryStore:
+    store = MemoryStore(sink_in_thread=False, batches=request.param)
+    store.add_bucket(BUCKET)
+    return store
+
+
+@asynccontextmanager
+async def source(store, **options):
+    async with trio.open_nursery() as services:
+        yield PublishedSource(store, services, RULES, list_ttl=60.0, **options)
+        services.cancel_scope.cancel()
+
+
+async def test_many_are_read_with_few_requests_and_in_any_order(store):
+    shards = fill(store, 300)
+    async with source(store) as published:
+
+        async def find(shard):
+            found = await published.find(BUCKET, shard, Form.TAR)
+            assert found.index.names() == [b"a.jpg", b"a.cls"]
+            assert found.labels[NAME].table == [shard.key[2:5].lstrip("0").encode() or b"0"]
+
+        limiter = trio.CapacityLimiter(4)
+
+        async def some(shard):
+            async with limiter:
+                await find(shard)
+
+        async with trio.open_nursery() as nursery:
+            for shard in shards[:250]:
+                nursery.start_soon(some, shard)
+        for shard in reversed(shards[250:]):
+            await find(shard)
+        await find(shards[7])  # again, and by itself
+    assert store.calls["list_page"] == 1
+    assert store.calls["head"] == store.calls["stream"] == 0
+    if store.batches:
+        assert store.calls["read_many"] + store.calls["read_range"] < 30
+    else:
+        assert store.calls["read_range"] <= 301
+
+
+async def test_what_is_read_ahead_and_never_asked_for_stays_small(store, monkeypatch):
+    shards = fill(store, 300)
+    indexes = [await store.head(BUCKET, published_key(shard.key)) for shard in shards]
+    most = max(index.size for index in indexes)
+    monkeypatch.setattr(source_module, "AHEAD_BYTES", 10 * most)
+    async with source(store) as published:
+        for shard in shards[::10]:
+            assert await published.find(BUCKET, shard, Form.TAR) is not None
+    assert store.bytes_read <= (30 + 10) * most
+
+
+async def test_one_shard_costs_its_own_index_only(store):
+    shards = fill(store, 100)
+    async with source(store) as published:
+        await published.find(BUCKET, shards[50], Form.TAR)
+    assert store.calls == {"list_page": 1, "read_range": 1}
+
+
+async def test_where_nothing_is_published_there_is_one_request_or_none(store):
+    shards = fill(store, 20, published=False)
+    async with source(store) as published:
+        for shard in shards:
+            assert await published.find(BUCKET, shard, Form.TAR) is None
+    assert store.calls == {"list_page": 1}
+    known = Dated(Listing({}, Counter()), math.inf)
+    async with source(store, try_directory=lambda bucket, prefix: known) as published:
+        assert await published.find(BUCKET, shards[0], Form.TAR) is None
+    assert store.calls == {"list_page": 1}
+
+
+async def test_what_fails_is_scanned(store, caplog):
+    """Listings that fail, indexes that are gone or replaced since they were listed."""
+    shards = fill(store, 20)
+
+    async def failing(method, bucket, key):
+        if method == "list_page":
+            raise Unavailable("injected")
+
+    store.hook = failing
+    async with source(store) as published:
+        assert await published.find(BUCKET, shards[0], Form.TAR) is None
+    store.hook = None
+    async with source(store) as published:
+        assert await published.find(BUCKET, shards[0], Form.TAR)
+        for shard in shards[1:]:
+            store.delete(BUCKET, published_key(shard.key))
+        publish(store, shards[9], data_of(9))
+        for shard in shards[1:]:
+            assert await published.find(BUCKET, shard, Form.TAR) is None
+    assert "WARNING" not in [record.levelname for record in caplog.records]
+
+
+async def test_refused_indexes_are_told_once(store, caplog):
+    caplog.set_level(logging.INFO)
+    shards = fill(store, 6)
+    damaged = bytearray(publish(store, shards[0], data_of(0)).size)
+    store.put(BUCKET, published_key(shards[0].key), bytes(damaged))
+    for shard in shards[1:3]:
+        store.put(BUCKET, shard.key, data_of(7))  # is not what was published any more
+    now = [await store.head(BUCKET, shard.key) for shard in shards]
+    store.put(BUCKET, published_key(shards[3].key), bytes(1 << 20))
+    async with source(store) as published:
+        found = [await published.find(BUCKET, shard, Form.TAR) for shard in now]
+        assert await published.find(BUCKET, now[4], Form.ZIP) is None
+    assert [one is not None for one in found] == [False] * 4 + [True] * 2
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(said) == 3
+    assert all("the shard is scanned" in line for line in said)
+    assert "000.tar.idx" in said[0]
+    assert "another version of the shard; publish it anew: aisfs index --publish" in said[1]
+    assert "no index of a shard" in said[2]
+
+
+async def test_members_and_labels_come_without_reading_the_shard(tmp_path, store):
+    (shard,) = fill(store, 1)
+
+    async def read(*_):
+        raise AssertionError("nothing needs to be read")
+
+    for again in (False, True):
+        kept = IndexCache(tmp_path, 1 << 20)
+        store.calls.clear()
+        async with (
+            source(store) as published,
+            indexing(store, indexes=kept, others=[published]) as indexer,
+        ):
+            index, column = await indexer.labels(BUCKET, shard, CLS, read)
+        assert index.names() == [b"a.jpg", b"a.cls"]
+        assert column.by_row() == {1: b"0"}
+        assert store.calls == ({} if again else {"list_page": 1, "read_range": 1})
+
+
+async def test_an_index_is_kept_as_it_was_published(tmp_path, store):
+    (shard,) = fill(store, 1)
+    kept = IndexCache(tmp_path, 1 << 20)
+    async with (
+        source(store) as published,
+        indexing(store, indexes=kept, others=[published]) as indexer,
+    ):
+        assert len((await indexer.open(BUCKET, shard)).index) == 2
+    assert kept.get(BUCKET, shard).names() == [b"a.jpg", b"a.cls"]

@@ -1,0 +1,392 @@
+"""Jobs of the embedded server: they run after their start was answered, and end as AIStore's do."""
+
+import io
+import random
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from aistore.sdk import Client
+
+from aisfs.ais.protocol.shard_index import decode_shard_index
+from aisfs.model import ObjectInfo
+from tests.support.servers import RunningServer, running_server
+
+DEADLINE = 60.0
+GONE = 410
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "served"
+    (folder / "b").mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def server(root: Path) -> Iterator[RunningServer]:
+    with running_server(root) as running:
+        yield running
+        assert "Traceback" not in running.log()
+
+
+@pytest.fixture
+def http() -> Iterator[requests.Session]:
+    with requests.Session() as session:
+        yield session
+
+
+def shard(names: list[str], **contents: bytes) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for name in names:
+            data = contents.get(name.rpartition(".")[2], name.encode() * 100)
+            header = tarfile.TarInfo(name)
+            header.size = len(data)
+            tar.addfile(header, io.BytesIO(data))
+    return file.getvalue()
+
+
+def put(http: requests.Session, server: RunningServer, key: str, data: bytes) -> None:
+    http.put(f"{server.endpoint}/v1/objects/b/{key}", data=data).raise_for_status()
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + DEADLINE
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+def spec(**changes: Any) -> dict[str, Any]:
+    return {
+        "input_bck": {"name": "b"},
+        "output_bck": {"name": "out"},
+        "input_format": {"template": "in-{0..2}"},
+        "output_format": "s-{0..9}",
+        "input_extension": ".tar",
+        "output_extension": ".tar",
+        "output_shard_size": "2KB",
+        "dsorter_type": "dsort_general",
+    } | changes
+
+
+class Sorting:
+    """dSort as a client sees it."""
+
+    def __init__(self, server: RunningServer, http: requests.Session) -> None:
+        self.server, self.http = server, http
+        self.url = f"{server.endpoint}/v1/sort"
+
+    def start(self, **changes: Any) -> str:
+        reply = self.http.post(self.url, json=spec(**changes))
+        assert reply.ok, reply.text
+        assert reply.text.startswith("srt-")
+        return reply.text
+
+    def info(self, uuid: str) -> dict[str, Any]:
+        reply = self.http.get(self.url, params={"uuid": uuid})
+        assert reply.headers["Content-Type"] == "text/plain; charset=utf-8"
+        (found,) = reply.json().values()
+        return found
+
+    def end(self, uuid: str) -> dict[str, Any]:
+        return until(lambda: (found := self.info(uuid))["archived"] and found)
+
+    def order(self, **changes: Any) -> list[list[str]]:
+        """Give the members of each shard that a job has made."""
+        done = self.end(self.start(output_format="o-{0..9}", **changes))
+        assert not done["aborted"], done["Metrics"]
+        return [self.names(f"o-{n}.tar") for n in range(int(self.created(done)))]
+
+    def names(self, key: str, bucket: str = "out") -> list[str]:
+        got = self.http.get(f"{self.server.endpoint}/v1/objects/{bucket}/{key}")
+        got.raise_for_status()
+        with tarfile.open(fileobj=io.BytesIO(got.content)) as tar:
+            for member in tar:
+                assert tar.extractfile(member).read()
+            return tar.getnames()
+
+    @staticmethod
+    def created(info: dict[str, Any]) -> str:
+        return info["Metrics"]["shard_creation"]["created_count"]
+
+
+@pytest.fixture
+def sorting(server: RunningServer, http: requests.Session) -> Sorting:
+    return Sorting(server, http)
+
+
+def test_a_sort_keeps_samples_whole_and_runs_in_phases(sorting: Sorting) -> None:
+    for number in range(2):
+        names = [f"{name}{number}.{kind}" for name in "ba" for kind in ("im.jpg", "cls")]
+        put(sorting.http, sorting.server, f"in-{number}.tar", shard([*names, "same.cls"]))
+    sorting.server.hold_jobs(1)
+    uuid = sorting.start(description="by name")
+    until(lambda: sorting.info(uuid)["loc-objs"] == "1")
+    half = sorting.info(uuid)
+    assert half["Metrics"]["local_extraction"]["running"]
+    assert half["Metrics"]["local_extraction"]["total_count"] == "3"
+    assert half["finish_time"].startswith("0001-01-01")
+    assert not half["archived"]
+    assert not half["aborted"]
+    listed = sorting.http.get(sorting.url, params={"only_active": "true"}).json()
+    assert [each["id"] for each in listed] == [uuid]
+    busy = sorting.http.delete(sorting.url, params={"uuid": uuid})
+    assert busy.status_code == 400
+    assert "still in progress" in busy.json()["message"]
+    sorting.server.hold_jobs(None)
+    done = sorting.end(uuid)
+    assert done["Metrics"]["description"] == "by name"
+    assert sorting.created(done) == "3"
+    # One record is all up to the first dot; the same name in two shards is two records.
+    assert sorting.names("s-0.tar") == ["a0.im.jpg", "a0.cls", "a1.im.jpg", "a1.cls"]
+    assert sorting.names("s-1.tar") == ["b0.im.jpg", "b0.cls", "b1.im.jpg", "b1.cls"]
+    assert sorting.names("s-2.tar") == ["same.cls", "same.cls"]
+    assert sorting.http.get(sorting.url, params={"only_active": "true"}).json() == []
+    assert sorting.http.delete(f"{sorting.url}/abort?uuid={uuid}").status_code == GONE
+    assert sorting.http.delete(sorting.url, params={"uuid": uuid}).status_code == 200
+    assert sorting.http.get(sorting.url, params={"uuid": uuid}).status_code == 404
+
+
+def test_the_orders_of_a_sort(sorting: Sorting) -> None:
+    for number, label in enumerate((b"20", b"3", b"100")):
+        put(sorting.http, sorting.server, f"in-{number}.tar", shard([f"k{number}.cls"], cls=label))
+    one = {"output_shard_size": "1"}
+
+    def by(kind: str, **more: Any) -> str:
+        shards = sorting.order(algorithm={"kind": kind, **more}, **one)
+        return "".join(name[1] for names in shards for name in names)
+
+    content = {"extension": ".cls"}
+    assert by("content", content_key_type="int", **content) == "102"
+    assert by("content", content_key_type="string", **content) == "201"
+    assert by("content", content_key_type="int", decreasing=True, **content) == "201"
+    assert by("md5") == "012"
+    assert by("alphanumeric", decreasing=True) == "210"
+    assert by("none") == "012"
+    assert by("shuffle", seed="7") == by("shuffle", seed="7")
+    assert sorted(by("shuffle")) == ["0", "1", "2"]
+    listed = {"input_format": {"objnames": ["in-2.tar", "in-0.tar"]}}
+    assert sorting.order(algorithm={"kind": "none"}, **listed, **one) == [["k2.cls"], ["k0.cls"]]
+    # A prefix is accepted, and sorts nothing.
+    assert sorting.order(input_format={"template": "in-"}) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"output_format": "s-{0..0}", "output_shard_size": "1"}, "exceeds expected number"),
+        ({"Config": {"missing_shards": "abort"}}, "does not exist"),
+        ({"Config": {"duplicated_records": "abort"}}, "is duplicated"),
+        ({"algorithm": {"kind": "content", "extension": ".no", "content_key_type": "int"}}, "key"),
+        (
+            {"algorithm": {"kind": "content", "extension": ".cls", "content_key_type": "int"}},
+            "invalid syntax",
+        ),
+        ({"input_format": {"objnames": ["damaged.tar"]}}, "failed to extract"),
+    ],
+)
+def test_a_sort_that_fails_says_so_in_its_state(
+    sorting: Sorting, changes: dict[str, Any], reason: str
+) -> None:
+    names = ["a.txt", "a.txt", "b.txt", "a.cls", "b.cls"]
+    put(sorting.http, sorting.server, "in-0.tar", shard(names, cls=b"7\n"))
+    put(sorting.http, sorting.server, "damaged.tar", b"no tar" * 1000)
+    done = sorting.end(sorting.start(**changes))
+    assert done["aborted"]
+    assert reason in done["Metrics"]["errors"][0]
+    assert sorting.created(done) == "0"
+
+
+def test_an_aborted_sort_keeps_the_shards_it_has_made(sorting: Sorting) -> None:
+    for number in range(3):
+        put(sorting.http, sorting.server, f"in-{number}.tar", shard([f"{number}.txt"]))
+    sorting.server.hold_jobs(4)
+    uuid = sorting.start(output_shard_size="1")
+    until(lambda: sorting.created(sorting.info(uuid)) == "1")
+    abort = f"{sorting.url}/abort"
+    assert sorting.http.delete(abort, params={"uuid": uuid}).status_code == 200
+    done = sorting.end(uuid)
+    assert done["aborted"]
+    assert done["Metrics"]["errors"][0].endswith(f"[dsort] {uuid} aborted")
+    assert sorting.names("s-0.tar") == ["0.txt"]
+    unknown = sorting.http.delete(abort, params={"uuid": "srt-nosuchid1"})
+    assert (unknown.status_code, unknown.json()["tcode"]) == (404, "ErrNotFound")
+    assert sorting.http.get(f"{sorting.url}/more").status_code == 400
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"output_format": "s"},
+        {"output_shard_size": "big"},
+        {"algorithm": {"kind": "odd"}},
+        {"algorithm": {"kind": "shuffle", "seed": "x"}},
+        {"algorithm": {"kind": "content", "extension": "cls", "content_key_type": "int"}},
+        {"Config": {"missing_shards": "explode"}},
+    ],
+)
+def test_a_specification_that_crashes_the_handler_gets_no_answer(
+    sorting: Sorting, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(requests.ConnectionError):
+        sorting.http.post(sorting.url, json=spec(**changes))
+
+
+def test_a_sort_is_refused_with_a_reason(sorting: Sorting) -> None:
+    for changes, status in (
+        ({"input_bck": {}}, 400),
+        ({"input_bck": {"name": "none"}}, 404),
+        ({"dsorter_type": ""}, 400),
+        ({"input_extension": ".zip"}, 501),
+    ):
+        assert sorting.http.post(sorting.url, json=spec(**changes)).status_code == status
+
+
+def test_builds_without_jobs(root: Path, http: requests.Session) -> None:
+    with running_server(root, without_jobs=["dsort", "index-shard"]) as server:
+        url = f"{server.endpoint}/v1/sort"
+        refused = http.post(url, json=spec())
+        assert refused.status_code == 501
+        assert refused.text == "dsort not enabled (build with -tags=dsort)\n"
+        assert http.delete(f"{url}/abort?uuid=srt-x").status_code == 501
+        assert http.get(url, params={"uuid": "srt-x"}).json() == []
+        index = {"action": "index-shard", "value": {}}
+        assert http.post(f"{server.endpoint}/v1/buckets/b", json=index).status_code == 400
+        asked = {"kind": "index-shard"}
+        query = f"{server.endpoint}/v1/cluster?what=qryxstats"
+        assert http.get(query, json=asked).status_code == 400
+
+
+# Shard indexes -------------------------------------------------------------------------------
+
+
+class Indexing:
+    """The job `index-shard` as a client sees it."""
+
+    def __init__(self, server: RunningServer, http: requests.Session) -> None:
+        self.server, self.http = server, http
+
+    def start(self, **value: Any) -> requests.Response:
+        message = {"action": "index-shard", "value": value}
+        return self.http.post(f"{self.server.endpoint}/v1/buckets/b", json=message)
+
+    def run(self, **value: Any) -> dict[str, Any]:
+        started = self.start(**value)
+        assert started.ok, started.text
+        return until(lambda: (found := self.snap(started.text))["is_idle"] and found)
+
+    def snap(self, uuid: str) -> dict[str, Any]:
+        ((found,),) = self.ask("qryxstats", ID=uuid).json().values()
+        return found
+
+    def ask(self, what: str, **message: Any) -> requests.Response:
+        return self.http.get(f"{self.server.endpoint}/v1/cluster?what={what}", json=message)
+
+    def stop(self, **value: Any) -> int:
+        message = {"action": "stop", "value": value}
+        return self.http.put(f"{self.server.endpoint}/v1/cluster", json=message).status_code
+
+    def index(self, key: str) -> Path:
+        return self.server.root / ".sys-shardidx" / "ais" / "@#" / "b" / f"{key}.idx"
+
+
+@pytest.fixture
+def indexing(server: RunningServer, http: requests.Session) -> Indexing:
+    return Indexing(server, http)
+
+
+def test_shards_are_indexed_and_indexes_renewed(indexing: Indexing) -> None:
+    http, server = indexing.http, indexing.server
+    contents = {}
+    for key in ("p/a.tar", "p/b.tar", "q/c.tar"):
+        names = [f"{random.randrange(10**9)}.txt" for _ in range(5)]
+        contents[key] = shard([*names, "x" * 150, names[0]])
+        put(http, server, key, contents[key])
+    put(http, server, "p/damaged.tar", b"no tar" * 1000)
+    put(http, server, "p/note.txt", b"text")
+    done = indexing.run(prefix="p/")
+    assert done["ctlmsg"] == "prefix:p/, skip-nontar:1, index:2, errs:1"
+    assert done["stats"]["loc-objs"] == "2"
+    assert "p/damaged.tar" in done["err"]
+    assert not done["aborted"]
+    assert not indexing.index("q/c.tar").exists()
+
+    def current(key: str) -> bool:
+        head = http.head(f"{server.endpoint}/v1/objects/b/{key}", allow_redirects=True)
+        value = head.headers["Ais-Checksum-Value"]
+        info = ObjectInfo(key, len(contents[key]), "1", f"xxhash2:{value}", 0)
+        return indexing.index(key).exists() and bool(
+            decode_shard_index(indexing.index(key).read_bytes(), info)
+        )
+
+    contents["p/b.tar"] = shard(["other.txt", "more.txt"])
+    put(http, server, "p/b.tar", contents["p/b.tar"])
+    assert indexing.index("p/b.tar").exists()
+    assert not current("p/b.tar")
+    assert indexing.run(**{"skip-verify": True})["ctlmsg"].startswith(
+        "skip-verify:true, skip-nontar:1, skip-indexed:2, index:1"
+    )
+    assert not current("p/b.tar")
+    assert "skip-indexed:2, re-stale:1" in indexing.run()["ctlmsg"]
+    assert current("p/b.tar")
+    # A member comes twice in the others, which such an index does not say: it is there, and refused.
+    assert indexing.index("p/a.tar").exists()
+    http.delete(f"{server.endpoint}/v1/objects/b/p/b.tar").raise_for_status()
+    assert not indexing.index("p/b.tar").exists()
+    assert [b.name for b in Client(server.endpoint).cluster().list_buckets()] == ["b"]
+
+
+def test_a_job_is_followed_and_stopped(indexing: Indexing) -> None:
+    for number in range(4):
+        put(indexing.http, indexing.server, f"{number}.tar", shard(["a.txt"]))
+    indexing.server.hold_jobs(1)
+    uuid = indexing.start().text
+    until(lambda: indexing.snap(uuid)["stats"]["loc-objs"] == "1")
+    assert indexing.snap(uuid)["end-time"].startswith("0001-01-01")
+    status = indexing.ask("status", ID=uuid)
+    assert status.headers["Content-Type"] == "text/plain; charset=utf-8"
+    assert status.json() == {
+        "kind": "index-shard",
+        "uuid": uuid,
+        "err": "",
+        "end_time": 0,
+        "aborted": False,
+    }
+    assert indexing.ask("running_all").json() == [f"index-shard[{uuid}]"]
+    refused = indexing.start(prefix="1")
+    assert (refused.status_code, refused.json()["tcode"]) == (400, "ErrFailedTo")
+    assert "abort it first" in refused.json()["message"]
+    # Of an id that is unknown, nothing is said; one that can be none is refused.
+    assert indexing.stop(ID="Unknown12") == 200
+    assert indexing.stop(ID="-") == 400
+    assert indexing.stop() == 400
+    assert indexing.stop(Kind="nonsense") == 400
+    assert indexing.stop(ID=uuid) == 200
+    done = until(lambda: (found := indexing.snap(uuid))["is_idle"] and found)
+    assert done["aborted"]
+    assert done["abort-err"]
+    assert indexing.ask("status", ID=uuid).json()["aborted"]
+    assert len(list(indexing.index("").parent.rglob("*.idx"))) == 1
+    assert indexing.ask("qryxstats", ID="Unknown12").status_code == 404
+    assert indexing.ask("qryxstats", ID="-").status_code == 400
+    assert indexing.ask("qryxstats", Kind="nonsense").status_code == 400
+    ((snap,),) = indexing.ask("qryxstats", Kind="shard-index").json().values()
+    assert snap["id"] == uuid
+    assert indexing.ask("qryxstats", Kind="shard-index", show_active=True).json().popitem()[1] == []
+
+
+def test_a_shard_that_is_read_is_skipped(indexing: Indexing) -> None:
+    put(indexing.http, indexing.server, "a.tar", shard(["a.txt"], txt=bytes(50_000_000)))
+    url = f"{indexing.server.endpoint}/v1/objects/b/a.tar"
+    with indexing.http.get(url, stream=True) as reading:
+        next(reading.iter_content(1))
+        done = indexing.run()
+        assert done["ctlmsg"] == "skip-busy:1, errs:1"
+        assert "busy" in done["err"]
