@@ -1,5 +1,6 @@
 """The recipes are sessions: every program and command of a page, in its order."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -64,7 +65,9 @@ def matches(said: str, expected: str) -> bool:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_recipe(page: Path, place: Path, server: RunningServer):
     mountpoint = str(place / "mnt")
-    env = program_environment(place, {"AIS_ENDPOINT": server.endpoint, "TMPDIR": str(place)})
+    env = program_environment(place, {
+        "AIS_ENDPOINT": server.endpoint, "TMPDIR": str(place), "AISFS_LOG_FILE": os.devnull,
+    })  # fmt: skip
     commands = 0
     for kind, text in _BLOCK.findall(page.read_text()):
         if kind == "python":

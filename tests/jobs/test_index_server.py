@@ -79,7 +79,11 @@ def test_ctrl_c_stops_the_job(server: RunningServer):
 
 
 NONSENSE = [
-    (["ais://b", "--publish"], Exit.USAGE, "--server takes only --check, --jobs and --endpoint"),
+    (
+        ["ais://b", "--publish"],
+        Exit.USAGE,
+        "--server takes only --check, --jobs, --endpoint, --files-from",
+    ),
     (["ais://b", "--label", "cls"], Exit.USAGE, "--server takes only"),
     ([], Exit.USAGE, "give a SOURCE"),
     (["/tmp/x.tar"], Exit.USAGE, "use `aisfs index --publish`"),
