@@ -11,8 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from aisfs.server.storage.checksums import hash_file
+from aisfs.server.storage.objects import STATE_DIRECTORY
+from aisfs.server.storage.records import Record, Records
+
 KILOBYTE = 1000
 IMAGE = 110_000
+CHECKSUM_TYPE = "xxhash2"
 _TIME = 1_700_000_000
 
 
@@ -42,6 +47,9 @@ class Store:
         """Store a file as an object; the file is gone afterwards."""
         raise NotImplementedError
 
+    def know_checksum(self, bucket: str, key: str) -> None:
+        """See that an object has a checksum, as all of AIStore's have."""
+
     def put_empty(self, bucket: str, sizes: dict[str, int]) -> None:
         """Store objects that are listed and never read: zeros."""
         for key, size in sizes.items():
@@ -70,6 +78,14 @@ class EmbeddedStore(Store):
     def take(self, bucket: str, key: str, path: Path) -> None:
         (self._root / bucket).mkdir(parents=True, exist_ok=True)
         shutil.move(path, self._root / bucket / key)
+
+    def know_checksum(self, bucket: str, key: str) -> None:
+        path = self._root / bucket / key
+        status = path.stat()
+        record = Record("1", CHECKSUM_TYPE, hash_file(path, CHECKSUM_TYPE))
+        records = Records(self._root / STATE_DIRECTORY / "records" / f"{bucket}.sqlite")
+        records.store(os.fsencode(key), status.st_size, status.st_mtime_ns, record)
+        records.close()
 
     def put_empty(self, bucket: str, sizes: dict[str, int]) -> None:
         folder = self._root / bucket
@@ -183,6 +199,7 @@ def write_labelled_shards(
         made.stored += path.stat().st_size
         made.keys.append(f"train-{number:06d}.tar")
         store.take(bucket, made.keys[-1], path)
+        store.know_checksum(bucket, made.keys[-1])
     return made
 
 

@@ -148,6 +148,7 @@ def _index_on_server(
     )
     lines = [f"{name}: missing" for name in coverage.without]
     lines += [f"{name}: of an earlier version" for name in coverage.stale]
+    lines += [f"{name}: never used, since the shard has no checksum" for name in coverage.unbound]
     most = len(lines) if check else _MOST_LINES
     for line in sorted(lines)[:most]:
         click.echo(_line(line))

@@ -20,10 +20,10 @@ from demo.stage import _base, _marked
 from tests.support.mounts import eventually
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-LIMIT = 100
+LIMIT = 300
 _MARK = "AISFS_TEST_OF_DEMO"
 
-pytestmark = pytest.mark.mount
+pytestmark = [pytest.mark.mount, pytest.mark.timeout(LIMIT + 100)]
 
 
 class Place:

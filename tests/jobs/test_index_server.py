@@ -54,6 +54,13 @@ def test_all_shards_have_an_index_then(server: RunningServer):
     index(server, "ais://b/train/*.tar", "--check")
 
 
+def test_a_shard_without_a_checksum(tmp_path: Path):
+    fill(tmp_path / "store" / "b", {"x.tar": SHARD})  # not by a PUT, which gives it one
+    with running_server(tmp_path / "store") as server:
+        said, _ = index(server, "ais://b", code=1)
+    assert said[0] == "ais://b/x.tar: never used, since the shard has no checksum"
+
+
 def test_ctrl_c_stops_the_job(server: RunningServer):
     server.hold_jobs(0)
     try:

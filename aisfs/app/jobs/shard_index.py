@@ -40,6 +40,8 @@ class Coverage:
     """Shards whose index is of an earlier version."""
     without: list[str] = field(default_factory=list)
     """Shards without an index."""
+    unbound: list[str] = field(default_factory=list)
+    """Shards without a checksum, whose index may be of any version and is never used."""
     jobs: list[Job] = field(default_factory=list)
     interrupted: bool = False
     """Whether the jobs were stopped by Ctrl-C."""
@@ -161,7 +163,9 @@ async def _look(found: FoundShards, cluster: Cluster, coverage: Coverage, jobs: 
         checksum = shard.checksum.partition(":")[2]
         if said is None:
             coverage.without.append(name)
-        elif checksum and said == (checksum, shard.size):
+        elif not checksum:
+            coverage.unbound.append(name)
+        elif said == (checksum, shard.size):
             coverage.current += 1
         else:
             coverage.stale.append(name)
