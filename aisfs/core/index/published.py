@@ -373,16 +373,27 @@ def _read_rows(header: _Labels, parts: Planes) -> "array[int]":
     return array_in_turns("I", turns(read_numbers(header.rows, count, "q", parts)))
 
 
+def _as_slice(rows: "array[int]") -> slice | None:
+    """Return what selects these rows, if they ascend evenly; None otherwise."""
+    first, last = rows[0], rows[-1]
+    step = rows[1] - first if len(rows) > 1 else 1
+    even = range(first, last + 1, step) if step > 0 else range(0)
+    evenly = len(even) == len(rows) and rows == progression(even)
+    return slice(first, last + 1, step) if evenly else None
+
+
 def _check_labelled(rows: "array[int]", index: MemberIndex) -> None:
     """Check that labels are those of members that can have one, in their order."""
     flags, sizes = index.columns.flags, index.columns.sizes
     for some in turns(rows):
-        if some[-1] >= len(index) or not all(map(lt, some, islice(some, 1, None))):
+        evenly = _as_slice(some)
+        if some[-1] >= len(index) or not (evenly or all(map(lt, some, islice(some, 1, None)))):
             raise DamagedIndex("a label belongs to no member")
-        labelled = list(map(sizes.__getitem__, some))
+        labelled = sizes[evenly] if evenly else list(map(sizes.__getitem__, some))
         if min(labelled) == 0 or max(labelled) > CONTENT_MAX:
             raise DamagedIndex("a label belongs to a member that cannot have one")
-        if bytes(map(flags.__getitem__, some)).translate(None, _OF_FILES):
+        kinds = flags[evenly] if evenly else bytes(map(flags.__getitem__, some))
+        if kinds.translate(None, _OF_FILES):
             raise DamagedIndex("a label belongs to no file")
     if any(rows[at - 1] >= rows[at] for at in range(TURN, len(rows), TURN)):
         raise DamagedIndex("a label belongs to no member")

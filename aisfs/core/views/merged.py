@@ -16,7 +16,7 @@ from array import array
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, chain, compress, count, groupby, islice, repeat
+from itertools import accumulate, compress, count, groupby, islice, repeat
 from operator import call, contains, lt
 from typing import NamedTuple
 
@@ -189,9 +189,12 @@ class MergedView:
     def _number_directories(self, shards: Sequence[Placed]) -> dict[bytes, int]:
         """Number directories level by level in order, so that subdirectories are adjacent."""
         found = {b""}
-        for home in chain.from_iterable(shard.homes for shard in shards):
-            if len(found) < MAX_DIRECTORIES:
-                found.add(home)
+        for shard in shards:
+            room = MAX_DIRECTORIES - len(found)
+            if room >= len(shard.homes):
+                found.update(shard.homes)
+            else:
+                found.update(islice((home for home in shard.homes if home not in found), room))
         parts = {path: tuple(path.split(b"/")) if path else () for path in found}
         every = {path[:depth] for path in parts.values() for depth in range(len(path) + 1)}
         order = sorted(every, key=lambda path: (len(path), path))
@@ -210,10 +213,10 @@ class MergedView:
         each file in Python: of each turn, one call into C gives all files to their directories.
         """
         directories = [array("Q") for _ in self._names]
+        adders = {home: directories[number].append for home, number in numbers.items()}
         for at, shard in enumerate(shards):
             left_out = array("Q")
-            own = [directories[numbers[h]] if h in numbers else left_out for h in shard.homes]
-            add = [directory.append for directory in own]
+            add = list(map(adders.get, shard.homes, repeat(left_out.append)))
             mark = (at << _ROW_BITS).__or__
             for rows, places in zip(turns(shard.rows), turns(shard.places), strict=True):
                 deque(map(call, map(add.__getitem__, places), map(mark, rows)), maxlen=0)
