@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 STUCK_SECONDS = 10.0
 """Nothing that our own threads do takes a hundredth of it."""
+SLOW_SECONDS = 1.0
+"""A request that takes longer waits for the cluster, and may have locked a directory or a page."""
 INTERVAL = 1.0
 SIGHTS = 3
 """How often in a row the same must be seen: all of us may have been stopped, and go on just now."""
@@ -41,6 +43,8 @@ class Watchdog:
         self._notifier = notifier
         self._pending = pending
         self._interruptions = interruptions
+        self._slow_until = 0.0
+        """When a slow request was last seen, in seconds of `time.monotonic`."""
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -78,9 +82,12 @@ class Watchdog:
         for name, since in zip(names, self._dispatcher.busy_since, strict=True):
             if since is not None and now - since > STUCK_SECONDS:
                 return name, since
-        since = self._notifier.sending_since
-        if since is None or now - since <= STUCK_SECONDS:
-            return None
-        # The kernel may make it wait for a request that was there before, and that for the cluster.
+        # The kernel may make it wait for a request, that for others, and all of them for the cluster:
+        # programs that create files in one directory, for example, do so one after the other.
         oldest = self._pending.oldest()
-        return ("the notifier", since) if oldest is None or oldest > since else None
+        if oldest is not None and now - oldest > SLOW_SECONDS:
+            self._slow_until = now
+        since = self._notifier.sending_since
+        if since is None or now - max(since, self._slow_until) <= STUCK_SECONDS:
+            return None
+        return "the notifier", since

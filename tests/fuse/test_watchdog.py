@@ -161,18 +161,35 @@ def test_a_notification_that_hangs(stand: Stand, tmp_path: Path, caplog: pytest.
     assert eventually(lambda: bool(stored))
 
 
-def test_a_notification_that_waits_for_a_slow_request(stand: Stand, tmp_path: Path):
+def test_a_notification_that_waits_for_slow_requests(stand: Stand, tmp_path: Path):
     """What waits for the cluster may take longer: it ends by itself."""
     os.stat(tmp_path)
     assert eventually(lambda: stand.lane.busy_since == [None, None])
+    stand.watchdog.stop()  # which else looks, too
     dog, now = stand.watchdog, time.monotonic()
-    stand.pending.add(77, Opcode.READ, 0)
     try:
-        stand.notifier.sending_since = now + 1
-        assert dog.stuck(now + 2) is None
-        assert dog.stuck(now + 100) is None, "the request was there before the notification"
-        stand.notifier.sending_since = now - 1
-        assert dog.stuck(now + 100) == ("the notifier", now - 1)
+        stand.notifier.sending_since = now
+        stand.pending.add(77, Opcode.LOOKUP, 0)
+        assert dog.stuck(now + 60) is None
+        stand.pending.take(77)
+        stand.pending.add(78, Opcode.LOOKUP, 0)  # of the program that locked the directory next
+        assert dog.stuck(now + 120) is None
+        stand.pending.take(78)
+        assert dog.stuck(now + 121) is None, "there may be one more"
+        assert dog.stuck(now + 130) == ("the notifier", now)
+    finally:
+        stand.notifier.sending_since = None
+
+
+def test_a_notification_that_hangs_beside_quick_requests(stand: Stand, tmp_path: Path):
+    os.stat(tmp_path)
+    assert eventually(lambda: stand.lane.busy_since == [None, None])
+    stand.watchdog.stop()
+    dog, now = stand.watchdog, time.monotonic()
+    try:
+        stand.notifier.sending_since = now - 20
+        stand.pending.add(77, Opcode.GETATTR, 0)
+        assert dog.stuck(now) == ("the notifier", now - 20)
     finally:
         stand.notifier.sending_since = None
         stand.pending.take(77)
