@@ -47,6 +47,10 @@ class Store:
         """Store a file as an object; the file is gone afterwards."""
         raise NotImplementedError
 
+    def repeat(self, bucket: str, key: str, of: str) -> None:
+        """Store the content of an object under one more key."""
+        raise NotImplementedError
+
     def know_checksum(self, bucket: str, key: str) -> None:
         """See that an object has a checksum, as all of AIStore's have."""
 
@@ -78,6 +82,9 @@ class EmbeddedStore(Store):
     def take(self, bucket: str, key: str, path: Path) -> None:
         (self._root / bucket).mkdir(parents=True, exist_ok=True)
         shutil.move(path, self._root / bucket / key)
+
+    def repeat(self, bucket: str, key: str, of: str) -> None:
+        (self._root / bucket / key).hardlink_to(self._root / bucket / of)
 
     def know_checksum(self, bucket: str, key: str) -> None:
         path = self._root / bucket / key
@@ -121,6 +128,9 @@ class ClusterStore(Store):
     def take(self, bucket: str, key: str, path: Path) -> None:
         self._bucket(bucket).object(key).get_writer().put_file(path)
         path.unlink()
+
+    def repeat(self, bucket: str, key: str, of: str) -> None:
+        self.put(bucket, key, self._bucket(bucket).object(of).get_reader().read_all())
 
     def _bucket(self, name: str) -> Any:  # noqa: ANN401 (the SDK has no types)
         if name not in self._made:

@@ -17,6 +17,7 @@ from bench.groups import (
     indexing,
     latency,
     listing,
+    pictures,
     shard,
     shuffle,
     writing,
@@ -108,6 +109,7 @@ def judge(rows: Sequence[Row]) -> list[Goal]:
         + _fetched(rows)
         + _listings(rows)
         + _class_views(rows)
+        + _pictures(find)
     )
 
 
@@ -120,6 +122,26 @@ def _second_process(find: Find) -> list[Goal]:
     if measured is None:
         return []
     return [Goal("1 KB samples, warm: two processes over one", True, 1.7, measured)]
+
+
+def _pictures(find: Find) -> list[Goal]:
+    """Judge cold pictures: their rate beside webdataset's, at the start, and what the daemon takes."""
+    goals = []
+    for workers in (0, 2):
+        case = f"{workers} workers"
+        ours, web = (
+            find("pictures", case, name, pictures.STEADY) for name in (pictures.ON_DISK, epochs.WEB)
+        )
+        first = find("pictures", case, pictures.ON_DISK, pictures.FIRST)
+        text = f"cold pictures, {case}"
+        if ours and web and (measured := ratio(ours.values, web.values)) is not None:
+            goals.append(Goal(f"{text}: rate over webdataset", True, 1, measured))
+        if ours and first and (measured := ratio(first.values, ours.values)) is not None:
+            goals.append(Goal(f"{text}: the first over the steady rate", True, 0.9, measured))
+        if ours and (spent := ours.counted.get("daemon_s_gb")):
+            seconds = statistics.median(spent)
+            goals.append(Goal(f"{text}: processor seconds of the daemon a GB", False, 1.2, seconds))
+    return goals
 
 
 def _quiet(find: Find) -> list[Goal]:

@@ -143,12 +143,16 @@ def sdk_objects(endpoint: str, bucket: str, workers: int) -> Tally:
     return read_through(AISIterDataset(Client(endpoint).bucket(bucket)), workers)
 
 
-def sdk_shards(endpoint: str, bucket: str, workers: int) -> Tally:
-    """Read shards with the SDK's AISShardReader."""
+def sdk_shards(
+    endpoint: str, bucket: str, workers: int, keys: Sequence[str] | None = None
+) -> Tally:
+    """Read shards, all or these, with the SDK's AISShardReader."""
     from aistore.pytorch import AISShardReader
     from aistore.sdk import Client
 
-    return read_through(AISShardReader(Client(endpoint).bucket(bucket)), workers)
+    source = Client(endpoint).bucket(bucket)
+    chosen = {} if keys is None else {source: list(keys)}
+    return read_through(AISShardReader(source, prefix_map=chosen), workers)
 
 
 def sdk_random(endpoint: str, bucket: str, order: Sequence[int]) -> Tally:

@@ -102,12 +102,19 @@ def _goals(goals: Sequence[Goal]) -> str:
 
 
 def _table(rows: Sequence[Row]) -> str:
-    lines = [
-        "| Case | Reader | State | Median | Unit | Quartiles (least to greatest) | n | Ratio | "
-        "GETs | MB |",
-        "|---|---|---|--:|---|---|--:|--:|--:|--:|",
-    ]
-    return "\n".join([*lines, *map(_line, rows)]) + "\n"
+    spent = any("reader_s_gb" in row.counted for row in rows)
+    head = "| Case | Reader | State | Median | Unit | Quartiles (least to greatest) | n | Ratio | "
+    lines = [f"{head}GETs | MB |", "|---|---|---|--:|---|---|--:|--:|--:|--:|"]
+    if spent:
+        lines = [f"{lines[0]} Processor s/GB: reader, daemon, server |", f"{lines[1]}---|"]
+    cells = [_spent(row) if spent else "" for row in rows]
+    return "\n".join([*lines, *map("".join, zip(map(_line, rows), cells, strict=True))]) + "\n"
+
+
+def _spent(row: Row) -> str:
+    counted = row.document()["counted"]
+    parts = [counted.get(f"{who}_s_gb") for who in ("reader", "daemon", "server")]
+    return f" {', '.join(map(number_text, parts))} |"
 
 
 def _line(row: Row) -> str:

@@ -32,6 +32,8 @@ class Endpoint:
     url: str
     counted: bool
     """Whether it has the counters of the embedded server."""
+    leader: int | None = None
+    """The process group of the embedded server."""
 
     def counters(self) -> dict[str, int]:
         """Give the server's counts of requests; empty when it keeps none."""
@@ -75,7 +77,7 @@ def running_server(
         if len(words) != 2 or words[0] != b"ready":
             tail = log.read_text(errors="replace").strip().splitlines()
             raise NotMeasured(f"the server did not start: {tail[-1] if tail else 'no reason'}")
-        yield Endpoint(f"http://127.0.0.1:{int(words[1])}", counted=True)
+        yield Endpoint(f"http://127.0.0.1:{int(words[1])}", counted=True, leader=process.pid)
     finally:
         if process is not None:
             with suppress(OSError):

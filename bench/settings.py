@@ -26,6 +26,11 @@ class Settings:
     """Files in shards that are looked at."""
     images: int = 2_000
     loose_images: int = 400
+    pictures: int = 2_000
+    """Different ones in the shards of a long epoch."""
+    picture_repeats: int = 10
+    """How often each of these shards is there: 2.2 GB, which take 0.2 on the disk of the server."""
+    picture_workers: tuple[int, ...] = (0, 2, 8)
     listings: tuple[int, ...] = (10_000, 100_000, 1_000_000)
     batch_objects: int = 50_000
     shard_bytes: int = 512 << 20
@@ -61,6 +66,9 @@ QUICK = Settings(
     scanned=20_000,
     images=240,
     loose_images=60,
+    pictures=240,
+    picture_repeats=4,
+    picture_workers=(0,),
     listings=(10_000,),
     batch_objects=10_000,
     shard_bytes=96 << 20,
@@ -88,6 +96,9 @@ TINY = Settings(
     scanned=60,
     images=8,
     loose_images=4,
+    pictures=8,
+    picture_repeats=2,
+    picture_workers=(0, 2),
     listings=(100,),
     batch_objects=100,
     shard_bytes=2 << 20,

@@ -14,6 +14,7 @@ from bench.groups import (
     latency,
     listing,
     peers,
+    pictures,
     shard,
     shuffle,
     writing,
@@ -37,6 +38,7 @@ class Group:
 GROUPS = [
     Group("small", "Epochs over 1 KB samples", epochs.small, (*TORCH, "webdataset")),
     Group("images", "Epochs over images of about 110 KB", epochs.images, (*TORCH, "webdataset")),
+    Group("pictures", "Cold pictures, in steady state", pictures.run, (*TORCH, "webdataset")),
     Group("batches", "DynamicBatchSampler: from the bucket to the batches", batches.run, TORCH),
     Group("shard", "One shard, read as a file", shard.run, ("aistore.sdk", "requests")),
     Group("listing", "Listing objects with their sizes", listing.run, ("aistore.sdk", "requests")),
