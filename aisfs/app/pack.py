@@ -1,4 +1,4 @@
-"""`aisfs pack`: a tree of files into shards, straight into a bucket or a directory.
+"""`aisfs pack`: a tree of files, or objects, into shards, straight into a bucket or a directory.
 
 Nothing is copied on this machine: a shard is a `Content` that reads the files as its bytes are
 asked for, and is uploaded like any other. A shard that exists with these very bytes is left alone.
@@ -6,7 +6,6 @@ asked for, and is uploaded like any other. A shard that exists with these very b
 
 import os
 import re
-import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,12 +18,14 @@ from rich.progress import Progress, TextColumn
 
 from aisfs.app.at_once import each
 from aisfs.app.display.progress import byte_columns
+from aisfs.app.packing.local_files import find_files
+from aisfs.app.packing.objects import find_objects
+from aisfs.app.packing.tree import Place, ReadFile, Tree
 from aisfs.app.publishing.packed import publish_packed
 from aisfs.app.publishing.publisher import DEFAULT_LABEL
 from aisfs.app.source import open_source
 from aisfs.config import ClusterSettings
 from aisfs.core.checksums import DEFAULT_TYPE, hasher_of, is_known
-from aisfs.core.index.published import shard_of_published
 from aisfs.core.namespace.patterns import is_pattern
 from aisfs.core.namespace.sources import BucketSource, DirectorySource, parse_source
 from aisfs.core.synthetic.packing import (
@@ -44,7 +45,6 @@ from aisfs.engine.dataset.shard_set import Shard
 from aisfs.errors import (
     AccessDenied,
     ConfigError,
-    ContentUnreadable,
     NotFound,
     SourceMissing,
 )
@@ -53,8 +53,6 @@ from aisfs.store.content import checksum_of
 from aisfs.store.pages import pages_of
 from aisfs.store.port import ObjectStore, WritableStore
 
-Place = BucketSource | DirectorySource
-
 _PRINTF = re.compile(r"%(\d{0,2})d")
 """A number as webdataset's ShardWriter takes it."""
 
@@ -62,9 +60,9 @@ _PRINTF = re.compile(r"%(\d{0,2})d")
 class ShardContent:
     """The bytes of a shard, read from the files it is made of."""
 
-    def __init__(self, root: bytes, layout: Layout) -> None:
-        """Read `layout` from the files below `root`."""
-        self._root = root
+    def __init__(self, read_file: ReadFile, layout: Layout) -> None:
+        """Read `layout` from its files."""
+        self._read_file = read_file
         self._layout = layout
 
     @property
@@ -95,22 +93,6 @@ class ShardContent:
         elif content:
             self._read_file(file, at, content)
         view[len(content) :] = bytes(len(view) - len(content))
-
-    def _read_file(self, file: File, at: int, view: memoryview) -> None:
-        path = os.path.join(self._root, file.name)
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                size = os.fstat(descriptor).st_size
-                done = 0
-                while done < len(view) and (got := os.preadv(descriptor, [view[done:]], at + done)):
-                    done += got
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            raise ContentUnreadable(f"{os.fsdecode(path)}: {error.strerror}") from error
-        if size != file.size or done < len(view):
-            raise ContentUnreadable(f"{os.fsdecode(path)}: changed while it was packed")
 
 
 async def shards_there(
@@ -151,7 +133,7 @@ class Packed:
 class Packer:
     """Writes the shards of one tree."""
 
-    root: Path
+    read_file: ReadFile
     store: WritableStore
     bucket: Bucket
     names: ShardNames
@@ -178,7 +160,7 @@ class Packer:
                     progress.advance(task, done - sent)
                     sent = done
 
-                content = ShardContent(os.fsencode(self.root), layout)
+                content = ShardContent(self.read_file, layout)
                 info = await self._find(key, content)
                 packed.kept += info is not None
                 if info is None:
@@ -224,20 +206,19 @@ class Packer:
 class PackPlan:
     """What is to be packed, and where to."""
 
-    tree: Path
+    tree: Tree
     place: Place
     names: ShardNames
     samples: int
     layouts: list[Layout]
     labels: list[LabelRule] | None
     """The labels to publish with the index of each shard; None to publish nothing."""
-    left_out: list[str]
-    """A line for each thing below `tree` that cannot be packed."""
 
 
-def plan_pack(
-    tree: str,
+async def plan_pack(
+    sources: Sequence[str],
     shards: str,
+    endpoint: str | None,
     *,
     max_count: int,
     max_size: int,
@@ -246,36 +227,35 @@ def plan_pack(
     key_rule: str,
     no_index: bool = False,
 ) -> PackPlan:
-    """Return what `aisfs pack DIR SHARDS` is to write.
+    """Return what `aisfs pack SOURCE… SHARDS` is to write.
 
     Raises:
         ConfigError: an argument makes no sense.
         SourceMissing: there is nothing to pack, or it cannot be read.
     """
-    if "://" in tree:
-        raise ConfigError(
-            f"{tree}: DIR is a local directory: mount the bucket, and pack the directory there"
-        )
-    root = Path(tree)
     place, names = parse_shards(shards)
-    files, left_out = _find_files(root)
-    if isinstance(place, DirectorySource):
-        files = _but_own(files, os.path.relpath(place.path, root.resolve()), names)
+    tree: Tree
+    if all("://" in source for source in sources):
+        tree = await find_objects(sources, endpoint, place, names)
+    elif len(sources) == 1:
+        tree = find_files(Path(sources[0]), place, names)
+    else:
+        raise ConfigError("SOURCE is one local directory, or objects of a cluster")
+    files = tree.files
     if not files:
-        raise SourceMissing(f"{tree}: no files")
+        raise SourceMissing(f"{' '.join(sources)}: no files")
     samples = samples_of(files, KEY_RULES[key_rule])
     if class_to:
         samples = with_classes(samples, parse_extension(class_to))
     if shuffle is not None:
         samples = shuffled(samples, shuffle)
     return PackPlan(
-        tree=root,
+        tree=tree,
         place=place,
         names=names,
         samples=len(samples),
         layouts=shards_of(samples, max_count, max_size),
         labels=None if no_index else sorted({DEFAULT_LABEL, *_label_of(class_to)}, key=str),
-        left_out=left_out,
     )
 
 
@@ -292,8 +272,11 @@ async def pack(plan: PackPlan, endpoint: str | None, jobs: int, console: Console
     else:
         cluster = ClusterSettings.load({"endpoint": endpoint})
     # Permission to write does not imply permission to list.
-    async with open_source(plan.place, cluster, may_be_unlistable=True) as place:
-        packer = Packer(plan.tree, place.store, place.bucket, plan.names, plan.labels)
+    async with (
+        plan.tree.reading() as read_file,
+        open_source(plan.place, cluster, may_be_unlistable=True) as place,
+    ):
+        packer = Packer(read_file, place.store, place.bucket, plan.names, plan.labels)
         return await packer.pack(plan.layouts, jobs, console)
 
 
@@ -343,53 +326,3 @@ def make_directory(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{directory}: {error.strerror}") from error
-
-
-def _find_files(root: Path) -> tuple[list[File], list[str]]:
-    """Find all files below a directory, following symbolic links to files but not to directories.
-
-    Returns:
-        The files, and a line for each thing that cannot be packed.
-
-    Raises:
-        SourceMissing: there is no such directory, or a part of it cannot be read.
-    """
-    top, files, odd = os.fsencode(root), [], []
-    if not os.path.isdir(top):
-        raise SourceMissing(f"{root}: no such directory")
-
-    def fail(error: OSError) -> None:
-        raise SourceMissing(f"{os.fsdecode(error.filename)}: {error.strerror}") from error
-
-    for folder, directories, names in os.walk(top, onerror=fail):
-        links = [d for d in directories if os.path.islink(os.path.join(folder, d))]
-        if not directories and not names and folder != top:
-            odd.append(f"{os.fsdecode(folder)}: an empty directory")
-        for name in (*names, *links):
-            path = os.path.join(folder, name)
-            try:
-                status = os.stat(path)
-            except OSError as error:
-                odd.append(f"{os.fsdecode(path)}: {error.strerror}")
-                continue
-            if stat.S_ISREG(status.st_mode):
-                files.append(File(os.path.relpath(path, top), status.st_size))
-            else:
-                odd.append(f"{os.fsdecode(path)}: no file")
-    return files, odd
-
-
-def _but_own(files: list[File], folder: str, names: ShardNames) -> list[File]:
-    """Leave out the shards themselves and their indexes, should they lie in the tree that is packed."""
-    start = "" if folder == "." else f"{folder}/"
-    paths = map(os.fsdecode, (file.name for file in files))
-    return [
-        file
-        for file, path in zip(files, paths, strict=True)
-        if not path.startswith(start) or not _is_own(path[len(start) :], names)
-    ]
-
-
-def _is_own(key: str, names: ShardNames) -> bool:
-    """Return whether a key is that of a shard, or of its index."""
-    return names.index(shard_of_published(key) or key) is not None

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import trio
 from rich.console import Console
 
 from aisfs.cli.exits import Exit
@@ -40,7 +39,7 @@ def _common_options(command: Command) -> Command:
 
 
 @click.command(cls=Documented)
-@click.argument("tree", metavar="DIR")
+@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
 @click.argument("shards", metavar="SHARDS")
 @click.option(
     "--max-count",
@@ -59,7 +58,7 @@ def _common_options(command: Command) -> Command:
 )
 @setting("--shuffle SEED", "Shuffle the samples.")
 @setting(
-    "--class-to EXT", "DIR has a directory for each class: add a member KEY.EXT with its number."
+    "--class-to EXT", "There is a directory for each class: add a member KEY.EXT with its number."
 )
 @click.option(
     "--key-rule",
@@ -71,16 +70,18 @@ def _common_options(command: Command) -> Command:
 @click.option("--no-index", is_flag=True, help="Do not publish indexes beside the shards.")
 @_common_options
 def pack(
-    tree: str,
+    sources: tuple[str, ...],
     shards: str,
     endpoint: str | None,
     jobs: int,
     dry_run: bool,
     **options: Any,  # noqa: ANN401 - the options that `plan_pack` takes
 ) -> int:
-    """Pack the files below DIR into tar shards.
+    """Pack files into tar shards.
 
-    SHARDS names them, in a bucket or a directory: 'ais://BUCKET/train-{000000..}.tar'. Shards that
+    SOURCE is a local directory, or objects of a cluster as aisfs ls takes them: a bucket, a directory in
+    it, keys by name, braces and globs, or a list of them. Files are named in the shards by their path below
+    the directory or bucket; objects by name, braces and globs by their whole key. SHARDS names them, in a bucket or a directory: 'ais://BUCKET/train-{000000..}.tar'. Shards that
     exist with the same bytes are skipped, so after an error just run it again. Other shards of these
     names are reported, but not removed. The index of each shard is published beside it, so mounts
     need not scan it.
@@ -88,8 +89,8 @@ def pack(
     from aisfs.app import pack as packing
 
     logs.configure("warning", None, foreground=True)
-    plan = packing.plan_pack(tree, shards, **options)
-    _print_all(plan.left_out, "left out: ")
+    plan = run(partial(packing.plan_pack, sources, shards, endpoint, **options))
+    _print_all(plan.tree.left_out, "left out: ")
     if dry_run:
         for index, layout in enumerate(plan.layouts):
             click.echo(
@@ -97,14 +98,14 @@ def pack(
                 f"{len(layout.files)} files, {layout.size} bytes"
             )
     else:
-        packed = trio.run(packing.pack, plan, endpoint, jobs, Console(stderr=True))
+        packed = run(partial(packing.pack, plan, endpoint, jobs, Console(stderr=True)))
         click.echo(
             f"{plan.samples} samples: {packed.written} shards written, "
             f"{packed.kept} were there, {packed.size} bytes"
         )
         _print_all(packed.unindexed, "no index published: ")
         _print_all(packed.others, "not of this tree, but of these names: ")
-    return Exit.FAILURE if plan.left_out else Exit.OK
+    return Exit.FAILURE if plan.tree.left_out else Exit.OK
 
 
 @click.command(cls=Documented)

@@ -192,6 +192,59 @@ def test_shards_in_the_tree_are_not_packed(tree):
             shard.unlink()
 
 
+def shards_at(folder: Path) -> list[bytes]:
+    return [path.read_bytes() for path in sorted(folder.glob("*.tar"))]
+
+
+@pytest.fixture
+def loose(tree: Path, server: RunningServer) -> Iterator[str]:
+    """The tree as objects."""
+    name = f"loose-{tree.parent.name}"
+    shutil.copytree(tree, server.root / "b" / name)
+    yield f"ais://b/{name}"
+    shutil.rmtree(server.root / "b" / name)
+
+
+def test_objects_make_the_shards_that_files_make(tree, loose, tmp_path, server):
+    options = ("--max-count", 5, "--class-to", "cls")
+    run("pack", tree, tmp_path / "files" / "s-{00..}.tar", *options)
+    made = run("pack", loose, tmp_path / "objects" / "s-{00..}.tar", *options,
+               endpoint=server.endpoint)  # fmt: skip
+    assert "22 samples: 5 shards written" in made.stdout
+    assert shards_at(tmp_path / "objects") == shards_at(tmp_path / "files") != []
+    # In the bucket, and among the objects: a second time, the shards are not packed themselves.
+    for count in ("5 shards written, 0 were there", "0 shards written, 5 were there"):
+        done = run("pack", f"{loose}/", f"{loose}/s-{{00..}}.tar", *options, "--jobs", 8,
+                   endpoint=server.endpoint)  # fmt: skip
+        assert count in done.stdout
+    stored = server.root / "b" / loose.rpartition("/")[2]
+    assert shards_at(stored) == shards_at(tmp_path / "files")
+    assert len(list((stored / INDEX_DIRECTORY).iterdir())) == 5
+
+
+def test_objects_by_pattern_and_list(loose, tmp_path, server):
+    run("pack", f"{loose}/{{cat,eel}}/00[1-3].jpg", tmp_path / "s.tar", endpoint=server.endpoint)
+    prefix = loose.removeprefix("ais://b/")
+    names = [f"{prefix}/{label}/00{n}.jpg" for label in ("cat", "eel") for n in (1, 2, 3)]
+    with tarfile.open(tmp_path / "s.tar") as tar:
+        assert tar.getnames() == names
+    said = run("pack", "--dry-run", f"{loose}/cat", f"{loose}/dog", tmp_path / "t.tar",
+               endpoint=server.endpoint, code=2)  # fmt: skip
+    assert "would both be 000.jpg" in said.stderr
+    missing = run("pack", f"{loose}/cow/", tmp_path / "t.tar", endpoint=server.endpoint, code=5)
+    assert "no such object or directory" in missing.stderr
+    assert not (tmp_path / "t.tar").exists()
+
+
+def test_an_object_that_cannot_be_read_is_named(loose, tmp_path, server):
+    gone = {"match": {"path_contains": "dog/003.jpg", "method": "GET", "marked": True}}
+    server.faults([{**gone, "action": "status", "status": 404, "times": -1}])
+    said = run("pack", loose, tmp_path / "s.tar", endpoint=server.endpoint, code=1)
+    server.faults([])
+    assert "dog/003.jpg" in said.stderr
+    assert not (tmp_path / "s.tar").exists()
+
+
 def test_it_goes_on_after_an_error(tree, tmp_path, server):
     place = "ais://b/broken-{00..}.tar"
     refuse = {"match": {"path_contains": "broken-03", "method": "PUT", "marked": True}}
@@ -270,7 +323,10 @@ def test_unpack_stays_inside(tmp_path):
         (["pack", ".", "ais://b/train-%03d.tar"], 2, "write 'ais://b/train-{000..}.tar'"),
         (["pack", ".", "100%d/s-%d.tar"], 2, "write '100%d/s-{0..}.tar'"),
         (["pack", ".", "out-?/s.tar"], 2, "a new directory needs a name"),
-        (["pack", "ais://b/loose/", "s.tar"], 2, "DIR is a local directory"),
+        (["pack", "ais://b/loose/", "s.tar"], 3, "no endpoint"),
+        (["pack", ".", "ais://b/loose/", "s.tar"], 2, "SOURCE is one local directory"),
+        (["pack", "s.tar"], 2, "SOURCE"),
+        (["pack", "ais://", "s.tar", "--endpoint", "http://127.0.0.1:9"], 2, "pack one bucket"),
     ],
 )
 def test_errors_are_one_line(tmp_path, monkeypatch, words, code, reason):

@@ -123,7 +123,8 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
             "Pack a directory for each class, shuffled, with a label in each sample.",
         ),
         Example(
-            "aisfs pack --dry-run cats 'ais://pets/cats-{0000..}.tar'", "Only say what it does."
+            "aisfs pack ais://pets/loose/ 'ais://pets/loose-{000..}.tar'",
+            "Pack objects of a bucket.",
         ),
     ),
     "unpack": (
