@@ -183,6 +183,9 @@ class _Launch:
         background = not self._plan.kernel.fastpath
         await trio.to_thread.run_sync(_tune, self._plan.mountpoint, background)
         log.info("mounted %s on %s", self._plan.source, self._plan.mountpoint)
+        if self._services.ping is not None:  # a directory is read from the page cache
+            ready = self._services.fetcher.pool.make_ready
+            self._services.nursery.start_soon(trio.to_thread.run_sync, ready)
         if self.merger is not None and not self._plan.lazy:
             try:
                 await self.merger.merged()

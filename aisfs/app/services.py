@@ -28,8 +28,8 @@ from aisfs.core.views.directory_tree import MembersView, members_only, without_f
 from aisfs.core.views.samples_view import samples_view
 from aisfs.engine.dataset.synthetic_reader import SyntheticReader
 from aisfs.engine.fetch.batches import Batches
+from aisfs.engine.fetch.buffers import ReadCounts
 from aisfs.engine.fetch.fetcher import Fetcher
-from aisfs.engine.fetch.part import ReadCounts
 from aisfs.engine.fetch.writer_thread import BackgroundThread, background_thread, unattended
 from aisfs.engine.hooks import Hooks
 from aisfs.engine.listing.lister import Lister

@@ -7,14 +7,14 @@ from aisfs.cache import metadata_cache
 from aisfs.cache.disk import bookkeeping, format, maintenance, resident
 from aisfs.core.policy import readahead, scan_pace
 from aisfs.core.views import samples
-from aisfs.engine.fetch import part, retained_parts
+from aisfs.engine.fetch import buffers, retained_parts
 from aisfs.engine.read import header_scan, indexer
 from aisfs.fuse.mounting import kernel_settings
 from tests.docs.documents import SEMANTICS, section
 
 MIB = 1 << 20
 TOLD = [
-    (f"One GET is {part.PART_MAX // MIB} MiB at most", True),
+    (f"One GET is {buffers.PART_MAX // MIB} MiB at most", True),
     (
         "a sixteenth of `--cache-size`, 1 GiB",
         (services.INDEX_SHARE, services.INDEX_DISK_LIMIT) == (16, 1 << 30),

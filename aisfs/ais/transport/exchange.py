@@ -72,8 +72,11 @@ class Exchange:
         self, method: str, target: str, headers: Mapping[str, str], pieces: Iterable[memoryview]
     ) -> None:
         connection, sock = self._connection, self._connection.sock
-        # Head and small body in one packet; the server would be woken up for each of them.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
+        # Head and small body in one packet; the server would be woken up for each of them. A request
+        # without a body goes out as one anyway, and setting an option keeps Python's lock.
+        corked = "content-length" in map(str.lower, headers)
+        if corked:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
         connection.putrequest(method, quote(target, safe=_IN_TARGET), skip_accept_encoding=True)
         for name, value in headers.items():
             connection.putheader(name, value)
@@ -81,7 +84,8 @@ class Exchange:
             connection.endheaders()
             for piece in pieces:
                 connection.send(piece)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
+            if corked:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
             self._sent = True
 
     def read_into(self, view: memoryview) -> int:

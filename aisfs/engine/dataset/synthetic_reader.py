@@ -10,8 +10,9 @@ from aisfs.core.policy.readahead import ReadAhead
 from aisfs.core.ranges import aligned
 from aisfs.core.synthetic.tar import Content, VirtualShard
 from aisfs.engine.fetch.batches import Batches, BatchWindow
+from aisfs.engine.fetch.buffers import FIRST_PART
 from aisfs.engine.fetch.fetcher import Fetcher
-from aisfs.engine.fetch.part import FIRST_PART, Data, Reading
+from aisfs.engine.fetch.part import Data, Reading
 from aisfs.errors import NotFound, Stale
 from aisfs.model import ByteRange
 

@@ -12,7 +12,8 @@ import trio
 from cachetools import LRUCache
 
 from aisfs.core.index.zip_columns import DEFLATED, LOCAL_HEADER, STORED, Stored, data_offset
-from aisfs.engine.fetch.part import PART_MAX, Data
+from aisfs.engine.fetch.buffers import PART_MAX
+from aisfs.engine.fetch.part import Data
 from aisfs.engine.read.open_member import MemberId, MemberReads, OpenMember
 from aisfs.errors import ShardDamaged
 from aisfs.model import ByteRange

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aisfs.cache.disk.format import entry_id
+from aisfs.engine.fetch.buffers import BufferPool
 from aisfs.engine.fetch.checksums import RunningSums
-from aisfs.engine.fetch.part import BufferPool, Part
+from aisfs.engine.fetch.part import Part
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 
 CONTENT = os.urandom(10_000)

@@ -1,0 +1,181 @@
+"""Memory that objects are received into, used again: fresh memory costs more than the copy into it.
+
+The kernel clears each new page, and on a virtual machine the host has to find it first. A pool keeps
+what was under way lately, and has enough for a first shard made ready before its reader comes.
+"""
+
+import mmap
+import os
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from aisfs.process.threads import any_thread
+
+PART_MAX = 8 << 20
+"""Bytes of one GET. Two round trips of 1 ms then cost a fifth at 1 GB/s, and a reader that needs
+the first byte of a part waits 8 ms for it."""
+FIRST_PART = 1 << 20
+"""Bytes of the first GET of a whole object; the next ones are larger (`core.ranges.GROWTH`)."""
+COPIED_MAX = 1 << 20
+"""Bytes that the trio thread copies from the disk cache itself: one READ of the kernel, 0.1 ms."""
+READY_MAX = 96 << 20
+"""Bytes that are made ready at the start: what a fast reader has under way, and a shard to be listed."""
+READY_SHARE = 4
+"""At most one part in so many of the limit is made ready."""
+READY_CALLS = 300
+"""Calls of `let_go`, ten minutes, after which what nobody uses is not kept ready any more."""
+
+_CAPACITIES = range(FIRST_PART, PART_MAX + 1, FIRST_PART)
+"""Lengths of buffers: most parts are as long, and none takes much more than it needs."""
+_TRIES = 4
+"""Free buffers that are tried; few have views still, of a reply or a push under way."""
+_LENT_FROM = 64 << 10
+"""Bytes from which fresh memory costs more than the copy into it: it is mapped page by page."""
+_LENT_MAX = 4
+"""Buffers of `COPIED_MAX` that are lent; most are free again as soon as the kernel has a reply."""
+
+
+def buffer_size(length: int) -> int:
+    """Return how much memory a part of so many bytes takes."""
+    return length if length < FIRST_PART else -(-length // FIRST_PART) * FIRST_PART
+
+
+def _new_buffer(size: int) -> mmap.mmap:
+    """Return fresh memory in large pages: sockets, disk and kernel look pages up by the thousand."""
+    buffer = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel without large pages
+        buffer.madvise(mmap.MADV_HUGEPAGE)
+    return buffer
+
+
+class ReadCounts:
+    """Bytes that readers and pushes got, by where they were.
+
+    Threads may count at once: about right is good enough.
+    """
+
+    __slots__ = ("disk", "memory", "network")
+
+    def __init__(self) -> None:
+        """Start at zero."""
+        self.disk = 0
+        """In the disk cache."""
+        self.memory = 0
+        """In parts that had landed."""
+        self.network = 0
+        """In parts that had to be waited for."""
+
+
+class _Free:
+    """Buffers of one capacity that nobody uses, the one used last at the end."""
+
+    __slots__ = ("buffers", "idle", "kept", "spare")
+
+    def __init__(self) -> None:
+        self.buffers: list[mmap.mmap] = []
+        self.spare = 0
+        """How many of these, the first ones, were not needed since the last `let_go`."""
+        self.kept = 0
+        """How many stay although they were not needed."""
+        self.idle = 0
+        """How many calls of `let_go` ago one was taken."""
+
+
+class BufferPool:
+    """Buffers for parts, and for copies of what is on disk."""
+
+    def __init__(self, limit: int, used: Callable[[], int] = lambda: 0) -> None:
+        """Start with none; keep free ones as long as they and `used()` bytes are within `limit`."""
+        self._limit = limit
+        self._used = used
+        self._free = {size: _Free() for size in _CAPACITIES}
+        self._lent: deque[mmap.mmap] = deque()
+        self.read = ReadCounts()
+        """What was read of all parts that have their buffers here, and past them from the disk cache."""
+
+    def make_ready(self) -> None:
+        """Fill the pool with what stays in it. Takes some 100 ms, without the GIL; for a worker thread."""
+        free = self._free[PART_MAX]
+        free.kept = min(READY_MAX, self._limit // READY_SHARE) // PART_MAX
+        zeros = os.open("/dev/zero", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            for _ in range(free.kept):
+                buffer = _new_buffer(PART_MAX)
+                os.preadv(zeros, [buffer], 0)  # the kernel maps all pages at once
+                free.buffers.append(buffer)
+        finally:
+            os.close(zeros)
+
+    def take(self, length: int) -> mmap.mmap | bytearray:
+        """Return a buffer of at least `length` bytes; what is in it is undefined.
+
+        Of `FIRST_PART` or more it begins on a page, as writing past the page cache wants it.
+        """
+        size = buffer_size(length)
+        if size < FIRST_PART:
+            return bytearray(length)
+        free = self._free[size]
+        free.idle = 0
+        for _ in range(_TRIES):
+            try:
+                buffer = free.buffers.pop()
+            except IndexError:
+                break
+            free.spare = min(free.spare, len(free.buffers))
+            try:
+                buffer.resize(size)  # to the size it has; refused while a view exists
+            except BufferError:
+                free.buffers.insert(0, buffer)
+            else:
+                return buffer
+        return _new_buffer(size)
+
+    def give_back(self, buffer: mmap.mmap | bytearray) -> None:
+        """Take a buffer back that is no longer filled; it is used again when there is no view of it."""
+        if not isinstance(buffer, bytearray):
+            size = len(buffer)
+            if self.free + self._used() + size <= self._limit:
+                self._free[size].buffers.append(buffer)
+
+    @property
+    def free(self) -> int:
+        """Return the bytes of all buffers that nobody uses."""
+        return sum(size * len(free.buffers) for size, free in self._free.items())
+
+    @any_thread
+    def lend(self, length: int) -> memoryview:
+        """Return room for bytes, which is used again once there is no view of it."""
+        if not _LENT_FROM <= length <= COPIED_MAX:
+            return memoryview(bytearray(length))
+        for _ in range(_LENT_MAX):
+            try:
+                buffer = self._lent.popleft()  # so that no other thread has it
+            except IndexError:
+                break
+            try:
+                buffer.resize(COPIED_MAX)  # to the size it has; refused while a view exists
+                return memoryview(buffer)[:length]
+            except BufferError:
+                pass
+            finally:
+                self._lent.append(buffer)
+        if len(self._lent) >= _LENT_MAX:
+            return memoryview(bytearray(length))
+        buffer = _new_buffer(COPIED_MAX)
+        room = memoryview(buffer)[:length]
+        self._lent.append(buffer)
+        return room
+
+    def let_go(self) -> bool:
+        """Free those that were not needed since the last call; return whether there were any."""
+        gone = 0
+        for free in self._free.values():
+            free.idle += 1
+            if free.idle > READY_CALLS:
+                free.kept = 0
+            spare = max(min(free.spare, len(free.buffers) - free.kept), 0)
+            del free.buffers[:spare]
+            free.spare = len(free.buffers)
+            gone += spare
+        return gone > 0
