@@ -55,13 +55,24 @@ class Members:
         except AisfsError:
             return None
 
+    def in_memory(self, shard: OpenShard, rows: Sequence[int]) -> bool:
+        """Return whether most bytes of members are in the daemon's memory, as after a scan."""
+        if not rows:
+            return False
+        data_range = shard.view.index.data_range
+        try:
+            span = ByteRange(data_range(rows[0]).start, data_range(rows[-1]).stop)
+        except AisfsError:
+            return False  # the shard ends before
+        return 2 * shard.reads.opened.in_memory(span) > len(span)
+
     def stored(self, shard: OpenShard, wanted: ByteRange) -> Data | None:
         """Return stored bytes of a shard that are in memory or mapped, for the kernel."""
-        return shard.reads.opened.try_read(wanted)
+        return shard.reads.opened.try_read(wanted, push=True)
 
     def copied(self, shard: OpenShard, wanted: ByteRange) -> bytearray | memoryview | None:
         """Return a copy of them."""
-        return shard.reads.opened.try_copy(wanted)
+        return shard.reads.opened.try_copy(wanted, push=True)
 
     def pushed(
         self, shard: OpenShard, row: int, last: int, rows: Sequence[int], lacking: Sequence[int]

@@ -138,17 +138,20 @@ class Notifier:
         """Put bytes into the page cache of an inode; returns whether the kernel knew it."""
         return self.send(notifications.store_header(ino, offset, len(data)), data)
 
-    def send_all(self, messages: Iterable[Buffer]) -> list[int]:
-        """Send small messages, one after the other; returns the places of those refused."""
+    def send_all(self, messages: Iterable[Buffer | tuple[Buffer, Buffer]]) -> list[int]:
+        """Send messages, in one piece or two; returns the places of those refused."""
         refused = []
-        fd, write = self._fd, os.write
-        self.sending_since = time.monotonic()  # of the first: all take less than a millisecond
+        fd, write, writev = self._fd, os.write, os.writev
+        self.sending_since = time.monotonic()  # of the first: all take a millisecond or two
         try:
             for place, message in enumerate(messages):
                 try:
-                    write(fd, message)
+                    if isinstance(message, tuple):
+                        writev(fd, message)
+                    else:
+                        write(fd, message)
                 except OSError as error:
-                    self._refused(error, message)
+                    self._refused(error, message[-1] if isinstance(message, tuple) else message)
                     refused.append(place)
         finally:
             self.sending_since = None

@@ -45,6 +45,11 @@ class Reservation:
         state = "failed" if self._failed else "open" if self._open else "finished"
         return f"<Reservation {self.range} {self._written.total} bytes written, {state}>"
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it was not finished yet."""
+        return self._open
+
     def __enter__(self) -> Self:
         return self
 

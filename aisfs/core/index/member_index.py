@@ -42,6 +42,7 @@ class MemberKind(IntEnum):
     HARDLINK = HARDLINK
 
 
+_PLAIN = bytes(f for f in range(256) if not f & (KIND_BITS | SPARSE | TRUNCATED | OPENED))
 _IS_KIND = {kind: bytes(flags & KIND_BITS == kind for flags in range(256)) for kind in MemberKind}
 
 
@@ -145,6 +146,15 @@ class MemberIndex:
     def plain(self, row: int) -> bool:
         """Return whether the row is a complete regular file whose bytes are stored as they are."""
         return not self.columns.flags[row] & (KIND_BITS | SPARSE | TRUNCATED | OPENED)
+
+    def all_plain(self, start: int, stop: int) -> bool:
+        """Return whether `plain` holds for all rows of a range."""
+        return not self.columns.flags[start:stop].translate(None, _PLAIN)
+
+    def sizes_within(self, start: int, stop: int, most: int) -> bool:
+        """Return whether all rows of a range have contents of 1 to `most` bytes."""
+        sizes = self.columns.sizes[start:stop]
+        return min(sizes) > 0 and max(sizes) <= most
 
     def content_row(self, row: int) -> int:
         """Return the row that has the content, another one for hardlinks; it determines the inode."""

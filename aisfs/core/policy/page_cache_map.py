@@ -13,6 +13,7 @@ _PUSHED = 2
 _STEP = 4
 """One generation: the upper six bits of the byte count them; 0 is never."""
 _WITHOUT_KNOWN = bytes(value for value in range(256) if not value & _KNOWN)
+_WITH_KNOWN = bytes(value for value in range(256) if value & _KNOWN)
 _WITH_PUSHED = bytes(value for value in range(256) if value & _PUSHED)
 _LEARN = bytes(value | _KNOWN for value in range(256))
 _PASS = bytes(value & ~_PUSHED for value in range(256))
@@ -59,6 +60,11 @@ class PageCacheMap:
         """Return whether the row can be pushed and is probably not in the page cache."""
         state = self._state[row]
         return state < self._age and bool(state & _KNOWN)
+
+    def all_absent(self, start: int, stop: int) -> bool:
+        """Return whether `absent` holds for all rows of a range."""
+        states = self._state[start:stop]
+        return max(states) < self._age and not states.translate(None, _WITH_KNOWN)
 
     def read(self, row: int) -> bool:
         """Record a READ, which caches the row; return whether it had been pushed."""

@@ -38,9 +38,11 @@ RANDOM_READS = 32
 """READs out of order before the whole shard is pushed: opening a few images is no epoch."""
 REPEAT = 16
 """Most members per READ out of order if the whole shard was pushed and dropped before."""
-BATCH_ROWS = 64
-BATCH_BYTES = 1 << 20
-"""Most rows and bytes of a batch: a quarter of a millisecond of work."""
+BATCH_ROWS = 256
+BATCH_BYTES = 2 << 20
+"""Most rows and bytes of a batch: a millisecond of work."""
+RUN_LEAST = 64
+"""Rows that are worth a look at all of them at once; smaller windows are gone through row by row."""
 REST_FIRST = 64
 REST_MAX = 4096
 """READs without pushing after a shard's pushes were wasted; doubled each time."""
@@ -68,7 +70,7 @@ class ShardPush:
         self._whole: int | None = None
         """The next row while the whole shard is being pushed."""
         self._whole_stalled = False
-        self._batch: list[int] = []
+        self._batch: Sequence[int] = []
         self._giver: Stream | None = None
         """The stream that the batch is for; None for a sample or the whole shard."""
         self._of_whole = False
@@ -99,17 +101,32 @@ class ShardPush:
 
     # what happened ---------------------------------------------------------------------------
 
-    def listed(self, rows: Sequence[int]) -> None:
+    @property
+    def awaited(self) -> bool:
+        """Whether what is pending is for a reader, and not only because it was listed."""
+        return (
+            bool(self._samples)
+            or self._whole is not None
+            or any(stream.seen and stream.pending for stream in self._streams)
+        )
+
+    def listed(self, rows: Sequence[int], *, in_memory: bool = False) -> None:
         """Record that the kernel listed these members, so it knows their inodes.
 
-        They are likely to be read next.
+        They are likely to be read next. Bytes that are `in_memory` because of the scan are pushed at
+        once, all but the first reader's marker and the last row: the page cache keeps them without
+        costing the daemon memory, and is where their reader looks first.
         """
         self._rows.know(rows)
         if rows and len(self._streams) < STREAMS and not self._rest:
             start = rows[0]
             if not self._rows.there(start) and self._stream_of(start) is None:
-                stream = Stream(start - 1, start - 1)
-                stream.window = stream.rows_left = WINDOW_FIRST
+                stream = Stream(start - 1, start - 1, seen=False)
+                if in_memory and rows[-1] - start > WINDOW_FIRST:
+                    size = self.index.object_size + len(rows) * PAGE
+                    stream.open_window(rows[-1] - start, size)
+                else:
+                    stream.open_window(WINDOW_FIRST)
                 self._streams.insert(0, stream)
 
     def read(self, row: int) -> bool:
@@ -154,7 +171,7 @@ class ShardPush:
 
     # what to do ------------------------------------------------------------------------------
 
-    def next(self, room: int) -> list[int]:
+    def next(self, room: int) -> Sequence[int]:
         """Return the next batch of rows to push, in the order of the tar; it may be empty.
 
         Args:
@@ -198,15 +215,16 @@ class ShardPush:
         if stored == len(batch):
             pass
         elif stream is not None:
-            stream.put_back(
-                batch[stored:], sum(footprint(self.index.size(r)) for r in batch[stored:])
-            )
-            stream.stalled = missing
+            stream.stalled = missing and stream.seen
+            stream.has_gaps |= missing and not stream.seen
+            rest = batch[stored + (missing and not stream.seen) :]
+            if rest:
+                stream.put_back(rest, sum(footprint(self.index.size(row)) for row in rest))
         elif self._of_whole:
             self._whole, self._whole_stalled = batch[stored], missing
         return (stream.at, stream.top) if stream is not None and stream.window else None
 
-    def _stored(self, rows: list[int], unknown: Collection[int], stream: Stream | None) -> None:
+    def _stored(self, rows: Sequence[int], unknown: Collection[int], stream: Stream | None) -> None:
         for row in unknown:
             self._rows.unknown(row)
         if unknown:
@@ -283,13 +301,15 @@ class ShardPush:
             return
         self._counts.used += self._rows.take_pushed(stream.at + 1, row)
         stream.at = row
+        stream.seen = True
         stream.stalled = False
         self._streams.remove(stream)
         self._streams.append(stream)
-        if row == stream.marker:
+        if row == stream.marker and not stream.has_gaps:
             stream.ahead = stream.behind_marker
             self._extend(stream)
-        elif row > stream.top:
+        elif row > stream.top or stream.has_gaps:
+            stream.has_gaps = False
             overtaken = stream.rows_left > 0 and stream.bytes_left > 0
             stream.top = row
             stream.ahead = 0
@@ -315,6 +335,7 @@ class ShardPush:
 
     def _aim(self, stream: Stream) -> None:
         stream.rows_left = stream.at + stream.window - stream.top
+        stream.bytes_max = WINDOW_BYTES
         stream.bytes_left = WINDOW_BYTES - stream.ahead
         stream.marker = -1
         stream.behind_marker = 0
@@ -338,8 +359,24 @@ class ShardPush:
         index = self.index
         return index.plain(row) and 0 < index.size(row) <= WINDOW_BYTES
 
-    def _walk(self, stream: Stream, room: int) -> list[int]:
+    def _run(self, stream: Stream, room: int) -> int:
+        """Return how many of the next rows of a window are all wanted, and a page or less each."""
+        rows = min(stream.rows_left, BATCH_ROWS, min(stream.bytes_left, room) // PAGE)
+        if stream.window and stream.marker < 0:
+            rows = min(rows, stream.until_middle)
+        start = stream.top + 1
+        rows = min(rows, len(self) - start)
+        if stream.stalled or rows < RUN_LEAST:
+            return 0
+        stop = start + rows
+        small = self.index.all_plain(start, stop) and self.index.sizes_within(start, stop, PAGE)
+        return rows if small and self._rows.all_absent(start, stop) else 0
+
+    def _walk(self, stream: Stream, room: int) -> Sequence[int]:
         """Choose the next rows of a window."""
+        if rows := self._run(stream, room):
+            stream.advance(rows, rows * PAGE)
+            return range(stream.top - rows + 1, stream.top + 1)
         batch: list[int] = []
         taken = 0
         wanted, size, end = self._wanted, self.index.size, len(self)
@@ -352,27 +389,21 @@ class ShardPush:
                 stream.rows_left = 0
                 break
             if wanted(row):
-                if not marked and self._is_marker(stream):
+                if not marked and stream.at_middle:
                     stream.marker, marked = row, True
                 else:
                     cost = footprint(size(row))
-                    if cost > stream.bytes_left and stream.bytes_left < WINDOW_BYTES:
+                    if cost > stream.bytes_left and stream.bytes_left < stream.bytes_max:
                         stream.bytes_left = 0
                         break
                     if taken + cost > room:
                         break
                     taken += cost
-                    stream.bytes_left -= cost
                     batch.append(row)
-                    if stream.marker >= 0:
-                        stream.behind_marker += cost
-            stream.top = row
-            stream.rows_left -= 1
+                    stream.advance(1, cost)
+                    continue
+            stream.advance(1, 0)
         return batch
-
-    def _is_marker(self, stream: Stream) -> bool:
-        """Return whether to leave this row out, half a window before the end."""
-        return 2 * stream.rows_left <= stream.window or 2 * stream.bytes_left <= WINDOW_BYTES
 
     def _walk_whole(self, start: int, room: int) -> list[int]:
         """Choose the next rows of the whole shard, which must fit in `room` to begin with."""

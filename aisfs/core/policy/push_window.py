@@ -1,5 +1,6 @@
 """One reader going through a shard, and the window of members pushed ahead of it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 WINDOW_FIRST = 8
@@ -29,10 +30,10 @@ def footprint(size: int) -> int:
 class Stream:
     """One reader going through a shard."""
 
-    __slots__ = ("ahead", "at", "behind_marker", "bytes_left", "marker", "pushed", "rows_left",
-                 "stalled", "top", "wasted", "window")  # fmt: skip
+    __slots__ = ("ahead", "at", "behind_marker", "bytes_left", "bytes_max", "has_gaps", "marker",
+                 "pushed", "rows_left", "seen", "stalled", "top", "wasted", "window")  # fmt: skip
 
-    def __init__(self, at: int, top: int) -> None:
+    def __init__(self, at: int, top: int, *, seen: bool = True) -> None:
         """Begin after the row `top`."""
         self.at = at
         """The row that was read last, as far as READs show."""
@@ -41,7 +42,11 @@ class Stream:
         self.window = 0
         """Rows ahead of the reader; 0 until a second READ confirms that there is one."""
         self.rows_left = 0
-        self.bytes_left = WINDOW_BYTES
+        self.bytes_left = self.bytes_max = WINDOW_BYTES
+        self.seen = seen
+        """Whether there was a READ. Where there was only a listing, missing bytes are not waited for."""
+        self.has_gaps = False
+        """Whether rows up to `top` were skipped because their bytes were missing."""
         self.marker = -1
         """The row left out in the middle of the window."""
         self.stalled = False
@@ -51,7 +56,12 @@ class Stream:
         self.pushed = self.wasted = 0
         """Rows of this window that were pushed, and that were pushed in vain."""
 
-    def put_back(self, rows: list[int], cost: int) -> None:
+    def open_window(self, rows: int, size: int = WINDOW_BYTES) -> None:
+        """Begin a window of so many rows behind `top`, and of at most `size` bytes."""
+        self.window = self.rows_left = rows
+        self.bytes_left = self.bytes_max = size
+
+    def put_back(self, rows: Sequence[int], cost: int) -> None:
         """Put the last rows, of `cost` bytes, back into the window."""
         self.rows_left += self.top - (rows[0] - 1)
         self.bytes_left += cost
@@ -65,3 +75,23 @@ class Stream:
     def pending(self) -> bool:
         """Whether rows of the window are still to be pushed."""
         return self.rows_left > 0 and self.bytes_left > 0 and not self.stalled
+
+    def advance(self, rows: int, cost: int) -> None:
+        """Go on by so many rows; of these `cost` bytes are to be pushed."""
+        self.top += rows
+        self.rows_left -= rows
+        self.bytes_left -= cost
+        if self.marker >= 0:
+            self.behind_marker += cost
+
+    @property
+    def until_middle(self) -> int:
+        """Return how many rows of a page each there are at least before the middle of the window."""
+        return min(
+            self.rows_left - self.window // 2, (self.bytes_left - self.bytes_max // 2) // PAGE
+        )
+
+    @property
+    def at_middle(self) -> bool:
+        """Return whether half of the window is pushed, which is where the marker belongs."""
+        return 2 * self.rows_left <= self.window or 2 * self.bytes_left <= self.bytes_max

@@ -53,7 +53,7 @@ class ScanPace:
         """Return what to read next.
 
         Args:
-            needed: The first byte that has to be looked at.
+            needed: The first byte that has to be looked at, or one shortly before.
             even: The break-even of now, if it is known. If not, the first pieces are the smallest:
                 they measure the latency.
         """

@@ -49,7 +49,12 @@ def store(
     *,
     past_page_cache: bool,
 ) -> bool:
-    """Write what was fetched to disk; return whether all of it is there. Runs in one thread.
+    """Write what was fetched to disk, and return what was reserved for it and not used.
+
+    Runs in one thread.
+
+    Returns:
+        Whether all of it is there.
 
     Raises:
         WrongContent: the object is complete now, and not what it should be; it is dropped.
@@ -62,6 +67,7 @@ def store(
         content = part.content[start : start + len(gap)]
         reservation.write(gap.start, content, past_page_cache=past_page_cache)
         stored = reservation.publish(gap, content) and stored
+        reservation.finish()
     if stored:
         sums.add(entry, part)
         complete = not cache.missing(entry, ByteRange(0, entry.size))

@@ -23,20 +23,13 @@ from aisfs.cache.disk.format import EntryId, entry_id
 from aisfs.cache.disk.reservation import Reservation
 from aisfs.core.policy.link import LinkEstimate
 from aisfs.core.policy.readahead import ReadAhead
-from aisfs.core.ranges import growing_pieces, pieces
+from aisfs.core.ranges import RangeSet, growing_pieces, pieces
 from aisfs.engine.fetch.batches import BatchWindow
+from aisfs.engine.fetch.buffers import COPIED_MAX, FIRST_PART, PART_MAX, BufferPool
 from aisfs.engine.fetch.checksums import RunningSums
 from aisfs.engine.fetch.disk import WrongContent, look, lost, store
 from aisfs.engine.fetch.object_state import OpenObject, OpenObjects, Source
-from aisfs.engine.fetch.part import (
-    COPIED_MAX,
-    FIRST_PART,
-    PART_MAX,
-    BufferPool,
-    Data,
-    Part,
-    Reading,
-)
+from aisfs.engine.fetch.part import Data, Part, Reading
 from aisfs.engine.fetch.retained_parts import Retained, RetainedParts
 from aisfs.engine.fetch.writer_thread import BackgroundThread
 from aisfs.engine.hooks import Hooks
@@ -52,10 +45,20 @@ STREAM_BYTES = 32 << 20
 """Bytes under way when a stream begins: what 1 Gbit/s carries in 250 ms."""
 HIGH_LATENCY_SECONDS = 0.02
 """A part that took longer came over a slow link, or one with latency: more may be under way at once."""
+WHOLE_PARTS = 8
+"""Parts of an object that only all together are of use, while they are not of `PART_MAX`."""
 SPARE_SECONDS = 2.0
 """How long an unused buffer is kept: longer than the pause between two batches."""
-DIRECT_BEHIND = 64 << 20
+DIRECT_BEHIND = 256 << 20
 """While more bytes than this wait for the disk, none are written past the page cache."""
+
+
+def whole_part(size: int) -> int:
+    """Return the length of the first part of an object that is of use only as a whole.
+
+    Fewer requests, and still enough of them that the work on the first overlaps with the rest.
+    """
+    return min(max(size // WHOLE_PARTS // FIRST_PART * FIRST_PART, FIRST_PART), PART_MAX)
 
 
 class Fetcher:
@@ -101,7 +104,7 @@ class Fetcher:
         self._changed = trio.Event()
         """Set, and then replaced, whenever a part was dropped or can be."""
         self._hooks = hooks or Hooks()
-        self.pool = BufferPool(memory_limit)
+        self.pool = BufferPool(memory_limit, lambda: self.buffered)
         self.link = LinkEstimate()
         """What the parts that landed show of the link to the store."""
         self.high_latency = False
@@ -192,7 +195,9 @@ class Fetcher:
         *,
         held_up: bool = True,
         at_once: int = STREAM_BYTES,
+        first: int = FIRST_PART,
         to_disk: bool = True,
+        lacking: RangeSet | None = None,
     ) -> AsyncGenerator[tuple[int, Data], None]:
         """Yield an object, or a range of it, in order as (offset, bytes), somewhat ahead of the caller.
 
@@ -205,10 +210,14 @@ class Fetcher:
             held_up: Whether to wait while memory is full. Must be False if the readers that fill the
                 memory wait for this stream: it then takes at most `at_once` while there is no room.
             at_once: Bytes under way at the beginning.
+            first: Length of the first part. It may be `whole_part` if only all of them are of use.
             to_disk: Whether the disk cache gets what it does not have.
+            lacking: Pieces that have none of these bytes are left out.
         """
         under_way, ahead = deque[Reading](), 0
-        for piece in growing_pieces(wanted or ByteRange(0, opened.info.size), FIRST_PART, PART_MAX):
+        for piece in growing_pieces(wanted or ByteRange(0, opened.info.size), first, PART_MAX):
+            if lacking is not None and lacking.missing(piece) == [piece]:
+                continue
             while under_way and ahead + len(piece) > at_once:
                 data = await self._scan(opened, reading := under_way.popleft())
                 if self.high_latency and (held_up or self._make_room(2 * at_once)):
@@ -222,6 +231,16 @@ class Fetcher:
         while under_way:
             reading = under_way.popleft()
             yield reading.wanted.start, await self._scan(opened, reading)
+
+    async def fill(self, opened: OpenObject) -> None:
+        """Fetch what the disk cache lacks of an object; what it has is not read."""
+        if opened.cache is None or opened.entry is None:
+            return
+        whole = ByteRange(0, opened.info.size)
+        lacking = await trio.to_thread.run_sync(opened.cache.missing, opened.entry, whole)
+        first = whole_part(opened.info.size)
+        async for _ in self.stream(opened, first=first, lacking=RangeSet(lacking)):
+            pass
 
     async def _scan(self, opened: OpenObject, reading: Reading) -> Data:
         """Wait for bytes of a stream, which does not come back for them as readers do."""
@@ -333,7 +352,7 @@ class Fetcher:
                 return False
             return self._keep(opened, part, on_disk=stored)
         finally:
-            await self._finish([reservation for _, reservation in missing if reservation])
+            await self._finish([room for _, room in missing if room is not None and room.is_open])
 
     def _forget_wrong(self, opened: OpenObject) -> None:
         """Drop all bytes of an object whose content turned out to be wrong."""

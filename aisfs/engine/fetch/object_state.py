@@ -8,7 +8,8 @@ from weakref import WeakValueDictionary
 from aisfs.cache.disk.block_cache import BlockCache
 from aisfs.cache.disk.format import SEGMENT, EntryId
 from aisfs.core.policy.readahead import ReadAhead
-from aisfs.engine.fetch.part import BufferPool, Data, Part
+from aisfs.engine.fetch.buffers import BufferPool
+from aisfs.engine.fetch.part import Data, Part
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 from aisfs.process.locks import Rank, ranked_lock
 from aisfs.process.request_log import DISK, MEMORY, request_log
@@ -84,9 +85,12 @@ class OpenObject:
     # bytes that are here, without waiting --------------------------------------------------------
 
     @any_thread
-    def try_read(self, wanted: ByteRange) -> Data | None:
-        """Return a range in memory or mapped, for the kernel alone; see `BlockCache.hit`."""
-        there = self._landed(wanted) if self.parts else None  # the disk might have to be read
+    def try_read(self, wanted: ByteRange, *, push: bool = False) -> Data | None:
+        """Return a range in memory or mapped, for the kernel alone; see `BlockCache.hit`.
+
+        With `push` it is for its page cache, and not for a reader.
+        """
+        there = self._landed(wanted, push=push) if self.parts else None  # without the disk
         if there is not None:
             self._pool.read.memory += len(wanted)
             request_log.note(MEMORY)
@@ -99,19 +103,30 @@ class OpenObject:
         return there
 
     @any_thread
-    def try_copy(self, wanted: ByteRange) -> bytearray | memoryview | None:
+    def try_copy(self, wanted: ByteRange, *, push: bool = False) -> bytearray | memoryview | None:
         """Return a copy of what `try_read` returns, for callers that touch the bytes."""
-        landed = self._landed(wanted) if self.parts else None
+        landed = self._landed(wanted, push=push) if self.parts else None
         if landed is not None:
             self._pool.read.memory += len(wanted)
             request_log.note(MEMORY)
-            return bytearray(landed)
+            room = self._pool.lend(len(landed))
+            room[:] = landed
+            return room
         there = self.copied(wanted)
         if there is None:
             return self._joined(wanted)
         self._pool.read.disk += len(wanted)
         request_log.note(DISK)
         return there
+
+    @any_thread
+    def in_memory(self, wanted: ByteRange) -> int:
+        """Return how many bytes of a range have landed and are in memory still."""
+        return sum(
+            min(part.range.stop, wanted.stop) - max(part.range.start, wanted.start)
+            for part in self.overlapping(wanted)
+            if part.landed
+        )
 
     def mapped(self, wanted: ByteRange) -> memoryview | None:
         """Return a range that the disk cache has mapped, for the kernel alone."""
@@ -136,7 +151,7 @@ class OpenObject:
             return None
         return bytearray().join((before, behind))
 
-    def _landed(self, wanted: ByteRange) -> memoryview | None:
+    def _landed(self, wanted: ByteRange, *, push: bool) -> memoryview | None:
         """Return bytes that one part in memory has, or two of them."""
         # The list may change between any two steps here, so the part itself is asked about whatever
         # was found: its range never changes, nor its bytes once it is done, and the view keeps its
@@ -149,20 +164,21 @@ class OpenObject:
             if not (there.start <= wanted.start < there.stop and part.landed):
                 return None
             if wanted.stop <= there.stop:
-                return part.view(wanted)
+                return part.view(wanted, push=push)
             behind = parts[at + 1]
         except IndexError:
             return None
         rest = behind.range
         if rest.start == there.stop and wanted.stop <= rest.stop and behind.landed:
-            return memoryview(b"".join((part.view(wanted), behind.view(wanted))))
+            views = (part.view(wanted, push=push), behind.view(wanted, push=push))
+            return memoryview(b"".join(views))
         return None
 
     # parts, in the trio thread ------------------------------------------------------------------
 
     def overlapping(self, wanted: ByteRange) -> list[Part]:
         """Return the parts that have bytes of `wanted`, in order."""
-        parts = self.parts
+        parts = self.parts.copy()
         at = bisect_left(parts, wanted.start, key=lambda part: part.range.stop - 1)
         found = []
         while at < len(parts) and parts[at].range.start < wanted.stop:

@@ -9,13 +9,15 @@ replace all that it had read by what is read last.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 
 from aisfs.engine.fetch.object_state import OpenObject
 from aisfs.engine.fetch.part import Data, Part
 
 Retained = tuple[Part, OpenObject]
 
+LOOKS = 64
+"""Parts that may be looked at, on average, to find one that was passed."""
 SCANNED_SECONDS = 600.0
 """How long what a scan has read waits for readers: they come after the listing, or not at all."""
 
@@ -31,6 +33,10 @@ class RetainedParts:
         """On disk as well."""
         self._scanned: OrderedDict[Part, tuple[OpenObject, float]] = OrderedDict()
         """In memory only, not read by any reader, and when a scan had read them; the first first."""
+        self._passed: list[Part] = []
+        """Some of these that were passed, the first to go last."""
+        self._calls = 0
+        """How often such a part was wanted since all were looked at."""
         self._seen: dict[Part, int] = {}
         """How many bytes of each copy had been given when `idle` was called last."""
         self.losses = 0
@@ -86,15 +92,26 @@ class RetainedParts:
         if self._copies:
             return next(iter(self._copies.items()))
         if self._scanned:
-            passed = next(
-                (part for part in _firsts(self._only, self._scanned) if part.passed), None
-            )
+            passed = self._first_passed()
             if passed is not None:
                 return passed, self._only.get(passed) or self._scanned[passed][0]
             last = next(reversed(self._scanned))
             opened = self._scanned[last][0]
             return (last, opened) if opened is not reading else None
         return next(iter(self._only.items()), None)
+
+    def _first_passed(self) -> Part | None:
+        """Return a part in memory only that a reader has passed, or whose members were all pushed."""
+        self._calls += 1
+        if not self._passed and LOOKS * self._calls >= len(self._only) + len(self._scanned):
+            self._calls = 0
+            found = [part for kept in (self._only, self._scanned) for part in kept if part.passed]
+            self._passed = found[::-1]
+        while self._passed:
+            part = self._passed.pop()
+            if part in self._only or part in self._scanned:
+                return part
+        return None
 
     def copies(self) -> list[Retained]:
         """Return those that are on disk as well."""
@@ -118,7 +135,3 @@ class RetainedParts:
                 break
             idle.append((part, opened))
         return idle
-
-
-def _firsts(*kept: Mapping[Part, object]) -> Iterator[Part]:
-    return (next(iter(each)) for each in kept if each)

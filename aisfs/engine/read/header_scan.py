@@ -29,9 +29,9 @@ from aisfs.core.policy.scan_pace import (
 )
 from aisfs.core.tar.scanner import TarScanner
 from aisfs.core.views.labels import LabelScan
-from aisfs.engine.fetch.fetcher import STREAM_BYTES, Fetcher
+from aisfs.engine.fetch.buffers import FIRST_PART
+from aisfs.engine.fetch.fetcher import STREAM_BYTES, Fetcher, whole_part
 from aisfs.engine.fetch.object_state import OpenObject
-from aisfs.engine.fetch.part import FIRST_PART
 from aisfs.engine.listing.lister import Lister
 from aisfs.errors import AisfsError
 from aisfs.model import Bucket, ByteRange, ObjectInfo
@@ -196,7 +196,7 @@ class TarFeeder:
         opened = self._fetcher.open(bucket, shard)
         if self._mode is Scan.STREAM or (self._auto and await self._is_kept(opened)):
             self.report.streamed += 1
-            async for start, data in self._fetcher.stream(opened):
+            async for start, data in self._fetcher.stream(opened, first=whole_part(shard.size)):
                 await trio.to_thread.run_sync(sight.feed, start, memoryview(data))
             return
         self.report.walked += 1
@@ -229,17 +229,21 @@ class TarFeeder:
         return total
 
     async def _walk(self, opened: OpenObject, sight: TarSight) -> None:
-        size, read = opened.info.size, 0
+        size, read, looked_until = opened.info.size, 0, 0
         ahead = HeadersAhead(self._fetcher, opened, await self._said_headers(opened))
         pace, link, report = ScanPace(size), self._fetcher.link, self.report
         report.walked_size += size
         while (needed := sight.needed) < size:
             report.latency, report.rate = link.latency, link.rate
             even = break_even(report.latency, report.rate, self._walks)
-            piece = pace.next_piece(needed, even)
+            # What lies between is the rest of a member. If it is not worth skipping, its reader finds
+            # all of the member in memory.
+            rest = needed - looked_until
+            piece = pace.next_piece(looked_until if 0 < rest <= (even or 0) else needed, even)
             report.even = even or UNMEASURED
             ahead.begin(piece)
             looked, skippable = await self._look(opened, piece, sight, report.even)
+            looked_until = piece.start + looked
             pace.observe(looked, skippable)
             read += looked
             report.walked_read += looked

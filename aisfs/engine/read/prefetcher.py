@@ -181,8 +181,7 @@ class Prefetcher:
         """Fetch all of an object; what goes wrong is left for a reader to find."""
         try:
             async with self._limiter:
-                async for _ in self._fetcher.stream(self._fetcher.open(bucket, info)):
-                    pass
+                await self._fetcher.fill(self._fetcher.open(bucket, info))
             self._done[bucket, info] = True
         finally:
             self._under_way.discard((bucket, info))

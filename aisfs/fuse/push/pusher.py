@@ -7,7 +7,7 @@ push is a hint: it may be dropped at any point (invariant I6).
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Protocol
 
@@ -16,7 +16,7 @@ from aisfs.core.policy.push import ShardPush
 from aisfs.core.policy.push_window import PushCounts
 from aisfs.engine.fetch.part import Data
 from aisfs.filesystem.open_shards import Members, OpenShard
-from aisfs.fuse.wire.notifications import STORE_HEADER, store_messages
+from aisfs.fuse.wire.notifications import STORE_HEADER, store_messages, store_pairs
 from aisfs.metrics import Metrics
 from aisfs.model import ByteRange
 from aisfs.process.locks import Rank, ranked_lock
@@ -52,7 +52,7 @@ class Sender(Protocol):
         """Put bytes into the page cache of an inode; returns whether the kernel knew it."""
         ...
 
-    def send_all(self, messages: Iterable[Data]) -> list[int]:
+    def send_all(self, messages: Iterable[Data | tuple[Data, Data]]) -> list[int]:
         """Send messages for the kernel; returns the places of those it refused."""
         ...
 
@@ -190,7 +190,7 @@ class Pusher:
         shard = self._shard(ino)
         if shard is not None:
             rows = shard.members.view.directory(_split(ino)[2]).rows
-            shard.decide.listed(rows)
+            shard.decide.listed(rows, in_memory=self._members.in_memory(shard.members, rows))
             if shard.decide.pending:
                 self._ready[shard.first] = shard
 
@@ -220,14 +220,14 @@ class Pusher:
         self._work_off()
         self._sender.put(self._push)
 
-    def _choose(self) -> tuple[_Shard | None, list[int]]:
+    def _choose(self) -> tuple[_Shard | None, Sequence[int]]:
         """Take turns between the shards that have something to push."""
         while self._ready and not self._sender.closing:
             first, shard = self._ready.popitem(last=False)
             self._note_ahead(shard)
             room = self._room() - self._ahead
             batch = shard.decide.next(room)
-            if not batch and shard.decide.pending:
+            if not batch and shard.decide.awaited:
                 batch = shard.decide.next(room + self._make_room(shard))
             if batch:
                 self._ready[first] = shard
@@ -249,28 +249,33 @@ class Pusher:
                 return gained
         return 0
 
-    def _store(self, shard: _Shard, batch: list[int]) -> tuple[int, list[int], bool]:
+    def _store(self, shard: _Shard, batch: Sequence[int]) -> tuple[int, list[int], bool]:
         """Send rows to the kernel; returns how many, those it does not know, and if bytes lack."""
         places = shard.decide.index.places(batch)
         start, (last, size) = places[0][0] - STORE_HEADER, places[-1]
         # One look for all, where they lie in one piece; rows left out between them are few.
         span = ByteRange(start, last + size)
-        found = None
-        if 0 < len(span) <= SPAN_MAX and start >= 0 and max(map(itemgetter(1), places)) <= COPIED:
-            found = self._members.copied(shard.members, span)
+        longest = max(map(itemgetter(1), places))
+        make: Callable[..., Iterable[Data | tuple[Data, Data]]] = store_messages
+        found: Data | None = None
+        if 0 < len(span) <= SPAN_MAX and start >= 0:
+            if longest <= COPIED:
+                # The tar's own header in front of a member makes room for the header of the message, so
+                # that each message is one piece: the kernel takes those more quickly than two.
+                found = self._members.copied(shard.members, span)
+            elif longest <= PIECE:
+                make, found = store_pairs, self._members.stored(shard.members, span)
         if found is None:
             return self._store_singly(shard, batch, places)
-        # The tar's own header in front of a member makes room for the header of the message, so
-        # that each message is one piece: the kernel takes those more quickly than two, and so do we.
         files = [
             (shard.first | row, at - start, length)
             for row, (at, length) in zip(batch, places, strict=True)
         ]
-        refused = self._sender.send_all(store_messages(found, files))
+        refused = self._sender.send_all(make(memoryview(found), files))
         return len(batch), [batch[place] for place in refused], False
 
     def _store_singly(
-        self, shard: _Shard, batch: list[int], places: list[tuple[int, int]]
+        self, shard: _Shard, batch: Sequence[int], places: list[tuple[int, int]]
     ) -> tuple[int, list[int], bool]:
         unknown: list[int] = []
         for at, (row, (start, size)) in enumerate(zip(batch, places, strict=True)):

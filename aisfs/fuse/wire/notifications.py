@@ -63,3 +63,16 @@ def store_messages(
         at = start - STORE_HEADER
         pack(room, at, STORE_HEADER + size, _STORE_CODE, 0, nodeid, 0, size, 0)
         yield whole[at : start + size]
+
+
+def store_pairs(
+    data: memoryview, files: Iterable[tuple[int, int, int]]
+) -> Iterator[tuple[bytes, memoryview]]:
+    """Make notifications of whole files whose bytes lie in `data`, which stays as it is.
+
+    Args:
+        data: The bytes.
+        files: As in `store_messages`.
+    """
+    for nodeid, start, size in files:
+        yield store_header(nodeid, 0, size), data[start : start + size]

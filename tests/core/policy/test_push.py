@@ -63,7 +63,7 @@ class Kernel:
             self.work()
 
     def work(self):
-        batch = self.push.next(self.room)
+        batch = list(self.push.next(self.room))
         assert len(batch) <= max(BATCH_ROWS, WINDOW_MAX)
         assert batch == sorted(set(batch))
         self.pushed.append(batch)

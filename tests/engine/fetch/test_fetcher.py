@@ -15,8 +15,9 @@ from aisfs.cache.disk.format import entry_id
 from aisfs.core.ranges import RangeSet
 from aisfs.engine.fetch import fetcher as fetcher_module
 from aisfs.engine.fetch import object_state as opened_module
+from aisfs.engine.fetch.buffers import FIRST_PART, PART_MAX
 from aisfs.engine.fetch.fetcher import STREAM_BYTES, Fetcher
-from aisfs.engine.fetch.part import BOOKS, FIRST_PART, PART_MAX
+from aisfs.engine.fetch.part import BOOKS
 from aisfs.engine.fetch.writer_thread import background_thread
 from aisfs.errors import NotFound, ProtocolError, Stale, Unavailable
 from aisfs.model import Bucket, ByteRange, ObjectInfo
@@ -67,6 +68,7 @@ class FakeCache:
 class FakeReservation:
     def __init__(self, cache, entry):
         self.cache, self.entry = cache, entry
+        self.is_open = True
 
     def write(self, offset, data, *, past_page_cache):
         self.cache.writes.wait(20)
@@ -81,7 +83,7 @@ class FakeReservation:
         return True
 
     def finish(self):
-        pass
+        self.is_open = False
 
 
 class Setup:
@@ -311,6 +313,18 @@ async def test_what_the_disk_cache_has_lost_is_fetched_and_kept_again():
         assert await setup.read(0, 4 * MIB) == setup.content
         await _written(cache, setup)
         assert setup.store.bytes_read == 8 * MIB
+
+
+async def test_filling_the_disk_cache_leaves_what_is_there_where_it_is():
+    cache = FakeCache()
+    async with fetching(9 * MIB, cache=cache) as setup:
+        entry = setup.opened.entry
+        cache.data[entry] = bytearray(setup.content)
+        cache.valid[entry] = RangeSet([ByteRange(0, 4 * MIB)])
+        await setup.fetcher.fill(setup.opened)
+        await _written(cache, setup)
+        assert setup.store.bytes_read == 5 * MIB
+        assert all(part.range.start >= 4 * MIB for part in setup.opened.parts)
 
 
 async def test_what_is_mapped_is_not_read_ahead():

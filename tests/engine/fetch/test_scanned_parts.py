@@ -4,7 +4,7 @@ import pytest
 import trio
 
 from aisfs.engine.fetch import retained_parts
-from aisfs.engine.fetch.part import FIRST_PART
+from aisfs.engine.fetch.buffers import FIRST_PART
 from aisfs.model import ByteRange
 from tests.engine.fetch.test_fetcher import BUCKET, MIB, FakeCache, fetching
 

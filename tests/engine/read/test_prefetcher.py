@@ -30,10 +30,9 @@ class FailingFetcher:
     def open(self, bucket, info):
         return info
 
-    async def stream(self, opened):
+    async def fill(self, opened):
         self.asked += 1
         raise self.error
-        yield
 
 
 @pytest.mark.parametrize(
@@ -75,11 +74,9 @@ class CountingFetcher(FailingFetcher):
         self.fetched = []
         self.first = trio.Event()
 
-    async def stream(self, opened):
+    async def fill(self, opened):
         self.fetched.append(opened.key)
         self.first.set()
-        return
-        yield
 
 
 def names(count):

@@ -5,7 +5,7 @@ import random
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 
@@ -36,6 +36,7 @@ class Shard:
         scanner.feed(memoryview(self.tar))
         self.view = MembersView(scanner.finish())
         self.landed = len(self.tar)
+        self.in_memory = False
 
 
 class Members:
@@ -47,6 +48,9 @@ class Members:
 
     def find(self, ino: int, last: object) -> Shard | None:
         return self.shards.get((split_member(ino) or (0,))[0])
+
+    def in_memory(self, shard: Shard, rows: Sequence[int]) -> bool:
+        return shard.in_memory
 
     def stored(self, shard: Shard, wanted: ByteRange) -> memoryview | None:
         if wanted.stop > shard.landed:
@@ -88,9 +92,10 @@ class Sender:
 
     def send_all(self, messages: Iterable[memoryview]) -> list[int]:
         for message in messages:
-            length, code, unique, ino, offset, size, _ = STORE.unpack_from(message)
-            assert (length, code, unique, size) == (len(message), 4, 0, len(message) - STORE.size)
-            self.store(ino, offset, message[STORE.size :])
+            whole = b"".join(message) if isinstance(message, tuple) else bytes(message)
+            length, code, unique, ino, offset, size, _ = STORE.unpack_from(whole)
+            assert (length, code, unique, size) == (len(whole), 4, 0, len(whole) - STORE.size)
+            self.store(ino, offset, memoryview(whole)[STORE.size :])
         return []
 
     def run(self) -> None:
@@ -137,6 +142,50 @@ def test_members_of_all_sizes_are_stored_whole():
     rows = check(sender, FIRST, shard)
     assert {sizes[row] for row in rows} >= {1, 511, 512, 4096, PIECE, PIECE + 1, 3 * PIECE + 5}
     assert not {sizes[row] for row in rows} & {0, 9 << 20}
+
+
+@pytest.mark.parametrize("size", [1000, 50_000, PIECE + 1])
+def test_what_a_scan_left_in_memory_is_pushed_when_it_is_listed(size):
+    shard = Shard([size] * 300)
+    shard.in_memory = True
+    pusher, sender, _ = make((FIRST, shard))
+    pusher.was_listed(directory_number(FIRST, 0))
+    sender.run()
+    # Two rows tell how far a reader is: one in the middle and the last.
+    rows = check(sender, FIRST, shard)
+    assert len(rows) == 298
+    assert 299 not in rows
+
+
+def test_rows_that_are_not_in_memory_are_not_waited_for():
+    shard = Shard([50_000] * 300)
+    shard.in_memory = True
+    shard.landed = len(shard.tar) // 2
+    pusher, sender, _ = make((FIRST, shard))
+    pusher.was_listed(directory_number(FIRST, 0))
+    sender.run()
+    assert 140 < len(check(sender, FIRST, shard)) <= 150
+    pusher.landed()
+    assert sender.jobs.empty(), "nobody waits for bytes because of a listing"
+    shard.landed = len(shard.tar)
+    for row in (150, 151, 152, 153):  # their reader asks for the rest, and is followed
+        read(pusher, sender, member_number(FIRST, row))
+        sender.run()
+    assert len(check(sender, FIRST, shard)) > 155
+
+
+def test_listings_take_no_room_from_readers():
+    first, second = Shard([50_000] * 100), Shard([50_000] * 100)
+    first.in_memory = second.in_memory = True
+    pusher, sender, _ = make((FIRST, first), (SECOND, second), room=60 * 53_248)
+    pusher.was_listed(directory_number(FIRST, 0))
+    sender.run()
+    pushed = len(check(sender, FIRST, first))
+    assert 50 < pushed <= 60
+    pusher.was_listed(directory_number(SECOND, 0))
+    sender.run()
+    assert len(check(sender, FIRST, first)) == pushed
+    assert not check(sender, SECOND, second)
 
 
 def test_directories_and_other_inodes_do_not_matter():
