@@ -162,7 +162,7 @@ def _in_folder(root: bytes, folder: bytes, act: Callable[[int], T]) -> T:
             if blocked or not left or not folder:
                 raise
         if left < _MOST_TRIES - 1:
-            time.sleep(random.uniform(0, _PAUSE))
+            time.sleep(random.uniform(0, _PAUSE))  # noqa: TID251 - in a worker thread
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             _make(root, folder)
 
