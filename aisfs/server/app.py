@@ -30,7 +30,7 @@ from aisfs.server.api.jobs.sorts import Sorts
 from aisfs.server.api.multipart import Parts
 from aisfs.server.api.objects import Objects
 from aisfs.server.counters import Counters
-from aisfs.server.failures import Failure, NotAllowed, no_object, text_of, unsupported
+from aisfs.server.failures import Failure, NotAllowed, no_object, not_remote, text_of, unsupported
 from aisfs.server.messages import (
     Environ,
     Reply,
@@ -200,9 +200,7 @@ class Server:
     def _object(self, request: Request, name: str, key: bytes) -> Reply:
         check_provider(request)
         if not name or not key:
-            got = 2 + bool(name)
-            path = request.path.lstrip("/")
-            raise Failure(400, f"URL '{path}' is too short: expected 4 items, got {got}")
+            raise self._too_short(request, name)
         if request.method == "HEAD" and key.endswith(b"/"):
             raise no_object(name, key)
         check_key(key)
@@ -233,6 +231,12 @@ class Server:
                 count("patch")
                 return self._objects.patch(request, bucket, key)
         return self._post(request, bucket, key)
+
+    def _too_short(self, request: Request, name: str) -> Failure:
+        if request.method == "POST" and name:
+            self._refuse_action(request.action().get("action"), name)
+        got, path = 2 + bool(name), request.path.lstrip("/")
+        return Failure(400, f"URL '{path}' is too short: expected 4 items, got {got}")
 
     def _bucket(self, request: Request, name: str) -> Bucket:
         try:
@@ -275,10 +279,15 @@ class Server:
                 return self._objects.lock_state(bucket, key)
             case "mpt-upload":
                 return self._parts.start(bucket, key)
-            case "blob-download" | "promote" as action:
-                raise unsupported(f"action {action}")
             case action:
+                self._refuse_action(action, bucket.name)
                 raise Failure(400, f'invalid action "{action}"')
+
+    def _refuse_action(self, action: object, name: str) -> None:
+        """Refuse what AIStore does with objects that are elsewhere."""
+        if action in ("promote", "blob-download"):
+            self._storage.bucket(name)
+            raise unsupported("action promote") if action == "promote" else not_remote(action, name)
 
     def _redirect(self, request: Request) -> Reply:
         """Redirect the client to the target, which is this same listener."""

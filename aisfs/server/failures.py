@@ -61,6 +61,12 @@ def no_bucket(bucket: str) -> Failure:
     return Failure(404, f'bucket "ais://{bucket}" does not exist', "ErrBckNotFound")
 
 
+def not_remote(action: object, bucket: str) -> Failure:
+    """Return the error for an action that only buckets of other backends have."""
+    text = f"{action}: expecting remote bucket (have ais://{bucket})"
+    return Failure(400, text, "ErrNotRemoteBck")
+
+
 def is_directory(bucket: str, key: bytes) -> Failure:
     """Return the error for reading a directory as an object."""
     return Failure(500, f"{uri_of(bucket, key)}, err: no data available", "ErrLmetaNotFound")

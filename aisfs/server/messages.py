@@ -154,7 +154,7 @@ class Request:
         """Return the action message in the body.
 
         Raises:
-            Failure: 400 when it is not a JSON object.
+            Failure: 400 when it is not a JSON object, or its action is no text.
         """
         text = self.body()
         try:
@@ -163,7 +163,7 @@ class Request:
             what = str(error) if text else "EOF"
             message = f"failed to unmarshal [*apc.ActMsg] ({self.method}), err: {what}"
             raise Failure(400, f"{{role}}[{{node}}]: {message}") from error
-        if not isinstance(found, dict):
+        if not isinstance(found, dict) or not isinstance(found.get("action", ""), str):
             raise Failure(400, f"failed to unmarshal [*apc.ActMsg] ({self.method})")
         return found
 

@@ -19,6 +19,7 @@ from tests.mount.content import fill, payload
 from tests.support.archives import (
     COMPRESSIONS,
     SUFFIXES,
+    lz4_legacy,
     make,
     make_tar,
     make_zip,
@@ -404,6 +405,7 @@ def test_magic_goes_by_content(damaged, mountpoint: Path):
         "text": b"this is text\n" * 100,
         "empty": b"",
         "real.tar.lz4": make("tar.lz4", MEMBERS),
+        "legacy": lz4_legacy(make("tar", MEMBERS)),
     }
     with damaged(objects, "--magic", log=()):
         assert sorted(os.listdir(mountpoint)) == sorted(objects)

@@ -91,7 +91,7 @@ def test_jobs_stay_in_the_served_directory(
     server: RunningServer, outside: Path, request_: tuple[str, str, object]
 ) -> None:
     act(server, *request_)
-    act(server, "POST", "copy-bck", {"prepend": "../../outside/"}, "?bck_to=ais/@%23/b/")
+    act(server, "POST", "copy-bck", {"prepend": "../../outside/"}, "?bck_to=ais/@%23/c/")
     assert [p.name for p in outside.iterdir()] == ["secret"]
     assert not any(b"not for clients" in content for content in everything(server).values())
 
@@ -223,6 +223,7 @@ ODD_BODIES = {
     "a huge page": b'{"action": "list", "value": {"pagesize": 1000000000000000000000000000000}}',
     "a lone surrogate": b'{"action": "list", "value": {"prefix": "\\ud800"}}',
     "a NUL": b'{"action": "list", "value": {"prefix": "a\\u0000b/", "flags": "2048"}}',
+    "a list for an action": b'{"action": []}',
     "a number for an object": b'{"action": "delete-listrange", "value": 5}',
     "a text for an object": b'{"action": "archive", "value": "x"}',
     "a number for a list": b'{"action": "delete-listrange", "value": {"objnames": 5}}',

@@ -10,6 +10,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping
 
+import lz4.block
 import lz4.frame
 from backports import zstd
 
@@ -23,6 +24,13 @@ COMPRESSIONS: Mapping[str, Callable[[bytes], bytes]] = {
     "tar.lz4": lambda data: lz4.frame.compress(data, content_checksum=True),
 }
 SUFFIXES = (*COMPRESSIONS, "zip")
+
+
+def lz4_legacy(data: bytes, block: int = 8 << 20) -> bytes:
+    """A frame as `lz4 -l` writes it, whose blocks have 8 MiB each."""
+    pieces = [data[at : at + block] for at in range(0, len(data), block)]
+    packed = [lz4.block.compress(piece, store_size=False) for piece in pieces]
+    return b"\x02\x21\x4c\x18" + b"".join(len(p).to_bytes(4, "little") + p for p in packed)
 
 
 def text(size: int, seed: int | str = 0) -> bytes:

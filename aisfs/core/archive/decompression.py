@@ -169,5 +169,5 @@ _CODECS: dict[Form, Callable[[io.BufferedReader], Codec]] = {
     Form.TAR_BZ2: bz2.BZ2File,
     Form.TAR_XZ: _Unxz,
     Form.TAR_ZST: _optional(f"{_ZSTD}.ZstdFile", "zstd"),
-    Form.TAR_LZ4: _optional("lz4.frame.LZ4FrameFile", "lz4"),
+    Form.TAR_LZ4: _optional("aisfs.core.archive.lz4_frames.Lz4File", "lz4"),
 }

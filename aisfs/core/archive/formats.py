@@ -43,6 +43,7 @@ _MAGIC = [
     (0, b"\xfd7zXZ\x00", Form.TAR_XZ),
     (0, b"\x28\xb5\x2f\xfd", Form.TAR_ZST),
     (0, b"\x04\x22\x4d\x18", Form.TAR_LZ4),
+    (0, b"\x02\x21\x4c\x18", Form.TAR_LZ4),  # legacy
     (257, b"ustar", Form.TAR),
 ]
 

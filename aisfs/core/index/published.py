@@ -49,7 +49,7 @@ from aisfs.core.namespace.keys import INDEX_DIRECTORY
 from aisfs.errors import IndexOutdated, IndexRefused
 from aisfs.model import ObjectInfo
 
-SCAN_RULES = 1
+SCAN_RULES = 2
 """To be raised when scans show members differently than before: older indexes are not used then."""
 
 _SUFFIX = ".idx"

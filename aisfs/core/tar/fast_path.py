@@ -177,17 +177,27 @@ class PlainRuns:
             mtimes = self._header_times(heads, joined)
         elif all(times):
             leads = array("H", [3]) * count
-            mtimes = _pax_times([time or b"" for time in times])
+            known = _usual_times([time or b"" for time in times])
+            mtimes = self._pax_times(heads, offsets, times) if known is None else known
         else:
             leads = array("H", [3 if time else 1 for time in times])
-            mtimes = [
-                pax_time_ns(time) if time else self._times[head[136:148]]
-                for head, time in zip(heads, times, strict=True)
-            ]
+            mtimes = self._pax_times(heads, offsets, times)
         if offsets[-1] + sizes[-1] > self._object_size:
             flags[-1] |= TRUNCATED
             self._rows.warn(truncation(names[-1], offsets[-1] + sizes[-1], self._object_size))
         self._rows.extend(names, offsets, leads, sizes, mtimes, flags)
+
+    def _pax_times(
+        self, heads: list[bytes], offsets: list[int], times: list[bytes | None]
+    ) -> list[int]:
+        """Return the decoded times of pax records; those of the headers where there is no valid one."""
+        decoded = []
+        for head, offset, time in zip(heads, offsets, times, strict=True):
+            found = pax_time_ns(time) if time else None
+            if time and found is None:
+                self._rows.warn(malformed_time(offset - 3 * BLOCK))
+            decoded.append(self._times[head[136:148]] if found is None else found)
+        return decoded
 
     def _header_times(self, heads: list[bytes], joined: bytes) -> list[int]:
         """Return the decoded mtime fields, usually eleven octal digits and a NUL or blank."""
@@ -209,8 +219,8 @@ def _constant(joined: bytes, start: int, stop: int) -> bool:
     )
 
 
-def _pax_times(times: list[bytes]) -> list[int]:
-    """Return the decoded times of pax records, usually ten digits, a dot and a fraction."""
+def _usual_times(times: list[bytes]) -> list[int] | None:
+    """Return the decoded times of pax records, if all have ten digits, a dot and a fraction."""
     joined = b"".join(times)
     if (
         joined.count(b".") == len(times)
@@ -219,7 +229,12 @@ def _pax_times(times: list[bytes]) -> list[int]:
         and max(map(len, times)) < len(_SCALES)
     ):
         return [int(time.replace(b".", b"")) * _SCALES[len(time)] for time in times]
-    return [pax_time_ns(time) for time in times]
+    return None
+
+
+def malformed_time(at: int) -> str:
+    """Return the warning for a time of a pax header that does not count."""
+    return f"the pax header at byte {at} has a malformed mtime, which does not count"
 
 
 def truncation(name: bytes, stop: int, object_size: int) -> str:

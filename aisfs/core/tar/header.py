@@ -69,7 +69,8 @@ def number(field: bytes) -> int | None:
 
 def decimal(digits: bytes) -> int | None:
     """Return a number of a pax record; None if it is invalid or longer than any 64-bit number."""
-    return int(digits) if digits.isdigit() and len(digits) <= 20 else None
+    significant = digits.lstrip(b"0")
+    return int(significant or b"0") if digits.isdigit() and len(significant) <= 20 else None
 
 
 def seconds_to_ns(seconds: int | None) -> int:
@@ -79,26 +80,26 @@ def seconds_to_ns(seconds: int | None) -> int:
     return max(-MAX_SIZE, min(MAX_SIZE, seconds * 1_000_000_000))
 
 
-def pax_time_ns(value: bytes) -> int:
-    """Return a pax time such as `1700000000.25` in exact nanoseconds; 0 if invalid."""
+def pax_time_ns(value: bytes) -> int | None:
+    """Return a pax time such as `1700000000.25` in exact nanoseconds; None if it is malformed."""
     whole, _, fraction = value.partition(b".")
     negative = whole.startswith(b"-")
     if not (whole[negative:] + fraction).isdigit():
         return _float_time_ns(value)
-    digits = whole[negative:] + fraction[:9].ljust(9, b"0")
+    digits = (whole[negative:] + fraction[:9].ljust(9, b"0")).lstrip(b"0")
     if len(digits) > 28:
-        return 0
-    ns = min(MAX_SIZE, int(digits))
+        return None
+    ns = min(MAX_SIZE, int(digits or b"0"))
     return -ns if negative else ns
 
 
-def _float_time_ns(value: bytes) -> int:
+def _float_time_ns(value: bytes) -> int | None:
     """Return a time as Python writes it near the epoch, such as `5e-05`, in nanoseconds."""
     try:
         ns = float(value) * 1e9
     except ValueError:
-        return 0
-    return int(ns) if abs(ns) < MAX_SIZE and b"_" not in value else 0
+        return None
+    return int(ns) if abs(ns) < MAX_SIZE and b"_" not in value else None
 
 
 def parse_header(block: bytes) -> Header | None:

@@ -3,7 +3,7 @@
 The scanner finds the bytes; this module decides which records count, and which take precedence.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from aisfs.core.index.member_index import EXECUTABLE, SPARSE, MemberKind
@@ -53,6 +53,15 @@ class Member(NamedTuple):
         return bool(self.flags & SPARSE)
 
 
+def sound_records(pairs: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Return pax records without malformed times, which leave what other headers say, as in GNU tar."""
+    return [
+        (key, value)
+        for key, value in pairs
+        if key != b"mtime" or not value or pax_time_ns(value) is not None
+    ]
+
+
 def set_common(common: dict[bytes, bytes], pairs: Iterable[tuple[bytes, bytes]]) -> None:
     """Add the records of another global pax header; an empty value removes a record."""
     for key, value in pairs:
@@ -70,12 +79,13 @@ def describe(
     Args:
         header: its decoded header.
         block: the header as stored.
-        own: pax records and long names for this member.
-        common: records of global pax headers.
+        own: pax records and long names for this member, without malformed times.
+        common: records of global pax headers, likewise.
     """
     name = own.get(b"path") or common.get(b"path") or header.name
     stored = decimal(own[b"size"]) if b"size" in own else header.size
-    time = own.get(b"mtime") or common.get(b"mtime")
+    said = own.get(b"mtime") or common.get(b"mtime")
+    time = pax_time_ns(said) if said else None
     kind = _KINDS.get(header.kind)
     if header.kind == b"\0" and name.endswith(b"/"):
         kind = MemberKind.DIRECTORY  # V7 has no type for directories, and stores no data for them
@@ -103,7 +113,7 @@ def describe(
         flags=flags,
         size=size,
         stored=stored,
-        mtime_ns=header.mtime_ns if time is None else pax_time_ns(time),
+        mtime_ns=header.mtime_ns if time is None else time,
         target=(own.get(b"linkpath") or common.get(b"linkpath") or header.target)
         if kind in (MemberKind.HARDLINK, MemberKind.SYMLINK)
         else None,

@@ -17,9 +17,9 @@ understands every header and teaches the fast path what to look for.
 from aisfs.core.archive.formats import Form, form_of_content
 from aisfs.core.index.builder import MemberIndexBuilder
 from aisfs.core.index.member_index import MAX_LEAD, TRUNCATED, MemberIndex
-from aisfs.core.tar.fast_path import PlainRuns, truncation
+from aisfs.core.tar.fast_path import PlainRuns, malformed_time, truncation
 from aisfs.core.tar.header import BLOCK, ZERO_BLOCK, Header, padded, parse_header, parse_pax, text
-from aisfs.core.tar.member import OLD_SPARSE, OWN_KEYS, Member, describe, set_common
+from aisfs.core.tar.member import OLD_SPARSE, OWN_KEYS, Member, describe, set_common, sound_records
 from aisfs.core.tar.sparse import extension_extends, header_extends
 
 MAX_META = 1 << 20
@@ -77,8 +77,9 @@ class TarScanner:
         """Where the headers of the next member start."""
         self._extending: tuple[Member, int] | None = None
         """An old sparse member whose extension blocks are being read, and where its header is."""
-        self._overrides: dict[bytes, bytes] = {}
-        """Values that headers set for the next member. The first value wins, as in tarfile."""
+        self._long, self._own = dict[bytes, bytes](), dict[bytes, bytes]()
+        """What headers say of the next member, the last ones of each kind as in GNU tar: long names,
+        and pax records, which count more."""
         self._globals: dict[bytes, bytes] = {}
         self._plain = PlainRuns(self._rows, object_size, leave=b".tar" if nesting else b"")
         self._candidate: tuple[int, int] | None = None
@@ -304,25 +305,27 @@ class TarScanner:
         payload = data[position + BLOCK : stop]
         role = _META[header.kind]
         if role in (b"path", b"linkpath"):
-            self._overrides.setdefault(role, text(payload))
+            self._long[role] = text(payload)
             return following
         records = parse_pax(payload)
         if not records.intact:
             self._rows.warn(f"the pax header at byte {at} has a malformed record")
+        pairs = sound_records(records.pairs)
+        if len(pairs) < len(records.pairs):
+            self._rows.warn(malformed_time(at))
         if role == b"global":
-            set_common(self._globals, records.pairs)
-            if not self._overrides:
+            set_common(self._globals, pairs)
+            if not self._long and not self._own:
                 self._unit = None
         else:
-            own = {key: value for key, value in records.pairs if value and key in OWN_KEYS}
-            self._overrides = own | self._overrides
+            self._own = {key: value for key, value in pairs if value and key in OWN_KEYS}
             if len(records.pairs) == 1 and records.intact:
                 self._plain.learn_pax(data[position : position + BLOCK], payload)
         return following
 
     def _take_member(self, header: Header, block: bytes, at: int) -> int:
         """Handle the header of a member; return where the next header is."""
-        member = describe(header, block, self._overrides, self._globals)
+        member = describe(header, block, self._long | self._own, self._globals)
         if member is None:
             self._end(f"the header at byte {at} has an impossible size")
             return at
@@ -390,8 +393,7 @@ class TarScanner:
         return following
 
     def _forget_unit(self) -> None:
-        self._unit = None
-        self._overrides = {}
+        self._unit, self._long, self._own = None, {}, {}
 
     def _end(self, message: str) -> None:
         self._rows.warn(message)

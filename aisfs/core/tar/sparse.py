@@ -159,8 +159,8 @@ def _find_map(head: bytes) -> tuple[list[tuple[int, int]], int]:
         position += padded(size)
         if header.kind in (b"x", b"X"):
             pairs = parse_pax(payload).pairs
-            records = dict(pairs) | records
-            loose += [
+            records = dict(pairs)  # the last header counts, as in a scan
+            loose = [
                 _checked(decimal(value))
                 for key, value in pairs
                 if key in (b"GNU.sparse.offset", b"GNU.sparse.numbytes")

@@ -20,6 +20,8 @@ _FULL32 = 0xFFFFFFFF
 _FULL16 = 0xFFFF
 _ZIP64 = 0x0001
 _TIMES = 0x5455
+_OLD_TIMES = 0x5855
+"""Info-ZIP's older field, which macOS still writes: times of access and of modification."""
 _SECOND = 1_000_000_000
 
 
@@ -61,9 +63,7 @@ def parse_entry(data: bytes, at: int) -> ZipEntry | None:
     mtime_ns = _dos_time_ns(date, time)
     if extra_length:
         extra = _fields(data[at + ENTRY + name_length : at + ENTRY + name_length + extra_length])
-        times = extra.get(_TIMES, b"")
-        if len(times) >= 5 and times[0] & 1:
-            mtime_ns = int.from_bytes(times[1:5], "little", signed=True) * _SECOND
+        mtime_ns = _unix_time_ns(extra, mtime_ns)
         if _FULL32 in (size, stored, offset) or disk == _FULL16:
             wide = _widened(extra.get(_ZIP64, b""), size, stored, offset, disk)
             if wide is None:
@@ -77,6 +77,17 @@ def parse_entry(data: bytes, at: int) -> ZipEntry | None:
     if not bits & _UTF8 and not name.isascii():
         name = _decoded(name)
     return ZipEntry(name, offset, stored, size, crc, method, mtime_ns, flags, hidden, stop - at)
+
+
+def _unix_time_ns(extra: dict[int, bytes], default: int) -> int:
+    """Return the time of modification in UTC that the extra field states."""
+    times = extra.get(_TIMES, b"")
+    if len(times) >= 5 and times[0] & 1:
+        return int.from_bytes(times[1:5], "little", signed=True) * _SECOND
+    times = extra.get(_OLD_TIMES, b"")
+    if len(times) >= 8:
+        return int.from_bytes(times[4:8], "little", signed=True) * _SECOND
+    return default
 
 
 def _refusal(bits: int, disk: int, mode: int) -> str:

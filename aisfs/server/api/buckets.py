@@ -1,14 +1,18 @@
 """Requests about buckets, answered by the proxy itself."""
 
+import json
 from typing import Any
 
 from aisfs.server.api import properties
 from aisfs.server.api.cluster import Cluster
+from aisfs.server.api.jobs.destination import named_in
 from aisfs.server.api.jobs.listrange import ListJobs
+from aisfs.server.api.jobs.renames import Renames
 from aisfs.server.api.jobs.shard_index import ShardIndexes
+from aisfs.server.api.jobs.summaries import Summaries
 from aisfs.server.api.list_objects import Lister, parse
 from aisfs.server.counters import Counters
-from aisfs.server.failures import Failure, unsupported
+from aisfs.server.failures import Failure, not_remote, unsupported
 from aisfs.server.messages import Reply, Request, json_reply
 from aisfs.server.storage.objects import Storage
 
@@ -16,7 +20,17 @@ PROVIDERS = frozenset(
     {"", "ais", "aws", "s3", "gcp", "gs", "azure", "az", "oci", "oc"},
 )
 _REMOTE_ONLY = frozenset({"evict-remote-bck", "evict-listrange", "prefetch-listrange"})
-_NOT_OFFERED = frozenset({"move-bck", "etl-bck", "etl-listrange", "summary-bck", "promote"})
+_NOT_OFFERED = {
+    "GET": frozenset({"summary-shard", "show-inventory"}),
+    "POST": frozenset(
+        {
+            *("etl-bck", "etl-listrange", "promote"),
+            *("make-n-copies", "ec-encode", "rechunk", "create-inventory"),
+        }
+    ),
+    "DELETE": frozenset({"destroy-inventory"}),
+}
+"""What AIStore's buckets do on request and ours do not, by method."""
 
 
 class Buckets:
@@ -35,14 +49,15 @@ class Buckets:
         self._indexes = indexes
         self._counters = counters
         self._lister = Lister(cluster.node_id, storage.traps)
+        self._renames = Renames(storage, cluster.jobs)
+        self._summaries = Summaries(storage, cluster.jobs)
 
     def serve(self, request: Request, name: str) -> Reply:
         """Answer a request below `/v1/buckets`; `name` is empty for all buckets."""
         check_provider(request)
         if request.method == "HEAD":
             self._counters.add("head_bucket")
-            bucket = self._storage.bucket(name)
-            return Reply(headers=[("Ais-Bucket-Props", properties.header_of(bucket))])
+            return self._head(request, name)
         if not name and request.method != "GET":
             text = f"URL '{request.path.lstrip('/')}' is too short: expected 3 items, got 2"
             raise Failure(400, text)
@@ -69,10 +84,36 @@ class Buckets:
             return request.action() if is_json else {"action": "list"}
         return request.action()
 
+    def _head(self, request: Request, path: str) -> Reply:
+        """Describe a bucket; with `bsumm_remote` also its objects, or those below a prefix."""
+        name, _, prefix = path.partition("/")
+        summed = "bsumm_remote" in request.query
+        if prefix and not summed:
+            text = f"invalid URL '{request.path}': expecting just the bucket name"
+            raise Failure(400, f"{text}, got '{name}' and '{prefix}'")
+        bucket = self._storage.bucket(name)
+        reply = Reply(headers=[("Ais-Bucket-Props", properties.header_of(bucket))])
+        if not summed:
+            return reply
+        uuid = request.query.get("uuid", "")
+        if uuid:
+            reply.status, (found, *_) = self._summaries.results(uuid, present=True)
+            summary = json.dumps(found, separators=(",", ":"))
+            reply.headers.append(("Ais-Bucket-Summ", summary))
+        else:
+            reply.status, uuid = 202, self._summaries.start(bucket, prefix)
+        reply.headers.append(("Ais-Xaction-Id", uuid))
+        return reply
+
     def _get(self, request: Request, name: str, message: dict[str, Any]) -> Reply:
         action = message.get("action")
-        if action in _NOT_OFFERED:
+        if action in _NOT_OFFERED["GET"]:
             raise unsupported(f"action {action}")
+        if action == "summary-bck":
+            value = message.get("value") or {}
+            if not isinstance(value, dict):
+                raise Failure(400, f'action "{action}": its value must be a JSON object')
+            return self._summaries.serve(self._storage.bucket(name) if name else None, value)
         if action != "list":
             raise Failure(400, f'invalid action "{action}"')
         if not name:
@@ -107,9 +148,8 @@ class Buckets:
             raise Failure(400, f'action "{action}": its value must be a JSON object')
         if action in _REMOTE_ONLY:
             self._storage.bucket(name)
-            text = f"{action}: expecting remote bucket (have ais://{name})"
-            raise Failure(400, text, "ErrNotRemoteBck")
-        if action in _NOT_OFFERED:
+            raise not_remote(action, name)
+        if action in _NOT_OFFERED.get(request.method, ()):
             raise unsupported(f"action {action}")
         match request.method, action:
             case "DELETE", "delete-listrange":
@@ -117,8 +157,10 @@ class Buckets:
             case "POST", "index-shard":
                 return self._indexes.start(self._storage.bucket(name), value)
             case "POST", "copy-bck":
-                to = request.query.get("bck_to", "").strip("/").rpartition("/")[2]
-                return self._jobs.copy_bucket(self._storage.bucket(name), to, value)
+                bucket = self._storage.bucket(name)
+                return self._jobs.copy_bucket(bucket, named_in(request), value)
+            case "POST", "move-bck":
+                return self._renames.start(self._storage.bucket(name), named_in(request))
             case "POST", "copy-listrange":
                 return self._jobs.copy_list(self._storage.bucket(name), value)
             case "PUT", "archive":

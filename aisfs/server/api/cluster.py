@@ -7,12 +7,26 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from aisfs.server.api.jobs.registry import JobRules, Registry
-from aisfs.server.failures import Failure
+from aisfs.server.failures import Failure, unsupported
 from aisfs.server.messages import Reply, Request, json_reply, text_reply
 from aisfs.server.storage.checksums import digest_of
 
 VERSION = "5.0"
 """The AIStore release whose recorded behaviour this server follows."""
+
+_OF_A_NODE = frozenset(
+    {
+        *("bmd", "config", "smapvote", "snode", "log", "node_stats", "node_status", "metrics"),
+        *("sysinfo", "mountpaths", "disk", "tls_certificate"),
+    }
+)
+_OF_THE_CLUSTER = frozenset(
+    {
+        *("bmd", "cluster_config", "smapvote", "snode", "node_stats", "sysinfo", "mountpaths"),
+        *("backends", "target_ips"),
+    }
+)
+"""What AIStore answers of itself and this server does not."""
 
 
 class Cluster:
@@ -43,6 +57,9 @@ class Cluster:
             case "status" | "status_all" | "running_all" | "qryxstats" as asked:
                 return self.jobs.what(request, asked)
             case asked:
+                here = request.path.rstrip("/").endswith("/cluster")
+                if asked in (_OF_THE_CLUSTER if here else _OF_A_NODE):
+                    raise unsupported(f"what={asked}")
                 text = f"invalid '{request.path}' request: unrecognized 'what={asked}' query"
                 raise Failure(400, text)
 

@@ -112,6 +112,13 @@ class Parts:
         if not _NUMBER.fullmatch(text) or int(text) > _MOST_PARTS:
             raise Failure(400, f'invalid part number "{text}" (expecting 1..{_MOST_PARTS})')
         upload, number = self._upload(request, bucket, key), int(text)
+        if number in upload.sizes and self._storage.traps.loses_repeated_parts:
+            upload.lost.add(number)  # whatever becomes of this one
+        if not request.length:
+            request.drain()
+            chunked = "HTTP_TRANSFER_ENCODING" in request.environ
+            text = f"{uri_of(bucket.name, key)}: put-part invalid size ({-1 if chunked else 0})"
+            raise Failure(400, text)
         # Like AIStore, this ignores the checksums of parts.
         with self._lock:
             place = upload.place(number, request.length)

@@ -97,12 +97,7 @@ class Storage:
 
     def create(self, name: str, properties: dict[str, Any]) -> None:
         """Make an empty bucket; 409 when it exists."""
-        if not BUCKET_NAME.fullmatch(name):
-            raise Failure(
-                400,
-                "bucket name is invalid: may only contain letters, numbers, dashes (-), "
-                "underscores (_), and dots (.)",
-            )
+        check_bucket_name(name)
         with self._guard:
             try:
                 (self.root / name).mkdir()
@@ -225,7 +220,10 @@ class Storage:
         except FileNotFoundError:
             return  # an empty parent was just removed: the caller tries again
         except (FileExistsError, NotADirectoryError) as error:
-            raise _object_in_path() from error
+            above = parents(path[len(bucket.folder) + 1 :])
+            if any(os.path.isfile(bucket.folder + b"/" + parent) for parent in above):
+                raise _object_in_path() from error
+            return  # a parent was removed between two looks at it: likewise
         except OSError as error:
             raise Failure(400, f"cannot make the directory: {error.strerror}") from error
 
@@ -260,7 +258,7 @@ class Storage:
     def rename(self, bucket: Bucket, key: bytes, new_key: bytes) -> None:
         """Move an object within its bucket, replacing any object at the new key."""
         with self.locks.writing((bucket.name, key), (bucket.name, new_key)):
-            source = _source(bucket, key)
+            source = find(bucket, key)
             old = bucket.find(new_key)
             keep = old.identity if old else None
             bucket.records.store(new_key, source.size, source.mtime_ns, source.record, keep)
@@ -271,14 +269,15 @@ class Storage:
             self.traps.keep_directory(bucket.name, key)
         self._prune(bucket, key)
 
-    def copy(self, source: Bucket, key: bytes, target: Bucket, new_key: bytes) -> None:
+    def copy(self, source: Bucket, key: bytes, target: Bucket, new_key: bytes) -> Found:
         """Copy an object, with its version and custom metadata."""
         with self.work_file() as work:
             with self.locks.reading((source.name, key)):
-                found = _source(source, key)
+                found = find(source, key)
                 shutil.copyfile(source.path_of(key), work)
             with self.locks.writing((target.name, new_key)):
-                self.commit(target, new_key, work, found.record, target.find(new_key))
+                old = target.find(new_key)
+                return self.commit(target, new_key, work, found.record, old)
 
     def annotate(
         self, bucket: Bucket, key: bytes, values: dict[str, str], replace_all: bool
@@ -293,12 +292,28 @@ class Storage:
             bucket.records.store(key, found.size, found.mtime_ns, record)
 
 
+def check_bucket_name(name: str) -> str:
+    """Return the name of a bucket that may have to be made.
+
+    Raises:
+        Failure: 400; no bucket can have this name.
+    """
+    if not BUCKET_NAME.fullmatch(name):
+        text = "bucket name is invalid: may only contain letters, numbers, dashes (-)"
+        raise Failure(400, f"{text}, underscores (_), and dots (.)")
+    return name
+
+
 def _object_in_path() -> Failure:
     return Failure(400, "destination contains an object in its path", "ErrMv")
 
 
-def _source(bucket: Bucket, key: bytes) -> Found:
-    """Return an object that is to be moved or copied."""
+def find(bucket: Bucket, key: bytes) -> Found:
+    """Return an object that is to be moved or copied.
+
+    Raises:
+        Failure: 404 when there is none, 400 when its metadata is known to be inconsistent.
+    """
     found = bucket.find(key)
     if found is None:
         raise failures.no_object(bucket.name, key)

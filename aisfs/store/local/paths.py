@@ -62,7 +62,9 @@ class KeyPaths:
             try:
                 with opened(self.root, folder) as parent:
                     mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
+                # Nothing is there to be replaced. Whether something is in the way, writing finds
+                # out: a directory that is being removed may also look like none.
                 return
         if stat.S_ISLNK(mode):
             with suppress(OSError):  # it leads nowhere, or is no link any more

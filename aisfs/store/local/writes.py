@@ -12,7 +12,9 @@ Everything here blocks; files raise OSError as the system does. Must not know tr
 import contextlib
 import errno
 import os
+import random
 import stat
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -30,9 +32,13 @@ UNFINISHED = b".aisfs-upload-"
 CUSTOM_ATTRIBUTE = "user.aisfs.custom"
 
 _PIECE = 1 << 20
-_MOST_TRIES = 100
+_MOST_TRIES = 1000
 """Directories are removed when they are empty; one may go away just after it was made, again and
-again where others write and remove files in it."""
+again where others write and remove files in it. A process that does nothing but make and remove them
+takes 9 of 10 away in time; then a hundred tries are not enough for one file of a thousand."""
+_PAUSE = 1e-3
+"""Most seconds before another try, drawn at random, so that two who hinder each other stop: all tries
+take half a second."""
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 """What opening a directory gives that was removed or replaced meanwhile."""
 
@@ -97,13 +103,20 @@ def move(root: bytes, key: bytes, new_key: bytes) -> None:
     """Rename a file over whatever file is there."""
     (folder, name), (new_folder, new_name) = os.path.split(key), os.path.split(new_key)
 
-    def rename(parent: int) -> None:
-        os.rename(name, new_name, src_dir_fd=old_parent, dst_dir_fd=parent)
+    def rename(parent: int) -> bool:
+        try:
+            os.rename(name, new_name, src_dir_fd=old_parent, dst_dir_fd=parent)
+        except FileNotFoundError:
+            if _has(old_parent, name):
+                raise  # it is the new directory that is gone
+            return False
         _sync(parent)
+        return True
 
     try:
         with opened(root, folder) as old_parent:
-            _in_folder(root, new_folder, rename)
+            if not _in_folder(root, new_folder, rename):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), key)
     except BaseException:
         prune(root, new_folder)
         raise
@@ -138,15 +151,43 @@ def prune(root: bytes, folder: bytes) -> None:
 
 def _in_folder(root: bytes, folder: bytes, act: Callable[[int], T]) -> T:
     """Call `act` with a directory, which is made if need be, until it did not go away meanwhile."""
-    for _ in range(_MOST_TRIES):
+    left = _MOST_TRIES
+    while True:
         try:
             with opened(root, folder) as parent:
                 return act(parent)
-        except (FileNotFoundError, NotADirectoryError):
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                _make(root, folder)
-    with opened(root, folder) as parent:
-        return act(parent)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            left -= 1
+            blocked = isinstance(error, NotADirectoryError) and _is_blocked(root, folder)
+            if blocked or not left or not folder:
+                raise
+        if left < _MOST_TRIES - 1:
+            time.sleep(random.uniform(0, _PAUSE))  # noqa: TID251 - in a worker thread
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            _make(root, folder)
+
+
+def _is_blocked(root: bytes, folder: bytes) -> bool:
+    """Return whether something that is no directory has the name of this one, or of one above it."""
+    above = b""
+    for name in folder.split(b"/"):
+        try:
+            with opened(root, above) as parent:
+                mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
+        except OSError:
+            return False
+        if not stat.S_ISDIR(mode):
+            return True
+        above = os.path.join(above, name)
+    return False
+
+
+def _has(folder: int, name: bytes) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _make(root: bytes, folder: bytes) -> None:

@@ -1,6 +1,9 @@
 """Compressed files piece by piece, and the scan of a tar whose length nobody knows yet."""
 
 import io
+import random
+import shutil
+import subprocess
 import zlib
 
 import pytest
@@ -12,7 +15,7 @@ from aisfs.core.archive.decompression import Inflater, open_codec, read_piece
 from aisfs.core.archive.formats import Form, form_of_content
 from aisfs.core.tar.scanner import TarScanner
 from aisfs.errors import ArchiveTooLarge, Stale
-from tests.support.archives import COMPRESSIONS, make_tar, text, xz_with_dictionary
+from tests.support.archives import COMPRESSIONS, lz4_legacy, make_tar, text, xz_with_dictionary
 
 FORMS = {
     Form.TAR_GZ: "tgz",
@@ -62,6 +65,54 @@ def test_several_streams_are_one_content(form, parts, step, size):
     data = b"".join(map(COMPRESSIONS[FORMS[form]], parts))
     assert drain(open_codec(form, Dripping(data, step)), size) == (b"".join(parts), "")
     assert form_of_content(data) is form
+
+
+@given(
+    parts=st.lists(st.tuples(st.sampled_from("lms"), st.binary(max_size=3000)), max_size=4),
+    step=st.integers(1, 5000),
+    size=st.integers(1, 5000),
+)
+@settings(deadline=None, max_examples=50)
+def test_lz4_legacy_frames_alone_and_before_others(parts, step, size):
+    """The program `lz4` reads all of them, in any order; the package cannot leave its own frames."""
+    parts = [("l", b"first"), *sorted(parts, key=lambda part: part[0] != "l")]
+    skipped = b"\x5f\x2a\x4d\x18\x03\0\0\0abc"
+    packers = {"l": lambda p: lz4_legacy(p, 1000), "m": COMPRESSIONS["tar.lz4"]}
+    data = b"".join(packers.get(kind, lambda _: skipped)(part) for kind, part in parts)
+    content = b"".join(part for kind, part in parts if kind != "s")
+    assert drain(open_codec(Form.TAR_LZ4, Dripping(data, step)), size) == (content, "")
+    assert form_of_content(data) is Form.TAR_LZ4
+
+
+def test_lz4_legacy_blocks_may_be_large_and_may_not_compress():
+    data = random.Random(1).randbytes((8 << 20) + 5)
+    packed = lz4_legacy(data)
+    assert len(packed) > len(data)
+    assert drain(open_codec(Form.TAR_LZ4, Dripping(packed, 1 << 20)), 1 << 20) == (data, "")
+
+
+@pytest.mark.skipif(not shutil.which("lz4"), reason="the program lz4 is not installed")
+def test_lz4_legacy_frames_of_the_program():
+    data = text(9 << 20)
+    packed = subprocess.run(["lz4", "-l", "-c"], input=data, capture_output=True, check=True).stdout
+    assert packed[:4] == lz4_legacy(b"")
+    assert drain(open_codec(Form.TAR_LZ4, Dripping(packed, 1 << 20)), 1 << 20) == (data, "")
+
+
+@pytest.mark.parametrize(
+    ("end", "damage"),
+    [
+        (b"\x05", "it ends within a legacy block"),
+        (b"\x05\0\0\0abcd", "it ends within a legacy block"),
+        (b"\0\0\0\0", "a legacy block of 0 bytes"),
+        (b"\xff\xff\xff\xff", "a legacy block of 4294967295 bytes"),
+        (b"\x04\0\0\0\xff\xff\xff\xff", "Decompression failed"),
+    ],
+)
+def test_damaged_lz4_legacy_frames(end, damage):
+    found, said = drain(open_codec(Form.TAR_LZ4, Dripping(lz4_legacy(b"before") + end, 100)))
+    assert found == b"before"
+    assert damage in said
 
 
 WHOLE = text(50_000)

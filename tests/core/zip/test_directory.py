@@ -1,7 +1,10 @@
 """The scan of a zip's directory, against the standard library's own reader."""
 
 import io
+import os
+import shutil
 import struct
+import subprocess
 import zipfile
 import zlib
 from array import array
@@ -220,6 +223,46 @@ def test_times():
     with zipfile.ZipFile(buffer, "w") as file:
         file.writestr(info, b"")
     assert scan(buffer.getvalue()).mtime_ns(0) == 1_680_674_828 * 10**9
+
+
+def field(kind: int, data: bytes) -> bytes:
+    return struct.pack("<HH", kind, len(data)) + data
+
+
+OLD = field(0x5855, struct.pack("<ii", 5, 1_600_000_001))
+"""As macOS writes it: times of access and of modification."""
+
+
+@pytest.mark.parametrize(
+    ("extra", "seconds"),
+    [
+        (OLD, 1_600_000_001),
+        (field(0x5855, struct.pack("<iiHH", 5, -7, 501, 20)), -7),
+        (field(0x5855, struct.pack("<i", 5)), 1_680_674_828),
+        (OLD + field(0x5455, struct.pack("<Bi", 1, 1_500_000_001)), 1_500_000_001),
+        (OLD + field(0x5455, struct.pack("<Bi", 2, 1_500_000_001)), 1_600_000_001),
+    ],
+)
+def test_times_of_extra_fields(extra, seconds):
+    info = zipfile.ZipInfo("a", (2023, 4, 5, 6, 7, 8))
+    info.extra = extra
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        file.writestr(info, b"")
+    assert scan(buffer.getvalue()).mtime_ns(0) == seconds * 10**9
+
+
+@pytest.mark.skipif(not shutil.which("unzip"), reason="unzip is not installed")
+def test_times_of_macos_are_those_that_unzip_sets(tmp_path):
+    local = field(0x5855, struct.pack("<iiHH", 5, 1_600_000_001, 501, 20))
+    info = zipfile.ZipInfo("a", (2020, 9, 13, 5, 26, 42))
+    info.create_system, info.external_attr, info.extra = 3, 0o100644 << 16, local
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as file:
+        file.writestr(info, b"")
+    command = ["unzip", "-q", tmp_path / "x.zip", "-d", tmp_path]
+    subprocess.run(command, check=True, env={**os.environ, "TZ": "America/New_York"})
+    seconds = (tmp_path / "a").stat().st_mtime_ns
+    assert scan((tmp_path / "x.zip").read_bytes()).mtime_ns(0) == seconds
 
 
 @given(st.lists(st.tuples(st.binary(max_size=3), st.integers(0, 2**40)), max_size=5))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from aisfs.server.api import archives
+from aisfs.server.api.jobs.destination import make_like
 from aisfs.server.api.jobs.registry import Registry
 from aisfs.server.api.objects import Objects
 from aisfs.server.failures import Failure, unsupported, uri_of
@@ -14,7 +15,7 @@ from aisfs.server.messages import Reply
 from aisfs.server.names import check_key
 from aisfs.server.storage.bucket import Bucket
 from aisfs.server.storage.keys import Directories, keys_below
-from aisfs.server.storage.objects import Storage
+from aisfs.server.storage.objects import Storage, check_bucket_name, find
 
 BRACES = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})(?:\.\.0*([1-9]\d{0,17}))?\}")
 MOST_NAMES = 1_000_000
@@ -42,6 +43,8 @@ class ListJobs:
 
     def copy_bucket(self, bucket: Bucket, to: str, value: dict[str, Any]) -> Reply:
         """Copy a bucket, or the part of it below a prefix."""
+        if to == bucket.name and value.get("dry_run") is not True:
+            raise Failure(400, f'cannot copy-bck bucket "ais://{to}" onto itself')
         prefix = os.fsencode(str(value.get("prefix", "")))
         keys = keys_below(Directories(), bucket, prefix, continued=False)
         return self._copy("copy-bck", bucket, to, list(keys), value)
@@ -49,21 +52,32 @@ class ListJobs:
     def copy_list(self, bucket: Bucket, value: dict[str, Any]) -> Reply:
         """Copy the selected objects."""
         keys = list(self._selected(bucket, value))
-        return self._copy("copy-listrange", bucket, _target(value), keys, value)
+        return self._copy("copy-listrange", bucket, check_bucket_name(_target(value)), keys, value)
 
     def _copy(
         self, kind: str, bucket: Bucket, to: str, keys: list[bytes], value: dict[str, Any]
     ) -> Reply:
-        if to not in self._storage.names():
-            self._storage.create(to, {})
-        target, front = self._storage.bucket(to), os.fsencode(str(value.get("prepend", "")))
-        error = ""
+        dry = value.get("dry_run", False)
+        if not isinstance(dry, bool):
+            raise Failure(400, f"{kind}: dry_run must be true or false")
+        for option in ("synchronize", "non-recurs"):
+            if value.get(option):
+                raise unsupported(f"{kind} with {option}")
+        if not dry and to not in self._storage.names():
+            make_like(self._storage, bucket, to)
+        front = os.fsencode(str(value.get("prepend", "")))
+        error, count, size = "", 0, 0
         for key in keys:
             try:
-                self._storage.copy(bucket, key, target, front + key)
+                if dry:
+                    size += find(bucket, key).size
+                else:
+                    target = self._storage.bucket(to)
+                    size += self._storage.copy(bucket, key, target, front + key).size
+                count += 1
             except Failure as failure:
                 error = failure.message
-        return self._registry.finished(kind, error)
+        return self._registry.finished(kind, error, count, size)
 
     def archive(self, bucket: Bucket, value: dict[str, Any]) -> Reply:
         """Pack the selected objects into a tar or tgz."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from aisfs.server.failures import Failure
+from aisfs.server.failures import Failure, unsupported
 from aisfs.server.messages import Reply, Request, json_reply, text_reply
 
 log = logging.getLogger(__name__)
@@ -26,15 +26,25 @@ T = TypeVar("T")
 JOBS_KEPT = 1000
 NEVER = "0001-01-01T00:00:00Z"
 """How Go writes the end of what is still running."""
-DSORT, INDEX_SHARD = "dsort", "index-shard"
+DSORT, INDEX_SHARD, MOVE, SUMMARY = "dsort", "index-shard", "move-bck", "summary-bck"
 _KINDS = {
     **dict.fromkeys(("delete-listrange", "copy-bck", "copy-listrange", "archive", "list"), ""),
     **dict.fromkeys(("get-batch", "lru", "rebalance", "prefetch-listrange", "evict-listrange"), ""),
     DSORT: "",
     INDEX_SHARD: "shard-index",
+    MOVE: "rename-bucket",
+    SUMMARY: "summary",
 }
 """Kinds of jobs that a client may name, each with its other name, if it has one."""
-_ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]{7,30}[A-Za-z0-9]")
+_NOT_OFFERED = frozenset(
+    {
+        *("start", "set-config", "reset-config", "reset-stats", "rotate-logs", "reload-creds"),
+        *("shutdown", "decommission", "start-maintenance", "stop-maintenance", "clear-lcache"),
+        *("decommission-node", "shutdown-node", "rm-unsafe"),
+    }
+)
+"""What AIStore's cluster does on request besides stopping jobs."""
+ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]{7,30}[A-Za-z0-9]")
 _LETTERS = string.ascii_letters + string.digits
 _USER_ABORT = "user abort"
 
@@ -131,9 +141,10 @@ class Registry:
         self._node_id = node_id
         self._jobs: dict[str, Job] = {}
 
-    def finished(self, kind: str, error: str = "") -> Reply:
-        """Remember a finished job; the reply is its id."""
+    def finished(self, kind: str, error: str = "", objects: int = 0, size: int = 0) -> Reply:
+        """Remember a finished job that went over so many objects; the reply is its id."""
         job = Job(kind, errors=[error] if error else [], ended=time.time_ns())
+        job.objects, job.size = objects, size
         keep_latest(self._jobs, job.uuid, job)
         return text_reply(job.uuid)
 
@@ -152,6 +163,10 @@ class Registry:
         self.rules.before_step(job)
         if job.stopped.is_set():
             raise Aborted
+
+    def find(self, uuid: str) -> Job | None:
+        """Return the job of this id, if it is remembered."""
+        return self._jobs.get(uuid)
 
     def running(self, kind: str) -> list[Job]:
         """Return the running jobs of a kind."""
@@ -190,14 +205,15 @@ class Registry:
             raise Failure(400, "invalid x-")
         found = [job for job in list(self._jobs.values()) if not kind or job.kind == kind]
         job = self._jobs.get(uuid) if uuid else next(iter(reversed(found)), None)
-        if job is None or job.kind == DSORT:  # the nodes that would know are not told of it
+        # The nodes that would know are not told of some kinds.
+        if job is None or job.kind in (DSORT, SUMMARY):
             raise Failure(404, f"{{role}}[{{node}}]: x-[{uuid}] does not exist", "ErrNotFound")
         if kind and job.kind != kind:
             raise Failure(400, f"kind mismatch: x-{kind}[{uuid}], expected kind={job.kind}")
         return json_reply(job.status(), "text/plain")
 
     def _matching(self, uuid: str, kind: str, message: dict[str, Any]) -> list[Job]:
-        if uuid and not _ID.fullmatch(uuid):
+        if uuid and not ID.fullmatch(uuid):
             raise Failure(400, f'invalid xaction (job) UUID "{uuid}"', node="t")
         if kind and (kind not in _KINDS or kind in self.rules.lacking - {DSORT}):
             raise Failure(400, f'invalid xaction (job) kind "{kind}"', node="t")
@@ -219,15 +235,19 @@ class Registry:
 
     def change(self, request: Request) -> Reply:
         """Stop jobs; of an id that is unknown AIStore says nothing."""
+        if more := request.path.strip("/").partition("v1/cluster/")[2]:
+            raise unsupported(f"PUT /v1/cluster/{more}")
         message = request.action()
         action, value = message.get("action"), message.get("value")
+        if action in _NOT_OFFERED:
+            raise unsupported(f"action {action}")
         if action != "stop":
             raise Failure(400, f'invalid action "{action}"')
         asked = _lowered(value if isinstance(value, dict) else {})
         uuid, kind = str(asked.get("id") or ""), _kind(str(asked.get("kind") or ""))
         if kind and kind not in _KINDS:
             raise Failure(400, f'invalid xaction (job) kind "{kind}": x-{kind}', node="t")
-        if uuid and not _ID.fullmatch(uuid):
+        if uuid and not ID.fullmatch(uuid):
             raise Failure(400, f'invalid xaction (job) UUID "{uuid}": x-[{uuid}]', node="t")
         if not uuid and not kind:
             text = "cannot stop xaction given 'x-' - expecting a valid kind and/or UUID"

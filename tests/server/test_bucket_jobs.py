@@ -1,0 +1,279 @@
+"""What buckets do as a whole on the embedded server: copies that are dry runs, renames, summaries."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from aistore.sdk import Client
+
+from tests.support.servers import RunningServer, running_server
+
+DEADLINE = 60.0
+OBJECTS = {"a": 10, "dir/b": 300, "dir/c": 2000}
+"""Keys with their sizes."""
+
+
+@pytest.fixture
+def http() -> Iterator[requests.Session]:
+    with requests.Session() as session:
+        yield session
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RunningServer]:
+    (tmp_path / "served").mkdir()
+    with running_server(tmp_path / "served", faulty=True) as running:
+        create = {"action": "create-bck", "value": {"checksum": {"type": "md5"}}}
+        requests.post(f"{running.endpoint}/v1/buckets/b", json=create).raise_for_status()
+        for key, size in OBJECTS.items():
+            url = f"{running.endpoint}/v1/objects/b/{key}"
+            requests.put(url, data=b"x" * size).raise_for_status()
+        yield running
+        assert "Traceback" not in running.log()
+
+
+class Buckets:
+    """A client of buckets."""
+
+    def __init__(self, server: RunningServer, http: requests.Session) -> None:
+        self._server, self._http = server, http
+
+    def act(
+        self, action: str, to: str = "", value: Any = None, method: str = "POST", name: str = "b"
+    ) -> requests.Response:
+        query = {"bck_to": f"ais/@#/{to}/"} if to else {}
+        url = f"{self._server.endpoint}/v1/buckets/{name}"
+        return self._http.request(
+            method, url, params=query, json={"action": action, "value": value}
+        )
+
+    def names(self) -> list[str]:
+        return [b["name"] for b in self._http.get(f"{self._server.endpoint}/v1/buckets").json()]
+
+    def keys(self, name: str) -> list[str]:
+        listed = self.act("list", value={}, method="GET", name=name).json()
+        return [entry["name"] for entry in listed["entries"] or []]
+
+    def head(self, path: str, **query: str) -> requests.Response:
+        return self._http.head(f"{self._server.endpoint}/v1/buckets/{path}", params=query)
+
+    def job(self, uuid: str) -> dict[str, Any]:
+        """What the target tells of a job."""
+        url = f"{self._server.endpoint}/v1/cluster"
+        reply = self._http.get(url, params={"what": "qryxstats"}, json={"id": uuid})
+        ((found,),) = reply.json().values()
+        return dict(found)
+
+    def end(self, uuid: str) -> dict[str, Any]:
+        return until(lambda: (found := self.job(uuid))["is_idle"] and found)
+
+
+@pytest.fixture
+def buckets(server: RunningServer, http: requests.Session) -> Buckets:
+    return Buckets(server, http)
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + DEADLINE
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+def counts(job: dict[str, Any]) -> tuple[str, str]:
+    return job["stats"]["loc-objs"], job["stats"]["loc-bytes"]
+
+
+# Copies -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("action", ["copy-bck", "copy-listrange"])
+def test_a_dry_run_copies_nothing_and_counts(buckets: Buckets, action: str) -> None:
+    value = {"dry_run": True, "tobck": {"name": "new", "provider": "ais"}}
+    reply = buckets.act(action, "new", value)
+    assert reply.status_code == 200
+    assert buckets.names() == ["b"]
+    assert counts(buckets.job(reply.text)) == ("3", "2310")
+    reply = buckets.act(action, "new", {**value, "dry_run": False})
+    assert buckets.keys("new") == sorted(OBJECTS)
+    assert counts(buckets.job(reply.text)) == ("3", "2310")
+
+
+def test_a_bucket_made_by_a_copy_is_like_its_source(buckets: Buckets) -> None:
+    buckets.act("copy-bck", "new", {}).raise_for_status()
+    properties = [json.loads(buckets.head(n).headers["Ais-Bucket-Props"]) for n in ("b", "new")]
+    created = [each.pop("created") for each in properties]
+    assert properties[0] == properties[1]
+    assert properties[0]["checksum"]["type"] == "md5"
+    assert int(created[0]) < int(created[1])
+
+
+@pytest.mark.parametrize(
+    ("to", "value", "status", "text"),
+    [
+        ("b", {}, 400, 'cannot copy-bck bucket "ais://b" onto itself'),
+        ("", {}, 400, 'missing "bck_to" query parameter'),
+        ("a b", {"dry_run": True}, 400, "bucket name is invalid"),
+        ("new", {"dry_run": "yes"}, 400, "dry_run must be true or false"),
+        ("new", {"synchronize": True}, 501, "copy-bck with synchronize - operation not supported"),
+        ("new", {"non-recurs": True}, 501, "copy-bck with non-recurs - operation not supported"),
+    ],
+)
+def test_a_copy_is_refused_with_a_reason(
+    buckets: Buckets, to: str, value: dict[str, Any], status: int, text: str
+) -> None:
+    reply = buckets.act("copy-bck", to, value)
+    assert reply.status_code == status
+    assert text in reply.json()["message"]
+    assert buckets.names() == ["b"]
+
+
+def test_a_copy_to_another_backend_is_not_supported(
+    server: RunningServer, http: requests.Session
+) -> None:
+    for place in ("aws/@#/new/", "ais/@other#/new/"):
+        url = f"{server.endpoint}/v1/buckets/b"
+        for action in ("copy-bck", "move-bck"):
+            reply = http.post(url, params={"bck_to": place}, json={"action": action})
+            assert (reply.status_code, reply.json()["tcode"]) == (501, "ErrUnsupp")
+
+
+# Renames ------------------------------------------------------------------------------------
+
+
+def test_a_bucket_is_renamed_by_the_real_sdk(
+    server: RunningServer, buckets: Buckets, http: requests.Session
+) -> None:
+    bucket = Client(server.endpoint).bucket("b")
+    buckets.end(bucket.rename("new"))
+    assert buckets.names() == ["new"]
+    assert buckets.keys("new") == sorted(OBJECTS)
+    assert bucket.object("dir/b").get_reader().read_all() == b"x" * 300
+    head = http.head(f"{server.endpoint}/v1/objects/new/dir/b", allow_redirects=True)
+    assert head.headers["Ais-Checksum-Type"] == "md5"
+
+
+def test_the_old_bucket_is_there_until_the_job_ends(
+    server: RunningServer, buckets: Buckets, http: requests.Session
+) -> None:
+    server.hold_jobs()
+    uuid = buckets.act("move-bck", "new").text
+    until(server.waiting_jobs)
+    assert buckets.names() == ["b", "new"]
+    assert (buckets.keys("b"), buckets.keys("new")) == (sorted(OBJECTS), [])
+    again = buckets.act("move-bck", "other")
+    assert (again.status_code, again.json()["tcode"]) == (409, "ErrLimitedCoexistence")
+    http.put(f"{server.endpoint}/v1/objects/new/late", data=b"x").raise_for_status()
+    http.put(f"{server.endpoint}/v1/objects/b/lost", data=b"x").raise_for_status()
+    server.hold_jobs(None)
+    job = buckets.end(uuid)
+    assert (job["kind"], job["src-bck"]["name"], job["dst-bck"]["name"]) == ("move-bck", "b", "new")
+    assert counts(job) == ("3", "2310")
+    assert buckets.names() == ["new"]
+    assert buckets.keys("new") == sorted([*OBJECTS, "late"])  # and what came to "b" is gone with it
+
+
+def test_a_rename_that_is_stopped_leaves_the_old_bucket(
+    server: RunningServer, buckets: Buckets, http: requests.Session
+) -> None:
+    server.hold_jobs(1)
+    uuid = buckets.act("move-bck", "new").text
+    until(server.waiting_jobs)
+    stop = {"action": "stop", "value": {"id": uuid}}
+    http.put(f"{server.endpoint}/v1/cluster", json=stop).raise_for_status()
+    assert buckets.end(uuid)["aborted"]
+    until(lambda: buckets.names() == ["b"])
+    assert buckets.keys("b") == sorted(OBJECTS)
+
+
+def test_a_rename_is_refused_with_a_reason(buckets: Buckets) -> None:
+    buckets.act("create-bck", name="taken").raise_for_status()
+    for name, to, status, text in (
+        ("b", "b", 400, 'cannot rename bucket "ais://b" to itself ("ais://b")'),
+        ("b", "taken", 409, 'bucket "ais://taken" already exists'),
+        ("b", "", 400, 'missing "bck_to" query parameter'),
+        ("b", "a b", 400, "bucket name is invalid"),
+        ("none", "new", 404, 'bucket "ais://none" does not exist'),
+    ):
+        reply = buckets.act("move-bck", to, name=name)
+        assert reply.status_code == status
+        assert text in reply.json()["message"]
+    assert buckets.names() == ["b", "taken"]
+
+
+# Summaries ----------------------------------------------------------------------------------
+
+
+def test_summaries_by_the_real_sdk(server: RunningServer) -> None:
+    bucket = Client(server.endpoint).bucket("b")
+    found = bucket.summary()
+    assert (found["name"], found["provider"], found["is_present"]) == ("b", "ais", False)
+    assert found["ObjCount"] == {"obj_count_present": "3", "obj_count_remote": "0"}
+    assert found["ObjSize"] == {"obj_min_size": 10, "obj_avg_size": 770, "obj_max_size": 2000}
+    sizes = {name: int(size) for name, size in found["TotalSize"].items()}
+    assert (sizes["size_all_present_objs"], sizes["size_all_remote_objs"]) == (2310, 0)
+    assert 2310 < sizes["size_on_disk"] < sizes["total_disks_size"]
+    below = bucket.summary(prefix="dir/")
+    assert below["ObjCount"]["obj_count_present"] == "2"
+    assert below["ObjSize"]["obj_min_size"] == 300
+    properties, summed = bucket.info(prefix="dir/")
+    assert json.loads(properties)["checksum"]["type"] == "md5"
+    assert (summed["ObjCount"], summed["is_present"]) == (below["ObjCount"], True)
+
+
+def test_a_summary_tells_what_was_counted_so_far(server: RunningServer, buckets: Buckets) -> None:
+    server.hold_jobs(2)
+    started = buckets.act("summary-bck", value={}, method="GET")
+    head = buckets.head("b", bsumm_remote="false")
+    assert (started.status_code, head.status_code) == (202, 202)
+    assert "Ais-Bucket-Props" in head.headers
+    ids = started.text, head.headers["Ais-Xaction-Id"]
+    until(lambda: server.waiting_jobs() == 2)
+    partial = buckets.act("summary-bck", value={"uuid": ids[0]}, method="GET")
+    assert partial.status_code == 206
+    assert partial.headers["Content-Type"] == "text/plain; charset=utf-8"
+    assert buckets.head("b", bsumm_remote="false", uuid=ids[1]).status_code == 206
+    server.hold_jobs(None)
+
+    def whole() -> bool:
+        asked = buckets.act("summary-bck", value={"uuid": ids[0]}, method="GET")
+        summed = buckets.head("b", bsumm_remote="false", uuid=ids[1])
+        if {asked.status_code, summed.status_code} != {200}:
+            return False
+        documents = asked.json()[0], json.loads(summed.headers["Ais-Bucket-Summ"])
+        assert [d["ObjCount"]["obj_count_present"] for d in documents] == ["3", "3"]
+        return True
+
+    until(whole)
+    assert buckets.job(ids[0])["kind"] == "summary-bck"
+
+
+def test_a_summary_of_all_buckets(buckets: Buckets) -> None:
+    buckets.act("create-bck", name="empty").raise_for_status()
+    uuid = buckets.act("summary-bck", value={}, method="GET", name="").text
+    buckets.end(uuid)
+    found = buckets.act("summary-bck", value={"uuid": uuid}, method="GET", name="").json()
+    counted = {each["name"]: each["ObjCount"]["obj_count_present"] for each in found}
+    assert counted == {"b": "3", "empty": "0"}
+    assert found[1]["ObjSize"] == {"obj_min_size": 0, "obj_avg_size": 0, "obj_max_size": 0}
+
+
+def test_summaries_that_are_not_there(buckets: Buckets) -> None:
+    for uuid, status in (("unknown12", 404), ("?", 400)):
+        asked = buckets.act("summary-bck", value={"uuid": uuid}, method="GET")
+        assert asked.status_code == buckets.head("b", bsumm_remote="0", uuid=uuid).status_code
+        assert (asked.status_code, uuid in asked.json()["message"]) == (status, True)
+    assert buckets.act("summary-bck", value={}, method="GET", name="none").status_code == 404
+    assert buckets.head("none", bsumm_remote="false").status_code == 404
+
+
+def test_the_head_of_a_bucket_alone_is_answered_at_once(buckets: Buckets) -> None:
+    assert buckets.head("b").status_code == 200
+    refused = buckets.head("b/dir")
+    assert refused.status_code == 400
+    assert "expecting just the bucket name" in refused.headers["Hdr-Error"]
