@@ -6,7 +6,7 @@ import re
 import zlib
 from binascii import Error as Base64Error
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 import anycrc
 from crc32c import crc32c
@@ -36,8 +36,9 @@ class Digest(Protocol):
 
 
 class _Crc:
-    def __init__(self, step: Callable[[bytes, int], int]) -> None:
+    def __init__(self, step: Callable[[bytes, int], int], size: int = 4) -> None:
         self._step = step
+        self._size = size
         self._value = 0
 
     def update(self, data: bytes, /) -> None:
@@ -46,26 +47,14 @@ class _Crc:
 
     def digest(self) -> bytes:
         """Return the checksum of everything so far."""
-        return self._value.to_bytes(4, "big")
+        return self._value.to_bytes(self._size, "big")
 
 
-class _Crc64:
-    def __init__(self) -> None:
-        self._model: Any = anycrc.Model("CRC64-NVME")
-
-    def update(self, data: bytes, /) -> None:
-        """Add the next bytes."""
-        self._model.update(data)
-
-    def digest(self) -> bytes:
-        """Return the checksum of everything so far."""
-        return int(self._model.get()).to_bytes(8, "big")
-
-
+_CRC64 = anycrc.Model("CRC64-NVME")
 DIGESTS: dict[str, Callable[[], Digest]] = {
     "crc32": lambda: _Crc(zlib.crc32),
     "crc32c": lambda: _Crc(crc32c),
-    "crc64nvme": _Crc64,
+    "crc64nvme": lambda: _Crc(_CRC64.calc, 8),
     "sha1": lambda: hashlib.sha1(usedforsecurity=False),
     "sha256": hashlib.sha256,
 }
@@ -85,7 +74,7 @@ class Body:
         payload = request.header("x-amz-content-sha256")
         codings = [c.strip() for c in request.header("Content-Encoding").split(",")]
         self._is_chunked = payload.startswith(_STREAMED) or "aws-chunked" in codings
-        self.length = _decoded_length(request) if self._is_chunked else request.length
+        self.length = _decoded_length(request) if self._is_chunked else _length(request)
         self.md5: Digest = hashlib.md5(usedforsecurity=False)
         self._expected: dict[str, bytes] = {}
         """What the checksums must be, by the header that says so."""
@@ -213,6 +202,13 @@ def _size(line: bytes) -> int:
     if not _SIZE.fullmatch(text):
         raise _bad_chunk()
     return int(text, 16)
+
+
+def _length(request: Request) -> int:
+    known = "CONTENT_LENGTH" in request.environ or "HTTP_TRANSFER_ENCODING" in request.environ
+    if request.method == "PUT" and not known:
+        raise S3Error(411, "MissingContentLength", "the body has neither a length nor chunks")
+    return request.length
 
 
 def _decoded_length(request: Request) -> int:
