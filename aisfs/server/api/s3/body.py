@@ -64,8 +64,8 @@ DIGESTS: dict[str, Callable[[], Digest]] = {
 class Body:
     """The body of one request."""
 
-    def __init__(self, request: Request) -> None:
-        """Read what the headers say of it.
+    def __init__(self, request: Request, *, with_md5: bool = False) -> None:
+        """Read what the headers say of it; the MD5 is computed if need be, or if it is wanted.
 
         Raises:
             Failure: they contradict themselves, or name an unknown checksum.
@@ -78,8 +78,9 @@ class Body:
         self.md5: Digest = hashlib.md5(usedforsecurity=False)
         self._expected: dict[str, bytes] = {}
         """What the checksums must be, by the header that says so."""
-        self._digests: dict[str, Digest] = {"content-md5": self.md5}
-        if text := request.header("Content-MD5"):
+        text = request.header("Content-MD5")
+        self._digests: dict[str, Digest] = {"content-md5": self.md5} if text or with_md5 else {}
+        if text:
             self._expected["content-md5"] = _decode("Content-MD5", text, self.md5)
         if _HEX_SHA256.fullmatch(payload):
             self._digests["x-amz-content-sha256"] = hashlib.sha256()
@@ -103,11 +104,6 @@ class Body:
         """The values of the headers `x-amz-checksum-…` that were sent and are right."""
         names = [name for name in self._expected if name.startswith(_PREFIX)]
         return {name: base64.b64encode(self._expected[name]).decode() for name in names}
-
-    @property
-    def is_checked(self) -> bool:
-        """Whether the client sent any checksum of the content."""
-        return bool(self._expected.keys() | self._trailers)
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the content.

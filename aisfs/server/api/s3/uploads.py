@@ -52,7 +52,7 @@ class S3Uploads:
         upload, number = self._upload(request, bucket, key), _number(request)
         if request.header("x-amz-copy-source"):
             return self._copy(request, upload, number)
-        body = Body(request)
+        body = Body(request, with_md5=True)
 
         def tag() -> PartTag:
             checksums = {_element(name): value for name, value in body.checksums.items()}
