@@ -25,8 +25,10 @@ from bench.groups import (
 )
 from bench.settings import FULL
 
-LINK, LINK_USED, FULL_SHARE = (10, 0.0002), 0.8, 0.95
-"""The link that is to be used, how far, and from when on the processors count as full."""
+LINK, LINK_USED = (10, 0.0002), 0.8
+"""The link that is to be used, and how far."""
+FULL_SHARE, OURS_SHARE = 0.95, 0.8
+"""From when on the processors count as full, and with what is measured rather than with others."""
 CP_R = "cp -r"
 """How the names of readers begin that copy trees."""
 Find = Callable[..., Row | None]
@@ -176,9 +178,9 @@ def _linked(find: Find) -> list[Goal]:
     row = find("link", link.case_of(gigabits, delay), pictures.ON_DISK, pictures.STEADY)
     if row is None or row.median is None:
         return []
-    busy = statistics.median(row.counted.get("busy") or [0.0])
+    busy, ours = (statistics.median(row.counted.get(n) or [0.0]) for n in ("busy", "busy_ours"))
     text = f"cold pictures over {row.case}"
-    if row.median < LINK_USED and busy >= FULL_SHARE:
+    if row.median < LINK_USED and busy >= FULL_SHARE and ours >= OURS_SHARE:
         text = f"{text}: of all processors busy (at {row.median:.2f} of the link)"
         return [Goal(text, True, FULL_SHARE, busy)]
     return [Goal(f"{text}: of the link", True, LINK_USED, row.median)]

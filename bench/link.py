@@ -8,10 +8,11 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from pathlib import Path
 
 from bench.interruptions import Interrupts
 from bench.processes import NotMeasured
@@ -22,6 +23,7 @@ LEAST_BURST = 256 << 10
 """Bytes: several of the largest packets that go through such interfaces in one piece."""
 PACKETS = 1_000_000
 """How many `netem` may hold: 25 Gbit/s for 20 ms are 42,000 of 1,500 bytes."""
+_NAME = "aisfs-bench-"
 _numbers = count()
 
 
@@ -57,8 +59,9 @@ def shaped(rate: float, delay: float, interruptions: Interrupts) -> Iterator[Lin
         raise NotMeasured("network namespaces need root")
     if missing := [name for name in ("ip", "tc") if shutil.which(name) is None]:
         raise NotMeasured(f"{' and '.join(missing)} of iproute2 not installed")
+    _remove_stale()
     number = next(_numbers)
-    name = f"aisfs-bench-{os.getpid()}-{number}"
+    name = f"{_NAME}{os.getpid()}-{number}"
     near, far = (f"ab{os.getpid()}{side}{number % 100}" for side in "nf")
     # Addresses that RFC 2544 sets aside for benchmarks; runs at the same time have their own.
     block = (os.getpid() * 100 + number % 100) % (1 << 15)
@@ -81,6 +84,18 @@ def shaped(rate: float, delay: float, interruptions: Interrupts) -> Iterator[Lin
         _shape(("tc", "-netns", name, "qdisc", "add", "dev", far), rate, delay)
         stack.enter_context(_without_proxy(hosts[1]))
         yield Link(name, hosts[1], delayed)
+
+
+def _remove_stale() -> None:
+    """Remove the namespaces of runs that were killed."""
+    listed = subprocess.run(
+        ("ip", "netns", "list"), check=False, capture_output=True, text=True
+    ).stdout
+    for name in (line.split()[0] for line in listed.splitlines() if line.startswith(_NAME)):
+        run = name.removeprefix(_NAME).partition("-")[0]
+        if not Path("/proc", run).exists():
+            with suppress(NotMeasured):  # another run was faster
+                _run("ip", "netns", "delete", name)
 
 
 def _shape(add: tuple[str, ...], rate: float, delay: float) -> bool:

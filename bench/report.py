@@ -43,8 +43,8 @@ How to read it:
 - *rounds spoiled*: the kernel counted pages that it had reclaimed although memory was not short (see "reclaimed without need") and
   that were read again, or another program emptied the page cache. Such a row says less than it should.
 - A *shaped link* is a real one, to a server in a network namespace: the kernel limits its rate, and delays its packets if it can. *of the
-  link* is the share of that rate at which pictures arrive. *Processors busy* is the share of all processors of the machine: reader,
-  daemon and server have them in common, so at 95 % and more they are the limit, not the link.
+  link* is the share of that rate at which pictures arrive. Reader, daemon and server have the processors in common: when these are
+  busy with them, they are the limit, not the link.
 - The modelled link adds a delay to each request (also to redirects) and one bandwidth for all replies together. Its TCP window does not
   grow, so real long lines are slower for all readers.
 - *not measured* is followed by the reason. Goals come from the design; missed goals are shown.
@@ -114,7 +114,7 @@ def _table(rows: Sequence[Row]) -> str:
     lines = [f"{head}GETs | MB |", "|---|---|---|--:|---|---|--:|--:|--:|--:|"]
     if spent:
         lines = [
-            f"{lines[0]} Processor s/GB: reader, daemon, server | Processors busy |",
+            f"{lines[0]} Processor s/GB: reader, daemon, server | Processors busy (with these) |",
             f"{lines[1]}---|--:|",
         ]
     cells = [_spent(row) if spent else "" for row in rows]
@@ -124,7 +124,9 @@ def _table(rows: Sequence[Row]) -> str:
 def _spent(row: Row) -> str:
     counted = row.document()["counted"]
     parts = [counted.get(f"{who}_s_gb") for who in ("reader", "daemon", "server")]
-    busy = f"{100 * counted['busy']:.0f} %" if "busy" in counted else ""
+    busy = ""
+    if "busy" in counted:
+        busy = f"{100 * counted['busy']:.0f} % ({100 * counted['busy_ours']:.0f} %)"
     return f" {', '.join(map(number_text, parts))} | {busy} |"
 
 

@@ -236,9 +236,11 @@ def _counted(
         spent["server"] = _server_seconds(leader) - served
     if "daemon_cpu_s" in counted:
         spent["daemon"] = counted["daemon_cpu_s"]
-    counted |= {f"{who}_s_gb": s / (data.size / GIGABYTE) for who, s in spent.items()}
+    counted = counted | {f"{who}_s_gb": s / (data.size / GIGABYTE) for who, s in spent.items()}
     if busy is not None:
         counted["busy"] = busy
+        had = counted["seconds"] * (os.cpu_count() or 1)
+        counted["busy_ours"] = min(1.0, sum(spent.values()) / had)
     return counted | {"stored": float(data.stored)}
 
 
