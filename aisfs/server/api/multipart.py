@@ -203,10 +203,12 @@ class Parts:
         key: bytes,
         outdated: Callable[[str], bool],
         check: Callable[[Found | None], None] | None = None,
+        verify: Callable[[Path], None] = lambda _: None,
     ) -> Found | None:
         """Make an object of these parts, which were all received; None if the upload has ended.
 
-        `outdated` and `check` are those of `Objects.publish`.
+        `outdated` and `check` are those of `Objects.publish`; `verify` raises a Failure if the content
+        in a file is not what it should be.
         """
         uri = uri_of(bucket.name, key)
         with self._lock:
@@ -221,6 +223,7 @@ class Parts:
         try:
             pieces = _pieces(upload, numbers)
             work = self._put_together(upload, pieces)
+            verify(work)
             old = bucket.find(key)
             kind = (old and old.record.checksum_type) or ("" if upload.in_order else CHECKSUM)
             found = self._objects.publish(

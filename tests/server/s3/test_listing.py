@@ -7,8 +7,10 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+import requests
 
-from tests.server.s3.asking import Ask
+from tests.server.s3.asking import Ask, asking
+from tests.support.servers import running_server
 
 NAMES = ["a", "a/b", "a-1", "a-2/x", "a.tar", "ab", "ab/c", "b/", "b-", "c/d/e", "c/d-e", "z"]
 KEYS = sorted(
@@ -108,3 +110,29 @@ def test_any_name_can_be_listed(ask: Ask, root: Path) -> None:
     assert plain == ["\ufffd\t\n\r", "<&>\"'é", "\ufffd"]
     for name in listed:
         assert ask("GET", f"/b/{name}").status == 200
+
+
+def test_what_aistore_loses_is_lost_here_too(root: Path) -> None:
+    for number in range(40):
+        path = root / "b" / random.Random(number).choice(("X", "X-2", "Y")) / f"{number:02d}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    for name in ("X y", "X-1", "X.tar", "Z", "W"):
+        (root / "b" / name).touch()
+    with running_server(root, traps=True) as server, asking(server) as ask:
+        for size, flags in product((3, 5, 8, 1000), ("0", "2048")):
+            native: list[str] = []
+            token = ""
+            while True:
+                value = {"pagesize": size, "flags": flags, "continuation_token": token}
+                page = requests.get(
+                    f"{server.endpoint}/v1/buckets/b", json={"action": "list", "value": value}
+                ).json()
+                native += [entry["name"] for entry in page["entries"] or []]
+                if not (token := page["continuation_token"]):
+                    break
+            delimiter = "/" if flags == "2048" else ""
+            assert pages(ask, "2", size, "", delimiter=delimiter) == native
+            assert size > 3 or flags == "0" or "X.tar" not in native
+        other = ask("GET", "/b", list_type="2", delimiter="-")
+        assert other.code == "NotImplemented"

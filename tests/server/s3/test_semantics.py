@@ -1,5 +1,6 @@
 """The S3 API in detail: conditions, ranges, checksums, chunks, parts, copies and errors."""
 
+import base64
 import hashlib
 import os
 import socket
@@ -105,6 +106,15 @@ def test_ranges(ask: Ask, root: Path, asked: str, status: int, content: bytes | 
     else:
         assert found.content == content
         assert found.headers["Content-Range"].endswith("/10")
+
+
+def test_replies_can_have_other_headers(ask: Ask) -> None:
+    ask("PUT", "/b/o", b"x", {"Content-Type": "text/plain", "Cache-Control": "no-store"})
+    other = {"response_content_type": "image/png", "response_cache_control": "private"}
+    found = ask("GET", "/b/o", response_content_disposition="inline", **other).headers
+    assert found["Content-Type"] == "image/png"
+    assert found["Cache-Control"] == "private"
+    assert found["Content-Disposition"] == "inline"
 
 
 def test_an_empty_object_has_no_range(ask: Ask, root: Path) -> None:
@@ -247,6 +257,24 @@ def test_a_body_needs_a_length(server: RunningServer, root: Path) -> None:
     assert not (root / "b" / "o").exists()
 
 
+def test_nothing_that_was_asked_for_is_left_undone(ask: Ask, root: Path) -> None:
+    for header, value in (
+        ("x-amz-server-side-encryption", "AES256"),
+        ("x-amz-tagging", "a=b"),
+        ("x-amz-object-lock-mode", "COMPLIANCE"),
+        ("x-amz-write-offset-bytes", "5"),
+    ):
+        assert ask("PUT", "/b/o", b"x", {header: value}).code == "NotImplemented"
+    assert not (root / "b" / "o").exists()
+
+
+def test_refused_bodies_do_not_disturb_what_follows(ask: Ask) -> None:
+    for _ in range(3):  # over one connection
+        assert ask("PUT", "/none/o", bytes(8 * MIB)).code == "NoSuchBucket"
+        assert ask("PUT", "/b/../o", bytes(MIB)).status in (400, 404)
+    assert ask("PUT", "/b/o", b"x").status == 200
+
+
 def test_user_metadata_has_a_limit(ask: Ask) -> None:
     assert ask("PUT", "/b/o", b"", {"x-amz-meta-a": "1" * 2047}).status == 200
     assert ask("PUT", "/b/o", b"", {"x-amz-meta-a": "1" * 2048}).code == "MetadataTooLarge"
@@ -328,6 +356,42 @@ def test_parts_have_rules(ask: Ask, root: Path) -> None:
     assert (root / "b" / "o").read_bytes() == PART
 
 
+@pytest.mark.parametrize("kind", ["crc32", "sha256"])
+def test_checksums_of_parts_and_of_the_whole(ask: Ask, root: Path, kind: str) -> None:
+    name, header = begin(ask, "o"), f"x-amz-checksum-{kind}"
+    sums = {1: checksum(kind, PART), 2: checksum(kind, b"end")}
+    tags = {}
+    for number, data in ((1, PART), (2, b"end")):
+        query = {"partNumber": str(number), "uploadId": name}
+        reply = ask("PUT", "/b/o", data, {header: sums[number]}, **query)
+        assert reply.headers[header] == sums[number]
+        tags[number] = reply.headers["ETag"]
+    element = f"Checksum{kind.upper()}"
+    listed = ask("GET", "/b/o", uploadId=name)
+    assert listed.texts(f"Part/{element}") == [sums[1], sums[2]]
+
+    def end(second: str, **headers: str):
+        parts = "".join(
+            f"<Part><PartNumber>{n}</PartNumber><ETag>{tags[n]}</ETag>"
+            f"<{element}>{value}</{element}></Part>"
+            for n, value in ((1, sums[1]), (2, second))
+        )
+        body = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>"
+        return ask("POST", "/b/o", body, headers, uploadId=name)
+
+    of_parts = checksum(kind, b"".join(base64.b64decode(value) for value in sums.values()))
+    assert end(sums[1]).code == "InvalidPart"
+    assert end(sums[2], **{header: sums[1]}).code == "BadDigest"
+    assert end(sums[2], **{header: f"{sums[1]}-2"}).code == "BadDigest"
+    assert end(sums[2], **{header: f"{of_parts}-3"}).code == "BadDigest"
+    assert end(sums[2], **{"x-amz-mp-object-size": "1"}).code == "InvalidRequest"
+    assert not (root / "b" / "o").exists()
+    whole = checksum(kind, PART + b"end") if kind == "crc32" else f"{of_parts}-2"
+    size = {"x-amz-mp-object-size": str(len(PART) + 3)}
+    assert end(sums[2], **{header: whole}, **size).status == 200
+    assert (root / "b" / "o").read_bytes() == PART + b"end"
+
+
 def test_an_upload_is_aborted(ask: Ask, root: Path) -> None:
     name = begin(ask, "o")
     tag = part(ask, "o", name, 1, b"x")
@@ -399,6 +463,9 @@ def test_many_are_deleted_at_once(ask: Ask, root: Path) -> None:
     assert (root / "b" / "c").exists()
     assert ask("POST", "/b?delete", quiet).texts("Deleted/Key") == []
     assert sorted(os.listdir(root / "b")) == ["d"]
+    version = "<Delete><Object><Key>d</Key><VersionId>1</VersionId></Object></Delete>"
+    assert ask("POST", "/b?delete", version).code == "NotImplemented"
+    assert (root / "b" / "d").exists()
     many = "<Object><Key>x</Key></Object>" * 1001
     assert ask("POST", "/b?delete", f"<Delete>{many}</Delete>").code == "MalformedXML"
 
@@ -453,6 +520,7 @@ def test_buckets(ask: Ask, root: Path) -> None:
         ("PUT", "/b/dir/", 400, "InvalidRequest"),
         ("PUT", "/b/%2e%2e/x", 400, "InvalidRequest"),
         ("GET", "/b/dir/o?acl", 501, "NotImplemented"),
+        ("GET", "/b/dir/o?partNumber=1", 501, "NotImplemented"),
         ("GET", "/b/dir/o?versionId=1", 501, "NotImplemented"),
         ("GET", "/b?policy", 501, "NotImplemented"),
         ("PUT", "/b?versioning", 501, "NotImplemented"),

@@ -36,6 +36,7 @@ _PARTS_OF_OBJECTS = frozenset(
 )
 """Parameters that ask for something else than the object; this server has none of these."""
 _HEADERS_OF_OBJECTS = (
+    "x-amz-server-side-encryption",
     "x-amz-server-side-encryption-customer-algorithm",
     "x-amz-object-lock-mode",
     "x-amz-write-offset-bytes",
@@ -79,6 +80,8 @@ class S3:
             return self._redirect(request, bucket)
         for parameter in sorted(_PARTS_OF_OBJECTS & request.query.keys()):
             raise not_offered(f"the parameter {parameter}")
+        if "partNumber" in request.query and "uploadId" not in request.query:
+            raise not_offered("one part of an object")
         for header in _HEADERS_OF_OBJECTS:
             if request.header(header):
                 raise not_offered(f"the header {header}")

@@ -16,7 +16,7 @@ from aisfs.server.messages import Request, ShortBody
 
 LONGEST_LINE = 4096
 """Bytes of a line between chunks: a size and a signature, or a checksum."""
-_PREFIX = "x-amz-checksum-"
+PREFIX = "x-amz-checksum-"
 _HEX_SHA256 = re.compile(r"[0-9a-f]{64}")
 _SIZE = re.compile(rb"[0-9a-fA-F]{1,16}")
 _STREAMED = "STREAMING-"
@@ -64,8 +64,11 @@ DIGESTS: dict[str, Callable[[], Digest]] = {
 class Body:
     """The body of one request."""
 
-    def __init__(self, request: Request, *, with_md5: bool = False) -> None:
-        """Read what the headers say of it; the MD5 is computed if need be, or if it is wanted.
+    def __init__(self, request: Request, *, with_md5: bool = False, of_object: bool = True) -> None:
+        """Read what the headers say of it.
+
+        `with_md5` computes the MD5 in any case; without `of_object`, headers `x-amz-checksum-…` are of
+        something else than this body.
 
         Raises:
             Failure: they contradict themselves, or name an unknown checksum.
@@ -85,15 +88,15 @@ class Body:
         if _HEX_SHA256.fullmatch(payload):
             self._digests["x-amz-content-sha256"] = hashlib.sha256()
             self._expected["x-amz-content-sha256"] = bytes.fromhex(payload)
-        for name in _checksum_headers(request):
+        for name in checksum_headers(request) if of_object else ():
             self._expect(name, request.header(name))
         self._trailers = {name.strip().lower() for name in _trailers(request)}
         for name in self._trailers:
             self._expect(name, "")
 
     def _expect(self, header: str, value: str) -> None:
-        kind = header.removeprefix(_PREFIX)
-        if not header.startswith(_PREFIX) or kind not in DIGESTS:
+        kind = header.removeprefix(PREFIX)
+        if not header.startswith(PREFIX) or kind not in DIGESTS:
             raise S3Error(400, "InvalidRequest", f"{header} is not a checksum that S3 has")
         digest = self._digests.setdefault(header, DIGESTS[kind]())
         if value:
@@ -102,7 +105,7 @@ class Body:
     @property
     def checksums(self) -> dict[str, str]:
         """The values of the headers `x-amz-checksum-…` that were sent and are right."""
-        names = [name for name in self._expected if name.startswith(_PREFIX)]
+        names = [name for name in self._expected if name.startswith(PREFIX)]
         return {name: base64.b64encode(self._expected[name]).decode() for name in names}
 
     def pieces(self) -> Iterator[bytes]:
@@ -214,10 +217,11 @@ def _decoded_length(request: Request) -> int:
     return int(text)
 
 
-def _checksum_headers(request: Request) -> list[str]:
-    start = "HTTP_" + _PREFIX.upper().replace("-", "_")
+def checksum_headers(request: Request) -> list[str]:
+    """Return the names of the headers with checksums of S3."""
+    start = "HTTP_" + PREFIX.upper().replace("-", "_")
     names = [name.removeprefix(start).lower() for name in request.environ if name.startswith(start)]
-    return [_PREFIX + name for name in names if name not in NOT_CHECKSUMS]
+    return [PREFIX + name for name in names if name not in NOT_CHECKSUMS]
 
 
 def _trailers(request: Request) -> list[str]:

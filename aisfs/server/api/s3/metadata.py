@@ -4,6 +4,8 @@ Both are custom metadata of the object, so AIStore's own API shows them: `x-amz-
 the headers.
 """
 
+from collections.abc import Mapping
+
 from aisfs.server.api.object_headers import etag, http_date, is_of_content
 from aisfs.server.api.s3.errors import S3Error
 from aisfs.server.failures import Headers
@@ -61,6 +63,14 @@ def describe(found: Found) -> Headers:
         *((name, custom[name]) for name in _KEPT[1:] if name in custom),
         *((name, value) for name, value in custom.items() if name.startswith(_USER)),
     ]
+
+
+def override(headers: Headers, query: Mapping[str, str]) -> None:
+    """Replace headers as the parameters `response-…` of a request ask for."""
+    asked = [(name, query.get(f"response-{name.lower()}")) for name in _KEPT[1:]]
+    wanted = {name: value for name, value in asked if value}
+    headers[:] = [(name, value) for name, value in headers if name not in wanted]
+    headers += wanted.items()
 
 
 def content_type(found: Found) -> str:

@@ -51,11 +51,13 @@ class S3Objects:
             fd, found = self._open(bucket, key, held)
             check_reading(request, found, metadata.describe(found))
             kind = metadata.content_type(found)
+            kind = request.query.get("response-content-type") or kind
             reply = self._objects.content(request, fd, bucket, key, found, metadata.describe, kind)
             if reply.status == 206 and dict(reply.headers)["Content-Range"].startswith(
                 "bytes 0--1"
             ):
                 raise S3Error(416, "InvalidRange", "an empty object has no range")
+            metadata.override(reply.headers, request.query)
             if reply.status == 200:
                 reply.headers.append(("Accept-Ranges", "bytes"))
             if reply.file is not None:
@@ -130,6 +132,8 @@ class S3Objects:
         """Remove up to 1,000 objects, named in XML."""
         root = documents.parse(Body(request).whole(documents.LARGEST), "Delete")
         keys = [child.findtext("Key") for child in root if child.tag == "Object"]
+        for other in {field.tag for child in root for field in child} - {"Key"}:
+            raise not_offered(f"{other} of an object to delete")
         if not keys or len(keys) > MOST_DELETES or not all(keys):
             raise malformed(f"expecting 1 to {MOST_DELETES} objects with keys")
         quiet = root.findtext("Quiet", "false").strip() == "true"

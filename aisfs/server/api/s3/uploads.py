@@ -4,16 +4,18 @@ Parts have up to 10,000 numbers in any order, each at least 5 MiB but the last. 
 may be left out, and one that is sent again replaces the first; else AIStore's rules hold too.
 """
 
+import base64
 import hashlib
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from xml.etree.ElementTree import Element as XmlElement
 
 from aisfs.server.api.multipart import Parts, PartTag, Upload
 from aisfs.server.api.object_headers import PARTS_ETAG, etag
 from aisfs.server.api.s3 import documents, metadata
-from aisfs.server.api.s3.body import Body
+from aisfs.server.api.s3.body import DIGESTS, PREFIX, Body, checksum_headers
 from aisfs.server.api.s3.conditions import check_writing
 from aisfs.server.api.s3.documents import Element, time_text, xml_reply
 from aisfs.server.api.s3.errors import S3Error, invalid, malformed, no_upload
@@ -28,6 +30,7 @@ MOST_PARTS = 10_000
 SMALLEST = 5 << 20
 """Bytes of every part but the last, at least."""
 MOST_LISTED = 1000
+_PIECE = 1 << 20
 _NUMBER = re.compile(r"[1-9][0-9]{0,4}")
 
 
@@ -81,17 +84,22 @@ class S3Uploads:
 
     def complete(self, request: Request, bucket: Bucket, key: bytes) -> Reply:
         """Make an object of the listed parts."""
-        root = documents.parse(Body(request).whole(documents.LARGEST), "CompleteMultipartUpload")
+        text = Body(request, of_object=False).whole(documents.LARGEST)
+        root = documents.parse(text, "CompleteMultipartUpload")
         upload, check = self._upload(request, bucket, key), check_writing(request)
         numbers = _listed(root, upload)
         if not self._traps.like_amazon:
             self._parts.check_all_listed(upload, numbers)
+        size, said = sum(upload.sizes[n] for n in numbers), request.header("x-amz-mp-object-size")
+        if said and said != str(size):
+            raise S3Error(400, "InvalidRequest", f"the parts have {size} bytes, not {said}")
         md5 = hashlib.md5(usedforsecurity=False)
         for number in numbers:
             md5.update(bytes.fromhex(upload.tags[number].etag))
         upload.custom[PARTS_ETAG] = f"{md5.hexdigest()}-{len(numbers)}"
         name = request.query["uploadId"]
-        found = self._parts.finish(name, numbers, bucket, key, metadata.is_of_s3, check)
+        verify = _verifier(request, [upload.tags[number] for number in numbers])
+        found = self._parts.finish(name, numbers, bucket, key, metadata.is_of_s3, check, verify)
         if found is None:
             raise no_upload()
         about: list[Element] = [
@@ -196,6 +204,33 @@ def _check_part(part: XmlElement, number: int, upload: Upload) -> None:
             had = tag.checksums.get(child.tag)
             if had is not None and had != (child.text or "").strip():
                 raise S3Error(400, "InvalidPart", f"part {number} has another {child.tag}")
+
+
+def _verifier(request: Request, tags: list[PartTag]) -> Callable[[Path], None]:
+    """Return what checks the content against the checksums of the whole object, if any were sent.
+
+    One with `-N` at its end is the checksum of the checksums of N parts.
+    """
+    kinds = [name.removeprefix(PREFIX) for name in checksum_headers(request)]
+    expected = {kind: request.header(PREFIX + kind) for kind in kinds}
+    for kind in set(kinds) - DIGESTS.keys():
+        raise S3Error(400, "InvalidRequest", f"{PREFIX}{kind} is not a checksum that S3 has")
+
+    def verify(content: Path) -> None:
+        for kind, value in expected.items():
+            digest, of_parts = DIGESTS[kind](), "-" in value
+            if of_parts:
+                for tag in tags:
+                    digest.update(base64.b64decode(tag.checksums.get(_element(kind), "")))
+            else:
+                with content.open("rb") as file:
+                    while piece := file.read(_PIECE):
+                        digest.update(piece)
+            computed = base64.b64encode(digest.digest()).decode()
+            if value != (f"{computed}-{len(tags)}" if of_parts else computed):
+                raise S3Error(400, "BadDigest", f"the object does not have the {kind} given")
+
+    return verify
 
 
 def _part(upload: Upload, number: int) -> Element:
