@@ -53,7 +53,7 @@ fix: .venv/ready  ## what lint and format can mend themselves
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --group bench
 	@touch $@
 
-bench: .venv/bench  ## measure beside peers, 25 minutes (ARGS=--quick: 3 minutes; ARGS=--write-docs: into docs/)
+bench: .venv/bench  ## measure beside peers, half an hour (ARGS=--quick: 4 minutes; ARGS=--write-docs: into docs/)
 	@$(BIN)/python -m bench $(ARGS)
 
 torture: .venv/ready  ## write while everything fails, read all of it back (ARGS='--minutes 60'; AIS_ENDPOINT=URL: there)

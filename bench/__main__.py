@@ -58,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     names = [group.name for group in GROUPS]
     sizes = parser.add_mutually_exclusive_group()
-    sizes.add_argument("--quick", action="store_true", help="little data: under three minutes")
+    sizes.add_argument("--quick", action="store_true", help="little data: about four minutes")
     sizes.add_argument("--tiny", action="store_true", help="next to no data, for the tests")
     parser.add_argument("--endpoint", metavar="URL", help="a cluster's proxy [AIS_ENDPOINT]")
     parser.add_argument("--only", action="append", choices=names, metavar="GROUP",

@@ -34,6 +34,19 @@ class Samples:
     """Bytes of all objects."""
     extracted: Path | None = None
     """The same samples as files on the local disk, one folder for each shard."""
+    parts: list[tuple[int, int, int]] = field(default_factory=list)
+    """What `samples`, `size` and `stored` are of each key."""
+
+    def first(self, number: int) -> "Samples":
+        """Give the first so many shards."""
+        return self.part(range(min(number, len(self.keys))))
+
+    def part(self, numbers: Iterable[int]) -> "Samples":
+        """Give some of the shards."""
+        chosen = list(numbers)
+        parts = [self.parts[at] for at in chosen]
+        sums = [sum(each) for each in zip(*parts, strict=True)] or [0, 0, 0]
+        return Samples(self.bucket, [self.keys[at] for at in chosen], *sums, parts=parts)
 
 
 class Store:
@@ -160,7 +173,7 @@ def write_shards(
     source = random.Random(f"{bucket} {size}")
     extension = "bin" if size < IMAGE else "jpg"
     for number in range(shards):
-        name = f"train-{number:04d}.tar"
+        name, before = f"train-{number:04d}.tar", made.size
         descriptor, out = tempfile.mkstemp(suffix=".tar")
         with (
             open(descriptor, "wb") as file,
@@ -176,9 +189,12 @@ def write_shards(
                     copy = extract_to / name / member
                     copy.parent.mkdir(parents=True, exist_ok=True)
                     copy.write_bytes(data)
-        made.stored += os.path.getsize(out)
+        stored = os.path.getsize(out)
+        made.stored += stored
         store.take(bucket, name, Path(out))
         made.keys.append(name)
+        members = (number + 1) * samples // shards - number * samples // shards
+        made.parts.append((members, made.size - before, stored))
     return made
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bench import reclaim
 from bench.processes import NotMeasured
 from bench.server import Endpoint
 from bench.settings import Settings
@@ -48,6 +49,8 @@ class Row:
     counted: dict[str, list[float]] = field(default_factory=dict)
     reason: str = ""
     """Why there is no value, or fewer than in the other rows."""
+    note: str = ""
+    """What else has to be known of it."""
     ratio: float | None = None
     """To the baseline of the case: the median of the ratios of each round."""
     against: str = ""
@@ -87,6 +90,8 @@ class Row:
             "against": self.against,
             "counted": {k: statistics.median(v) for k, v in self.counted.items()},
             "reason": self.reason,
+            "note": self.note,
+            "spoiled": reclaim.verdict(self.counted),
         }
 
 
@@ -163,12 +168,14 @@ def timed(work: Callable[[], object]) -> float:
 
 def epoch(work: Callable[[], object], endpoint: Endpoint) -> dict[str, float]:
     """Time a function and count what the server was asked for meanwhile; runs in the child."""
-    before = endpoint.counters()
+    before, pages = endpoint.counters(), reclaim.counts()
     seconds = timed(work)
+    taken = reclaim.since(pages)
     after = endpoint.counters()
     kinds = ("get", "get_bytes", "get_member", "redirect", "list_page", "head")
     return {
         "seconds": seconds,
+        **taken,
         **{k: after.get(k, 0) - before.get(k, 0) for k in kinds if endpoint.counted},
     }
 

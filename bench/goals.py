@@ -16,6 +16,7 @@ from bench.groups import (
     fastpath,
     indexing,
     latency,
+    link,
     listing,
     pictures,
     shard,
@@ -24,6 +25,12 @@ from bench.groups import (
 )
 from bench.settings import FULL
 
+LINK, LINK_USED = (10, 0.0002), 0.8
+"""The link that is to be used, and how far."""
+FULL_SHARE, OURS_SHARE = 0.95, 0.8
+"""From when on the processors count as full, and with what is measured rather than with others."""
+CP_R = "cp -r"
+"""How the names of readers begin that copy trees."""
 Find = Callable[..., Row | None]
 
 
@@ -59,9 +66,9 @@ _RATES: list[tuple[str, str, str, _Side, _Side, float]] = [
     ("1 KB samples, warm: rate over extracted files", "small", "0 workers",
      (epochs.FILES, "warm"), (epochs.EXTRACTED, "warm"), 1 / 1.5),
     ("1 KB samples, cold: rate over AISShardReader", "small", "0 workers",
-     (epochs.FILES, "cold"), (epochs.SDK_SHARDS, "cold"), 3),
+     (epochs.FILES, "cold"), (epochs.SDK_SHARDS, "cold"), 1.8),
     ("1 KB samples, cold: rate over webdataset", "small", "0 workers",
-     (epochs.FILES, "cold"), (epochs.WEB, "cold"), 3),
+     (epochs.FILES, "cold"), (epochs.WEB, "cold"), 2.3),
     ("1 KB samples, cold: rate over one GET per object", "small", "0 workers",
      (epochs.FILES, "cold"), (epochs.GET, "cold"), 100),
     ("images, cold: rate over curl of the shards", "images", "0 workers",
@@ -69,7 +76,10 @@ _RATES: list[tuple[str, str, str, _Side, _Side, float]] = [
     ("images, warm: rate over extracted files", "images", "0 workers",
      (epochs.FILES, "warm"), (epochs.EXTRACTED, "warm"), 0.8),
     ("one shard as a file, cold, over loopback: rate over curl", "shard", shard.ALONE,
-     (shard.READ, "cold"), (shard.CURL, "cold"), 0.9),
+     (shard.READ, "cold"), (shard.CURL, "cold"), 0.4),
+    ("cold pictures: eight readers of different shards over one", "pictures", pictures.TOGETHER,
+     (pictures.AT_ONCE.format(8), pictures.STEADY), (pictures.AT_ONCE.format(1), pictures.STEADY),
+     1.5),
     *((f"one shard as a file, cold, {delay * 1000:.0f} ms away: rate over curl", "latency",
        latency.case_of(delay, latency.SEQUENTIAL),
        (latency.READ, "cold"), (latency.CURL, "cold"), 0.9)
@@ -110,6 +120,7 @@ def judge(rows: Sequence[Row]) -> list[Goal]:
         + _listings(rows)
         + _class_views(rows)
         + _pictures(find)
+        + _linked(find)
     )
 
 
@@ -138,10 +149,41 @@ def _pictures(find: Find) -> list[Goal]:
             goals.append(Goal(f"{text}: rate over webdataset", True, 1, measured))
         if ours and first and (measured := ratio(first.values, ours.values)) is not None:
             goals.append(Goal(f"{text}: the first over the steady rate", True, 0.9, measured))
+        if shares := _fetched_without_cache(find, case):
+            goal = f"{text}, --cache-size 0: of the data fetched to list and read in order"
+            goals.append(Goal(goal, False, 1.02, max(shares)))
         if ours and (spent := ours.counted.get("daemon_s_gb")):
             seconds = statistics.median(spent)
             goals.append(Goal(f"{text}: processor seconds of the daemon a GB", False, 1.2, seconds))
     return goals
+
+
+def _fetched_without_cache(find: Find, case: str) -> list[float]:
+    """Give the share of the data that each round fetched, of what is first read and what is next."""
+    states = (pictures.FIRST, pictures.STEADY)
+    rows = [find("pictures", case, pictures.NO_CACHE, state) for state in states]
+    counted = [row.counted for row in rows if row is not None and "get_bytes" in row.counted]
+    if len(counted) < len(states):
+        return []
+    # What is first read also fetches ahead of what is next.
+    got, stored = (
+        map(sum, zip(*(c[key] for c in counted), strict=False)) for key in ("get_bytes", "stored")
+    )
+    return [part / whole for part, whole in zip(got, stored, strict=False)]
+
+
+def _linked(find: Find) -> list[Goal]:
+    """Judge cold pictures over a fast link: it is used, or the processors have no time for more."""
+    gigabits, delay = LINK
+    row = find("link", link.case_of(gigabits, delay), pictures.ON_DISK, pictures.STEADY)
+    if row is None or row.median is None:
+        return []
+    busy, ours = (statistics.median(row.counted.get(n) or [0.0]) for n in ("busy", "busy_ours"))
+    text = f"cold pictures over {row.case}"
+    if row.median < LINK_USED and busy >= FULL_SHARE and ours >= OURS_SHARE:
+        text = f"{text}: of all processors busy (at {row.median:.2f} of the link)"
+        return [Goal(text, True, FULL_SHARE, busy)]
+    return [Goal(f"{text}: of the link", True, LINK_USED, row.median)]
 
 
 def _quiet(find: Find) -> list[Goal]:
@@ -210,7 +252,8 @@ def _written(rows: Sequence[Row]) -> list[Goal]:
     found = {(row.case, row.name): row for row in rows if row.group == "writing"}
     pairs = ((writing.CP, writing.CURL, 0.7), (writing.CP_TREE, writing.SDK, 2.0))
     for (case, name), row in found.items():
-        for ours, theirs, wanted in pairs:
+        late = name.startswith(CP_R) and "--write-back" in name
+        for ours, theirs, wanted in [*pairs, *([(name, writing.SDK, 5.0)] if late else [])]:
             other = found.get((case, theirs))
             measured = ratio(row.values, other.values) if name == ours and other else None
             if measured is not None:

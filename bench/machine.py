@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from bench import reclaim
 from bench.server import REPOSITORY
 
 PACKAGES = (
@@ -34,6 +35,7 @@ def describe(directory: Path) -> dict[str, Any]:
             "system": _system(),
             "file_system": _file_system(directory),
             "load": os.getloadavg()[0],
+            "reclaim": reclaim.describe(),
         },
         "versions": {
             "python": platform.python_version(),

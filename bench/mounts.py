@@ -147,7 +147,8 @@ def is_mounted(path: Path) -> bool:
 
 def _environment(home: Path) -> dict[str, str]:
     """What a daemon sees: this `aisfs`, and nothing of the user's cluster or cache."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("AIS_")}
+    # Those of Amazon's libraries, which rclone reads too, mean another server.
+    kept = {n: value for n, value in os.environ.items() if not n.startswith(("AIS_", "AWS_"))}
     return kept | {"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache")}
 
 

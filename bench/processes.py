@@ -58,6 +58,21 @@ def group_seconds(leader: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
+def processors() -> tuple[int, int]:
+    """Return the ticks that all processors have worked, and those that they have had."""
+    with suppress(OSError, ValueError):
+        with open("/proc/stat") as file:
+            ticks = [int(word) for word in file.readline().split()[1:9]]
+        return sum(ticks) - ticks[3] - ticks[4], sum(ticks)  # but idle, and waiting for disks
+    return 0, 0
+
+
+def busy_since(before: tuple[int, int]) -> float | None:
+    """Return which share of their time all processors have worked since; None if too short to say."""
+    worked, had = (now - then for now, then in zip(processors(), before, strict=True))
+    return worked / had if had > 0 else None
+
+
 def isolated(
     work: Callable[[], T],
     *,

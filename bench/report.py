@@ -7,6 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from bench import reclaim
 from bench.engine import Row, number_text
 from bench.goals import Goal
 from bench.settings import Settings
@@ -39,6 +40,11 @@ How to read it:
   daemon's disk cache and memory are limited together, since what it keeps in memory is a cache, too. A value below what
   these caches can explain is rejected as invalid.
 - *GETs* and *MB* are the requests and bytes of one epoch, as the server counted them.
+- *rounds spoiled*: the kernel counted pages that it had reclaimed although memory was not short (see "reclaimed without need") and
+  that were read again, or another program emptied the page cache. Such a row says less than it should.
+- A *shaped link* is a real one, to a server in a network namespace: the kernel limits its rate, and delays its packets if it can. *of the
+  link* is the share of that rate at which pictures arrive. Reader, daemon and server have the processors in common: when these are
+  busy with them, they are the limit, not the link.
 - The modelled link adds a delay to each request (also to redirects) and one bandwidth for all replies together. Its TCP window does not
   grow, so real long lines are slower for all readers.
 - *not measured* is followed by the reason. Goals come from the design; missed goals are shown.
@@ -85,7 +91,8 @@ def _about(run: dict[str, Any]) -> str:
         f"{run['endpoint']}.\n\n"
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB, kernel "
         f"{machine['kernel']}, {machine['system']}, {machine['file_system']}, load "
-        f"{machine['load']:.1f} before the run. Page cache: {run['page_cache']}.\n\n{known}.\n"
+        f"{machine['load']:.1f} before the run. Page cache: {run['page_cache']}; reclaimed without "
+        f"need by: {machine['reclaim']}.\n\n{known}.\n"
     )
 
 
@@ -106,7 +113,10 @@ def _table(rows: Sequence[Row]) -> str:
     head = "| Case | Reader | State | Median | Unit | Quartiles (least to greatest) | n | Ratio | "
     lines = [f"{head}GETs | MB |", "|---|---|---|--:|---|---|--:|--:|--:|--:|"]
     if spent:
-        lines = [f"{lines[0]} Processor s/GB: reader, daemon, server |", f"{lines[1]}---|"]
+        lines = [
+            f"{lines[0]} Processor s/GB: reader, daemon, server | Processors busy (with these) |",
+            f"{lines[1]}---|--:|",
+        ]
     cells = [_spent(row) if spent else "" for row in rows]
     return "\n".join([*lines, *map("".join, zip(map(_line, rows), cells, strict=True))]) + "\n"
 
@@ -114,7 +124,10 @@ def _table(rows: Sequence[Row]) -> str:
 def _spent(row: Row) -> str:
     counted = row.document()["counted"]
     parts = [counted.get(f"{who}_s_gb") for who in ("reader", "daemon", "server")]
-    return f" {', '.join(map(number_text, parts))} |"
+    busy = ""
+    if "busy" in counted:
+        busy = f"{100 * counted['busy']:.0f} % ({100 * counted['busy_ours']:.0f} %)"
+    return f" {', '.join(map(number_text, parts))} | {busy} |"
 
 
 def _line(row: Row) -> str:
@@ -127,6 +140,8 @@ def _line(row: Row) -> str:
         spread = f"{number_text(row.quartiles[0])} to {number_text(row.quartiles[1])} {spread}"
     if row.reason:
         spread += f"; then not measured: {_cell(row.reason)}"
+    for remark in filter(None, (row.note, reclaim.verdict(row.counted))):
+        spread += f"; {_cell(remark)}"
     ratio = f"{row.ratio:.3g}" if row.ratio is not None and row.ratio < 100 else ""
     ratio = ratio or (f"{row.ratio:,.0f}" if row.ratio is not None else "")
     counted = row.document()["counted"]

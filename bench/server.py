@@ -18,6 +18,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 from bench.interruptions import Interrupts
+from bench.link import Link
 from bench.processes import NotMeasured, stop
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -52,13 +53,16 @@ def running_server(
     delay: float = 0.0,
     bandwidth: float | None = None,
     traps: bool = False,
+    link: Link | None = None,
 ) -> Iterator[Endpoint]:
-    """Run the embedded server over a directory until the block ends.
+    """Run the embedded server over a directory until the block ends, at the other end of a link if any.
 
     Raises:
         NotMeasured: it did not start.
     """
-    command = [sys.executable, "-m", "bench.server", str(root), "--delay", str(delay)]
+    host = link.host if link else "127.0.0.1"
+    command = [*(link.prefix if link else ()), sys.executable, "-m", "bench.server", str(root)]
+    command += ["--host", host, "--delay", str(delay)]
     command += ["--bandwidth", str(bandwidth)] if bandwidth else []
     command += ["--traps"] if traps else []
     process: subprocess.Popen[bytes] | None = None
@@ -77,7 +81,7 @@ def running_server(
         if len(words) != 2 or words[0] != b"ready":
             tail = log.read_text(errors="replace").strip().splitlines()
             raise NotMeasured(f"the server did not start: {tail[-1] if tail else 'no reason'}")
-        yield Endpoint(f"http://127.0.0.1:{int(words[1])}", counted=True, leader=process.pid)
+        yield Endpoint(f"http://{host}:{int(words[1])}", counted=True, leader=process.pid)
     finally:
         if process is not None:
             with suppress(OSError):
@@ -96,6 +100,7 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("directory", type=Path)
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--delay", type=float, default=0.0)
     parser.add_argument("--bandwidth", type=float)
     parser.add_argument("--traps", action="store_true")
@@ -113,7 +118,7 @@ def main() -> int:
     threads = FAR_THREADS if options.delay else THREADS
     try:
         serve_app(
-            factory, options.directory, host="127.0.0.1", port=0, ready=ready, threads=threads
+            factory, options.directory, host=options.host, port=0, ready=ready, threads=threads
         )
     except AisfsError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -31,6 +31,17 @@ class Settings:
     picture_repeats: int = 10
     """How often each of these shards is there: 2.2 GB, which take 0.2 on the disk of the server."""
     picture_workers: tuple[int, ...] = (0, 2, 8)
+    cold_readers: tuple[int, ...] = (1, 2, 4, 8)
+    """Processes that read different shards at the same time."""
+    cold_reader_shards: int = 16
+    """How many shards they share, whatever their number: 0.9 GB."""
+    links: tuple[tuple[float, float], ...] = (
+        (1, 0.0002), (10, 0.0002), (25, 0.0002), (10, 0.002), (1, 0.02),
+    )  # fmt: skip
+    """Gbit/s and seconds there and back: the next rack, the next room, another site."""
+    link_seconds: float = 1.5
+    """How long the link would take for what is read, if there is as much."""
+    link_workers: int = 2
     listings: tuple[int, ...] = (10_000, 100_000, 1_000_000)
     batch_objects: int = 50_000
     shard_bytes: int = 512 << 20
@@ -69,6 +80,10 @@ QUICK = Settings(
     pictures=240,
     picture_repeats=4,
     picture_workers=(0,),
+    cold_readers=(1, 8),
+    cold_reader_shards=8,
+    links=((10, 0.0002),),
+    link_seconds=0.2,
     listings=(10_000,),
     batch_objects=10_000,
     shard_bytes=96 << 20,
@@ -99,6 +114,10 @@ TINY = Settings(
     pictures=8,
     picture_repeats=2,
     picture_workers=(0, 2),
+    cold_readers=(1, 2),
+    cold_reader_shards=2,
+    links=((1, 0.0002),),
+    link_seconds=0.01,
     listings=(100,),
     batch_objects=100,
     shard_bytes=2 << 20,

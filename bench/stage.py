@@ -16,6 +16,7 @@ from typing import TypeVar
 from bench import mounts
 from bench.data import ClusterStore, EmbeddedStore, Samples, Store
 from bench.interruptions import Interrupts
+from bench.link import Link
 from bench.mounts import Mount
 from bench.processes import isolated
 from bench.server import Endpoint, running_server
@@ -117,15 +118,16 @@ class Stage:
         return mounts.mounted(command, path, home=home, log=log, interruptions=self.interruptions)
 
     def far_server(
-        self, root: Path, *, delay: float, bandwidth: float
+        self, root: Path, *, delay: float, bandwidth: float | None = None, link: Link | None = None
     ) -> AbstractContextManager[Endpoint]:
-        """Serve a directory of its own over the modelled link."""
+        """Serve a directory of its own over the modelled link, or at the other end of a real one."""
         return running_server(
             root,
             interruptions=self.interruptions,
             log=self.directory / "far-server.log",
             delay=delay,
             bandwidth=bandwidth,
+            link=link,
         )
 
     @contextmanager

@@ -12,6 +12,7 @@ from bench.groups import (
     fastpath,
     indexing,
     latency,
+    link,
     listing,
     peers,
     pictures,
@@ -54,5 +55,6 @@ GROUPS = [
     Group("fastpath", "Scans and random reads: the kernel and the fast path", fastpath.run),
     Group("writing", "Writing into a bucket", writing.run, ("aistore.sdk", "requests")),
     Group("peers", "Other mounts (rclone, s3fs)", peers.run),
+    Group("link", "Cold pictures over a shaped link", link.run, (*TORCH, "webdataset")),
     Group("latency", "Over a modelled link", latency.run, TORCH),
 ]

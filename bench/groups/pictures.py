@@ -5,9 +5,11 @@ in memory. What is read first, each shard once, is a row of its own: connections
 grow there.
 """
 
+import multiprocessing
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from bench import readers
-from bench.data import IMAGE, Samples, write_shards
+from bench.data import IMAGE, Samples, Store, write_shards
 from bench.engine import Contender, Reading, Row, epoch, measure
 from bench.groups.epochs import SDK_SHARDS, WEB
 from bench.groups.measures import few, mount_epoch, reading
 from bench.mounts import Mount
-from bench.processes import NotMeasured, group_seconds
+from bench.processes import NotMeasured, busy_since, group_seconds, processors
 from bench.readers import Tally, checked, object_url
 from bench.stage import Stage
 
@@ -32,6 +34,8 @@ FIRST = "cold, first shards"
 STEADY = "cold, steady"
 TMPFS = Path("/dev/shm")
 GIGABYTE = 1e9
+TOGETHER = "different shards at the same time"
+AT_ONCE = "files of the mount, processes: {}"
 
 
 def run(stage: Stage, progress: Callable[[str], None]) -> list[Row]:
@@ -48,25 +52,28 @@ def run(stage: Stage, progress: Callable[[str], None]) -> list[Row]:
             size=IMAGE,
             extract_to=None,
         )
-        again = _repeated(stage, once, settings.picture_repeats - 1)
+        again = repeated(stage.store, once, settings.picture_repeats - 1)
         contenders = []
         for workers in settings.picture_workers:
-            contenders += _Epoch(stage, once, again, others, workers).contenders()
-        return measure("pictures", contenders, settings, progress)
+            contenders += PictureEpoch(stage, once, again, others, workers).contenders()
+        rows = measure("pictures", contenders, settings, progress)
+        at_once = [_AtOnce(stage, again, number) for number in settings.cold_readers]
+        together = [reader.contender() for reader in at_once]
+        return rows + measure("pictures", together, settings, progress)
 
 
-def _repeated(stage: Stage, once: Samples, times: int) -> Samples:
+def repeated(store: Store, once: Samples, times: int) -> Samples:
     """Store all shards so many times more."""
     keys = []
     for number in range(times * len(once.keys)):
         keys.append(f"train-{len(once.keys) + number:04d}.tar")
-        stage.store.repeat(once.bucket, keys[-1], once.keys[number % len(once.keys)])
+        store.repeat(once.bucket, keys[-1], once.keys[number % len(once.keys)])
     samples, size, stored = (times * part for part in (once.samples, once.size, once.stored))
-    return Samples(once.bucket, keys, samples, size, stored)
+    return Samples(once.bucket, keys, samples, size, stored, parts=times * once.parts)
 
 
 @dataclass(frozen=True)
-class _Epoch:
+class PictureEpoch:
     """One number of workers."""
 
     stage: Stage
@@ -90,6 +97,14 @@ class _Epoch:
             ),
         ]
 
+    def of_web(self) -> dict[str, Reading]:
+        """Measure webdataset."""
+        return self._plain(self._web)
+
+    def of_files(self) -> dict[str, Reading]:
+        """Measure files of the mount, whose cache is on disk."""
+        return self._of_mount(partial(self.stage.folder, "cache"), ())
+
     def _contender(
         self, name: str, run: Callable[[], Mapping[str, Reading]], *, baseline: bool = False
     ) -> Contender:
@@ -102,8 +117,11 @@ class _Epoch:
         def work() -> list[dict[str, float]]:
             read(self.others, 0)
             return [
-                self._counted(
-                    data, lambda job: epoch(job, self.stage.endpoint), partial(read, data)
+                _counted(
+                    self.stage,
+                    data,
+                    lambda job: epoch(job, self.stage.endpoint),
+                    partial(read, data, self.workers),
                 )
                 for data in (self.once, self.again)
             ]
@@ -127,34 +145,14 @@ class _Epoch:
             return readers.read_files([mount.path / f"{key}.d" for key in data.keys], workers)
 
         return [
-            self._counted(
+            _counted(
+                self.stage,
                 data,
                 lambda job: mount_epoch(job, self.stage.endpoint, mount),
-                partial(read, data),
+                partial(read, data, self.workers),
             )
             for data in (self.once, self.again)
         ]
-
-    def _counted(
-        self,
-        data: Samples,
-        timed: Callable[[Callable[[], Any]], dict[str, float]],
-        read: Callable[[int], Tally],
-    ) -> dict[str, float]:
-        """Read some of the shards; count the processor seconds of reader, daemon and server."""
-        job = checked(partial(read, self.workers), data.samples, data.size)
-        own, served = _own_seconds(), self._server_seconds()
-        counted = timed(job)
-        spent = {"reader": _own_seconds() - own, "server": self._server_seconds() - served}
-        if "daemon_cpu_s" in counted:
-            spent["daemon"] = counted["daemon_cpu_s"]
-        if self.stage.endpoint.leader is None:
-            del spent["server"]
-        return counted | {f"{who}_s_gb": s / (data.size / GIGABYTE) for who, s in spent.items()}
-
-    def _server_seconds(self) -> float:
-        leader = self.stage.endpoint.leader
-        return group_seconds(leader) if leader is not None else 0.0
 
     def _readings(self, counted: Sequence[Mapping[str, float]]) -> dict[str, Reading]:
         first, steady = counted
@@ -170,6 +168,84 @@ class _Epoch:
 
     def _sdk(self, data: Samples, workers: int) -> Tally:
         return readers.sdk_shards(self.stage.endpoint.url, data.bucket, workers, data.keys)
+
+
+@dataclass(frozen=True)
+class _AtOnce:
+    """Processes that read different shards of one fresh mount at the same time."""
+
+    stage: Stage
+    data: Samples
+    readers: int
+
+    def contender(self) -> Contender:
+        """Give them as one reader; the first number of them is what others are compared with."""
+        first = self.readers == self.stage.settings.cold_readers[0]
+        name = AT_ONCE.format(self.readers)
+        return Contender(TOGETHER, name, UNIT, self._run, (STEADY,), baseline=first)
+
+    def _run(self) -> dict[str, Reading]:
+        stage, number = self.stage, self.stage.settings.cold_reader_shards
+        data = self.data.first(number)
+        with (
+            stage.folder("cache") as cache,
+            stage.mounted(data.bucket, cache=cache) as mount,
+        ):
+            stage.cool(data)
+            return {
+                STEADY: reading(
+                    data.samples, stage.measure(partial(self._work, data, mount), mount)
+                )
+            }
+
+    def _work(self, data: Samples, mount: Mount) -> dict[str, float]:
+        parts = [
+            [mount.path / f"{key}.d" for key in data.keys[at :: self.readers]]
+            for at in range(self.readers)
+        ]
+
+        def read() -> Tally:
+            # As many processes for one reader as for eight: none reads in this one.
+            with ProcessPoolExecutor(self.readers, multiprocessing.get_context("fork")) as pool:
+                tallies = list(pool.map(_read_part, parts))
+            samples, size = map(sum, zip(*tallies, strict=True))
+            return samples, size
+
+        return _counted(
+            self.stage, data, lambda job: mount_epoch(job, self.stage.endpoint, mount), read
+        )
+
+
+def _read_part(folders: Sequence[Path]) -> Tally:
+    return readers.read_files(folders, 0)
+
+
+def _counted(
+    stage: Stage,
+    data: Samples,
+    timed: Callable[[Callable[[], Any]], dict[str, float]],
+    read: Callable[[], Tally],
+) -> dict[str, float]:
+    """Read some of the shards; count the processor seconds of reader, daemon and server."""
+    job, leader = checked(read, data.samples, data.size), stage.endpoint.leader
+    own, served, used = _own_seconds(), _server_seconds(leader), processors()
+    counted = timed(job)
+    busy = busy_since(used)
+    spent = {"reader": _own_seconds() - own}
+    if leader is not None:
+        spent["server"] = _server_seconds(leader) - served
+    if "daemon_cpu_s" in counted:
+        spent["daemon"] = counted["daemon_cpu_s"]
+    counted = counted | {f"{who}_s_gb": s / (data.size / GIGABYTE) for who, s in spent.items()}
+    if busy is not None:
+        counted["busy"] = busy
+        had = counted["seconds"] * (os.cpu_count() or 1)
+        counted["busy_ours"] = min(1.0, sum(spent.values()) / had)
+    return counted | {"stored": float(data.stored)}
+
+
+def _server_seconds(leader: int | None) -> float:
+    return group_seconds(leader) if leader is not None else 0.0
 
 
 def _own_seconds() -> float:

@@ -13,7 +13,7 @@ import pytest
 from bench import report
 from bench.engine import Contender, Reading, Row, measure
 from bench.goals import judge
-from bench.groups import shard
+from bench.groups import link, pictures, shard, writing
 from bench.groups.measures import bounded_cache, check_fetched
 from bench.interruptions import Interrupts
 from bench.processes import NotMeasured, isolated
@@ -142,11 +142,56 @@ def test_goals_come_from_the_rows():
     def row(name, values):
         return Row("shard", shard.ALONE, name, "cold", "MB/s", False, values)
 
-    goals = judge([row(shard.CURL, [100.0, 200.0]), row(shard.READ, [95.0, 180.0])])
+    goals = judge([row(shard.CURL, [100.0, 200.0]), row(shard.READ, [45.0, 80.0])])
     (goal,) = goals
-    assert goal.measured == pytest.approx(0.925)
+    assert goal.measured == pytest.approx(0.425)
     assert goal.reached
     assert judge([]) == []
+
+
+def over_the_link(share, busy, ours):
+    case = link.case_of(10, 0.0002)
+    counted = {"busy": [busy], "busy_ours": [ours]}
+    row = Row("link", case, pictures.ON_DISK, pictures.STEADY, "", False, [share], counted)
+    (goal,) = judge([row])
+    return goal
+
+
+def test_a_link_need_not_be_full_where_the_processors_are():
+    assert over_the_link(0.85, 0.5, 0.5).reached
+    assert not over_the_link(0.5, 0.9, 0.9).reached
+    full = over_the_link(0.5, 0.99, 0.95)
+    assert full.reached
+    assert "0.50 of the link" in full.text
+    # Full, but with the work of others.
+    assert not over_the_link(0.5, 0.99, 0.5).reached
+
+
+def test_what_is_fetched_without_a_cache_is_summed_over_both_states():
+    def row(state, got):
+        counted = {"get_bytes": got, "stored": [100.0, 100.0]}
+        name = pictures.NO_CACHE
+        return Row("pictures", "0 workers", name, state, "", False, [1.0, 1.0], counted)
+
+    # What is read first fetches some of what comes next.
+    first, steady = row(pictures.FIRST, [120.0, 110.0]), row(pictures.STEADY, [80.0, 94.0])
+    (goal,) = judge([first, steady])
+    assert goal.measured == pytest.approx(1.02)
+    assert judge([steady]) == []
+
+
+def test_many_cold_readers_and_late_uploads_have_goals():
+    def at_once(number, rate):
+        name = pictures.AT_ONCE.format(number)
+        return Row("pictures", pictures.TOGETHER, name, pictures.STEADY, "", False, [rate])
+
+    (goal,) = judge([at_once(1, 100.0), at_once(8, 160.0)])
+    assert (goal.measured, goal.reached) == (1.6, True)
+    many = writing.many_case(10)
+    late = Row("writing", many, "cp -r into the mount (--write-back)", "written", "", False, [6.0])
+    puts = Row("writing", many, writing.SDK, "written", "", False, [1.0])
+    (goal,) = judge([late, puts])
+    assert (goal.wanted, goal.measured, goal.reached) == (5.0, 6.0, True)
 
 
 RUN = {
@@ -158,7 +203,7 @@ RUN = {
     "versions": {"aisfs": "1", "rclone": None},
     "machine": {
         "cpu": "c", "cores": 2, "memory_gb": 1.0, "kernel": "6", "system": "s",
-        "file_system": "ext4", "load": 0.5,
+        "file_system": "ext4", "load": 0.5, "reclaim": "none seen",
     },
 }  # fmt: skip
 
