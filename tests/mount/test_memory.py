@@ -11,6 +11,7 @@ from tests.support.servers import running_server
 
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(120)]
 
+MIB = 1 << 20
 SAMPLES = 2000
 FEW, MANY = 12, 60
 MEMBERS = (MANY - FEW) * SAMPLES * 2
@@ -68,3 +69,30 @@ def test_members_of_a_class_view_take_little_memory(tmp_path: Path):
             return (taken[MANY] - taken[FEW]) / MEMBERS - NAME
 
         assert eventually(lambda: each() <= LIMIT), each()
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_readers_of_single_ranges_stay_within_the_memory_limit(tmp_path: Path, cached: bool):
+    """A range of a mebibyte takes as much, where nothing of it goes to disk."""
+    base, size, count, limit = tmp_path.resolve(), 16 * MIB, 16, 64 * MIB
+    (base / "store" / "b").mkdir(parents=True)
+    for number in range(count):
+        (base / "store" / "b" / f"{number:02}.bin").write_bytes(bytes([number]) * size)
+    place = base / "mnt"
+    place.mkdir()
+    options = ["--memory-limit", "64MiB", "--cache-dir", str(base / "cache")]
+    options += [] if cached else ["--cache-size", "0"]
+    with (
+        running_server(base / "store") as server,
+        mounted("ais://b", place, endpoint=server.endpoint, options=options) as mount,
+    ):
+        os.listdir(place)
+        before, most = anonymous_bytes(mount.pid), 0
+        for start in range(size - MIB, -1, -MIB):  # backwards: nothing looks like a stream
+            for number in range(count):
+                with (place / f"{number:02}.bin").open("rb", buffering=0) as file:
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+                    assert os.pread(file.fileno(), MIB, start) == bytes([number]) * MIB
+            most = max(most, anonymous_bytes(mount.pid) - before)
+        # Beside the parts: threads, connections, what Python keeps for itself.
+        assert most <= limit + 48 * MIB, most
