@@ -18,10 +18,13 @@ from collections.abc import Collection, Sequence
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.policy.page_cache_map import PageCacheMap
 from aisfs.core.policy.push_window import (
+    BATCH_BYTES,
+    BATCH_ROWS,
     PAGE,
     WINDOW_BYTES,
     WINDOW_FIRST,
     WINDOW_MAX,
+    PushableRows,
     PushCounts,
     Stream,
     footprint,
@@ -38,11 +41,6 @@ RANDOM_READS = 32
 """READs out of order before the whole shard is pushed: opening a few images is no epoch."""
 REPEAT = 16
 """Most members per READ out of order if the whole shard was pushed and dropped before."""
-BATCH_ROWS = 256
-BATCH_BYTES = 2 << 20
-"""Most rows and bytes of a batch: a millisecond of work."""
-RUN_LEAST = 64
-"""Rows that are worth a look at all of them at once; smaller windows are gone through row by row."""
 REST_FIRST = 64
 REST_MAX = 4096
 """READs without pushing after a shard's pushes were wasted; doubled each time."""
@@ -58,6 +56,7 @@ class ShardPush:
         self.index = index
         self._counts = counts
         self._rows = PageCacheMap(len(index))
+        self._pushable = PushableRows(index, self._rows)
         self._gap = min(max(len(index) // MEMBERS_PER_GAP, 1), GAP_MAX)
         self._streams: list[Stream] = []
         """The one that moved last is the last."""
@@ -179,15 +178,16 @@ class ShardPush:
         """
         assert not self._batch, "settle first"
         self._giver, self._of_whole = None, False
+        wanted = self._pushable.wanted
         while self._samples and not self._batch:
-            self._batch = [row for row in self._samples.popleft() if self._wanted(row)]
+            self._batch = [row for row in self._samples.popleft() if wanted(row)]
             if sum(footprint(self.index.size(row)) for row in self._batch) > room:
                 self._batch = []
         if self._batch:
             return self._batch
         for stream in reversed(self._streams):
             if stream.pending:
-                self._batch = self._walk(stream, room)
+                self._batch = stream.choose(self._pushable, room)
                 if self._batch:
                     self._giver = stream
                     return self._batch
@@ -353,58 +353,6 @@ class ShardPush:
 
     # choosing --------------------------------------------------------------------------------
 
-    def _wanted(self, row: int) -> bool:
-        if not self._rows.absent(row):
-            return False
-        index = self.index
-        return index.plain(row) and 0 < index.size(row) <= WINDOW_BYTES
-
-    def _run(self, stream: Stream, room: int) -> int:
-        """Return how many of the next rows of a window are all wanted, and a page or less each."""
-        rows = min(stream.rows_left, BATCH_ROWS, min(stream.bytes_left, room) // PAGE)
-        if stream.window and stream.marker < 0:
-            rows = min(rows, stream.until_middle)
-        start = stream.top + 1
-        rows = min(rows, len(self) - start)
-        if stream.stalled or rows < RUN_LEAST:
-            return 0
-        stop = start + rows
-        small = self.index.all_plain(start, stop) and self.index.sizes_within(start, stop, PAGE)
-        return rows if small and self._rows.all_absent(start, stop) else 0
-
-    def _walk(self, stream: Stream, room: int) -> Sequence[int]:
-        """Choose the next rows of a window."""
-        if rows := self._run(stream, room):
-            stream.advance(rows, rows * PAGE)
-            return range(stream.top - rows + 1, stream.top + 1)
-        batch: list[int] = []
-        taken = 0
-        wanted, size, end = self._wanted, self.index.size, len(self)
-        marked = not stream.window or stream.marker >= 0
-        while stream.rows_left > 0 and stream.bytes_left > 0 and not stream.stalled:
-            if len(batch) == BATCH_ROWS or taken >= BATCH_BYTES:
-                break
-            row = stream.top + 1
-            if row >= end:
-                stream.rows_left = 0
-                break
-            if wanted(row):
-                if not marked and stream.at_middle:
-                    stream.marker, marked = row, True
-                else:
-                    cost = footprint(size(row))
-                    if cost > stream.bytes_left and stream.bytes_left < stream.bytes_max:
-                        stream.bytes_left = 0
-                        break
-                    if taken + cost > room:
-                        break
-                    taken += cost
-                    batch.append(row)
-                    stream.advance(1, cost)
-                    continue
-            stream.advance(1, 0)
-        return batch
-
     def _walk_whole(self, start: int, room: int) -> list[int]:
         """Choose the next rows of the whole shard, which must fit in `room` to begin with."""
         if start == 0 and self.index.object_size + len(self) * PAGE > room:
@@ -416,7 +364,7 @@ class ShardPush:
             if len(batch) == BATCH_ROWS or taken >= BATCH_BYTES:
                 self._whole = row
                 return batch
-            if self._wanted(row):
+            if self._pushable.wanted(row):
                 taken += footprint(self.index.size(row))
                 if taken > room:
                     break

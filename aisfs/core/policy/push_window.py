@@ -3,11 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from aisfs.core.index.member_index import MemberIndex
+from aisfs.core.policy.page_cache_map import PageCacheMap
+
 WINDOW_FIRST = 8
 WINDOW_MAX = 512
 WINDOW_BYTES = 8 << 20
 """Most bytes ahead of one reader: 2 ms of pushing small members, 4 ms of large ones."""
 PAGE = 4096
+BATCH_ROWS = 256
+BATCH_BYTES = 2 << 20
+"""Most rows and bytes of a batch: a millisecond of work."""
+RUN_LEAST = 64
+"""Rows that are worth a look at all of them at once; smaller windows are gone through row by row."""
 
 
 @dataclass(slots=True)
@@ -25,6 +33,29 @@ class PushCounts:
 def footprint(size: int) -> int:
     """Return the bytes of page cache that a file of `size` bytes takes."""
     return -(-size // PAGE) * PAGE
+
+
+class PushableRows:
+    """Which rows of a shard can be pushed and are probably not in the page cache."""
+
+    __slots__ = ("index", "pages")
+
+    def __init__(self, index: MemberIndex, pages: PageCacheMap) -> None:
+        self.index = index
+        self.pages = pages
+
+    def wanted(self, row: int) -> bool:
+        """Return whether to push a row."""
+        if not self.pages.absent(row):
+            return False
+        index = self.index
+        return index.plain(row) and 0 < index.size(row) <= WINDOW_BYTES
+
+    def all_small(self, start: int, stop: int) -> bool:
+        """Return whether all rows of a range are wanted, and take a page each."""
+        index = self.index
+        small = index.all_plain(start, stop) and index.sizes_within(start, stop, PAGE)
+        return small and self.pages.all_absent(start, stop)
 
 
 class Stream:
@@ -83,6 +114,48 @@ class Stream:
         self.bytes_left -= cost
         if self.marker >= 0:
             self.behind_marker += cost
+
+    def choose(self, rows: PushableRows, room: int) -> Sequence[int]:
+        """Return the next rows to push, a batch of at most `room` bytes."""
+        if count := self._small_ones(rows, room):
+            self.advance(count, count * PAGE)
+            return range(self.top - count + 1, self.top + 1)
+        batch: list[int] = []
+        taken = 0
+        wanted, size, end = rows.wanted, rows.index.size, len(rows.index)
+        marked = not self.window or self.marker >= 0
+        while self.pending and len(batch) < BATCH_ROWS and taken < BATCH_BYTES:
+            row = self.top + 1
+            if row >= end:
+                self.rows_left = 0
+                break
+            if wanted(row):
+                if not marked and self.at_middle:
+                    self.marker, marked = row, True
+                else:
+                    cost = footprint(size(row))
+                    if cost > self.bytes_left and self.bytes_left < self.bytes_max:
+                        self.bytes_left = 0
+                        break
+                    if taken + cost > room:
+                        break
+                    taken += cost
+                    batch.append(row)
+                    self.advance(1, cost)
+                    continue
+            self.advance(1, 0)
+        return batch
+
+    def _small_ones(self, rows: PushableRows, room: int) -> int:
+        """Return how many of the next rows to push as they are, as all of them are small."""
+        count = min(self.rows_left, BATCH_ROWS, min(self.bytes_left, room) // PAGE)
+        if self.window and self.marker < 0:
+            count = min(count, self.until_middle)
+        start = self.top + 1
+        count = min(count, len(rows.index) - start)
+        if self.stalled or count < RUN_LEAST:
+            return 0
+        return count if rows.all_small(start, start + count) else 0
 
     @property
     def until_middle(self) -> int:

@@ -19,6 +19,8 @@ FIRST_PART = 1 << 20
 """Bytes of the first GET of a whole object; the next ones are larger (`core.ranges.GROWTH`)."""
 COPIED_MAX = 1 << 20
 """Bytes that the trio thread copies from the disk cache itself: one READ of the kernel, 0.1 ms."""
+WHOLE_PARTS = 8
+"""Parts of an object that only all together are of use, while they are not of `PART_MAX`."""
 READY_MAX = 96 << 20
 """Bytes that are made ready at the start: what a fast reader has under way, and a shard to be listed."""
 READY_SHARE = 4
@@ -34,6 +36,14 @@ _LENT_FROM = 64 << 10
 """Bytes from which fresh memory costs more than the copy into it: it is mapped page by page."""
 _LENT_MAX = 4
 """Buffers of `COPIED_MAX` that are lent; most are free again as soon as the kernel has a reply."""
+
+
+def whole_part(size: int) -> int:
+    """Return the length of the first part of an object that is of use only as a whole.
+
+    Fewer requests, and still enough of them that the work on the first overlaps with the rest.
+    """
+    return min(max(size // WHOLE_PARTS // FIRST_PART * FIRST_PART, FIRST_PART), PART_MAX)
 
 
 def buffer_size(length: int) -> int:

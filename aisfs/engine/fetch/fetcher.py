@@ -45,20 +45,10 @@ STREAM_BYTES = 32 << 20
 """Bytes under way when a stream begins: what 1 Gbit/s carries in 250 ms."""
 HIGH_LATENCY_SECONDS = 0.02
 """A part that took longer came over a slow link, or one with latency: more may be under way at once."""
-WHOLE_PARTS = 8
-"""Parts of an object that only all together are of use, while they are not of `PART_MAX`."""
 SPARE_SECONDS = 2.0
 """How long an unused buffer is kept: longer than the pause between two batches."""
 DIRECT_BEHIND = 256 << 20
 """While more bytes than this wait for the disk, none are written past the page cache."""
-
-
-def whole_part(size: int) -> int:
-    """Return the length of the first part of an object that is of use only as a whole.
-
-    Fewer requests, and still enough of them that the work on the first overlaps with the rest.
-    """
-    return min(max(size // WHOLE_PARTS // FIRST_PART * FIRST_PART, FIRST_PART), PART_MAX)
 
 
 class Fetcher:
@@ -231,16 +221,6 @@ class Fetcher:
         while under_way:
             reading = under_way.popleft()
             yield reading.wanted.start, await self._scan(opened, reading)
-
-    async def fill(self, opened: OpenObject) -> None:
-        """Fetch what the disk cache lacks of an object; what it has is not read."""
-        if opened.cache is None or opened.entry is None:
-            return
-        whole = ByteRange(0, opened.info.size)
-        lacking = await trio.to_thread.run_sync(opened.cache.missing, opened.entry, whole)
-        first = whole_part(opened.info.size)
-        async for _ in self.stream(opened, first=first, lacking=RangeSet(lacking)):
-            pass
 
     async def _scan(self, opened: OpenObject, reading: Reading) -> Data:
         """Wait for bytes of a stream, which does not come back for them as readers do."""

@@ -29,8 +29,8 @@ from aisfs.core.policy.scan_pace import (
 )
 from aisfs.core.tar.scanner import TarScanner
 from aisfs.core.views.labels import LabelScan
-from aisfs.engine.fetch.buffers import FIRST_PART
-from aisfs.engine.fetch.fetcher import STREAM_BYTES, Fetcher, whole_part
+from aisfs.engine.fetch.buffers import FIRST_PART, whole_part
+from aisfs.engine.fetch.fetcher import STREAM_BYTES, Fetcher
 from aisfs.engine.fetch.object_state import OpenObject
 from aisfs.engine.listing.lister import Lister
 from aisfs.errors import AisfsError

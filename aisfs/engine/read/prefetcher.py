@@ -18,10 +18,13 @@ from aisfs.core.namespace.keys import is_shard
 from aisfs.core.namespace.listing import Listing
 from aisfs.core.policy.access_order import ShardQueue
 from aisfs.core.policy.scan_pace import fits
+from aisfs.core.ranges import RangeSet
+from aisfs.engine.fetch.buffers import whole_part
 from aisfs.engine.fetch.fetcher import Fetcher
+from aisfs.engine.fetch.object_state import OpenObject
 from aisfs.engine.fetch.writer_thread import unattended
 from aisfs.engine.listing.lister import AT_ONCE_MAX, Lister
-from aisfs.model import Bucket, ObjectInfo
+from aisfs.model import Bucket, ByteRange, ObjectInfo
 
 DIRECTORIES_MAX = 1000
 """Directories of which is remembered how their shards are read."""
@@ -181,10 +184,20 @@ class Prefetcher:
         """Fetch all of an object; what goes wrong is left for a reader to find."""
         try:
             async with self._limiter:
-                await self._fetcher.fill(self._fetcher.open(bucket, info))
+                await fill(self._fetcher, self._fetcher.open(bucket, info))
             self._done[bucket, info] = True
         finally:
             self._under_way.discard((bucket, info))
+
+
+async def fill(fetcher: Fetcher, opened: OpenObject) -> None:
+    """Fetch what the disk cache lacks of an object; what it has is not read."""
+    if opened.cache is None or opened.entry is None:
+        return
+    whole = ByteRange(0, opened.info.size)
+    lacking = RangeSet(await trio.to_thread.run_sync(opened.cache.missing, opened.entry, whole))
+    async for _ in fetcher.stream(opened, first=whole_part(len(whole)), lacking=lacking):
+        pass
 
 
 def _behind(before: bytes, name: bytes, shards: Sequence[bytes]) -> bytes | None:

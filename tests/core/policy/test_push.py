@@ -8,13 +8,16 @@ from hypothesis import strategies as st
 
 from aisfs.core.index.builder import MemberIndexBuilder
 from aisfs.core.index.member_index import SPARSE, MemberKind
-from aisfs.core.policy.push import (
+from aisfs.core.policy.push import RANDOM_READS, ShardPush
+from aisfs.core.policy.push_window import (
     BATCH_BYTES,
     BATCH_ROWS,
-    RANDOM_READS,
-    ShardPush,
+    WINDOW_BYTES,
+    WINDOW_MAX,
+    PushableRows,
+    PushCounts,
+    footprint,
 )
-from aisfs.core.policy.push_window import WINDOW_BYTES, WINDOW_MAX, PushCounts, footprint
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -358,14 +361,20 @@ def test_nothing_is_pushed_twice_or_beyond_what_is_allowed(events, parts, room, 
 def test_work_grows_with_the_reads_not_with_the_shard(reading, monkeypatch):
     """Count the rows looked at: each READ and each row pushed pay for a bounded number."""
     looked = 0
-    original = ShardPush._wanted
+    wanted, all_small = PushableRows.wanted, PushableRows.all_small
 
     def counted(self, row):
         nonlocal looked
         looked += 1
-        return original(self, row)
+        return wanted(self, row)
 
-    monkeypatch.setattr(ShardPush, "_wanted", counted)
+    def counted_at_once(self, start, stop):
+        nonlocal looked
+        looked += stop - start
+        return all_small(self, start, stop)
+
+    monkeypatch.setattr(PushableRows, "wanted", counted)
+    monkeypatch.setattr(PushableRows, "all_small", counted_at_once)
     kernel = Kernel(shard([1000] * 20_000))
     order = list(range(20_000))
     if reading == "at random":

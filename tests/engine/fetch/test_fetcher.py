@@ -315,18 +315,6 @@ async def test_what_the_disk_cache_has_lost_is_fetched_and_kept_again():
         assert setup.store.bytes_read == 8 * MIB
 
 
-async def test_filling_the_disk_cache_leaves_what_is_there_where_it_is():
-    cache = FakeCache()
-    async with fetching(9 * MIB, cache=cache) as setup:
-        entry = setup.opened.entry
-        cache.data[entry] = bytearray(setup.content)
-        cache.valid[entry] = RangeSet([ByteRange(0, 4 * MIB)])
-        await setup.fetcher.fill(setup.opened)
-        await _written(cache, setup)
-        assert setup.store.bytes_read == 5 * MIB
-        assert all(part.range.start >= 4 * MIB for part in setup.opened.parts)
-
-
 async def test_what_is_mapped_is_not_read_ahead():
     """Nor while other bytes of the object are on their way."""
     cache = FakeCache()

@@ -10,9 +10,11 @@ import trio
 import trio.testing
 
 from aisfs.core.namespace.listing import Listing, ListingBuilder
-from aisfs.engine.read.prefetcher import Prefetcher
+from aisfs.core.ranges import RangeSet
+from aisfs.engine.read.prefetcher import Prefetcher, fill
 from aisfs.errors import Unavailable
-from aisfs.model import Bucket, ObjectInfo, Page
+from aisfs.model import Bucket, ByteRange, ObjectInfo, Page
+from tests.engine.fetch.test_fetcher import MIB, FakeCache, fetching
 
 BUCKET = Bucket("b")
 SHARD = ObjectInfo("x.tar", 10, "1")
@@ -28,11 +30,13 @@ class FailingFetcher:
         self.asked = 0
 
     def open(self, bucket, info):
-        return info
+        cache = SimpleNamespace(missing=lambda entry, wanted: [wanted])
+        return SimpleNamespace(info=info, cache=cache, entry="entry")
 
-    async def fill(self, opened):
+    async def stream(self, opened, **_):
         self.asked += 1
         raise self.error
+        yield
 
 
 @pytest.mark.parametrize(
@@ -49,6 +53,9 @@ async def test_what_fails_is_left_for_a_reader_to_find(error, level, caplog):
         prefetcher = Prefetcher(fetcher, lister, services, max_shards=2, budget=1 << 20)
         for times in (1, 2):  # it is tried again
             prefetcher.touched(BUCKET, SHARD)
+            with trio.fail_after(20):
+                while fetcher.asked < times:  # noqa: ASYNC110
+                    await trio.sleep(0.01)
             await trio.testing.wait_all_tasks_blocked()
             assert fetcher.asked == times
         assert [record.levelname for record in caplog.records] == [level, level]
@@ -74,9 +81,11 @@ class CountingFetcher(FailingFetcher):
         self.fetched = []
         self.first = trio.Event()
 
-    async def fill(self, opened):
-        self.fetched.append(opened.key)
+    async def stream(self, opened, **_):
+        self.fetched.append(opened.info.key)
         self.first.set()
+        return
+        yield
 
 
 def names(count):
@@ -110,3 +119,14 @@ async def test_a_large_directory_is_looked_through_once_and_in_a_thread():
     assert fetcher.fetched == ["000007.tar", "000008.tar"]
     assert len(listing.looked) == 1
     assert listing.looked != [threading.get_ident()]
+
+
+async def test_filling_the_disk_cache_leaves_what_is_there_where_it_is():
+    cache = FakeCache()
+    async with fetching(9 * MIB, cache=cache) as setup:
+        entry = setup.opened.entry
+        cache.data[entry] = bytearray(setup.content)
+        cache.valid[entry] = RangeSet([ByteRange(0, 4 * MIB)])
+        await fill(setup.fetcher, setup.opened)
+        assert setup.store.bytes_read == 5 * MIB
+        assert all(part.range.start >= 4 * MIB for part in setup.opened.parts)
