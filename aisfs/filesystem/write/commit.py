@@ -180,6 +180,8 @@ class Committer:
             self._files.unname(file)
             if file.base is None and not file.member:
                 self._overlay.forget(file.bucket, file.key)
+                folder, slash, _ = file.key.rpartition("/")
+                self._inodes.directory_attributes.touch(file.bucket, folder + slash)
         self.invalidate(file.node.parent, file.node.name)
 
     def _other_names(self, file: WrittenFile) -> list[tuple[int, bytes]]:

@@ -3,7 +3,7 @@
 The kernel opens and closes with a message here, since an open file may be written. Of a file that
 is open to read only, the dispatcher answers both; the kernel is told to keep its pages and not to say at each
 `close` that there is nothing to write. It is told to keep the listing of a directory, which it drops
-by itself with each change it makes, unless it could not see by the mtime when to ask again.
+by itself with each change it makes, until the listing expires.
 """
 
 from collections import deque
@@ -129,9 +129,10 @@ class WriteHandlers:
     # directories ---------------------------------------------------------------------------------
 
     def opendir(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
-        """Open a directory, of which there is nothing to know."""
-        kept = OpenFlag.KEEP_CACHE | OpenFlag.CACHE_DIR
-        flags = kept if self._inodes.keeps_listing(nodeid) else OpenFlag(0)
+        """Open a directory; without KEEP_CACHE the kernel drops what it listed before."""
+        flags = OpenFlag.CACHE_DIR
+        if not self._inodes.opens_anew(nodeid):
+            flags |= OpenFlag.KEEP_CACHE
         return (abi.open_reply(unique, 0, flags),)
 
     def releasedir(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
