@@ -275,7 +275,8 @@ class Inodes:
     def written_attr(self, file: WrittenFile) -> Attr:
         """Describe a written file."""
         attr = self._make.file(file.ino, file.size, file.mtime_ns)
-        return attr if file.mode is None else replace(attr, mode=stat.S_IFREG | file.mode)
+        mode = attr.mode if file.mode is None else stat.S_IFREG | file.mode
+        return replace(attr, mode=mode, links=0 if file.unlinked else 1)
 
     def _directory_attr(self, node: Node, ino: int) -> Attr:
         since, timeout = self.validity.of(ino, self._tree.expires(node))

@@ -89,6 +89,7 @@ def in_another_namespace(files: Path, mountpoint: Path, home: Path) -> Iterator[
             assert process.wait(30) == 0
         finally:
             process.kill()
+            subprocess.run(["umount", "--lazy", "--quiet", mountpoint], check=False)
 
 
 def test_a_timer_disturbs_no_program_that_the_daemon_cannot_see(

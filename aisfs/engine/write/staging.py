@@ -25,7 +25,7 @@ from pathlib import Path
 from aisfs.core.staged.record import StagedRecord
 from aisfs.engine.write.staging_slot import StagingSlot, staging_errors
 from aisfs.engine.write.unsent import DATA, PARKED, adopt_dead_sessions, park, unsent_files
-from aisfs.errors import AisfsError, ConfigError, OutOfSpace
+from aisfs.errors import AisfsError, ConfigError, FileTooLarge, OutOfSpace
 from aisfs.process import private
 from aisfs.process.locks import Rank, ranked_lock
 from aisfs.process.request_log import STAGING, request_log
@@ -115,7 +115,16 @@ class StagedFile:
         return FileContent(self._fd, self.size, str(self._path))
 
     def truncate(self, size: int) -> None:
-        """Cut or extend with zeros."""
+        """Cut or extend with zeros.
+
+        Raises:
+            FileTooLarge: no staging directory has so much room, whatever else is in it.
+            OutOfSpace: this one has not.
+        """
+        if size > self._area.limit:
+            raise FileTooLarge(
+                f"{size} bytes are more than the staging directory may hold; see --staging-size"
+            )
         with self._room_until(size), staging_errors(self._path):
             os.ftruncate(self._fd, size)
         self._area.give_back(self.size - size)

@@ -18,7 +18,7 @@ from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.nodes import ShardNode, identity
 from aisfs.filesystem.trees.bucket_tree import Tree
 from aisfs.filesystem.written.files import WrittenFile
-from aisfs.model import ObjectInfo
+from aisfs.model import Bucket, ObjectInfo
 
 log = logging.getLogger(__name__)
 
@@ -116,6 +116,19 @@ class Committer:
                     pages = member_number(number, growth.replaced)
                     self._filesystem.kernel.drop_pages([pages])
             self._overlay.settle(bucket, info.key, info)
+
+    def restamped(self, bucket: Bucket, old: ObjectInfo, new: ObjectInfo) -> None:
+        """Show an object whose mode or time was changed; in a directory it is another version then.
+
+        If it is a shard, the kernel's numbers in it stand for that version.
+        """
+        with self._overlay.namespace_lock:
+            shard = ShardNode(bucket, old, 0, b"")
+            number = self._inodes.number(shard)
+            node = self._inodes.get(number)
+            if isinstance(node, ShardNode) and identity(node) == identity(shard):
+                self._inodes.move(number, replace(node, info=new))
+            self._overlay.settle(bucket, new.key, new)
 
     async def settle_unopened(self, file: WrittenFile) -> None:
         """Upload what no `close` has uploaded, a mapping for example, and free the local disk."""

@@ -6,6 +6,7 @@ is open to read only, the dispatcher answers both; the kernel is told to keep it
 by itself with each change it makes, until the listing expires.
 """
 
+import errno
 from collections import deque
 from contextlib import suppress
 
@@ -16,11 +17,12 @@ from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.write.open_files import WRITING, OpenFiles
 from aisfs.fuse.fastpath.dispatcher import FORWARD, SILENCE, Handler, Reply
 from aisfs.fuse.fastpath.handle_codes import handle_of, is_fastpath_handle
-from aisfs.fuse.fastpath.write_requests import CreateArgs, WriteRequests
+from aisfs.fuse.fastpath.write_requests import AllocateArgs, CreateArgs, WriteRequests
 from aisfs.fuse.wire import abi
 from aisfs.fuse.wire.abi import InitFlag, Opcode, OpenFlag
 from aisfs.process.threads import any_thread
 
+FALLOC_FL_KEEP_SIZE = 1  # as of fallocate(2)
 CHANGEABLE = (
     Opcode.LOOKUP,
     Opcode.GETATTR,
@@ -58,6 +60,7 @@ class WriteHandlers:
             Opcode.WRITE: self.write,
             Opcode.RELEASE: self.release,
             Opcode.FSYNC: self.fsync,
+            Opcode.FALLOCATE: self.fallocate,
             Opcode.RELEASEDIR: self.releasedir,
         }
 
@@ -120,6 +123,18 @@ class WriteHandlers:
         if is_fastpath_handle(handle):
             return (abi.error_reply(unique, 0),)
         self._requests.hand_over(unique, opcode, handle, pid)
+        return SILENCE
+
+    def fallocate(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
+        """Hand a preallocation to the trio thread; refuse holes and moved ranges.
+
+        Without a change of the size there is nothing to do: it is by their sizes that files have room.
+        """
+        handle, end, mode = abi.allocated(message)
+        if mode:
+            code = 0 if mode == FALLOC_FL_KEEP_SIZE else errno.EOPNOTSUPP
+            return (abi.error_reply(unique, code),)
+        self._requests.hand_over(unique, Opcode.FALLOCATE, AllocateArgs(handle, end), pid)
         return SILENCE
 
     def before_sleep(self) -> None:

@@ -103,9 +103,8 @@ class Operations(pyfuse3.Operations):
         """End requests whose callers are being ended: without the fast path there are no INTERRUPTs."""
         while True:
             await trio.sleep(LOOK_SECONDS)
-            for scope, pid in self._callers.items():
-                if pid and is_ending(pid):
-                    scope.cancel()
+            for scope in [scope for scope, pid in self._callers.items() if pid and is_ending(pid)]:
+                scope.cancel()
 
     async def _unless_left(self, ctx: RequestContext, work: Awaitable[ResultT]) -> ResultT:
         with trio.CancelScope() as scope:
@@ -299,6 +298,7 @@ class Operations(pyfuse3.Operations):
             mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
             uid=attr.st_uid if fields.update_uid else None,
             gid=attr.st_gid if fields.update_gid else None,
+            from_root=not ctx.uid,
         )
         handle = self.handles.get(fh) if fh is not None else None
         opened = handle if isinstance(handle, OpenFile) else None

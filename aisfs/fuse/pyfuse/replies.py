@@ -73,8 +73,7 @@ def attributes(attr: Attr) -> pyfuse3.EntryAttributes:
     found = pyfuse3.EntryAttributes()
     found.st_ino = pyfuse3.InodeT(attr.ino)
     found.st_mode = pyfuse3.ModeT(attr.mode)
-    # 1 for directories too, which tells `find` that the count says nothing about subdirectories.
-    found.st_nlink = 1
+    found.st_nlink = attr.links
     found.st_uid = attr.uid
     found.st_gid = attr.gid
     found.st_size = attr.size

@@ -128,6 +128,8 @@ _INIT_FLAGS2 = Struct("=I")
 _OPEN_IN = Struct("=II")
 _CREATE_IN = Struct("=IIII")
 """fuse_create_in: flags mode umask open_flags; the name follows."""
+_FALLOCATE_IN = Struct("=QQQII")
+"""fuse_fallocate_in: fh offset length mode padding."""
 _OPEN_OUT = Struct("=IiQ QII")
 _WRITE_OUT = Struct("=IiQ II")
 _GETXATTR = Struct("=II")
@@ -232,6 +234,12 @@ def handle(message: memoryview) -> int:
     """Return the handle that a FLUSH, FSYNC or RELEASE is about."""
     number: int = _FORGET.unpack_from(message, BODY)[0]
     return number
+
+
+def allocated(message: memoryview) -> tuple[int, int, int]:
+    """Return handle, end of the range and mode, of fallocate(2), of a FALLOCATE."""
+    handle, offset, length, mode, _ = _FALLOCATE_IN.unpack_from(message, BODY)
+    return handle, offset + length, mode
 
 
 def written(message: memoryview) -> tuple[int, memoryview]:
@@ -362,9 +370,8 @@ def _entry(attr: Attr, entry_timeout: float) -> tuple[int, ...]:
 def _attr(attr: Attr) -> tuple[int, ...]:
     seconds, ns = divmod(attr.mtime_ns, GIGA)
     seconds &= WORD
-    # 1 link for directories too, which tells `find` that the count says nothing of subdirectories.
     blocks = 0 if stat.S_ISDIR(attr.mode) else (attr.size + 511) >> 9
     return (
         attr.ino, attr.size, blocks, seconds, seconds, seconds, ns, ns, ns,
-        attr.mode, 1, attr.uid, attr.gid, 0, BLOCK_SIZE, 0,
+        attr.mode, attr.links, attr.uid, attr.gid, 0, BLOCK_SIZE, 0,
     )  # fmt: skip
