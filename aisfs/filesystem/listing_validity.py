@@ -66,6 +66,13 @@ class ListingValidity:
                 until = min(turn.until, self._clock())
                 self._turns[ino] = _Epoch(turn.since, until, turn.expires)
 
+    def changed(self, ino: int) -> None:
+        """Record that this mount changed an entry, of a directory whose mtime says so by this alone."""
+        now = self._clock()
+        with self._lock:
+            turn = self._turns.get(ino, _Epoch(None, now, now))
+            self._turns[ino] = _Epoch(turn.since, now, turn.expires)
+
     def refreshed(self, directories: Iterable[int]) -> None:
         """Record that no listing of some directories may be kept, nor the rest of one under way."""
         for ino in directories:

@@ -201,21 +201,19 @@ def test_the_members_of_a_shard_stay_readable_when_its_time_changes(tmp_path: Pa
             assert file.readall() == b"a" * 199_990
         assert os.listdir(place.path / "x.tar.d") == ["a.txt"]
         os.utime(place.path / "x.tar.d", ns=(0, 2 * 10**18))
+        assert (place.path / "x.tar.d").stat().st_mtime_ns == 2 * 10**18
         assert (place.files / "x.tar").stat().st_mtime_ns == 2 * 10**18
         assert (place.path / "x.tar.d" / "a.txt").read_bytes() == b"a" * 200_000
 
 
 def test_recover_names_local_files_by_their_path(tmp_path: Path):
-    log = [
-        "was not uploaded",
-        "is read-only|Read-only|Permission denied|not a directory|is an object",
-    ]
+    log = ["was not uploaded: .* is a directory"]
     with writable(tmp_path, backend="directory", expected_log=log) as place:
         file = open(place.path / "sub", "wb")  # noqa: SIM115 - its close fails
         file.write(b"content")
         file.flush()
         (place.files / "sub").mkdir()
-        with pytest.raises(OSError, match=r"."):
+        with pytest.raises(IsADirectoryError):
             file.close()
         staging = ("--staging-dir", str(place.staging))
         assert eventually(lambda: place.parked() != [])

@@ -160,7 +160,9 @@ class Creator:
         if isinstance(node, ShardNode):
             return await self._make_folder(node, parent, name, mode)
         if isinstance(node, ProviderNode):
-            return self._inodes.counted(await self._buckets.make(node, parent, name))
+            made = await self._buckets.make(node, parent, name)
+            self._inodes.validity.changed(parent)
+            return self._inodes.counted(made)
         where = writable_directory(node)
         key = new_key(where, name)
         if await self._tree.find(where, parent, name) is not None:

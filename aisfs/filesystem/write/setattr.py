@@ -123,7 +123,7 @@ class AttributeSetter:
                 return attr
             raise NotPermitted(f"{node.bucket} cannot keep modes and times") from error
         self._committer.restamped(node.bucket, now, info)
-        return attr
+        return self._filesystem.folders.folder(replace(node, info=info), attr.ino)
 
     def _check_owner(self, changes: AttributeChanges, attr: Attr) -> None:
         same = changes.uid in (None, attr.uid) and changes.gid in (None, attr.gid)
