@@ -57,7 +57,7 @@ class OutOfSpace(AisfsError):
 
 
 class FileTooLarge(AisfsError):
-    """A file is to become larger than the staging directory may ever be."""
+    """A file is to become larger than a mount could ever store."""
 
 
 class Unsupported(AisfsError):

@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 
 NEVER = sys.maxsize
 """More bytes than a file can have."""
+FILE_MAX = 1 << 43
+"""Bytes that `df` shows as the size of a mount: 8 TiB. No larger file could be stored."""
 _SPARE_MOST = 16
 """Empty files kept for the next; more are rarely open at once."""
 
@@ -118,13 +120,11 @@ class StagedFile:
         """Cut or extend with zeros.
 
         Raises:
-            FileTooLarge: no staging directory has so much room, whatever else is in it.
-            OutOfSpace: this one has not.
+            FileTooLarge: nobody could store so much.
+            OutOfSpace: the staging directory has no room for it.
         """
-        if size > self._area.limit:
-            raise FileTooLarge(
-                f"{size} bytes are more than the staging directory may hold; see --staging-size"
-            )
+        if size > FILE_MAX:
+            raise FileTooLarge(f"{size} bytes are more than a mount holds, which is {FILE_MAX}")
         with self._room_until(size), staging_errors(self._path):
             os.ftruncate(self._fd, size)
         self._area.give_back(self.size - size)
