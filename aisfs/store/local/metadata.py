@@ -38,9 +38,9 @@ def described(key: str, result: os.stat_result, file: int | bytes) -> ObjectInfo
 
 
 def begin(descriptor: int, subject: str, custom: Mapping[str, str]) -> None:
-    """Give a new file its custom metadata; of a file system that keeps none, only the mode."""
-    _apply(descriptor, subject, custom)
+    """Give a new file its custom metadata, as far as the file system keeps it."""
     try:
+        _apply(descriptor, subject, custom)
         _keep(descriptor, subject, custom, _new_tag())
     except Unsupported as error:
         log.debug("%s", error)
@@ -84,7 +84,7 @@ def _apply(descriptor: int, subject: str, custom: Mapping[str, str]) -> None:
     """Give a file the mode and the time that `custom` has, if any.
 
     Raises:
-        Unsupported: the file belongs to somebody else.
+        Unsupported: the file belongs to somebody else, or its file system keeps neither.
     """
     old = os.fstat(descriptor)
     wanted = ObjectInfo("", 0, mtime_ns=old.st_mtime_ns, custom=custom)
@@ -95,6 +95,6 @@ def _apply(descriptor: int, subject: str, custom: Mapping[str, str]) -> None:
         if mtime_ns != old.st_mtime_ns:
             os.utime(descriptor, ns=(old.st_atime_ns, mtime_ns))
     except OSError as error:
-        if error.errno != errno.EPERM:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
             raise
-        raise Unsupported(f"{subject}: the file belongs to somebody else") from error
+        raise Unsupported(f"{subject}: mode or time: {error.strerror}") from error

@@ -77,6 +77,17 @@ async def test_without_attributes_the_time_stays_that_of_the_write(
     assert shown(tmp_path / "f") == (mode, mtime_ns)
 
 
+async def test_a_file_system_without_modes_takes_files_all_the_same(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(1, "not permitted")
+
+    monkeypatch.setattr(os, "fchmod", refuse)
+    info = await store.upload(store.bucket, "f", BytesContent(b"content"), custom=CHOSEN)
+    assert (info.custom, info.mtime_ns > MTIME) == ({}, True)
+
+
 async def test_what_belongs_to_somebody_else_stays_as_it_is(
     store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -87,7 +98,7 @@ async def test_what_belongs_to_somebody_else_stays_as_it_is(
 
     monkeypatch.setattr(os, "utime", refuse)
     later = with_posix_metadata(CHOSEN, mtime_ns=MTIME + 1, mode=0o640)
-    with pytest.raises(Unsupported, match="somebody else"):
+    with pytest.raises(Unsupported, match="not permitted"):
         await store.set_custom(store.bucket, info, later)
     assert await store.head(store.bucket, "f") == info
     assert (await store.head(store.bucket, "f")).custom == info.custom
