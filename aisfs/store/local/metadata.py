@@ -13,6 +13,7 @@ import logging
 import os
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 
 from msgspec import structs
 
@@ -44,7 +45,8 @@ def begin(descriptor: int, subject: str, custom: Mapping[str, str]) -> None:
         _keep(descriptor, subject, custom, _new_tag())
     except Unsupported as error:
         log.debug("%s", error)
-        os.utime(descriptor)  # without a tag, only the time tells this content from others
+        with suppress(OSError):  # without a tag, only the time tells this content from others
+            os.utime(descriptor)
 
 
 def change(descriptor: int, subject: str, custom: Mapping[str, str]) -> None:
