@@ -108,6 +108,18 @@ def test_content_and_expired_listings_change_no_time(folder: Path, place: Writab
     assert eventually(lambda: os.listdir(folder) == ["file"])
 
 
+def test_what_appears_in_an_empty_directory_is_seen(place: Writable, folder: Path):
+    assert os.listdir(folder) == []
+    assert [entry.name for entry in os.scandir(folder)] == []
+    place.put(f"{folder.name}/theirs", b"content")
+    assert eventually(lambda: os.listdir(folder) == ["theirs"])
+    assert (folder / "theirs").read_bytes() == b"content"
+    place.delete(f"{folder.name}/theirs")
+    assert eventually(lambda: os.listdir(folder) == [])
+    (folder / "ours").touch()
+    assert os.listdir(folder) == ["ours"]
+
+
 IMPORTS = """
 import importlib, os, sys
 sys.dont_write_bytecode = True

@@ -315,6 +315,12 @@ def direntplus(attr: Attr, name: bytes, offset: int, entry_timeout: float) -> by
     return fixed + name + bytes(-length % DIRENT_ALIGNMENT)
 
 
+def dot_entry(ino: int) -> bytes:
+    """Pack the entry of READDIRPLUS for a directory in itself, at offset 1; it counts no lookup."""
+    fixed = DIRENTPLUS.pack(*[0] * 22, ino, 1, 1, stat.S_IFDIR >> 12)
+    return fixed + b".".ljust(DIRENT_ALIGNMENT, b"\0")
+
+
 def reply_header(message: memoryview) -> tuple[int, int]:
     """Return (request, errno) of a reply; the request 0 is a notification."""
     _, error, unique = REPLY.unpack_from(message)
