@@ -56,6 +56,10 @@ class OutOfSpace(AisfsError):
     """The cluster or the staging directory is full."""
 
 
+class FileTooLarge(AisfsError):
+    """A file is to become larger than a mount could ever store."""
+
+
 class Unsupported(AisfsError):
     """The cluster, this bucket or this installation does not support it."""
 

@@ -1,5 +1,6 @@
 """`aisfs recover`: list, upload or drop what was written and never uploaded."""
 
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -36,10 +37,14 @@ def find_unsent(directory: Path, names: Sequence[str]) -> list[UnsentFile]:
     """
     adopt_dead_sessions(directory)
     found = unsent_files(directory)
+    chosen = []
     for name in names:
-        if not any(name in (one.id, one.record.name) for one in found):
+        meant = (name, os.path.realpath(name))  # a file of a directory may be named by any path
+        of_name = [one for one in found if one.id == name or one.record.name in meant]
+        if not of_name:
             raise ConfigError(f"{name}: nothing of this name; `aisfs recover` lists what there is")
-    return [one for one in found if not names or one.id in names or one.record.name in names]
+        chosen += of_name
+    return [one for one in found if not names or one in chosen]
 
 
 def upload(one: UnsentFile, settings: WriteSettings, *, force: bool) -> str:

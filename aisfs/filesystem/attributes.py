@@ -34,6 +34,8 @@ class Attr:
     gid: int
     timeout: float = LONGEST_TIMEOUT
     """Seconds the kernel may keep these attributes."""
+    links: int = 1
+    """Names; 1 for directories too, which tells `find` that it says nothing of subdirectories."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ ERRNOS: dict[type[AisfsError], tuple[int, int]] = {
     errors.Unavailable: (errno.EIO, logging.ERROR),
     errors.DeadlineExceeded: (errno.ETIMEDOUT, logging.ERROR),
     errors.OutOfSpace: (errno.ENOSPC, logging.ERROR),
+    errors.FileTooLarge: (errno.EFBIG, logging.DEBUG),
     errors.Unsupported: (errno.EOPNOTSUPP, logging.WARNING),
     errors.InvalidName: (errno.EINVAL, logging.WARNING),
     errors.ContentUnreadable: (errno.EIO, logging.ERROR),

@@ -80,7 +80,13 @@ class FileSystem:
             overlay: This mount's own changes over the listings, if it is writable.
         """
         self.inodes = Inodes(
-            root, tree=tree, folders=folders, make=make, clock=clock, list_ttl=list_ttl
+            root,
+            tree=tree,
+            folders=folders,
+            make=make,
+            clock=clock,
+            list_ttl=list_ttl,
+            writable=overlay is not None,
         )
         self.handles = DirectoryHandles(self.inodes, tree, folders, make, clock, overlay)
         self.snapshots = ReaddirSnapshots()
@@ -90,6 +96,7 @@ class FileSystem:
         self.name_changes = NameChanges()
         """Changes of names under way; none in a mount that is only read."""
         self._root = root
+        self._writable = overlay is not None
         self._reader = reader
         self._assembler = assembler
 
@@ -332,6 +339,8 @@ class FileSystem:
         ino = ROOT if node == self._root else self.inodes.number(node)
         if not names or self.inodes.get(ino) is None:
             return
+        if self._writable:
+            self.inodes.directory_attributes.touch(bucket, prefix)
         for name in names:
             self.kernel.invalidate_entry(ino, name)
         self.kernel.invalidate_inode(ino)

@@ -53,12 +53,14 @@ class Inodes:
         make: AttrMaker,
         clock: Callable[[], float],
         list_ttl: float,
+        writable: bool,
     ) -> None:
         """Start with the root."""
         self.table: InodeTable[Node] = InodeTable(root, identity)
         self.validity = ListingValidity(clock, list_ttl)
         self.files = WrittenFiles()
         self.directory_attributes = DirectoryAttributes()
+        self._writable = writable
         self._tree = tree
         self._folders = folders
         self._make = make
@@ -273,30 +275,25 @@ class Inodes:
     def written_attr(self, file: WrittenFile) -> Attr:
         """Describe a written file."""
         attr = self._make.file(file.ino, file.size, file.mtime_ns)
-        return attr if file.mode is None else replace(attr, mode=stat.S_IFREG | file.mode)
+        mode = attr.mode if file.mode is None else stat.S_IFREG | file.mode
+        return replace(attr, mode=mode, links=0 if file.unlinked else 1)
 
     def _directory_attr(self, node: Node, ino: int) -> Attr:
         since, timeout = self.validity.of(ino, self._tree.expires(node))
-        mtime_ns = None if since is None else self._make.wall_ns(since - self._started)
-        attr = self._make.directory(ino, mtime_ns, min(timeout, LONGEST_TIMEOUT))
-        if not self.directory_attributes or not isinstance(node, DirectoryNode):
-            return attr
+        timeout = min(timeout, LONGEST_TIMEOUT)
+        if not self._writable or not isinstance(node, DirectoryNode):
+            mtime_ns = None if since is None else self._make.wall_ns(since - self._started)
+            return self._make.directory(ino, mtime_ns, timeout)
         mode, mtime_ns = self.directory_attributes.of(node.bucket, node.prefix)
-        return replace(
-            attr,
-            mode=attr.mode if mode is None else stat.S_IFDIR | mode,
-            mtime_ns=attr.mtime_ns if mtime_ns is None else mtime_ns,
-        )
+        attr = self._make.directory(ino, mtime_ns, timeout)
+        return attr if mode is None else replace(attr, mode=stat.S_IFDIR | mode)
 
-    def keeps_listing(self, ino: int) -> bool:
-        """Return whether the mtime of a directory tells when it has to be listed again.
+    def opens_anew(self, ino: int) -> bool:
+        """Return whether the kernel has to drop what it listed of a directory that is being opened.
 
-        It does not where it was set.
+        Where the mtime tells when to list again, it sees that by itself.
         """
-        node = self.table.get(ino)
-        if not isinstance(node, DirectoryNode):
-            return True
-        return self.directory_attributes.of(node.bucket, node.prefix)[1] is None
+        return isinstance(self.table.get(ino), DirectoryNode) and self.validity.take_expired(ino)
 
 
 def _lies_in(node: Node, place: DirectoryId | None) -> bool:

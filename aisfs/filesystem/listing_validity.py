@@ -1,11 +1,14 @@
 """What the kernel may believe of a directory that can change, and how it learns that it may not.
 
 The kernel keeps a listing until the directory's mtime differs from the one it saw when it listed.
-So the mtime we show changes exactly when the listing that the kernel holds stops being believed, and
-its attributes may be kept until then and no longer: it drops the listing by itself, without being
-told and without asking before.
+In a mount that is only read, the kernel opens directories without asking. So the mtime we show changes
+exactly when the listing that the kernel holds stops being believed, and its attributes may be kept until
+then and no longer: it drops the listing by itself, without being told and without asking before.
 
     mtime while listing k is believed = when listing k-1 stopped being believed
+
+In a mount that can be written, the mtime tells programs when an entry changed. There the kernel asks
+whenever a directory is opened, and is told then whether to drop what it holds (`take_expired`).
 """
 
 from collections.abc import Callable, Iterable
@@ -63,6 +66,13 @@ class ListingValidity:
                 until = min(turn.until, self._clock())
                 self._turns[ino] = _Epoch(turn.since, until, turn.expires)
 
+    def changed(self, ino: int) -> None:
+        """Record that this mount changed an entry, of a directory whose mtime says so by this alone."""
+        now = self._clock()
+        with self._lock:
+            turn = self._turns.get(ino, _Epoch(None, now, now))
+            self._turns[ino] = _Epoch(turn.since, now, turn.expires)
+
     def refreshed(self, directories: Iterable[int]) -> None:
         """Record that no listing of some directories may be kept, nor the rest of one under way."""
         for ino in directories:
@@ -93,6 +103,18 @@ class ListingValidity:
         now = self._clock()
         with self._lock:
             return [place for place, until in self._missing.items() if now < until]
+
+    def take_expired(self, ino: int) -> bool:
+        """Return whether the kernel may hold a listing that is not believed any more.
+
+        It is told once, since it could already hold another listing when it is told again.
+        """
+        with self._lock:
+            turn = self._turns.get(ino)
+            if turn is None or self._clock() < turn.until:
+                return False
+            del self._turns[ino]
+            return True
 
     def forgotten(self, ino: int) -> None:
         """Forget a directory that the kernel forgot, and its listing with it."""

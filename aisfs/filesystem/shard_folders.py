@@ -11,6 +11,7 @@ from aisfs.core.index.columns import column_at
 from aisfs.core.index.member_index import EXECUTABLE, MemberIndex, MemberKind
 from aisfs.core.index.nested_tars import NestedTars
 from aisfs.core.namespace.inodes import directory_number, member_number, split_member
+from aisfs.core.staged.posix_metadata import mtime_of
 from aisfs.core.views.directory_tree import Child, Directory, MembersView
 from aisfs.engine.read.indexer import Indexer
 from aisfs.errors import NotADirectory, NotFound, ShardDamaged
@@ -57,7 +58,7 @@ class ShardFolders:
 
     def folder(self, shard: ShardNode, ino: int) -> Attr:
         """Describe the folder of a shard without opening it."""
-        return self._make.directory(ino, shard.info.mtime_ns)
+        return self._make.directory(ino, mtime_of(shard.info))
 
     def find(self, view: MembersView, shard: ShardNode, ino: int, name: bytes) -> Entry | None:
         """Look up a name in the directory with the number `ino` of an open shard."""
@@ -155,7 +156,7 @@ class ShardFolders:
         if child.directory is not None:
             mtime = view.directory(child.directory).mtime_ns
             number = directory_number(first, child.directory)
-            return self._make.directory(number, shard.info.mtime_ns if mtime is None else mtime)
+            return self._make.directory(number, mtime_of(shard.info) if mtime is None else mtime)
         assert child.row is not None, "a child is a row or a directory"
         return self.member(view.index, first, child.row)
 

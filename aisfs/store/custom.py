@@ -24,8 +24,13 @@ def stamp_of(info: ObjectInfo) -> str:
     return f"{info.size}-v{info.version}" if info.version else ""
 
 
-def encode_custom(custom: Mapping[str, str], stamp: str) -> str:
+def encode_custom(custom: Mapping[str, str], stamp: str, tag: str = "") -> str:
     """Make a text of letters, digits, `-` and `_` only.
+
+    Args:
+        custom: The metadata.
+        stamp: Of the content.
+        tag: What tells the content from others with this stamp, if anything does.
 
     Raises:
         ValueError: a name is not one, or all of it is too long.
@@ -37,15 +42,22 @@ def encode_custom(custom: Mapping[str, str], stamp: str) -> str:
     raw = json.dumps([stamp, dict(custom)], separators=(",", ":"), sort_keys=True).encode()
     if len(raw) > _MOST:
         raise ValueError(f"{len(raw)} bytes of custom metadata; {_MOST} at most")
+    if tag:
+        raw = json.dumps([stamp, dict(custom), tag], separators=(",", ":")).encode()
     return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
 
 def decode_custom(text: str, info: ObjectInfo) -> Mapping[str, str]:
     """Read the text again; empty when it was written for another content than `info`."""
+    return decode_tagged(text, info)[0]
+
+
+def decode_tagged(text: str, info: ObjectInfo) -> tuple[Mapping[str, str], str]:
+    """Read the text again, and its tag; both empty when it was written for another content than `info`."""
     try:
-        stamp, custom = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        stamp, custom, *tag = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
         if stamp and stamp == stamp_of(info):
-            return {str(name): str(value) for name, value in custom.items()}
+            return {str(name): str(value) for name, value in custom.items()}, "".join(tag)
     except (ValueError, TypeError, AttributeError, RecursionError):
         pass  # not ours, whoever wrote it
-    return NO_CUSTOM
+    return NO_CUSTOM, ""

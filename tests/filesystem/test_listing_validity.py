@@ -98,3 +98,33 @@ def test_a_listing_is_kept_as_long_as_it_may():
     server.now += 2.0
     kernel.readdir(server, beliefs)
     assert server.number == 2
+
+
+@given(st.lists(STEPS, max_size=60))
+@settings(max_examples=500, deadline=None)
+def test_a_kernel_that_asks_at_each_open_never_keeps_a_listing_for_too_long(
+    steps: list[tuple[str, float]],
+):
+    """In a mount that can be written, where the mtime says nothing of listings."""
+    server = Server()
+    beliefs = ListingValidity(lambda: server.now, TTL)
+    held: float | None = None
+    for step, seconds in steps:
+        server.now += seconds + TICK
+        match step:
+            case "readdir":
+                if beliefs.take_expired(INO):
+                    held = None
+                assert not beliefs.take_expired(INO), "it would drop what it lists now"
+                if held is None:
+                    _, held = server.list()
+                    beliefs.listed(INO, held)
+                assert server.now < held
+            case "lookup":
+                server.list()
+            case "drop":  # and the kernel may not have been told yet
+                server.expires = None
+                beliefs.dropped(INO)
+            case "forget":
+                beliefs.forgotten(INO)
+                held = None

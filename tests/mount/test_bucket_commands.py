@@ -197,8 +197,10 @@ def test_mkdir_makes_a_bucket(without_buckets: RunningServer, mountpoint: Path, 
     log = ["a bucket's name", "is a bucket: remove it"]
     with mounted(None, mountpoint, endpoint=endpoint, options=options, expected_log=log):
         buckets = mountpoint / "ais"
+        before = buckets.stat().st_mtime_ns
         assert os.listdir(buckets) == []
         (buckets / "new").mkdir()
+        assert buckets.stat().st_mtime_ns > before
         (buckets / "new" / "file").write_bytes(b"new")
         assert (without_buckets.root / "new" / "file").read_bytes() == b"new"
         # As if another client had made it after the kernel looked it up.

@@ -4,7 +4,6 @@ import errno
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -37,19 +36,6 @@ for folder in sys.argv[1:]:
             file.read()
 """
 PLAIN_EPOCH = EPOCH.replace(", buffering=0", "")
-# Handles a signal, and Ctrl-C as Python does.
-WAITING_USER = """
-import os, signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # also where nohup had it ignored
-signal.signal(signal.SIGUSR1, lambda *_: None)
-signal.siginterrupt(signal.SIGUSR1, True)
-print("looking", flush=True)
-try:
-    os.stat(sys.argv[1])
-    print("found", flush=True)
-except KeyboardInterrupt:
-    print("interrupted", flush=True)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -194,41 +180,6 @@ def test_what_a_read_finds_out_is_told_to_the_kernel(server: RunningServer, moun
         finally:
             for name in ("goes.bin", "unseen.bin"):
                 delete(server.endpoint, "b", name)
-
-
-@contextmanager
-def frozen(pid: int) -> Iterator[None]:
-    os.killpg(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.killpg(pid, signal.SIGCONT)
-
-
-@pytest.mark.parametrize("with_it", [True, False], ids=["fastpath", "no-fastpath"])
-def test_only_a_signal_that_ends_it_interrupts_a_lookup(
-    server: RunningServer, mountpoint: Path, shards: Dataset, with_it: bool
-):
-    with mounts.mounted(
-        "ais://b", mountpoint, endpoint=server.endpoint, options=LONG, fastpath=with_it
-    ) as mount:
-        path = mount.path / next(iter(shards.files))
-        with frozen(server.pid):
-            process = subprocess.Popen(
-                [sys.executable, "-c", WAITING_USER, str(path)], stdout=subprocess.PIPE, text=True
-            )
-            try:
-                assert process.stdout.readline() == "looking\n"
-                time.sleep(1)
-                process.send_signal(signal.SIGUSR1)
-                time.sleep(3)
-                assert process.poll() is None, "a handled signal ended a look-up"
-                process.send_signal(signal.SIGINT)
-                assert process.communicate(timeout=15)[0] == "interrupted\n"
-            finally:
-                process.kill()
-                process.communicate(timeout=15)
-        assert path.read_bytes() == (server.root / "b" / path.name).read_bytes()
 
 
 def test_root_needs_no_fusermount(server: RunningServer, mountpoint: Path, tmp_path: Path):

@@ -16,6 +16,11 @@ from aisfs.model import Bucket, Provider
 NAME_MAX = 255
 """Most bytes of a path component on Linux and on most file systems that people copy to."""
 
+PATH_MAX = 4096
+"""Bytes of a path that Linux takes, with the NUL at its end."""
+_TARGET_PATH = 256
+"""Bytes for the path at which a target keeps the objects of a bucket, as files; it is not known here."""
+
 SHARD_DIRECTORY_SUFFIX = b".d"
 """`X.tar` + this is the folder of its members. Shells leave a letter alone, unlike `#` and `!`."""
 SHARD_BYTES_SUFFIX = b".raw"
@@ -65,6 +70,9 @@ def check_new_key(bucket: Bucket, key: str) -> None:
             raise NameTooLong(f"{bucket}/{key}: a component is {why}")
         if why:
             raise InvalidName(f"{bucket}: {key!r} cannot be written: {why}")
+    most = PATH_MAX - 1 - (len(os.fsencode(bucket.path)) + 1 if bucket.path else _TARGET_PATH)
+    if len(os.fsencode(key)) > most:
+        raise NameTooLong(f"{bucket}: a path below it has at most {most} bytes")
     if parts[0] == b"~" and len(parts) > 1:
         raise InvalidName(f"{bucket}: {key!r} cannot be written: AIStore refuses a leading ~/")
 

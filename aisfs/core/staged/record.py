@@ -61,8 +61,10 @@ class StagedRecord:
             if fields["layout"] != LAYOUT:
                 raise ValueError(f"a record of layout {fields['layout']}, not {LAYOUT}")
             provider, mode = Provider(fields["provider"]), fields["mode"]
+            endpoint = str(fields["endpoint"])
+            path = endpoint if endpoint.startswith("/") else ""  # a directory is called by its path
             return cls(
-                bucket=Bucket(str(fields["bucket"]), provider, str(fields["namespace"])),
+                bucket=Bucket(str(fields["bucket"]), provider, str(fields["namespace"]), path),
                 mode=None if mode is None else int(mode),
                 **{name: str(fields[name]) for name in _TEXTS},
             )

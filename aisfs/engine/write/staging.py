@@ -25,7 +25,7 @@ from pathlib import Path
 from aisfs.core.staged.record import StagedRecord
 from aisfs.engine.write.staging_slot import StagingSlot, staging_errors
 from aisfs.engine.write.unsent import DATA, PARKED, adopt_dead_sessions, park, unsent_files
-from aisfs.errors import AisfsError, ConfigError, OutOfSpace
+from aisfs.errors import AisfsError, ConfigError, FileTooLarge, OutOfSpace
 from aisfs.process import private
 from aisfs.process.locks import Rank, ranked_lock
 from aisfs.process.request_log import STAGING, request_log
@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 
 NEVER = sys.maxsize
 """More bytes than a file can have."""
+FILE_MAX = 1 << 43
+"""Bytes that `df` shows as the size of a mount: 8 TiB. No larger file could be stored."""
 _SPARE_MOST = 16
 """Empty files kept for the next; more are rarely open at once."""
 
@@ -115,7 +117,14 @@ class StagedFile:
         return FileContent(self._fd, self.size, str(self._path))
 
     def truncate(self, size: int) -> None:
-        """Cut or extend with zeros."""
+        """Cut or extend with zeros.
+
+        Raises:
+            FileTooLarge: nobody could store so much.
+            OutOfSpace: the staging directory has no room for it.
+        """
+        if size > FILE_MAX:
+            raise FileTooLarge(f"{size} bytes are more than a mount holds, which is {FILE_MAX}")
         with self._room_until(size), staging_errors(self._path):
             os.ftruncate(self._fd, size)
         self._area.give_back(self.size - size)

@@ -18,7 +18,7 @@ from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.nodes import ShardNode, identity
 from aisfs.filesystem.trees.bucket_tree import Tree
 from aisfs.filesystem.written.files import WrittenFile
-from aisfs.model import ObjectInfo
+from aisfs.model import Bucket, ObjectInfo
 
 log = logging.getLogger(__name__)
 
@@ -117,6 +117,19 @@ class Committer:
                     self._filesystem.kernel.drop_pages([pages])
             self._overlay.settle(bucket, info.key, info)
 
+    def restamped(self, bucket: Bucket, old: ObjectInfo, new: ObjectInfo) -> None:
+        """Show an object whose mode or time was changed; in a directory it is another version then.
+
+        If it is a shard, the kernel's numbers in it stand for that version.
+        """
+        with self._overlay.namespace_lock:
+            shard = ShardNode(bucket, old, 0, b"")
+            number = self._inodes.number(shard)
+            node = self._inodes.get(number)
+            if isinstance(node, ShardNode) and identity(node) == identity(shard):
+                self._inodes.move(number, replace(node, info=new))
+            self._overlay.settle(bucket, new.key, new)
+
     async def settle_unopened(self, file: WrittenFile) -> None:
         """Upload what no `close` has uploaded, a mapping for example, and free the local disk."""
         error = file.write_error or file.failed
@@ -180,6 +193,8 @@ class Committer:
             self._files.unname(file)
             if file.base is None and not file.member:
                 self._overlay.forget(file.bucket, file.key)
+                folder, slash, _ = file.key.rpartition("/")
+                self._inodes.directory_attributes.touch(file.bucket, folder + slash)
         self.invalidate(file.node.parent, file.node.name)
 
     def _other_names(self, file: WrittenFile) -> list[tuple[int, bytes]]:

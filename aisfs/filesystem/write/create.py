@@ -101,6 +101,7 @@ class Creator:
         file = self._new_file(pending_node(where.bucket, key, parent, name), mode)
         with self._overlay.namespace_lock:
             self._overlay.set_pending(where.bucket, key, file.node.info)
+            self._inodes.directory_attributes.touch(where.bucket, where.prefix)
             expires = self._clock() + self._overlay.list_ttl
             entry = self._inodes.counted(Found(name, file.node, expires))
             return entry, self._open_files.begin(file, flags)
@@ -159,11 +160,14 @@ class Creator:
         if isinstance(node, ShardNode):
             return await self._make_folder(node, parent, name, mode)
         if isinstance(node, ProviderNode):
-            return self._inodes.counted(await self._buckets.make(node, parent, name))
+            made = await self._buckets.make(node, parent, name)
+            self._inodes.validity.changed(parent)
+            return self._inodes.counted(made)
         where = writable_directory(node)
         key = new_key(where, name)
         if await self._tree.find(where, parent, name) is not None:
             raise AlreadyExists(f"{where.bucket}/{key} exists")
+        attributes = self._inodes.directory_attributes
         shard = self._shard_of(name)
         if shard is not None:
             shard_key = new_key(where, shard)
@@ -176,8 +180,8 @@ class Creator:
             self._overlay.held.check_room(where.bucket, f"{key}/")
             with self._overlay.namespace_lock:
                 self._overlay.set_pending(where.bucket, f"{key}/", None)
-                attributes = self._inodes.directory_attributes
-                attributes.keep(where.bucket, f"{key}/", mode & 0o777, None)
+                attributes.keep(where.bucket, f"{key}/", mode & 0o777, time.time_ns())
+        attributes.touch(where.bucket, where.prefix)
         return self._inodes.counted(await find_name(self._tree, where, parent, name))
 
     def _shard_of(self, name: bytes) -> bytes | None:

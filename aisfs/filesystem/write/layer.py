@@ -41,7 +41,7 @@ def write_layer(
     files = OpenFiles(filesystem, committer, overlay, writer)
     buckets = BucketMaker(tree, lister.buckets, writer, allowed=settings.allow_bucket_changes)
     creator = Creator(filesystem, tree, committer, files, overlay, writer, buckets, clock)
-    attributes = AttributeSetter(filesystem, committer, files, creator, overlay, writer, settings)
+    attributes = AttributeSetter(filesystem, committer, files, creator, writer, settings)
     directories = DirectoryRenamer(
         filesystem.inodes, committer, overlay, writer, settings.rename_dir_limit
     )

@@ -280,6 +280,16 @@ class OpenFiles:
             raise
         file.write_error = None
 
+    async def allocate(self, handle: OpenFile | FileHandle, end: int) -> None:
+        """Extend a file up to `end` with zeros, and so take the room for them."""
+        file = handle.file if isinstance(handle, OpenFile) else None
+        if file is None:
+            raise ReadOnly("not open for writing")
+        async with file.lock:
+            file.check_attached()
+            if end > file.size:
+                await self.truncate(file, end)
+
     async def stage(self, file: WrittenFile) -> StagedFile:
         """Bring the content to the local disk; called with the lock held."""
         if file.staged is None:

@@ -68,6 +68,7 @@ class Renamer:
                 raise IsADirectory(f"{name!r} is a directory")
             with self._shut(found.node, change):
                 await self._remove(found.node)
+                self._touch(where)
         self._committer.invalidate_aliases(
             parent, keys.entry_name(where.prefix, found.node.info.key)
         )
@@ -176,6 +177,10 @@ class Renamer:
         with self._overlay.namespace_lock:
             self._overlay.remove(node.bucket, node.prefix)
             self._inodes.directory_attributes.drop(node.bucket, node.prefix)
+            self._touch(where)
+
+    def _touch(self, where: DirectoryNode) -> None:
+        self._inodes.directory_attributes.touch(where.bucket, where.prefix)
 
     # rename ----------------------------------------------------------------------------------
 
@@ -227,6 +232,8 @@ class Renamer:
             await self._directories.rename(found.node, victim, f"{key}/")
         else:
             raise ReadOnly("the folder of a shard is renamed with its object")
+        self._touch(where)
+        self._touch(target)
 
     async def _rename_file(
         self, node: ObjectNode, victim: ObjectNode | None, key: str, parent: int, name: bytes

@@ -1,11 +1,11 @@
 """Sizes, modes and times of a mount that can be written."""
 
+import logging
 import stat
 from dataclasses import dataclass, replace
 
 from aisfs.config import WriteSettings
 from aisfs.core.staged.posix_metadata import mode_of, mtime_of
-from aisfs.engine.listing.overlay import Overlay
 from aisfs.engine.write.writer import Writer
 from aisfs.errors import AisfsError, NotPermitted, ReadOnly, Unsupported
 from aisfs.filesystem.attributes import Attr
@@ -17,6 +17,8 @@ from aisfs.filesystem.write.create import Creator
 from aisfs.filesystem.write.open_files import OpenFiles
 from aisfs.filesystem.written.files import WrittenFile
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class AttributeChanges:
@@ -27,6 +29,8 @@ class AttributeChanges:
     mtime_ns: int | None = None
     uid: int | None = None
     gid: int | None = None
+    from_root: bool = False
+    """Whether root asks. Its programs set the owner of what they copy or extract, and then the rest."""
 
 
 class AttributeSetter:
@@ -38,18 +42,17 @@ class AttributeSetter:
         committer: Committer,
         open_files: OpenFiles,
         creator: Creator,
-        overlay: Overlay,
         writer: Writer,
         settings: WriteSettings,
     ) -> None:
-        """Store with `writer`, and show the outcome in `overlay`."""
+        """Store with `writer`; `committer` shows the outcome."""
         self._filesystem = filesystem
         self._committer = committer
         self._open_files = open_files
         self._creator = creator
-        self._overlay = overlay
         self._writer = writer
         self._ignores_refusals = settings.ignore_attr_changes
+        self._told_of_owners = False
 
     async def setattr(self, ino: int, changes: AttributeChanges, handle: OpenFile | None) -> Attr:
         """Change size, mode or time.
@@ -119,15 +122,21 @@ class AttributeSetter:
             if self._ignores_refusals:
                 return attr
             raise NotPermitted(f"{node.bucket} cannot keep modes and times") from error
-        self._overlay.settle(node.bucket, node.info.key, info)
-        return attr
+        self._committer.restamped(node.bucket, now, info)
+        return self._filesystem.folders.folder(replace(node, info=info), attr.ino)
 
     def _check_owner(self, changes: AttributeChanges, attr: Attr) -> None:
         same = changes.uid in (None, attr.uid) and changes.gid in (None, attr.gid)
-        if not same and not self._ignores_refusals:
+        if same or self._ignores_refusals:
+            return
+        if not changes.from_root:
             raise NotPermitted(
                 "all files belong to who mounts; --ignore-attr-changes accepts other owners"
             )
+        # Python's tarfile, for example, would leave out mode and time after an error.
+        if not self._told_of_owners:
+            self._told_of_owners = True
+            log.warning("root's chown has no effect: all files belong to who mounts")
 
     async def _set_attributes(self, file: WrittenFile, changes: AttributeChanges) -> None:
         """Keep mode and time: with the next upload, or at once where none is due."""
@@ -145,6 +154,7 @@ class AttributeSetter:
             file.dirty = True
             return
         assert file.base is not None, "what is not dirty is in the store"
+        base = file.base
         try:
             file.base = await self._writer.set_attributes(
                 file.bucket, file.base, mtime_ns=file.mtime_ns, mode=file.mode
@@ -158,7 +168,7 @@ class AttributeSetter:
                     f"{file.bucket} cannot keep modes and times; see --ignore-attr-changes"
                 ) from error
             raise
-        self._overlay.settle(file.bucket, file.key, file.base)
+        self._committer.restamped(file.bucket, base, file.base)
 
     async def _commit_unopened(self, file: WrittenFile) -> None:
         """Commit a change that no close will follow; its error is the caller's, and undoes it."""

@@ -1,5 +1,7 @@
 """Modes and times of directories, which have nowhere to be stored."""
 
+import time
+
 from cachetools import FIFOCache
 
 from aisfs.model import Bucket
@@ -9,7 +11,9 @@ DIRECTORIES_MAX = 100_000
 
 
 class DirectoryAttributes:
-    """What was set in this mount, of the directories of which it was set last.
+    """Modes that were set in this mount, and times when entries changed or that were set.
+
+    They are kept of the directories where that happened last.
 
     Changed by the trio thread only; `of` is for any thread, so it must not change what is kept.
     """
@@ -20,12 +24,9 @@ class DirectoryAttributes:
             DIRECTORIES_MAX
         )
 
-    def __bool__(self) -> bool:
-        return bool(self._kept)
-
     @any_thread
     def of(self, bucket: Bucket, prefix: str) -> tuple[int | None, int | None]:
-        """Return mode and time of a directory, each None if it was not set."""
+        """Return mode and time of a directory, each None if it is not known."""
         try:
             return self._kept[bucket, prefix]  # one step; `get` is two
         except KeyError:
@@ -35,12 +36,18 @@ class DirectoryAttributes:
         """Remember both."""
         self._kept[bucket, prefix] = mode, mtime_ns
 
+    def touch(self, bucket: Bucket, prefix: str) -> None:
+        """Record that an entry of a directory was made, removed or replaced just now."""
+        mode, _ = self.of(bucket, prefix)
+        self.keep(bucket, prefix, mode, time.time_ns())
+
     def drop(self, bucket: Bucket, prefix: str) -> None:
         """Forget those of a directory that was removed."""
         self._kept.pop((bucket, prefix), None)
 
     def rename(self, bucket: Bucket, prefix: str, new_prefix: str) -> None:
-        """Move those of a directory, and of all below it, to another name."""
+        """Move those of a directory, and of all below it, to another name, where nothing is left."""
+        self.drop(bucket, new_prefix)
         for at, old in list(self._kept):
             if at == bucket and old.startswith(prefix):
                 renamed = new_prefix + old[len(prefix) :]

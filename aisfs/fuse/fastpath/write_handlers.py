@@ -3,9 +3,10 @@
 The kernel opens and closes with a message here, since an open file may be written. Of a file that
 is open to read only, the dispatcher answers both; the kernel is told to keep its pages and not to say at each
 `close` that there is nothing to write. It is told to keep the listing of a directory, which it drops
-by itself with each change it makes, unless it could not see by the mtime when to ask again.
+by itself with each change it makes, until the listing expires.
 """
 
+import errno
 from collections import deque
 from contextlib import suppress
 
@@ -16,11 +17,12 @@ from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.write.open_files import WRITING, OpenFiles
 from aisfs.fuse.fastpath.dispatcher import FORWARD, SILENCE, Handler, Reply
 from aisfs.fuse.fastpath.handle_codes import handle_of, is_fastpath_handle
-from aisfs.fuse.fastpath.write_requests import CreateArgs, WriteRequests
+from aisfs.fuse.fastpath.write_requests import AllocateArgs, CreateArgs, WriteRequests
 from aisfs.fuse.wire import abi
 from aisfs.fuse.wire.abi import InitFlag, Opcode, OpenFlag
 from aisfs.process.threads import any_thread
 
+FALLOC_FL_KEEP_SIZE = 1  # as of fallocate(2)
 CHANGEABLE = (
     Opcode.LOOKUP,
     Opcode.GETATTR,
@@ -58,6 +60,7 @@ class WriteHandlers:
             Opcode.WRITE: self.write,
             Opcode.RELEASE: self.release,
             Opcode.FSYNC: self.fsync,
+            Opcode.FALLOCATE: self.fallocate,
             Opcode.RELEASEDIR: self.releasedir,
         }
 
@@ -122,6 +125,18 @@ class WriteHandlers:
         self._requests.hand_over(unique, opcode, handle, pid)
         return SILENCE
 
+    def fallocate(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
+        """Hand a preallocation to the trio thread; refuse holes and moved ranges.
+
+        Without a change of the size there is nothing to do: it is by their sizes that files have room.
+        """
+        handle, end, mode = abi.allocated(message)
+        if mode:
+            code = 0 if mode == FALLOC_FL_KEEP_SIZE else errno.EOPNOTSUPP
+            return (abi.error_reply(unique, code),)
+        self._requests.hand_over(unique, Opcode.FALLOCATE, AllocateArgs(handle, end), pid)
+        return SILENCE
+
     def before_sleep(self) -> None:
         """Wake the trio thread for what was handed over since the last time."""
         self._requests.tell()
@@ -129,9 +144,10 @@ class WriteHandlers:
     # directories ---------------------------------------------------------------------------------
 
     def opendir(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
-        """Open a directory, of which there is nothing to know."""
-        kept = OpenFlag.KEEP_CACHE | OpenFlag.CACHE_DIR
-        flags = kept if self._inodes.keeps_listing(nodeid) else OpenFlag(0)
+        """Open a directory; without KEEP_CACHE the kernel drops what it listed before."""
+        flags = OpenFlag.CACHE_DIR
+        if not self._inodes.opens_anew(nodeid):
+            flags |= OpenFlag.KEEP_CACHE
         return (abi.open_reply(unique, 0, flags),)
 
     def releasedir(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:

@@ -1,6 +1,6 @@
-"""CREATE, FLUSH, FSYNC and RELEASE of files that are written, answered to the device by the trio thread.
+"""Requests about files that are written, answered to the device by the trio thread.
 
-They do not pass pyfuse3, which would cost two wake-ups more (docs/adr/0019). What need not wait is done
+They do not pass pyfuse3, which would cost two wake-ups more (docs/adr/0019) and does not know FALLOCATE. What need not wait is done
 when the thread takes it; the rest gets a task.
 """
 
@@ -28,7 +28,7 @@ from aisfs.process.request_log import request_log
 
 log = logging.getLogger(__name__)
 
-TAKEN = (Opcode.CREATE, Opcode.FLUSH, Opcode.FSYNC, Opcode.RELEASE)
+TAKEN = (Opcode.CREATE, Opcode.FALLOCATE, Opcode.FLUSH, Opcode.FSYNC, Opcode.RELEASE)
 
 
 class CreateArgs(NamedTuple):
@@ -40,11 +40,18 @@ class CreateArgs(NamedTuple):
     flags: int
 
 
+class AllocateArgs(NamedTuple):
+    """What a FALLOCATE asks for."""
+
+    handle: int
+    end: int
+
+
 class _Asked(NamedTuple):
     unique: int
     opcode: Opcode
-    what: CreateArgs | int
-    """Of a CREATE what to make; of the others the handle."""
+    what: CreateArgs | AllocateArgs | int
+    """The handle, or more."""
 
 
 class WriteRequests:
@@ -84,7 +91,9 @@ class WriteRequests:
 
     # the dispatcher thread -----------------------------------------------------------------------
 
-    def hand_over(self, unique: int, opcode: Opcode, what: CreateArgs | int, pid: int) -> None:
+    def hand_over(
+        self, unique: int, opcode: Opcode, what: CreateArgs | AllocateArgs | int, pid: int
+    ) -> None:
         """Hand a request to the trio thread. RELEASE has no waiter: it goes with the next request."""
         self._pending.add(unique, opcode, pid)
         self._inbox.put(_Asked(unique, opcode, what))
@@ -118,7 +127,7 @@ class WriteRequests:
                 if made is not None:
                     self._answer_created(asked, *made)
                 return made is not None
-            if asked.opcode == Opcode.RELEASE:
+            if asked.opcode == Opcode.RELEASE and isinstance(asked.what, int):
                 handle = self._handles.file(asked.what)
                 if not self._write.files.try_release(handle):
                     return False
@@ -136,10 +145,13 @@ class WriteRequests:
         try:
             if isinstance(asked.what, CreateArgs):
                 self._answer_created(asked, *await self._write.creator.create(*asked.what))
+            elif isinstance(asked.what, AllocateArgs):
+                handle, end = asked.what
+                await self._write.files.allocate(self._handles.file(handle), end)
             elif asked.opcode == Opcode.RELEASE:
-                handle = self._handles.file(asked.what)
+                opened = self._handles.file(asked.what)
                 self._handles.drop(asked.what)
-                await self._write.files.release(handle)
+                await self._write.files.release(opened)
             else:
                 await self._write.files.flush(self._handles.file(asked.what))
             code = 0
@@ -171,7 +183,8 @@ class WriteRequests:
         if seconds >= request_log.least:
             request_log.answered(log, name, self._subject(asked.what), seconds)
 
-    def _subject(self, what: CreateArgs | int) -> str:
+    def _subject(self, what: CreateArgs | AllocateArgs | int) -> str:
         if isinstance(what, CreateArgs):
             return f"{self._describe(what.parent)}{os.fsdecode(what.name)}"
-        return self._handles.describe(what, self._describe)
+        handle = what.handle if isinstance(what, AllocateArgs) else what
+        return self._handles.describe(handle, self._describe)

@@ -37,7 +37,7 @@ from aisfs.filesystem.xattrs import Xattrs
 from aisfs.fuse.callers import is_ending
 from aisfs.fuse.fastpath.handle_codes import object_of
 from aisfs.fuse.fastpath.handle_table import HandleTable, Opened
-from aisfs.fuse.pyfuse.replies import attributes, entry_attributes, handler
+from aisfs.fuse.pyfuse.replies import attributes, entry_attributes, give_dot, handler
 from aisfs.metrics import Metrics
 
 BUCKET_BLOCKS = 2**43 // BLOCK_SIZE
@@ -103,9 +103,8 @@ class Operations(pyfuse3.Operations):
         """End requests whose callers are being ended: without the fast path there are no INTERRUPTs."""
         while True:
             await trio.sleep(LOOK_SECONDS)
-            for scope, pid in self._callers.items():
-                if pid and is_ending(pid):
-                    scope.cancel()
+            for scope in [scope for scope, pid in self._callers.items() if pid and is_ending(pid)]:
+                scope.cancel()
 
     async def _unless_left(self, ctx: RequestContext, work: Awaitable[ResultT]) -> ResultT:
         with trio.CancelScope() as scope:
@@ -185,7 +184,7 @@ class Operations(pyfuse3.Operations):
             scope.cancel()
 
     def _give_entries(self, handle: DirectoryHandle, start_id: int, token: ReaddirToken) -> bool:
-        """Pack entries until the buffer is full; returns whether there was any."""
+        """Pack entries until the buffer is full; returns whether there was any, or `.` in place of none."""
         some = False
         entries = handle.entries(start_id)
         if not start_id and self.lists_by_inode():
@@ -196,7 +195,7 @@ class Operations(pyfuse3.Operations):
                 return True
             self._filesystem.inodes.remember(entry.attr.ino, node)
             some = True
-        return some
+        return some or (not start_id and self._write is not None and give_dot(token))
 
     async def releasedir(self, fh: FileHandleT) -> None:
         """Close a directory."""
@@ -299,6 +298,7 @@ class Operations(pyfuse3.Operations):
             mtime_ns=attr.st_mtime_ns if fields.update_mtime else None,
             uid=attr.st_uid if fields.update_uid else None,
             gid=attr.st_gid if fields.update_gid else None,
+            from_root=not ctx.uid,
         )
         handle = self.handles.get(fh) if fh is not None else None
         opened = handle if isinstance(handle, OpenFile) else None

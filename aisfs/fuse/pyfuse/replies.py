@@ -68,13 +68,19 @@ def entry_attributes(entry: Entry) -> pyfuse3.EntryAttributes:
     return found
 
 
+def give_dot(token: pyfuse3.ReaddirToken) -> bool:
+    """List a directory in itself, at offset 1; return whether it fits. It counts no lookup."""
+    dot = pyfuse3.EntryAttributes()
+    dot.st_mode = pyfuse3.ModeT(stat.S_IFDIR)
+    return bool(pyfuse3.readdir_reply(token, pyfuse3.FileNameT(b"."), dot, 1))
+
+
 def attributes(attr: Attr) -> pyfuse3.EntryAttributes:
     """Pack what is said of an inode."""
     found = pyfuse3.EntryAttributes()
     found.st_ino = pyfuse3.InodeT(attr.ino)
     found.st_mode = pyfuse3.ModeT(attr.mode)
-    # 1 for directories too, which tells `find` that the count says nothing about subdirectories.
-    found.st_nlink = 1
+    found.st_nlink = attr.links
     found.st_uid = attr.uid
     found.st_gid = attr.gid
     found.st_size = attr.size

@@ -128,6 +128,8 @@ _INIT_FLAGS2 = Struct("=I")
 _OPEN_IN = Struct("=II")
 _CREATE_IN = Struct("=IIII")
 """fuse_create_in: flags mode umask open_flags; the name follows."""
+_FALLOCATE_IN = Struct("=QQQII")
+"""fuse_fallocate_in: fh offset length mode padding."""
 _OPEN_OUT = Struct("=IiQ QII")
 _WRITE_OUT = Struct("=IiQ II")
 _GETXATTR = Struct("=II")
@@ -234,6 +236,12 @@ def handle(message: memoryview) -> int:
     return number
 
 
+def allocated(message: memoryview) -> tuple[int, int, int]:
+    """Return handle, end of the range and mode, of fallocate(2), of a FALLOCATE."""
+    handle, offset, length, mode, _ = _FALLOCATE_IN.unpack_from(message, BODY)
+    return handle, offset + length, mode
+
+
 def written(message: memoryview) -> tuple[int, memoryview]:
     """Return offset and data of a WRITE; the data is a part of the message."""
     _, offset, size, *_ = _WRITE.unpack_from(message, BODY)
@@ -307,6 +315,12 @@ def direntplus(attr: Attr, name: bytes, offset: int, entry_timeout: float) -> by
     return fixed + name + bytes(-length % DIRENT_ALIGNMENT)
 
 
+def dot_entry(ino: int) -> bytes:
+    """Pack the entry of READDIRPLUS for a directory in itself, at offset 1; it counts no lookup."""
+    fixed = DIRENTPLUS.pack(*[0] * 22, ino, 1, 1, stat.S_IFDIR >> 12)
+    return fixed + b".".ljust(DIRENT_ALIGNMENT, b"\0")
+
+
 def reply_header(message: memoryview) -> tuple[int, int]:
     """Return (request, errno) of a reply; the request 0 is a notification."""
     _, error, unique = REPLY.unpack_from(message)
@@ -362,9 +376,8 @@ def _entry(attr: Attr, entry_timeout: float) -> tuple[int, ...]:
 def _attr(attr: Attr) -> tuple[int, ...]:
     seconds, ns = divmod(attr.mtime_ns, GIGA)
     seconds &= WORD
-    # 1 link for directories too, which tells `find` that the count says nothing of subdirectories.
     blocks = 0 if stat.S_ISDIR(attr.mode) else (attr.size + 511) >> 9
     return (
         attr.ino, attr.size, blocks, seconds, seconds, seconds, ns, ns, ns,
-        attr.mode, 1, attr.uid, attr.gid, 0, BLOCK_SIZE, 0,
+        attr.mode, attr.links, attr.uid, attr.gid, 0, BLOCK_SIZE, 0,
     )  # fmt: skip

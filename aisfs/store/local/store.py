@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import trio
-from msgspec import structs
 
 from aisfs.errors import (
     AlreadyExists,
@@ -31,8 +30,8 @@ from aisfs.errors import (
 from aisfs.model import NO_CUSTOM, Bucket, Keys, ObjectInfo, Page, Provider
 from aisfs.process.locks import Rank, ranked_lock
 from aisfs.store.content import FileContent
-from aisfs.store.custom import decode_custom, encode_custom, stamp_of
-from aisfs.store.local import writes
+from aisfs.store.custom import encode_custom
+from aisfs.store.local import metadata, writes
 from aisfs.store.local.errors import error_of, os_errors, writing_errors
 from aisfs.store.local.paths import KeyPaths, raw_key
 from aisfs.store.no_multipart import NoMultipart
@@ -220,12 +219,13 @@ class LocalStore(NoMultipart):
         self, bucket: Bucket, expected: ObjectInfo, custom: Mapping[str, str]
     ) -> ObjectInfo:
         """Replace the custom metadata of the content `expected`, where the disk keeps any."""
-        text = encode_custom(custom, stamp_of(expected))
+        encode_custom(custom, "")
 
         def work() -> ObjectInfo:
-            with self._paths.open(bucket, expected.key) as descriptor:
-                if expected.same_content(_info(expected.key, os.fstat(descriptor))):
-                    writes.write_attribute(descriptor, f"{bucket}/{expected.key}", text)
+            subject = f"{bucket}/{expected.key}"
+            with self._paths.open(bucket, expected.key) as descriptor, os_errors(subject):
+                if expected.same_content(_described(expected.key, descriptor)):
+                    metadata.change(descriptor, subject, custom)
                 return _described(expected.key, descriptor)
 
         return await self._run(work)
@@ -249,14 +249,9 @@ class LocalStore(NoMultipart):
         def write_all(descriptor: int) -> None:
             nonlocal info
             write(descriptor)
-            info = _info(key, os.fstat(descriptor))
             if custom:
-                text = encode_custom(custom, stamp_of(info))
-                try:
-                    writes.write_attribute(descriptor, subject, text)
-                    info = structs.replace(info, custom=dict(custom))
-                except Unsupported as error:
-                    log.debug("%s", error)
+                metadata.begin(descriptor, subject, custom)
+            info = _described(key, descriptor)
 
         with writing_errors(subject):
             writes.publish(self._paths.root, raw_key(bucket, key), write_all)
@@ -292,7 +287,7 @@ class LocalStore(NoMultipart):
             if not entry.is_symlink() or self._paths.is_within(os.path.realpath(entry.path)):
                 result = entry.stat()
                 if stat.S_ISREG(result.st_mode):
-                    return _with_custom(_info(key, result), entry.path)
+                    return metadata.described(key, result, entry.path)
         except FileNotFoundError:
             if not entry.is_symlink():
                 return None
@@ -307,20 +302,10 @@ class LocalStore(NoMultipart):
         return None
 
 
-def _info(key: str, result: os.stat_result) -> ObjectInfo:
-    version = f"{result.st_mtime_ns}-{result.st_ino}"
-    return ObjectInfo(key, result.st_size, version, mtime_ns=result.st_mtime_ns)
-
-
 def _described(key: str, descriptor: int) -> ObjectInfo:
-    return _with_custom(_info(key, os.fstat(descriptor)), descriptor)
-
-
-def _with_custom(info: ObjectInfo, file: int | bytes) -> ObjectInfo:
-    text = writes.read_attribute(file)
-    return structs.replace(info, custom=decode_custom(text, info)) if text else info
+    return metadata.described(key, os.fstat(descriptor), descriptor)
 
 
 def _check_version(descriptor: int, bucket: Bucket, expected: ObjectInfo) -> None:
-    if not expected.same_content(_info(expected.key, os.fstat(descriptor))):
+    if not expected.same_content(_described(expected.key, descriptor)):
         raise Stale(f"{bucket}/{expected.key}: the file changed")

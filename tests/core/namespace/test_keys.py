@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from aisfs.core.namespace import keys
 from aisfs.core.namespace.keys import Refusal
+from aisfs.errors import NameTooLong
 from aisfs.model import Bucket, Provider
 
 
@@ -64,3 +65,19 @@ def test_bucket_name_round_trip(space):
 @pytest.mark.parametrize("name", [b"\xff", b"a b", b"", b"a/b", b"@ns", "ü".encode()])
 def test_what_no_bucket_is_called(name):
     assert not keys.is_bucket_name(name)
+
+
+@pytest.mark.parametrize(
+    ("bucket", "most"),
+    [
+        (Bucket("b"), 4096 - 1 - 256),
+        (Bucket("b", path="/data/b"), 4096 - 1 - len("/data/b/")),
+        (Bucket("b", path="/dätä"), 4096 - 1 - len("/dätä/".encode())),
+    ],
+)
+def test_a_new_key_can_be_the_path_of_a_file(bucket: Bucket, most: int):
+    longest = "ä/" * (most // 3) + "x" * (most % 3) if most % 3 else "ä/" * (most // 3 - 1) + "xyz"
+    assert len(longest.encode()) == most
+    keys.check_new_key(bucket, longest)
+    with pytest.raises(NameTooLong, match=f"at most {most} bytes"):
+        keys.check_new_key(bucket, f"{longest}x")

@@ -1,10 +1,14 @@
 """Whose requests are ended, and that looking after them never ends the watchdog."""
 
+import errno
 import logging
+import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +16,13 @@ import pytest
 
 from aisfs.fuse import watchdog
 from aisfs.fuse.callers import is_ending
+from aisfs.fuse.fastpath import interrupts
+from aisfs.fuse.fastpath.dispatcher import Reply
+from aisfs.fuse.fastpath.interrupts import Interrupts
+from aisfs.fuse.fastpath.pending import Pending
 from aisfs.fuse.watchdog import Watchdog
+from aisfs.fuse.wire import abi
+from aisfs.fuse.wire.abi import Opcode
 
 NAMED = r"""
 import sys
@@ -51,6 +61,85 @@ def test_a_blocked_signal_ends_nothing() -> None:
         assert is_ending(process.pid) is False
         process.stdin.close()
     assert is_ending(process.pid) is None
+
+
+DISPOSED = r"""
+import signal, sys, threading
+def do_nothing(*_): pass
+handler = {"handled": do_nothing, "ignored": signal.SIG_IGN, "default": signal.SIG_DFL}[sys.argv[1]]
+signal.signal(int(sys.argv[2]), handler)
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+print("disposed", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def stopped(how: str, number: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A stopped program of two threads, which takes no signals but fatal ones: as in a wait for us."""
+    arguments = [sys.executable, "-c", DISPOSED, how, str(number)]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"disposed\n"
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGALRM, signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1, signal.SIGPROF],
+)
+@pytest.mark.parametrize("how", ["handled", "ignored"])
+def test_a_signal_that_a_program_survives_ends_nothing(how: str, number: int) -> None:
+    with stopped(how, number) as process:
+        threads = sorted(int(name) for name in os.listdir(f"/proc/{process.pid}/task"))
+        assert len(threads) == 2
+        process.send_signal(number)
+        assert [is_ending(thread) for thread in threads] == [False, False]
+
+
+@pytest.mark.parametrize("number", [signal.SIGCHLD, signal.SIGWINCH, signal.SIGTSTP])
+def test_what_ends_no_program_ends_nothing(number: int) -> None:
+    with stopped("default", number) as process:
+        process.send_signal(number)
+        assert is_ending(process.pid) is False
+
+
+@pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGABRT, signal.SIGSYS])
+def test_a_signal_that_ends_a_program_shows_while_it_waits(number: int) -> None:
+    with stopped("default", number) as process:
+        process.send_signal(number)
+        assert is_ending(process.pid) is True
+
+
+@pytest.mark.parametrize("pid", [0, 2**30], ids=["another namespace", "hidden"])
+def test_a_program_that_cannot_be_seen_gets_its_answer_or_can_be_killed(
+    pid: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pending, replies = Pending(), []
+    ended = threading.Event()
+    interruptions = Interrupts(pending)
+
+    def reply(opcode: int, parts: Reply) -> None:
+        replies.append((opcode, *abi.reply_header(memoryview(parts[0]))))
+
+    interruptions.reply = reply
+    pending.add(7, Opcode.READ, pid, cancel=ended.set)
+    pending.add(8, Opcode.WRITE, pid)
+    for unique in (7, 8):
+        interruptions.interrupt(unique)
+    interruptions.check()
+    assert pending.get(7), "the signal may be one that the program handles"
+    monkeypatch.setattr(interrupts, "UNSEEN_SECONDS", 0)
+    interruptions.check()
+    assert [(opcode, unique) for opcode, unique, _ in replies] == [(Opcode.READ, 7)]
+    assert abs(replies[0][2]) == errno.EINTR
+    assert ended.is_set()
+    assert pending.get(8), "a change happens or not, whoever waits"
 
 
 def test_the_watchdog_goes_on_after_a_bug_elsewhere(

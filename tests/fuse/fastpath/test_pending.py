@@ -43,11 +43,18 @@ def interrupting(pending: Pending, replies: Replies) -> Interrupts:
     return made
 
 
+@pytest.fixture
+def ending(monkeypatch: pytest.MonkeyPatch) -> int:
+    """A process that is being ended."""
+    monkeypatch.setattr(interrupts, "is_ending", lambda _: True)
+    return 77
+
+
 def test_an_interrupted_request_is_answered_once(
-    pending: Pending, interrupting: Interrupts, replies: Replies
+    pending: Pending, interrupting: Interrupts, replies: Replies, ending: int
 ):
     cancelled = []
-    pending.add(5, Opcode.READ, 0, cancel=lambda: cancelled.append(True))
+    pending.add(5, Opcode.READ, ending, cancel=lambda: cancelled.append(True))
     interrupting.interrupt(5)
     interrupting.interrupt(5)
     assert replies.sent == [(Opcode.READ, abi.error_reply(5, errno.EINTR))]
@@ -57,17 +64,17 @@ def test_an_interrupted_request_is_answered_once(
 
 
 def test_the_late_answer_of_pyfuse3_is_known_by_its_kind(
-    pending: Pending, interrupting: Interrupts
+    pending: Pending, interrupting: Interrupts, ending: int
 ):
-    pending.add(5, Opcode.LOOKUP, 0)
+    pending.add(5, Opcode.LOOKUP, ending)
     interrupting.interrupt(5)
     assert pending.interrupted == {5: Opcode.LOOKUP}
 
 
 def test_an_answered_request_cannot_be_interrupted(
-    pending: Pending, interrupting: Interrupts, replies: Replies
+    pending: Pending, interrupting: Interrupts, replies: Replies, ending: int
 ):
-    pending.add(5, Opcode.LOOKUP, 0)
+    pending.add(5, Opcode.LOOKUP, ending)
     pending.take(5)
     interrupting.interrupt(5)
     assert not replies.sent

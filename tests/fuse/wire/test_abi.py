@@ -229,3 +229,12 @@ def test_notifications():
     assert notifications.inval_inode(2).hex() == (
         "28000000020000000000000000000000020000000000000000000000000000000000000000000000"
     )
+
+
+def test_a_directory_in_itself_counts_no_lookup():
+    entry = abi.dot_entry(77)
+    assert len(entry) % 8 == 0
+    assert list(abi.listed_nodeids(memoryview(abi.data_header(1, len(entry)) + entry))) == []
+    *_, ino, offset, length, kind = abi.DIRENTPLUS.unpack_from(entry)
+    assert (ino, offset, length, kind << 12) == (77, 1, 1, stat.S_IFDIR)
+    assert entry[abi.DIRENTPLUS.size :] == b".".ljust(8, b"\0")
