@@ -244,6 +244,8 @@ class FileSystem:
                 file.check_attached()
                 if file.staged is not None:
                     return file.staged.read(offset, size)
+                if file.entry is not None:
+                    return file.entry.read(offset, size)
             node = self.inodes.node(ino)
             assert isinstance(node, ObjectNode), "other nodes have other handles"
             try:

@@ -161,14 +161,16 @@ class OpenFiles:
             if not now.same_content(file.base):
                 raise Stale(f"{file.bucket}/{file.key} was changed by somebody else")
 
-    async def flush(self, handle: OpenFile | FileHandle) -> None:
+    async def flush(self, handle: OpenFile | FileHandle, *, sync: bool = True) -> None:
         """Commit at a close or fsync: after this the store has what was written.
+
+        At a close, without `sync`, it is enough that what was written is safe, and may wait.
 
         Raises:
             AisfsError: it has not, and holds what it held before.
         """
         if isinstance(handle, OpenFile) and handle.file is not None:
-            await self._committer.commit(handle.file)
+            await self._committer.commit(handle.file, sync=sync)
 
     async def release(self, handle: OpenFile | FileHandle) -> None:
         """Close a handle for good. What is still dirty after the last one is uploaded or kept."""
@@ -182,7 +184,7 @@ class OpenFiles:
         if not isinstance(handle, OpenFile):
             return False
         file = handle.file or self._files.by_ino.get(handle.ino)
-        if file is not None and (file.dirty or not file.lock.is_free):
+        if file is not None and ((file.dirty and not file.waits) or not file.lock.is_free):
             return False
         self._end(handle)
         if file is not None and not file.handles:
@@ -262,7 +264,7 @@ class OpenFiles:
         if size == file.size:
             file.write_error = None
             return
-        was_dirty = file.dirty
+        was_dirty, was_acknowledged = file.dirty, file.acknowledged
         created = file.staged is None and size == 0
         if created:  # what is cut off need not be loaded
             file.staged = self._writer.new()
@@ -274,6 +276,7 @@ class OpenFiles:
             if not was_dirty:
                 file.dirty = False
                 staged.mark_clean()
+            file.acknowledged = was_acknowledged
             if created:
                 staged.discard()
                 file.staged = None
@@ -282,6 +285,15 @@ class OpenFiles:
 
     async def stage(self, file: WrittenFile) -> StagedFile:
         """Bring the content to the local disk; called with the lock held."""
+        if file.staged is None and file.entry is not None:
+            content = file.entry.read(0, file.entry.size)
+            staged = self._writer.new()
+            try:
+                staged.write(0, content)
+            except BaseException:
+                staged.discard()
+                raise
+            file.staged = staged
         if file.staged is None:
             assert file.base is not None, "a file without a version is staged"
             with self._filesystem.noticing_change(file.node):
@@ -290,6 +302,7 @@ class OpenFiles:
 
     def _touch(self, file: WrittenFile) -> None:
         """Mark the file as changed, before it is."""
+        file.acknowledged = False
         file.failed = None
         file.mtime_ns = time.time_ns()
         if not file.unlinked:

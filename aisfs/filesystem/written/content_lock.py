@@ -54,9 +54,12 @@ class ContentLock:
         return not self._tasks.locked() and not self._in_thread
 
     def take_in_thread(self) -> bool:
-        """Take it, unless a task has it or is about to; returns whether. From one thread only."""
+        """Take it, unless a task has it or is about to; returns whether. From one thread only.
+
+        Another thread may return it.
+        """
         with self._guard:
-            if self._tasks.locked():
+            if self._tasks.locked() or self._in_thread:
                 return False
             self._in_thread = True
             return True

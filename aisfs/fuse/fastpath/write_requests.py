@@ -9,6 +9,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import trio
@@ -70,6 +71,7 @@ class WriteRequests:
         self._counts = {
             opcode: metrics.operations.labels(opcode.name.lower(), "trio") for opcode in TAKEN
         }
+        self._journal_count = metrics.operations.labels("flush", "journal")
         self._inbox: Inbox[_Asked] = Inbox(self._begin, self._refuse)
         self._reply: Callable[[int, Reply], None] = lambda *_: None
 
@@ -90,6 +92,31 @@ class WriteRequests:
         self._inbox.put(_Asked(unique, opcode, what))
         if opcode != Opcode.RELEASE:
             self.tell()
+
+    def try_acknowledge(self, unique: int, handle: int, pid: int) -> bool:
+        """Have the close of a file answered once it is safe on the local disk; return whether it will be.
+
+        The journal's thread then answers, or hands the request on if the disk has refused.
+        """
+        acknowledger, opened = self._write.acknowledger, self._handles.get(handle)
+        if acknowledger is None or not isinstance(opened, OpenFile) or opened.file is None:
+            return False
+        self._pending.add(unique, Opcode.FLUSH, pid)
+        if acknowledger.try_begin(opened.file, partial(self._acknowledged, unique, handle)):
+            return True
+        return self._pending.take(unique) is None  # else it was interrupted, and answered
+
+    def _acknowledged(self, unique: int, handle: int, safe: bool) -> None:
+        """Answer a close. In the journal's thread, or in the dispatcher."""
+        if not safe:
+            self._inbox.put(_Asked(unique, Opcode.FLUSH, handle))
+            self.tell()
+            return
+        request = self._pending.take(unique)
+        if request is not None:
+            self._reply(Opcode.FLUSH, (abi.error_reply(unique, 0),))
+            self._journal_count.inc()
+            self._metrics.journal_times.observe("flush", time.monotonic() - request.since)
 
     def tell(self) -> None:
         """Wake the trio thread, so that it does what was handed over."""
@@ -141,7 +168,8 @@ class WriteRequests:
                 self._handles.drop(asked.what)
                 await self._write.files.release(handle)
             else:
-                await self._write.files.flush(self._handles.file(asked.what))
+                sync = asked.opcode == Opcode.FSYNC
+                await self._write.files.flush(self._handles.file(asked.what), sync=sync)
             code = 0
         except Exception as error:  # noqa: BLE001 - logged there
             code = self._failure(asked, error)
