@@ -87,7 +87,7 @@ class FileSystem:
         self.tree = tree
         self.folders = folders
         self.kernel = kernel
-        self.name_changes = NameChanges()
+        self.name_changes = NameChanges(overlay.namespace_lock if overlay is not None else None)
         """Changes of names under way; none in a mount that is only read."""
         self._root = root
         self._reader = reader

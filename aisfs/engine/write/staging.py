@@ -21,6 +21,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 from aisfs.core.staged.record import StagedRecord
@@ -257,7 +258,7 @@ class StagingArea:
         self._spare: list[StagingSlot] = []
         self._kept: list[StagedFile] = []
         """Files whose bytes are kept until other files need the room; the oldest first."""
-        self._serial = 0
+        self._serials = count(1)
         self._books = ranked_lock(Rank.STAGING_ROOM)
         """Held for an instant: the dispatcher writes to staged files too."""
         self._used = 0
@@ -281,14 +282,15 @@ class StagingArea:
         """Bytes of the files being written and of unsent ones."""
         return self._used + self._unsent
 
+    @any_thread
     def create(self) -> StagedFile:
         """Return an empty file."""
-        if self._spare:
-            slot = self._spare.pop()
-            os.utime(slot.data)  # a recovery takes this for when the file was made
+        try:
+            slot = self._spare.pop()  # one step: tasks and the dispatcher take some
+        except IndexError:
+            slot = StagingSlot(self._session / f"{next(self._serials)}{DATA}")
         else:
-            self._serial += 1
-            slot = StagingSlot(self._session / f"{self._serial}{DATA}")
+            os.utime(slot.data)  # a recovery takes this for when the file was made
         staged = StagedFile(self, slot)
         self.open.add(staged)
         return staged

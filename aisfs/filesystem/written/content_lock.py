@@ -10,10 +10,10 @@ from aisfs.process.locks import Rank, ranked_lock
 class ContentLock:
     """Held by one task at a time, for as long as it likes; or by another thread, for moments."""
 
-    def __init__(self) -> None:
-        """Start unheld; to be made in the trio thread."""
+    def __init__(self, token: trio.lowlevel.TrioToken | None = None) -> None:
+        """Start unheld; to be made in the trio thread, unless its `token` is given."""
         self._tasks = trio.Lock()
-        self._token = trio.lowlevel.current_trio_token()
+        self._token = token or trio.lowlevel.current_trio_token()
         self._guard = ranked_lock(Rank.CONTENT)
         """Held for an instant, while the thread's part is looked at or changed."""
         self._in_thread = False

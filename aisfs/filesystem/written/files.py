@@ -117,7 +117,10 @@ def pending_node(bucket: Bucket, key: str, parent: int, name: bytes) -> ObjectNo
 
 
 class WrittenFiles:
-    """The written files of a mount, by inode number and by key."""
+    """The written files of a mount, by inode number and by key.
+
+    Changed by the trio thread; new files are also added by the dispatcher, while `namespace_lock` is held.
+    """
 
     def __init__(self) -> None:
         """Start with none."""
@@ -146,7 +149,8 @@ class WrittenFiles:
 
     def below(self, bucket: Bucket, prefix: str) -> list[WrittenFile]:
         """Return the files whose keys start with `prefix`."""
-        return [f for (b, k), f in self._by_key.items() if b == bucket and k.startswith(prefix)]
+        known = self._by_key.copy()  # one step: the dispatcher may add one meanwhile
+        return [f for (b, k), f in known.items() if b == bucket and k.startswith(prefix)]
 
     def new_members(self, bucket: Bucket, shard: str) -> list[WrittenFile]:
         """Return the new members of a shard, or of all shards whose keys start with `shard`."""

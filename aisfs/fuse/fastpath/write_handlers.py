@@ -12,6 +12,7 @@ from contextlib import suppress
 import trio
 
 from aisfs.core.namespace.inodes import split_member
+from aisfs.errors import AisfsError
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.write.open_files import WRITING, OpenFiles
 from aisfs.fuse.fastpath.dispatcher import FORWARD, SILENCE, Handler, Reply
@@ -94,9 +95,13 @@ class WriteHandlers:
         return (abi.write_reply(unique, len(data)),)
 
     def create(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
-        """Hand the creation of a file to the trio thread."""
-        name, mode, flags = abi.created(message)
-        self._requests.hand_over(unique, Opcode.CREATE, CreateArgs(nodeid, name, mode, flags), pid)
+        """Make a file, or hand that to the trio thread, which also reports errors."""
+        what = CreateArgs(nodeid, *abi.created(message))
+        with suppress(AisfsError):
+            reply = self._requests.try_create(unique, what)
+            if reply is not None:
+                return reply
+        self._requests.hand_over(unique, Opcode.CREATE, what, pid)
         return SILENCE
 
     def release(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:

@@ -93,6 +93,11 @@ class WriteRequests:
         if opcode != Opcode.RELEASE:
             self.tell()
 
+    def try_create(self, unique: int, what: CreateArgs) -> Reply | None:
+        """Make a file whose name is known to be free; return the reply, or None if it must wait."""
+        made = self._write.creator.try_create(*what)
+        return None if made is None else self._created(unique, *made)
+
     def try_acknowledge(self, unique: int, handle: int, pid: int) -> bool:
         """Have the close of a file answered once it is safe on the local disk; return whether it will be.
 
@@ -140,12 +145,7 @@ class WriteRequests:
     def _done_at_once(self, asked: _Asked) -> bool:
         """Do what need not wait; returns whether that was all."""
         try:
-            if isinstance(asked.what, CreateArgs):
-                made = self._write.creator.try_create(*asked.what)
-                if made is not None:
-                    self._answer_created(asked, *made)
-                return made is not None
-            if asked.opcode == Opcode.RELEASE:
+            if asked.opcode == Opcode.RELEASE and isinstance(asked.what, int):
                 handle = self._handles.file(asked.what)
                 if not self._write.files.try_release(handle):
                     return False
@@ -180,11 +180,14 @@ class WriteRequests:
         return failure(self._metrics, asked.opcode.name.lower(), error)
 
     def _answer_created(self, asked: _Asked, entry: Entry, opened: OpenFile | FileHandle) -> None:
+        (reply,) = self._created(asked.unique, entry, opened)
+        self._send(asked, reply)
+
+    def _created(self, unique: int, entry: Entry, opened: OpenFile | FileHandle) -> tuple[bytes]:
         handle = self._handles.keep(opened)
         bypasses = isinstance(opened, OpenFile) and opened.bypasses_pages
         flags = OpenFlag.DIRECT_IO if bypasses else OpenFlag.KEEP_CACHE
-        reply = abi.create_reply(asked.unique, entry.attr, entry.entry_timeout, handle, flags)
-        self._send(asked, reply)
+        return (abi.create_reply(unique, entry.attr, entry.entry_timeout, handle, flags),)
 
     def _answer(self, asked: _Asked, code: int) -> None:
         self._send(asked, abi.error_reply(asked.unique, code))
