@@ -71,7 +71,7 @@ def _show(layer: WriteLayer, services: Services) -> None:
     files, size = layer.write_back.waiting()
     metrics.waiting_files.set(files)
     metrics.waiting_bytes.set(size)
-    metrics.failed_uploads.set(layer.write_back.failed)
+    metrics.failed_uploads.set(len(layer.write_back.failures()))
 
 
 async def upload_rest(layer: WriteLayer, scope: trio.CancelScope) -> None:
@@ -97,7 +97,3 @@ async def upload_rest(layer: WriteLayer, scope: trio.CancelScope) -> None:
         )
     if problem is not None:
         raise problem
-    if write_back.failed:
-        raise AisfsError(
-            f"{write_back.failed} closed files could not be uploaded; `aisfs recover` lists them"
-        )

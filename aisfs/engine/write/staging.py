@@ -357,14 +357,15 @@ class StagingArea:
         """Count the bytes of unsent files."""
         self._unsent = sum(found.size for found in unsent_files(self.directory))
 
-    def park_entry(self, entry: JournalEntry, record: StagedRecord, mtime_ns: int) -> None:
-        """Keep what is in the journal for `aisfs recover`, since it could not be uploaded."""
+    def park_entry(self, entry: JournalEntry, record: StagedRecord, mtime_ns: int) -> Path:
+        """Keep what is in the journal for `aisfs recover`, since it could not be uploaded; return where."""
         slot = StagingSlot(self._session / f"parked-{entry.serial}{DATA}")
         with staging_errors(slot.path):
             slot.fill(entry.read(0, entry.size), record, mtime_ns)
-            park(self.directory, slot.path)
+            parked = park(self.directory, slot.path)
             slot.close()
         self.count_unsent()
+        return parked
 
     def close(self) -> None:
         """End the session; what is still dirty is parked, anything else removed."""

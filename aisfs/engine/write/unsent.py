@@ -205,13 +205,14 @@ def _locked_if_dead(lock: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def park(directory: Path, data: Path) -> None:
-    """Move a dirty file; the record counts, so it moves when its bytes are there."""
+def park(directory: Path, data: Path) -> Path:
+    """Move a dirty file; the record counts, so it moves when its bytes are there. Return where it is."""
     target = directory / PARKED / _parked_name(data)
     with suppress(FileExistsError):  # a crash came between the two
         os.link(data, target)
     data.with_suffix(RECORD).rename(target.with_suffix(RECORD))
     data.unlink()
+    return target
 
 
 def _parked_name(data: Path) -> str:

@@ -6,6 +6,7 @@ after an error the store holds what it held before.
 
 import logging
 from contextlib import suppress
+from pathlib import Path
 
 import trio
 
@@ -149,9 +150,9 @@ class Writer:
         custom = with_posix_metadata(base.custom if base else {}, mtime_ns=mtime_ns, mode=mode)
         return await self._store.upload(bucket, key, entry.content(), custom=custom)
 
-    def park_entry(self, entry: JournalEntry, record: StagedRecord, mtime_ns: int) -> None:
-        """Keep what is in the journal for `aisfs recover`."""
-        self._staging.park_entry(entry, record, mtime_ns)
+    def park_entry(self, entry: JournalEntry, record: StagedRecord, mtime_ns: int) -> Path:
+        """Keep what is in the journal for `aisfs recover`; return where."""
+        return self._staging.park_entry(entry, record, mtime_ns)
 
     @property
     def journal(self) -> Journal | None:

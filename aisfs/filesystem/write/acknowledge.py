@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from aisfs.core.namespace.keys import is_shard
 from aisfs.core.staged.record import StagedRecord
@@ -18,6 +19,8 @@ log = logging.getLogger(__name__)
 
 WAITING_MOST = 20_000
 """Files that wait at once, some 3 KB of memory each; then a close waits for the store."""
+REFUSED_SECONDS = 10.0
+"""How long the local disk is left alone after it refused to take more."""
 
 
 class Acknowledger:
@@ -32,6 +35,10 @@ class Acknowledger:
         self._seconds = seconds
         self._clock = clock
         self._most = writer.journaled_most
+        self._refused_until = float("-inf")
+        """The disk has refused an entry: closes wait for the store before it is tried again."""
+        self._parked: dict[Path, tuple[str, AisfsError]] = {}
+        """Files that could not be uploaded: their names, and why."""
         self.waiting: dict[WrittenFile, float] = {}
         """When each file is due, the first one first. The journal's thread adds, the trio thread
         takes out, and each of that is one step of the interpreter."""
@@ -106,7 +113,8 @@ class Acknowledger:
                 record.encode(), self._content(file), file.mtime_ns, ended
             )
         except AisfsError as error:
-            log.warning("%s cannot wait for its upload: %s", record.name, error)
+            log.warning("closed files are uploaded at once for a while: %s", error)
+            self._refused_until = self._clock() + REFUSED_SECONDS
             return False
         self._note(file, entry)
         if instead_of is not None:
@@ -119,6 +127,7 @@ class Acknowledger:
         return (
             not file.member
             and file.size <= self._most
+            and self._clock() >= self._refused_until
             and (file.entry is not None or len(self.waiting) < WAITING_MOST)
             and not is_shard(file.node.name)
         )
@@ -172,9 +181,15 @@ class Acknowledger:
         """Wait until nothing that was ended so far would be uploaded after a crash."""
         await self._journal.settled()
 
-    def park(self, file: WrittenFile, reason: str) -> None:
+    def park(self, file: WrittenFile, error: AisfsError) -> None:
         """Keep what cannot be uploaded for `aisfs recover`."""
         assert file.entry is not None, "what was acknowledged is in the journal"
-        record = replace(self._record(file), reason=reason)
-        self._writer.park_entry(file.entry, record, file.mtime_ns)
+        record = replace(self._record(file), reason=str(error))
+        path = self._writer.park_entry(file.entry, record, file.mtime_ns)
+        self._parked[path] = (record.name, error)
         self.end(file)
+
+    def given_up(self) -> list[tuple[str, AisfsError]]:
+        """Return which files are kept for `aisfs recover`, and why, until it has uploaded or dropped them."""
+        self._parked = {path: told for path, told in self._parked.items() if path.exists()}
+        return list(self._parked.values())

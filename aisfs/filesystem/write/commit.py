@@ -229,7 +229,7 @@ class Committer:
             "%s/%s was not uploaded: %s; `aisfs recover` lists it", file.bucket, file.key, error
         )
         if file.acknowledged and self.acknowledger is not None:
-            self.acknowledger.park(file, str(error))
+            self.acknowledger.park(file, error)
             if file.staged is not None:
                 file.staged.discard()
         else:

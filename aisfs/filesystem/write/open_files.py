@@ -85,7 +85,7 @@ class OpenFiles:
             async with file.lock:
                 if flags & os.O_TRUNC:
                     await self.truncate(file, 0)
-                elif file.staged is None and not file.unlinked:
+                elif file.staged is None and file.entry is None and not file.unlinked:
                     await self._check_version(file)
         except BaseException:
             await self.release(handle)

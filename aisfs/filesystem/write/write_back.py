@@ -30,13 +30,22 @@ class WriteBack:
         self._committer = committer
         self._acknowledger = acknowledger
         self._clock = clock
-        self._unreported: list[tuple[str, AisfsError]] = []
-        self.failed = 0
-        """Files that will not be uploaded; `aisfs recover` has them."""
+        self._refused: dict[WrittenFile, AisfsError] = {}
+        """Files that cannot be uploaded, and that some program still has open."""
 
     def waiting(self) -> tuple[int, int]:
         """Return how many files wait, and their bytes."""
         return len(self._acknowledger.waiting), self._acknowledger.bytes_waiting()
+
+    def failures(self) -> list[tuple[str, AisfsError]]:
+        """Return which files could not be uploaded, and why, until `aisfs recover` has dealt with them."""
+        self._refused = {
+            file: error
+            for file, error in self._refused.items()
+            if file.acknowledged and file.failed
+        }
+        refused = [(f"{file.bucket}/{file.key}", error) for file, error in self._refused.items()]
+        return [*self._acknowledger.given_up(), *refused]
 
     async def run(self) -> None:
         """Upload what is due, until cancelled."""
@@ -59,13 +68,13 @@ class WriteBack:
         """Upload what waits now; return how many files.
 
         Raises:
-            AisfsError: not all of it is in the store, or something could not be uploaded since the last
-                time; the message says what becomes of it.
+            AisfsError: not all of it is in the store, or something closed earlier could not be uploaded;
+                the message says what becomes of it.
         """
         files = [file for file in list(self._acknowledger.waiting) if within(file)]
         problem = await self._upload_all(files)
         await self._committer.settled()
-        failures, self._unreported = self._unreported, []
+        failures = self.failures()
         if failures:
             name, error = failures[0]
             raise type(error)(
@@ -114,8 +123,8 @@ class WriteBack:
 
     async def _give_up(self, file: WrittenFile, error: AisfsError) -> None:
         """Keep a file for `aisfs recover` once no program has it open."""
-        self.failed += 1
-        self._unreported.append((f"{file.bucket}/{file.key}", error))
         self._acknowledger.waiting.pop(file, None)
-        if not file.handles:
+        if file.handles:
+            self._refused[file] = error
+        else:
             await self._committer.settle_unopened(file)
