@@ -21,7 +21,7 @@ from aisfs.app.monitoring.endpoint import MetricsServer, listen, serve_metrics
 from aisfs.app.monitoring.health import Health
 from aisfs.app.plan import MountPlan, check_places
 from aisfs.app.services import CLOCK, Services, open_services
-from aisfs.app.write_back import build_write_layer, upload_rest
+from aisfs.app.writing.write_back import build_write_layer, upload_rest
 from aisfs.config import TreeSettings, View
 from aisfs.core.namespace.sources import DatasetSource, DirectorySource
 from aisfs.engine.dataset.merger import Merger

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from aisfs.app import recover as recovery
+from aisfs.app.writing import recover as recovery
 from aisfs.cli.exits import Exit
 from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import staging_dir_option

@@ -5,8 +5,8 @@ import logging
 import trio
 
 from aisfs.app.plan import MountPlan, origin_of
-from aisfs.app.recover import upload_acknowledged
 from aisfs.app.services import CLOCK, Services
+from aisfs.app.writing.recover import upload_acknowledged
 from aisfs.engine.write.unsent import UnsentFile, unsent_files
 from aisfs.engine.write.writer import Writer
 from aisfs.errors import AisfsError
