@@ -7,14 +7,14 @@ deleted in the next moment.
 """
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import trio
 
 from aisfs.filesystem.nodes import DirectoryNode, Node, ObjectNode
 from aisfs.model import Bucket
-from aisfs.process.locks import Lock, Rank, ranked_rlock
+from aisfs.process.locks import Lock
 
 Names = frozenset[tuple[Bucket, str]]
 """Keys, and prefixes with their slash for all that is below."""
@@ -46,8 +46,8 @@ class NameChanges:
     """The changes of names of one mount. Only for the trio thread, but for `of`."""
 
     def __init__(self, lock: Lock | None = None) -> None:
-        """Begin with none; `lock` is held while one is added."""
-        self._lock = lock or ranked_rlock(Rank.NAMESPACE)
+        """Begin with none; `lock` is held while one is added, where other threads look at them."""
+        self._lock = lock or nullcontext()
         self._changes: set[NameChange] = set()
         self._uses: set[NameChange] = set()
 
