@@ -64,7 +64,9 @@ class Acknowledger:
                 safe = file.waits or file.unlinked or not file.dirty
                 if not safe and self._may_wait(file):
                     kept = partial(self._kept, file, told)
-                    content, record = self._content(file), self._record(file).encode()
+                    recorded = file.staged.record if file.staged is not None else None
+                    record = (recorded or self._record(file)).encode()
+                    content = self._content(file)
                     ended = (file.entry,) if file.entry is not None else ()
                     self._journal.put(
                         kept, record=record, content=content, mtime_ns=file.mtime_ns, ended=ended

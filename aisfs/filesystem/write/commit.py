@@ -20,6 +20,7 @@ from aisfs.filesystem.trees.bucket_tree import Tree
 from aisfs.filesystem.write.acknowledge import Acknowledger
 from aisfs.filesystem.written.files import WrittenFile
 from aisfs.model import ObjectInfo
+from aisfs.process.threads import any_thread
 
 log = logging.getLogger(__name__)
 
@@ -203,14 +204,22 @@ class Committer:
                     self.park(file, error)
             self.let_go(file)
 
+    @any_thread
+    def let_wait(self, file: WrittenFile) -> None:
+        """Free what a file has here that waits in the journal; called with the lock held."""
+        staged, file.staged = file.staged, None
+        if staged is not None:
+            staged.discard()
+
     def let_go(self, file: WrittenFile) -> None:
         """Free what a file without handles has here; called with the lock held, or free."""
+        if file.waits:
+            self.let_wait(file)
+            return
         if file.staged is not None:
             file.staged.discard()
             file.staged = None
-            file.dirty = file.waits
-        if file.waits:
-            return
+            file.dirty = False
         if file.member and file.detached_because is None:
             file.detached_because = Stale("it is in its shard now")
             self._files.unname(file)

@@ -100,20 +100,18 @@ class Creator:
         if not isinstance(where, DirectoryNode):
             return None
         key = new_key(where, name)
-        if self._tree.try_find(where, parent, name) is not None:
-            return None
-        file = self._new_file(pending_node(where.bucket, key, parent, name), mode)
         lock = self._overlay.namespace_lock
-        if lock.acquire(blocking=False):
-            try:
-                change = self._filesystem.name_changes.of(where)
-                if change is None and self._tree.try_find(where, parent, name) is None:
-                    return self._show(file, flags)
-            finally:
-                lock.release()
-        assert file.staged is not None, "it was staged just now"
-        file.staged.discard()
-        return None
+        if not lock.acquire(blocking=False):
+            return None
+        try:
+            if self._filesystem.name_changes.of(where) is not None:
+                return None
+            if self._tree.try_find(where, parent, name) is not None:
+                return None
+            file = self._new_file(pending_node(where.bucket, key, parent, name), mode)
+            return self._show(file, flags)
+        finally:
+            lock.release()
 
     def _make_file(
         self, where: DirectoryNode, key: str, parent: int, name: bytes, mode: int, flags: int

@@ -16,6 +16,7 @@ from aisfs.filesystem.handles import FileHandle, OpenFile
 from aisfs.filesystem.nodes import ObjectNode, ShardNode, identity
 from aisfs.filesystem.write.commit import Committer
 from aisfs.filesystem.written.files import WrittenFile
+from aisfs.process.threads import any_thread
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
 """Flags of `open` that ask for a change."""
@@ -76,8 +77,8 @@ class OpenFiles:
         if not wanted:
             with self.namespace_lock:
                 self.readers[ino] += 1
-            if known is not None:
-                known.handles += 1
+                if known is not None:
+                    known.handles += 1
             return OpenFile(ino, None, known is not None and known.joined())
         file = self.written(ino)
         handle = self.begin(file, flags)
@@ -124,10 +125,11 @@ class OpenFiles:
 
     def begin(self, file: WrittenFile, flags: int) -> OpenFile:
         """Make a handle for writing, and count it."""
-        handle = OpenFile(file.ino, file, self._bypasses_pages(file, flags))
-        file.handles += 1
-        file.writers += 1
-        file.bypassing += handle.bypasses_pages
+        with self.namespace_lock:
+            handle = OpenFile(file.ino, file, self._bypasses_pages(file, flags))
+            file.handles += 1
+            file.writers += 1
+            file.bypassing += handle.bypasses_pages
         return handle
 
     def _bypasses_pages(self, file: WrittenFile, flags: int) -> bool:
@@ -191,12 +193,33 @@ class OpenFiles:
             self._committer.let_go(file)
         return True
 
+    @any_thread
+    def try_release_waiting(self, handle: OpenFile) -> bool:
+        """Close a handle for good, if its file waits for its upload; returns whether it does.
+
+        For the fast path, which holds `namespace_lock`.
+        """
+        file = handle.file
+        if file is None or not file.waits or not file.lock.take_in_thread():
+            return False
+        try:
+            self._end(handle)
+            if not file.handles:
+                self._committer.let_wait(file)
+        finally:
+            file.lock.leave_in_thread()
+        return True
+
+    @any_thread
     def _end(self, handle: OpenFile) -> WrittenFile | None:
         """Count a handle no more; returns the written file it was of."""
+        with self.namespace_lock:
+            return self._end_locked(handle)
+
+    def _end_locked(self, handle: OpenFile) -> WrittenFile | None:
         file = handle.file
         if file is None:
-            with self.namespace_lock:
-                self._close_reader(handle.ino)
+            self._close_reader(handle.ino)
             file = self._files.by_ino.get(handle.ino)
         else:
             file.writers -= 1

@@ -108,6 +108,8 @@ class WriteHandlers:
         """Close for good what was opened here; have the rest closed."""
         handle = abi.handle(message)
         if not is_fastpath_handle(handle):
+            if self._requests.try_release(handle):
+                return (abi.error_reply(unique, 0),)
             self._requests.hand_over(unique, Opcode.RELEASE, handle, pid)
             return SILENCE
         return (abi.error_reply(unique, 0),) if self._files.try_close(nodeid) else FORWARD

@@ -111,6 +111,14 @@ class WriteRequests:
             return True
         return self._pending.take(unique) is None  # else it was interrupted, and answered
 
+    def try_release(self, handle: int) -> bool:
+        """Close a file for good that waits for its upload; return whether it does."""
+        opened = self._handles.get(handle)
+        waits = isinstance(opened, OpenFile) and self._write.files.try_release_waiting(opened)
+        if waits:
+            self._handles.drop(handle)
+        return waits
+
     def _acknowledged(self, unique: int, handle: int, safe: bool) -> None:
         """Answer a close. In the journal's thread, or in the dispatcher."""
         if not safe:
