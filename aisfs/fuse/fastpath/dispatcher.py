@@ -229,7 +229,8 @@ class Dispatcher:
             # Polling takes processor time from the pusher, so poll only where requests follow quickly:
             # after one that did, and after a RELEASE, since a program that closed a file that it wrote
             # probably creates the next one.
-            hot = now - replied < NEAR_SECONDS if reply else opcode == Opcode.RELEASE
+            near = bool(reply) and now - replied < NEAR_SECONDS
+            hot = near or opcode == Opcode.RELEASE
             replied = time.monotonic()
             self.busy_since[0] = None
 
