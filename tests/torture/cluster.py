@@ -43,9 +43,8 @@ class Daemon:
 
     def flush(self, seconds: float) -> None:
         """Have everything uploaded that waits."""
-        assert eventually(lambda: aisfs("flush", self.path).returncode == 0, seconds), (
-            aisfs("flush", self.path).stderr
-        )
+        if not eventually(lambda: aisfs("flush", self.path).returncode == 0, seconds):
+            raise AssertionError(aisfs("flush", self.path).stderr)
 
     def kill(self) -> None:
         for pid in daemons(self.path):

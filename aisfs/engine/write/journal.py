@@ -194,8 +194,8 @@ class Journal:
     # the journal's thread ------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        with suppress(AisfsError):  # the first close need not wait for it; it runs into the error as well
-            self._segment_for(0)
+        with suppress(AisfsError):  # the first close runs into it as well
+            self._segment_for(0)  # that close need not wait for it
         while (asked := self._asked.get()) is not None:
             batch = [asked]
             last = False
