@@ -13,6 +13,7 @@ import pytest
 
 from aisfs.app.watching.status import read_counters, summary
 from aisfs.cli.exits import Exit
+from aisfs.engine.write.unsent import sole_uploader
 from tests.mount.writable import Writable, writable
 from tests.support.mounts import aisfs, environment, eventually, start_aisfs
 from tests.support.servers import RunningServer, running_server
@@ -248,6 +249,17 @@ def test_recover_uploads_what_was_closed(killed: Writable):
     assert stored(killed) == FILLED
     assert recover(killed)[1].count("\n") == 2, "what was not closed is only listed"
     assert [path.suffix for path in (killed.staging / "parked").glob("*.journal")] == []
+
+
+def test_one_process_at_a_time_uploads_it(killed: Writable):
+    with sole_uploader(killed.staging):
+        code, said, complaint = recover(killed)
+        assert code == 1
+        assert "another process" in complaint
+        assert said.count("closed, and not uploaded yet") == len(FILLED)
+        assert stored(killed) == {"old": b"old content"}
+    assert recover(killed)[0] == 0
+    assert stored(killed) == FILLED
 
 
 def test_a_mount_of_another_source_leaves_it(killed: Writable, tmp_path: Path):

@@ -15,7 +15,12 @@ from aisfs.core.staged.record import StagedRecord, version_text
 from aisfs.engine.write.appender import Appender
 from aisfs.engine.write.shard_copy import END_MARK, NewMember
 from aisfs.engine.write.staging import StagingArea
-from aisfs.engine.write.unsent import UnsentFile, adopt_dead_sessions, unsent_files
+from aisfs.engine.write.unsent import (
+    UnsentFile,
+    adopt_dead_sessions,
+    sole_uploader,
+    unsent_files,
+)
 from aisfs.errors import (
     AisfsError,
     BucketNotFound,
@@ -69,7 +74,15 @@ def upload(one: UnsentFile, settings: WriteSettings, *, force: bool) -> str:
 
 def upload_waiting(files: Sequence[UnsentFile]) -> list[tuple[UnsentFile, AisfsError | None]]:
     """Upload files whose close was acknowledged, many at once; return what came of each."""
-    return trio.run(_upload_waiting, files)
+    if not files:
+        return []
+    with sole_uploader(files[0].path.parent.parent) as alone:
+        if not alone:
+            busy = Unavailable("another process, perhaps a mount that starts, is uploading it")
+            return [(one, busy) for one in files]
+        # Another process may have ended a moment ago.
+        left = {one.id for one in unsent_files(files[0].path.parent.parent)}
+        return trio.run(_upload_waiting, [one for one in files if one.id in left])
 
 
 async def _upload_waiting(

@@ -7,7 +7,7 @@ import trio
 from aisfs.app.plan import MountPlan, origin_of
 from aisfs.app.services import CLOCK, Services
 from aisfs.app.writing.recover import upload_acknowledged
-from aisfs.engine.write.unsent import UnsentFile, unsent_files
+from aisfs.engine.write.unsent import UnsentFile, sole_uploader, unsent_files
 from aisfs.engine.write.writer import Writer
 from aisfs.errors import AisfsError
 from aisfs.filesystem.filesystem import FileSystem
@@ -53,14 +53,18 @@ async def _upload_left(plan: MountPlan, services: Services) -> None:
         return one.acknowledged and one.record.endpoint == origin and within
 
     directory = plan.writing.staging_dir
-    found = await trio.to_thread.run_sync(unsent_files, directory)
-    left = [one for one in found if belongs(one)]
-    if not left:
-        return
-    log.info("uploading %d files that a mount of this source had closed before it ended", len(left))
-    failed = await upload_acknowledged(services.store, left)
-    for one, error in failed:
-        log.error("%s was not uploaded: %s; `aisfs recover` lists it", one.record.name, error)
+    with sole_uploader(directory) as alone:
+        found = await trio.to_thread.run_sync(unsent_files, directory)
+        left = [one for one in found if belongs(one)]
+        if not left:
+            return
+        if not alone:
+            log.info("another process uploads what was closed before a mount was killed")
+            return
+        log.info("uploading %d files that were closed before their mount ended", len(left))
+        failed = await upload_acknowledged(services.store, left)
+        for one, error in failed:
+            log.error("%s was not uploaded: %s; `aisfs recover` lists it", one.record.name, error)
     assert services.staging is not None, "only what can be written has files that wait"
     await trio.to_thread.run_sync(services.staging.count_unsent)
 

@@ -137,6 +137,24 @@ def park_journals(session: Path) -> int:
     return waiting
 
 
+@contextmanager
+def sole_uploader(directory: Path) -> Iterator[bool]:
+    """Keep other processes from uploading what waits; yield False if one does already.
+
+    What it has uploaded may have been changed or removed since, and must not be uploaded again.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    descriptor = os.open(directory / PARKED / "uploading", flags, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        yield False
+    else:
+        yield True
+    finally:
+        os.close(descriptor)
+
+
 def _remove_ended(directory: Path) -> None:
     """Remove the parked journals of sessions of which no file waits."""
     for paths in _journals_by_session(directory / PARKED).values():
