@@ -101,6 +101,8 @@ class Metrics:
         self._registry = CollectorRegistry()
         self.lane_times, self.trio_times, self.pyfuse_times = (OperationTimes() for _ in range(3))
         """Requests that the fast path, a task, or pyfuse3 answered."""
+        self.journal_times = OperationTimes()
+        """Closes that the journal's thread answered; one that needed no disk may be lost to the count."""
         self.registry = self._complete()
         """All counters, those included that have no room in an extended attribute."""
         self.build = Info(
@@ -111,7 +113,8 @@ class Metrics:
         self.operations = self._counter(
             "aisfs_operations",
             "Requests of the kernel that reached the daemon, by operation and by what answered: the"
-            " thread of the fast path (lane), a task of its own (trio), or pyfuse3.",
+            " thread of the fast path (lane), a task of its own (trio), the journal of --write-back,"
+            " or pyfuse3.",
             ["operation", "answered_by"],
         )
         self.failures = self._counter(
@@ -169,6 +172,15 @@ class Metrics:
         self.staging_limit = self._gauge(
             "aisfs_staging_limit_bytes",
             "Bytes that the staging directory may have.",
+        )
+        self.waiting_files = self._gauge(
+            "aisfs_waiting_files",
+            "Files that were closed and wait for their upload; with --write-back only.",
+        )
+        self.waiting_bytes = self._gauge("aisfs_waiting_bytes", "Their bytes.")
+        self.failed_uploads = self._gauge(
+            "aisfs_failed_uploads",
+            "Files that were closed and could not be uploaded; `aisfs recover` lists them.",
         )
         self.names_refused = self._counter(
             "aisfs_refused_names",
@@ -243,7 +255,12 @@ class Metrics:
         """Return a registry of everything."""
         complete = CollectorRegistry()
         complete.register(self._registry)
-        times = {"lane": self.lane_times, "trio": self.trio_times, "pyfuse3": self.pyfuse_times}
+        times = {
+            "lane": self.lane_times,
+            "trio": self.trio_times,
+            "journal": self.journal_times,
+            "pyfuse3": self.pyfuse_times,
+        }
         complete.register(_OperationSeconds(times))
         ProcessCollector(registry=complete)
         return complete

@@ -250,7 +250,11 @@ def _waited(find: Find) -> list[Goal]:
 def _written(rows: Sequence[Row]) -> list[Goal]:
     goals = []
     found = {(row.case, row.name): row for row in rows if row.group == "writing"}
-    pairs = ((writing.CP, writing.CURL, 0.7), (writing.CP_TREE, writing.SDK, 2.0))
+    pairs = (
+        (writing.CP, writing.CURL, 0.7),
+        (writing.CP_TREE, writing.SDK, 2.0),
+        (writing.CP_WAITING, writing.SDK, 5.0),
+    )
     for (case, name), row in found.items():
         late = name.startswith(CP_R) and "--write-back" in name
         for ours, theirs, wanted in [*pairs, *([(name, writing.SDK, 5.0)] if late else [])]:

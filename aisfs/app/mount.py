@@ -19,13 +19,13 @@ from aisfs.app.monitoring.about import About
 from aisfs.app.monitoring.description import describe
 from aisfs.app.monitoring.endpoint import MetricsServer, listen, serve_metrics
 from aisfs.app.monitoring.health import Health
-from aisfs.app.plan import MountPlan, check_places, origin_of
+from aisfs.app.plan import MountPlan, check_places
 from aisfs.app.services import CLOCK, Services, open_services
+from aisfs.app.writing.write_back import build_write_layer, upload_rest
 from aisfs.config import TreeSettings, View
 from aisfs.core.namespace.sources import DatasetSource, DirectorySource
 from aisfs.engine.dataset.merger import Merger
 from aisfs.engine.dataset.progress import OpenProgress
-from aisfs.engine.write.writer import Writer
 from aisfs.errors import AccessDenied, AisfsError, SourceMissing
 from aisfs.filesystem.attributes import LONGEST_TIMEOUT, AttrMaker
 from aisfs.filesystem.filesystem import FileSystem
@@ -33,7 +33,7 @@ from aisfs.filesystem.instant import InstantAnswers
 from aisfs.filesystem.open_shards import Members
 from aisfs.filesystem.shard_folders import ShardFolders
 from aisfs.filesystem.trees.bucket_tree import Names, Tree
-from aisfs.filesystem.write.layer import WriteLayer, write_layer
+from aisfs.filesystem.write.layer import WriteLayer
 from aisfs.filesystem.xattrs import Xattrs
 from aisfs.fuse.mounting import kernel_settings
 from aisfs.fuse.mounting import mountpoint as mountpoints
@@ -153,6 +153,8 @@ class _Launch:
         """Uses other times to live."""
         self.failure: AisfsError | None = None
         """Why the dataset cannot be shown."""
+        self.write: WriteLayer | None = None
+        """Of a mount that can be written."""
         self._plan = plan
         self._services = services
         self._start = start
@@ -237,6 +239,7 @@ async def _serve(
             session: Session | None = None
             launch: _Launch | None = None
             scope = trio.CancelScope()
+            finishing: trio.CancelScope | None = None
 
             async def end() -> None:
                 if session is None:  # it is still being built
@@ -255,7 +258,10 @@ async def _serve(
                             launch.set_ttls(tree)
                         continue
                     log.info("unmounting on %s", signal.Signals(number).name)
-                    await end()
+                    if finishing is not None:
+                        finishing.cancel()
+                    else:
+                        await end()
 
             # It waits before anything can fail: a receiver that is closed may not be asked any more.
             await services.nursery.start(end_on_signal)
@@ -272,6 +278,9 @@ async def _serve(
                 await services.flush()
             if launch is not None and launch.failure is not None:
                 raise launch.failure
+            if launch is not None and launch.write is not None:
+                finishing = trio.CancelScope()  # another signal leaves the rest to the next mount
+                await upload_rest(launch.write, finishing)
 
 
 async def _build(
@@ -297,7 +306,8 @@ async def _build(
         kernel=PyfuseKernel(),
         overlay=services.lister.overlay if services.staging is not None else None,
     )
-    write = _build_write_layer(plan, services, filesystem, plain)
+    write = await build_write_layer(plan, services, filesystem, plain)
+    launch.write = write
     services.hooks.listing_changed = plain.with_all_names(filesystem.listing_changed)
     services.hooks.content_was_wrong = filesystem.content_was_wrong
     describe(plan, services, filesystem, launch.progress)
@@ -310,6 +320,7 @@ async def _build(
             services.coverage,
             warnings,
             reports=about.reports,
+            flush=write.flush if write is not None else None,
             listed=plan.tree.list_xattrs,
         ),
         services.metrics,
@@ -342,25 +353,6 @@ def _build_fast_path(
         observe=observe,
         on_fault=services.blocks.distrust if services.blocks is not None else lambda _: None,
     )
-
-
-def _build_write_layer(
-    plan: MountPlan,
-    services: Services,
-    filesystem: FileSystem,
-    tree: Tree,
-) -> WriteLayer | None:
-    if services.staging is None:
-        return None
-    writer = Writer(
-        services.store,
-        services.staging,
-        services.nursery,
-        endpoint=origin_of(plan),
-        ignore_zeros=plan.tree.ignore_zeros,
-        indexer=services.indexer,
-    )
-    return write_layer(filesystem, tree, services.lister, writer, plan.writing, CLOCK)
 
 
 def _set_ttls(

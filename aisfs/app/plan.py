@@ -150,6 +150,8 @@ def plan_mount(
         raise ConfigError("--create-bucket needs --writable")
     elif writing.allow_bucket_changes:
         raise ConfigError("--allow-bucket-changes needs --writable")
+    elif writing.write_back:
+        raise ConfigError("--write-back needs --writable")
     elif "rw" in options:
         raise ConfigError("-o rw: mounts are read-only without --writable")
     tree = load(TreeSettings, settings)

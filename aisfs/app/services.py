@@ -153,7 +153,9 @@ async def _open_disk(
             listings = _open_listings(plan, blocks)
             listings.forget()
             stack.callback(listings.forget)
-        staging = StagingArea(plan.writing.staging_dir, plan.writing.staging_limit())
+        writing = plan.writing
+        waits = writing.write_back > 0
+        staging = StagingArea(writing.staging_dir, writing.staging_limit(), journal=waits)
         stack.callback(staging.close)
         return blocks, staging
 

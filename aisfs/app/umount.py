@@ -4,6 +4,8 @@ import errno
 import os
 from pathlib import Path
 
+from aisfs.app.watching.flush import flush
+from aisfs.errors import AisfsError, MountError
 from aisfs.fuse.mounting.mountpoint import our_mount, unmount
 
 
@@ -12,8 +14,21 @@ def umount(mountpoint: Path, *, lazy: bool) -> None:
 
     Raises:
         MountError: it is no mount of aisfs, or busy.
+        AisfsError: it is unmounted, and some closed files were not uploaded; the message says what
+            becomes of them.
     """
-    unmount(our_mount(mountpoint), lazy=lazy)
+    mount = our_mount(mountpoint)
+    problem: AisfsError | None = None
+    if not lazy:
+        try:
+            flush(mountpoint)
+        except MountError:
+            pass  # whoever cannot ask the daemon may unmount all the same
+        except AisfsError as error:
+            problem = error
+    unmount(mount, lazy=lazy)
+    if problem is not None:
+        raise problem
 
 
 def clear_dead(mountpoint: Path) -> None:

@@ -44,6 +44,7 @@ _ELSEWHERE = {
     "config": "aisfs.cli.configuring.show:group",
     "csi": "aisfs.cli.csi.node:csi",
     "completion": "aisfs.cli.guide.completion:completion",
+    "flush": "aisfs.cli.watching.flush:flush",
     "index": "aisfs.cli.index:index",
     "doctor": "aisfs.cli.watching.doctor:doctor",
     "inspect": "aisfs.cli.inspect_shards:inspect",
@@ -103,7 +104,11 @@ cli.add_command(mount)
 @click.argument("mountpoint", metavar="MNT", shell_complete=complete_directory)
 @click.option("-z", "--lazy", is_flag=True, help="Detach now, even if it is busy.")
 def umount(mountpoint: str, lazy: bool) -> None:
-    """Unmount the mount at MNT."""
+    """Unmount the mount at MNT.
+
+    What was closed with `--write-back` and waits is uploaded first. If that fails, the mount ends all the same,
+    and the next one of its source uploads the rest.
+    """
     # Not a click.Path, which would stat it: the daemon may hang.
     from aisfs.app import umount as umounts
 

@@ -153,6 +153,11 @@ class _Mount(Documented):
 @flag("--allow-bucket-changes", "With --writable and all buckets: mkdir makes buckets.")
 @staging_dir_option
 @setting("--staging-size SIZE", "Most bytes in the staging directory [half of the free disk].")
+@setting(
+    "--write-back S",
+    "With --writable: close small files once they are safe on the local disk, and upload them after S "
+    "seconds; 0: before close returns [0].",
+)
 @setting("--rename-dir-limit N", "Most objects of a directory that can be renamed [1000].")
 @flag("--ignore-attr-changes", "Accept and ignore owners, modes and times that cannot be kept.")
 @click.option(

@@ -1,11 +1,13 @@
 """`aisfs recover`."""
 
+from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import click
 
-from aisfs.app import recover as recovery
+from aisfs.app.writing import recover as recovery
 from aisfs.cli.exits import Exit
 from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import staging_dir_option
@@ -34,7 +36,8 @@ def recover(
     """List, upload or drop files that were written but never reached the store.
 
     NAME is an id or an object, as the list shows them. Files that a running mount is still writing
-    are not listed.
+    are not listed. Files that were closed with `--write-back` are uploaded without `--upload`, except over
+    an object that was changed since.
     """
     if upload and drop:
         raise click.UsageError("--upload and --drop exclude each other")
@@ -46,28 +49,56 @@ def recover(
             raise SourceMissing(f"--staging-dir {directory}: no such directory")
         return Exit.OK
     found = recovery.find_unsent(directory, () if everything else names)
+    code = Exit.OK
+    if not drop and not force:
+        found, code = _upload_waiting(found)
     if not upload and not drop:
         for one in found:
             _print(one)
-        return Exit.OK
+        return code
     if not names and not everything:
         raise ConfigError(f"--{'upload' if upload else 'drop'}: say which, or --all")
+    work = partial(recovery.upload, settings=settings, force=force) if upload else recovery.drop
+    return max(code, _finish(found, work, "uploaded" if upload else "dropped"))
+
+
+def _finish(
+    found: list[recovery.UnsentFile], work: Callable[[recovery.UnsentFile], str], done: str
+) -> Exit:
+    """Upload or drop files; return the exit code."""
     code = Exit.OK
     for one in found:
         try:
-            warning = recovery.upload(one, settings, force=force) if upload else recovery.drop(one)
+            warning = work(one)
         except AisfsError as error:
             code = Exit.FAILURE
             click.echo(f"aisfs: {one.record.name}: {error}", err=True)
             continue
         if warning:
             click.echo(f"aisfs: {warning}", err=True)
-        click.echo(f"{one.record.name}: {'uploaded' if upload else 'dropped'}")
+        click.echo(f"{one.record.name}: {done}")
     return code
+
+
+def _upload_waiting(
+    found: list[recovery.UnsentFile],
+) -> tuple[list[recovery.UnsentFile], Exit]:
+    """Upload what was closed and waits; return what is left, and the exit code."""
+    code = Exit.OK
+    left = [one for one in found if not one.acknowledged]
+    for one, error in recovery.upload_waiting([one for one in found if one.acknowledged]):
+        if error is None:
+            click.echo(f"{one.record.name}: uploaded")
+            continue
+        left.append(one)
+        code = Exit.FAILURE
+        click.echo(f"aisfs: {one.record.name}: {error}", err=True)
+    return sorted(left, key=lambda one: one.mtime_ns), code
 
 
 def _print(one: recovery.UnsentFile) -> None:
     """Print two lines, whatever the width of the terminal."""
     when = datetime.fromtimestamp(one.mtime_ns / 1e9).astimezone().isoformat(" ", "seconds")
     click.echo(f"{one.id}  {one.size} bytes  {when}  {one.record.name}")
-    click.echo(f"    {one.record.reason or 'the mount was killed before it was uploaded'}")
+    reason = one.record.reason or "the mount was killed before it was uploaded"
+    click.echo(f"    {'closed, and not uploaded yet' if one.acknowledged else reason}")

@@ -28,6 +28,9 @@ class WriteSettings(Settings):
     staging_size: Size | None = None
     """Most bytes of files being written and of those kept for `aisfs recover`; None is half of the
     free disk."""
+    write_back: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Seconds for which a small file that was closed waits on the local disk before it is uploaded. 0
+    makes every close wait for the store: what was closed is then where others see it."""
     rename_dir_limit: int = Field(default=1000, ge=0)
     """Most objects of a directory that is renamed: some seconds of work. Beyond it `mv` copies."""
     ignore_attr_changes: bool = False

@@ -93,7 +93,7 @@ class FileSystem:
         self.tree = tree
         self.folders = folders
         self.kernel = kernel
-        self.name_changes = NameChanges()
+        self.name_changes = NameChanges(overlay.namespace_lock if overlay is not None else None)
         """Changes of names under way; none in a mount that is only read."""
         self._root = root
         self._writable = overlay is not None
@@ -251,6 +251,8 @@ class FileSystem:
                 file.check_attached()
                 if file.staged is not None:
                     return file.staged.read(offset, size)
+                if file.entry is not None:
+                    return file.entry.read(offset, size)
             node = self.inodes.node(ino)
             assert isinstance(node, ObjectNode), "other nodes have other handles"
             try:

@@ -34,6 +34,8 @@ HEALTH = b"user.aisfs.health"
 """What is wrong with the cluster, which is asked for it; empty if nothing is. Not listed."""
 REFRESH = b"user.aisfs.refresh"
 """Asked for, it has everything below looked up anew, and says as JSON what came of it. Not listed."""
+FLUSH = b"user.aisfs.flush"
+"""Of the root: asked for, it has everything uploaded that waits, and says as JSON what came of it. Not listed."""
 KEPT = b"user.aisfs.kept"
 """Not listed: a copy of all attributes must not wait for the disk."""
 
@@ -49,12 +51,14 @@ class Xattrs:
         warnings: RecentWarnings,
         *,
         reports: Mapping[bytes, Callable[[], Awaitable[bytes]]],
+        flush: Callable[[], Awaitable[int]] | None = None,
         listed: bool = False,
     ) -> None:
         """Serve what the collaborators know, and `reports` on the mount as attributes of its root.
 
-        The names are listed only if `listed`.
+        `flush` uploads what waits, and returns how many files. The names are listed only if `listed`.
         """
+        self._flush_all = flush
         self._reports = {STATS: self._stats, RECENT: self._recent, **reports}
         self._listed = listed
         self._filesystem = filesystem
@@ -73,10 +77,10 @@ class Xattrs:
             raise NoSuchAttribute(f"no attribute {name!r}")
         if ino == ROOT and name in self._reports:
             return await self._reports[name]()
-        if name == REFRESH:
+        if name == REFRESH or (name == FLUSH and ino == ROOT):
             if user not in (0, os.geteuid()):
-                raise NotPermitted("only root and the user who mounted may refresh")
-            return await self._refresh(ino)
+                raise NotPermitted("only root and the user who mounted may refresh, or flush")
+            return await (self._refresh(ino) if name == REFRESH else self._flush())
         if name == KEPT:
             return b"%d" % await self._kept(ino)
         if name == SHARD:  # known without opening the shard
@@ -99,6 +103,14 @@ class Xattrs:
         try:
             told: dict[str, object] = {"names": await self._filesystem.refresh(ino)}
         except AisfsError as error:  # an errno would not say which shards cannot be found
+            told = {"failed": str(error)}
+        return json.dumps(told, ensure_ascii=False).encode()
+
+    async def _flush(self) -> bytes:
+        try:
+            files = await self._flush_all() if self._flush_all is not None else 0
+            told: dict[str, object] = {"files": files}
+        except AisfsError as error:  # an errno would not say which files are not uploaded
             told = {"failed": str(error)}
         return json.dumps(told, ensure_ascii=False).encode()
 

@@ -29,6 +29,7 @@ class Rank(IntEnum):
     OPEN_OBJECTS = auto()
     READ_AHEAD = auto()
     LISTING_VALIDITY = auto()
+    DIRECTORY_ATTRIBUTES = auto()
     METADATA = auto()
     CACHE_SYNC = auto()
     CACHE_LEDGER = auto()

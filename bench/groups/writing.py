@@ -11,7 +11,7 @@ from pathlib import Path
 from bench.data import KILOBYTE
 from bench.engine import Contender, Reading, Row, epoch, measure
 from bench.groups.measures import mount_epoch, reading
-from bench.mounts import Mount, mount_options
+from bench.mounts import COMMAND, Mount, mount_options
 from bench.processes import NotMeasured
 from bench.readers import object_url
 from bench.stage import Stage
@@ -20,6 +20,8 @@ LARGE, MANY = "one file of {:,.0f} MB", "{:,} files of 1 KB"
 CURL = "curl -T"
 CP = "cp into the mount (--writable)"
 CP_TREE = "cp -r into the mount (--writable)"
+CP_WAITING = "cp -r into the mount (--write-back 60)"
+CP_FLUSHED = "cp -r into the mount (--write-back 60), then aisfs flush"
 SDK = "put of the SDK (aistore), one by one"
 PIECE = 1 << 20
 _numbers = count()
@@ -60,6 +62,12 @@ def _measured(stage: Stage, progress: Callable[[str], None]) -> list[Row]:
             Contender(many, SDK, "files/s", partial(_sdk, stage, bucket, tree, files),
                       ("written",), baseline=True),
             Contender(many, CP_TREE, "files/s", partial(on_mount, ["cp", "-r", str(tree)], files),
+                      ("written",)),
+            Contender(many, CP_WAITING, "files/s",
+                      partial(on_mount, ["cp", "-r", str(tree)], files, write_back=True),
+                      ("written",)),
+            Contender(many, CP_FLUSHED, "files/s",
+                      partial(on_mount, ["cp", "-r", str(tree)], files, write_back=True, flush=True),
                       ("written",)),
         ]  # fmt: skip
         return measure("writing", contenders, settings, progress)
@@ -109,20 +117,38 @@ def _sdk(stage: Stage, bucket: str, tree: Path, files: int) -> dict[str, Reading
 
 
 @contextmanager
-def _writable(stage: Stage, bucket: str) -> Iterator[Mount]:
-    if "--writable" not in mount_options():
-        raise NotMeasured("this aisfs has no --writable")
+def _writable(stage: Stage, bucket: str, *, write_back: bool) -> Iterator[Mount]:
+    options = ["--writable", *(["--write-back", "60"] if write_back else [])]
+    for option in options[::2]:
+        if option not in mount_options():
+            raise NotMeasured(f"this aisfs has no {option}")
     with stage.folder("cache") as cache, stage.folder("staging") as staging:
-        options = ["--writable", "--staging-dir", str(staging)]
+        options += ["--staging-dir", str(staging)]
         with stage.mounted(bucket, cache=cache, options=options) as mount:
             yield mount
 
 
-def _on_mount(stage: Stage, bucket: str, command: list[str], amount: float) -> dict[str, Reading]:
-    """Run a command that ends with where it writes; it returns when all is in the bucket."""
-    with _writable(stage, bucket) as mount:
+def _on_mount(
+    stage: Stage,
+    bucket: str,
+    command: list[str],
+    amount: float,
+    *,
+    write_back: bool = False,
+    flush: bool = False,
+) -> dict[str, Reading]:
+    """Run a command that ends with where it writes.
+
+    It returns when all is in the bucket, and with `write_back` when all is safe on the local disk, unless a
+    `flush` follows.
+    """
+    with _writable(stage, bucket, write_back=write_back) as mount:
         words = [*command, str(mount.path / _fresh_key())]
-        counted = stage.measure(
-            lambda: mount_epoch(lambda: _run(words), stage.endpoint, mount), mount
-        )
+
+        def work() -> None:
+            _run(words)
+            if flush:
+                _run([*COMMAND, "flush", str(mount.path)])
+
+        counted = stage.measure(lambda: mount_epoch(work, stage.endpoint, mount), mount)
     return {"written": reading(amount, counted)}

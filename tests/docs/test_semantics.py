@@ -85,6 +85,7 @@ def test_there_are_examples_of_every_way_to_show_shards():
         "--view shards --samples-per-shard 1 --include /train --exclude deep",
         "--view shards --shuffle 4 --samples-per-shard 1 --include samples.tar",
         "--writable",
+        "--writable --write-back=3600",
     ]
     assert {example.document for example in EXAMPLES} == {README, SEMANTICS}
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from tests.mount.writable import Writable, writable
+from tests.support.mounts import aisfs
 
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(1200)]
 
@@ -205,16 +206,49 @@ class SharedMachine(Machine):
             del self.files[path]
 
 
+class WaitingMachine(Machine):
+    """The same while closed files wait: the store has them after a flush."""
+
+    flushed = False
+
+    @rule()
+    def flush(self) -> None:
+        assert aisfs("flush", self.place.path).returncode == 0
+        self.flushed = True
+
+    @rule(path=paths, mode=st.sampled_from([0o600, 0o644]), seconds=st.integers(1, 10**9))
+    def set_attributes(self, path: str, mode: int, seconds: int) -> None:
+        if self.has(path):
+            os.chmod(self.root / path, mode)
+            os.utime(self.root / path, (seconds, seconds))
+            status = (self.root / path).stat()
+            assert (status.st_mode & 0o777, status.st_mtime) == (mode, seconds)
+
+    @rule(path=paths)
+    def sync(self, path: str) -> None:
+        if self.has(path):
+            with open(self.root / path, "rb+") as file:
+                os.fsync(file.fileno())
+            assert self.place.stored(f"{self.name}/{path}") == self.files[path]
+
+    @invariant()
+    def the_store_has_it(self) -> None:
+        if self.flushed:
+            super().the_store_has_it()
+        self.flushed = False
+
+
 ALONE = ["--attr-ttl", "600", "--list-ttl", "600", "--negative-ttl", "600"]
 """Then whatever was asked once is believed, but for what the mount changes itself."""
 SHARED = ["--attr-ttl", "0", "--list-ttl", "0", "--negative-ttl", "0"]
 
 
-@pytest.mark.parametrize("machine", [Machine, SharedMachine])
+@pytest.mark.parametrize("machine", [Machine, SharedMachine, WaitingMachine])
 @pytest.mark.parametrize("backend", ["ais", "directory"])
 def test_like_a_dictionary(backend: str, machine: type[Machine], tmp_path: Path):
-    ttls = ALONE if machine is Machine else SHARED
-    with writable(tmp_path, backend=backend, options=ttls, deadline=1200) as machine.place:
+    options = SHARED if machine is SharedMachine else ALONE
+    options = [*options, *(["--write-back", "3600"] if machine is WaitingMachine else [])]
+    with writable(tmp_path, backend=backend, options=options, deadline=1200) as machine.place:
         run_state_machine_as_test(
             machine,
             settings=settings(

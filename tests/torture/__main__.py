@@ -17,6 +17,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=1e6, help="at most [as long as it takes]")
     parser.add_argument("--workers", type=int, default=4, help="processes that write [4]")
     parser.add_argument("--largest", type=int, default=64 << 20, help="bytes of a file [64 MiB]")
+    parser.add_argument("--write-back", type=float, default=0.0, help="seconds, for the mount [0]")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="[another each time]")
     options = parser.parse_args()
     endpoint = os.environ.get("AIS_ENDPOINT", "").rstrip("/")
@@ -30,6 +31,7 @@ def main() -> int:
             largest=options.largest,
             seed=options.seed,
             endpoint=endpoint,
+            write_back=options.write_back,
             say=lambda text: print(text, flush=True),
         )
         if outcome.differences:

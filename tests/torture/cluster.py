@@ -25,11 +25,12 @@ OPTIONS = ["--writable", "--part-size", "8MiB", "--io-timeout", "20", "--log-lev
 class Daemon:
     """A mount that is killed and comes back."""
 
-    def __init__(self, source: str, endpoint: str, base: Path) -> None:
+    def __init__(self, source: str, endpoint: str, base: Path, write_back: float) -> None:
         self.path = base / "mnt"
         self.log = base / "daemon.log"
         self._base = base
         self._words = [source, str(self.path), "--endpoint", endpoint, *OPTIONS]
+        self._words += ["--write-back", str(write_back)]
         self.path.mkdir()
 
     def start(self) -> None:
@@ -39,6 +40,11 @@ class Daemon:
         while (done := aisfs("mount", *self._words, *words, env=env)).returncode:
             assert time.monotonic() < deadline, done.stderr
             time.sleep(0.5)
+
+    def flush(self, seconds: float) -> None:
+        """Have everything uploaded that waits."""
+        if not eventually(lambda: aisfs("flush", self.path).returncode == 0, seconds):
+            raise AssertionError(aisfs("flush", self.path).stderr)
 
     def kill(self) -> None:
         for pid in daemons(self.path):

@@ -18,7 +18,16 @@ def test_no_acknowledged_byte_is_lost_on_a_real_cluster(tmp_path: Path) -> None:
     assert outcome.acknowledged >= 1000
 
 
-def test_no_acknowledged_byte_is_lost(tmp_path: Path) -> None:
-    outcome = torture(tmp_path, changes=300, seconds=120, phase=100, workers=2, largest=24 << 20)
+@pytest.mark.parametrize("write_back", [0, 1])
+def test_no_acknowledged_byte_is_lost(write_back: float, tmp_path: Path) -> None:
+    outcome = torture(
+        tmp_path,
+        changes=300,
+        seconds=120,
+        phase=100,
+        workers=2,
+        largest=24 << 20,
+        write_back=write_back,
+    )
     assert outcome.differences == []
     assert outcome.acknowledged >= 100

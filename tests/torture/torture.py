@@ -39,6 +39,7 @@ def torture(
     largest: int = 64 << 20,
     seed: int = 1,
     endpoint: str = "",
+    write_back: float = 0.0,
     say: Callable[[str], None] = lambda text: None,
 ) -> Outcome:
     """Return how many changes were acknowledged, and which of them were lost.
@@ -52,6 +53,7 @@ def torture(
         largest: Bytes of the largest file.
         seed: Decides all that chance decides here.
         endpoint: A real cluster, which is not made to fail; else an embedded server, which is.
+        write_back: Seconds that a closed file waits for its upload.
         say: Told how far it is.
     """
     outcome, started = Outcome(), time.monotonic()
@@ -64,7 +66,7 @@ def torture(
             cluster, bucket = Cluster(base / "store", stack), "b"
             cluster.create(bucket)
             endpoint = cluster.endpoint
-        daemon = Daemon(f"ais://{bucket}", endpoint, base)
+        daemon = Daemon(f"ais://{bucket}", endpoint, base, write_back)
         stack.callback(daemon.stop)
         daemon.start()
         writers = Writers(daemon.path, workers, seed, largest)
@@ -80,6 +82,7 @@ def torture(
             if cluster is not None:
                 cluster.heal()
             reader.wait_until_ready(READY_SECONDS)
+            daemon.flush(READY_SECONDS)
             outcome.differences += [
                 difference
                 for name, ledger in zip(writers.names, ledgers, strict=True)

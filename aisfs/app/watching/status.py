@@ -162,6 +162,12 @@ def _writing(counters: Counters) -> dict[str, object]:
         "limit_bytes": limit,
         "sent_bytes": counters.value("aisfs_sent_bytes_total"),
     }
+    waiting = {
+        "waiting_files": counters.value("aisfs_waiting_files"),
+        "waiting_bytes": counters.value("aisfs_waiting_bytes"),
+        "failed_uploads": counters.value("aisfs_failed_uploads"),
+    }
+    staging |= waiting if any(waiting.values()) else {}
     return {"writing": staging, "uploads": uploads} if uploads else {"writing": staging}
 
 

@@ -72,6 +72,9 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
             "Look every ten seconds; into a file, it writes lines.",
         ),
     ),
+    "flush": (
+        Example("aisfs flush /mnt/pets", "Wait until all that was closed is in the cluster."),
+    ),
     "refresh": (
         Example("aisfs refresh /mnt/pets", "Show everything as it is in the cluster now."),
         Example("aisfs refresh /mnt/pets train", "The same for one directory."),

@@ -7,6 +7,8 @@ read it; bytes of a key that are not UTF-8 are written as escaped lone surrogate
 import json
 from dataclasses import dataclass
 
+import msgspec
+
 from aisfs.model import Bucket, ObjectInfo, Provider
 
 LAYOUT = 1
@@ -47,7 +49,10 @@ class StagedRecord:
             "mode": self.mode,
             **{name: getattr(self, name) for name in _TEXTS},
         }
-        return json.dumps(fields).encode()  # indented it would take ten times as long
+        try:
+            return msgspec.json.encode(fields)  # in a tenth of the time
+        except UnicodeEncodeError:
+            return json.dumps(fields).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> "StagedRecord":

@@ -162,7 +162,8 @@ class Overlay:
         """Return whether there are directories in it that the store does not have."""
         known = self._directories.get(directory)
         return known is not None and any(
-            change.listed is None and change.expires is None for change in known.changes.values()
+            change.listed is None and change.expires is None
+            for change in known.changes.copy().values()
         )
 
     def forget(self, bucket: Bucket, key: str) -> None:
@@ -198,16 +199,18 @@ class Overlay:
         there = self.try_merge(directory, dated)
         if there is not None:
             return there
-        known, now = self._directories[directory], self._clock()
-        valid = {
-            name: change.listed
-            for name, change in known.changes.items()
-            if change.expires is None or now < change.expires
-        }
+        with self.namespace_lock:  # the dispatcher adds new files
+            known, now = self._directories[directory], self._clock()
+            last = known.last
+            valid = {
+                name: change.listed
+                for name, change in known.changes.items()
+                if change.expires is None or now < change.expires
+            }
         present = {n: listed for n, listed in valid.items() if not isinstance(listed, _Absent)}
         previous = dated.value if known.merged is None else known.merged[2]
         both = dated.value.with_changes(present, valid.keys() - present.keys(), previous)
-        known.merged = (dated.value, known.last, both)
+        known.merged = (dated.value, last, both)
         return Dated(both, dated.expires)
 
     def shows(self, directory: DirectoryId, listing: Listing, name: bytes) -> bool:
@@ -222,9 +225,10 @@ class Overlay:
     def stored(self, directory: DirectoryId) -> dict[bytes, Listed]:
         """Return the objects that this mount has stored lately in a directory."""
         known, now = self._directories.get(directory), self._clock()
+        changes = known.changes.copy() if known is not None else {}
         return {
             name: change.listed
-            for name, change in (known.changes.items() if known is not None else ())
+            for name, change in changes.items()
             if isinstance(change.listed, ObjectInfo) and change.expires and now < change.expires
         }
 
@@ -240,7 +244,7 @@ class Overlay:
         known = self._directories.get((bucket, prefix))
         return known is None or not any(
             change.listed is not ABSENT and (change.expires is None or change.number > asked)
-            for change in known.changes.values()
+            for change in known.changes.copy().values()
         )
 
     # what the lister reports -------------------------------------------------------------------

@@ -4,6 +4,7 @@
     STAGING/<session>/lock     locked by the daemon for as long as it lives
     STAGING/<session>/N.data   the bytes, sparse
     STAGING/<session>/N.json   the record (`core.staged.record`); empty, or not there, unless N.data is dirty
+    STAGING/<session>/N.journal  see `engine.write.journal`
 
 Making and removing files is what a small staged file would cost most, so a few empty ones wait for the
 next to be written. A record that is not whole belongs to a change that was never acknowledged.
@@ -20,9 +21,11 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 from aisfs.core.staged.record import StagedRecord
+from aisfs.engine.write.journal import Journal, JournalEntry
 from aisfs.engine.write.staging_slot import StagingSlot, staging_errors
 from aisfs.engine.write.unsent import DATA, PARKED, adopt_dead_sessions, park, unsent_files
 from aisfs.errors import AisfsError, ConfigError, FileTooLarge, OutOfSpace
@@ -200,9 +203,10 @@ class StagedFile:
     def mark_clean(self) -> None:
         """Forget the record: the store has these bytes."""
         if self._record is not None:
-            self._slot.clear_record()
-            self._record = None
-            self._upload = ""
+            with self._recording:
+                self._slot.clear_record()
+                self._record = None
+                self._upload = ""
             if self.sent_ahead is not None and self._call is not None:
                 self._call(self)
 
@@ -243,12 +247,16 @@ class StagedFile:
 class StagingArea:
     """The staging directory of one daemon, within its limit."""
 
-    def __init__(self, directory: Path, limit: int) -> None:
+    journal: Journal | None = None
+    """Where small files that were closed wait for their upload, if they may."""
+
+    def __init__(self, directory: Path, limit: int, *, journal: bool = False) -> None:
         """Start a session, and park what dead sessions left dirty.
 
         Args:
             directory: Shared by the daemons of one user.
             limit: Bytes of files being written and of unsent ones together.
+            journal: Whether to have a journal.
 
         Raises:
             ConfigError: the directory cannot be used.
@@ -259,7 +267,7 @@ class StagingArea:
         self._spare: list[StagingSlot] = []
         self._kept: list[StagedFile] = []
         """Files whose bytes are kept until other files need the room; the oldest first."""
-        self._serial = 0
+        self._serials = count(1)
         self._books = ranked_lock(Rank.STAGING_ROOM)
         """Held for an instant: the dispatcher writes to staged files too."""
         self._used = 0
@@ -275,20 +283,23 @@ class StagingArea:
         except OSError as error:
             raise ConfigError(f"staging directory {directory}: {error.strerror}") from error
         self.count_unsent()
+        if journal:
+            self.journal = Journal(self._session, self.take, self.give_back)
 
     @property
     def used(self) -> int:
         """Bytes of the files being written and of unsent ones."""
         return self._used + self._unsent
 
+    @any_thread
     def create(self) -> StagedFile:
         """Return an empty file."""
-        if self._spare:
-            slot = self._spare.pop()
-            os.utime(slot.data)  # a recovery takes this for when the file was made
+        try:
+            slot = self._spare.pop()  # one step: tasks and the dispatcher take some
+        except IndexError:
+            slot = StagingSlot(self._session / f"{next(self._serials)}{DATA}")
         else:
-            self._serial += 1
-            slot = StagingSlot(self._session / f"{self._serial}{DATA}")
+            os.utime(slot.data)  # a recovery takes this for when the file was made
         staged = StagedFile(self, slot)
         self.open.add(staged)
         return staged
@@ -355,8 +366,20 @@ class StagingArea:
         """Count the bytes of unsent files."""
         self._unsent = sum(found.size for found in unsent_files(self.directory))
 
+    def park_entry(self, entry: JournalEntry, record: StagedRecord, mtime_ns: int) -> Path:
+        """Keep what is in the journal for `aisfs recover`, since it could not be uploaded; return where."""
+        slot = StagingSlot(self._session / f"parked-{entry.serial}{DATA}")
+        with staging_errors(slot.path):
+            slot.fill(entry.read(0, entry.size), record, mtime_ns)
+            parked = park(self.directory, slot.path)
+            slot.close()
+        self.count_unsent()
+        return parked
+
     def close(self) -> None:
         """End the session; what is still dirty is parked, anything else removed."""
+        if self.journal is not None:
+            self.journal.close()
         for staged in list(self.open):
             if staged.is_dirty:
                 staged.park("the mount ended before it was uploaded")

@@ -56,6 +56,16 @@ class StagingSlot:
         finally:
             os.close(old)
 
+    def fill(self, content: bytes, record: StagedRecord, mtime_ns: int) -> None:
+        """Write bytes and record, and return once the disk has them."""
+        view = memoryview(content)
+        while view:
+            view = view[os.pwrite(self.data, view, len(content) - len(view)) :]
+        os.utime(self.data, ns=(mtime_ns, mtime_ns))
+        os.fsync(self.data)
+        self.write_record(record)
+        os.fsync(self._record)
+
     def clear_record(self) -> None:
         """Mark the bytes as no longer needed."""
         os.ftruncate(self._record, 0)

@@ -6,6 +6,7 @@ after an error the store holds what it held before.
 
 import logging
 from contextlib import suppress
+from pathlib import Path
 
 import trio
 
@@ -16,10 +17,12 @@ from aisfs.core.staged.record import StagedRecord, version_text
 from aisfs.engine.read.indexer import Indexer
 from aisfs.engine.write.appender import Appender, load
 from aisfs.engine.write.early_upload import EarlyUploader
+from aisfs.engine.write.journal import CONTENT_MAX, Journal, JournalEntry
 from aisfs.engine.write.shard_copy import END_MARK, NewMember
 from aisfs.engine.write.staging import StagedFile, StagingArea
 from aisfs.errors import CrossDevice, NotFound
 from aisfs.model import Bucket, ObjectInfo
+from aisfs.process.threads import any_thread
 from aisfs.store.content import BytesContent
 from aisfs.store.pages import pages_of
 from aisfs.store.port import WritableStore
@@ -77,8 +80,20 @@ class Writer:
         mode: int | None,
     ) -> None:
         """Write down what a staged file is to become, before a change to it is acknowledged."""
-        base_text = version_text(base)
-        staged.mark_dirty(StagedRecord(self._endpoint, bucket, key, member, base_text, mode))
+        staged.mark_dirty(self.record_of(bucket, key, member=member, base=base, mode=mode))
+
+    @any_thread
+    def record_of(
+        self,
+        bucket: Bucket,
+        key: str,
+        *,
+        member: str = "",
+        base: ObjectInfo | None,
+        mode: int | None,
+    ) -> StagedRecord:
+        """Return what is to be written down of a staged file."""
+        return StagedRecord(self._endpoint, bucket, key, member, version_text(base), mode)
 
     async def load(self, bucket: Bucket, info: ObjectInfo) -> StagedFile:
         """Stage the content of a version of an object.
@@ -120,6 +135,34 @@ class Writer:
         finally:
             if ahead is not None:
                 await ahead.abandon()
+
+    async def upload_entry(
+        self,
+        bucket: Bucket,
+        key: str,
+        entry: JournalEntry,
+        *,
+        base: ObjectInfo | None,
+        mtime_ns: int,
+        mode: int | None,
+    ) -> ObjectInfo:
+        """Do the same with content that is in the journal."""
+        custom = with_posix_metadata(base.custom if base else {}, mtime_ns=mtime_ns, mode=mode)
+        return await self._store.upload(bucket, key, entry.content(), custom=custom)
+
+    def park_entry(self, entry: JournalEntry, record: StagedRecord, mtime_ns: int) -> Path:
+        """Keep what is in the journal for `aisfs recover`; return where."""
+        return self._staging.park_entry(entry, record, mtime_ns)
+
+    @property
+    def journal(self) -> Journal | None:
+        """Where small files that were closed wait for their upload, if they may."""
+        return self._staging.journal
+
+    @property
+    def journaled_most(self) -> int:
+        """Bytes of the largest file that may wait there: larger ones are sent before they are closed."""
+        return min(CONTENT_MAX, self._store.ahead_above)
 
     async def set_attributes(
         self, bucket: Bucket, info: ObjectInfo, *, mtime_ns: int, mode: int | None

@@ -13,23 +13,39 @@ from aisfs.engine.listing.overlay import Overlay
 from aisfs.engine.write.appender import Appended
 from aisfs.engine.write.staging import StagedFile
 from aisfs.engine.write.writer import Writer
-from aisfs.errors import AisfsError, Stale
+from aisfs.errors import AisfsError, DeadlineExceeded, Stale, Unavailable
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.nodes import ShardNode, identity
 from aisfs.filesystem.trees.bucket_tree import Tree
+from aisfs.filesystem.write.acknowledge import Acknowledger
 from aisfs.filesystem.written.files import WrittenFile
 from aisfs.model import Bucket, ObjectInfo
+from aisfs.process.threads import any_thread
 
 log = logging.getLogger(__name__)
+
+
+def lasts(error: AisfsError) -> bool:
+    """Return whether an upload that failed so will fail again, whenever it is tried."""
+    return not isinstance(error, Unavailable | DeadlineExceeded)
 
 
 class Committer:
     """Gets files that were written into the store, or says why not."""
 
     def __init__(
-        self, filesystem: FileSystem, tree: Tree, overlay: Overlay, writer: Writer
+        self,
+        filesystem: FileSystem,
+        tree: Tree,
+        overlay: Overlay,
+        writer: Writer,
+        acknowledger: Acknowledger | None = None,
     ) -> None:
-        """Upload with `writer`, and show the outcome in `overlay`, the lister of `tree`."""
+        """Upload with `writer`, and show the outcome in `overlay`, the lister of `tree`.
+
+        With `acknowledger`, files may wait for their upload after they were closed.
+        """
+        self.acknowledger = acknowledger
         self._filesystem = filesystem
         self._tree = tree
         self._inodes = filesystem.inodes
@@ -38,49 +54,98 @@ class Committer:
         self._writer = writer
         writer.appender.on_append = self._shard_appended
 
-    async def commit(self, file: WrittenFile) -> None:
-        """Upload a file if it is dirty, and let the kernel know what else that changes."""
+    async def commit(self, file: WrittenFile, *, sync: bool = True) -> None:
+        """Upload a file if it is dirty, and let the kernel know what else that changes.
+
+        Without `sync` it may be made safe on the local disk instead, to be uploaded later.
+        """
         async with file.lock:
+            if not sync and await self._acknowledged(file):
+                return
             committed = await self.commit_locked(file)
         if committed:  # not with the lock, which a rename may wait for
-            kernel = self._filesystem.kernel
-            if file.member:
-                kernel.invalidate_inode(file.node.parent)
-            for parent, name in self._other_names(file):
-                kernel.invalidate_inode(parent)
-                await kernel.invalidated(parent, name)
+            await self._tell(file)
+
+    async def commit_waiting(self, file: WrittenFile) -> None:
+        """Upload a file that waits for it, unless it is being changed by now."""
+        async with file.lock:
+            committed = file.waits and await self.commit_locked(file)
+        if committed:
+            await self._tell(file)
+            async with file.lock:
+                if not file.handles and not file.dirty:
+                    self.let_go(file)
+
+    async def _tell(self, file: WrittenFile) -> None:
+        """Let the kernel know what else a commit has changed."""
+        kernel = self._filesystem.kernel
+        if file.member:
+            kernel.invalidate_inode(file.node.parent)
+        for parent, name in self._other_names(file):
+            kernel.invalidate_inode(parent)
+            await kernel.invalidated(parent, name)
+
+    async def _acknowledged(self, file: WrittenFile) -> bool:
+        if self.acknowledger is None or file.unlinked or not file.dirty or file.write_error:
+            return False
+        file.check_attached()
+        return await self.acknowledger.acknowledge(file)
 
     async def commit_locked(self, file: WrittenFile) -> bool:
         """Upload a file if it is dirty; returns whether it was. Called with its lock held."""
         file.check_attached()
         if file.unlinked or not file.dirty:
             return False
-        assert file.staged is not None, "what is dirty is staged"
         if file.write_error is not None:
             raise file.write_error
         try:
-            if file.member:
-                info = await self._append(file, file.staged)
-            else:
-                info = await self._writer.upload(
-                    file.bucket,
-                    file.key,
-                    file.staged,
-                    base=file.base,
-                    mtime_ns=file.mtime_ns,
-                    mode=file.mode,
-                )
+            info = await self._upload(file)
         except AisfsError as error:
             file.failed = error
             raise
-        file.staged.mark_clean()
+        if file.staged is not None:
+            file.staged.mark_clean()
         with self._overlay.namespace_lock:
             file.base = info
             file.dirty = False
             file.failed = None
             if not file.member:
                 self._overlay.settle(file.bucket, file.key, info)
+        self.end_waiting(file)
         return True
+
+    async def _upload(self, file: WrittenFile) -> ObjectInfo:
+        staged = file.staged
+        if staged is None:
+            assert file.entry is not None, "what is dirty is staged, or in the journal"
+            return await self._writer.upload_entry(
+                file.bucket,
+                file.key,
+                file.entry,
+                base=file.base,
+                mtime_ns=file.mtime_ns,
+                mode=file.mode,
+            )
+        if file.member:
+            return await self._append(file, staged)
+        return await self._writer.upload(
+            file.bucket,
+            file.key,
+            staged,
+            base=file.base,
+            mtime_ns=file.mtime_ns,
+            mode=file.mode,
+        )
+
+    def end_waiting(self, file: WrittenFile) -> None:
+        """Drop what was acknowledged of a file: the store has it, or it was removed."""
+        if self.acknowledger is not None:
+            self.acknowledger.end(file)
+
+    async def settled(self) -> None:
+        """Wait until nothing that was removed or renamed would come back after a crash."""
+        if self.acknowledger is not None:
+            await self.acknowledger.settled()
 
     async def _append(self, file: WrittenFile, staged: StagedFile) -> ObjectInfo:
         """Append a member to its shard, whatever it is called by now."""
@@ -132,26 +197,38 @@ class Committer:
 
     async def settle_unopened(self, file: WrittenFile) -> None:
         """Upload what no `close` has uploaded, a mapping for example, and free the local disk."""
+        if file.acknowledged and file.failed is not None and not lasts(file.failed):
+            file.failed = None  # it goes on waiting
         error = file.write_error or file.failed
         if file.dirty and error is None and not file.unlinked:
             try:
-                await self.commit(file)
+                await self.commit(file, sync=False)
             except AisfsError as failed:
                 error = failed
         async with file.lock:
             if file.handles:
                 return
-            if file.dirty and not file.unlinked:
+            if file.dirty and not file.unlinked and not file.waits:
                 if error is None:
                     return  # truncated meanwhile, by a task that will settle it as well
                 if file.write_error is not None:
                     self.discard(file, error)
                 else:
-                    self._park(file, error)
+                    self.park(file, error)
             self.let_go(file)
+
+    @any_thread
+    def let_wait(self, file: WrittenFile) -> None:
+        """Free what a file has here that waits in the journal; called with the lock held."""
+        staged, file.staged = file.staged, None
+        if staged is not None:
+            staged.discard()
 
     def let_go(self, file: WrittenFile) -> None:
         """Free what a file without handles has here; called with the lock held, or free."""
+        if file.waits:
+            self.let_wait(file)
+            return
         if file.staged is not None:
             file.staged.discard()
             file.staged = None
@@ -168,22 +245,36 @@ class Committer:
         if old is not None and not old.busy:
             self._filesystem.kernel.invalidate_entry(old.node.parent, old.node.name)
 
-    def _park(self, file: WrittenFile, error: AisfsError) -> None:
+    def park(self, file: WrittenFile, error: AisfsError) -> None:
         """Keep what could not be uploaded for `aisfs recover`; the name shows the store again."""
-        assert file.staged is not None, "what is dirty is staged"
         log.error(
             "%s/%s was not uploaded: %s; `aisfs recover` lists it", file.bucket, file.key, error
         )
-        file.staged.park(str(error))
+        if file.acknowledged and self.acknowledger is not None:
+            self.acknowledger.park(file, error)
+            if file.staged is not None:
+                file.staged.discard()
+        else:
+            assert file.staged is not None, "what is dirty is staged"
+            file.staged.park(str(error))
         file.staged = None
-        self._detach(file, error)
+        if not self._back_to_waiting(file):
+            self._detach(file, error)
 
     def discard(self, file: WrittenFile, error: AisfsError) -> None:
         """Drop content that is not whole: the write that failed has told its writer."""
         assert file.staged is not None, "what is dirty is staged"
         file.staged.discard()
         file.staged = None
-        self._detach(file, error)
+        if not self._back_to_waiting(file):
+            self._detach(file, error)
+
+    def _back_to_waiting(self, file: WrittenFile) -> bool:
+        """Show what was acknowledged before a change that came to nothing; return whether there is such."""
+        if file.entry is None or self.acknowledger is None:
+            return False
+        self.acknowledger.restore(file)
+        return True
 
     def _detach(self, file: WrittenFile, error: AisfsError) -> None:
         """Show what the store has under a name again."""

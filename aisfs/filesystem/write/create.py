@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import trio
+
 from aisfs.config import Shards
 from aisfs.core.namespace import keys
 from aisfs.core.namespace.keys import is_shard
@@ -26,7 +28,9 @@ from aisfs.filesystem.trees.bucket_tree import Found, Tree
 from aisfs.filesystem.write.buckets import BucketMaker
 from aisfs.filesystem.write.commit import Committer
 from aisfs.filesystem.write.open_files import OpenFiles
+from aisfs.filesystem.written.content_lock import ContentLock
 from aisfs.filesystem.written.files import WrittenFile, pending_node
+from aisfs.process.threads import any_thread
 
 
 class Creator:
@@ -54,6 +58,7 @@ class Creator:
         self._writer = writer
         self._buckets = buckets
         self._clock = clock
+        self._token = trio.lowlevel.current_trio_token()
 
     async def create(
         self, parent: int, name: bytes, mode: int, flags: int
@@ -83,28 +88,48 @@ class Creator:
             self._filesystem.forget(entry.attr.ino, 1)  # the kernel learns nothing of it
             raise
 
+    @any_thread
     def try_create(
         self, parent: int, name: bytes, mode: int, flags: int
     ) -> tuple[Entry, OpenFile] | None:
-        """Make a file and open it, if its directory is known to lack it; None if that is to be asked."""
+        """Make a file and open it, if its directory is known to lack it; None if that is to be asked.
+
+        For the fast path, which does not wait for what changes names at this moment.
+        """
         where = self._inodes.get(parent)
-        if not isinstance(where, DirectoryNode) or self._filesystem.name_changes.of(where):
+        if not isinstance(where, DirectoryNode):
             return None
         key = new_key(where, name)
-        if self._tree.try_find(where, parent, name) is not None:
+        lock = self._overlay.namespace_lock
+        if not lock.acquire(blocking=False):
             return None
-        return self._make_file(where, key, parent, name, mode, flags)
+        try:
+            if self._filesystem.name_changes.of(where) is not None:
+                return None
+            if self._tree.try_find(where, parent, name) is not None:
+                return None
+            file = self._new_file(pending_node(where.bucket, key, parent, name), mode)
+            return self._show(file, flags)
+        finally:
+            lock.release()
 
     def _make_file(
         self, where: DirectoryNode, key: str, parent: int, name: bytes, mode: int, flags: int
     ) -> tuple[Entry, OpenFile]:
         file = self._new_file(pending_node(where.bucket, key, parent, name), mode)
         with self._overlay.namespace_lock:
-            self._overlay.set_pending(where.bucket, key, file.node.info)
-            self._inodes.directory_attributes.touch(where.bucket, where.prefix)
-            expires = self._clock() + self._overlay.list_ttl
-            entry = self._inodes.counted(Found(name, file.node, expires))
-            return entry, self._open_files.begin(file, flags)
+            return self._show(file, flags)
+
+    @any_thread
+    def _show(self, file: WrittenFile, flags: int) -> tuple[Entry, OpenFile]:
+        """Show a new file, and open it; called with `namespace_lock` held."""
+        self._inodes.files.add(file)
+        self._overlay.set_pending(file.bucket, file.key, file.node.info)
+        folder, slash, _ = file.key.rpartition("/")
+        self._inodes.directory_attributes.touch(file.bucket, folder + slash)
+        expires = self._clock() + self._overlay.list_ttl
+        entry = self._inodes.counted(Found(file.node.name, file.node, expires))
+        return entry, self._open_files.begin(file, flags)
 
     async def _create_member(
         self, node: ShardNode, parent: int, name: bytes, mode: int, flags: int
@@ -114,6 +139,7 @@ class Creator:
             raise ReadOnly("members of a shard cannot be changed")
         path = await self._folders.path(node, parent, name)
         file = self._new_file(pending_node(node.bucket, node.info.key, parent, name), mode, path)
+        self._inodes.files.add(file)
         entry = Entry(name, self._inodes.written_attr(file), 0.0)
         self._inodes.remember(entry.attr.ino, file.node)
         return entry, self._open_files.begin(file, flags)
@@ -134,10 +160,14 @@ class Creator:
             await self._folders.check_whole(node)
         return found
 
+    @any_thread
     def _new_file(self, node: ObjectNode, mode: int, member: str = "") -> WrittenFile:
+        """Stage a new file; nothing shows it yet."""
         spelled = identity(node)
         ino = self._inodes.table.number(spelled)
-        file = WrittenFile(ino, spelled, node, None, mode & 0o777, time.time_ns(), member)
+        lock = ContentLock(self._token)
+        times = time.time_ns()
+        file = WrittenFile(ino, spelled, node, None, mode & 0o777, times, member, lock=lock)
         file.staged = self._writer.new()
         file.dirty = True
         try:
@@ -145,7 +175,6 @@ class Creator:
         except BaseException:
             file.staged.discard()
             raise
-        self._inodes.files.add(file)
         return file
 
     # directories -----------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from aisfs.engine.listing.lister import Lister
 from aisfs.engine.write.writer import Writer
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.trees.bucket_tree import Tree
+from aisfs.filesystem.write.acknowledge import Acknowledger
 from aisfs.filesystem.write.buckets import BucketMaker
 from aisfs.filesystem.write.commit import Committer
 from aisfs.filesystem.write.create import Creator
@@ -15,6 +16,7 @@ from aisfs.filesystem.write.open_files import OpenFiles
 from aisfs.filesystem.write.rename import Renamer
 from aisfs.filesystem.write.rename_directory import DirectoryRenamer
 from aisfs.filesystem.write.setattr import AttributeSetter
+from aisfs.filesystem.write.write_back import WriteBack
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,14 @@ class WriteLayer:
     creator: Creator
     attributes: AttributeSetter
     names: Renamer
+    acknowledger: Acknowledger | None
+    """Lets small files wait for their upload; None where every close waits for the store."""
+    write_back: WriteBack | None
+    """Uploads them."""
+
+    async def flush(self) -> int:
+        """Upload what waits; return how many files. See `WriteBack.flush`."""
+        return await self.write_back.flush() if self.write_back is not None else 0
 
 
 def write_layer(
@@ -37,7 +47,11 @@ def write_layer(
 ) -> WriteLayer:
     """Put the operations together; `lister` is that of `tree`."""
     overlay = lister.overlay
-    committer = Committer(filesystem, tree, overlay, writer)
+    acknowledger = None
+    if writer.journal is not None:
+        acknowledger = Acknowledger(writer.journal, writer, settings.write_back, clock)
+    committer = Committer(filesystem, tree, overlay, writer, acknowledger)
+    write_back = WriteBack(committer, acknowledger, clock) if acknowledger is not None else None
     files = OpenFiles(filesystem, committer, overlay, writer)
     buckets = BucketMaker(tree, lister.buckets, writer, allowed=settings.allow_bucket_changes)
     creator = Creator(filesystem, tree, committer, files, overlay, writer, buckets, clock)
@@ -46,4 +60,4 @@ def write_layer(
         filesystem.inodes, committer, overlay, writer, settings.rename_dir_limit
     )
     names = Renamer(filesystem, tree, committer, files, directories, overlay, writer)
-    return WriteLayer(files, creator, attributes, names)
+    return WriteLayer(files, creator, attributes, names, acknowledger, write_back)

@@ -16,6 +16,7 @@ from aisfs.filesystem.handles import FileHandle, OpenFile
 from aisfs.filesystem.nodes import ObjectNode, ShardNode, identity
 from aisfs.filesystem.write.commit import Committer
 from aisfs.filesystem.written.files import WrittenFile
+from aisfs.process.threads import any_thread
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
 """Flags of `open` that ask for a change."""
@@ -76,8 +77,8 @@ class OpenFiles:
         if not wanted:
             with self.namespace_lock:
                 self.readers[ino] += 1
-            if known is not None:
-                known.handles += 1
+                if known is not None:
+                    known.handles += 1
             return OpenFile(ino, None, known is not None and known.joined())
         file = self.written(ino)
         handle = self.begin(file, flags)
@@ -85,7 +86,7 @@ class OpenFiles:
             async with file.lock:
                 if flags & os.O_TRUNC:
                     await self.truncate(file, 0)
-                elif file.staged is None and not file.unlinked:
+                elif file.staged is None and file.entry is None and not file.unlinked:
                     await self._check_version(file)
         except BaseException:
             await self.release(handle)
@@ -124,10 +125,11 @@ class OpenFiles:
 
     def begin(self, file: WrittenFile, flags: int) -> OpenFile:
         """Make a handle for writing, and count it."""
-        handle = OpenFile(file.ino, file, self._bypasses_pages(file, flags))
-        file.handles += 1
-        file.writers += 1
-        file.bypassing += handle.bypasses_pages
+        with self.namespace_lock:
+            handle = OpenFile(file.ino, file, self._bypasses_pages(file, flags))
+            file.handles += 1
+            file.writers += 1
+            file.bypassing += handle.bypasses_pages
         return handle
 
     def _bypasses_pages(self, file: WrittenFile, flags: int) -> bool:
@@ -161,14 +163,16 @@ class OpenFiles:
             if not now.same_content(file.base):
                 raise Stale(f"{file.bucket}/{file.key} was changed by somebody else")
 
-    async def flush(self, handle: OpenFile | FileHandle) -> None:
+    async def flush(self, handle: OpenFile | FileHandle, *, sync: bool = True) -> None:
         """Commit at a close or fsync: after this the store has what was written.
+
+        At a close, without `sync`, it is enough that what was written is safe, and may wait.
 
         Raises:
             AisfsError: it has not, and holds what it held before.
         """
         if isinstance(handle, OpenFile) and handle.file is not None:
-            await self._committer.commit(handle.file)
+            await self._committer.commit(handle.file, sync=sync)
 
     async def release(self, handle: OpenFile | FileHandle) -> None:
         """Close a handle for good. What is still dirty after the last one is uploaded or kept."""
@@ -182,19 +186,40 @@ class OpenFiles:
         if not isinstance(handle, OpenFile):
             return False
         file = handle.file or self._files.by_ino.get(handle.ino)
-        if file is not None and (file.dirty or not file.lock.is_free):
+        if file is not None and ((file.dirty and not file.waits) or not file.lock.is_free):
             return False
         self._end(handle)
         if file is not None and not file.handles:
             self._committer.let_go(file)
         return True
 
+    @any_thread
+    def try_release_waiting(self, handle: OpenFile) -> bool:
+        """Close a handle for good, if its file waits for its upload; returns whether it does.
+
+        For the fast path, which holds `namespace_lock`.
+        """
+        file = handle.file
+        if file is None or not file.waits or not file.lock.take_in_thread():
+            return False
+        try:
+            self._end(handle)
+            if not file.handles:
+                self._committer.let_wait(file)
+        finally:
+            file.lock.leave_in_thread()
+        return True
+
+    @any_thread
     def _end(self, handle: OpenFile) -> WrittenFile | None:
         """Count a handle no more; returns the written file it was of."""
+        with self.namespace_lock:
+            return self._end_locked(handle)
+
+    def _end_locked(self, handle: OpenFile) -> WrittenFile | None:
         file = handle.file
         if file is None:
-            with self.namespace_lock:
-                self._close_reader(handle.ino)
+            self._close_reader(handle.ino)
             file = self._files.by_ino.get(handle.ino)
         else:
             file.writers -= 1
@@ -262,7 +287,7 @@ class OpenFiles:
         if size == file.size:
             file.write_error = None
             return
-        was_dirty = file.dirty
+        was_dirty, was_acknowledged = file.dirty, file.acknowledged
         created = file.staged is None and size == 0
         if created:  # what is cut off need not be loaded
             file.staged = self._writer.new()
@@ -274,6 +299,7 @@ class OpenFiles:
             if not was_dirty:
                 file.dirty = False
                 staged.mark_clean()
+            file.acknowledged = was_acknowledged
             if created:
                 staged.discard()
                 file.staged = None
@@ -292,6 +318,15 @@ class OpenFiles:
 
     async def stage(self, file: WrittenFile) -> StagedFile:
         """Bring the content to the local disk; called with the lock held."""
+        if file.staged is None and file.entry is not None:
+            content = file.entry.read(0, file.entry.size)
+            staged = self._writer.new()
+            try:
+                staged.write(0, content)
+            except BaseException:
+                staged.discard()
+                raise
+            file.staged = staged
         if file.staged is None:
             assert file.base is not None, "a file without a version is staged"
             with self._filesystem.noticing_change(file.node):
@@ -300,6 +335,7 @@ class OpenFiles:
 
     def _touch(self, file: WrittenFile) -> None:
         """Mark the file as changed, before it is."""
+        file.acknowledged = False
         file.failed = None
         file.mtime_ns = time.time_ns()
         if not file.unlinked:

@@ -1,6 +1,7 @@
 """Names of a mount that can be written: unlink, rmdir, rename."""
 
 import logging
+import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
@@ -27,6 +28,7 @@ from aisfs.filesystem.write.open_files import OpenFiles
 from aisfs.filesystem.write.rename_directory import DirectoryRenamer
 from aisfs.filesystem.written.files import WrittenFile
 from aisfs.filesystem.written.name_locks import NameChange, Names
+from aisfs.model import ObjectInfo
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +103,7 @@ class Renamer:
                 with self._overlay.namespace_lock:
                     self._unname(file)
                     self._overlay.remove(node.bucket, node.info.key)
+        await self._committer.settled()
         for member in self._files.new_members(node.bucket, node.info.key):
             member.detached_because = NotFound("its shard was removed")  # none brings it back
 
@@ -146,6 +149,7 @@ class Renamer:
         file.unlinked = True
         file.dirty = False
         self._files.unname(file)
+        self._committer.end_waiting(file)
         if file.staged is not None:
             file.staged.mark_clean()
             if not file.handles:
@@ -245,6 +249,9 @@ class Renamer:
             for locked in (gone, file):
                 if locked is not None:
                     await locks.enter_async_context(locked.lock)
+            if file is not None and await self._rename_waiting(file, victim, gone, key):
+                self._moved_waiting(file, gone, victim, key, parent, name)
+                return
             if file is not None:
                 await self._committer.commit_locked(file)
             info = await self._writer.rename(node.bucket, node.info.key, key)
@@ -261,5 +268,47 @@ class Renamer:
                     self._files.rename(member, key, member.node.parent, member.node.name)
                 self._overlay.remove(node.bucket, node.info.key)
                 self._overlay.settle(node.bucket, key, info)
+        await self._committer.settled()
         self._committer.invalidate_aliases(node.parent, node.name)
         self._committer.invalidate_aliases(parent, name)
+
+    async def _rename_waiting(
+        self, file: WrittenFile, victim: ObjectNode | None, gone: WrittenFile | None, key: str
+    ) -> bool:
+        """Have a file that waits for its first upload wait under another name; return whether it does.
+
+        What has that name stays in the store until then. Called with the locks of both held.
+        """
+        acknowledger = self._committer.acknowledger
+        new = file.waits and file.base is None
+        if acknowledger is None or not new or keys.is_shard(os.fsencode(key)):
+            return False
+        base = _stored(victim, gone)
+        return await acknowledger.again(file, key=key, base=base, instead_of=gone)
+
+    def _moved_waiting(
+        self,
+        file: WrittenFile,
+        gone: WrittenFile | None,
+        victim: ObjectNode | None,
+        key: str,
+        parent: int,
+        name: bytes,
+    ) -> None:
+        """Show a file that waits under its new name."""
+        bucket, old = file.bucket, file.key
+        with self._overlay.namespace_lock:
+            base = _stored(victim, gone)
+            if gone is not None:
+                self._unname(gone)
+            self._files.rename(file, key, parent, name)
+            file.base = base
+            self._overlay.remove(bucket, old)
+            self._overlay.set_pending(bucket, key, file.node.info)
+
+
+def _stored(victim: ObjectNode | None, gone: WrittenFile | None) -> ObjectInfo | None:
+    """Return the version in the store that a renamed file replaces."""
+    if gone is not None:
+        return gone.base
+    return victim.info if victim is not None else None

@@ -149,6 +149,9 @@ class AttributeSetter:
                 file.staged.set_mtime(file.mtime_ns)
         if file.unlinked or (file.mode, file.mtime_ns) == old:
             return
+        if file.acknowledged:
+            await self._wait_with_attributes(file)
+            return
         if file.dirty or file.member:  # of a member they are in its header
             self._open_files.record(file)
             file.dirty = True
@@ -170,10 +173,17 @@ class AttributeSetter:
             raise
         self._committer.restamped(file.bucket, base, file.base)
 
+    async def _wait_with_attributes(self, file: WrittenFile) -> None:
+        """Make mode and time safe of a file that waits for its upload; else it is uploaded now."""
+        acknowledger = self._committer.acknowledger
+        assert acknowledger is not None, "files wait only where they may"
+        if not await acknowledger.again(file):
+            await self._committer.commit_locked(file)
+
     async def _commit_unopened(self, file: WrittenFile) -> None:
         """Commit a change that no close will follow; its error is the caller's, and undoes it."""
         try:
-            await self._committer.commit(file)
+            await self._committer.commit(file, sync=False)
         except AisfsError as error:
             async with file.lock:
                 if file.staged is not None and not file.writers:

@@ -10,10 +10,10 @@ from aisfs.process.locks import Rank, ranked_lock
 class ContentLock:
     """Held by one task at a time, for as long as it likes; or by another thread, for moments."""
 
-    def __init__(self) -> None:
-        """Start unheld; to be made in the trio thread."""
+    def __init__(self, token: trio.lowlevel.TrioToken | None = None) -> None:
+        """Start unheld; to be made in the trio thread, unless its `token` is given."""
         self._tasks = trio.Lock()
-        self._token = trio.lowlevel.current_trio_token()
+        self._token = token or trio.lowlevel.current_trio_token()
         self._guard = ranked_lock(Rank.CONTENT)
         """Held for an instant, while the thread's part is looked at or changed."""
         self._in_thread = False
@@ -54,9 +54,12 @@ class ContentLock:
         return not self._tasks.locked() and not self._in_thread
 
     def take_in_thread(self) -> bool:
-        """Take it, unless a task has it or is about to; returns whether. From one thread only."""
+        """Take it, unless a task has it or is about to; returns whether. From one thread only.
+
+        Another thread may return it.
+        """
         with self._guard:
-            if self._tasks.locked():
+            if self._tasks.locked() or self._in_thread:
                 return False
             self._in_thread = True
             return True

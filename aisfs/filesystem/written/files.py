@@ -11,6 +11,7 @@ from itertools import count
 from msgspec import structs
 
 from aisfs.core.namespace.listing import PENDING_VERSION
+from aisfs.engine.write.journal import JournalEntry
 from aisfs.engine.write.staging import StagedFile
 from aisfs.errors import AisfsError, Stale
 from aisfs.filesystem.nodes import ObjectNode
@@ -42,6 +43,10 @@ class WrittenFile:
     """The content on the local disk; without it the content is that of `base`."""
     dirty: bool = False
     """Whether `staged` differs from `base`."""
+    entry: JournalEntry | None = None
+    """What was acknowledged last and is not in the store yet, with `--write-back`."""
+    acknowledged: bool = False
+    """Whether `entry` is the content as it is now, so that a close need not wait for the store."""
     unlinked: bool = False
     """It has no name any more; nothing of it is uploaded."""
     detached_because: AisfsError | None = None
@@ -74,12 +79,19 @@ class WrittenFile:
         """Bytes."""
         if self.staged is not None:
             return self.staged.size
+        if self.entry is not None:
+            return self.entry.size
         return self.base.size if self.base is not None else 0
 
     @property
     def busy(self) -> bool:
         """Whether it is more than the version `base` under a number of its own."""
         return self.dirty or self.handles > 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is safe on the local disk and waits for its upload."""
+        return self.acknowledged and self.dirty and self.failed is None
 
     def joined(self) -> bool:
         """Record that it is opened; return whether past the page cache, as others do."""
@@ -105,7 +117,10 @@ def pending_node(bucket: Bucket, key: str, parent: int, name: bytes) -> ObjectNo
 
 
 class WrittenFiles:
-    """The written files of a mount, by inode number and by key."""
+    """The written files of a mount, by inode number and by key.
+
+    Changed by the trio thread; new files are also added by the dispatcher, while `namespace_lock` is held.
+    """
 
     def __init__(self) -> None:
         """Start with none."""
@@ -134,7 +149,8 @@ class WrittenFiles:
 
     def below(self, bucket: Bucket, prefix: str) -> list[WrittenFile]:
         """Return the files whose keys start with `prefix`."""
-        return [f for (b, k), f in self._by_key.items() if b == bucket and k.startswith(prefix)]
+        known = self._by_key.copy()  # one step: the dispatcher may add one meanwhile
+        return [f for (b, k), f in known.items() if b == bucket and k.startswith(prefix)]
 
     def new_members(self, bucket: Bucket, shard: str) -> list[WrittenFile]:
         """Return the new members of a shard, or of all shards whose keys start with `shard`."""

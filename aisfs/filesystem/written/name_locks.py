@@ -7,13 +7,14 @@ deleted in the next moment.
 """
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import trio
 
 from aisfs.filesystem.nodes import DirectoryNode, Node, ObjectNode
 from aisfs.model import Bucket
+from aisfs.process.locks import Lock
 
 Names = frozenset[tuple[Bucket, str]]
 """Keys, and prefixes with their slash for all that is below."""
@@ -42,15 +43,16 @@ class NameChange:
 
 
 class NameChanges:
-    """The changes of names of one mount. Only for the trio thread."""
+    """The changes of names of one mount. Only for the trio thread, but for `of`."""
 
-    def __init__(self) -> None:
-        """Begin with none."""
+    def __init__(self, lock: Lock | None = None) -> None:
+        """Begin with none; `lock` is held while one is added, where other threads look at them."""
+        self._lock = lock or nullcontext()
         self._changes: set[NameChange] = set()
         self._uses: set[NameChange] = set()
 
     def of(self, node: Node) -> NameChange | None:
-        """Return a change that decides where a file or directory is."""
+        """Return a change that decides where a file or directory is. The dispatcher holds the lock."""
         if not self._changes:
             return None
         match node:
@@ -60,7 +62,8 @@ class NameChanges:
                 pass
             case _:
                 return None
-        return next((change for change in self._changes if change.covers(bucket, name)), None)
+        changes = self._changes.copy()
+        return next((change for change in changes if change.covers(bucket, name)), None)
 
     @asynccontextmanager
     async def changing(self, names: Callable[[], Names]) -> AsyncIterator[NameChange]:
@@ -88,7 +91,8 @@ class NameChanges:
                 break
             await met.over.wait()
         change = NameChange(wanted)
-        own.add(change)
+        with self._lock:
+            own.add(change)
         try:
             yield change
         finally:

@@ -50,7 +50,7 @@ MESSAGE_ROOM = 8192
 """Bytes of a message that are not data, and what the kernel adds for its own bookkeeping."""
 LIST_BYTES_MAX = 65536
 """Largest reply to READDIRPLUS asked of pyfuse3; the kernel asks again for the rest."""
-PATIENT = Opcode.WRITE
+PATIENT = (Opcode.WRITE, Opcode.CREATE)
 """May wait for the local disk, however slow that is: no reason to end the mount."""
 OBSERVED = (Opcode.READ, Opcode.READDIRPLUS)
 SILENT = (Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT)
@@ -202,7 +202,7 @@ class Dispatcher:
         while not self._stopping and (length := self._receive(parts, hot=hot)) is not None:
             _, opcode, unique, nodeid, _, _, pid, _, _ = unpack(buffer)
             now = time.monotonic()
-            self.busy_since[0] = None if opcode == PATIENT else now
+            self.busy_since[0] = None if opcode in PATIENT else now
             handler = handlers.get(opcode)
             message = view[:length]
             if requests.detailed:
@@ -229,7 +229,8 @@ class Dispatcher:
             # Polling takes processor time from the pusher, so poll only where requests follow quickly:
             # after one that did, and after a RELEASE, since a program that closed a file that it wrote
             # probably creates the next one.
-            hot = now - replied < NEAR_SECONDS if reply else opcode == Opcode.RELEASE
+            near = bool(reply) and now - replied < NEAR_SECONDS
+            hot = near or opcode == Opcode.RELEASE
             replied = time.monotonic()
             self.busy_since[0] = None
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from itertools import count
 
 from aisfs.filesystem.handles import DirectoryHandle, FileHandle, OpenFile
 from aisfs.filesystem.nodes import describe
@@ -11,17 +12,16 @@ Opened = DirectoryHandle | FileHandle | OpenFile
 
 
 class HandleTable:
-    """Handles by their numbers. For the trio thread."""
+    """Handles by their numbers. For the trio thread, and for the dispatcher, which opens new files."""
 
     def __init__(self) -> None:
         """Start with none."""
         self._opened: dict[int, Opened] = {}
-        self._next = 1
+        self._numbers = count(1)
 
     def keep(self, opened: Opened) -> int:
         """Return something open a number."""
-        number = self._next
-        self._next += 1
+        number = next(self._numbers)
         self._opened[number] = opened
         return number
 

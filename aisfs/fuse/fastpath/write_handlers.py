@@ -13,6 +13,7 @@ from contextlib import suppress
 import trio
 
 from aisfs.core.namespace.inodes import split_member
+from aisfs.errors import AisfsError
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.write.open_files import WRITING, OpenFiles
 from aisfs.fuse.fastpath.dispatcher import FORWARD, SILENCE, Handler, Reply
@@ -97,15 +98,21 @@ class WriteHandlers:
         return (abi.write_reply(unique, len(data)),)
 
     def create(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
-        """Hand the creation of a file to the trio thread."""
-        name, mode, flags = abi.created(message)
-        self._requests.hand_over(unique, Opcode.CREATE, CreateArgs(nodeid, name, mode, flags), pid)
+        """Make a file, or hand that to the trio thread, which also reports errors."""
+        what = CreateArgs(nodeid, *abi.created(message))
+        with suppress(AisfsError):
+            reply = self._requests.try_create(unique, what)
+            if reply is not None:
+                return reply
+        self._requests.hand_over(unique, Opcode.CREATE, what, pid)
         return SILENCE
 
     def release(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Close for good what was opened here; have the rest closed."""
         handle = abi.handle(message)
         if not is_fastpath_handle(handle):
+            if self._requests.try_release(handle):
+                return (abi.error_reply(unique, 0),)
             self._requests.hand_over(unique, Opcode.RELEASE, handle, pid)
             return SILENCE
         return (abi.error_reply(unique, 0),) if self._files.try_close(nodeid) else FORWARD
@@ -122,6 +129,8 @@ class WriteHandlers:
         handle = abi.handle(message)
         if is_fastpath_handle(handle):
             return (abi.error_reply(unique, 0),)
+        if opcode == Opcode.FLUSH and self._requests.try_acknowledge(unique, handle, pid):
+            return SILENCE
         self._requests.hand_over(unique, opcode, handle, pid)
         return SILENCE
 

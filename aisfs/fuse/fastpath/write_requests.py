@@ -9,6 +9,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import trio
@@ -77,6 +78,7 @@ class WriteRequests:
         self._counts = {
             opcode: metrics.operations.labels(opcode.name.lower(), "trio") for opcode in TAKEN
         }
+        self._journal_count = metrics.operations.labels("flush", "journal")
         self._inbox: Inbox[_Asked] = Inbox(self._begin, self._refuse)
         self._reply: Callable[[int, Reply], None] = lambda *_: None
 
@@ -100,6 +102,44 @@ class WriteRequests:
         if opcode != Opcode.RELEASE:
             self.tell()
 
+    def try_create(self, unique: int, what: CreateArgs) -> Reply | None:
+        """Make a file whose name is known to be free; return the reply, or None if it must wait."""
+        made = self._write.creator.try_create(*what)
+        return None if made is None else self._created(unique, *made)
+
+    def try_acknowledge(self, unique: int, handle: int, pid: int) -> bool:
+        """Have the close of a file answered once it is safe on the local disk; return whether it will be.
+
+        The journal's thread then answers, or hands the request on if the disk has refused.
+        """
+        acknowledger, opened = self._write.acknowledger, self._handles.get(handle)
+        if acknowledger is None or not isinstance(opened, OpenFile) or opened.file is None:
+            return False
+        self._pending.add(unique, Opcode.FLUSH, pid)
+        if acknowledger.try_begin(opened.file, partial(self._acknowledged, unique, handle)):
+            return True
+        return self._pending.take(unique) is None  # else it was interrupted, and answered
+
+    def try_release(self, handle: int) -> bool:
+        """Close a file for good that waits for its upload; return whether it does."""
+        opened = self._handles.get(handle)
+        waits = isinstance(opened, OpenFile) and self._write.files.try_release_waiting(opened)
+        if waits:
+            self._handles.drop(handle)
+        return waits
+
+    def _acknowledged(self, unique: int, handle: int, safe: bool) -> None:
+        """Answer a close. In the journal's thread, or in the dispatcher."""
+        if not safe:
+            self._inbox.put(_Asked(unique, Opcode.FLUSH, handle))
+            self.tell()
+            return
+        request = self._pending.take(unique)
+        if request is not None:
+            self._reply(Opcode.FLUSH, (abi.error_reply(unique, 0),))
+            self._journal_count.inc()
+            self._metrics.journal_times.observe("flush", time.monotonic() - request.since)
+
     def tell(self) -> None:
         """Wake the trio thread, so that it does what was handed over."""
         self._inbox.tell()
@@ -122,11 +162,6 @@ class WriteRequests:
     def _done_at_once(self, asked: _Asked) -> bool:
         """Do what need not wait; returns whether that was all."""
         try:
-            if isinstance(asked.what, CreateArgs):
-                made = self._write.creator.try_create(*asked.what)
-                if made is not None:
-                    self._answer_created(asked, *made)
-                return made is not None
             if asked.opcode == Opcode.RELEASE and isinstance(asked.what, int):
                 handle = self._handles.file(asked.what)
                 if not self._write.files.try_release(handle):
@@ -153,7 +188,8 @@ class WriteRequests:
                 self._handles.drop(asked.what)
                 await self._write.files.release(opened)
             else:
-                await self._write.files.flush(self._handles.file(asked.what))
+                sync = asked.opcode == Opcode.FSYNC
+                await self._write.files.flush(self._handles.file(asked.what), sync=sync)
             code = 0
         except Exception as error:  # noqa: BLE001 - logged there
             code = self._failure(asked, error)
@@ -164,11 +200,14 @@ class WriteRequests:
         return failure(self._metrics, asked.opcode.name.lower(), error)
 
     def _answer_created(self, asked: _Asked, entry: Entry, opened: OpenFile | FileHandle) -> None:
+        (reply,) = self._created(asked.unique, entry, opened)
+        self._send(asked, reply)
+
+    def _created(self, unique: int, entry: Entry, opened: OpenFile | FileHandle) -> tuple[bytes]:
         handle = self._handles.keep(opened)
         bypasses = isinstance(opened, OpenFile) and opened.bypasses_pages
         flags = OpenFlag.DIRECT_IO if bypasses else OpenFlag.KEEP_CACHE
-        reply = abi.create_reply(asked.unique, entry.attr, entry.entry_timeout, handle, flags)
-        self._send(asked, reply)
+        return (abi.create_reply(unique, entry.attr, entry.entry_timeout, handle, flags),)
 
     def _answer(self, asked: _Asked, code: int) -> None:
         self._send(asked, abi.error_reply(asked.unique, code))

@@ -44,8 +44,7 @@ BUCKET_BLOCKS = 2**43 // BLOCK_SIZE
 """`df` shows 8 TiB: AIStore has no cheap answer, and tools that look for free space must not refuse."""
 
 FIRST_ENTRIES = 16
-"""Of a directory listed for the first time with the fast path, which gives the rest: it takes a tenth of
-the time for each, and from now on it can."""
+"""Of a directory listed for the first time with the fast path, which gives the rest at a tenth of the cost."""
 
 BY_HANDLE = ("readdir", "read", "write", "flush", "fsync", "fsyncdir")
 BY_ATTRIBUTE = ("getxattr",)
@@ -258,7 +257,7 @@ class Operations(pyfuse3.Operations):
     @handler
     async def flush(self, fh: FileHandleT) -> None:
         """Commit: a file descriptor is closed. Its error is that of `close`."""
-        await self._changes.files.flush(self.handles.file(fh))
+        await self._changes.files.flush(self.handles.file(fh), sync=False)
 
     @handler
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
@@ -267,10 +266,11 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def fsyncdir(self, fh: FileHandleT, datasync: bool) -> None:
-        """Do nothing: changes of names are in the store when they return."""
+        """Upload what waits; changes of names are in the store when they return, or wait as well."""
+        await self._changes.flush()
 
     async def release(self, fh: FileHandleT) -> None:
-        """Close a file for good; an error has no one to go to."""
+        """Close a file for good."""
         handle = self.handles.drop(fh)
         ino = object_of(fh)
         if ino is not None:  # opened by the fast path, and written by another process since

@@ -16,15 +16,30 @@ from aisfs.core.staged.record import StagedRecord, version_text
 from aisfs.engine.write.appender import Appender
 from aisfs.engine.write.shard_copy import END_MARK, NewMember
 from aisfs.engine.write.staging import StagingArea
-from aisfs.engine.write.unsent import UnsentFile, adopt_dead_sessions, unsent_files
-from aisfs.errors import AisfsError, BucketNotFound, ConfigError, NotFound, Stale
+from aisfs.engine.write.unsent import (
+    UnsentFile,
+    adopt_dead_sessions,
+    sole_uploader,
+    unsent_files,
+)
+from aisfs.errors import (
+    AisfsError,
+    BucketNotFound,
+    ConfigError,
+    DeadlineExceeded,
+    NotFound,
+    Stale,
+    Unavailable,
+)
 from aisfs.model import ObjectInfo
-from aisfs.store.content import BytesContent, FileContent, checksum_of
+from aisfs.store.content import BytesContent, checksum_of
 from aisfs.store.pipeline import CallPipeline
-from aisfs.store.port import WritableStore
+from aisfs.store.port import Content, WritableStore
 
-__all__ = ["UnsentFile", "drop", "find_unsent", "upload"]
+__all__ = ["UnsentFile", "drop", "find_unsent", "upload", "upload_acknowledged", "upload_waiting"]
 
+_AT_ONCE = 16
+"""Files uploaded at once: as many as a mount does."""
 _ABANDON_SECONDS = 10.0
 """How long a cluster may take to discard parts that were uploaded; recovery goes on without it."""
 
@@ -62,6 +77,66 @@ def upload(one: UnsentFile, settings: WriteSettings, *, force: bool) -> str:
     return warning
 
 
+def upload_waiting(files: Sequence[UnsentFile]) -> list[tuple[UnsentFile, AisfsError | None]]:
+    """Upload files whose close was acknowledged, many at once; return what came of each."""
+    if not files:
+        return []
+    with sole_uploader(files[0].path.parent.parent) as alone:
+        if not alone:
+            busy = Unavailable("another process, perhaps a mount that starts, is uploading it")
+            return [(one, busy) for one in files]
+        # Another process may have ended a moment ago.
+        left = {one.id for one in unsent_files(files[0].path.parent.parent)}
+        return trio.run(_upload_waiting, [one for one in files if one.id in left])
+
+
+async def _upload_waiting(
+    files: Sequence[UnsentFile],
+) -> list[tuple[UnsentFile, AisfsError | None]]:
+    failures: dict[UnsentFile, AisfsError] = {}
+    for endpoint in {one.record.endpoint: None for one in files}:
+        there = [one for one in files if one.record.endpoint == endpoint]
+        try:
+            async with _opened(endpoint) as store:
+                failures |= dict(await upload_acknowledged(store, there))
+        except AisfsError as error:
+            failures |= dict.fromkeys(there, error)
+    return [(one, failures.get(one)) for one in files]
+
+
+async def upload_acknowledged(
+    store: WritableStore, files: Sequence[UnsentFile]
+) -> list[tuple[UnsentFile, AisfsError]]:
+    """Upload files whose close was acknowledged, and forget them; return those that stay, and why.
+
+    An object that is not what it was then is not overwritten. After an error that may pass, the rest stays.
+    """
+    failures: list[tuple[UnsentFile, AisfsError]] = []
+    problems: list[AisfsError] = []
+    remaining = iter(files)
+
+    async def work() -> None:
+        for one in remaining:
+            if problems:
+                failures.append((one, problems[0]))
+                continue
+            try:
+                with one.content() as content:
+                    await _check_unchanged(store, one.record, content)
+                    custom = with_posix_metadata({}, mtime_ns=one.mtime_ns, mode=one.record.mode)
+                    await store.upload(one.record.bucket, one.record.key, content, custom=custom)
+                await trio.to_thread.run_sync(one.drop)
+            except AisfsError as error:
+                failures.append((one, error))
+                if isinstance(error, Unavailable | DeadlineExceeded):
+                    problems.append(error)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(_AT_ONCE):
+            nursery.start_soon(work)
+    return failures
+
+
 def drop(one: UnsentFile) -> str:
     """Remove a file for good, with the parts of it that the cluster has.
 
@@ -76,8 +151,7 @@ def drop(one: UnsentFile) -> str:
 async def _upload(one: UnsentFile, force: bool, settings: WriteSettings) -> str:
     record = one.record
     async with _opened(record.endpoint) as store:
-        with one.path.open("rb") as file:
-            content = FileContent(file.fileno(), one.size, str(one.path))
+        with one.content() as content:
             if record.member:
                 await _append(store, one, content, force, settings)
             else:
@@ -91,7 +165,7 @@ async def _upload(one: UnsentFile, force: bool, settings: WriteSettings) -> str:
 async def _append(
     store: WritableStore,
     one: UnsentFile,
-    content: FileContent,
+    content: Content,
     force: bool,
     settings: WriteSettings,
 ) -> None:
@@ -158,9 +232,7 @@ async def _opened(endpoint: str) -> AsyncIterator[WritableStore]:
         await store.aclose()
 
 
-async def _check_unchanged(
-    store: WritableStore, record: StagedRecord, content: FileContent
-) -> None:
+async def _check_unchanged(store: WritableStore, record: StagedRecord, content: Content) -> None:
     """Refuse to overwrite anything but the version it was made from, or the very same bytes."""
     now: ObjectInfo | None = None
     with suppress(NotFound):
@@ -169,7 +241,7 @@ async def _check_unchanged(
         raise Stale("the object was changed by somebody else since; --force uploads over it")
 
 
-async def _is(info: ObjectInfo, content: FileContent) -> bool:
+async def _is(info: ObjectInfo, content: Content) -> bool:
     """Return whether an object has these bytes: the store may have had them when the mount ended."""
     kind = info.checksum.partition(":")[0]
     if info.size != content.size or not is_known(kind):

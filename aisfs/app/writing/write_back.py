@@ -1,0 +1,103 @@
+"""What a mount with `--write-back` does at its start and at its end with files that wait for their upload."""
+
+import logging
+
+import trio
+
+from aisfs.app.plan import MountPlan, origin_of
+from aisfs.app.services import CLOCK, Services
+from aisfs.app.writing.recover import upload_acknowledged
+from aisfs.engine.write.unsent import UnsentFile, sole_uploader, unsent_files
+from aisfs.engine.write.writer import Writer
+from aisfs.errors import AisfsError
+from aisfs.filesystem.filesystem import FileSystem
+from aisfs.filesystem.nodes import DirectoryNode
+from aisfs.filesystem.trees.bucket_tree import Tree
+from aisfs.filesystem.write.layer import WriteLayer, write_layer
+
+log = logging.getLogger(__name__)
+
+
+async def build_write_layer(
+    plan: MountPlan, services: Services, filesystem: FileSystem, tree: Tree
+) -> WriteLayer | None:
+    """Build what changes a mount; None if it is only read.
+
+    First, files are uploaded that a mount of the same source acknowledged before it was killed.
+    """
+    if services.staging is None:
+        return None
+    await _upload_left(plan, services)
+    writer = Writer(
+        services.store,
+        services.staging,
+        services.nursery,
+        endpoint=origin_of(plan),
+        ignore_zeros=plan.tree.ignore_zeros,
+        indexer=services.indexer,
+    )
+    layer = write_layer(filesystem, tree, services.lister, writer, plan.writing, CLOCK)
+    if layer.write_back is not None:
+        services.nursery.start_soon(layer.write_back.run)
+        services.metrics.before_text.append(lambda: _show(layer, services))
+    return layer
+
+
+async def _upload_left(plan: MountPlan, services: Services) -> None:
+    """Upload what is left of the source that is mounted."""
+    origin, root = origin_of(plan), services.root
+
+    def belongs(one: UnsentFile) -> bool:
+        bucket = root.bucket if isinstance(root, DirectoryNode) else None
+        within = bucket is None or one.record.bucket == bucket
+        return one.acknowledged and one.record.endpoint == origin and within
+
+    directory = plan.writing.staging_dir
+    with sole_uploader(directory) as alone:
+        found = await trio.to_thread.run_sync(unsent_files, directory)
+        left = [one for one in found if belongs(one)]
+        if not left:
+            return
+        if not alone:
+            log.info("another process uploads what was closed before a mount was killed")
+            return
+        log.info("uploading %d files that were closed before their mount ended", len(left))
+        failed = await upload_acknowledged(services.store, left)
+        for one, error in failed:
+            log.error("%s was not uploaded: %s; `aisfs recover` lists it", one.record.name, error)
+    assert services.staging is not None, "only what can be written has files that wait"
+    await trio.to_thread.run_sync(services.staging.count_unsent)
+
+
+def _show(layer: WriteLayer, services: Services) -> None:
+    assert layer.write_back is not None, "only shown where files may wait"
+    metrics = services.metrics
+    files, size = layer.write_back.waiting()
+    metrics.waiting_files.set(files)
+    metrics.waiting_bytes.set(size)
+    metrics.failed_uploads.set(len(layer.write_back.failures()))
+
+
+async def upload_rest(layer: WriteLayer, scope: trio.CancelScope) -> None:
+    """Upload what still waits when the mount has ended, unless `scope` is cancelled.
+
+    Raises:
+        AisfsError: something was not uploaded; it stays on the local disk.
+    """
+    write_back = layer.write_back
+    if write_back is None:
+        return
+    problem: AisfsError | None = None
+    with scope:
+        try:
+            await write_back.flush()
+        except AisfsError as error:
+            problem = error
+    waiting, _ = write_back.waiting()
+    if waiting:
+        raise type(problem or AisfsError())(
+            f"{waiting} closed files were not uploaded yet{f': {problem}' if problem else ''}; the next mount "
+            "of this source or `aisfs recover` uploads them"
+        )
+    if problem is not None:
+        raise problem

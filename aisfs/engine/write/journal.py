@@ -1,0 +1,281 @@
+"""The journal of one daemon: small files that were closed, safe on the local disk, and wait for their upload.
+
+    STAGING/<session>/N.journal    frames (`core.staged.journal`)
+
+Files that are closed at the same time share one flush of the disk. A journal has a fixed size and is filled
+with zeros before it is used: flushing overwritten bytes does not wait for the file system's own journal. It
+is removed when none of its files waits, the oldest first, since the later ones say what has ended in it.
+"""
+
+import logging
+import os
+import queue
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from aisfs.core.staged import journal as frames
+from aisfs.engine.write.staging_slot import staging_errors
+from aisfs.engine.write.unsent import JOURNAL, park_journals
+from aisfs.errors import AisfsError
+from aisfs.process.threads import any_thread, start_service_thread
+from aisfs.store.content import FileContent, PartOfContent
+
+log = logging.getLogger(__name__)
+
+CONTENT_MAX = 1 << 20
+"""Bytes of a file that is small enough: writing more to the local disk first takes longer than it saves."""
+JOURNAL_BYTES = 16 << 20
+"""Of one journal: thousands of small files, and zeros that a disk takes in a tenth of a second."""
+_BATCH_MAX = 256
+"""Files that share a flush at most, so that the first of them need not wait for too many others."""
+
+
+class _Segment:
+    """One journal file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.used = 0
+        self.live = 0
+        """Entries that have not ended."""
+        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            piece = bytes(1 << 20)
+            for start in range(0, JOURNAL_BYTES, len(piece)):
+                os.pwrite(self.descriptor, piece, start)
+            os.fsync(self.descriptor)
+            _sync_directory(path.parent)
+            _sync_directory(path.parent.parent)
+        except BaseException:
+            self.remove()
+            raise
+
+    def remove(self) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(self.path)
+        os.close(self.descriptor)
+
+
+@dataclass(eq=False, slots=True)
+class JournalEntry:
+    """The content of one file in the journal."""
+
+    serial: int
+    segment: _Segment
+    start: int
+    size: int
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Read up to `size` bytes; shorter only at the end."""
+        length = max(min(size, self.size - offset), 0)
+        with staging_errors(self.segment.path):
+            return os.pread(self.segment.descriptor, length, self.start + offset)
+
+    def content(self) -> PartOfContent:
+        """Return the bytes to upload."""
+        whole = FileContent(self.segment.descriptor, self.start + self.size, str(self.segment.path))
+        return PartOfContent(whole, self.start, self.size)
+
+
+Outcome = JournalEntry | AisfsError | None
+"""What came of a request: where its content is, why it failed, or None if it had no content."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    mtime_ns: int
+    ended: Sequence[JournalEntry]
+    record: bytes
+    content: bytes
+    told: Callable[[Outcome], None]
+
+
+class Journal:
+    """Writes entries in a thread of its own."""
+
+    def __init__(
+        self,
+        session: Path,
+        take: Callable[[int], None],
+        give_back: Callable[[int], None],
+    ) -> None:
+        """Write to the directory of a staging session; `take` and `give_back` count its bytes."""
+        self._session = session
+        self._take = take
+        self._give_back = give_back
+        self._asked: queue.SimpleQueue[_Asked | None] = queue.SimpleQueue()
+        self._segments: deque[_Segment] = deque()
+        """Those with entries, the oldest first; only the last one is written to."""
+        self._serial = 0
+        self._ended = 0
+        """How often something was ended."""
+        self._settled = 0
+        """How many of these the disk has."""
+        self._thread = start_service_thread("aisfs journal", self._serve)
+
+    @any_thread
+    def put(
+        self,
+        told: Callable[[Outcome], None],
+        *,
+        record: bytes = b"",
+        content: bytes = b"",
+        mtime_ns: int = 0,
+        ended: Sequence[JournalEntry] = (),
+    ) -> None:
+        """Write an entry, and end others in the same step; `told` is called in the journal's thread."""
+        self._asked.put(_Asked(mtime_ns, ended, record, content, told))
+
+    async def keep(
+        self, record: bytes, content: bytes, mtime_ns: int, ended: Sequence[JournalEntry]
+    ) -> JournalEntry:
+        """Do the same, and return once the disk has it.
+
+        Raises:
+            OutOfSpace, Unavailable: it could not be written; the others go on.
+        """
+        outcome = await self._ask(record=record, content=content, mtime_ns=mtime_ns, ended=ended)
+        if isinstance(outcome, AisfsError):
+            raise outcome
+        assert outcome is not None, "an entry with a record has a place"
+        return outcome
+
+    def end(self, entries: Sequence[JournalEntry]) -> None:
+        """Record that entries are not needed any more, soon; see `settled`."""
+        if entries:
+            self._ended += 1
+            self.put(self._was_ended, ended=tuple(entries))
+
+    def _was_ended(self, outcome: Outcome) -> None:
+        if isinstance(outcome, AisfsError):
+            log.warning("%s: uploaded files may be uploaded again: %s", self._session, outcome)
+
+    async def settled(self) -> None:
+        """Wait until the disk has what was ended so far."""
+        if self._settled < self._ended:
+            ended = self._ended
+            await self._ask()
+            self._settled = max(self._settled, ended)
+
+    async def _ask(
+        self,
+        *,
+        record: bytes = b"",
+        content: bytes = b"",
+        mtime_ns: int = 0,
+        ended: Sequence[JournalEntry] = (),
+    ) -> Outcome:
+        done, token = trio.Event(), trio.lowlevel.current_trio_token()
+        outcomes: list[Outcome] = []
+
+        def told(outcome: Outcome) -> None:
+            outcomes.append(outcome)
+            with suppress(trio.RunFinishedError):
+                token.run_sync_soon(done.set)
+
+        self.put(told, record=record, content=content, mtime_ns=mtime_ns, ended=ended)
+        with trio.CancelScope(shield=True):  # the local disk answers, and then it has happened
+            await done.wait()
+        return outcomes[0]
+
+    def close(self) -> None:
+        """End the thread after what was asked for; keep for `aisfs recover` what has not ended."""
+        self._asked.put(None)
+        self._thread.join()
+        for segment in self._segments:
+            os.close(segment.descriptor)
+        park_journals(self._session)
+
+    # the journal's thread ------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        with suppress(AisfsError):  # the first close runs into it as well
+            self._segment_for(0)  # that close need not wait for it
+        while (asked := self._asked.get()) is not None:
+            batch = [asked]
+            last = False
+            while len(batch) < _BATCH_MAX and not self._asked.empty():
+                following = self._asked.get()
+                if following is None:
+                    last = True
+                    break
+                batch.append(following)
+            self._write(batch)
+            if last:
+                return
+
+    def _write(self, batch: Sequence[_Asked]) -> None:
+        """Write all of a batch, and flush the disk once for each journal it went to."""
+        written = [(asked, self._written(asked)) for asked in batch]
+        for segment in {e.segment: None for _, e in written if isinstance(e, JournalEntry)}:
+            try:
+                with staging_errors(segment.path):
+                    os.fdatasync(segment.descriptor)
+            except AisfsError as error:  # what the disk has of it is not known: nothing may follow
+                segment.used = JOURNAL_BYTES
+                written = [
+                    (asked, error if isinstance(e, JournalEntry) and e.segment is segment else e)
+                    for asked, e in written
+                ]
+        for asked, outcome in written:
+            if isinstance(outcome, JournalEntry):
+                outcome.segment.live += bool(asked.record)
+                for ended in asked.ended:
+                    ended.segment.live -= 1
+        for asked, outcome in written:
+            asked.told(outcome if asked.record or isinstance(outcome, AisfsError) else None)
+        self._tidy()
+
+    def _written(self, asked: _Asked) -> Outcome:
+        try:
+            return self._append(asked) if asked.record or asked.ended else None
+        except AisfsError as error:
+            return error
+
+    def _append(self, asked: _Asked) -> JournalEntry:
+        self._serial += 1
+        serials = [entry.serial for entry in asked.ended]
+        frame = frames.encode(self._serial, asked.mtime_ns, serials, asked.record, asked.content)
+        segment = self._segment_for(len(frame))
+        start = segment.used
+        with staging_errors(segment.path):
+            view = memoryview(frame)
+            while view:
+                view = view[os.pwrite(segment.descriptor, view, start + len(frame) - len(view)) :]
+        segment.used += len(frame)
+        size = len(asked.content)
+        return JournalEntry(self._serial, segment, start + frames.content_at(frame, size), size)
+
+    def _segment_for(self, size: int) -> _Segment:
+        last = self._segments[-1] if self._segments else None
+        if last is not None and last.used + size <= JOURNAL_BYTES:
+            return last
+        self._take(JOURNAL_BYTES)
+        path = self._session / f"{self._serial}{JOURNAL}"
+        try:
+            with staging_errors(path):
+                segment = _Segment(path)
+        except BaseException:
+            self._give_back(JOURNAL_BYTES)
+            raise
+        self._segments.append(segment)
+        return segment
+
+    def _tidy(self) -> None:
+        """Remove the oldest journals that nothing is left in, except the one that is written to."""
+        while len(self._segments) > 1 and not self._segments[0].live:
+            self._segments.popleft().remove()
+            self._give_back(JOURNAL_BYTES)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

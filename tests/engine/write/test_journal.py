@@ -1,0 +1,167 @@
+"""The journal on the disk: told only when it is safe, flushed once for many, kept as long as it is needed."""
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from aisfs.core.staged.record import StagedRecord
+from aisfs.engine.write import journal as journals
+from aisfs.engine.write.journal import Journal, JournalEntry, Outcome
+from aisfs.engine.write.staging import StagingArea
+from aisfs.engine.write.unsent import adopt_dead_sessions, unsent_files
+from aisfs.errors import OutOfSpace, Unavailable
+from aisfs.model import Bucket
+from tests.support.mounts import eventually
+
+RECORDS = [StagedRecord("http://x", Bucket("b"), f"k{number}").encode() for number in range(200)]
+JOURNAL_BYTES = 1 << 16
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journals, "JOURNAL_BYTES", JOURNAL_BYTES)
+
+
+@pytest.fixture
+def area(tmp_path: Path) -> Iterator[StagingArea]:
+    area = StagingArea(tmp_path / "staging", 10 * JOURNAL_BYTES, journal=True)
+    yield area
+    area.close()
+
+
+def of(area: StagingArea) -> Journal:
+    assert area.journal is not None
+    return area.journal
+
+
+def names(directory: Path) -> list[str]:
+    return [one.record.key for one in unsent_files(directory)]
+
+
+class Disk:
+    """Counts flushes, and holds or refuses them."""
+
+    def __init__(self, flush: Callable[[int], None]) -> None:
+        self.flushes = 0
+        self.free = threading.Event()
+        self.free.set()
+        self.fails = False
+        self._flush = flush
+
+    def fdatasync(self, descriptor: int) -> None:
+        self.free.wait(60)
+        if self.fails:
+            raise OSError(errno.EIO, "the disk is broken")
+        self.flushes += 1
+        self._flush(descriptor)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    disk = Disk(os.fdatasync)
+    monkeypatch.setattr(os, "fdatasync", disk.fdatasync)
+    return disk
+
+
+async def test_an_entry_is_read_back(area: StagingArea):
+    entry = await of(area).keep(RECORDS[0], b"content", 5, [])
+    assert (entry.read(0, 100), entry.read(3, 2), entry.read(9, 1)) == (b"content", b"te", b"")
+    buffer = bytearray(4)
+    entry.content().read_into(3, memoryview(buffer))
+    assert buffer == b"tent"
+
+
+def test_nothing_is_told_before_the_disk_has_it_and_many_share_a_flush(
+    area: StagingArea, disk: Disk
+):
+    told: list[Outcome] = []
+    disk.free.clear()
+    of(area).put(told.append, record=RECORDS[0], content=b"first")
+    assert eventually(lambda: of(area)._asked.empty())
+    for record in RECORDS[1:100]:
+        of(area).put(told.append, record=record, content=b"more")
+    assert told == []
+    disk.free.set()
+    assert eventually(lambda: len(told) == 100)
+    assert disk.flushes == 2
+    assert all(isinstance(one, JournalEntry) for one in told)
+
+
+async def test_a_disk_that_fails_is_told_and_what_was_told_before_stays(
+    area: StagingArea, disk: Disk
+):
+    kept = await of(area).keep(RECORDS[0], b"kept", 1, [])
+    disk.fails = True
+    with pytest.raises(Unavailable, match="broken"):
+        await of(area).keep(RECORDS[1], b"lost", 2, [])
+    disk.fails = False
+    assert (await of(area).keep(RECORDS[2], b"later", 3, [])).segment is not kept.segment
+    assert kept.read(0, 9) == b"kept"
+
+
+async def test_old_journals_go_when_nothing_in_them_waits(area: StagingArea):
+    first = await of(area).keep(RECORDS[0], b"first", 0, [])
+    entries = [await of(area).keep(record, bytes(10_000), 0, []) for record in RECORDS[1:20]]
+    folder = first.segment.path.parent
+
+    def journals_left() -> int:
+        return sum(name.endswith(".journal") for name in os.listdir(folder))
+
+    assert journals_left() == 4
+    assert area.used == 4 * JOURNAL_BYTES
+    of(area).end(entries)
+    await of(area).settled()
+    assert journals_left() == 4, "the later ones say what has ended in the first"
+    of(area).end([first])
+    assert eventually(lambda: journals_left() == 1)
+    assert eventually(lambda: area.used == JOURNAL_BYTES)
+
+
+async def test_without_room_it_is_refused(tmp_path: Path):
+    area = StagingArea(tmp_path / "staging", JOURNAL_BYTES - 1, journal=True)
+    with pytest.raises(OutOfSpace, match="staging directory"):
+        await of(area).keep(RECORDS[0], b"content", 0, [])
+    area.close()
+    assert unsent_files(tmp_path / "staging") == []
+
+
+async def test_what_waits_survives_the_end_of_the_session(tmp_path: Path):
+    area = StagingArea(tmp_path, 10 * JOURNAL_BYTES, journal=True)
+    entries = [await of(area).keep(r, bytes(9000) + r, n, []) for n, r in enumerate(RECORDS[:20])]
+    of(area).end(entries[:15])
+    again = await of(area).keep(RECORDS[16], b"newer", 50, [entries[16]])
+    assert again.serial > entries[16].serial
+    area.close()
+    found = unsent_files(tmp_path)
+    assert [one.record.key for one in found] == ["k15", "k17", "k18", "k19", "k16"]
+    assert all(one.acknowledged for one in found)
+    with found[-1].content() as content:
+        buffer = bytearray(content.size)
+        content.read_into(0, memoryview(buffer))
+        assert buffer == b"newer"
+    found[0].drop()
+    assert names(tmp_path) == ["k17", "k18", "k19", "k16"]
+    for one in found[1:]:
+        one.drop()
+    adopt_dead_sessions(tmp_path)
+    assert os.listdir(tmp_path / "parked") == []
+
+
+async def test_what_waits_survives_a_kill(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    area = StagingArea(tmp_path, 10 * JOURNAL_BYTES, journal=True)
+    await of(area).keep(RECORDS[0], b"one", 0, [])
+    ended = await of(area).keep(RECORDS[1], b"two", 0, [])
+    of(area).end([ended])
+    await of(area).settled()
+    os.close(area._lock)  # what the kernel does
+    adopt_dead_sessions(tmp_path)
+    assert names(tmp_path) == ["k0"]
+    assert "1 files that were closed wait" in caplog.text
+    assert os.listdir(tmp_path) == ["parked"]
+    area._lock = os.open("/dev/null", os.O_RDONLY)
+    await trio.to_thread.run_sync(of(area).close)

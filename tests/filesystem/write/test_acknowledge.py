@@ -1,0 +1,105 @@
+"""Which files may wait for their upload, and what a close is told."""
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from aisfs.engine.write.staging import StagingArea
+from aisfs.engine.write.writer import Writer
+from aisfs.errors import Unavailable
+from aisfs.filesystem.nodes import ObjectNode
+from aisfs.filesystem.write import acknowledge
+from aisfs.filesystem.write.acknowledge import Acknowledger
+from aisfs.filesystem.written.files import WrittenFile
+from aisfs.model import Bucket, ObjectInfo
+from aisfs.store.memory import MemoryStore
+from tests.support.mounts import eventually
+
+BUCKET = Bucket("b")
+
+
+class Scene:
+    """Files of a mount, and what lets them wait."""
+
+    def __init__(self, directory: Path, nursery: trio.Nursery) -> None:
+        self.area = StagingArea(directory, 1 << 30, journal=True)
+        assert self.area.journal is not None
+        self.now = 0.0
+        self.writer = Writer(MemoryStore(), self.area, nursery, endpoint="http://x")
+        self.acknowledger = Acknowledger(self.area.journal, self.writer, 5.0, lambda: self.now)
+
+    def file(self, key: str, content: bytes = b"content") -> WrittenFile:
+        node = ObjectNode(BUCKET, ObjectInfo(key, 0), 1, os.fsencode(key))
+        file = WrittenFile(len(key), b"", node, None, 0o644, 7)
+        file.staged = self.writer.new()
+        file.staged.write(0, content)
+        self.writer.record(file.staged, BUCKET, key, member="", base=None, mode=0o644)
+        file.dirty = True
+        return file
+
+
+@pytest.fixture
+async def scene(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[Scene]:
+    scene = Scene(tmp_path / "staging", nursery)
+    yield scene
+    await trio.to_thread.run_sync(scene.area.close)
+
+
+async def test_the_number_of_files_that_wait_is_bounded(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(acknowledge, "WAITING_MOST", 2)
+    files = [scene.file(f"f{number}") for number in range(3)]
+    assert [await scene.acknowledger.acknowledge(file) for file in files] == [True, True, False]
+    assert not scene.acknowledger.try_begin(files[2], lambda _: None)
+    files[0].acknowledged = False
+    assert await scene.acknowledger.acknowledge(files[0]), "it waits already"
+    scene.acknowledger.end(files[0])
+    assert await scene.acknowledger.acknowledge(files[2])
+
+
+async def test_files_that_do_not_wait(scene: Scene):
+    large = scene.file("large", bytes((1 << 20) + 1))
+    shard, failed, member = scene.file("x.tar"), scene.file("failed"), scene.file("member")
+    failed.failed = Unavailable("it was")
+    member.member = "in/it"
+    for file in (large, shard, failed, member):
+        assert not await scene.acknowledger.acknowledge(file)
+        assert not scene.acknowledger.try_begin(file, lambda _: None)
+    assert await scene.acknowledger.acknowledge(scene.file("largest", bytes(1 << 20)))
+
+
+async def test_a_close_is_told_when_it_is_safe_and_holds_the_content_until_then(scene: Scene):
+    file, told = scene.file("f"), list[bool]()
+    async with file.lock:
+        assert not scene.acknowledger.try_begin(file, told.append), "a task is at work on it"
+    assert scene.acknowledger.try_begin(file, told.append)
+    assert eventually(lambda: told == [True])
+    assert file.lock.is_free
+    assert file.waits
+    assert file.entry is not None
+    assert file.entry.read(0, 99) == b"content"
+    assert list(scene.acknowledger.waiting.items()) == [(file, 5.0)]
+    assert file.staged is not None
+    assert not file.staged.is_dirty, "else it would be found twice"
+    assert scene.acknowledger.try_begin(file, told.append)
+    assert told == [True, True], "it is safe already"
+
+
+async def test_what_cannot_be_written_is_told(scene: Scene, monkeypatch: pytest.MonkeyPatch):
+    def refuse(_: int) -> None:
+        raise OSError(5, "the disk is broken")
+
+    file, told = scene.file("f"), list[bool]()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdatasync", refuse)
+        assert scene.acknowledger.try_begin(file, told.append)
+        assert eventually(lambda: told == [False])
+        assert not file.waits
+        assert not await scene.acknowledger.acknowledge(file)
+    assert not await scene.acknowledger.acknowledge(file), "the disk is left alone for a while"
+    scene.now += acknowledge.REFUSED_SECONDS
+    assert await scene.acknowledger.acknowledge(file)
