@@ -1,9 +1,11 @@
 """Which store has the objects of a bucket: an AIStore, or the place itself."""
 
+import importlib.util
 import logging
+from collections.abc import Callable
 
 from aisfs.ais.client import AISClient
-from aisfs.config import ClusterSettings
+from aisfs.config import ClusterSettings, clouds
 from aisfs.core.namespace.sources import (
     BucketSource,
     DatasetSource,
@@ -15,6 +17,8 @@ from aisfs.model import Bucket, Provider
 from aisfs.store.port import WritableStore
 
 log = logging.getLogger(__name__)
+
+Count = Callable[[str, int], None]
 
 _WRITABLE = ("", "s3", "gs", "az")
 """Stores that can be written to; see `Bucket.store`."""
@@ -30,7 +34,7 @@ def as_served(source: Source, cluster: ClusterSettings) -> Source:
     """
     if not cluster.without_aistore:
         return source
-    return without_aistore(source, cluster.azure_storage_account)
+    return without_aistore(source, clouds.azure_account())
 
 
 def is_direct(source: Source) -> bool:
@@ -77,8 +81,15 @@ def refuse_read_only(source: Source) -> None:
             raise ConfigError(f"--writable: {bucket} can only be read")
 
 
-def open_store(bucket: Bucket, cluster: ClusterSettings) -> WritableStore:
+def open_store(
+    bucket: Bucket, cluster: ClusterSettings, count: Count = lambda kind, number: None
+) -> WritableStore:
     """Return the store that has a bucket, and others like it, without asking it anything.
+
+    Args:
+        bucket: One of its buckets.
+        cluster: How to reach it.
+        count: Told the class and the number of requests that somebody may charge for.
 
     Raises:
         ConfigError: there is none, or what it needs is not installed.
@@ -88,7 +99,11 @@ def open_store(bucket: Bucket, cluster: ClusterSettings) -> WritableStore:
         log.info("%s: without AIStore in between%s", bucket, why)
     match bucket.provider:
         case Provider.S3 | Provider.GS | Provider.AZ:
-            raise ConfigError(f"{bucket}: not yet")
+            if importlib.util.find_spec("obstore") is None:
+                raise ConfigError(f"{bucket}: needs obstore: pip install 'aisfs[cloud]'")
+            from aisfs.store.cloud.store import CloudStore
+
+            return CloudStore(cluster, count)
         case Provider.HTTP | Provider.HTTPS | Provider.HF | Provider.FSSPEC:
             known = ", ".join(f"{p.scheme}://" for p in Provider if p is not Provider.FSSPEC)
             raise ConfigError(f"{bucket}: unknown provider {bucket.store!r}; use one of {known}")
