@@ -13,6 +13,7 @@ import trio
 
 from aisfs.ais.client import AISClient
 from aisfs.ais.identification import check_answers, identify_endpoint
+from aisfs.app.stores import as_served, one_store, open_store
 from aisfs.config import ClusterSettings
 from aisfs.core.namespace.sources import (
     BucketSource,
@@ -61,13 +62,18 @@ class OpenSource:
 
 
 def connect(source: Source, cluster: ClusterSettings) -> OpenSource:
-    """Return a source with the store that has its objects, without asking the store anything."""
+    """Return a source with the store that has its objects, without asking the store anything.
+
+    Raises:
+        ConfigError: no store has it, or no single one.
+    """
+    source = as_served(source, cluster)
     match source:
         case DirectorySource(path):
             local = LocalStore(path)
             return OpenSource(source, DirectoryNode(local.bucket, ""), local)
         case BucketSource(bucket, prefix):
-            return OpenSource(source, DirectoryNode(bucket, prefix), AISClient(cluster))
+            return OpenSource(source, DirectoryNode(bucket, prefix), open_store(bucket, cluster))
         case Everything():
             return OpenSource(source, RootNode(), AISClient(cluster))
         case DatasetSource() if source.local:
@@ -76,7 +82,7 @@ def connect(source: Source, cluster: ClusterSettings) -> OpenSource:
             found = source.below(root, local.bucket, os.path.realpath)
             return OpenSource(found, DatasetNode(), local)
         case DatasetSource():
-            return OpenSource(source, DatasetNode(), AISClient(cluster))
+            return OpenSource(source, DatasetNode(), open_store(one_store(source), cluster))
         case _:
             assert_never(source)
 
@@ -103,7 +109,7 @@ async def open_source(
         AisfsError: the store cannot be reached, or the source does not exist.
     """
     found = connect(source, cluster)
-    limit = cluster.bandwidth_limit if isinstance(found.store, AISClient) else None
+    limit = None if isinstance(found.store, LocalStore) else cluster.bandwidth_limit
     pipeline = CallPipeline(
         found.store, deadline=cluster.io_timeout, download_limit=limit, metrics=metrics
     )
@@ -112,6 +118,8 @@ async def open_source(
             with suppress(*[AccessDenied] if may_be_unlistable else []):
                 await _check_answers(found.store, found.source)
         except Unavailable as error:
+            if not isinstance(found.store, AISClient):
+                raise
             raise Unavailable(f"{cluster.endpoint} does not answer: {error}") from error
         except BucketNotFound:
             if not create_bucket:
