@@ -28,6 +28,8 @@ class ClusterSettings(Settings):
     """Send clouds no credentials: for public buckets."""
     azure_storage_account: str = Field(default="", validation_alias="AZURE_STORAGE_ACCOUNT_NAME")
     """Whose containers `az://CONTAINER` means without AIStore."""
+    http_headers: AbsolutePath | None = None
+    """A file with tokens and cookies for web servers, each for its host."""
     token: SecretStr | None = Field(default=None, validation_alias="AIS_AUTHN_TOKEN")
     authn_token_file: AbsolutePath | None = Field(
         default=None, validation_alias="AIS_AUTHN_TOKEN_FILE"
