@@ -26,6 +26,8 @@ class ClusterSettings(Settings):
     """Read s3://, gs:// and az:// from the cloud itself, also where there is an AIStore."""
     anonymous: Flag = False
     """Send clouds no credentials: for public buckets."""
+    http_headers: AbsolutePath | None = None
+    """A file with tokens and cookies for web servers, each for its host."""
     token: SecretStr | None = Field(default=None, validation_alias="AIS_AUTHN_TOKEN")
     authn_token_file: AbsolutePath | None = Field(
         default=None, validation_alias="AIS_AUTHN_TOKEN_FILE"

@@ -6,8 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.subjects import CLUSTER, ClusterSubject, LocalSubject, MemorySubject, Subject
+from tests.contract.subjects import (
+    CLUSTER,
+    ClusterSubject,
+    LocalSubject,
+    MemorySubject,
+    NginxSubject,
+    PythonSubject,
+    Subject,
+)
 from tests.support.servers import running_server
+from tests.support.web_servers import WebServer, make_certificate, nginx, python_server
 
 
 @dataclass
@@ -21,6 +30,32 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield Served(server.endpoint)
 
 
+@pytest.fixture(scope="module")
+def nginx_html(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
+    with nginx(tmp_path_factory.mktemp("html")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def nginx_json_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
+    certificate = make_certificate(tmp_path_factory.mktemp("tls"))
+    root = tmp_path_factory.mktemp("json")
+    with nginx(root, form="json", certificate=certificate) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def python_httpd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
+    with python_server(tmp_path_factory.mktemp("httpd")) as server:
+        yield server
+
+
+READ_ONLY = {
+    "nginx_html": NginxSubject,
+    "nginx_json_tls": NginxSubject,
+    "python_httpd": PythonSubject,
+}
+"""Stores that can only be read."""
 real_cluster = pytest.param(
     "real cluster",
     marks=[
@@ -30,7 +65,17 @@ real_cluster = pytest.param(
 )
 
 
-@pytest.fixture(params=["memory", "retrying", "local", "served", real_cluster])
+WRITABLE = ["memory", "retrying", "local", "served", real_cluster]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "subject" in metafunc.fixturenames:
+        only_reads = metafunc.module.__name__.endswith("test_object_store")
+        stores = [*WRITABLE, *READ_ONLY] if only_reads else WRITABLE
+        metafunc.parametrize("subject", stores, indirect=True)
+
+
+@pytest.fixture
 async def subject(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Subject]:
     made: Subject
     if request.param in ("memory", "retrying"):
@@ -39,6 +84,9 @@ async def subject(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
         root = tmp_path / "bucket"
         root.mkdir()
         made = LocalSubject(root)
+    elif request.param in READ_ONLY:
+        server = request.getfixturevalue(request.param)
+        made = READ_ONLY[request.param](server, skip_verify_crt=True)
     else:
         endpoint = CLUSTER
         if request.param == "served":

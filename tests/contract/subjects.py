@@ -1,20 +1,25 @@
 """The stores that the contract suites run against, and a way to write behind their backs."""
 
 import os
+import shutil
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 import requests
 
 from aisfs.ais.client import AISClient
 from aisfs.config import ClusterSettings
-from aisfs.model import Bucket, ObjectInfo
+from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.store.local.store import LocalStore
 from aisfs.store.memory import MemoryStore
 from aisfs.store.pages import pages_of
 from aisfs.store.pipeline import CallPipeline
 from aisfs.store.port import WritableStore
+from aisfs.store.web.store import WebStore
+from tests.support.web_servers import Clock, WebServer
 
 CLUSTER = os.environ.get("AIS_ENDPOINT", "")
 ODD_NAMES = [
@@ -40,6 +45,8 @@ class Subject:
     store: WritableStore
     bucket: Bucket
     name_may_be_file_and_directory = False
+    odd_names: Sequence[str] = ODD_NAMES
+    names_are_bytes = True
 
     def put(self, key: str, data: bytes) -> None:
         raise NotImplementedError
@@ -121,6 +128,33 @@ class LocalSubject(Subject):
 
     def delete(self, key: str) -> None:
         os.unlink(os.path.join(self.root, os.fsencode(key)))
+
+
+class WebSubject(LocalSubject):
+    """A web server over a directory."""
+
+    def __init__(self, server: WebServer, **options: Any) -> None:
+        scheme, _, host = server.url.partition("://")
+        self.bucket = Bucket(host, Provider(scheme))
+        self.root = os.fsencode(server.root)
+        for left in server.root.iterdir():
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        self.store = WebStore(ClusterSettings(**options), buckets=[self.bucket])
+        self._clock = Clock()
+
+    def put(self, key: str, data: bytes) -> None:
+        super().put(key, data)
+        self._clock.stamp(os.path.join(self.root, os.fsencode(key)))
+
+
+class NginxSubject(WebSubject):
+    odd_names = tuple(name for name in ODD_NAMES if not name.startswith("."))
+    """Its index leaves out what begins with a dot."""
+
+
+class PythonSubject(WebSubject):
+    names_are_bytes = False
+    """Its index encodes what is not UTF-8 in a way of its own."""
 
 
 class ClusterSubject(Subject):

@@ -14,11 +14,11 @@ from aisfs.ais.protocol.page_tokens import resume_after
 from aisfs.ais.protocol.requests import (
     MSGPACK,
     BucketFacts,
-    Reply,
     last_modified,
     mtime_of_version,
     with_custom,
 )
+from aisfs.connections.reply import Reply
 from aisfs.core.checksums import is_known
 from aisfs.errors import ProtocolError
 from aisfs.model import SERVED, Bucket, ObjectInfo, Page, Provider

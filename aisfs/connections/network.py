@@ -13,8 +13,8 @@ from typing import Any
 from requests.adapters import DEFAULT_CA_BUNDLE_PATH
 from urllib3.exceptions import HTTPError
 
-from aisfs.ais.transport.replies import SpeaksTls
 from aisfs.config import ClusterSettings
+from aisfs.connections.replies import SpeaksTls
 from aisfs.errors import AisfsError, ConfigError, Unavailable
 from aisfs.redaction import shown
 
