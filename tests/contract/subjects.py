@@ -13,12 +13,14 @@ import requests
 from aisfs.ais.client import AISClient
 from aisfs.config import ClusterSettings
 from aisfs.model import Bucket, ObjectInfo, Provider
+from aisfs.store.cloud.store import CloudStore
 from aisfs.store.local.store import LocalStore
 from aisfs.store.memory import MemoryStore
 from aisfs.store.pages import pages_of
 from aisfs.store.pipeline import CallPipeline
 from aisfs.store.port import WritableStore
 from aisfs.store.web.store import WebStore
+from tests.support.clouds import Cloud
 from tests.support.web_servers import Clock, WebServer
 
 CLUSTER = os.environ.get("AIS_ENDPOINT", "")
@@ -45,6 +47,8 @@ class Subject:
     store: WritableStore
     bucket: Bucket
     name_may_be_file_and_directory = False
+    lists_buckets = True
+    keeps_custom = True
     odd_names: Sequence[str] = ODD_NAMES
     names_are_bytes = True
 
@@ -56,6 +60,10 @@ class Subject:
 
     def destroy_bucket(self, bucket: Bucket) -> None:
         raise NotImplementedError
+
+    def nowhere(self) -> Bucket:
+        """A bucket that does not exist."""
+        return Bucket("there-is-no-such-bucket")
 
     async def read(self, info: ObjectInfo, start: int, stop: int) -> bytes:
         buffer = bytearray(stop - start)
@@ -155,6 +163,33 @@ class NginxSubject(WebSubject):
 class PythonSubject(WebSubject):
     names_are_bytes = False
     """Its index encodes what is not UTF-8 in a way of its own."""
+
+
+class CloudSubject(Subject):
+    """A cloud without AIStore; the environment leads to it."""
+
+    name_may_be_file_and_directory = True
+    lists_buckets = keeps_custom = names_are_bytes = False
+    odd_names = tuple(name for name in ODD_NAMES if "\n" not in name)
+    """obstore takes no control characters."""
+
+    def __init__(self, cloud: Cloud) -> None:
+        self.cloud = cloud
+        if cloud.scheme == "az":  # which takes a backslash for a slash
+            self.odd_names = tuple(name for name in self.odd_names if "\\" not in name)
+        self._name = cloud.make_bucket()
+        self.bucket = Bucket(self._name, Provider.parse(f"{cloud.scheme}+direct"))
+        self.store = CloudStore(ClusterSettings(max_connections=16, part_size=5 << 20))
+
+    def nowhere(self) -> Bucket:
+        account, slash, _ = self.bucket.name.rpartition("/")
+        return Bucket(f"{account}{slash}there-is-no-such-bucket", self.bucket.provider)
+
+    def put(self, key: str, data: bytes) -> None:
+        self.cloud.put(self._name, key, data)
+
+    def delete(self, key: str) -> None:
+        self.cloud.delete(self._name, key)
 
 
 class ClusterSubject(Subject):
