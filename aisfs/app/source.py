@@ -13,7 +13,7 @@ import trio
 
 from aisfs.ais.client import AISClient
 from aisfs.ais.identification import check_answers, identify_endpoint
-from aisfs.app.stores import as_served, one_store, open_store
+from aisfs.app.stores import as_served, open_store
 from aisfs.config import ClusterSettings
 from aisfs.core.namespace.sources import (
     BucketSource,
@@ -73,7 +73,7 @@ def connect(source: Source, cluster: ClusterSettings) -> OpenSource:
             local = LocalStore(path)
             return OpenSource(source, DirectoryNode(local.bucket, ""), local)
         case BucketSource(bucket, prefix):
-            return OpenSource(source, DirectoryNode(bucket, prefix), open_store(bucket, cluster))
+            return OpenSource(source, DirectoryNode(bucket, prefix), open_store(source, cluster))
         case Everything():
             return OpenSource(source, RootNode(), AISClient(cluster))
         case DatasetSource() if source.local:
@@ -82,7 +82,7 @@ def connect(source: Source, cluster: ClusterSettings) -> OpenSource:
             found = source.below(root, local.bucket, os.path.realpath)
             return OpenSource(found, DatasetNode(), local)
         case DatasetSource():
-            return OpenSource(source, DatasetNode(), open_store(one_store(source), cluster))
+            return OpenSource(source, DatasetNode(), open_store(source, cluster))
         case _:
             assert_never(source)
 

@@ -9,10 +9,13 @@ Must not know: requests, errnos.
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from aisfs.config import ClusterSettings
 from aisfs.connections.connection_set import ConnectionSet
+from aisfs.core.index.published import published_key
+from aisfs.core.namespace.keys import INDEX_DIRECTORY
 from aisfs.core.namespace.urls import url_of
 from aisfs.errors import (
     BucketNotFound,
@@ -187,9 +190,23 @@ class WebStore(ReadOnlyStore):
             Unsupported: there is no index of it.
         """
         if (named := self._named.get((bucket, prefix))) is not None:
-            return Names({key[len(prefix) :] for key in named})
+            names = Names({key[len(prefix) :] for key in named})
+            await self._add_indexes(names, bucket, prefix, named)
+            return names
         subject = f"{bucket}/{prefix}"
         return await self._client.pool.run(subject, partial(self._index, bucket, prefix))
+
+    async def _add_indexes(
+        self, names: Names, bucket: Bucket, prefix: str, named: Sequence[str]
+    ) -> None:
+        """Add the directory of published indexes to the names of shards, if the first one has one."""
+        directory = f"{prefix}{INDEX_DIRECTORY}/"
+        if prefix.endswith(f"{INDEX_DIRECTORY}/"):
+            return
+        with suppress(NotFound):
+            await self.head(bucket, published_key(named[0]))
+            names.add(INDEX_DIRECTORY, is_directory=True)
+            self._named[bucket, directory] = [published_key(key) for key in named]
 
     async def _names_below(self, bucket: Bucket, prefix: str) -> Names:
         """Likewise, but there is nothing in a file that is called like a directory without index."""
