@@ -61,19 +61,31 @@ class OpenSource:
         return self.root.bucket
 
 
-def connect(source: Source, cluster: ClusterSettings) -> OpenSource:
+def connect(source: Source, cluster: ClusterSettings, metrics: Metrics | None = None) -> OpenSource:
     """Return a source with the store that has its objects, without asking the store anything.
+
+    Args:
+        source: As planned.
+        cluster: How to reach its store.
+        metrics: Where requests are counted that may cost money.
 
     Raises:
         ConfigError: no store has it, or no single one.
     """
+
+    def count(kind: str, number: int) -> None:
+        if metrics is not None:
+            metrics.store_requests.labels(kind).inc(number)
+
     source = as_served(source, cluster)
     match source:
         case DirectorySource(path):
             local = LocalStore(path)
             return OpenSource(source, DirectoryNode(local.bucket, ""), local)
         case BucketSource(bucket, prefix):
-            return OpenSource(source, DirectoryNode(bucket, prefix), open_store(source, cluster))
+            return OpenSource(
+                source, DirectoryNode(bucket, prefix), open_store(source, cluster, count)
+            )
         case Everything():
             return OpenSource(source, RootNode(), AISClient(cluster))
         case DatasetSource() if source.local:
@@ -82,7 +94,7 @@ def connect(source: Source, cluster: ClusterSettings) -> OpenSource:
             found = source.below(root, local.bucket, os.path.realpath)
             return OpenSource(found, DatasetNode(), local)
         case DatasetSource():
-            return OpenSource(source, DatasetNode(), open_store(source, cluster))
+            return OpenSource(source, DatasetNode(), open_store(source, cluster, count))
         case _:
             assert_never(source)
 
@@ -108,7 +120,7 @@ async def open_source(
     Raises:
         AisfsError: the store cannot be reached, or the source does not exist.
     """
-    found = connect(source, cluster)
+    found = connect(source, cluster, metrics)
     limit = None if isinstance(found.store, LocalStore) else cluster.bandwidth_limit
     pipeline = CallPipeline(
         found.store, deadline=cluster.io_timeout, download_limit=limit, metrics=metrics

@@ -1,9 +1,11 @@
 """Which store has the objects of a bucket: an AIStore, or the place itself."""
 
+import importlib.util
 import logging
+from collections.abc import Callable
 
 from aisfs.ais.client import AISClient
-from aisfs.config import ClusterSettings
+from aisfs.config import ClusterSettings, clouds
 from aisfs.core.namespace.sources import (
     BucketSource,
     DatasetSource,
@@ -19,6 +21,8 @@ from aisfs.store.web.store import WebStore
 
 log = logging.getLogger(__name__)
 
+Count = Callable[[str, int], None]
+
 _WRITABLE = ("", "s3", "gs", "az")
 """Stores that can be written to; see `Bucket.store`."""
 
@@ -33,7 +37,7 @@ def as_served(source: Source, cluster: ClusterSettings) -> Source:
     """
     if not cluster.without_aistore:
         return source
-    return without_aistore(source, cluster.azure_storage_account)
+    return without_aistore(source, clouds.azure_account())
 
 
 def is_direct(source: Source) -> bool:
@@ -103,8 +107,17 @@ def _directories_above(directory: str) -> list[str]:
     return ["", *(directory[: at + 1] for at, letter in enumerate(directory) if letter == "/")]
 
 
-def open_store(source: BucketSource | DatasetSource, cluster: ClusterSettings) -> WritableStore:
+def open_store(
+    source: BucketSource | DatasetSource,
+    cluster: ClusterSettings,
+    count: Count = lambda kind, number: None,
+) -> WritableStore:
     """Return the store that has what a source names, without asking it anything.
+
+    Args:
+        source: Its buckets are those of one store.
+        cluster: How to reach it.
+        count: Told the class and the number of requests that somebody may charge for.
 
     Raises:
         ConfigError: there is none, or what it needs is not installed.
@@ -115,7 +128,11 @@ def open_store(source: BucketSource | DatasetSource, cluster: ClusterSettings) -
         log.info("%s: without AIStore in between%s", bucket, why)
     match bucket.provider:
         case Provider.S3 | Provider.GS | Provider.AZ:
-            raise ConfigError(f"{bucket}: not yet")
+            if importlib.util.find_spec("obstore") is None:
+                raise ConfigError(f"{bucket}: needs obstore: pip install 'aisfs[cloud]'")
+            from aisfs.store.cloud.store import CloudStore
+
+            return CloudStore(cluster, count)
         case Provider.HTTP | Provider.HTTPS:
             return WebStore(cluster, buckets=_buckets(source), named=named_files(source))
         case Provider.HF:

@@ -26,8 +26,6 @@ class ClusterSettings(Settings):
     """Read s3://, gs:// and az:// from the cloud itself, also where there is an AIStore."""
     anonymous: Flag = False
     """Send clouds no credentials: for public buckets."""
-    azure_storage_account: str = Field(default="", validation_alias="AZURE_STORAGE_ACCOUNT_NAME")
-    """Whose containers `az://CONTAINER` means without AIStore."""
     http_headers: AbsolutePath | None = None
     """A file with tokens and cookies for web servers, each for its host."""
     token: SecretStr | None = Field(default=None, validation_alias="AIS_AUTHN_TOKEN")

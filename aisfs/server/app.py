@@ -8,7 +8,7 @@ One path is ours and not AIStore's:
     GET /-/requests    counts since the start, as JSON: list_page, list_buckets, head_bucket,
                        bucket_change, redirect, get, get_bytes, get_member, head, put, part, put_bytes,
                        append, delete, rename, patch, copy, batch, health, cluster, refused
-                       (error replies). `get` counts data requests, whole or ranged; `get_bytes` the
+                       (error replies). Those of the S3 API count too. `get` counts data requests, whole or ranged; `get_bytes` the
                        bytes their replies announced.
 """
 
@@ -29,6 +29,8 @@ from aisfs.server.api.jobs.shard_index import ShardIndexes
 from aisfs.server.api.jobs.sorts import Sorts
 from aisfs.server.api.multipart import Parts
 from aisfs.server.api.objects import Objects
+from aisfs.server.api.s3.api import S3, is_s3
+from aisfs.server.api.s3.documents import error_document
 from aisfs.server.counters import Counters
 from aisfs.server.failures import Failure, NotAllowed, no_object, text_of, unsupported
 from aisfs.server.messages import (
@@ -98,6 +100,15 @@ class Server:
         registry = self._cluster.jobs
         self._sorts = Sorts(self._storage, self._objects, registry, node)
         self._indexes = ShardIndexes(self._storage, self._objects, registry)
+        self._s3 = S3(
+            self._storage,
+            self._objects,
+            self._parts,
+            self.counters,
+            node_id=node,
+            proxy_id=self._cluster.proxy_id,
+            deleted=self._indexes.forget,
+        )
         jobs = ListJobs(self._storage, self._objects, registry)
         self._buckets = Buckets(self._storage, self._cluster, jobs, self._indexes, self.counters)
 
@@ -111,7 +122,8 @@ class Server:
             reply = text_reply("Method Not Allowed\n", 405)
             reply.headers.append(("Allow", refused.allow))
         except (Failure, ShortBody, ValueError, OSError, sqlite3.Error) as error:
-            reply = error_reply(self._failure(request, error), request, self._cluster.node_id)
+            failure, node = self._failure(request, error), self._cluster.node_id
+            reply = (error_document if is_s3(request) else error_reply)(failure, request, node)
         try:
             return send(reply, environ, start_response)
         except BaseException:
@@ -143,9 +155,14 @@ class Server:
         if caller := request.header("Ais-Caller-Id"):
             text = f"unexpected intra-cluster header on pub: 'Ais-Caller-Id={caller}'"
             raise Failure(403, text)
+        if is_s3(request):
+            return self._serve_s3(request)
         if root == b"ais" and len(parts) > 2 and parts[2]:
             return self._easy(request, parts)
-        name = parts[2].decode("latin-1") if root == b"v1" and len(parts) > 2 else ""
+        return self._v1(request, parts[2:] if root == b"v1" else [])
+
+    def _v1(self, request: Request, parts: list[bytes]) -> Reply:
+        name = parts[0].decode("latin-1") if parts else ""
         if name not in _ALLOWED:
             text = f"invalid request URI: '{request.method} {request.path}' from {request.remote}"
             raise Failure(400, text)
@@ -157,7 +174,7 @@ class Server:
             self.counters.add("health")
             return self._cluster.health()
         self._authorize(request)
-        rest = parts[3] if len(parts) > 3 else b""
+        rest = parts[1] if len(parts) > 1 else b""
         match name:
             case "objects":
                 bucket, _, key = rest.partition(b"/")
@@ -165,6 +182,12 @@ class Server:
             case "buckets":
                 return self._buckets.serve(request, text_of(rest).strip("/"))
         return self._rest(request, name, text_of(rest))
+
+    def _serve_s3(self, request: Request) -> Reply:
+        # AIStore looks for the token here too, since signatures take the other header.
+        if request.header("X-Amz-Security-Token") != self._token:
+            self._authorize(request)
+        return self._s3.serve(request, request.raw_path.removeprefix(b"/s3")[1:])
 
     def _rest(self, request: Request, name: str, rest: str) -> Reply:
         if name == "ml":

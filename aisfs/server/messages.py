@@ -27,6 +27,8 @@ SILENT_SECONDS = 60.0
 """A client that sends no byte of a body for this long is dropped, which frees its thread."""
 REPEATED = "\n"
 """Separates repeated `Ais-Custom-Md` lines; a header value cannot contain it (see run.py)."""
+S3_METADATA = "Aisfs-S3-Metadata"
+"""The header that run.py makes of all `x-amz-meta-…`: WSGI tells their `_` and `-` not apart."""
 _HOST = re.compile(r"[A-Za-z0-9.\-_\[\]:]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 

@@ -22,7 +22,7 @@ from gunicorn.workers.base import Worker
 
 from aisfs.errors import ConfigError
 from aisfs.server.app import make_app
-from aisfs.server.messages import REPEATED, WsgiApp
+from aisfs.server.messages import REPEATED, S3_METADATA, WsgiApp
 from aisfs.server.same_site import SameSite
 from aisfs.server.storage.objects import hold_directory
 from aisfs.server.worker import StayingWorker
@@ -34,6 +34,7 @@ KEEP_ALIVE_SECONDS = 75
 STOP_SECONDS = 1
 """How long requests in flight may take to finish after SIGTERM."""
 BACKLOG = 1024
+_CUSTOM, _USER = "AIS-CUSTOM-MD", "X-AMZ-META-"
 THREADS = 128
 """Most concurrent requests. A request whose body does not arrive occupies a thread, so there are more
 than two cores need; unused threads are never started."""
@@ -174,7 +175,8 @@ class _Gunicorn(BaseApplication):  # type: ignore[misc]
             "loglevel": "warning",
             "control_socket_disable": True,
             "when_ready": self._when_ready,
-            "pre_request": _join_repeated,
+            "pre_request": _keep_apart,
+            "header_map": "dangerous",  # made safe by `_keep_apart`
             "worker_exit": _leave,
         }
         for name, value in settings.items():
@@ -199,12 +201,21 @@ class _Gunicorn(BaseApplication):  # type: ignore[misc]
         self._announce()
 
 
-def _join_repeated(worker: Worker, request: Message) -> None:
-    """Keep repeated `Ais-Custom-Md` lines apart; WSGI would join them with commas."""
-    values = [value for name, value in request.headers if name == "AIS-CUSTOM-MD"]
-    if len(values) > 1:
-        others = [(n, v) for n, v in request.headers if n != "AIS-CUSTOM-MD"]
-        request.headers = [*others, ("AIS-CUSTOM-MD", REPEATED.join(values))]
+def _keep_apart(worker: Worker, request: Message) -> None:
+    """Keep apart what WSGI would not: repeated `Ais-Custom-Md` lines, `_` and `-` in names.
+
+    Other names with `_` are left out, as gunicorn does by default: they could pass for those with `-`.
+    """
+    custom, user, others = [], [], []
+    for name, value in request.headers:
+        if name == _CUSTOM:
+            custom.append(value)
+        elif name.startswith(_USER):
+            user.append(f"{name.lower()}={value}")
+        elif "_" not in name and name != S3_METADATA.upper():
+            others.append((name, value))
+    joined = ((_CUSTOM, custom), (S3_METADATA.upper(), user))
+    request.headers = [*others, *((name, REPEATED.join(found)) for name, found in joined if found)]
 
 
 def _leave(arbiter: Arbiter, worker: Worker) -> None:

@@ -56,9 +56,7 @@ def open_fsspec(bucket: Bucket, most: int) -> WritableStore:
     try:
         import fsspec
     except ImportError as error:
-        raise ConfigError(
-            f"{scheme}:// needs a package; in a clone of aisfs: pip install '.[fsspec]'"
-        ) from error
+        raise ConfigError(f"{scheme}:// needs fsspec: pip install 'aisfs[fsspec]'") from error
     try:
         fsspec.get_filesystem_class(scheme)
     except (ImportError, ValueError) as error:
@@ -215,8 +213,8 @@ def _read(
     expected: ObjectInfo,
     start: int,
     stop: int,
-    fs: Any,
-    path: str,  # noqa: ANN401
+    fs: Any,  # noqa: ANN401
+    path: str,
 ) -> bytes:
     _check(bucket, expected, fs, path)
     data: bytes = fs.cat_file(path, start=start, end=stop)

@@ -102,11 +102,7 @@ class Lister:
     def page(self, bucket: Bucket, message: Message, packed: bool) -> Reply:
         """Reply to one list request."""
         limit = message.pagesize if message.pagesize > 0 else PAGE
-        if self._traps.loses_names:
-            keys, token = self._real_page(bucket, message, limit)
-        else:
-            keys = list(islice(self._keys(bucket, message), limit))
-            token = keys[-1] if len(keys) == limit else b""
+        keys, token = self.keys(bucket, message, limit)
         entries = self._entries(bucket, keys, message)
         uuid = message.uuid or secrets.token_urlsafe(6)
         page: Fields
@@ -127,6 +123,13 @@ class Lister:
             }
             kind, body = "application/json; charset=utf-8", msgspec.json.encode(page)
         return Reply(headers=[("Content-Type", kind)], body=body)
+
+    def keys(self, bucket: Bucket, message: Message, limit: int) -> tuple[list[bytes], bytes]:
+        """Return the names of a page, and the token of the next one."""
+        if self._traps.loses_names:
+            return self._real_page(bucket, message, limit)
+        keys = list(islice(self._keys(bucket, message), limit))
+        return keys, keys[-1] if len(keys) == limit else b""
 
     def _keys(self, bucket: Bucket, message: Message) -> Iterator[bytes]:
         prefix = os.fsencode(message.prefix)

@@ -1,4 +1,4 @@
-"""Uploads in parts: AIStore's own multipart protocol.
+"""Uploads in parts: AIStore's own multipart protocol, and the storage of parts for the one of S3.
 
 A part is written straight to its place in the object if that place is known when it arrives: usually
 all parts but the last have the same size. Any other part, and one that is sent again, is a separate file
@@ -9,8 +9,9 @@ import os
 import re
 import shutil
 import threading
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +20,12 @@ from typing import BinaryIO
 import msgspec
 
 from aisfs.server import failures
+from aisfs.server.api.object_headers import is_of_content
 from aisfs.server.api.objects import Objects
 from aisfs.server.damage import Damage, LostPart
 from aisfs.server.failures import Failure, uri_of
 from aisfs.server.messages import Reply, Request, text_reply
-from aisfs.server.storage.bucket import Bucket
+from aisfs.server.storage.bucket import Bucket, Found
 from aisfs.server.storage.objects import Storage, write_out
 
 CHECKSUM = "crc32c"
@@ -37,11 +39,29 @@ class _ListedPart(msgspec.Struct):
     number: int = msgspec.field(name="part-number")
 
 
+@dataclass(frozen=True)
+class PartTag:
+    """What the S3 API has to know of a part that was stored."""
+
+    etag: str
+    """Its MD5."""
+    checksums: dict[str, str]
+    """The checksums that were sent with it, by the element that names them in XML."""
+    time_ns: int
+
+
 @dataclass
-class _Upload:
+class Upload:
+    """An upload in progress, and its parts."""
+
     bucket: str
     key: bytes
     folder: Path
+    custom: dict[str, str]
+    """Custom metadata of the object to be."""
+    begun_ns: int = field(default_factory=time.time_ns)
+    tags: dict[int, PartTag] = field(default_factory=dict)
+    """Parts that came by the S3 API."""
     sizes: dict[int, int] = field(default_factory=dict)
     step: int = 0
     """Bytes of the part that arrived first; part N is expected at N - 1 times as many."""
@@ -65,10 +85,12 @@ class _Upload:
         """Return the file of a part that is not in `whole`."""
         return self.folder / str(number)
 
-    def keep(self, number: int, size: int) -> None:
+    def keep(self, number: int, size: int, tag: PartTag | None) -> None:
         """Record a part that is complete."""
         self.in_order = self.in_order and number == len(self.sizes) + 1
         self.sizes[number] = size
+        if tag is not None:
+            self.tags[number] = tag
 
     def place(self, number: int, length: int) -> int | None:
         """Return where in `whole` a part may be written; None when it needs a separate file."""
@@ -95,16 +117,25 @@ class Parts:
         self._storage = storage
         self._objects = objects
         self._lock = threading.Lock()
-        self._uploads: dict[str, _Upload] = {}
+        self._uploads: dict[str, Upload] = {}
 
     def start(self, bucket: Bucket, key: bytes) -> Reply:
         """Begin an upload; the reply is its id."""
+        return text_reply(self.begin(bucket, key, {}))
+
+    def begin(self, bucket: Bucket, key: bytes, custom: dict[str, str]) -> str:
+        """Return the id of a new upload of an object with this custom metadata."""
         name = uuid.uuid4().hex[:16]
         folder = self._storage.work_path(f"parts-{name}")
         folder.mkdir()
         with self._lock:
-            self._uploads[name] = _Upload(bucket.name, key, folder)
-        return text_reply(name)
+            self._uploads[name] = Upload(bucket.name, key, folder, custom)
+        return name
+
+    def uploads(self, bucket: Bucket) -> list[tuple[str, Upload]]:
+        """Return the ids and the uploads in progress in a bucket."""
+        with self._lock:
+            return [(k, u) for k, u in self._uploads.items() if u.bucket == bucket.name]
 
     def put(self, request: Request, bucket: Bucket, key: bytes) -> Reply:
         """Store one part; sent again it replaces the first one, or destroys it where traps are on."""
@@ -113,63 +144,106 @@ class Parts:
             raise Failure(400, f'invalid part number "{text}" (expecting 1..{_MOST_PARTS})')
         upload, number = self._upload(request, bucket, key), int(text)
         # Like AIStore, this ignores the checksums of parts.
+        self.store(upload, number, request.length, request.pieces())
+        return Reply()
+
+    def store(
+        self,
+        upload: Upload,
+        number: int,
+        length: int,
+        pieces: Iterable[bytes],
+        tag: Callable[[], PartTag] | None = None,
+    ) -> None:
+        """Store the pieces of one part, unless they raise; `tag` is asked once all were taken."""
         with self._lock:
-            place = upload.place(number, request.length)
+            place = upload.place(number, length)
         if place is not None:
             with _still_there(upload), _open_at(upload.whole, place) as file:
-                size = write_out(request.pieces(), file, (), upload.turn)
+                size = write_out(pieces, file, (), upload.turn)
             with self._lock:
-                upload.keep(number, size)
+                upload.keep(number, size, tag and tag())
                 upload.placed.add(number)
-            return Reply()
+            return
         with self._storage.work_file() as work:
             with work.open("xb") as file:
-                size = write_out(request.pieces(), file, ())
+                size = write_out(pieces, file, ())
             with self._lock, _still_there(upload):
                 if number in upload.sizes and self._storage.traps.loses_repeated_parts:
                     upload.lost.add(number)
                 os.replace(work, upload.part(number))
-                upload.keep(number, size)
+                upload.keep(number, size, tag and tag())
                 upload.placed.discard(number)
-        return Reply()
 
     def complete(self, request: Request, listed: object, bucket: Bucket, key: bytes) -> Reply:
         """Make an object of the listed parts, which have to be all parts."""
-        upload = self._upload(request, bucket, key)
-        numbers, name = _numbers(listed), uri_of(bucket.name, key)
-        with self._lock:
-            have = dict(upload.sizes)
-            if not set(numbers) <= have.keys() or len(have) > len(numbers):
-                text = f"requested {len(numbers)} parts, have {len(have)}"
-                raise Failure(400, f"partial completion is not allowed: {text}")
-            for at, number in enumerate(numbers):
-                if number != at + 1:
-                    text = f"chunk at ({at}) has invalid number {number} (count={len(numbers)})"
-                    raise Failure(400, text)
-            if 1 in upload.lost:  # AIStore appends the others to its file
-                text = f"rename {upload.part(1)} {upload.whole}: no such file or directory"
-                raise Failure(
-                    404, f"t[{{node}}]: failed to finalize {name}, err: {text}", "ErrFailedTo"
-                )
-            if self._uploads.pop(request.query["uploadId"], None) is None:
-                raise _unknown(request, bucket, key)
-        try:
-            work = self._put_together(upload)
-            old = bucket.find(key)
-            kind = (old and old.record.checksum_type) or ("" if upload.in_order else CHECKSUM)
-            chunks, damage = (len(numbers), max(have.values())), _damage(upload, name)
-            self._objects.publish(bucket, key, work, kind=kind, chunks=chunks, damage=damage)
-        except BaseException:
-            with self._lock:  # it may be tried again, or aborted
-                self._uploads[request.query["uploadId"]] = upload
-            raise
-        _remove(upload)
+        upload, numbers = self._upload(request, bucket, key), _numbers(listed)
+        self.check_all_listed(upload, numbers)
+        if self.finish(request.query["uploadId"], numbers, bucket, key, is_of_content) is None:
+            raise _unknown(request, bucket, key)
         return Reply()
 
+    def check_all_listed(self, upload: Upload, numbers: list[int]) -> None:
+        """Check that all parts are listed, and that none is missing between them."""
+        with self._lock:
+            have = dict(upload.sizes)
+        if not set(numbers) <= have.keys() or len(have) > len(numbers):
+            text = f"requested {len(numbers)} parts, have {len(have)}"
+            raise Failure(400, f"partial completion is not allowed: {text}")
+        for at, number in enumerate(numbers):
+            if number != at + 1:
+                text = f"chunk at ({at}) has invalid number {number} (count={len(numbers)})"
+                raise Failure(400, text)
+
+    def finish(
+        self,
+        name: str,
+        numbers: list[int],
+        bucket: Bucket,
+        key: bytes,
+        outdated: Callable[[str], bool],
+        check: Callable[[Found | None], None] | None = None,
+    ) -> Found | None:
+        """Make an object of these parts, which were all received; None if the upload has ended.
+
+        `outdated` and `check` are those of `Objects.publish`.
+        """
+        uri = uri_of(bucket.name, key)
+        with self._lock:
+            upload = self._uploads.get(name)
+            if upload is None:
+                return None
+            if 1 in upload.lost:  # AIStore appends the others to its file
+                text = f"rename {upload.part(1)} {upload.whole}: no such file or directory"
+                text = f"t[{{node}}]: failed to finalize {uri}, err: {text}"
+                raise Failure(404, text, "ErrFailedTo")
+            del self._uploads[name]
+        try:
+            pieces = _pieces(upload, numbers)
+            work = self._put_together(upload, pieces)
+            old = bucket.find(key)
+            kind = (old and old.record.checksum_type) or ("" if upload.in_order else CHECKSUM)
+            found = self._objects.publish(
+                bucket,
+                key,
+                work,
+                upload.custom,
+                kind=kind,
+                chunks=(len(pieces), max(piece.size for piece in pieces)),
+                damage=_damage(upload, pieces, uri),
+                outdated=outdated,
+                check=check,
+            )
+        except BaseException:
+            with self._lock:  # it may be tried again, or aborted
+                self._uploads[name] = upload
+            raise
+        _remove(upload)
+        return found
+
     @staticmethod
-    def _put_together(upload: _Upload) -> Path:
-        """Return one file of all parts: `whole`, unless the parts in it turned out misplaced."""
-        pieces = _pieces(upload)
+    def _put_together(upload: Upload, pieces: list[_Piece]) -> Path:
+        """Return one file of the parts: `whole`, unless the parts in it turned out misplaced."""
         end = pieces[-1].start + pieces[-1].size
         right = all(p.start == (p.number - 1) * upload.step for p in pieces if _placed(upload, p))
         target = upload.whole if right else upload.folder / "moved"
@@ -186,19 +260,31 @@ class Parts:
         """Discard the parts."""
         request.drain()
         name = request.query["uploadId"]
-        with self._lock:
-            upload = self._uploads.pop(name, None)
-        if upload is None:
+        if not self.discard(name):
             what = f"partial chunk-manifest[{uri_of(bucket.name, key)}, id={name}]"
             text = f"failed to load {what}: open {self._storage.work}: no such file or directory"
             raise Failure(404, text, "wrapError")
-        _remove(upload)
         return Reply()
 
-    def _upload(self, request: Request, bucket: Bucket, key: bytes) -> _Upload:
+    def discard(self, name: str) -> bool:
+        """Remove an upload and its parts; return whether there was one."""
         with self._lock:
-            upload = self._uploads.get(request.query.get("uploadId", ""))
-        if upload is None or (upload.bucket, upload.key) != (bucket.name, key):
+            upload = self._uploads.pop(name, None)
+        if upload is None:
+            return False
+        _remove(upload)
+        return True
+
+    def find(self, name: str, bucket: Bucket, key: bytes) -> Upload | None:
+        """Return the upload of this id, if it is one of this object."""
+        with self._lock:
+            upload = self._uploads.get(name)
+        found = upload is not None and (upload.bucket, upload.key) == (bucket.name, key)
+        return upload if found else None
+
+    def _upload(self, request: Request, bucket: Bucket, key: bytes) -> Upload:
+        upload = self.find(request.query.get("uploadId", ""), bucket, key)
+        if upload is None:
             if request.method == "PUT":  # of others the body has been read
                 request.drain()
             raise _unknown(request, bucket, key)
@@ -222,7 +308,7 @@ def _unknown(request: Request, bucket: Bucket, key: bytes) -> Failure:
     return Failure(404, text, "ErrNotFound")
 
 
-def _remove(upload: _Upload) -> None:
+def _remove(upload: Upload) -> None:
     """Remove the files of an upload; what a part under way would add finds no folder of that name."""
     gone = upload.folder.with_name(f"removed-{upload.folder.name}")
     upload.folder.rename(gone)
@@ -230,7 +316,7 @@ def _remove(upload: _Upload) -> None:
 
 
 @contextmanager
-def _still_there(upload: _Upload) -> Iterator[None]:
+def _still_there(upload: Upload) -> Iterator[None]:
     """Turn the missing files of an upload that was aborted meanwhile into a 404."""
     try:
         yield
@@ -239,25 +325,25 @@ def _still_there(upload: _Upload) -> Iterator[None]:
         raise Failure(404, text, "ErrNotFound") from error
 
 
-def _pieces(upload: _Upload) -> list[_Piece]:
-    """Return all parts in order, with their places in the object."""
+def _pieces(upload: Upload, numbers: list[int]) -> list[_Piece]:
+    """Return parts in order, with their places in the object."""
     pieces, end = [], 0
-    for number, size in sorted(upload.sizes.items()):
-        pieces.append(_Piece(number, end, size))
-        end += size
+    for number in numbers:
+        pieces.append(_Piece(number, end, upload.sizes[number]))
+        end += upload.sizes[number]
     return pieces
 
 
-def _damage(upload: _Upload, name: str) -> Damage | None:
+def _damage(upload: Upload, pieces: list[_Piece], name: str) -> Damage | None:
     lost = tuple(
         LostPart(p.start, p.size, f"{name}.{upload.folder.name[-9:]}.{p.number:04d}")
-        for p in _pieces(upload)
+        for p in pieces
         if p.number in upload.lost
     )
     return Damage(lost) if lost else None
 
 
-def _placed(upload: _Upload, piece: _Piece) -> bool:
+def _placed(upload: Upload, piece: _Piece) -> bool:
     return piece.number in upload.placed
 
 

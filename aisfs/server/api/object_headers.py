@@ -33,8 +33,8 @@ def by_property(found: Found, location: str) -> dict[str, Headers]:
         "atime": [("Ais-Atime", str(found.atime_ns))],
         "version": [("Ais-Version", record.version)] if record.version else [],
         "custom": _custom(record),
-        "last-modified": [("Last-Modified", formatdate(found.mtime_ns // 10**9, usegmt=True))],
-        "etag": [("Etag", _etag(found))],
+        "last-modified": [("Last-Modified", http_date(found.mtime_ns))],
+        "etag": [("Etag", etag(found))],
         "copies": [("Ais-Mirror-Copies", "1"), ("Ais-Mirror-Paths", "/")],
         "location": [("Ais-Location", location)],
         "chunked": chunks if count else [],
@@ -50,8 +50,26 @@ def _custom(record: Record) -> Headers:
     return [("Ais-Custom-Md", f"{k}={v}") for k, v in record.custom.items()]
 
 
-def _etag(found: Found) -> str:
+def http_date(time_ns: int) -> str:
+    """Return a time as HTTP's headers have it."""
+    return formatdate(time_ns // 10**9, usegmt=True)
+
+
+PARTS_ETAG = "ETag"
+"""The custom metadata that holds the ETag of an object put in parts by the S3 API."""
+
+
+def is_of_content(name: str) -> bool:
+    """Return whether custom metadata describes the content, and does not outlive it."""
+    return name == PARTS_ETAG
+
+
+def etag(found: Found) -> str:
+    """Return the ETag of an object, with its quotes."""
     record = found.record
+    of_parts = record.custom.get(PARTS_ETAG, "")
+    if record.chunks and of_parts.endswith(f"-{record.chunks[0]}"):
+        return f'"{of_parts}"'
     if record.checksum_type == "md5":
         return f'"{record.checksum}"'
     return f'"v1-{record.checksum or record.version}-{base36(found.mtime_ns)}"'

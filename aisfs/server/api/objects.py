@@ -9,7 +9,13 @@ from pathlib import Path
 
 from aisfs.server import failures
 from aisfs.server.api import archives
-from aisfs.server.api.object_headers import attributes, by_property, custom_pairs, parse_range
+from aisfs.server.api.object_headers import (
+    attributes,
+    by_property,
+    custom_pairs,
+    is_of_content,
+    parse_range,
+)
 from aisfs.server.api.properties import checksum_type, setting
 from aisfs.server.damage import Damage, break_off
 from aisfs.server.failures import Failure, Headers, uri_of
@@ -80,20 +86,29 @@ class Objects:
         if setting(bucket, "checksum", "validate_warm_get"):
             self._validate(bucket, key)
         with ExitStack() as held:
-            held.enter_context(self._storage.locks.reading((bucket.name, key)))
-            fd, found = self._open(bucket, key)
-            held.callback(os.close, fd)
-            bucket.load(key, found)
+            fd, found = self.open(bucket, key, held)
             if path:
                 reply = self._member(fd, bucket, key, path, query.get("archmime", ""))
             elif wanted is not None:
                 reply = self._selection(fd, bucket, key, query, wanted)
             else:
-                reply = self._content(request, fd, bucket, key, found)
+                reply = self.content(request, fd, bucket, key, found)
             if reply.file is not None:
                 request.set_timeout(STALL_SECONDS)
                 reply.file.hold(held)
         return reply
+
+    def open(self, bucket: Bucket, key: bytes, held: ExitStack) -> tuple[int, Found]:
+        """Return a descriptor of an object, which stays open and locked for reading as long as `held`.
+
+        Raises:
+            Failure: there is none, or it cannot be read.
+        """
+        held.enter_context(self._storage.locks.reading((bucket.name, key)))
+        fd, found = self._open(bucket, key)
+        held.callback(os.close, fd)
+        bucket.load(key, found)
+        return fd, found
 
     def _open(self, bucket: Bucket, key: bytes) -> tuple[int, Found]:
         try:
@@ -123,8 +138,17 @@ class Objects:
             raise failures.wrong_checksum("none", "", "", context)
 
     @staticmethod
-    def _content(request: Request, fd: int, bucket: Bucket, key: bytes, found: Found) -> Reply:
-        headers = [("Content-Type", "application/octet-stream")]
+    def content(
+        request: Request,
+        fd: int,
+        bucket: Bucket,
+        key: bytes,
+        found: Found,
+        describe: Callable[[Found], Headers] = attributes,
+        kind: str = "application/octet-stream",
+    ) -> Reply:
+        """Return an open object, or the range that is asked for, with the headers that describe it."""
+        headers = [("Content-Type", kind)]
         start, length, status = 0, found.size, 200
         if asked := request.header("Range"):
             start, length = parse_range(asked, found.size, uri_of(bucket.name, key))
@@ -138,7 +162,7 @@ class Objects:
             hasher.update(os.pread(fd, length, start))
             found = replace(found, record=replace(record, checksum=hasher.hexdigest()))
         sound = record.damage.readable(start, length, headers) if record.damage else length
-        headers += attributes(found)
+        headers += describe(found)
         if sound < length:
             headers.append(("Content-Length", str(length)))
             return Reply(status, headers, stream=break_off(os.dup(fd), start, sound))
@@ -228,6 +252,8 @@ class Objects:
         fresh: bool = False,
         chunks: tuple[int, int] | None = None,
         damage: Damage | None = None,
+        outdated: Callable[[str], bool] = is_of_content,
+        check: Callable[[Found | None], None] | None = None,
     ) -> Found:
         """Make a work file the next version of an object.
 
@@ -241,18 +267,23 @@ class Objects:
             fresh: Ignore the previous version, as `skip_vc` does.
             chunks: Number and largest size of the parts of an upload.
             damage: What a trap has damaged.
+            outdated: Which custom metadata of the previous version does not outlive it.
+            check: Raises a Failure if that version must not be replaced.
         """
         kind = kind or checksum_type(bucket)
         checksum = hash_file(work, kind) if checksum is None else checksum
         with self._storage.locks.writing((bucket.name, key)):
             old = bucket.find(key)
+            if check is not None:
+                check(old)
             known = None if fresh or old is None else old.record
+            kept = {k: v for k, v in (known.custom if known else {}).items() if not outdated(k)}
             count = int(known.version) if known and known.version.isdecimal() else 0
             record = Record(
                 str(count + 1) if setting(bucket, "versioning", "enabled") else "",
                 kind if checksum else "",
                 checksum,
-                {**(known.custom if known else {}), **(custom or {})},
+                {**kept, **(custom or {})},
                 chunks,
                 damage,
             )

@@ -28,6 +28,10 @@ class Kindness:
     when the client disconnects; a new shard needs an existing directory."""
     loses_names = False
     """Listings lose names as in `aisfs.server.api.paging`."""
+    like_amazon = True
+    """The S3 API answers as Amazon's does where AIStore's differs: the proxy serves objects itself,
+    listings lose nothing and have ETags and modification times, the DELETE of a missing object
+    succeeds, and a bucket is only deleted when it is empty."""
     holds_both = False
     """An object and a directory may have one name, where they are on different disks; a target whose
     disk has the object then gives up listing that directory, as often as not."""
@@ -75,6 +79,7 @@ class Traps(Kindness):
     loses_repeated_parts = True
     appends_in_place = True
     loses_names = True
+    like_amazon = False
     holds_both = True
 
     def __init__(self, folder: Path) -> None:

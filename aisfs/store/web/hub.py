@@ -63,9 +63,7 @@ def open_hub(settings: ClusterSettings, buckets: Iterable[Bucket]) -> WritableSt
     try:
         import huggingface_hub
     except ImportError as error:
-        raise ConfigError(
-            "hf:// needs a package; in a clone of aisfs: pip install '.[hf]'"
-        ) from error
+        raise ConfigError("hf:// needs huggingface_hub: pip install 'aisfs[hf]'") from error
     return HubStore(huggingface_hub, settings, buckets)
 
 
