@@ -234,7 +234,7 @@ class Unpacker:
             ArchiveTooLarge: it does not fit into the cache.
         """
         name = f"{bucket}/{info.key}"
-        entry = content_id(self._fetcher.distinguished(bucket, info), info, "whole", info.size)
+        entry = content_id(self._fetcher.distinguished(bucket, info), info, "whole", CONTENT_MAX)
         if self._cache is None or entry is None:
             lacks = "no disk cache: give --cache-size" if entry else "no version of it is known"
             raise Unsupported(f"{name}: the server sends files only whole, and there is {lacks}")
@@ -250,7 +250,7 @@ class Unpacker:
         )
         with self._lock:
             content = self._contents.setdefault((bucket, info, "whole"), made)
-        return self._cache, entry, partial(self._read, content)
+        return self._cache, replace(entry, size=info.size), partial(self._read, content)
 
     def _open(self, content: _Content, bucket: Bucket, info: ObjectInfo, size: int) -> OpenObject:
         cached = (content.cache, replace(content.entry, size=size))

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 
 from aisfs.config import ClusterSettings
 from aisfs.connections.connection_set import ConnectionSet
@@ -116,10 +117,9 @@ class WebStore(ReadOnlyStore):
         _check(bucket, prefix)
         if _never_below(prefix):
             return Keys([], complete=True)
-        if not prefix and (
-            named := [key for (b, _), keys in self._named.items() if b == bucket for key in keys]
-        ):
-            infos, _ = await self._describe(bucket, "", named[:_PAGE])
+        named = (key for (host, _), keys in self._named.items() if host == bucket for key in keys)
+        if not prefix and (some := [*islice(named, self._at_once)]):
+            infos, _ = await self._describe(bucket, "", some)
             return Keys([info.key for info in infos[:most]], complete=False)
         found: list[str] = []
         folders, looked = [prefix], 0
