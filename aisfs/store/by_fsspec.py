@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import trio
 
+from aisfs.core.namespace.urls import has_no_path
 from aisfs.errors import (
     AccessDenied,
     AisfsError,
@@ -84,6 +85,8 @@ class FsspecStore(ReadOnlyStore):
         """List the directory `prefix`, all of it on one page."""
         if prefix and not prefix.endswith("/"):
             raise InvalidName(f"{bucket}/{prefix}: a directory prefix ends in '/'")
+        if has_no_path(prefix):
+            return Page([], [], "")
         return await self._run(bucket, prefix, partial(_list, bucket, prefix))
 
     async def first_keys(
@@ -230,15 +233,19 @@ def _described(bucket: Bucket, key: str, entry: Mapping[str, Any]) -> ObjectInfo
         raise Unsupported(f"{bucket}/{key}: fsspec does not say how long it is")
     known = {str(name).lower(): value for name, value in entry.items() if value is not None}
     tags = [f"{name}={known[name]}" for name in _TAGS if name in known]
-    times = [(name, known[name]) for name in _TIMES if name in known]
+    times = [(name, _seconds(known[name])) for name in _TIMES if name in known]
     version = tags[0] if tags else f"{times[0][0]}={times[0][1]}" if times else ""
-    return ObjectInfo(key, size, version, mtime_ns=_nanoseconds(times[0][1]) if times else 0)
+    seconds = times[0][1] if times else 0
+    known_time = 0.0 if isinstance(seconds, str) or not 0 <= seconds < 1 << 33 else seconds
+    mtime_ns = int(known_time * _NS)
+    return ObjectInfo(key, size, version, mtime_ns=mtime_ns)
 
 
-def _nanoseconds(time: object) -> int:
+def _seconds(time: object) -> float | str:
+    """Return a time in one form, whichever a file system gives it in."""
     if isinstance(time, datetime):
-        time = time.timestamp()
-    return int(time * _NS) if isinstance(time, int | float) and 0 <= time < 1 << 33 else 0
+        return time.timestamp()
+    return float(time) if isinstance(time, int | float) else str(time)
 
 
 @contextmanager

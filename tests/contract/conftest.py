@@ -9,12 +9,16 @@ import pytest
 from tests.contract.subjects import (
     CLUSTER,
     ClusterSubject,
+    FsspecSubject,
+    HubSubject,
     LocalSubject,
     MemorySubject,
     NginxSubject,
     PythonSubject,
     Subject,
+    WebSubject,
 )
+from tests.support.hub import Hub, running_hub, use_hub
 from tests.support.servers import running_server
 from tests.support.web_servers import WebServer, make_certificate, nginx, python_server
 
@@ -50,11 +54,20 @@ def python_httpd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer
         yield server
 
 
-READ_ONLY = {
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with running_hub(token="hf_of_the_test") as hub:
+        use_hub(hub, monkeypatch)
+        yield hub
+
+
+WEB: dict[str, type[WebSubject] | type[HubSubject]] = {
     "nginx_html": NginxSubject,
     "nginx_json_tls": NginxSubject,
     "python_httpd": PythonSubject,
+    "hub": HubSubject,
 }
+READ_ONLY = [*WEB, "fsspec"]
 """Stores that can only be read."""
 real_cluster = pytest.param(
     "real cluster",
@@ -84,9 +97,11 @@ async def subject(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
         root = tmp_path / "bucket"
         root.mkdir()
         made = LocalSubject(root)
-    elif request.param in READ_ONLY:
+    elif request.param == "fsspec":
+        made = FsspecSubject()
+    elif request.param in WEB:
         server = request.getfixturevalue(request.param)
-        made = READ_ONLY[request.param](server, skip_verify_crt=True)
+        made = WEB[request.param](server, skip_verify_crt=True)
     else:
         endpoint = CLUSTER
         if request.param == "served":

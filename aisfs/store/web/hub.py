@@ -10,7 +10,6 @@ imports huggingface_hub, which is an extra.
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -195,9 +194,12 @@ class HubStore(ReadOnlyStore):
             files = (entry for entry in entries if entry[1] is not None)
             return list(itertools.islice(files, most))
 
-        found: list[tuple[str, ObjectInfo | None]] = []
-        with suppress(NotFound):
+        try:
             found = await self._ask(subject, listed)
+        except BucketNotFound:
+            raise
+        except NotFound:
+            return []
         for path, _ in found:
             name = path[len(prefix) :]
             if not path.startswith(prefix) or not name or ("/" in name and not recursive):

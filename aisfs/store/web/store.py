@@ -17,7 +17,7 @@ from aisfs.config import ClusterSettings
 from aisfs.connections.connection_set import ConnectionSet
 from aisfs.core.index.published import published_key
 from aisfs.core.namespace.keys import INDEX_DIRECTORY
-from aisfs.core.namespace.urls import url_of
+from aisfs.core.namespace.urls import has_no_path, url_of
 from aisfs.errors import (
     BucketNotFound,
     InvalidName,
@@ -93,7 +93,7 @@ class WebStore(ReadOnlyStore):
     async def list_page(self, bucket: Bucket, prefix: str, *, token: str = "") -> Page:
         """List the next names of a directory, in their order."""
         _check(bucket, prefix)
-        if _never_below(prefix):
+        if has_no_path(prefix):
             return Page([], [], "")
         if token == _NO_INDEX:
             names = await self._names(bucket, prefix)  # says why there are none
@@ -115,7 +115,7 @@ class WebStore(ReadOnlyStore):
     ) -> Keys:
         """Return `most` keys at most of files below the directory `prefix`."""
         _check(bucket, prefix)
-        if _never_below(prefix):
+        if has_no_path(prefix):
             return Keys([], complete=True)
         named = (key for (host, _), keys in self._named.items() if host == bucket for key in keys)
         if not prefix and (some := [*islice(named, self._at_once)]):
@@ -134,7 +134,7 @@ class WebStore(ReadOnlyStore):
         """Ask the server for the version of a file."""
         _check(bucket)
         subject = f"{bucket}/{key}"
-        if not key or key.endswith("/") or _never_below(f"{key}/"):
+        if not key or key.endswith("/") or has_no_path(f"{key}/"):
             raise NotFound(f"{subject}: no name of a file")
         try:
             return await self._client.pool.run(subject, partial(self._head, bucket, key))
@@ -291,11 +291,6 @@ class WebStore(ReadOnlyStore):
         info = described(subject, key, head)
         self._without_head.add(bucket)
         return info
-
-
-def _never_below(prefix: str) -> bool:
-    """Return whether no URL leads to what is below a directory: servers shorten such paths."""
-    return not {"", ".", ".."}.isdisjoint(prefix.split("/")[:-1])
 
 
 def _check(bucket: Bucket, prefix: str = "") -> None:
