@@ -13,7 +13,7 @@ import trio
 
 from aisfs.ais.client import AISClient
 from aisfs.ais.identification import check_answers, identify_endpoint
-from aisfs.app.stores import as_served, open_store
+from aisfs.app.stores import as_served, is_writable, open_store
 from aisfs.config import ClusterSettings
 from aisfs.core.namespace.sources import (
     BucketSource,
@@ -198,6 +198,8 @@ async def _check(store: WritableStore, source: Source) -> bool:
             found = await _check_bucket(store, bucket, prefix)
             if prefix and not found:
                 await _check_no_object(store, bucket, prefix.removesuffix("/"))
+                if not is_writable(bucket):  # nothing will ever be put there from here
+                    raise SourceMissing(f"{bucket}/{prefix}: no such directory, or it is empty")
         case DatasetSource():
             for bucket in source.buckets:
                 found |= await _check_bucket(store, bucket, "")

@@ -73,6 +73,11 @@ def origin_of_store(source: Source, cluster: ClusterSettings) -> str:
     return cluster.endpoint if not stores else f"{min(stores)}+direct"
 
 
+def is_writable(bucket: Bucket) -> bool:
+    """Return whether the store of a bucket can be written to."""
+    return bucket.store in _WRITABLE
+
+
 def refuse_read_only(source: Source) -> None:
     """Refuse to write where nothing can be written.
 
@@ -80,7 +85,7 @@ def refuse_read_only(source: Source) -> None:
         ConfigError: it is such a place.
     """
     for bucket in _buckets(source):
-        if bucket.store not in _WRITABLE:
+        if not is_writable(bucket):
             raise ConfigError(f"--writable: {bucket} can only be read")
 
 

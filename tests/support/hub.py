@@ -60,6 +60,8 @@ def _described(path: str, data: bytes) -> dict[str, Any]:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    wbufsize = -1
+    """Head and body at once, or the body would wait for the other side's acknowledgement."""
     hub: Hub
 
     def log_message(self, format: str, *args: Any) -> None:

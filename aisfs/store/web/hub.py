@@ -61,6 +61,9 @@ def open_hub(settings: ClusterSettings, buckets: Iterable[Bucket]) -> WritableSt
     """
     try:
         import huggingface_hub
+        import huggingface_hub.constants
+        import huggingface_hub.errors
+        import huggingface_hub.hf_api
     except ImportError as error:
         raise ConfigError("hf:// needs huggingface_hub: pip install 'aisfs[hf]'") from error
     return HubStore(huggingface_hub, settings, buckets)

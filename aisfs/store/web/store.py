@@ -15,8 +15,6 @@ from itertools import islice
 
 from aisfs.config import ClusterSettings
 from aisfs.connections.connection_set import ConnectionSet
-from aisfs.core.index.published import published_key
-from aisfs.core.namespace.keys import INDEX_DIRECTORY
 from aisfs.core.namespace.urls import has_no_path, url_of
 from aisfs.errors import (
     BucketNotFound,
@@ -119,8 +117,13 @@ class WebStore(ReadOnlyStore):
             return Keys([], complete=True)
         named = (key for (host, _), keys in self._named.items() if host == bucket for key in keys)
         if not prefix and (some := [*islice(named, self._at_once)]):
-            infos, _ = await self._describe(bucket, "", some)
-            return Keys([info.key for info in infos[:most]], complete=False)
+            there: list[str] = []
+            for key in some:  # at once an error if the server cannot be asked
+                with suppress(NotFound):
+                    there.append((await self.head(bucket, key)).key)
+                if len(there) == most:
+                    break
+            return Keys(there, complete=False)
         found: list[str] = []
         folders, looked = [prefix], 0
         while folders and len(found) <= most and looked < _MOST_LOOKED_INTO:
@@ -190,23 +193,9 @@ class WebStore(ReadOnlyStore):
             Unsupported: there is no index of it.
         """
         if (named := self._named.get((bucket, prefix))) is not None:
-            names = Names({key[len(prefix) :] for key in named})
-            await self._add_indexes(names, bucket, prefix, named)
-            return names
+            return Names({key[len(prefix) :] for key in named})
         subject = f"{bucket}/{prefix}"
         return await self._client.pool.run(subject, partial(self._index, bucket, prefix))
-
-    async def _add_indexes(
-        self, names: Names, bucket: Bucket, prefix: str, named: Sequence[str]
-    ) -> None:
-        """Add the directory of published indexes to the names of shards, if the first one has one."""
-        directory = f"{prefix}{INDEX_DIRECTORY}/"
-        if prefix.endswith(f"{INDEX_DIRECTORY}/"):
-            return
-        with suppress(NotFound):
-            await self.head(bucket, published_key(named[0]))
-            names.add(INDEX_DIRECTORY, is_directory=True)
-            self._named[bucket, directory] = [published_key(key) for key in named]
 
     async def _names_below(self, bucket: Bucket, prefix: str) -> Names:
         """Likewise, but there is nothing in a file that is called like a directory without index."""

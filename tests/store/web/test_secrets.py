@@ -49,7 +49,7 @@ async def test_a_redirect_elsewhere_takes_no_secret_along(tmp_path):
             await store.aclose()
             assert {seen.headers["cookie"] for seen in server.seen} == {"a=b; c=d"}
             store = CallPipeline(WebStore(ClusterSettings()), deadline=10)
-            with pytest.raises(AccessDenied, match="--http-headers"):
+            with pytest.raises(AccessDenied, match="AISFS_HTTP_HEADERS"):
                 await store.head(bucket, "k")
             await store.aclose()
         assert storage.seen
