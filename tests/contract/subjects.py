@@ -15,6 +15,7 @@ from aisfs.ais.client import AISClient
 from aisfs.config import ClusterSettings
 from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.store.by_fsspec import open_fsspec
+from aisfs.store.cloud.store import CloudStore
 from aisfs.store.local.store import LocalStore
 from aisfs.store.memory import MemoryStore
 from aisfs.store.pages import pages_of
@@ -22,6 +23,7 @@ from aisfs.store.pipeline import CallPipeline
 from aisfs.store.port import WritableStore
 from aisfs.store.web.hub import open_hub
 from aisfs.store.web.store import WebStore
+from tests.support.clouds import Cloud
 from tests.support.hub import Hub
 from tests.support.web_servers import Clock, WebServer
 
@@ -49,6 +51,8 @@ class Subject:
     store: WritableStore
     bucket: Bucket
     name_may_be_file_and_directory = False
+    lists_buckets = True
+    keeps_custom = True
     odd_names: Sequence[str] = ODD_NAMES
     names_are_bytes = True
     follows_changes = True
@@ -61,6 +65,10 @@ class Subject:
 
     def destroy_bucket(self, bucket: Bucket) -> None:
         raise NotImplementedError
+
+    def nowhere(self) -> Bucket:
+        """A bucket that does not exist."""
+        return Bucket("there-is-no-such-bucket")
 
     async def read(self, info: ObjectInfo, start: int, stop: int) -> bytes:
         buffer = bytearray(stop - start)
@@ -200,6 +208,33 @@ class FsspecSubject(Subject):
 
     def delete(self, key: str) -> None:
         self._files.rm_file(f"/pets/{key}")
+
+
+class CloudSubject(Subject):
+    """A cloud without AIStore; the environment leads to it."""
+
+    name_may_be_file_and_directory = True
+    lists_buckets = keeps_custom = names_are_bytes = False
+    odd_names = tuple(name for name in ODD_NAMES if "\n" not in name)
+    """obstore takes no control characters."""
+
+    def __init__(self, cloud: Cloud) -> None:
+        self.cloud = cloud
+        if cloud.scheme == "az":  # which takes a backslash for a slash
+            self.odd_names = tuple(name for name in self.odd_names if "\\" not in name)
+        self._name = cloud.make_bucket()
+        self.bucket = Bucket(self._name, Provider.parse(f"{cloud.scheme}+direct"))
+        self.store = CloudStore(ClusterSettings(max_connections=16, part_size=5 << 20))
+
+    def nowhere(self) -> Bucket:
+        account, slash, _ = self.bucket.name.rpartition("/")
+        return Bucket(f"{account}{slash}there-is-no-such-bucket", self.bucket.provider)
+
+    def put(self, key: str, data: bytes) -> None:
+        self.cloud.put(self._name, key, data)
+
+    def delete(self, key: str) -> None:
+        self.cloud.delete(self._name, key)
 
 
 class ClusterSubject(Subject):

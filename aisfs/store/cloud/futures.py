@@ -7,6 +7,7 @@ of ours, and cancelling it ends the request at once, which a blocking call would
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from contextvars import Context
 from typing import Any, TypeVar
 
@@ -39,7 +40,8 @@ class _Loop(asyncio.AbstractEventLoop):
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: object, context: Context | None = None
     ) -> None:
-        self._token.run_sync_soon(lambda: self.call_soon(callback, *args, context=context))
+        with suppress(trio.RunFinishedError):  # then nobody waits for it any more
+            self._token.run_sync_soon(lambda: self.call_soon(callback, *args, context=context))
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Ignore failures of calls that were cancelled: nobody waits for them."""

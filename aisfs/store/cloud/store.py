@@ -113,8 +113,7 @@ class CloudStore(NoMultipart):
         subject = self._subject(bucket, expected.key)
         client = self._reads(bucket)
         async with self._limiter:
-            with cloud_errors(subject):
-                result = await self._get(client, expected, {"range": (start, stop)})
+            result = await self._get(client, bucket, expected, {"range": (start, stop)})
             _check(subject, expected, result.meta)
             if result.range != (start, stop):
                 raise Unavailable(f"{subject}: sent {result.range}, not {(start, stop)}")
@@ -142,8 +141,7 @@ class CloudStore(NoMultipart):
         client = self._reads(bucket)
         done = 0
         async with self._limiter:
-            with cloud_errors(subject):
-                result = await self._get(client, expected, {})
+            result = await self._get(client, bucket, expected, {})
             _check(subject, expected, result.meta)
             pieces = result.stream(min_chunk_size=_PIECE)
             while True:
@@ -159,12 +157,22 @@ class CloudStore(NoMultipart):
         if done != expected.size:
             raise Unavailable(f"{subject}: sent {done} of {expected.size} bytes")
 
-    async def _get(self, client: Client, expected: ObjectInfo, options: dict[str, object]) -> Any:  # noqa: ANN401
+    async def _get(
+        self, client: Client, bucket: Bucket, expected: ObjectInfo, options: dict[str, object]
+    ) -> Any:  # noqa: ANN401
         self._count("get", 1)
-        options = {**options, **condition(expected)}
-        return await self._futures.wait(
-            obstore.get_async, client, expected.key, options=options or None
-        )
+        call = partial(obstore.get_async, client, expected.key)
+        try:
+            with cloud_errors(f"{bucket}/{expected.key}"):
+                return await self._futures.wait(call, options={**options, **condition(expected)})
+        except NotFound:
+            await self._check_bucket(bucket)
+            raise
+        except Stale:  # Azure says so of an object that is gone, too
+            with cloud_errors(f"{bucket}/{expected.key}"):
+                self._count("head", 1)
+                await self._futures.wait(obstore.head_async, client, expected.key)
+            raise
 
     async def create_bucket(self, bucket: Bucket) -> None:
         """Refuse: buckets are made with the cloud's own tools, which know of regions and owners."""
@@ -251,7 +259,8 @@ class CloudStore(NoMultipart):
     async def _check_bucket(self, bucket: Bucket) -> None:
         """Raise `BucketNotFound` if it is the bucket that is missing."""
         if bucket not in self._there:
-            await self.first_keys(bucket, "", 1)
+            await self._listings.first_keys(self._reads(bucket), bucket, "", 1)
+            self._there.add(bucket)
 
     def _subject(self, bucket: Bucket, key: str) -> str:
         """Return what messages call an object.

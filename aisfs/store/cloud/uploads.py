@@ -84,6 +84,8 @@ class Uploads:
             raise parts.failure
         if failed is not None:
             raise failed
+        if progress is not None:
+            await trio.to_thread.run_sync(progress, content.size)
         return etag
 
 
