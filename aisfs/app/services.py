@@ -11,7 +11,7 @@ import trio
 
 from aisfs.app.plan import MountPlan, SourcePlan, is_local, origin_of
 from aisfs.app.source import OpenSource, open_source
-from aisfs.app.stores import direct_store
+from aisfs.app.stores import direct_store, named_files
 from aisfs.cache.disk.block_cache import LEAST, BlockCache
 from aisfs.cache.disk.directory import CacheDirectory
 from aisfs.cache.index_cache import IndexCache
@@ -271,7 +271,9 @@ def _build_lister(
 ) -> Lister:
     ttls = plan.tree
     # Commands look at what is there now, and a mount that changes things knows more than is kept.
-    shared = isinstance(plan, MountPlan) and not (plan.writing.writable or is_local(plan.source))
+    # A directory of files that were named has no other ones for this mount.
+    own = plan.writing.writable or is_local(plan.source) or named_files(plan.source)
+    shared = isinstance(plan, MountPlan) and not own
     cache = MetadataCache(
         attr_ttl=ttls.attr_ttl, list_ttl=ttls.list_ttl, negative_ttl=ttls.negative_ttl, clock=CLOCK
     )

@@ -13,7 +13,7 @@ import trio
 
 from aisfs.ais.client import AISClient
 from aisfs.ais.identification import check_answers, identify_endpoint
-from aisfs.app.stores import as_served, one_store, open_store
+from aisfs.app.stores import as_served, is_writable, open_store
 from aisfs.config import ClusterSettings
 from aisfs.core.namespace.sources import (
     BucketSource,
@@ -84,7 +84,7 @@ def connect(source: Source, cluster: ClusterSettings, metrics: Metrics | None = 
             return OpenSource(source, DirectoryNode(local.bucket, ""), local)
         case BucketSource(bucket, prefix):
             return OpenSource(
-                source, DirectoryNode(bucket, prefix), open_store(bucket, cluster, count)
+                source, DirectoryNode(bucket, prefix), open_store(source, cluster, count)
             )
         case Everything():
             return OpenSource(source, RootNode(), AISClient(cluster))
@@ -94,7 +94,7 @@ def connect(source: Source, cluster: ClusterSettings, metrics: Metrics | None = 
             found = source.below(root, local.bucket, os.path.realpath)
             return OpenSource(found, DatasetNode(), local)
         case DatasetSource():
-            return OpenSource(source, DatasetNode(), open_store(one_store(source), cluster, count))
+            return OpenSource(source, DatasetNode(), open_store(source, cluster, count))
         case _:
             assert_never(source)
 
@@ -198,6 +198,8 @@ async def _check(store: WritableStore, source: Source) -> bool:
             found = await _check_bucket(store, bucket, prefix)
             if prefix and not found:
                 await _check_no_object(store, bucket, prefix.removesuffix("/"))
+                if not is_writable(bucket):  # nothing will ever be put there from here
+                    raise SourceMissing(f"{bucket}/{prefix}: no such directory, or it is empty")
         case DatasetSource():
             for bucket in source.buckets:
                 found |= await _check_bucket(store, bucket, "")

@@ -14,7 +14,10 @@ from aisfs.core.namespace.sources import (
 )
 from aisfs.errors import ConfigError
 from aisfs.model import Bucket, Provider
+from aisfs.store.by_fsspec import open_fsspec
 from aisfs.store.port import WritableStore
+from aisfs.store.web.hub import open_hub
+from aisfs.store.web.store import WebStore
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +73,11 @@ def origin_of_store(source: Source, cluster: ClusterSettings) -> str:
     return f"{store}+direct {clouds.place_of(store)}".strip() if store else cluster.endpoint
 
 
+def is_writable(bucket: Bucket) -> bool:
+    """Return whether the store of a bucket can be written to."""
+    return bucket.store in _WRITABLE
+
+
 def refuse_read_only(source: Source, cluster: ClusterSettings) -> None:
     """Refuse to write where nothing can be written.
 
@@ -77,36 +85,65 @@ def refuse_read_only(source: Source, cluster: ClusterSettings) -> None:
         ConfigError: it is such a place.
     """
     for bucket in _buckets(source):
-        if bucket.store not in _WRITABLE:
+        if not is_writable(bucket):
             raise ConfigError(f"--writable: {bucket} can only be read")
         if bucket.store and cluster.anonymous:
             raise ConfigError("--writable: not with --anonymous, which only reads")
 
 
+def named_files(source: Source) -> list[tuple[Bucket, str]]:
+    """Return the files of web servers that a source names one by one, and whose directories it does not name."""
+    if not isinstance(source, DatasetSource) or source.local:
+        return []
+    found = [(p.bucket, p) for word in source.words for p in word.patterns if p.bucket is not None]
+    # The shards that a list names may lie beside it.
+    others = {(bucket, p.directory) for bucket, p in found if not p.one or p.listing}
+    web = (Provider.HTTP, Provider.HTTPS)
+    above = {pattern.directory: _directories_above(pattern.directory) for _, pattern in found}
+    return [
+        (bucket, pattern.directory + pattern.rest)
+        for bucket, pattern in found
+        if bucket.provider in web
+        and pattern.one
+        and not any((bucket, directory) in others for directory in above[pattern.directory])
+    ]
+
+
+def _directories_above(directory: str) -> list[str]:
+    """Return a directory and all those above it."""
+    return ["", *(directory[: at + 1] for at, letter in enumerate(directory) if letter == "/")]
+
+
 def open_store(
-    bucket: Bucket, cluster: ClusterSettings, count: Count = lambda kind, number: None
+    source: BucketSource | DatasetSource,
+    cluster: ClusterSettings,
+    count: Count = lambda kind, number: None,
 ) -> WritableStore:
-    """Return the store that has a bucket, and others like it, without asking it anything.
+    """Return the store that has what a source names, without asking it anything.
 
     Args:
-        bucket: One of its buckets.
+        source: Its buckets are those of one store.
         cluster: How to reach it.
         count: Told the class and the number of requests that somebody may charge for.
 
     Raises:
         ConfigError: there is none, or what it needs is not installed.
     """
+    bucket = source.bucket if isinstance(source, BucketSource) else one_store(source)
     if bucket.store:
         why = "" if cluster.endpoint else "; no endpoint of AIStore is known"
         log.info("%s: without AIStore in between%s", bucket, why)
     match bucket.provider:
         case Provider.S3 | Provider.GS | Provider.AZ:
             if importlib.util.find_spec("obstore") is None:
-                raise ConfigError(f"{bucket}: needs obstore: pip install 'aisfs[cloud]'")
+                raise ConfigError(f"{bucket}: needs obstore: install aisfs with its extra cloud")
             from aisfs.store.cloud.store import CloudStore
 
             return CloudStore(cluster, count)
-        case Provider.HTTP | Provider.HTTPS | Provider.HF | Provider.FSSPEC:
-            known = ", ".join(f"{p.scheme}://" for p in Provider if p is not Provider.FSSPEC)
-            raise ConfigError(f"{bucket}: unknown provider {bucket.store!r}; use one of {known}")
+        case Provider.HTTP | Provider.HTTPS:
+            return WebStore(cluster, buckets=_buckets(source), named=named_files(source))
+        case Provider.HF:
+            return open_hub(cluster, _buckets(source))
+        case Provider.FSSPEC:
+            return open_fsspec(bucket, cluster.max_connections)
     return AISClient(cluster)

@@ -10,11 +10,14 @@ from tests.contract.subjects import (
     CLUSTER,
     CloudSubject,
     ClusterSubject,
+    FsspecSubject,
+    HubSubject,
     LocalSubject,
     MemorySubject,
     NginxSubject,
     PythonSubject,
     Subject,
+    WebSubject,
 )
 from tests.support.clouds import (
     S3,
@@ -25,6 +28,7 @@ from tests.support.clouds import (
     moto,
     s3_environment,
 )
+from tests.support.hub import Hub, running_hub, use_hub
 from tests.support.servers import running_server
 from tests.support.web_servers import WebServer, make_certificate, nginx, python_server
 
@@ -60,6 +64,13 @@ def python_httpd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer
         yield server
 
 
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with running_hub(token="hf_of_the_test") as hub:
+        use_hub(hub, monkeypatch)
+        yield hub
+
+
 @pytest.fixture(scope="module")
 def s3() -> Iterator[Cloud]:
     with moto() as cloud:
@@ -91,11 +102,13 @@ def azure() -> Iterator[Cloud]:
         yield cloud
 
 
-READ_ONLY = {
+WEB: dict[str, type[WebSubject] | type[HubSubject]] = {
     "nginx_html": NginxSubject,
     "nginx_json_tls": NginxSubject,
     "python_httpd": PythonSubject,
+    "hub": HubSubject,
 }
+READ_ONLY = [*WEB, "fsspec"]
 """Stores that can only be read."""
 real_cluster = pytest.param(
     "real cluster",
@@ -138,9 +151,11 @@ async def subject(
             monkeypatch.setenv(name, value)
         made = CloudSubject(cloud)
         made.name_may_be_file_and_directory = request.param != "served_s3"  # which has files
-    elif request.param in READ_ONLY:
+    elif request.param == "fsspec":
+        made = FsspecSubject()
+    elif request.param in WEB:
         server = request.getfixturevalue(request.param)
-        made = READ_ONLY[request.param](server, skip_verify_crt=True)
+        made = WEB[request.param](server, skip_verify_crt=True)
     else:
         endpoint = CLUSTER
         if request.param == "served":

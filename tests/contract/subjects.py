@@ -8,19 +8,23 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+import fsspec
 import requests
 
 from aisfs.ais.client import AISClient
 from aisfs.config import ClusterSettings
 from aisfs.model import Bucket, ObjectInfo, Provider
+from aisfs.store.by_fsspec import open_fsspec
 from aisfs.store.cloud.store import CloudStore
 from aisfs.store.local.store import LocalStore
 from aisfs.store.memory import MemoryStore
 from aisfs.store.pages import pages_of
 from aisfs.store.pipeline import CallPipeline
 from aisfs.store.port import WritableStore
+from aisfs.store.web.hub import open_hub
 from aisfs.store.web.store import WebStore
 from tests.support.clouds import Cloud
+from tests.support.hub import Hub
 from tests.support.web_servers import Clock, WebServer
 
 CLUSTER = os.environ.get("AIS_ENDPOINT", "")
@@ -51,6 +55,7 @@ class Subject:
     keeps_custom = True
     odd_names: Sequence[str] = ODD_NAMES
     names_are_bytes = True
+    follows_changes = True
 
     def put(self, key: str, data: bytes) -> None:
         raise NotImplementedError
@@ -163,6 +168,46 @@ class NginxSubject(WebSubject):
 class PythonSubject(WebSubject):
     names_are_bytes = False
     """Its index encodes what is not UTF-8 in a way of its own."""
+
+
+class HubSubject(Subject):
+    """A repository of the hub: one commit, whatever comes after it."""
+
+    names_are_bytes = False
+    follows_changes = False
+
+    def __init__(self, hub: Hub, **options: Any) -> None:
+        self._hub = hub
+        hub.files.clear()
+        self.bucket = Bucket("datasets/own/pets", Provider.HF)
+        self.store = open_hub(ClusterSettings(**options), [self.bucket])
+
+    def put(self, key: str, data: bytes) -> None:
+        self._hub.files[key] = data
+
+    def delete(self, key: str) -> None:
+        del self._hub.files[key]
+
+
+class FsspecSubject(Subject):
+    """What fsspec keeps in memory."""
+
+    names_are_bytes = False
+
+    def __init__(self) -> None:
+        self._files = fsspec.filesystem("memory")
+        self._files.store.clear()
+        self._files.pseudo_dirs[:] = [""]
+        self.bucket = Bucket("memory://pets", Provider.FSSPEC)
+        self.store = open_fsspec(self.bucket, 16)
+
+    def put(self, key: str, data: bytes) -> None:
+        if self._files.isdir(f"/pets/{key}"):  # it would take both
+            raise IsADirectoryError(key)
+        self._files.pipe_file(f"/pets/{key}", data)
+
+    def delete(self, key: str) -> None:
+        self._files.rm_file(f"/pets/{key}")
 
 
 class CloudSubject(Subject):

@@ -46,6 +46,7 @@ ONCE = (
     "test_tuning",
     "test_virtual_",
     "test_warm",
+    "test_web_",
     "test_ways_to_read",
     "test_writing_faults",
     "test_writing_programs",

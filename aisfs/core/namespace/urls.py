@@ -162,6 +162,11 @@ def decoded(bucket: Bucket, path: str) -> str:
     return os.fsdecode(unquote_to_bytes(os.fsencode(path)))
 
 
+def has_no_path(prefix: str) -> bool:
+    """Return whether nothing below a directory has a path of its own: an empty part, or one of dots."""
+    return not {"", ".", ".."}.isdisjoint(prefix.split("/")[:-1])
+
+
 def url_of(bucket: Bucket, key: str) -> str:
     """Return the URL that names a key, as `split_url` and `decoded` read it."""
     if bucket.provider not in _WEB:

@@ -158,6 +158,11 @@ class OpenObject:
             return memoryview(b"".join((part.view(wanted), behind.view(wanted))))
         return None
 
+    def become_content(self, cache: BlockCache, entry: EntryId, source: Source) -> None:
+        """Read from now on what `source` makes and writes to disk. Only in the trio thread."""
+        self.source, self.cached_by_source = source, True
+        self.cache, self.entry = cache, entry
+
     # parts, in the trio thread ------------------------------------------------------------------
 
     def overlapping(self, wanted: ByteRange) -> list[Part]:

@@ -93,7 +93,9 @@ def _s3(bucket: Bucket, settings: ClusterSettings) -> tuple[_Build, str]:
 def _aws_session(bucket: Bucket) -> tuple[dict[str, Any], Any]:
     """Return AWS's configuration of the profile, and what gives its credentials."""
     if importlib.util.find_spec("boto3") is None:
-        raise ConfigError(f"{bucket}: AWS_PROFILE needs boto3: pip install 'aisfs[cloud]'")
+        raise ConfigError(
+            f"{bucket}: AWS's profiles need boto3: install aisfs with its extra cloud"
+        )
     import boto3
     import botocore.exceptions
     from obstore.auth.boto3 import Boto3CredentialProvider

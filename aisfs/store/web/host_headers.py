@@ -46,7 +46,7 @@ class HostHeaders:
             if not line.strip() or line.startswith("#"):
                 continue
             parts = _LINE.fullmatch(line.strip())
-            where = f"--http-headers {path}, line {number}"
+            where = f"AISFS_HTTP_HEADERS {path}, line {number}"
             if parts is None or "/" in parts[1]:
                 raise ConfigError(f"{where}: not of the form `HOST NAME: VALUE`")
             if parts[2].lower() in _OURS:
@@ -74,6 +74,6 @@ def _lines(path: Path | None) -> list[str]:
     try:
         return path.read_text("ascii").splitlines()
     except OSError as error:
-        raise ConfigError(f"--http-headers {path}: {error.strerror}") from error
+        raise ConfigError(f"AISFS_HTTP_HEADERS {path}: {error.strerror}") from error
     except UnicodeDecodeError:
-        raise ConfigError(f"--http-headers {path}: only ASCII can be a header") from None
+        raise ConfigError(f"AISFS_HTTP_HEADERS {path}: only ASCII can be a header") from None

@@ -9,11 +9,13 @@ Must not know: requests, errnos.
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
+from itertools import islice
 
 from aisfs.config import ClusterSettings
 from aisfs.connections.connection_set import ConnectionSet
-from aisfs.core.namespace.urls import url_of
+from aisfs.core.namespace.urls import has_no_path, url_of
 from aisfs.errors import (
     BucketNotFound,
     InvalidName,
@@ -89,7 +91,7 @@ class WebStore(ReadOnlyStore):
     async def list_page(self, bucket: Bucket, prefix: str, *, token: str = "") -> Page:
         """List the next names of a directory, in their order."""
         _check(bucket, prefix)
-        if _never_below(prefix):
+        if has_no_path(prefix):
             return Page([], [], "")
         if token == _NO_INDEX:
             names = await self._names(bucket, prefix)  # says why there are none
@@ -111,13 +113,17 @@ class WebStore(ReadOnlyStore):
     ) -> Keys:
         """Return `most` keys at most of files below the directory `prefix`."""
         _check(bucket, prefix)
-        if _never_below(prefix):
+        if has_no_path(prefix):
             return Keys([], complete=True)
-        if not prefix and (
-            named := [key for (b, _), keys in self._named.items() if b == bucket for key in keys]
-        ):
-            infos, _ = await self._describe(bucket, "", named[:_PAGE])
-            return Keys([info.key for info in infos[:most]], complete=False)
+        named = (key for (host, _), keys in self._named.items() if host == bucket for key in keys)
+        if not prefix and (some := [*islice(named, self._at_once)]):
+            there: list[str] = []
+            for key in some:  # at once an error if the server cannot be asked
+                with suppress(NotFound):
+                    there.append((await self.head(bucket, key)).key)
+                if len(there) == most:
+                    break
+            return Keys(there, complete=False)
         found: list[str] = []
         folders, looked = [prefix], 0
         while folders and len(found) <= most and looked < _MOST_LOOKED_INTO:
@@ -131,7 +137,7 @@ class WebStore(ReadOnlyStore):
         """Ask the server for the version of a file."""
         _check(bucket)
         subject = f"{bucket}/{key}"
-        if not key or key.endswith("/") or _never_below(f"{key}/"):
+        if not key or key.endswith("/") or has_no_path(f"{key}/"):
             raise NotFound(f"{subject}: no name of a file")
         try:
             return await self._client.pool.run(subject, partial(self._head, bucket, key))
@@ -274,11 +280,6 @@ class WebStore(ReadOnlyStore):
         info = described(subject, key, head)
         self._without_head.add(bucket)
         return info
-
-
-def _never_below(prefix: str) -> bool:
-    """Return whether no URL leads to what is below a directory: servers shorten such paths."""
-    return not {"", ".", ".."}.isdisjoint(prefix.split("/")[:-1])
 
 
 def _check(bucket: Bucket, prefix: str = "") -> None:
