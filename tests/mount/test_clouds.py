@@ -162,6 +162,10 @@ def test_commands(s3: Cloud, tmp_path: Path):
     assert [name for name in tree(tmp_path / "unpacked") if name.endswith("jpg")] == tree(pictures)
     again = run(s3, "pack", f"{place}/train/", f"{place}/again-{{00..}}.tar")
     assert b"1 shards written" in again.stdout, again.stderr
+    indexed = run(s3, "index", "--publish", place + PATTERN)
+    assert b"3 indexes published" in indexed.stdout, indexed.stderr
+    warmed = run(s3, "warm", place + PATTERN, "--cache-dir", tmp_path / "cache")
+    assert b"3 shards" in warmed.stdout, warmed.stderr
     refused = run(s3, "mb", "s3+direct://new-bucket", AIS_ENDPOINT="http://127.0.0.1:1")
     assert b"make this one in its cloud" in refused.stderr
 
@@ -283,6 +287,22 @@ def test_lasting_failures_are_errors(action: str, faulty: RunningServer, mountpo
             (mount.path / "big.bin").read_bytes()
         faulty.faults([])
         assert eventually(lambda: (mount.path / "big.bin").read_bytes() == BIG)
+
+
+def test_recover(faulty: RunningServer, mountpoint: Path, tmp_path: Path):
+    """What could not be sent goes later to the store it was written for, and to no other."""
+    staging = ["--staging-dir", str(tmp_path / "staging")]
+    options = ["--writable", "--io-timeout", "2", *staging]
+    with mount_of_faulty(faulty, mountpoint, *options) as mount:
+        faulty.faults([{"action": "status", "match": {"method": "PUT"}, "times": -1}])
+        with pytest.raises(OSError, match=r"error|timed out"):
+            (mount.path / "new.txt").write_bytes(b"written")
+    here = s3_environment(f"{faulty.endpoint}/s3")
+    elsewhere = aisfs("recover", "--upload", "--all", *staging, env=s3_environment("http://127.0.0.1:1"))
+    assert b"the environment leads to" in elsewhere.stderr, elsewhere
+    done = aisfs("recover", "--upload", "--all", *staging, env=here)
+    assert done.returncode == Exit.OK, done
+    assert (faulty.root / "pets" / "new.txt").read_bytes() == b"written"
 
 
 def test_wrong_contents_are_never_taken(faulty: RunningServer, mountpoint: Path):
