@@ -35,7 +35,11 @@ demo: data .venv/torch  ## mount an embedded server's shards, look around, train
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --group programs
 	@touch $@
 
-test: .venv/programs  ## all tests, on real mounts (AIS_ENDPOINT=URL: store and writing tests on that cluster too)
+.venv/azurite/ready: .venv/ready scripts/setup-azurite
+	@scripts/setup-azurite
+	@touch $@
+
+test: .venv/programs .venv/azurite/ready  ## all tests, on real mounts (AIS_ENDPOINT=URL: store and writing tests on that cluster too)
 	@$(BIN)/pytest --numprocesses 8 --dist loadfile --no-loadscope-reorder
 
 check: .venv/ready  ## lint, format, types, layers

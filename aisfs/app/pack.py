@@ -16,8 +16,8 @@ import trio
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
-from aisfs.app.at_once import each
 from aisfs.app.display.progress import byte_columns
+from aisfs.app.packing.at_once import each
 from aisfs.app.packing.local_files import find_files
 from aisfs.app.packing.objects import find_objects
 from aisfs.app.packing.tree import Place, ReadFile, Tree

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from aisfs.app.stores import as_served, is_direct, origin_of_store, refuse_read_only
+from aisfs.app.stores import as_served, direct_store, origin_of_store, refuse_read_only
 from aisfs.config import (
     WRITABLE_DIR_MODE,
     WRITABLE_FILE_MODE,
@@ -141,7 +141,7 @@ def plan_mount(
     writing = load(WriteSettings, settings)
     if writing.writable:
         _check_writable(source, view)
-        refuse_read_only(source)
+        refuse_read_only(source, load(ClusterSettings, settings))
         if writing.create_bucket and not isinstance(source, BucketSource):
             raise ConfigError("--create-bucket: give a bucket as the SOURCE")
         if writing.allow_bucket_changes and not isinstance(source, Everything):
@@ -245,8 +245,10 @@ def check_endpoint(source: Source, cluster: ClusterSettings) -> None:
         ConfigError: the source is in AIStore only, and something else was asked for.
     """
     source = as_served(source, cluster)
-    if is_local(source) or is_direct(source):
+    if is_local(source) or direct_store(source):
         return
+    if cluster.direct and isinstance(source, Everything):
+        raise ConfigError("--direct: give a SOURCE")
     if cluster.direct:
         raise ConfigError(f"--direct: {source} is in AIStore and nowhere else")
     cluster.require_endpoint()

@@ -7,9 +7,10 @@ from pathlib import Path
 import trio
 
 from aisfs.app.source import connect
+from aisfs.app.stores import origin_of_store
 from aisfs.config import ClusterSettings, WriteSettings
 from aisfs.core.checksums import is_known
-from aisfs.core.namespace.sources import DirectorySource, Everything
+from aisfs.core.namespace.sources import BucketSource, DirectorySource, Everything, Source
 from aisfs.core.staged.posix_metadata import with_posix_metadata
 from aisfs.core.staged.record import StagedRecord, version_text
 from aisfs.engine.write.appender import Appender
@@ -70,7 +71,7 @@ def drop(one: UnsentFile) -> str:
 
 async def _upload(one: UnsentFile, force: bool, settings: WriteSettings) -> str:
     record = one.record
-    async with _opened(record.endpoint) as store:
+    async with _opened(record) as store:
         with one.path.open("rb") as file:
             content = FileContent(file.fileno(), one.size, str(one.path))
             if record.member:
@@ -117,7 +118,7 @@ async def _append(
 
 async def _drop_parts(one: UnsentFile) -> str:
     try:
-        async with _opened(one.record.endpoint) as store:
+        async with _opened(one.record) as store:
             return await _abandon(store, one.record)
     except ConfigError as error:
         return _parts_stay(one.record, str(error))
@@ -141,11 +142,20 @@ def _parts_stay(record: StagedRecord, reason: str) -> str:
 
 
 @asynccontextmanager
-async def _opened(endpoint: str) -> AsyncIterator[WritableStore]:
-    """Open the cluster, or the directory, that a record names."""
+async def _opened(record: StagedRecord) -> AsyncIterator[WritableStore]:
+    """Open the cluster, the directory or the store that a record names.
+
+    Raises:
+        ConfigError: the environment leads to another store than it did when the file was written.
+    """
+    endpoint, direct = record.endpoint, record.bucket.provider.is_direct
     local = endpoint.startswith("/")
-    cluster = ClusterSettings.load({} if local else {"endpoint": endpoint})
-    source = DirectorySource(Path(endpoint)) if local else Everything()
+    cluster = ClusterSettings.load({} if local or direct else {"endpoint": endpoint})
+    source: Source = DirectorySource(Path(endpoint)) if local else Everything()
+    if direct:
+        source = BucketSource(record.bucket, "")
+        if (here := origin_of_store(source, cluster)) != endpoint:
+            raise ConfigError(f"{record.name}: is for {endpoint}; the environment leads to {here}")
     store = CallPipeline(connect(source, cluster).store, deadline=cluster.io_timeout)
     try:
         yield store

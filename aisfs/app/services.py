@@ -11,7 +11,7 @@ import trio
 
 from aisfs.app.plan import MountPlan, SourcePlan, is_local, origin_of
 from aisfs.app.source import OpenSource, open_source
-from aisfs.app.stores import is_direct, named_files
+from aisfs.app.stores import direct_store, named_files
 from aisfs.cache.disk.block_cache import LEAST, BlockCache
 from aisfs.cache.disk.directory import CacheDirectory
 from aisfs.cache.index_cache import IndexCache
@@ -326,7 +326,7 @@ def _index_sources(
     demanded = tree.shard_index is ShardIndex.ALWAYS
     timeless = plan.view.view in (View.CLASS, View.FLAT)
     wanted = demanded or (tree.shard_index is ShardIndex.AUTO and timeless)
-    if wanted and not (is_local(plan.source) or is_direct(plan.source)):
+    if wanted and not (is_local(plan.source) or direct_store(plan.source)):
         kept = _open_indexes(plan, blocks, " of AIStore") if blocks is not None else None
         sources.append(
             ShardIndexSource(store, nursery, nesting=rules.nesting, kept=kept, demanded=demanded)

@@ -40,9 +40,9 @@ def as_served(source: Source, cluster: ClusterSettings) -> Source:
     return without_aistore(source, clouds.azure_account())
 
 
-def is_direct(source: Source) -> bool:
-    """Return whether a source, as it is served, is reached without AIStore."""
-    return any(bucket.store for bucket in _buckets(source))
+def direct_store(source: Source) -> str:
+    """Return which store a source, as it is served, is read from without AIStore; empty for none."""
+    return max((bucket.store for bucket in _buckets(source)), default="")
 
 
 def _buckets(source: Source) -> list[Bucket]:
@@ -69,8 +69,8 @@ def one_store(source: DatasetSource) -> Bucket:
 
 def origin_of_store(source: Source, cluster: ClusterSettings) -> str:
     """Return what tells the store of a source from others that have buckets of the same names."""
-    stores = {bucket.store for bucket in _buckets(as_served(source, cluster))} - {""}
-    return cluster.endpoint if not stores else f"{min(stores)}+direct"
+    store = direct_store(as_served(source, cluster))
+    return f"{store}+direct {clouds.place_of(store)}".strip() if store else cluster.endpoint
 
 
 def is_writable(bucket: Bucket) -> bool:
@@ -78,7 +78,7 @@ def is_writable(bucket: Bucket) -> bool:
     return bucket.store in _WRITABLE
 
 
-def refuse_read_only(source: Source) -> None:
+def refuse_read_only(source: Source, cluster: ClusterSettings) -> None:
     """Refuse to write where nothing can be written.
 
     Raises:
@@ -87,6 +87,8 @@ def refuse_read_only(source: Source) -> None:
     for bucket in _buckets(source):
         if not is_writable(bucket):
             raise ConfigError(f"--writable: {bucket} can only be read")
+        if bucket.store and cluster.anonymous:
+            raise ConfigError("--writable: not with --anonymous, which only reads")
 
 
 def named_files(source: Source) -> list[tuple[Bucket, str]]:
@@ -134,7 +136,7 @@ def open_store(
     match bucket.provider:
         case Provider.S3 | Provider.GS | Provider.AZ:
             if importlib.util.find_spec("obstore") is None:
-                raise ConfigError(f"{bucket}: needs obstore: pip install 'aisfs[cloud]'")
+                raise ConfigError(f"{bucket}: needs obstore: install aisfs with its extra cloud")
             from aisfs.store.cloud.store import CloudStore
 
             return CloudStore(cluster, count)

@@ -16,6 +16,7 @@ from tests.mount import zoo
 from tests.mount.cache_tools import big_directory
 from tests.programs.pictures import write_folders, write_samples
 from tests.programs.programs import program_environment
+from tests.support.clouds import s3_environment
 from tests.support.mounts import daemons, eventually, is_mountpoint, run
 from tests.support.servers import RunningServer, running_server
 
@@ -44,6 +45,14 @@ def server() -> Iterator[RunningServer]:
             yield server
 
 
+@pytest.fixture(scope="module")
+def s3() -> Iterator[RunningServer]:
+    with big_directory() as base:
+        write_samples(base / "pets", shards=4, samples=40)
+        with running_server(base, traps=False) as server:
+            yield server
+
+
 @pytest.fixture
 def place(server: RunningServer) -> Iterator[Path]:
     """Where a reader of the page would be: a clone of the project, and an empty directory."""
@@ -63,10 +72,11 @@ def matches(said: str, expected: str) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_recipe(page: Path, place: Path, server: RunningServer):
+def test_recipe(page: Path, place: Path, server: RunningServer, s3: RunningServer):
     mountpoint = str(place / "mnt")
     env = program_environment(place, {
         "AIS_ENDPOINT": server.endpoint, "TMPDIR": str(place), "AISFS_LOG_FILE": os.devnull,
+        **s3_environment(f"{s3.endpoint}/s3"),
     })  # fmt: skip
     commands = 0
     for kind, text in _BLOCK.findall(page.read_text()):

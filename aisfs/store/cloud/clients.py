@@ -41,14 +41,13 @@ def make_clients(bucket: Bucket, settings: ClusterSettings) -> Clients:
         AccessDenied: there are no credentials, as far as that can be told now.
     """
     make = {Provider.S3: _s3, Provider.GS: _gcs, Provider.AZ: _azure}[bucket.provider]
-    reading: dict[str, Any] = {"client_options": _options(bucket, settings)}
-    if settings.read_timeout:
-        reading["client_options"]["read_timeout"] = timedelta(seconds=settings.read_timeout)
-    writing: dict[str, Any] = {"client_options": _options(bucket, settings)}
-    reading["retry_config"] = {"max_retries": 0}
-    writing["retry_config"] = {"max_retries": _RETRIES_OF_PARTS}
     try:
-        build = make(bucket, settings)
+        build, endpoint = make(bucket, settings)
+        options = _options(endpoint, settings)
+        writing = {"client_options": options, "retry_config": {"max_retries": _RETRIES_OF_PARTS}}
+        if settings.read_timeout:
+            options = {**options, "read_timeout": timedelta(seconds=settings.read_timeout)}
+        reading = {"client_options": options, "retry_config": {"max_retries": 0}}
         return Clients(build(**reading), build(**writing))
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{bucket}: {error}") from error
@@ -59,11 +58,11 @@ def make_clients(bucket: Bucket, settings: ClusterSettings) -> Clients:
         raise
 
 
-def _options(bucket: Bucket, settings: ClusterSettings) -> dict[str, Any]:
+def _options(endpoint: str, settings: ClusterSettings) -> dict[str, Any]:
     options: dict[str, Any] = {
         "timeout": _ONE_SEND,
         "user_agent": "aisfs",
-        "allow_http": clouds.endpoint_of(bucket.store).startswith("http://"),
+        "allow_http": endpoint.startswith("http://"),
     }
     if settings.connect_timeout:
         options["connect_timeout"] = timedelta(seconds=settings.connect_timeout)
@@ -71,30 +70,32 @@ def _options(bucket: Bucket, settings: ClusterSettings) -> dict[str, Any]:
 
 
 _Build = Callable[..., Client]
+"""Makes a client of the options that are the same for all clouds."""
 
 
-def _s3(bucket: Bucket, settings: ClusterSettings) -> _Build:
+def _s3(bucket: Bucket, settings: ClusterSettings) -> tuple[_Build, str]:
     config: Any = {"disable_bulk_delete": True}  # not every S3 has it
-    provider = None
+    provider, endpoint = None, clouds.endpoint_of("s3")
     if settings.anonymous:
         config["skip_signature"] = True
     elif clouds.has_aws_profile():
         session, provider = _aws_session(bucket)
-        if not clouds.endpoint_of("s3") and (url := session.get("endpoint_url")):
-            config["endpoint"] = url
-    if url := clouds.endpoint_of("s3"):
-        config["endpoint"] = url
+        endpoint = endpoint or session.get("endpoint_url", "")
+    if endpoint:
+        config["endpoint"] = endpoint
 
     def build(**more: Any) -> Client:  # noqa: ANN401
         return S3Store(bucket.name, config=config, credential_provider=provider, **more)
 
-    return build
+    return build, endpoint
 
 
 def _aws_session(bucket: Bucket) -> tuple[dict[str, Any], Any]:
     """Return AWS's configuration of the profile, and what gives its credentials."""
     if importlib.util.find_spec("boto3") is None:
-        raise ConfigError(f"{bucket}: AWS_PROFILE needs boto3: pip install 'aisfs[cloud]'")
+        raise ConfigError(
+            f"{bucket}: AWS's profiles need boto3: install aisfs with its extra cloud"
+        )
     import boto3
     import botocore.exceptions
     from obstore.auth.boto3 import Boto3CredentialProvider
@@ -112,30 +113,30 @@ def _aws_session(bucket: Bucket) -> tuple[dict[str, Any], Any]:
     return scoped, provider
 
 
-def _gcs(bucket: Bucket, settings: ClusterSettings) -> _Build:
+def _gcs(bucket: Bucket, settings: ClusterSettings) -> tuple[_Build, str]:
     config: Any = {}
     if settings.anonymous:
         config["skip_signature"] = True
-    if url := clouds.endpoint_of("gs"):
-        config["base_url"] = url
+    if endpoint := clouds.endpoint_of("gs"):
+        config["base_url"] = endpoint
         if clouds.is_gcs_emulator() and not settings.anonymous:
             config["bearer_token"] = "emulator"
 
     def build(**more: Any) -> Client:  # noqa: ANN401
         return GCSStore(bucket.name, config=config, **more)
 
-    return build
+    return build, endpoint
 
 
-def _azure(bucket: Bucket, settings: ClusterSettings) -> _Build:
+def _azure(bucket: Bucket, settings: ClusterSettings) -> tuple[_Build, str]:
     account, _, container = bucket.name.partition("/")
     config: Any = {"account_name": account}
     if settings.anonymous:
         config["skip_signature"] = True
-    if url := clouds.endpoint_of("az"):
-        config["endpoint"] = url
+    if endpoint := clouds.endpoint_of("az"):
+        config["endpoint"] = endpoint
 
     def build(**more: Any) -> Client:  # noqa: ANN401
         return AzureStore(container, config=config, **more)
 
-    return build
+    return build, endpoint
