@@ -30,7 +30,7 @@ from tests.support.clouds import (
 )
 from tests.support.hub import Hub, running_hub, use_hub
 from tests.support.servers import running_server
-from tests.support.web_servers import WebServer, make_certificate, nginx, python_server
+from tests.support.web_servers import WebServer, nginx, python_server
 
 
 @dataclass
@@ -51,10 +51,8 @@ def nginx_html(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
 
 
 @pytest.fixture(scope="module")
-def nginx_json_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
-    certificate = make_certificate(tmp_path_factory.mktemp("tls"))
-    root = tmp_path_factory.mktemp("json")
-    with nginx(root, form="json", certificate=certificate) as server:
+def nginx_json(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
+    with nginx(tmp_path_factory.mktemp("json"), form="json") as server:
         yield server
 
 
@@ -104,7 +102,7 @@ def azure() -> Iterator[Cloud]:
 
 WEB: dict[str, type[WebSubject] | type[HubSubject]] = {
     "nginx_html": NginxSubject,
-    "nginx_json_tls": NginxSubject,
+    "nginx_json": NginxSubject,
     "python_httpd": PythonSubject,
     "hub": HubSubject,
 }
@@ -155,7 +153,7 @@ async def subject(
         made = FsspecSubject()
     elif request.param in WEB:
         server = request.getfixturevalue(request.param)
-        made = WEB[request.param](server, skip_verify_crt=True)
+        made = WEB[request.param](server)
     else:
         endpoint = CLUSTER
         if request.param == "served":
