@@ -298,7 +298,9 @@ def test_recover(faulty: RunningServer, mountpoint: Path, tmp_path: Path):
         with pytest.raises(OSError, match=r"error|timed out"):
             (mount.path / "new.txt").write_bytes(b"written")
     here = s3_environment(f"{faulty.endpoint}/s3")
-    elsewhere = aisfs("recover", "--upload", "--all", *staging, env=s3_environment("http://127.0.0.1:1"))
+    elsewhere = aisfs(
+        "recover", "--upload", "--all", *staging, env=s3_environment("http://127.0.0.1:1")
+    )
     assert b"the environment leads to" in elsewhere.stderr, elsewhere
     done = aisfs("recover", "--upload", "--all", *staging, env=here)
     assert done.returncode == Exit.OK, done
