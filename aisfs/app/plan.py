@@ -141,7 +141,7 @@ def plan_mount(
     writing = load(WriteSettings, settings)
     if writing.writable:
         _check_writable(source, view)
-        refuse_read_only(source, load(ClusterSettings, settings))
+        refuse_read_only(source, load(ClusterSettings, settings), "--writable: ")
         if writing.create_bucket and not isinstance(source, BucketSource):
             raise ConfigError("--create-bucket: give a bucket as the SOURCE")
         if writing.allow_bucket_changes and not isinstance(source, Everything):

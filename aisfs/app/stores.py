@@ -78,17 +78,22 @@ def is_writable(bucket: Bucket) -> bool:
     return bucket.store in _WRITABLE
 
 
-def refuse_read_only(source: Source, cluster: ClusterSettings) -> None:
+def refuse_read_only(source: Source, cluster: ClusterSettings, option: str = "") -> None:
     """Refuse to write where nothing can be written.
+
+    Args:
+        source: As it is served.
+        cluster: How to reach it.
+        option: What begins the message.
 
     Raises:
         ConfigError: it is such a place.
     """
     for bucket in _buckets(source):
         if not is_writable(bucket):
-            raise ConfigError(f"--writable: {bucket} can only be read")
+            raise ConfigError(f"{option}{bucket} can only be read")
         if bucket.store and cluster.anonymous:
-            raise ConfigError("--writable: not with --anonymous, which only reads")
+            raise ConfigError(f"{option}{bucket}: --anonymous only reads")
 
 
 def named_files(source: Source) -> list[tuple[Bucket, str]]:

@@ -134,6 +134,14 @@ def test_writing(name: str, request: pytest.FixtureRequest, mountpoint: Path, tm
         assert tree(mount.path / "new") == ["large.bin", "readme.txt", "small.txt"]
         assert not (mount.path / "d").exists()
         assert not (mount.path / "readme.txt").exists()
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "1.txt").write_text("one")
+    packed = run(cloud, "pack", tmp_path / "files", cloud.source(bucket, "/new/p-{00..}.tar"))
+    assert b"1 shards written" in packed.stdout, packed.stderr
+    assert (
+        f"{cloud.source(bucket)}/new/p-00.tar"
+        in run(cloud, "ls", cloud.source(bucket, "/new/*.tar")).stdout.decode()
+    )
 
 
 def run(cloud: Cloud, *words: str | Path, **more: str) -> subprocess.CompletedProcess[bytes]:
@@ -192,6 +200,7 @@ def test_what_cannot_work_is_one_clear_line(s3: Cloud, mountpoint: Path, tmp_pat
         (["az://con"], Exit.USAGE, "AZURE_STORAGE_ACCOUNT_NAME"),
         (["--writable", "--anonymous", s3.source(bucket)], Exit.USAGE, "--anonymous"),
         (["--writable", "https://host/dir"], Exit.USAGE, "https://host can only be read"),
+        (["--writable", "hf://datasets/o/n"], Exit.USAGE, "can only be read"),
         ([s3.source(bucket, "/x.tar"), "https://host/x.tar"], Exit.USAGE, "what one store has"),
         (["https://u:secret@host/x.tar"], Exit.USAGE, "no user or password"),
     ):
