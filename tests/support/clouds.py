@@ -142,6 +142,8 @@ class _GoogleNames(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         place = urlsplit(self.s3)
         data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self._is_gone():  # what was cancelled must not be done later on
+            return
         headers = {name.lower(): value for name, value in self.headers.items()}
         headers |= {name.lower(): value for name, value in _SIGNED.items()}
         for name in ("host", "content-length", "x-goog-user-project"):
@@ -172,6 +174,12 @@ class _GoogleNames(BaseHTTPRequestHandler):
         self.send_header("x-goog-generation", "1")
         self.end_headers()
         self.wfile.write(body)
+
+    def _is_gone(self) -> bool:
+        try:
+            return not self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
 
     do_PUT = do_POST = do_DELETE = do_HEAD = do_GET
 
