@@ -57,7 +57,9 @@ def open_fsspec(bucket: Bucket, most: int) -> WritableStore:
     try:
         import fsspec
     except ImportError as error:
-        raise ConfigError(f"{scheme}:// needs fsspec: pip install 'aisfs[fsspec]'") from error
+        raise ConfigError(
+            f"{scheme}:// needs fsspec; in a clone of aisfs: pip install '.[fsspec]'"
+        ) from error
     try:
         fsspec.get_filesystem_class(scheme)
     except (ImportError, ValueError) as error:
