@@ -61,6 +61,7 @@ class _Mount(Documented):
 @setting("--client-ca FILE", "Certificates to trust, in PEM [AIS_CLIENT_CA].")
 @setting("--client-cert FILE", "Certificate of this client [AIS_CRT].")
 @setting("--client-key FILE", "Its key, unless the certificate's file has it [AIS_CRT_KEY].")
+@setting("--http-headers FILE", "Tokens and cookies for web servers: lines of HOST NAME: VALUE.")
 @flag("--skip-verify-crt", "Do not check the server's certificate [AIS_SKIP_VERIFY_CRT].")
 @setting("--authn-token-file FILE", "File with the token, as JSON [AIS_AUTHN_TOKEN_FILE].")
 @click.option(

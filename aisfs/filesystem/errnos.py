@@ -16,6 +16,7 @@ ERRNOS: dict[type[AisfsError], tuple[int, int]] = {
     errors.DeadlineExceeded: (errno.ETIMEDOUT, logging.ERROR),
     errors.OutOfSpace: (errno.ENOSPC, logging.ERROR),
     errors.Unsupported: (errno.EOPNOTSUPP, logging.WARNING),
+    errors.NoRanges: (errno.EOPNOTSUPP, logging.WARNING),
     errors.InvalidName: (errno.EINVAL, logging.WARNING),
     errors.ContentUnreadable: (errno.EIO, logging.ERROR),
     errors.ProtocolError: (errno.EIO, logging.ERROR),

@@ -6,9 +6,10 @@ change. It is asked before and after bytes are read, since none of them reads a 
 Only this module imports fsspec, which is an extra.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
@@ -38,9 +39,13 @@ _PIECE = 4 << 20
 """Bytes asked for at once by a stream: costs little memory, hides some latency."""
 _TAGS = ("etag", "ctag", "version_id", "versionid", "generation", "md5", "md5hash", "sha1", "checksum", "uid")  # fmt: skip
 """Names of what tells contents apart, in lower case, in the file systems of fsspec."""
-_TIMES = ("mtime", "modified", "last_modified", "lastmodified", "updated", "created")
+_TIMES = ("mtime", "modified", "modify", "last_modified", "lastmodified", "updated", "created")
 """Names of times of changes there."""
 _NS = 1_000_000_000
+_MOST_AT_ONCE = 8
+"""Calls at once, each on a connection of its own: servers of files often permit ten for a client."""
+_STAMP = re.compile(r"[0-9]{14}")
+"""A time as FTP has it, in UTC."""
 
 
 def open_fsspec(bucket: Bucket, most: int) -> WritableStore:
@@ -57,7 +62,9 @@ def open_fsspec(bucket: Bucket, most: int) -> WritableStore:
     try:
         import fsspec
     except ImportError as error:
-        raise ConfigError(f"{scheme}:// needs fsspec: pip install 'aisfs[fsspec]'") from error
+        raise ConfigError(
+            f"{scheme}:// needs fsspec; in a clone of aisfs: pip install '.[fsspec]'"
+        ) from error
     try:
         fsspec.get_filesystem_class(scheme)
     except (ImportError, ValueError) as error:
@@ -72,9 +79,11 @@ class FsspecStore(ReadOnlyStore):
         """Connect to nothing yet; see `open_fsspec`."""
         self.bucket = bucket
         self._connect = connect
-        self._connecting = trio.Lock()
-        self._connected: tuple[Any, str] | None = None
-        self._limiter = trio.CapacityLimiter(most)
+        self._limiter = trio.CapacityLimiter(min(most, _MOST_AT_ONCE))
+        self._idle: list[tuple[Any, str]] = []
+        """File systems for one thread at a time: several of fsspec's talk over one connection. Worker
+        threads change the list, in single steps."""
+        self._closed = False
 
     async def list_buckets(self, provider: Provider | None = None) -> list[Bucket]:
         """List the one bucket."""
@@ -141,25 +150,29 @@ class FsspecStore(ReadOnlyStore):
             await trio.to_thread.run_sync(sink, piece)
 
     async def aclose(self) -> None:
-        """Forget the connection; what is under way ends by itself."""
-        self._connected = None
+        """Close connections that are not in use; what is under way ends by itself."""
+        self._closed = True
+        self._idle.clear()
 
     async def _run(self, bucket: Bucket, key: str, work: Callable[[Any, str], T]) -> T:
-        """Run `work` with the file system, and the path of `key` there. What is cancelled is left behind."""
+        """Run `work` with a file system, and the path of `key` there. What is cancelled is left behind."""
         if bucket != self.bucket:
             raise BucketNotFound(f"{bucket}: not what is mounted, which is {self.bucket}")
-        subject = f"{bucket}/{key}"
-        async with self._connecting:
-            if self._connected is None:
-                self._connected = await self._in_thread(subject, self._open)
-        fs, root = self._connected
-        path = f"{root.rstrip('/')}/{key}"
-        return await self._in_thread(subject, partial(work, fs, path))
 
-    async def _in_thread(self, subject: str, work: Callable[[], T]) -> T:
         def call() -> T:
-            with _errors(subject):
-                return work()
+            with _errors(f"{bucket}/{key}"):
+                try:
+                    fs, root = self._idle.pop()
+                except IndexError:
+                    fs, root = self._open()
+                try:
+                    found = work(fs, f"{root.rstrip('/')}/{key}")
+                except (FileNotFoundError, NotADirectoryError, AisfsError):
+                    self._put_back(fs, root)
+                    raise
+                # After any other error, nobody knows what the connection would say next.
+                self._put_back(fs, root)
+                return found
 
         return await trio.to_thread.run_sync(call, limiter=self._limiter, abandon_on_cancel=True)
 
@@ -169,6 +182,10 @@ class FsspecStore(ReadOnlyStore):
             f"{self.bucket.name}/", use_listings_cache=False, skip_instance_cache=True
         )
         return fs, str(root)
+
+    def _put_back(self, fs: Any, root: str) -> None:  # noqa: ANN401 - of the extra
+        if not self._closed:
+            self._idle.append((fs, root))
 
 
 # In worker threads -------------------------------------------------------------------------------
@@ -245,6 +262,8 @@ def _seconds(time: object) -> float | str:
     """Return a time in one form, whichever a file system gives it in."""
     if isinstance(time, datetime):
         return time.timestamp()
+    if isinstance(time, str) and _STAMP.fullmatch(time):
+        return datetime.strptime(time, "%Y%m%d%H%M%S").replace(tzinfo=UTC).timestamp()
     return float(time) if isinstance(time, int | float) else str(time)
 
 

@@ -18,7 +18,7 @@ from tests.mount.content import payload
 from tests.mount.datasets import sample, tree, write_shard
 from tests.support.hub import Hub, running_hub
 from tests.support.mounts import MountFailedError, aisfs, mounted, run
-from tests.support.web_servers import WebServer, make_certificate, nginx, python_server
+from tests.support.web_servers import WebServer, ftp_server, make_certificate, nginx, python_server
 
 pytestmark = pytest.mark.mount
 
@@ -179,6 +179,20 @@ def test_without_an_index_shards_are_named(site: Path, mountpoint: Path):
             mounted(f"{server.url}/data/", mountpoint),
         ):
             pass
+
+
+def test_what_fsspec_opens(site: Path, mountpoint: Path):
+    with ftp_server(site) as server:
+        source = f"{server.url}/data/x-{{000..009}}.tar"
+        with mounted(source, mountpoint, options=["--view", "class"]) as mount:
+            dataset = ImageFolder(str(mount.path))
+            assert len(dataset) == SHARDS * EACH
+            for path, _ in dataset.samples:
+                assert Path(path).read_bytes() == jpeg(int(Path(path).name.partition(".")[0][-3:]))
+        with mounted(f"{server.url}/plain/", mountpoint) as mount:
+            big = mount.path / "big.bin"
+            assert big.read_bytes() == BIG
+            assert int(big.stat().st_mtime) == int((site / "plain" / "big.bin").stat().st_mtime)
 
 
 @pytest.fixture

@@ -1,9 +1,12 @@
 """What fsspec opens: versions, and what its file systems do wrong."""
 
+import threading
+import time
 from typing import ClassVar
 
 import fsspec
 import pytest
+import trio
 from fsspec.implementations.memory import MemoryFileSystem
 
 from aisfs.errors import (
@@ -118,13 +121,52 @@ async def test_names_from_elsewhere_are_refused(odd, name):
     ("said", "version"),
     [
         ({"ETag": "x", "mtime": 5}, "etag=x"), ({"mtime": 5}, "mtime=5.0"), ({"created": 7.5, "mtime": 5}, "mtime=5.0"),
-        ({"md5": "a", "ETag": None}, "md5=a"), ({}, ""), ({"LastModified": "soon"}, "lastmodified=soon"),
+        ({"modify": "20260102030405"}, "modify=1767323045.0"), ({"md5": "a", "ETag": None}, "md5=a"), ({}, ""), ({"LastModified": "soon"}, "lastmodified=soon"),
     ],
 )  # fmt: skip
 async def test_versions(odd, said, version):
     store, bucket = odd
     Odd.does["info"] = lambda path: {"name": path, "size": 5, "type": "file", **said}
     assert (await store.head(bucket, "k")).version == version
+
+
+async def test_a_file_system_serves_one_call_at_a_time_and_none_after_an_error(odd):
+    store, bucket = odd
+    info = await store.head(bucket, "k")
+    used, most = [], []
+
+    def cat_file(path, start, end):
+        used.append(threading.get_ident())
+        most.append(len(used))
+        time.sleep(0.02)
+        used.remove(threading.get_ident())
+        return b"12345"
+
+    seen = set()
+    original = Odd.cat_file
+
+    def counted(self, *args, **kwargs):
+        assert id(self) not in seen, "two calls at once"
+        seen.add(id(self))
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            seen.discard(id(self))
+
+    Odd.does["cat_file"] = cat_file
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Odd, "cat_file", counted)
+        async with trio.open_nursery() as nursery:
+            for _ in range(20):
+                nursery.start_soon(read, store, bucket, info)
+    assert 1 < max(most) <= 4
+    kept = len(store._idle)
+    Odd.does["cat_file"] = raises(RuntimeError("half an answer"))
+    with pytest.raises(Unavailable):
+        await read(store, bucket, info)
+    assert len(store._idle) == kept - 1
+    await store.aclose()
+    assert not store._idle
 
 
 async def test_only_one_host_and_only_to_be_read():

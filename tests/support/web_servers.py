@@ -1,4 +1,4 @@
-"""Real web servers as processes: nginx, and Python's own."""
+"""Real servers of files as processes: nginx, Python's own, and one of FTP."""
 
 import os
 import shutil
@@ -100,6 +100,27 @@ def python_server(root: Path) -> Iterator[WebServer]:
     command += ["--protocol", "HTTP/1.1", "--directory", str(root)]
     with _running(command, port, state, root, "access.log"):
         yield WebServer(f"http://127.0.0.1:{port}", root, state)
+    shutil.rmtree(state)
+
+
+@contextmanager
+def ftp_server(root: Path) -> Iterator[WebServer]:
+    """Run an FTP server for everybody over a directory until the block ends."""
+    state = Path(mkdtemp(prefix="aisfs-ftpd-"))
+    port = _free_port()
+    command = [
+        sys.executable,
+        "-m",
+        "pyftpdlib",
+        "-i",
+        "127.0.0.1",
+        "-p",
+        str(port),
+        "-d",
+        str(root),
+    ]
+    with _running(command, port, state, root):
+        yield WebServer(f"ftp://127.0.0.1:{port}", root, state)
     shutil.rmtree(state)
 
 

@@ -42,7 +42,7 @@ _MOST_TEXT = 300
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 _MEANINGS: dict[int, tuple[type[AisfsError], str]] = {
-    401: (AccessDenied, "the server wants to know who asks: see AISFS_HTTP_HEADERS"),
+    401: (AccessDenied, "the server wants to know who asks: see --http-headers"),
     403: (AccessDenied, "the server does not permit this"),
     404: (NotFound, "no such file"),
     405: (Unsupported, "the server does not know this kind of request"),

@@ -17,6 +17,8 @@ _LINE = re.compile(
 )
 _OURS = frozenset({"range", "if-match", "if-unmodified-since", "accept-encoding", "host", "connection", "content-length", "transfer-encoding"})  # fmt: skip
 """What requests themselves say."""
+_SHORTEST = 8
+"""Characters of what is struck out wherever it is shown; shorter ones are parts of many words."""
 _PORTS = {"https": 443, "http": 80}
 
 
@@ -28,8 +30,9 @@ class HostHeaders:
         self._headers = {host.lower(): dict(named) for host, named in headers.items()}
         for named in self._headers.values():
             for value in named.values():
-                remember(value)
-                remember(value.rpartition(" ")[2])
+                for secret in (value, value.rpartition(" ")[2]):  # also without its `Bearer`
+                    if len(secret) >= _SHORTEST:
+                        remember(secret)
 
     def __repr__(self) -> str:
         return f"<HostHeaders for {', '.join(self._headers) or 'no host'}>"
@@ -46,7 +49,7 @@ class HostHeaders:
             if not line.strip() or line.startswith("#"):
                 continue
             parts = _LINE.fullmatch(line.strip())
-            where = f"AISFS_HTTP_HEADERS {path}, line {number}"
+            where = f"--http-headers {path}, line {number}"
             if parts is None or "/" in parts[1]:
                 raise ConfigError(f"{where}: not of the form `HOST NAME: VALUE`")
             if parts[2].lower() in _OURS:
@@ -74,6 +77,6 @@ def _lines(path: Path | None) -> list[str]:
     try:
         return path.read_text("ascii").splitlines()
     except OSError as error:
-        raise ConfigError(f"AISFS_HTTP_HEADERS {path}: {error.strerror}") from error
+        raise ConfigError(f"--http-headers {path}: {error.strerror}") from error
     except UnicodeDecodeError:
-        raise ConfigError(f"AISFS_HTTP_HEADERS {path}: only ASCII can be a header") from None
+        raise ConfigError(f"--http-headers {path}: only ASCII can be a header") from None

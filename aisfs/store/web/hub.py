@@ -65,7 +65,9 @@ def open_hub(settings: ClusterSettings, buckets: Iterable[Bucket]) -> WritableSt
         import huggingface_hub.errors
         import huggingface_hub.hf_api
     except ImportError as error:
-        raise ConfigError("hf:// needs huggingface_hub: pip install 'aisfs[hf]'") from error
+        raise ConfigError(
+            "hf:// needs huggingface_hub; in a clone of aisfs: pip install '.[hf]'"
+        ) from error
     return HubStore(huggingface_hub, settings, buckets)
 
 

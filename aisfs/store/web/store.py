@@ -41,8 +41,8 @@ _PAGE = 1000
 """Names of one page of a listing: what is asked for one by one within the time that a call may take."""
 _MOST_LOOKED_INTO = 1000
 """Directories in which something is looked for that may be anywhere below a directory."""
-_NO_INDEX = "no index"
-"""Token of the page behind the first one of a directory whose names are not to be had."""
+_NO_INDEX = "/"
+"""Token of the page behind the first one of a directory whose names are not to be had; no file's name."""
 _ACCEPT = {"Accept": "application/json, text/html;q=0.9, */*;q=0.1"}
 """caddy has its index as JSON, too."""
 _PROPFIND = {"Depth": "1", "Content-Length": "0"}

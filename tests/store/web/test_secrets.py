@@ -49,7 +49,7 @@ async def test_a_redirect_elsewhere_takes_no_secret_along(tmp_path):
             await store.aclose()
             assert {seen.headers["cookie"] for seen in server.seen} == {"a=b; c=d"}
             store = CallPipeline(WebStore(ClusterSettings()), deadline=10)
-            with pytest.raises(AccessDenied, match="AISFS_HTTP_HEADERS"):
+            with pytest.raises(AccessDenied, match="--http-headers"):
                 await store.head(bucket, "k")
             await store.aclose()
         assert storage.seen
@@ -120,5 +120,5 @@ def test_a_missing_extra_is_named(module, extra):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode
-    assert f"pip install 'aisfs[{extra}]'" in done.stderr
+    assert f"pip install '.[{extra}]'" in done.stderr
     assert "Traceback" not in done.stderr
