@@ -17,7 +17,7 @@ from tests.mount.cache_tools import big_directory
 from tests.mount.content import payload
 from tests.mount.datasets import sample, tree, write_shard
 from tests.support.hub import Hub, running_hub
-from tests.support.mounts import MountFailedError, aisfs, mounted, run
+from tests.support.mounts import MountFailedError, aisfs, eventually, mounted, run
 from tests.support.web_servers import WebServer, ftp_server, make_certificate, nginx, python_server
 
 pytestmark = pytest.mark.mount
@@ -98,6 +98,31 @@ def test_a_directory_with_an_index(secure: WebServer, trusted: dict[str, str], m
         assert big.read_bytes() == BIG
         assert len(os.listdir(mount.path / "data" / "x-003.tar.d")) == 2 * EACH
         assert os.getxattr(big, "user.ais.version").startswith(b'"')
+
+
+def test_a_file_that_is_replaced_is_stale_and_then_new(site: Path, mountpoint: Path):
+    with big_directory() as root:
+        root.chmod(0o755)
+        name = root / "k"
+        name.write_bytes(BIG)
+        with (
+            nginx(root) as server,
+            mounted(
+                f"{server.url}/", mountpoint, options=["--list-ttl", "0", "--attr-ttl", "0"],
+                expected_log=["changed"],
+            ) as mount,
+            open(mount.path / "k", "rb") as file,
+        ):  # fmt: skip
+            assert file.read(4096) == BIG[:4096]
+            fresh = root / "fresh"
+            fresh.write_bytes(BIG[::-1])
+            os.utime(fresh, (1, 1))
+            fresh.rename(name)
+            file.seek(8 << 20)
+            with pytest.raises(OSError, match="Stale") as caught:
+                file.read()
+            assert caught.value.errno == errno.ESTALE
+            assert eventually(lambda: (mount.path / "k").read_bytes() == BIG[::-1])
 
 
 def test_commands(secure: WebServer, trusted: dict[str, str]):

@@ -230,6 +230,27 @@ async def test_a_listing_that_fails_in_the_middle_is_an_error():
             await store.list_page(bucket, "d/")
 
 
+async def test_what_leads_to_a_slash_is_a_directory_and_what_leads_nowhere_is_nothing():
+    page = (
+        b'<title>Index of /d/</title><a href="k"></a><a href="sub"></a><a href="gone"></a></html>'
+    )
+
+    def site(seen: Seen, connection: socket.socket) -> bool:
+        if seen.path == "/d/":
+            connection.sendall(reply(200, {}, page))
+        elif seen.path == "/d/sub":
+            connection.sendall(reply(301, {"Location": "/d/sub/"}))
+        else:
+            connection.sendall(MiniSite().answer(seen))
+        return True
+
+    async with store_over(site) as (store, bucket, _):
+        found = await store.list_page(bucket, "d/")
+        assert ([info.key for info in found.objects], found.directories) == (["d/k"], ["d/sub/"])
+        with pytest.raises(NotFound):
+            await store.head(bucket, "d/sub")
+
+
 async def test_a_page_by_hand_is_no_listing_but_its_names_can_be_looked_up():
     site = MiniSite()
 
