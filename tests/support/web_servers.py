@@ -1,7 +1,6 @@
 """Real servers of files as processes: nginx, Python's own, and one of FTP."""
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 
 _START_SECONDS = 30.0
 """A loaded two-core machine needs seconds. Not a statement about speed."""
@@ -75,38 +74,37 @@ def nginx(
         certificate: For TLS, with its key.
         more: Directives for all files.
     """
-    state = Path(mkdtemp(prefix="aisfs-nginx-"))
     port = _free_port()
     crt, key = certificate or ("", "")
     tls = f"ssl_certificate {crt}; ssl_certificate_key {key};" if certificate else ""
-    config = _NGINX.format(
-        state=state, port=port, root=root, form=form, more=more, tls=tls,
-        autoindex="on" if autoindex else "off", ssl=" ssl" if certificate else "",
-    )  # fmt: skip
-    (state / "nginx.conf").write_text(config)
-    command = ["/usr/sbin/nginx", "-e", f"{state}/error.log", "-c", f"{state}/nginx.conf"]
     scheme = "https" if certificate else "http"
-    with _running(command, port, state, root):
-        yield WebServer(f"{scheme}://127.0.0.1:{port}", root, state)
-    shutil.rmtree(state)
+    with TemporaryDirectory(prefix="aisfs-nginx-") as directory:
+        state = Path(directory)
+        config = _NGINX.format(
+            state=state, port=port, root=root, form=form, more=more, tls=tls,
+            autoindex="on" if autoindex else "off", ssl=" ssl" if certificate else "",
+        )  # fmt: skip
+        (state / "nginx.conf").write_text(config)
+        command = ["/usr/sbin/nginx", "-e", f"{state}/error.log", "-c", f"{state}/nginx.conf"]
+        with _running(command, port, state, root):
+            yield WebServer(f"{scheme}://127.0.0.1:{port}", root, state)
 
 
 @contextmanager
 def python_server(root: Path) -> Iterator[WebServer]:
     """Run `python -m http.server`, which knows no ranges, over a directory until the block ends."""
-    state = Path(mkdtemp(prefix="aisfs-httpd-"))
     port = _free_port()
     command = [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1"]
     command += ["--protocol", "HTTP/1.1", "--directory", str(root)]
-    with _running(command, port, state, root, "access.log"):
-        yield WebServer(f"http://127.0.0.1:{port}", root, state)
-    shutil.rmtree(state)
+    with TemporaryDirectory(prefix="aisfs-httpd-") as directory:
+        state = Path(directory)
+        with _running(command, port, state, root, "access.log"):
+            yield WebServer(f"http://127.0.0.1:{port}", root, state)
 
 
 @contextmanager
 def ftp_server(root: Path) -> Iterator[WebServer]:
     """Run an FTP server for everybody over a directory until the block ends."""
-    state = Path(mkdtemp(prefix="aisfs-ftpd-"))
     port = _free_port()
     command = [
         sys.executable,
@@ -119,9 +117,10 @@ def ftp_server(root: Path) -> Iterator[WebServer]:
         "-d",
         str(root),
     ]
-    with _running(command, port, state, root):
-        yield WebServer(f"ftp://127.0.0.1:{port}", root, state)
-    shutil.rmtree(state)
+    with TemporaryDirectory(prefix="aisfs-ftpd-") as directory:
+        state = Path(directory)
+        with _running(command, port, state, root):
+            yield WebServer(f"ftp://127.0.0.1:{port}", root, state)
 
 
 @contextmanager
@@ -129,8 +128,13 @@ def _running(
     command: list[str], port: int, state: Path, cwd: Path, log: str = "output.log"
 ) -> Iterator[None]:
     with open(state / log, "wb") as output:
+        # They end with pytest, also when that is killed.
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=cwd
+            ["setpriv", "--pdeathsig", "TERM", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=cwd,
         )
     try:
         deadline = time.monotonic() + _START_SECONDS
