@@ -4,6 +4,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 DATA ?=
+SOURCE ?=
 KEEP ?=
 ARGS ?=
 # Images of containers set it; the thousands of processes of the tests would compile every module anew.
@@ -27,15 +28,19 @@ setup: .venv/ready  ## system packages and the virtual environment
 data:
 	@[ -z "$(DATA)" ] || [ -d "$(DATA)" ] || { echo "demo: DATA=$(DATA) is not a directory" >&2; exit 2; }
 
-demo: data .venv/torch  ## mount an embedded server's shards, look around, train, write, unmount (DATA=DIR: your pictures; KEEP=1: leave the mount)
-	@$(BIN)/python -m demo $(if $(DATA),--data "$(DATA)") $(if $(KEEP),--keep)
+demo: data .venv/torch  ## mount an embedded server's shards, look around, train, write, unmount (DATA=DIR: your pictures; SOURCE=URL: mount that instead; KEEP=1: leave the mount)
+	@$(BIN)/python -m demo $(if $(DATA),--data "$(DATA)") $(if $(SOURCE),--source "$(SOURCE)") $(if $(KEEP),--keep)
 
 .venv/programs: .venv/torch pyproject.toml
 	@echo "aisfs setup: installing the programs of tests/programs into .venv"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --group programs
 	@touch $@
 
-test: .venv/programs  ## all tests, on real mounts (AIS_ENDPOINT=URL: store and writing tests on that cluster too)
+.venv/azurite/ready: .venv/ready scripts/setup-azurite
+	@scripts/setup-azurite
+	@touch $@
+
+test: .venv/programs .venv/azurite/ready  ## all tests, on real mounts (AIS_ENDPOINT=URL: store and writing tests on that cluster too)
 	@$(BIN)/pytest --numprocesses 8 --dist loadfile --no-loadscope-reorder
 
 check: .venv/ready  ## lint, format, types, layers

@@ -46,6 +46,8 @@ class Unavailable(AisfsError):
     """The cluster did not serve the request: overload, restart, reset, timeout."""
 
     transient = True
+    pause = 0.0
+    """Seconds that the server wants to be left alone."""
 
 
 class DeadlineExceeded(AisfsError):
@@ -62,6 +64,10 @@ class FileTooLarge(AisfsError):
 
 class Unsupported(AisfsError):
     """The cluster, this bucket or this installation does not support it."""
+
+
+class NoRanges(Unsupported):
+    """The server sends objects only whole."""
 
 
 class InvalidName(AisfsError):

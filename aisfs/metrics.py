@@ -135,6 +135,12 @@ class Metrics:
             " are ordinary answers.",
             ["call", "error"],
         )
+        self.store_requests = self._counter(
+            "aisfs_store_requests",
+            "Requests sent to a store that is reached without AIStore, by class: list, head, get, put,"
+            " copy, delete. Clouds charge for them; a part of an upload is a put, too.",
+            ["class"],
+        )
         self.store_retries = self._counter(
             "aisfs_store_retries",
             "Attempts of calls of the store beyond the first of each.",

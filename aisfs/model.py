@@ -17,7 +17,7 @@ import msgspec
 
 
 class Provider(StrEnum):
-    """Where a bucket's objects live: AIStore itself or a cloud behind it."""
+    """Where a bucket's objects live, and who serves them: an AIStore, or that place itself."""
 
     AIS = "ais"
     AWS = "aws"
@@ -25,10 +25,25 @@ class Provider(StrEnum):
     AZURE = "azure"
     OCI = "oci"
 
+    # Without AIStore in between:
+    S3 = "s3+direct"
+    GS = "gs+direct"
+    AZ = "az+direct"
+    HTTP = "http"
+    HTTPS = "https"
+    HF = "hf"
+    FSSPEC = "fsspec"
+    """Whatever fsspec opens; the scheme is a part of the bucket's name: `sftp://host`."""
+
     @property
     def scheme(self) -> str:
         """The name users type: `s3` for aws, `gs` for gcp, otherwise the canonical name."""
         return _SCHEMES.get(self, self.value)
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether it is reached without AIStore."""
+        return self in _DIRECT
 
     @classmethod
     def parse(cls, text: str) -> "Provider":
@@ -37,16 +52,40 @@ class Provider(StrEnum):
         Raises:
             ValueError: for anything else.
         """
-        return _PROVIDER_OF_SCHEME.get(text) or cls(text)
+        found = _PROVIDER_OF_SCHEME.get(text) or cls(text)
+        if found is cls.FSSPEC:
+            raise ValueError("a bucket has the scheme of what fsspec opens")
+        return found
 
 
 _SCHEMES = {Provider.AWS: "s3", Provider.GCP: "gs", Provider.AZURE: "az", Provider.OCI: "oc"}
-_PROVIDER_OF_SCHEME = {scheme: provider for provider, scheme in _SCHEMES.items()}
+_PROVIDER_OF_SCHEME = {scheme: provider for provider, scheme in _SCHEMES.items()} | {
+    "aws+direct": Provider.S3,
+    "gcp+direct": Provider.GS,
+    "azure+direct": Provider.AZ,
+}
+_DIRECT = frozenset(
+    {
+        Provider.S3,
+        Provider.GS,
+        Provider.AZ,
+        Provider.HTTP,
+        Provider.HTTPS,
+        Provider.HF,
+        Provider.FSSPEC,
+    }
+)
+SERVED = tuple(provider for provider in Provider if provider not in _DIRECT)
+"""What an AIStore can have buckets of."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Bucket:
-    """The identity of a bucket: provider, namespace and name."""
+    """The identity of a bucket: provider, namespace and name.
+
+    What is no bucket elsewhere is one here: an account's container, a web server, a repository of
+    Hugging Face, the host of a URL.
+    """
 
     name: str
     provider: Provider = Provider.AIS
@@ -66,9 +105,21 @@ class Bucket:
         """Whether its objects are in this cluster and nowhere else."""
         return self.provider is Provider.AIS and not self.cluster
 
+    @property
+    def store(self) -> str:
+        """What one store serves, in a word; empty for AIStore, and for a local directory."""
+        match self.provider:
+            case Provider.HTTP | Provider.HTTPS:
+                return "web"
+            case Provider.FSSPEC:
+                return self.name.partition("://")[0]
+        return self.provider.scheme.removesuffix("+direct") if self.provider.is_direct else ""
+
     def __str__(self) -> str:
         if self.path:
             return self.path.rstrip("/")
+        if self.provider is Provider.FSSPEC:
+            return self.name
         space = f"{self.namespace}/" if self.namespace else ""
         return f"{self.provider.scheme}://{space}{self.name}"
 

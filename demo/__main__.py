@@ -39,6 +39,9 @@ def _parser() -> argparse.ArgumentParser:
         "--data", type=Path, metavar="DIR", help="use the pictures in DIR; a folder is a class"
     )
     parser.add_argument(
+        "--source", metavar="URL", help="mount this instead: https://…, hf://…, a directory"
+    )
+    parser.add_argument(
         "--pictures", type=_positive, default=120, metavar="N", help="how many to draw [120]"
     )
     parser.add_argument(

@@ -60,14 +60,13 @@ class Stage:
         say(url)
         return url
 
-    def mount(self, source: str, endpoint: str, options: str = "") -> None:
-        """Run `aisfs mount`."""
+    def mount(self, source: str, endpoint: str | None, options: str = "") -> None:
+        """Run `aisfs mount`, of a cluster or of whatever needs none."""
         if not self.mountpoint.exists():
             self.mountpoint.mkdir()
             self._stack.callback(_clear_mount, self.directory, self.mountpoint)
-        self.shell.run(
-            f"aisfs mount {source} mnt --endpoint {endpoint} --log-file mount.log{options}"
-        )
+        where = f" --endpoint {endpoint}" if endpoint is not None else ""
+        self.shell.run(f"aisfs mount {source} mnt{where} --log-file mount.log{options}")
 
     def unmount(self) -> None:
         """Run `aisfs umount`, as a user does, and see that it worked."""

@@ -1,6 +1,7 @@
 """What the demo does: make shards, serve, mount, look around, train, write, unmount."""
 
 import argparse
+import shlex
 import time
 from pathlib import Path
 
@@ -20,8 +21,32 @@ Next, your own cluster (or any folder of shards: aisfs mount ./shards MNT):
   .venv/bin/aisfs umount MNT"""
 
 
+def play_source(source: str, interruptions: Interrupts) -> None:
+    """Mount what somebody else serves, look around in it, and unmount."""
+    start = time.monotonic()
+    with stage(interruptions) as place, step("looking around"):
+        run = place.shell.run
+        place.mount(shlex.quote(source), None)
+        try:
+            names = run("ls mnt | head -n 10").splitlines()
+            if not names:
+                raise DemoError(f"there is nothing in {source}")
+            first = shlex.quote(f"mnt/{names[0]}")
+            run(f"ls -l {first} | head -n 7")
+            run(f"find {first} -type f | head -n 3 | xargs -d '\\n' -r md5sum")
+            run("aisfs status mnt | head -n 16")
+            place.unmount()
+        except DemoError as error:
+            said = place.what_the_mount_said()
+            raise DemoError(f"{error}; the mount's log: {said}" if said else str(error)) from error
+    say(f"\nShown in {time.monotonic() - start:.0f} s. Everything is cleaned up.")
+
+
 def play(options: argparse.Namespace, interruptions: Interrupts) -> None:
     """Run the whole demo and print it."""
+    if options.source is not None:
+        play_source(options.source, interruptions)
+        return
     start = time.monotonic()
     with stage(interruptions) as place:
         with step("making the shards"):

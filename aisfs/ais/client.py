@@ -1,8 +1,6 @@
 """The port over AIStore's protocol: what to ask for, and how a call runs and ends.
 
-Each call runs in a worker thread on a `ConnectionSet`: a set of keep-alive connections that it has to
-itself, since requests promises no thread safety. Sets are handed out last in, first out, so that
-few stay warm; they are not bound to threads, since trio's threads come and go.
+Each call runs in a worker thread, on connections that it has to itself (`ConnectionPool`).
 
 Must not know: HTTP beyond a reply's status, requests, errnos.
 """
@@ -13,8 +11,6 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TypeVar
 
-import trio
-
 from aisfs.ais.get_batch import Batches
 from aisfs.ais.multipart import BegunUpload, Parts
 from aisfs.ais.mutations import Mutations
@@ -23,10 +19,11 @@ from aisfs.ais.protocol.errors import failure, refuses_props
 from aisfs.ais.remotes import Originals, Remotes
 from aisfs.ais.sending import Upload
 from aisfs.ais.transport.client import Transport
-from aisfs.ais.transport.connection_set import ConnectionSet
-from aisfs.ais.transport.interruptible_thread import run_interruptible
 from aisfs.ais.uploads import Uploads
 from aisfs.config import ClusterSettings
+from aisfs.connections.connection_pool import ConnectionPool
+from aisfs.connections.connection_set import ConnectionSet
+from aisfs.connections.reply import Reply
 from aisfs.core.namespace import keys as names
 from aisfs.core.namespace.listing import ListingBounds
 from aisfs.errors import AisfsError, BucketNotFound, IsADirectory, NotFound, Stale, Unavailable
@@ -54,11 +51,7 @@ class AISClient:
             ConfigError: a file that the settings name is unusable.
         """
         self.transport = Transport(settings)
-        self._limiter = trio.CapacityLimiter(settings.max_connections)
-        self._idle: list[ConnectionSet] = []
-        self._busy: set[ConnectionSet] = set()
-        self._all_returned = trio.Event()
-        self._closed = False
+        self._pool = ConnectionPool(self.transport.connections, settings.max_connections)
         self.remotes = Remotes(self.transport)
         self._originals = Originals(self.transport, look=settings.latest)
         self._facts: dict[Bucket, requests.BucketFacts] = {}
@@ -72,7 +65,7 @@ class AISClient:
         self._batches = Batches(self, looks_at_originals=settings.latest)
 
     def __repr__(self) -> str:
-        return f"<AISClient busy={len(self._busy)} idle={len(self._idle)}>"
+        return f"<AISClient {self._pool!r}>"
 
     async def list_buckets(self, provider: Provider | None = None) -> list[Bucket]:
         """List the buckets this client may see, those of attached AIStore clusters too."""
@@ -160,7 +153,7 @@ class AISClient:
 
         return await self.run(request.subject, work, bucket)
 
-    def _first_byte(self, connections: ConnectionSet, request: requests.Request) -> requests.Reply:
+    def _first_byte(self, connections: ConnectionSet, request: requests.Request) -> Reply:
         """Ask for the first byte of an object, which may be empty."""
         reply = self.transport.ask(connections, request)
         if reply.status not in (200, 206, 416):
@@ -302,51 +295,26 @@ class AISClient:
 
     async def aclose(self) -> None:
         """Close all connections, make the calls in progress fail, and wait until they have."""
-        self._closed = True
-        for connections in self._idle:
-            connections.close()
-        self._idle.clear()
-        for connections in self._busy:
-            connections.sockets.abort()
-        if self._busy:
-            await self._all_returned.wait()
+        await self._pool.aclose()
 
     async def run(
         self, subject: str, work: Callable[[ConnectionSet], T], bucket: Bucket | None = None
     ) -> T:
         """Run `work` in a thread, on connections of its own; a cancellation aborts them."""
         try:
-            self._limiter.acquire_nowait()  # saves a turn of all tasks, where there is room
-        except trio.WouldBlock:
-            await self._limiter.acquire()
-        try:
-            if self._closed:
-                raise _closed(subject)
-            connections = self._idle.pop() if self._idle else self.transport.connections()
-            self._busy.add(connections)
-            try:
-                call = partial(self._work, subject, work, connections, bucket)
-                return await run_interruptible(call, connections.sockets.abort)
-            except BucketNotFound:
-                # Created again under the same name, it would be another bucket.
-                if bucket:
-                    self._facts.pop(bucket, None)
-                raise
-            except Unavailable as error:
-                if self._closed:
-                    raise _closed(subject) from error
-                raise
-            finally:
-                self._take_back(connections)
-        finally:
-            self._limiter.release()
+            return await self._pool.run(subject, partial(self._work, subject, work, bucket))
+        except BucketNotFound:
+            # Created again under the same name, it would be another bucket.
+            if bucket:
+                self._facts.pop(bucket, None)
+            raise
 
     def _work(
         self,
         subject: str,
         work: Callable[[ConnectionSet], T],
-        connections: ConnectionSet,
         bucket: Bucket | None,
+        connections: ConnectionSet,
     ) -> T:
         """Do the work. In the thread."""
         connections.map_version = self.transport.readiness.version
@@ -360,16 +328,6 @@ class AISClient:
         """Make sure that what was not found is on no target of this cluster. In the thread."""
         if bucket and bucket.is_local:
             self.transport.settle(connections, subject)
-
-    def _take_back(self, connections: ConnectionSet) -> None:
-        self._busy.discard(connections)
-        if self._closed or connections.sockets.is_aborted:
-            connections.close()
-        else:
-            connections.sockets.rest()
-            self._idle.append(connections)
-        if self._closed and not self._busy:
-            self._all_returned.set()
 
     def facts_of(self, connections: ConnectionSet, bucket: Bucket) -> requests.BucketFacts:
         """Look the bucket's properties up, once; two threads may both do it, to the same end."""
@@ -392,9 +350,3 @@ class AISClient:
 
 def _cut_short(subject: str, got: int, wanted: int) -> AisfsError:
     return Unavailable(f"{subject}: the connection ended after {got} of {wanted} bytes")
-
-
-def _closed(subject: str) -> AisfsError:
-    error = Unavailable(f"{subject}: the client was closed")
-    error.transient = False  # this very instance will never succeed
-    return error

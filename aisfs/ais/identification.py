@@ -4,8 +4,9 @@ import time
 
 from aisfs.ais.client_port import Session
 from aisfs.ais.protocol.identity import CLUSTER_MAP, HEALTH, VERSION, Identity, identify
-from aisfs.ais.protocol.requests import Reply, Request
-from aisfs.ais.transport.connection_set import ConnectionSet
+from aisfs.ais.protocol.requests import Request
+from aisfs.connections.connection_set import ConnectionSet
+from aisfs.connections.reply import Reply
 from aisfs.errors import ProtocolError, Unavailable
 
 

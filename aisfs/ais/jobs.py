@@ -12,13 +12,14 @@ from aisfs.ais.client_port import Session
 from aisfs.ais.protocol import job_replies, job_requests
 from aisfs.ais.protocol.job_replies import Job
 from aisfs.ais.protocol.job_requests import SortRequest
-from aisfs.ais.protocol.requests import Reply, Request, get_range
+from aisfs.ais.protocol.requests import Request, get_range
 from aisfs.ais.protocol.shard_index import (
     HEAD_BYTES,
     parse_indexed_version,
     shard_index_location,
 )
-from aisfs.ais.transport.connection_set import ConnectionSet
+from aisfs.connections.connection_set import ConnectionSet
+from aisfs.connections.reply import Reply
 from aisfs.errors import JobNotFound, NotFound, Unavailable
 from aisfs.model import Bucket
 from aisfs.store.retry import Retrier

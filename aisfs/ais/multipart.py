@@ -21,7 +21,7 @@ from aisfs.ais.client_port import Session
 from aisfs.ais.multipart_commit import MultipartCommit
 from aisfs.ais.protocol import write_requests
 from aisfs.ais.sending import Upload, checksum_for, send_content
-from aisfs.ais.transport.connection_set import ConnectionSet
+from aisfs.connections.connection_set import ConnectionSet
 from aisfs.errors import (
     AisfsError,
     BucketNotFound,

@@ -13,7 +13,7 @@ import trio
 from aisfs.ais.client_port import Session
 from aisfs.ais.protocol import write_requests
 from aisfs.ais.sending import Upload, checksum_as
-from aisfs.ais.transport.connection_set import ConnectionSet
+from aisfs.connections.connection_set import ConnectionSet
 from aisfs.core.checksums import is_known
 from aisfs.errors import (
     AisfsError,

@@ -14,7 +14,7 @@ from functools import partial
 from aisfs.ais.client_port import Session
 from aisfs.ais.protocol import write_requests
 from aisfs.ais.protocol.requests import Request
-from aisfs.ais.transport.connection_set import ConnectionSet
+from aisfs.connections.connection_set import ConnectionSet
 from aisfs.core.namespace.keys import check_new_bucket
 from aisfs.errors import (
     AccessDenied,

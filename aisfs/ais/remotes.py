@@ -18,7 +18,7 @@ from aisfs.ais.protocol.listings import parse_buckets
 from aisfs.ais.protocol.object_replies import check_content
 from aisfs.ais.protocol.requests import BucketFacts, Request, list_buckets
 from aisfs.ais.transport.client import Body, Transport
-from aisfs.ais.transport.connection_set import ConnectionSet
+from aisfs.connections.connection_set import ConnectionSet
 from aisfs.errors import AisfsError, Stale
 from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.process.locks import Rank, ranked_lock

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from aisfs.ais.client_port import Session
-from aisfs.ais.protocol.requests import BucketFacts, Reply, Request
-from aisfs.ais.transport.connection_set import ConnectionSet
+from aisfs.ais.protocol.requests import BucketFacts, Request
+from aisfs.connections.connection_set import ConnectionSet
+from aisfs.connections.reply import Reply
 from aisfs.core.checksums import DEFAULT_TYPE, is_known
 from aisfs.model import NO_CUSTOM, Bucket
 from aisfs.store.content import checksum_of, pieces_of

@@ -12,9 +12,9 @@ from aisfs.ais.client_port import Session
 from aisfs.ais.multipart import BegunUpload, Parts
 from aisfs.ais.protocol import write_requests
 from aisfs.ais.sending import Upload, checksum_for, send_content
-from aisfs.ais.transport.connection_set import ConnectionSet
-from aisfs.ais.transport.counted_body import BodyDelivered
-from aisfs.ais.transport.exchange import SMALL
+from aisfs.connections.connection_set import ConnectionSet
+from aisfs.connections.counted_body import BodyDelivered
+from aisfs.connections.exchange import SMALL
 from aisfs.errors import NotFound, Unavailable
 from aisfs.model import ObjectInfo, Provider
 from aisfs.store.content import in_memory

@@ -16,18 +16,20 @@ import trio
 from rich.console import Console
 from rich.progress import Progress, TextColumn
 
-from aisfs.app.at_once import each
 from aisfs.app.display.progress import byte_columns
+from aisfs.app.packing.at_once import each
 from aisfs.app.packing.local_files import find_files
 from aisfs.app.packing.objects import find_objects
 from aisfs.app.packing.tree import Place, ReadFile, Tree
 from aisfs.app.publishing.packed import publish_packed
 from aisfs.app.publishing.publisher import DEFAULT_LABEL
 from aisfs.app.source import open_source
+from aisfs.app.stores import as_served, refuse_read_only
 from aisfs.config import ClusterSettings
 from aisfs.core.checksums import DEFAULT_TYPE, hasher_of, is_known
 from aisfs.core.namespace.patterns import is_pattern
 from aisfs.core.namespace.sources import BucketSource, DirectorySource, parse_source
+from aisfs.core.namespace.urls import place_end
 from aisfs.core.synthetic.packing import (
     END,
     KEY_RULES,
@@ -234,6 +236,12 @@ async def plan_pack(
         SourceMissing: there is nothing to pack, or it cannot be read.
     """
     place, names = parse_shards(shards)
+    if isinstance(place, BucketSource):
+        cluster = ClusterSettings.load({"endpoint": endpoint})
+        served = as_served(place, cluster)
+        assert isinstance(served, BucketSource), "served otherwise, it is still a bucket"
+        refuse_read_only(served, cluster)
+        place = served
     tree: Tree
     if all("://" in source for source in sources):
         tree = await find_objects(sources, endpoint, place, names)
@@ -282,7 +290,7 @@ async def pack(plan: PackPlan, endpoint: str | None, jobs: int, console: Console
 
 def parse_shards(text: str) -> tuple[Place, ShardNames]:
     """Separate SHARDS into the place, a bucket or a directory, and the names in it."""
-    scheme, separator, rest = text.partition("://")
+    scheme, separator, _ = text.partition("://")
     if not separator:
         name = text.rpartition("/")[2]
         _check_numbers(text, name)
@@ -290,8 +298,8 @@ def parse_shards(text: str) -> tuple[Place, ShardNames]:
         if is_pattern(str(path.parent)) and not path.parent.is_dir():
             raise ConfigError(f"{text}: a new directory needs a name, not a pattern")
         return DirectorySource(path.parent.absolute()), names
-    name, _, key = rest.partition("/")
-    source = parse_source(f"{scheme}://{name}")
+    end = place_end(text)
+    source, key = parse_source(text[:end]), text[end:]
     if not isinstance(source, BucketSource) or not key:
         raise ConfigError(f"{text}: write {scheme}://BUCKET/NAME-{{000000..}}.tar")
     _check_numbers(text, key)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from aisfs.app.stores import as_served, direct_store, origin_of_store, refuse_read_only
 from aisfs.config import (
     WRITABLE_DIR_MODE,
     WRITABLE_FILE_MODE,
@@ -86,12 +87,12 @@ def is_local(source: Source) -> bool:
 
 
 def origin_of(plan: SourcePlan) -> str:
-    """Return where the objects are: the endpoint, or the directory that is mounted."""
+    """Return where the objects are: the endpoint, the store, or the directory that is mounted."""
     if isinstance(plan.source, DirectorySource):
         return str(plan.source.path.resolve())
     if isinstance(plan.source, DatasetSource) and plan.source.local:
         return plan.source.root
-    return plan.cluster.endpoint
+    return origin_of_store(plan.source, plan.cluster)
 
 
 def check_places(plan: MountPlan) -> None:
@@ -136,10 +137,11 @@ def plan_mount(
     """
     view = load(ViewSettings, settings)
     spec = parse_view(view, _read_classes(view.classes) if view.classes is not None else None)
-    source = read_source(words, view, settings)
+    source = as_served(read_source(words, view, settings), load(ClusterSettings, settings))
     writing = load(WriteSettings, settings)
     if writing.writable:
         _check_writable(source, view)
+        refuse_read_only(source, load(ClusterSettings, settings), "--writable: ")
         if writing.create_bucket and not isinstance(source, BucketSource):
             raise ConfigError("--create-bucket: give a bucket as the SOURCE")
         if writing.allow_bucket_changes and not isinstance(source, Everything):
@@ -188,6 +190,7 @@ def plan_inspection(
         place, only = _split_source(_parse_one(words[0]))
     else:
         place, only = read_shards(words, settings), None
+    place = as_served(place, load(ClusterSettings, settings))
     plan = SourcePlan(
         source=place,
         cluster=load_cluster(place, settings),
@@ -230,11 +233,27 @@ def load(kind: type[SettingsT], settings: Mapping[str, object]) -> SettingsT:
 
 
 def load_cluster(source: Source, settings: Mapping[str, object]) -> ClusterSettings:
-    """Return how to reach the cluster, whose endpoint a source in buckets needs."""
+    """Return how to reach the cluster, whose endpoint a source in its buckets needs."""
     cluster = load(ClusterSettings, settings)
-    if not is_local(source):
-        cluster.require_endpoint()
+    check_endpoint(source, cluster)
     return cluster
+
+
+def check_endpoint(source: Source, cluster: ClusterSettings) -> None:
+    """Make sure that there is an endpoint, if a source needs one.
+
+    Raises:
+        NoEndpoint: there is none.
+        ConfigError: the source is in AIStore only, and something else was asked for.
+    """
+    source = as_served(source, cluster)
+    if is_local(source) or direct_store(source):
+        return
+    if cluster.direct and isinstance(source, Everything):
+        raise ConfigError("--direct: give a SOURCE")
+    if cluster.direct:
+        raise ConfigError(f"--direct: {source} is in AIStore and nowhere else")
+    cluster.require_endpoint()
 
 
 def read_shards(words: Sequence[str], settings: Mapping[str, object]) -> DatasetSource:
@@ -247,6 +266,7 @@ def read_shards(words: Sequence[str], settings: Mapping[str, object]) -> Dataset
     if not words and view.files_from is None:
         raise ConfigError("give a SOURCE: a bucket, a directory, or shards")
     source = read_source(list(words), view, settings)
+    source = as_served(source, load(ClusterSettings, settings))
     assert isinstance(source, DatasetSource), "a view makes a dataset of any source"
     return source
 

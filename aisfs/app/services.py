@@ -11,6 +11,7 @@ import trio
 
 from aisfs.app.plan import MountPlan, SourcePlan, is_local, origin_of
 from aisfs.app.source import OpenSource, open_source
+from aisfs.app.stores import direct_store, named_files
 from aisfs.cache.disk.block_cache import LEAST, BlockCache
 from aisfs.cache.disk.directory import CacheDirectory
 from aisfs.cache.index_cache import IndexCache
@@ -272,7 +273,9 @@ def _build_lister(
 ) -> Lister:
     ttls = plan.tree
     # Commands look at what is there now, and a mount that changes things knows more than is kept.
-    shared = isinstance(plan, MountPlan) and not (plan.writing.writable or is_local(plan.source))
+    # A directory of files that were named has no other ones for this mount.
+    own = plan.writing.writable or is_local(plan.source) or named_files(plan.source)
+    shared = isinstance(plan, MountPlan) and not own
     cache = MetadataCache(
         attr_ttl=ttls.attr_ttl, list_ttl=ttls.list_ttl, negative_ttl=ttls.negative_ttl, clock=CLOCK
     )
@@ -325,7 +328,7 @@ def _index_sources(
     demanded = tree.shard_index is ShardIndex.ALWAYS
     timeless = plan.view.view in (View.CLASS, View.FLAT)
     wanted = demanded or (tree.shard_index is ShardIndex.AUTO and timeless)
-    if wanted and not is_local(plan.source):
+    if wanted and not (is_local(plan.source) or direct_store(plan.source)):
         kept = _open_indexes(plan, blocks, " of AIStore") if blocks is not None else None
         sources.append(
             ShardIndexSource(store, nursery, nesting=rules.nesting, kept=kept, demanded=demanded)

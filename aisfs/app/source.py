@@ -13,6 +13,7 @@ import trio
 
 from aisfs.ais.client import AISClient
 from aisfs.ais.identification import check_answers, identify_endpoint
+from aisfs.app.stores import as_served, is_writable, open_store
 from aisfs.config import ClusterSettings
 from aisfs.core.namespace.sources import (
     BucketSource,
@@ -60,14 +61,31 @@ class OpenSource:
         return self.root.bucket
 
 
-def connect(source: Source, cluster: ClusterSettings) -> OpenSource:
-    """Return a source with the store that has its objects, without asking the store anything."""
+def connect(source: Source, cluster: ClusterSettings, metrics: Metrics | None = None) -> OpenSource:
+    """Return a source with the store that has its objects, without asking the store anything.
+
+    Args:
+        source: As planned.
+        cluster: How to reach its store.
+        metrics: Where requests are counted that may cost money.
+
+    Raises:
+        ConfigError: no store has it, or no single one.
+    """
+
+    def count(kind: str, number: int) -> None:
+        if metrics is not None:
+            metrics.store_requests.labels(kind).inc(number)
+
+    source = as_served(source, cluster)
     match source:
         case DirectorySource(path):
             local = LocalStore(path)
             return OpenSource(source, DirectoryNode(local.bucket, ""), local)
         case BucketSource(bucket, prefix):
-            return OpenSource(source, DirectoryNode(bucket, prefix), AISClient(cluster))
+            return OpenSource(
+                source, DirectoryNode(bucket, prefix), open_store(source, cluster, count)
+            )
         case Everything():
             return OpenSource(source, RootNode(), AISClient(cluster))
         case DatasetSource() if source.local:
@@ -76,7 +94,7 @@ def connect(source: Source, cluster: ClusterSettings) -> OpenSource:
             found = source.below(root, local.bucket, os.path.realpath)
             return OpenSource(found, DatasetNode(), local)
         case DatasetSource():
-            return OpenSource(source, DatasetNode(), AISClient(cluster))
+            return OpenSource(source, DatasetNode(), open_store(source, cluster, count))
         case _:
             assert_never(source)
 
@@ -102,8 +120,8 @@ async def open_source(
     Raises:
         AisfsError: the store cannot be reached, or the source does not exist.
     """
-    found = connect(source, cluster)
-    limit = cluster.bandwidth_limit if isinstance(found.store, AISClient) else None
+    found = connect(source, cluster, metrics)
+    limit = None if isinstance(found.store, LocalStore) else cluster.bandwidth_limit
     pipeline = CallPipeline(
         found.store, deadline=cluster.io_timeout, download_limit=limit, metrics=metrics
     )
@@ -112,6 +130,8 @@ async def open_source(
             with suppress(*[AccessDenied] if may_be_unlistable else []):
                 await _check_answers(found.store, found.source)
         except Unavailable as error:
+            if not isinstance(found.store, AISClient):
+                raise
             raise Unavailable(f"{cluster.endpoint} does not answer: {error}") from error
         except BucketNotFound:
             if not create_bucket:
@@ -178,6 +198,8 @@ async def _check(store: WritableStore, source: Source) -> bool:
             found = await _check_bucket(store, bucket, prefix)
             if prefix and not found:
                 await _check_no_object(store, bucket, prefix.removesuffix("/"))
+                if not is_writable(bucket):  # nothing will ever be put there from here
+                    raise SourceMissing(f"{bucket}/{prefix}: no such directory, or it is empty")
         case DatasetSource():
             for bucket in source.buckets:
                 found |= await _check_bucket(store, bucket, "")

@@ -20,9 +20,9 @@ from pathlib import Path
 import trio
 from rich.console import Console
 
-from aisfs.app.at_once import each
 from aisfs.app.listing import list_shards
 from aisfs.app.pack import make_directory, parse_extension, progress_bar
+from aisfs.app.packing.at_once import each
 from aisfs.app.plan import load_cluster, read_shards
 from aisfs.app.source import open_source
 from aisfs.core.namespace.sources import DatasetSource

@@ -16,6 +16,7 @@ from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import (
     cache_dir_option,
     cache_size_option,
+    direct_options,
     endpoint_option,
     files_from_option,
     io_timeout_option,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 @jobs_option("Shards read at once.")
 @files_from_option
 @endpoint_option
+@direct_options
 @cache_dir_option
 @cache_size_option
 @io_timeout_option

@@ -13,6 +13,7 @@ from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import (
     cache_dir_option,
     cache_size_option,
+    direct_options,
     endpoint_option,
     flag,
     io_timeout_option,
@@ -65,6 +66,7 @@ _MOST_LINES = 20
 @jobs_option("Shards indexed at once.")
 @source_options
 @endpoint_option
+@direct_options
 @flag("--ignore-zeros", "Read past zero blocks, for tars joined by cat.")
 @flag("--recursive", "Also look into tars inside shards.")
 @flag("--magic", "Recognize archives by content, not by name.")

@@ -16,6 +16,7 @@ from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import (
     cache_dir_option,
     cache_size_option,
+    direct_options,
     endpoint_option,
     flag,
     io_timeout_option,
@@ -51,6 +52,7 @@ LINES_MAX = 20
 )
 @source_options
 @endpoint_option
+@direct_options
 @flag("--ignore-zeros", "Read past zero blocks: tars joined by cat.")
 @flag("--recursive", "Also look into tars inside shards.")
 @flag("--magic", "Recognize archives by content, not by name.")

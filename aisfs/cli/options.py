@@ -43,6 +43,18 @@ def complete_directory(
 endpoint_option = setting(
     "--endpoint URL", "AIStore proxy [AIS_ENDPOINT, else that of the ais CLI]."
 )
+
+
+def direct_options(command: Command) -> Command:
+    """Add the options for stores without AIStore."""
+    command = flag(
+        "--anonymous", "Send no credentials to a store without AIStore: for public buckets."
+    )(command)
+    return flag(
+        "--direct", "Read s3://, gs:// and az:// from the cloud itself, whatever the endpoint is."
+    )(command)
+
+
 cache_dir_option = setting(
     "--cache-dir DIR", "Directory of the disk cache [the user's cache directory]."
 )

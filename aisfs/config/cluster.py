@@ -22,6 +22,12 @@ class ClusterSettings(Settings):
 
     endpoint: str = Field(default="", validation_alias="AIS_ENDPOINT")
     """URL of a proxy, for example http://localhost:8080."""
+    direct: Flag = False
+    """Read s3://, gs:// and az:// from the cloud itself, also where there is an AIStore."""
+    anonymous: Flag = False
+    """Send clouds no credentials: for public buckets."""
+    http_headers: AbsolutePath | None = None
+    """A file with tokens and cookies for web servers, each for its host."""
     token: SecretStr | None = Field(default=None, validation_alias="AIS_AUTHN_TOKEN")
     authn_token_file: AbsolutePath | None = Field(
         default=None, validation_alias="AIS_AUTHN_TOKEN_FILE"
@@ -82,6 +88,11 @@ class ClusterSettings(Settings):
             return made
         found = {name: value for name, value in _of_cli().items() if not getattr(made, name)}
         return super().load({**options, **found}) if "endpoint" in found else made
+
+    @property
+    def without_aistore(self) -> bool:
+        """Whether the buckets of clouds are those clouds' own."""
+        return self.direct or not self.endpoint
 
     def require_endpoint(self) -> str:
         """Return the endpoint.

@@ -157,6 +157,11 @@ def variable_of(name: str, field: FieldInfo) -> str | None:
     return next((variable for variable in variables if os.environ.get(variable)), None)
 
 
+def variable(*names: str) -> str:
+    """Return the first of these environment variables that is set; empty if none is."""
+    return next((os.environ[name] for name in names if os.environ.get(name)), "")
+
+
 def in_environment(name: str) -> bool:
     """Return whether the environment sets an option."""
     field = KNOWN.get(name)

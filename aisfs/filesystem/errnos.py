@@ -17,6 +17,7 @@ ERRNOS: dict[type[AisfsError], tuple[int, int]] = {
     errors.OutOfSpace: (errno.ENOSPC, logging.ERROR),
     errors.FileTooLarge: (errno.EFBIG, logging.DEBUG),
     errors.Unsupported: (errno.EOPNOTSUPP, logging.WARNING),
+    errors.NoRanges: (errno.EOPNOTSUPP, logging.WARNING),
     errors.InvalidName: (errno.EINVAL, logging.WARNING),
     errors.ContentUnreadable: (errno.EIO, logging.ERROR),
     errors.ProtocolError: (errno.EIO, logging.ERROR),

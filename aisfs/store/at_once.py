@@ -10,9 +10,9 @@ _AT_ONCE = 8
 """Enough to keep several disks of a target busy; a small cluster answers as many without delaying others."""
 
 
-async def all_of(jobs: Iterable[Callable[[], Awaitable[None]]]) -> None:
+async def all_of(jobs: Iterable[Callable[[], Awaitable[None]]], at_once: int = _AT_ONCE) -> None:
     """Run jobs, some at once; the first error ends the others and is raised alone, not in a group."""
-    limiter = trio.CapacityLimiter(_AT_ONCE)
+    limiter = trio.CapacityLimiter(at_once)
     failed: list[AisfsError] = []
 
     async def run(job: Callable[[], Awaitable[None]]) -> None:

@@ -31,6 +31,7 @@ from aisfs.errors import (
     AlreadyExists,
     BucketNotFound,
     DeadlineExceeded,
+    NoRanges,
     NotFound,
     Stale,
 )
@@ -40,6 +41,7 @@ from aisfs.process.request_log import NETWORK, request_log
 from aisfs.store.content import PIECE
 from aisfs.store.port import Announce, Content, Progress, Sink, UploadAhead, WritableStore
 from aisfs.store.retry import ProgressDeadline, Retrier
+from aisfs.store.whole_stream import CountingSink, stream_whole
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +52,7 @@ _RESUME_PIECE = 8 << 20
 """Bytes asked for at once after a stream broke: costs little memory, hides the latency."""
 _BYTES_A_SECOND = 50e6
 """A server that has all bytes may be silent while it reads them again, at least as fast as this."""
-_ORDINARY = (NotFound, AlreadyExists, Stale)
+_ORDINARY = (NotFound, AlreadyExists, Stale, NoRanges)
 """Errors that are answers."""
 _WORTH_SHOWING = 1 << 20
 """Bytes of an upload that somebody may want to look at while it is under way."""
@@ -111,6 +113,8 @@ class CallPipeline:
         self._inner = inner
         self._downloads = TokenBucket(download_limit) if download_limit else None
         self._metrics = metrics or Metrics()
+        self._whole: set[Bucket] = set()
+        """Buckets that send some object only whole."""
         self._retrier = Retrier(
             deadline=deadline, rng=rng, on_retry=self._metrics.store_retries.inc
         )
@@ -133,7 +137,11 @@ class CallPipeline:
     ) -> None:
         """See `ObjectStore`."""
         await self._wait_for_turn(len(buffer))
-        await self._read_range(bucket, expected, start, buffer)
+        try:
+            await self._read_range(bucket, expected, start, buffer)
+        except NoRanges:
+            self._whole.add(bucket)
+            raise
         self._metrics.bytes_fetched.inc(len(buffer))
 
     async def read_many(
@@ -159,7 +167,7 @@ class CallPipeline:
     async def stream(self, bucket: Bucket, expected: ObjectInfo, sink: Sink) -> None:
         """See `ObjectStore`; each byte reaches the sink once."""
         subject = f"{bucket}/{expected.key}"
-        counted = _CountingSink(sink)
+        counted = CountingSink(sink)
 
         async def attempt() -> None:
             try:
@@ -173,16 +181,23 @@ class CallPipeline:
 
         with self._timed("stream", subject):
             try:
-                if self._downloads is None:  # ranges can wait for their turns
+                if bucket not in self._whole and self._downloads is None:  # ranges wait for turns
                     await self._retrier.run(subject, attempt, final=lambda: counted.failed)
             except DeadlineExceeded:
                 if counted.failed or not counted.taken:
                     raise
                 # It moves, it is merely long: the rest comes in pieces, each with its own deadline.
-            await self._resume(bucket, expected, counted)
+            try:
+                if bucket not in self._whole:
+                    await self._resume(bucket, expected, counted)
+            except NoRanges:
+                self._whole.add(bucket)
+            if bucket in self._whole:
+                turn = self._wait_for_turn if self._downloads is not None else None
+                await stream_whole(self._inner, self._retrier, bucket, expected, counted, turn)
         self._metrics.bytes_fetched.inc(expected.size)
 
-    async def _resume(self, bucket: Bucket, expected: ObjectInfo, sink: "_CountingSink") -> None:
+    async def _resume(self, bucket: Bucket, expected: ObjectInfo, sink: "CountingSink") -> None:
         """Send what a stream left out."""
         buffer = memoryview(bytearray(min(_RESUME_PIECE, expected.size - sink.taken)))
         while sink.taken < expected.size:
@@ -316,23 +331,6 @@ class CallPipeline:
             self._metrics.store_seconds.labels(call).observe(seconds)
             if seconds >= request_log.least:
                 request_log.done(log, call, subject, seconds)
-
-
-class _CountingSink:
-    """A sink that knows how many bytes it took, and whether it failed itself."""
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-        self.taken = 0
-        self.failed = False
-
-    def __call__(self, piece: memoryview) -> None:
-        try:
-            self._sink(piece)
-        except BaseException:
-            self.failed = True
-            raise
-        self.taken += len(piece)
 
 
 class _Gauges:

@@ -81,6 +81,7 @@ class ObjectStore(Protocol):
         Raises:
             Stale: the object is now another version; nothing of it was delivered as `expected`.
             NotFound: the object is gone.
+            NoRanges: the store has this object only whole; `stream` sends it.
         """
         ...
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import trio
 
-from aisfs.errors import AisfsError, DeadlineExceeded
+from aisfs.errors import AisfsError, DeadlineExceeded, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,8 @@ class Retrier:
                     if not error.transient or final():
                         raise
                     last = error
-            pause = self._pause(number)
+            wanted = last.pause if isinstance(last, Unavailable) else 0.0
+            pause = max(self._pause(number), wanted)
             if trio.current_time() + pause >= movement.deadline:
                 break
             level = logging.INFO if number == 1 else logging.DEBUG

@@ -73,7 +73,7 @@ async def test_reads_and_keeps_its_connections():
         await client.stream(B, info, lambda piece: pieces.append(bytes(piece)))
         assert b"".join(pieces) == DATA
         # Proxy and target are one host here, so one connection did for everything.
-        assert repr(client).endswith("busy=0 idle=1>")
+        assert repr(client).endswith("busy=0 idle=1>>")
         assert [seen.method for seen in server.seen].count("HEAD") == 3  # props once, object twice
         assert not any("range" in s.headers and s.headers["range"] == "bytes=" for s in server.seen)
 

@@ -6,8 +6,31 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.subjects import CLUSTER, ClusterSubject, LocalSubject, MemorySubject, Subject
+from tests.contract.subjects import (
+    CLUSTER,
+    CloudSubject,
+    ClusterSubject,
+    FsspecSubject,
+    HubSubject,
+    LocalSubject,
+    MemorySubject,
+    NginxSubject,
+    PythonSubject,
+    Subject,
+    WebSubject,
+)
+from tests.support.clouds import (
+    S3,
+    Cloud,
+    azurite,
+    fake_gcs,
+    google_names,
+    moto,
+    s3_environment,
+)
+from tests.support.hub import Hub, running_hub, use_hub
 from tests.support.servers import running_server
+from tests.support.web_servers import WebServer, nginx, python_server
 
 
 @dataclass
@@ -21,6 +44,70 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield Served(server.endpoint)
 
 
+@pytest.fixture(scope="module")
+def nginx_html(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
+    with nginx(tmp_path_factory.mktemp("html")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def nginx_json(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
+    with nginx(tmp_path_factory.mktemp("json"), form="json") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def python_httpd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
+    with python_server(tmp_path_factory.mktemp("httpd")) as server:
+        yield server
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with running_hub(token="hf_of_the_test") as hub:
+        use_hub(hub, monkeypatch)
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[Cloud]:
+    with moto() as cloud:
+        yield cloud
+
+
+@pytest.fixture(scope="module")
+def served_s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    with running_server(tmp_path_factory.mktemp("s3"), traps=False) as server:
+        url = f"{server.endpoint}/s3"
+        yield S3("s3", url, s3_environment(url))
+
+
+@pytest.fixture(scope="module")
+def gcs() -> Iterator[Cloud]:
+    with fake_gcs() as cloud:
+        yield cloud
+
+
+@pytest.fixture(scope="module")
+def gcs_names(s3: S3) -> Iterator[Cloud]:
+    with google_names(s3) as cloud:
+        yield cloud
+
+
+@pytest.fixture(scope="module")
+def azure() -> Iterator[Cloud]:
+    with azurite() as cloud:
+        yield cloud
+
+
+WEB: dict[str, type[WebSubject] | type[HubSubject]] = {
+    "nginx_html": NginxSubject,
+    "nginx_json": NginxSubject,
+    "python_httpd": PythonSubject,
+    "hub": HubSubject,
+}
+READ_ONLY = [*WEB, "fsspec"]
+"""Stores that can only be read."""
 real_cluster = pytest.param(
     "real cluster",
     marks=[
@@ -30,8 +117,25 @@ real_cluster = pytest.param(
 )
 
 
-@pytest.fixture(params=["memory", "retrying", "local", "served", real_cluster])
-async def subject(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Subject]:
+WRITABLE = ["memory", "retrying", "local", "served", real_cluster]
+WRITABLE += (CLOUDS := ["s3", "served_s3", "gcs_names", "azure"])
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "subject" in metafunc.fixturenames:
+        only_reads = metafunc.module.__name__.endswith("test_object_store")
+        stores = WRITABLE
+        if only_reads:  # what gcs_names is for, gcs does not know
+            stores = [*(s for s in stores if s != "gcs_names"), *READ_ONLY, "gcs"]
+        if metafunc.module.__name__.endswith("test_appender"):
+            stores = [store for store in stores if store not in ("s3", "gcs_names", "azure")]
+        metafunc.parametrize("subject", stores, indirect=True)
+
+
+@pytest.fixture
+async def subject(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Subject]:
     made: Subject
     if request.param in ("memory", "retrying"):
         made = MemorySubject(retrying=request.param == "retrying")
@@ -39,6 +143,17 @@ async def subject(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
         root = tmp_path / "bucket"
         root.mkdir()
         made = LocalSubject(root)
+    elif request.param in (*CLOUDS, "gcs"):
+        cloud = request.getfixturevalue(request.param)
+        for name, value in cloud.environment.items():
+            monkeypatch.setenv(name, value)
+        made = CloudSubject(cloud)
+        made.name_may_be_file_and_directory = request.param != "served_s3"  # which has files
+    elif request.param == "fsspec":
+        made = FsspecSubject()
+    elif request.param in WEB:
+        server = request.getfixturevalue(request.param)
+        made = WEB[request.param](server)
     else:
         endpoint = CLUSTER
         if request.param == "served":

@@ -1,20 +1,31 @@
 """The stores that the contract suites run against, and a way to write behind their backs."""
 
 import os
+import shutil
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, urlsplit
 
+import fsspec
 import requests
 
 from aisfs.ais.client import AISClient
 from aisfs.config import ClusterSettings
-from aisfs.model import Bucket, ObjectInfo
+from aisfs.model import Bucket, ObjectInfo, Provider
+from aisfs.store.by_fsspec import open_fsspec
+from aisfs.store.cloud.store import CloudStore
 from aisfs.store.local.store import LocalStore
 from aisfs.store.memory import MemoryStore
 from aisfs.store.pages import pages_of
 from aisfs.store.pipeline import CallPipeline
 from aisfs.store.port import WritableStore
+from aisfs.store.web.hub import open_hub
+from aisfs.store.web.store import WebStore
+from tests.support.clouds import Cloud
+from tests.support.hub import Hub
+from tests.support.web_servers import Clock, WebServer
 
 CLUSTER = os.environ.get("AIS_ENDPOINT", "")
 ODD_NAMES = [
@@ -40,6 +51,11 @@ class Subject:
     store: WritableStore
     bucket: Bucket
     name_may_be_file_and_directory = False
+    lists_buckets = True
+    keeps_custom = True
+    odd_names: Sequence[str] = ODD_NAMES
+    names_are_bytes = True
+    follows_changes = True
 
     def put(self, key: str, data: bytes) -> None:
         raise NotImplementedError
@@ -49,6 +65,10 @@ class Subject:
 
     def destroy_bucket(self, bucket: Bucket) -> None:
         raise NotImplementedError
+
+    def nowhere(self) -> Bucket:
+        """A bucket that does not exist."""
+        return Bucket("there-is-no-such-bucket")
 
     async def read(self, info: ObjectInfo, start: int, stop: int) -> bytes:
         buffer = bytearray(stop - start)
@@ -121,6 +141,100 @@ class LocalSubject(Subject):
 
     def delete(self, key: str) -> None:
         os.unlink(os.path.join(self.root, os.fsencode(key)))
+
+
+class WebSubject(LocalSubject):
+    """A web server over a directory."""
+
+    def __init__(self, server: WebServer, **options: Any) -> None:
+        scheme, _, host = server.url.partition("://")
+        self.bucket = Bucket(host, Provider(scheme))
+        self.root = os.fsencode(server.root)
+        for left in server.root.iterdir():
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        self.store = WebStore(ClusterSettings(**options), buckets=[self.bucket])
+        self._clock = Clock()
+
+    def put(self, key: str, data: bytes) -> None:
+        super().put(key, data)
+        self._clock.stamp(os.path.join(self.root, os.fsencode(key)))
+
+
+class NginxSubject(WebSubject):
+    odd_names = tuple(name for name in ODD_NAMES if not name.startswith("."))
+    """Its index leaves out what begins with a dot."""
+
+
+class PythonSubject(WebSubject):
+    names_are_bytes = False
+    """Its index encodes what is not UTF-8 in a way of its own."""
+
+
+class HubSubject(Subject):
+    """A repository of the hub: one commit, whatever comes after it."""
+
+    names_are_bytes = False
+    follows_changes = False
+
+    def __init__(self, hub: Hub, **options: Any) -> None:
+        self._hub = hub
+        hub.files.clear()
+        self.bucket = Bucket("datasets/own/pets", Provider.HF)
+        self.store = open_hub(ClusterSettings(**options), [self.bucket])
+
+    def put(self, key: str, data: bytes) -> None:
+        self._hub.files[key] = data
+
+    def delete(self, key: str) -> None:
+        del self._hub.files[key]
+
+
+class FsspecSubject(Subject):
+    """What fsspec keeps in memory."""
+
+    names_are_bytes = False
+
+    def __init__(self) -> None:
+        self._files = fsspec.filesystem("memory")
+        self._files.store.clear()
+        self._files.pseudo_dirs[:] = [""]
+        self.bucket = Bucket("memory://pets", Provider.FSSPEC)
+        self.store = open_fsspec(self.bucket, 16)
+
+    def put(self, key: str, data: bytes) -> None:
+        if self._files.isdir(f"/pets/{key}"):  # it would take both
+            raise IsADirectoryError(key)
+        self._files.pipe_file(f"/pets/{key}", data)
+
+    def delete(self, key: str) -> None:
+        self._files.rm_file(f"/pets/{key}")
+
+
+class CloudSubject(Subject):
+    """A cloud without AIStore; the environment leads to it."""
+
+    name_may_be_file_and_directory = True
+    lists_buckets = keeps_custom = names_are_bytes = False
+    odd_names = tuple(name for name in ODD_NAMES if "\n" not in name)
+    """obstore takes no control characters."""
+
+    def __init__(self, cloud: Cloud) -> None:
+        self.cloud = cloud
+        if cloud.scheme == "az":  # which takes a backslash for a slash
+            self.odd_names = tuple(name for name in self.odd_names if "\\" not in name)
+        self._name = cloud.make_bucket()
+        self.bucket = Bucket(self._name, Provider.parse(f"{cloud.scheme}+direct"))
+        self.store = CloudStore(ClusterSettings(max_connections=16, part_size=5 << 20))
+
+    def nowhere(self) -> Bucket:
+        account, slash, _ = self.bucket.name.rpartition("/")
+        return Bucket(f"{account}{slash}there-is-no-such-bucket", self.bucket.provider)
+
+    def put(self, key: str, data: bytes) -> None:
+        self.cloud.put(self._name, key, data)
+
+    def delete(self, key: str) -> None:
+        self.cloud.delete(self._name, key)
 
 
 class ClusterSubject(Subject):

@@ -11,7 +11,6 @@ from aisfs.engine.write.appender import Appender
 from aisfs.engine.write.shard_copy import END_MARK, NewMember
 from aisfs.engine.write.staging import StagingArea
 from aisfs.errors import BucketNotFound, NotFound, ShardDamaged, Unsupported
-from aisfs.model import Bucket
 from aisfs.store.content import BytesContent
 
 TIME = 1_600_000_000
@@ -119,7 +118,7 @@ async def test_what_is_not_there(subject, appender):
     with pytest.raises(NotFound):
         await appender.append(subject.bucket, "none.tar", new("m", b"m"))
     with pytest.raises(BucketNotFound):
-        await appender.append(Bucket("there-is-no-such-bucket"), "s.tar", new("m", b"m"))
+        await appender.append(subject.nowhere(), "s.tar", new("m", b"m"))
     with pytest.raises(NotFound):
         await subject.store.head(subject.bucket, "none.tar")
 

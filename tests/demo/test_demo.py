@@ -17,7 +17,9 @@ from PIL import Image
 from bench.interruptions import Interrupted, Interrupts
 from demo.pictures import class_name, draw_pictures, find_pictures, read_pictures
 from demo.stage import _base, _marked
+from tests.programs.pictures import write_samples
 from tests.support.mounts import eventually
+from tests.support.web_servers import nginx
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LIMIT = 300
@@ -190,6 +192,20 @@ def ended_with(command: str, place: Place) -> int:
     kept = list(place.directory.glob("aisfs-demo-*"))
     eventually(lambda: not any(_marked(directory, b"mount") for directory in kept), 20)
     return code
+
+
+def test_shows_what_a_web_server_has(place, tmp_path):
+    write_samples(tmp_path / "data", shards=2, samples=4)
+    with nginx(tmp_path) as server:
+        done = demo(place, "--source", f"{server.url}/data/samples-{{00..01}}.tar")
+        refused = demo(place, "--source", f"{server.url}/nowhere/")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"^\$ ls mnt \| head -n 10\nsamples-00\nsamples-01\n", done.stdout, re.M)
+    assert len(re.findall(r"^[0-9a-f]{32}  mnt/samples-00/sample_0000", done.stdout, re.M)) == 3
+    assert "Everything is cleaned up." in done.stdout
+    assert refused.returncode
+    assert "no such directory" in refused.stderr
+    assert place.left() == []
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgpack
@@ -16,14 +17,18 @@ from tests.mount import zoo
 from tests.mount.cache_tools import big_directory
 from tests.programs.pictures import write_folders, write_samples
 from tests.programs.programs import program_environment
+from tests.support.clouds import s3_environment
+from tests.support.hub import running_hub
 from tests.support.mounts import daemons, eventually, is_mountpoint, run
 from tests.support.servers import RunningServer, running_server
+from tests.support.web_servers import nginx
 
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(600)]
 
 FOLDER = ROOT / "docs" / "recipes"
 PAGES = sorted(path for path in FOLDER.glob("*.md") if path.name != "README.md")
 LIMIT = 90.0
+PUBLIC = "https://data.example.org"
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _PROGRAM = re.compile(r"\A# ([a-z_]+\.py)\n")
 
@@ -42,6 +47,30 @@ def server() -> Iterator[RunningServer]:
         (bucket / "records.mps").write_bytes(b"".join(records))
         with running_server(base / "store") as server:
             yield server
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[RunningServer]:
+    with big_directory() as base:
+        write_samples(base / "pets", shards=4, samples=40)
+        with running_server(base, traps=False) as server:
+            yield server
+
+
+@dataclass
+class Public:
+    """What stands for a web server and for the hub."""
+
+    url: str
+    hub: str
+
+
+@pytest.fixture(scope="module")
+def public(server: RunningServer) -> Iterator[Public]:
+    with nginx(server.root) as site, running_hub("hf_of_the_reader") as hub:
+        for name in ("samples-00.tar", "samples-01.tar"):
+            hub.files[f"data/{name}"] = (server.root / "pets" / name).read_bytes()
+        yield Public(site.url, hub.url)
 
 
 @pytest.fixture
@@ -63,10 +92,11 @@ def matches(said: str, expected: str) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_recipe(page: Path, place: Path, server: RunningServer):
+def test_recipe(page: Path, place: Path, server: RunningServer, s3: RunningServer, public: Public):
     mountpoint = str(place / "mnt")
     env = program_environment(place, {
         "AIS_ENDPOINT": server.endpoint, "TMPDIR": str(place), "AISFS_LOG_FILE": os.devnull,
+        **s3_environment(f"{s3.endpoint}/s3"), "HF_ENDPOINT": public.hub, "HF_TOKEN": "hf_of_the_reader",
     })  # fmt: skip
     commands = 0
     for kind, text in _BLOCK.findall(page.read_text()):
@@ -77,7 +107,7 @@ def test_recipe(page: Path, place: Path, server: RunningServer):
         for step in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
             command, _, expected = step.partition("\n")
             done = run(
-                "bash", "-c", command.replace(MOUNTED_ON, mountpoint),
+                "bash", "-c", command.replace(MOUNTED_ON, mountpoint).replace(PUBLIC, public.url),
                 timeout=LIMIT, env=env, cwd=place,
             )  # fmt: skip
             said = (done.stdout + done.stderr).decode().replace(mountpoint, MOUNTED_ON)

@@ -133,7 +133,7 @@ def test_ls_refusals(run):
     check(run("ls", "ais://missing"), 5, "does not exist")
     check(run("ls", "ais://pets/missing"), 5, "no such object or directory")
     check(run("ls", "ais://pets/*.zip"), 5, "nothing")
-    check(run("ls", "ftp://pets"), 2, "unknown provider")
+    check(run("ls", "f_p://pets"), 2, "unknown provider")
     check(run("ls", endpoint=""), 3, "AIS_ENDPOINT")
     check(run("ls", endpoint="http://127.0.0.1:1"), 4, "does not answer")
     both = run("ls", "ais://missing", "ais://pets/val")

@@ -355,7 +355,7 @@ def test_a_table_that_is_not_there(server: RunningServer, mountpoint: Path):
     ("place", "word"),
     [
         ("ais://pets", "ais://pets names a bucket, not an object of it"),
-        ("http://host/labels.csv", "unknown provider 'http'"),
+        ("http://host/labels.csv", "is in another store than the shards"),
         ("a/./labels.csv", "ais://pets/a/./labels.csv: a prefix has no empty part, `.` or `..`"),
     ],
 )

@@ -162,7 +162,10 @@ def test_a_list_as_wids_writes_it(
     [
         ("{}", "names no shard"),
         ('{"shardlist": [{"url": 7}]}', "is no list of shards"),
-        ('{"shardlist": [{"url": "ftp://x/y.tar"}]}', "shard 1: ftp://x/: unknown provider"),
+        (
+            '{"shardlist": [{"url": "f_p://x/y.tar"}]}',
+            "shard 1: f_p://: unknown provider",
+        ),
         ('{"shardlist": [{"url": "readme.txt"}]}', "no shard (X.tar) there: 1 missing shard"),
         ('{"wids_version": 2}', "only version 1"),
         ("not JSON", "is no list of shards"),

@@ -171,7 +171,7 @@ def test_what_is_found_is_kept_for_the_mount(
         ("/nonexistent/directory", 5, "no such file"),
         ("ais://nowhere", 5, "does not exist"),
         ("ais://b/missing.tar", 5, "no such object"),
-        ("nonsense://b", 2, "provider"),
+        ("non_sense://b", 2, "provider"),
     ],
 )
 def test_refusals(server: RunningServer, tmp_path: Path, source: str, code: int, word: str):

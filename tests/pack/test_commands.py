@@ -311,7 +311,7 @@ def test_unpack_stays_inside(tmp_path):
         (["pack", ".", "s"], 2, "ends in .tar"),
         (["pack", ".", "s.tar", "--max-size", "much"], 2, "not a size"),
         (["pack", ".", "ais://b"], 2, "write ais://BUCKET"),
-        (["pack", ".", "nope://b/s.tar"], 2, "unknown provider"),
+        (["pack", ".", "no_pe://b/s.tar"], 2, "unknown provider"),
         (["pack", ".", "ais://b/s.tar"], 3, "no endpoint"),
         (["pack", ".", "ais://b/s.tar", "--endpoint", "http://127.0.0.1:9"], 4, "refused"),
         (["unpack", "ais://b/s.tar", "."], 3, "no endpoint"),

@@ -5,7 +5,14 @@ import pytest
 import trio
 import trio.testing
 
-from aisfs.errors import AlreadyExists, DeadlineExceeded, NotFound, Stale, Unavailable
+from aisfs.errors import (
+    AlreadyExists,
+    DeadlineExceeded,
+    NoRanges,
+    NotFound,
+    Stale,
+    Unavailable,
+)
 from aisfs.model import Bucket
 from aisfs.store.memory import MemoryStore
 from aisfs.store.pipeline import CallPipeline
@@ -47,6 +54,75 @@ async def test_transient_errors_are_retried(autojump_clock, caplog):
     for pause, longest in zip(pauses, [0.1, 0.2, 0.4, 0.8], strict=True):
         assert longest / 2 <= pause <= longest
     assert [r.levelname for r in caplog.records] == ["INFO", "DEBUG", "DEBUG", "DEBUG"]
+
+
+async def test_a_server_is_left_alone_as_long_as_it_wants(autojump_clock):
+    busy = Unavailable("too many requests")
+    busy.pause = 7.0
+    hook = Failing(busy)
+    memory, store = stores(hook)
+    memory.put(B, "k", b"")
+    await store.head(B, "k")
+    first, second = hook.times
+    assert second - first == pytest.approx(7)
+
+
+class Whole(MemoryStore):
+    """Sends objects only whole, and breaks off now and then."""
+
+    breaks = 0
+
+    async def read_range(self, bucket, expected, start, buffer):
+        raise NoRanges("only whole")
+
+    async def stream(self, bucket, expected, sink):
+        broken = self.breaks
+        self.breaks -= bool(broken)
+        taken = 0
+
+        def take(piece):
+            nonlocal taken
+            taken += len(piece)
+            if broken and taken > 3 << 20:
+                raise _Broken
+            sink(piece)
+
+        try:
+            await super().stream(bucket, expected, take)
+        except _Broken:
+            raise Unavailable("broke off") from None
+
+
+class _Broken(Exception):
+    pass
+
+
+@pytest.mark.parametrize("known", [False, True])
+async def test_a_stream_without_ranges_begins_again_and_gives_each_byte_once(autojump_clock, known):
+    memory, store = stores(inner=Whole)
+    info = memory.put(B, "k", DATA)
+    if known:
+        with pytest.raises(NoRanges):
+            await store.read_range(B, info, 0, memoryview(bytearray(10)))
+    memory.breaks = 3
+    pieces = []
+    await store.stream(B, info, lambda piece: pieces.append(bytes(piece)))
+    assert b"".join(pieces) == DATA
+    assert memory.breaks == 0
+
+
+async def test_what_the_sink_raises_does_not_begin_again(autojump_clock):
+    memory, store = stores(inner=Whole)
+    info = memory.put(B, "k", DATA)
+
+    def sink(piece):
+        raise KeyError
+
+    with pytest.raises(NoRanges):
+        await store.read_range(B, info, 0, memoryview(bytearray(10)))
+    with pytest.raises(KeyError):
+        await store.stream(B, info, sink)
+    assert memory.calls["stream"] == 1
 
 
 @pytest.mark.parametrize("error", [NotFound("no"), Stale("other")])

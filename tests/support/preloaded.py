@@ -41,7 +41,17 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
-_READ_LATE = ("AIS_", "AISFS_", "XDG_", "HOME", "PYTEST_CURRENT_TEST")
+_READ_LATE = (
+    "AIS_",
+    "AISFS_",
+    "XDG_",
+    "HOME",
+    "PYTEST_CURRENT_TEST",
+    "AWS_",
+    "AZURE_",
+    "GOOGLE_",
+    "STORAGE_",
+)
 """How the names of variables begin that nothing reads while it is loaded."""
 _WORDS_MAX = 8192
 """Bytes of a command line: room for it in /proc, which only the start of a process can make."""

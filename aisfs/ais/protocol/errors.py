@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from aisfs.ais.protocol.requests import BATCHES, CLUSTER, SORTS, Reply, Request
+from aisfs.ais.protocol.requests import BATCHES, CLUSTER, SORTS, Request
+from aisfs.connections.reply import Reply
 from aisfs.errors import (
     AccessDenied,
     AisfsError,

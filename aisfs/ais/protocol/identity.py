@@ -10,7 +10,8 @@ from email.utils import parsedate_to_datetime
 import msgspec
 
 from aisfs.ais.protocol.errors import is_by_aistore
-from aisfs.ais.protocol.requests import Reply, Request
+from aisfs.ais.protocol.requests import Request
+from aisfs.connections.reply import Reply
 
 HEALTH = Request("GET", "/v1/health", "", "the endpoint")
 CLUSTER_MAP = Request("GET", "/v1/daemon", "what=smap", "cluster map", most_reply=16 << 20)

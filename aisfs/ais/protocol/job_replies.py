@@ -14,7 +14,7 @@ from enum import StrEnum
 import msgspec
 
 from aisfs.ais.protocol.job_requests import SORT_ID
-from aisfs.ais.protocol.requests import Reply
+from aisfs.connections.reply import Reply
 from aisfs.errors import JobNotFound, ProtocolError
 from aisfs.model import Provider
 from aisfs.redaction import shown

@@ -14,14 +14,14 @@ from aisfs.ais.protocol.page_tokens import resume_after
 from aisfs.ais.protocol.requests import (
     MSGPACK,
     BucketFacts,
-    Reply,
     last_modified,
     mtime_of_version,
     with_custom,
 )
+from aisfs.connections.reply import Reply
 from aisfs.core.checksums import is_known
 from aisfs.errors import ProtocolError
-from aisfs.model import Bucket, ObjectInfo, Page, Provider
+from aisfs.model import SERVED, Bucket, ObjectInfo, Page, Provider
 
 _ENTRY_IS_DIRECTORY = 256
 _MOST_ENTRIES = 200_000
@@ -99,7 +99,7 @@ def parse_buckets(reply: Reply) -> list[Bucket]:
         entries = _decode_buckets(reply.body) or []
     except _UNREADABLE as error:
         raise ProtocolError(f"list of buckets: {error}") from error
-    known = {provider.value for provider in Provider}
+    known = {provider.value for provider in SERVED}
     return sorted(
         Bucket(entry.name, Provider(entry.provider), _namespace(entry.namespace))
         for entry in entries

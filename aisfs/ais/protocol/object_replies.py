@@ -9,12 +9,12 @@ from dataclasses import replace
 
 from aisfs.ais.protocol.requests import (
     BucketFacts,
-    Reply,
     Request,
     last_modified,
     mtime_of_version,
     with_custom,
 )
+from aisfs.connections.reply import Reply
 from aisfs.core.checksums import hasher_of, is_known
 from aisfs.errors import ProtocolError, Stale, Unavailable
 from aisfs.model import Bucket, ObjectInfo, Provider

@@ -21,6 +21,7 @@ import msgspec
 from msgspec import structs
 
 from aisfs.ais.protocol.shard_index import SYSTEM_BUCKET, shard_of_index
+from aisfs.connections.reply import Reply
 from aisfs.errors import InvalidName
 from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.store.custom import decode_custom
@@ -120,15 +121,6 @@ class Request:
     def target(self) -> str:
         """The request target: path and query."""
         return f"{self.path}?{self.query}" if self.query else self.path
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """A reply; header names are in lower case, repeated headers joined by `, `."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

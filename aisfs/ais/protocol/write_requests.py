@@ -12,13 +12,13 @@ from aisfs.ais.protocol.object_replies import parse_object
 from aisfs.ais.protocol.requests import (
     JSON,
     BucketFacts,
-    Reply,
     Request,
     bucket_path,
     bucket_query,
     encode_json,
     object_path,
 )
+from aisfs.connections.reply import Reply
 from aisfs.errors import InvalidName, ProtocolError
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.redaction import shown

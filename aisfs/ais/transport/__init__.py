@@ -1,5 +1,4 @@
-"""Sends requests to AIStore and bounds what comes back: connections, TLS, tokens, redirects, retries
-of a proxy that is not ready.
+"""Sends requests to AIStore: tokens, redirects, retries of a proxy that is not ready.
 
-`client` is the entrance. Only this package imports requests and urllib3.
+`client` is the entrance; connections are those of `aisfs.connections`.
 """

@@ -18,16 +18,17 @@ from urllib.parse import urlsplit
 
 from aisfs import __version__
 from aisfs.ais.protocol.errors import failure, is_of_restart
-from aisfs.ais.protocol.requests import Reply, Request
+from aisfs.ais.protocol.requests import Request
 from aisfs.ais.transport.auth import Credentials
-from aisfs.ais.transport.connection_set import ConnectionSet
-from aisfs.ais.transport.counted_body import BodyDelivered, CountedBody
-from aisfs.ais.transport.exchange import Exchange
-from aisfs.ais.transport.network import network, tls_options
 from aisfs.ais.transport.readiness import Readiness
 from aisfs.ais.transport.redirects import REDIRECTS, RedirectChain, is_target
 from aisfs.ais.transport.upload_pace import UploadPace
 from aisfs.config import ClusterSettings
+from aisfs.connections.connection_set import ConnectionSet
+from aisfs.connections.counted_body import BodyDelivered, CountedBody
+from aisfs.connections.exchange import Exchange
+from aisfs.connections.network import network, tls_options
+from aisfs.connections.reply import Reply
 from aisfs.errors import ProtocolError, Unavailable
 
 VERSION = __version__

@@ -22,10 +22,10 @@ from http.client import HTTPConnection
 
 import msgspec
 
-from aisfs.ais.protocol.requests import Reply
-from aisfs.ais.transport.counted_body import BodyDelivered
-from aisfs.ais.transport.exchange import Exchange
-from aisfs.ais.transport.replies import BoundedReply
+from aisfs.connections.counted_body import BodyDelivered
+from aisfs.connections.exchange import Exchange
+from aisfs.connections.replies import BoundedReply
+from aisfs.connections.reply import Reply
 from aisfs.errors import Unavailable
 from aisfs.process.locks import Rank, ranked_lock
 from aisfs.process.threads import any_thread

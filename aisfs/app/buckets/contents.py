@@ -13,7 +13,7 @@ from enum import StrEnum
 from itertools import groupby
 
 from aisfs.app.buckets.places import Place
-from aisfs.app.plan import is_local, load
+from aisfs.app.plan import check_endpoint, load
 from aisfs.app.source import OpenSource, open_source
 from aisfs.config import ClusterSettings
 from aisfs.core.namespace.keys import Refusal, entry_name, is_shard, refusal
@@ -80,8 +80,7 @@ async def list_place(
         AisfsError: it does not exist, cannot be reached, or makes no sense.
     """
     cluster = load(ClusterSettings, settings)
-    if not is_local(place.source):
-        cluster.require_endpoint()
+    check_endpoint(place.source, cluster)
     async with open_source(place.source, cluster) as opened:
         async for batch in list_opened(opened, place, refused, recursive=recursive):
             yield batch

@@ -16,7 +16,7 @@ from aisfs.core.namespace.sources import (
     parse_sources,
 )
 from aisfs.errors import ConfigError, SourceMissing
-from aisfs.model import Provider
+from aisfs.model import SERVED, Provider
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +77,14 @@ def _one(text: str, pattern: ShardPattern) -> Place:
 
 
 def _provider(text: str, scheme: str) -> Provider:
+    known = ", ".join(f"{provider.scheme}://" for provider in SERVED)
     try:
-        return Provider.parse(scheme)
+        provider = Provider.parse(scheme)
     except ValueError:
-        known = ", ".join(f"{provider.scheme}://" for provider in Provider)
         raise ConfigError(f"{text}: unknown provider {scheme!r}; use one of {known}") from None
+    if provider.is_direct:
+        raise ConfigError(f"{text}: only AIStore lists its buckets ({known}); name one")
+    return provider
 
 
 def _local(text: str, path: Path) -> Place:

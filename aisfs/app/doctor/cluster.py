@@ -40,7 +40,7 @@ async def cluster_checks(settings: ClusterSettings, source: Source) -> AsyncIter
         if is_local(source):
             yield ok("endpoint", "none, and a local directory needs none")
         elif isinstance(source, Everything):
-            yield note("endpoint", "none: only local directories can be mounted", _SET_ENDPOINT)
+            yield note("endpoint", "none: only what needs no AIStore can be mounted", _SET_ENDPOINT)
         else:
             yield wrong("endpoint", f"none, and {source} needs one", _SET_ENDPOINT)
         return

@@ -1,7 +1,8 @@
 """All checks, in the order in which they are shown."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -9,10 +10,12 @@ import trio
 
 from aisfs.app.doctor.check import Check, ok, wrong
 from aisfs.app.doctor.cluster import cluster_checks
+from aisfs.app.doctor.direct import direct_checks
 from aisfs.app.doctor.disk import disk_checks
 from aisfs.app.doctor.fuse import fuse_checks
 from aisfs.app.doctor.machine import machine_checks
 from aisfs.app.doctor.mounts import mount_checks
+from aisfs.app.stores import as_served, direct_store
 from aisfs.app.watching.status import read_counters
 from aisfs.config import CacheSettings, ClusterSettings, Settings, WriteSettings
 from aisfs.core.namespace.sources import (
@@ -24,6 +27,9 @@ from aisfs.core.namespace.sources import (
 )
 from aisfs.errors import ConfigError, DaemonSilent, MountError
 from aisfs.fuse.mounting.mountpoint import our_mount
+
+_OF_MOUNT = ("endpoint", "cache_dir")
+"""Settings that a mount tells."""
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
@@ -38,7 +44,9 @@ async def examine(subjects: list[str], given: Mapping[str, object]) -> list[Chec
     checks: list[Check] = []
     source: Source = Everything()
     if len(subjects) == 1 and _is_mount(subjects[0]):
-        given = {**given, **_ask_mount(subjects[0], checks)}
+        told = _ask_mount(subjects[0], checks)
+        given = {**given, **{name: told[name] for name in _OF_MOUNT if told.get(name)}}
+        source = _mounted(told)
     elif subjects:
         source = _parse(subjects, checks)
     cache = _load(CacheSettings, given, checks)
@@ -46,8 +54,20 @@ async def examine(subjects: list[str], given: Mapping[str, object]) -> list[Chec
     checks += mount_checks()
     cluster = _load(ClusterSettings, given, checks)
     if cluster is not None:
-        checks += [check async for check in cluster_checks(cluster, source)]
+        checks += [check async for check in _store_checks(cluster, source)]
     return checks
+
+
+async def _store_checks(cluster: ClusterSettings, source: Source) -> AsyncIterator[Check]:
+    try:
+        served = as_served(source, cluster)
+    except ConfigError as error:
+        yield wrong("source", str(error), "write it as the message says")
+        return
+    store = direct_store(served)
+    found = direct_checks(cluster, served, store) if store else cluster_checks(cluster, source)
+    async for check in found:
+        yield check
 
 
 def _local(cache: CacheSettings | None, writing: WriteSettings | None) -> list[Check]:
@@ -100,8 +120,8 @@ def _is_mount(subject: str) -> bool:
     return True
 
 
-def _ask_mount(subject: str, checks: list[Check]) -> dict[str, object]:
-    """Ask a mount for its endpoint and its cache directory."""
+def _ask_mount(subject: str, checks: list[Check]) -> Mapping[str, str]:
+    """Ask a mount for its source, its endpoint and its cache directory."""
     try:
         counters = read_counters(Path(subject))
     except DaemonSilent as error:
@@ -112,4 +132,13 @@ def _ask_mount(subject: str, checks: list[Check]) -> dict[str, object]:
         return {}
     told = counters.labels("aisfs_mount")
     checks.append(ok("mount", f"{subject} shows {told.get('source', '')}"))
-    return {name: told[name] for name in ("endpoint", "cache_dir") if told.get(name)}
+    return told
+
+
+def _mounted(told: Mapping[str, str]) -> Source:
+    """Return what a mount shows, if it needs no AIStore; such a store is checked, too."""
+    words = told.get("source", "").split(" ")
+    if not told.get("endpoint") and all("://" in word for word in words):
+        with suppress(ConfigError):  # as messages call it, not as it was typed
+            return parse_sources(words, is_directory=os.path.isdir)
+    return Everything()

@@ -13,10 +13,10 @@ from rich.console import Console
 from aisfs.ais.jobs import Jobs
 from aisfs.ais.protocol.job_replies import Job
 from aisfs.ais.protocol.shard_index import SYSTEM_BUCKET, shard_index_location
-from aisfs.app.at_once import each
 from aisfs.app.jobs.connection import Cluster, open_cluster
 from aisfs.app.jobs.shards import FoundShards, find_plain_tars, read_cluster_shards
 from aisfs.app.jobs.watch import Display, run_to_end
+from aisfs.app.packing.at_once import each
 from aisfs.core.namespace.sources import DatasetSource
 from aisfs.errors import AlreadyExists, BucketNotFound, Unsupported
 from aisfs.model import Bucket, ObjectInfo

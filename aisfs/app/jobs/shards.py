@@ -46,6 +46,8 @@ def read_cluster_shards(
             f"{source.words[0].text}: the cluster does this, with shards of a bucket: write ais://BUCKET/…; "
             f"for local files {instead}"
         )
+    if direct := [bucket for bucket in source.buckets if bucket.store]:
+        raise ConfigError(f"{direct[0]}: the cluster does this, with shards that it serves")
     if len(source.buckets) > 1:
         names = ", ".join(map(str, source.buckets))
         raise ConfigError(f"one job reads one bucket, not {names}; start one for each")

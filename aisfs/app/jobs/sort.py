@@ -99,7 +99,7 @@ def plan_sort(
     """
     order.check()
     place, names = parse_shards(target)
-    if not isinstance(place, BucketSource):
+    if not isinstance(place, BucketSource) or place.bucket.store:
         raise ConfigError(f"{target}: the cluster writes the shards: write {_EXAMPLE}")
     if not names.width:
         raise ConfigError(f"{target}: TARGET needs a range for the numbers, as in {_EXAMPLE}")

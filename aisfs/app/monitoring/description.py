@@ -5,6 +5,7 @@ import os
 from aisfs.ais.transport.client import VERSION
 from aisfs.app.plan import MountPlan, is_local
 from aisfs.app.services import Services
+from aisfs.app.stores import direct_store
 from aisfs.engine.dataset.progress import OpenProgress
 from aisfs.filesystem.filesystem import FileSystem
 
@@ -15,7 +16,8 @@ def describe(
     """Show in the counters what is mounted, and how full its cache is."""
     metrics, blocks, staging = services.metrics, services.blocks, services.staging
     metrics.show_version(VERSION)
-    endpoint = "" if is_local(plan.source) else plan.cluster.endpoint
+    apart = is_local(plan.source) or direct_store(plan.source)
+    endpoint = "" if apart else plan.cluster.endpoint
     directory = "" if blocks is None else str(plan.cache.cache_dir)
     names = (str(plan.source), endpoint, directory)
     metrics.mount.labels(*(os.fsencode(n).decode(errors="replace") for n in names)).set(1)

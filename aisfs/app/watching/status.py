@@ -116,6 +116,7 @@ def summary(counters: Counters) -> dict[str, Any]:
         "dataset_shards": counters.by("aisfs_dataset_shards", "state"),
         "left_out": counters.by("aisfs_dataset_left_out", "reason"),
     }
+    charged = counters.by("aisfs_store_requests_total", "class")
     return {
         "mount": counters.labels("aisfs_mount")
         | {"inodes": counters.value("aisfs_inodes")}
@@ -133,6 +134,7 @@ def summary(counters: Counters) -> dict[str, Any]:
         "requests": counters.by("aisfs_operations_total", "operation"),
         "failures": counters.by("aisfs_failed_operations_total", "operation", "errno"),
         "store_calls": counters.by("aisfs_store_request_seconds_count", "call"),
+        **({"requests_by_class": charged} if charged else {}),
     }
 
 

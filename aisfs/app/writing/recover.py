@@ -8,9 +8,10 @@ from pathlib import Path
 import trio
 
 from aisfs.app.source import connect
+from aisfs.app.stores import origin_of_store
 from aisfs.config import ClusterSettings, WriteSettings
 from aisfs.core.checksums import is_known
-from aisfs.core.namespace.sources import DirectorySource, Everything
+from aisfs.core.namespace.sources import BucketSource, DirectorySource, Everything, Source
 from aisfs.core.staged.posix_metadata import with_posix_metadata
 from aisfs.core.staged.record import StagedRecord, version_text
 from aisfs.engine.write.appender import Appender
@@ -31,7 +32,7 @@ from aisfs.errors import (
     Stale,
     Unavailable,
 )
-from aisfs.model import ObjectInfo
+from aisfs.model import Bucket, ObjectInfo
 from aisfs.store.content import BytesContent, checksum_of
 from aisfs.store.pipeline import CallPipeline
 from aisfs.store.port import Content, WritableStore
@@ -94,10 +95,12 @@ async def _upload_waiting(
     files: Sequence[UnsentFile],
 ) -> list[tuple[UnsentFile, AisfsError | None]]:
     failures: dict[UnsentFile, AisfsError] = {}
-    for endpoint in {one.record.endpoint: None for one in files}:
-        there = [one for one in files if one.record.endpoint == endpoint]
+    places: dict[tuple[str, Bucket], list[UnsentFile]] = {}
+    for one in files:
+        places.setdefault((one.record.endpoint, one.record.bucket), []).append(one)
+    for there in places.values():
         try:
-            async with _opened(endpoint) as store:
+            async with _opened(there[0].record) as store:
                 failures |= dict(await upload_acknowledged(store, there))
         except AisfsError as error:
             failures |= dict.fromkeys(there, error)
@@ -150,7 +153,7 @@ def drop(one: UnsentFile) -> str:
 
 async def _upload(one: UnsentFile, force: bool, settings: WriteSettings) -> str:
     record = one.record
-    async with _opened(record.endpoint) as store:
+    async with _opened(record) as store:
         with one.content() as content:
             if record.member:
                 await _append(store, one, content, force, settings)
@@ -196,7 +199,7 @@ async def _append(
 
 async def _drop_parts(one: UnsentFile) -> str:
     try:
-        async with _opened(one.record.endpoint) as store:
+        async with _opened(one.record) as store:
             return await _abandon(store, one.record)
     except ConfigError as error:
         return _parts_stay(one.record, str(error))
@@ -220,11 +223,20 @@ def _parts_stay(record: StagedRecord, reason: str) -> str:
 
 
 @asynccontextmanager
-async def _opened(endpoint: str) -> AsyncIterator[WritableStore]:
-    """Open the cluster, or the directory, that a record names."""
+async def _opened(record: StagedRecord) -> AsyncIterator[WritableStore]:
+    """Open the cluster, the directory or the store that a record names.
+
+    Raises:
+        ConfigError: the environment leads to another store than it did when the file was written.
+    """
+    endpoint, direct = record.endpoint, record.bucket.provider.is_direct
     local = endpoint.startswith("/")
-    cluster = ClusterSettings.load({} if local else {"endpoint": endpoint})
-    source = DirectorySource(Path(endpoint)) if local else Everything()
+    cluster = ClusterSettings.load({} if local or direct else {"endpoint": endpoint})
+    source: Source = DirectorySource(Path(endpoint)) if local else Everything()
+    if direct:
+        source = BucketSource(record.bucket, "")
+        if (here := origin_of_store(source, cluster)) != endpoint:
+            raise ConfigError(f"{record.name}: is for {endpoint}; the environment leads to {here}")
     store = CallPipeline(connect(source, cluster).store, deadline=cluster.io_timeout)
     try:
         yield store

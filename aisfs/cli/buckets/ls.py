@@ -13,7 +13,7 @@ import click
 
 from aisfs.cli.exits import Exit, exit_code, fail, warn
 from aisfs.cli.guide.documented import Documented
-from aisfs.cli.options import endpoint_option, files_from_option, io_timeout_option
+from aisfs.cli.options import direct_options, endpoint_option, files_from_option, io_timeout_option
 from aisfs.cli.running import run
 from aisfs.errors import AisfsError
 from aisfs.process import logs
@@ -34,6 +34,7 @@ _SHORT = {"directory": "dir"}
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @files_from_option
 @endpoint_option
+@direct_options
 @io_timeout_option
 def ls(
     sources: tuple[str, ...],

@@ -46,6 +46,8 @@ _BY_SETTINGS: dict[type[Settings], Group] = {
 }
 _BY_NAME = {
     "endpoint": Group.SOURCE,
+    "direct": Group.SOURCE,
+    "anonymous": Group.SOURCE,
     "files_from": Group.SOURCE,
     "include": Group.SOURCE,
     "exclude": Group.SOURCE,

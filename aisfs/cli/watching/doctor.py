@@ -15,6 +15,7 @@ from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import (
     cache_dir_option,
     config_option,
+    direct_options,
     endpoint_option,
     staging_dir_option,
 )
@@ -32,6 +33,7 @@ _COLOURS = {"ok": "green", "note": "yellow", "wrong": "red"}
 @click.argument("subject", metavar="[SOURCE|MNT]", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
 @endpoint_option
+@direct_options
 @cache_dir_option
 @staging_dir_option
 @config_option

@@ -6,21 +6,19 @@ A URL that is relative is below `base` if the list has one, else below the direc
 """
 
 import posixpath
-import re
 from collections.abc import Iterable, Iterator
 from typing import Annotated
 
 import msgspec
 
 from aisfs.core.namespace.sources import LIST_SUFFIX, ShardPattern, pattern_of_shard
+from aisfs.core.namespace.urls import place_end
 from aisfs.errors import ConfigError
 
 LIST_MAX = 256 << 20
 """Most bytes of a list: a million shards with long URLs."""
 _VERSION = 1
 _KIND = "wids-shard-index-v1"
-_PLACE = re.compile(r"[a-z0-9]+://(?:[@#][^/]*/)?[^/]*")
-"""Scheme and bucket."""
 
 
 class ListedShard(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -99,10 +97,11 @@ def _joined(place: str, url: str) -> str:
     url = url.removeprefix("file://")
     if "://" in url or url.startswith("/"):
         return url
-    head = _PLACE.match(place)
-    if head is None:
+    end = place_end(place)
+    if not end:
         return posixpath.normpath(posixpath.join(place, url))
-    return head[0] + posixpath.normpath(posixpath.join("/" + place[head.end() :].strip("/"), url))
+    head = place[:end].removesuffix("/")
+    return head + posixpath.normpath(posixpath.join("/" + place[end:].strip("/"), url))
 
 
 def encode_shard_list(shards: Iterable[ListedShard]) -> bytes:

@@ -1,7 +1,6 @@
 """The sources a user can mount, parsed from the command line."""
 
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -10,10 +9,11 @@ from types import MappingProxyType
 
 from braceexpand import braceexpand
 
-from aisfs.core.namespace.keys import is_bucket_name, is_shard, parse_bucket_name
+from aisfs.core.namespace.keys import is_shard
 from aisfs.core.namespace.patterns import EVERY_KEY, KeyFilter, is_glob, is_pattern
+from aisfs.core.namespace.urls import check_path, decoded, itself, place_end, split_url
 from aisfs.errors import ConfigError
-from aisfs.model import Bucket, Provider
+from aisfs.model import Bucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,41 +137,21 @@ EXPANSIONS_MAX = 1_000_000
 """Most names that the braces of one argument may expand to; LAION-2B has 231,349 shards."""
 
 
-_HEAD = re.compile(r".*?://(?:[@#][^/]*/)?[^/]*/?", re.DOTALL)
-"""Scheme, perhaps a namespace, and bucket of a URL."""
-
-
 def parse_source(text: str | None) -> Source:
     """Return the source that `ais://bucket[/prefix/]`, a directory or nothing stands for.
 
     Raises:
-        ConfigError: the URL names an unknown provider, or no bucket.
+        ConfigError: the URL names no bucket, or what can be none.
     """
     if text is None:
         return Everything()
-    scheme, separator, rest = text.partition("://")
-    if not separator:
+    if "://" not in text:
         return DirectorySource(Path(text))
-    try:
-        provider = Provider.parse(scheme)
-    except ValueError:
-        known = ", ".join(f"{p.scheme}://" for p in Provider)
-        raise ConfigError(f"{text}: unknown provider {scheme!r}; use one of {known}") from None
-    name, _, prefix = rest.partition("/")
-    if name[:1] in ("@", "#"):  # as the ais CLI writes it: ais://@uuid#ns/bucket
-        space = name
-        name, _, prefix = prefix.partition("/")
-        name = name and name + space
-    if not name:
-        raise ConfigError(
-            f"{text}: no bucket; write {scheme}://BUCKET or {scheme}://BUCKET/PREFIX/"
-        )
-    if any(part in ("", ".", "..") for part in prefix.strip("/").split("/")) and prefix.strip("/"):
+    check_path(text)
+    bucket, path = split_url(text)
+    directory = decoded(bucket, path).strip("/")
+    if directory and any(part in ("", ".", "..") for part in directory.split("/")):
         raise ConfigError(f"{text}: a prefix has no empty part, `.` or `..`")
-    if not is_bucket_name(os.fsencode(name)):
-        raise ConfigError(f"{text}: a bucket's name has only letters, digits, `.`, `-` and `_`")
-    directory = prefix.strip("/")
-    bucket = parse_bucket_name(provider, name.encode(errors="surrogateescape"))
     return BucketSource(bucket, f"{directory}/" if directory else "")
 
 
@@ -262,6 +242,31 @@ def absolute(source: Source) -> Source:
     return replace(source, words=words)
 
 
+def without_aistore(source: Source, azure_account: str = "") -> Source:
+    """Return the source with each bucket of a cloud as that cloud serves it; see `urls.itself`.
+
+    Raises:
+        ConfigError: there is no such way to one of them.
+    """
+    if isinstance(source, BucketSource):
+        return replace(source, bucket=itself(source.bucket, azure_account))
+    if not isinstance(source, DatasetSource):
+        return source
+
+    def change(word: SourceArg) -> SourceArg:
+        patterns = (pattern_without_aistore(p, azure_account) for p in word.patterns)
+        return SourceArg(word.text, tuple(patterns), tuple(map(change, word.lines)))
+
+    return replace(source, words=tuple(map(change, source.words)))
+
+
+def pattern_without_aistore(pattern: ShardPattern, azure_account: str = "") -> ShardPattern:
+    """Return the pattern with the bucket of a cloud as that cloud serves it; see `urls.itself`."""
+    if pattern.bucket is None:
+        return pattern
+    return replace(pattern, bucket=itself(pattern.bucket, azure_account))
+
+
 def _absolute(pattern: ShardPattern) -> ShardPattern:
     directory = os.path.abspath(pattern.directory or ".")
     return replace(pattern, directory=directory.rstrip("/") + "/")
@@ -272,19 +277,13 @@ def _names_shards(text: str) -> bool:
     return is_pattern(text) or _is_shard_key(text) or _is_list_key(text)
 
 
-def _start(text: str) -> int:
-    """Return where the key begins, after scheme and bucket, or the local path."""
-    head = _HEAD.match(text)
-    return head.end() if head else 0
-
-
 def _is_shard_key(text: str) -> bool:
-    return is_shard(os.fsencode(text[_start(text) :].rpartition("/")[2]))
+    return is_shard(os.fsencode(text[place_end(text) :].rpartition("/")[2]))
 
 
 def _is_list_key(text: str) -> bool:
     """Return whether this names a list of shards in a bucket."""
-    return "://" in text and text[_start(text) :].endswith(LIST_SUFFIX)
+    return "://" in text and text[place_end(text) :].endswith(LIST_SUFFIX)
 
 
 def _word(text: str, is_directory: Callable[[str], bool]) -> SourceArg:
@@ -313,9 +312,10 @@ def pattern_of_shard(text: str) -> ShardPattern:
     """Return where to look for one shard.
 
     Raises:
-        ConfigError: the URL names an unknown provider, or no bucket.
+        ConfigError: the URL names no bucket, or what can be none.
     """
-    return _split(text, max(_start(text), text.rfind("/") + 1))
+    check_path(text)
+    return _split(text, max(place_end(text), text.rfind("/") + 1))
 
 
 def _split(text: str, cut: int) -> ShardPattern:
@@ -324,12 +324,13 @@ def _split(text: str, cut: int) -> ShardPattern:
         return ShardPattern(None, directory if rest else directory.rstrip("/") + "/", rest)
     place = parse_source(directory)
     assert isinstance(place, BucketSource), "what has a scheme is a bucket"
-    return ShardPattern(place.bucket, place.prefix, rest)
+    return ShardPattern(place.bucket, place.prefix, decoded(place.bucket, rest))
 
 
 def _cut(text: str) -> int:
     """Return where the name of a shard, or the first component that is a glob, begins."""
-    start = _start(text)
+    check_path(text)
+    start = place_end(text)
     if "://" in text and is_glob(text[:start]):
         raise ConfigError(f"{text}: a bucket's name can have braces, but no pattern")
     for end in (i for i, c in enumerate(text) if c == "/" and i >= start):

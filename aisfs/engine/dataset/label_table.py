@@ -4,7 +4,7 @@ from pathlib import Path
 
 import trio
 
-from aisfs.core.namespace.sources import BucketSource, DatasetSource, parse_source
+from aisfs.core.namespace.sources import BucketSource, DatasetSource, parse_source, without_aistore
 from aisfs.core.views.labels import parse_table
 from aisfs.core.views.spec import is_path
 from aisfs.errors import ConfigError, NotFound, SourceMissing
@@ -28,22 +28,27 @@ async def read_table(store: ObjectStore, source: DatasetSource, place: str) -> d
         ConfigError: it is no table.
     """
     if "://" in place:
-        data = await _read_object(store, *_locate(place))
+        data = await _read_object(store, *_locate(place, source))
     elif source.local or is_path(place):
         data = await trio.to_thread.run_sync(_read_file, place)
     else:
-        data = await _read_object(store, *_locate(f"{source.buckets[0]}/{place}"))
+        data = await _read_object(store, *_locate(f"{source.buckets[0]}/{place}", source))
     return await trio.to_thread.run_sync(parse_table, place, data)
 
 
-def _locate(url: str) -> tuple[Bucket, str]:
+def _locate(url: str, source: DatasetSource) -> tuple[Bucket, str]:
+    mounted = "" if source.local else source.buckets[0].store
     try:
         place = parse_source(url)
+        if mounted:
+            place = without_aistore(place)
     except ConfigError as error:
         raise ConfigError(f"--label csv: {error}") from error
     assert isinstance(place, BucketSource), "what has a scheme is a bucket"
     if not place.prefix:
         raise ConfigError(f"--label csv: {url} names a bucket, not an object of it")
+    if place.bucket.store != mounted:
+        raise ConfigError(f"--label csv: {url} is in another store than the shards; copy it first")
     return place.bucket, place.prefix.removesuffix("/")
 
 

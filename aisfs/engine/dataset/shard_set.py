@@ -11,7 +11,13 @@ from itertools import chain, pairwise
 from aisfs.core.namespace.keys import entry_name, is_shard
 from aisfs.core.namespace.patterns import GlobPattern, KeyFilter
 from aisfs.core.namespace.shard_lists import LIST_MAX, parse_shard_list
-from aisfs.core.namespace.sources import DatasetSource, ShardPattern, SourceArg
+from aisfs.core.namespace.sources import (
+    DatasetSource,
+    ShardPattern,
+    SourceArg,
+    pattern_without_aistore,
+)
+from aisfs.core.namespace.urls import url_of
 from aisfs.core.views.shard_names import folder_names, folder_names_of_columns
 from aisfs.engine.dataset.exclusions import summarize
 from aisfs.engine.dataset.loose_objects import walk
@@ -251,10 +257,15 @@ async def read_shard_list(
     data = bytearray(info.size)
     if data:
         await store.read_range(pattern.bucket, info, 0, memoryview(data))
-    place = f"{pattern.bucket}/{pattern.directory}"
+    place = url_of(pattern.bucket, pattern.directory)
     found = parse_shard_list(str(pattern), bytes(data), directory=place)
     if local := next((shard for shard in found if shard.bucket is None), None):
         raise ConfigError(f"{pattern} names {local}: a list in a bucket cannot name local files")
+    if pattern.bucket.store:
+        found = tuple(pattern_without_aistore(shard) for shard in found)
+    for shard in found:
+        if shard.bucket is not None and shard.bucket.store != pattern.bucket.store:
+            raise ConfigError(f"{pattern} names {shard}, which another store has")
     return found
 
 

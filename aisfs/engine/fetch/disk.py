@@ -1,12 +1,17 @@
 """Parts and the disk cache: what of one is there, and how the rest gets there. For worker threads."""
 
+import logging
+
 from aisfs.cache.disk.block_cache import BlockCache
 from aisfs.cache.disk.format import EntryId
 from aisfs.cache.disk.reservation import Reservation
 from aisfs.engine.fetch.checksums import RunningSums
+from aisfs.engine.fetch.object_state import OpenObject
 from aisfs.engine.fetch.part import Part
 from aisfs.engine.fetch.retained_parts import Retained
 from aisfs.model import ByteRange
+
+log = logging.getLogger(__name__)
 
 
 class WrongContent(Exception):
@@ -74,6 +79,15 @@ def store(
         if complete and not cache.verify_object(entry, sums.finish(entry)):
             raise WrongContent
     return stored
+
+
+def report_wrong(opened: OpenObject) -> None:
+    """Log that readers got bytes that are not those of the object."""
+    log.error(
+        "%s/%s: readers got wrong bytes of version %s: the checksum of all of it is not %s."
+        " Nothing of it is kept here; look at the object in AIStore",
+        opened.bucket, opened.info.key, opened.info.version or "?", opened.info.checksum,
+    )  # fmt: skip
 
 
 def lost(copies: list[Retained]) -> list[Retained]:

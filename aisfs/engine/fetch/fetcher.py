@@ -5,9 +5,9 @@ the pieces that are here, the parts under way that overlap its range, and new pa
 (invariant I5: no byte is under way twice). It then waits only for those parts. Each is fetched by a task
 of its own, which outlives its readers. Its failure is raised in all of them, and is forgotten.
 
-A part that has landed goes to the disk cache. If the cache does not accept it, the part stays in memory
-until newer ones need the room. A large part is written past the page cache, and stays in memory until
-its reader has passed it (docs/adr/0020). Dropping parts at any moment changes no result (invariant I6).
+A part that has landed goes to the disk cache, or stays in memory until newer ones need the room. A large
+part is written past the page cache, and stays in memory until its reader has passed it (docs/adr/0020).
+Dropping parts at any moment changes no result (invariant I6).
 """
 
 import logging
@@ -27,13 +27,14 @@ from aisfs.core.ranges import RangeSet, growing_pieces, pieces
 from aisfs.engine.fetch.batches import BatchWindow
 from aisfs.engine.fetch.buffers import COPIED_MAX, FIRST_PART, PART_MAX, BufferPool
 from aisfs.engine.fetch.checksums import RunningSums
-from aisfs.engine.fetch.disk import WrongContent, look, lost, store
+from aisfs.engine.fetch.disk import WrongContent, look, lost, report_wrong, store
 from aisfs.engine.fetch.object_state import OpenObject, OpenObjects, Source
 from aisfs.engine.fetch.part import Data, Part, Reading
 from aisfs.engine.fetch.retained_parts import Retained, RetainedParts
+from aisfs.engine.fetch.whole_object import Cached, not_to_be_had
 from aisfs.engine.fetch.writer_thread import BackgroundThread
 from aisfs.engine.hooks import Hooks
-from aisfs.errors import AisfsError, Unavailable, untraced
+from aisfs.errors import AisfsError, NoRanges, Unavailable, untraced
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 from aisfs.process.memory import give_memory_back
 from aisfs.process.threads import any_thread
@@ -79,21 +80,20 @@ class Fetcher:
             read_ahead_max: Largest window ahead of one sequential reader, bytes.
             hooks: Called when bytes land, or turn out to be wrong.
         """
-        self._store = store
+        self.store = store
         self._services = services
         self._background = background
         self.cache = cache
         self._origin = origin
         self._memory_limit = memory_limit
         self._read_ahead_max = read_ahead_max
-        self._objects = OpenObjects()
-        """Used by any thread, as the cache is; all else belongs to the trio thread."""
+        self._objects = OpenObjects()  # used by any thread, as the cache is
         self._retained = RetainedParts()
-        self._sums = RunningSums()
-        """Belongs to the background thread."""
+        self._sums = RunningSums()  # belongs to the background thread
         self._changed = trio.Event()
         """Set, and then replaced, whenever a part was dropped or can be."""
         self._hooks = hooks or Hooks()
+        self.take_whole: Callable[[Bucket, ObjectInfo], Cached] = not_to_be_had
         self.pool = BufferPool(memory_limit, lambda: self.buffered)
         self.link = LinkEstimate()
         """What the parts that landed show of the link to the store."""
@@ -112,7 +112,7 @@ class Fetcher:
             return found
         entry = entry_id(self.distinguished(bucket, info), info) if self.cache else None
         cached = (self.cache, entry) if self.cache and entry else None
-        source = partial(self._store.read_range, bucket, info)
+        source = partial(self.store.read_range, bucket, info)
         watch = ReadAhead(info.size, max_window=self._read_ahead_max)
         opened = OpenObject(bucket, info, watch, source, cached, self.pool)
         return self._objects.add((bucket, info), opened)
@@ -237,7 +237,7 @@ class Fetcher:
                 await trio.to_thread.run_sync(give_memory_back)
 
     async def drop_lost(self) -> None:
-        """Drop what the disk cache has lost, so that filling the cache fetches it once more."""
+        """Drop what the disk cache has lost, so that filling it fetches that once more."""
         if self.cache is not None and self._retained.losses != self.cache.losses:
             self._retained.losses = self.cache.losses
             self._drop_all(await trio.to_thread.run_sync(lost, self._retained.copies()))
@@ -276,7 +276,11 @@ class Fetcher:
         """Fetch a part from `source` and hand it to the cache. Raises nothing but Cancelled."""
         kept = False
         try:
-            kept = await self._fetch_and_store(opened, part, source)
+            try:
+                kept = await self._fetch_and_store(opened, part, source)
+            except NoRanges:
+                opened.become_content(*self.take_whole(opened.bucket, opened.info))
+                kept = await self._fetch_and_store(opened, part, opened.source)
         except AisfsError as error:
             part.error = untraced(error)
             opened.note_failure(part.range)
@@ -336,11 +340,7 @@ class Fetcher:
 
     def _forget_wrong(self, opened: OpenObject) -> None:
         """Drop all bytes of an object whose content turned out to be wrong."""
-        log.error(
-            "%s/%s: readers got wrong bytes of version %s: the checksum of all of it is not %s."
-            " Nothing of it is kept here; look at the object in AIStore",
-            opened.bucket, opened.info.key, opened.info.version or "?", opened.info.checksum,
-        )  # fmt: skip
+        report_wrong(opened)
         self._drop_all([(part, opened) for part in opened.parts if part.done.is_set()])
         self._hooks.content_was_wrong(opened.bucket, opened.info)
 

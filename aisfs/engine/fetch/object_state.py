@@ -174,6 +174,11 @@ class OpenObject:
             return memoryview(b"".join(views))
         return None
 
+    def become_content(self, cache: BlockCache, entry: EntryId, source: Source) -> None:
+        """Read from now on what `source` makes and writes to disk. Only in the trio thread."""
+        self.source, self.cached_by_source = source, True
+        self.cache, self.entry = cache, entry
+
     # parts, in the trio thread ------------------------------------------------------------------
 
     def overlapping(self, wanted: ByteRange) -> list[Part]:

@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 import trio
 from cachetools import TTLCache
 
+from aisfs import errors
 from aisfs.cache.listing_cache import ListingCache
 from aisfs.cache.metadata_cache import WOULD_WAIT, Dated, DirectoryId, MetadataCache, WouldWait
 from aisfs.cache.single_flight import SingleFlight
@@ -215,7 +216,8 @@ class Lister:
         if asked is None:
             return await self._first_pages.fetch(directory, lambda: self._list_one_page(directory))
         if len(asked) >= SINGLE_LOOKUPS:
-            return await self.directory(*directory)
+            with suppress(errors.Unsupported):  # some web servers list nothing
+                return await self.directory(*directory)
         return None
 
     async def _list(self, directory: DirectoryId) -> Dated[Listing]:
@@ -346,9 +348,7 @@ class Lister:
     async def _find_singly(self, bucket: Bucket, prefix: str, name: bytes) -> Dated[Listed] | None:
         """Ask for one name, and believe the answer unless something is refreshed meanwhile."""
         place, refreshes = (bucket, prefix, name), self._refreshes
-        singly = self._single_lookups.get((bucket, prefix))
-        if singly is not None:
-            singly.append(name)
+        self._single_lookups.get((bucket, prefix), []).append(name)
         try:
             listed = await self._ask_for(bucket, prefix, name)
         except (NotFound, InvalidName):

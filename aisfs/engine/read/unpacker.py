@@ -1,10 +1,11 @@
-"""Content that exists only decompressed: compressed tars, and large members of zips.
+"""Content that exists only decompressed: compressed tars, and large members of zips; and objects that
+a store sends only whole.
 
 A compressed stream can only be read from its start on. So it is decompressed once, by a pass, into
 the disk cache, where it is an entry of its own; evicting a part of it costs another pass when the
 part is read. Readers wait for a pass and get their bytes as it goes by, whether or not the cache
 takes them: a pass always serves those that wait, and one without waiting readers ends when the
-cache takes nothing.
+cache takes nothing. An object that cannot be had in ranges is such content too, made by copying it.
 
 The codec runs in a worker thread, which asks the trio thread for compressed bytes when it needs
 some. What is decompressed never exceeds a share of the cache; room is reserved piece by piece.
@@ -30,6 +31,8 @@ from aisfs.core.index.member_index import MemberIndex
 from aisfs.engine.fetch.fetcher import Fetcher
 from aisfs.engine.fetch.object_state import OpenObject
 from aisfs.engine.fetch.part import Data
+from aisfs.engine.fetch.whole_object import Cached, whole_stream
+from aisfs.engine.read.wanted_range import WantedRange, fail_all, hand_over
 from aisfs.errors import AisfsError, ArchiveTooLarge, ShardDamaged, Unavailable, Unsupported
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 from aisfs.process.locks import Rank, ranked_lock
@@ -86,39 +89,28 @@ class _Compressed(io.RawIOBase):
 
 
 @dataclass(slots=True, eq=False)
-class _Wanted:
-    """A range that a reader waits for."""
-
-    start: int
-    buffer: memoryview
-    done: trio.Event = field(default_factory=trio.Event)
-    error: Exception | None = None
-
-    @property
-    def stop(self) -> int:
-        return self.start + len(self.buffer)
-
-
-@dataclass(slots=True, eq=False)
 class _Content:
     """Something that is made by decompressing."""
 
     name: str
     cache: BlockCache
     entry: EntryId
-    compressed: OpenObject
-    part: ByteRange
-    """Where in the object the compressed bytes are."""
+    stream: Callable[[], AsyncGenerator[tuple[int, Data], None]]
+    """Yields the bytes that it is made of."""
+    size: int
+    """How many these are."""
     codec: OpenCodec
+    limiter: trio.CapacityLimiter
+    """Of passes like those that make it."""
     position: int = 0
     """Where the pass under way is; what lies before it has gone by."""
     passing: bool = False
     """Whether there is one."""
     served: bool = False
     """Whether there will be one for those that wait."""
-    waiting: list[_Wanted] = field(default_factory=list)
+    waiting: list[WantedRange] = field(default_factory=list)
     """For the pass under way."""
-    later: list[_Wanted] = field(default_factory=list)
+    later: list[WantedRange] = field(default_factory=list)
     """For the next one."""
     lock: trio.Lock = field(default_factory=trio.Lock)
 
@@ -156,6 +148,9 @@ class Unpacker:
             CONTENTS_MAX, REFUSED_SECONDS, trio.current_time
         )
         self._limiter = trio.CapacityLimiter(PASSES)
+        self._whole_limiter = trio.CapacityLimiter(PASSES)
+        """Apart from the other one: what is decompressed may have to be copied first."""
+        fetcher.take_whole = self._take_whole
 
     # What can be opened --------------------------------------------------------------------------
 
@@ -220,10 +215,42 @@ class Unpacker:
             raise Unsupported(
                 f"{name}: it has neither version nor checksum, so it cannot be kept decompressed"
             )
-        opened = self._fetcher.open(bucket, info)
-        content = _Content(f"{name} ({what})", self._cache, entry, opened, part, codec)
+        stream = partial(self._stream, bucket, info, part)
+        made = f"{name} ({what})"
+        content = _Content(made, self._cache, entry, stream, len(part), codec, self._limiter)
         with self._lock:
             return self._contents.setdefault((bucket, info, what), content)
+
+    def _stream(
+        self, bucket: Bucket, info: ObjectInfo, part: ByteRange
+    ) -> AsyncGenerator[tuple[int, Data], None]:
+        return self._fetcher.stream(self._fetcher.open(bucket, info), part, held_up=False)
+
+    def _take_whole(self, bucket: Bucket, info: ObjectInfo) -> Cached:
+        """Return where an object is on disk that its store sends only whole, and what brings it there.
+
+        Raises:
+            Unsupported: there is no cache, or nothing tells the version from others.
+            ArchiveTooLarge: it does not fit into the cache.
+        """
+        name = f"{bucket}/{info.key}"
+        entry = content_id(self._fetcher.distinguished(bucket, info), info, "whole", CONTENT_MAX)
+        if self._cache is None or entry is None:
+            lacks = "no disk cache: give --cache-size" if entry else "no version of it is known"
+            raise Unsupported(f"{name}: the server sends files only whole, and there is {lacks}")
+        limit = int(self._cache.limit * SHARE)
+        if info.size > limit:
+            raise ArchiveTooLarge(
+                f"{name}: the server sends files only whole, and {info.size >> 20} MiB are more than"
+                f" the {limit >> 20} MiB that the disk cache may hold of one: give a larger --cache-size"
+            )
+        stream = partial(whole_stream, self._fetcher.store, bucket, info, self._services)
+        made = _Content(
+            name, self._cache, entry, stream, info.size, io.BufferedReader, self._whole_limiter
+        )
+        with self._lock:
+            content = self._contents.setdefault((bucket, info, "whole"), made)
+        return self._cache, replace(entry, size=info.size), partial(self._read, content)
 
     def _open(self, content: _Content, bucket: Bucket, info: ObjectInfo, size: int) -> OpenObject:
         cached = (content.cache, replace(content.entry, size=size))
@@ -234,7 +261,7 @@ class Unpacker:
 
     async def _read(self, content: _Content, start: int, buffer: memoryview) -> None:
         """Fill a buffer with what is not in the cache."""
-        wanted = _Wanted(start, buffer)
+        wanted = WantedRange(start, buffer)
         gone_by = content.passing and start < content.position
         if gone_by:
             there = ByteRange(wanted.start, wanted.stop)
@@ -257,7 +284,7 @@ class Unpacker:
             while content.waiting or content.later:
                 end = await self._pass(content)
                 error = ShardDamaged(f"{content.name} ends at byte {end.size}: {end.damage}")
-                _fail(content.waiting, error)
+                fail_all(content.waiting, error)
         except AisfsError as failure:
             error = failure
         except Exception as failure:
@@ -265,8 +292,8 @@ class Unpacker:
             error = failure
         finally:
             content.served = False
-            _fail(content.waiting, error)
-            _fail(content.later, error)
+            fail_all(content.waiting, error)
+            fail_all(content.later, error)
 
     # Passes --------------------------------------------------------------------------------------
 
@@ -276,13 +303,13 @@ class Unpacker:
         if refused is not None:
             raise ArchiveTooLarge(refused)
         cache = content.cache
-        async with content.lock, self._limiter:
+        async with content.lock, content.limiter:
             content.passing, content.position = True, 0
             content.waiting += content.later
             content.later = []
             pinned = replace(content.entry, size=cache.limit)
             cache.pin(pinned)
-            stream = self._fetcher.stream(content.compressed, content.part, held_up=False)
+            stream = content.stream()
             try:
                 async with aclosing(stream):
                     return await self._decompress(content, _Compressed(stream), feed)
@@ -307,7 +334,7 @@ class Unpacker:
             piece, kept = await trio.to_thread.run_sync(self._step, content, codec, buffer, feed)
             stop = content.position + piece.length
             for wanted in content.waiting:
-                _hand_over(wanted, content.position, buffer[: piece.length])
+                hand_over(wanted, content.position, buffer[: piece.length])
             content.waiting = [wanted for wanted in content.waiting if not wanted.done.is_set()]
             content.position = stop
             now = time.monotonic()
@@ -316,7 +343,7 @@ class Unpacker:
                 return End(stop, piece.damage)
             if now - told >= PROGRESS_SECONDS:
                 told = now
-                share = 100 * compressed.done // max(1, len(content.part))
+                share = 100 * compressed.done // max(1, content.size)
                 log.info("%s: %d %%, %d MiB so far", content.name, share, stop >> 20)
             if feed is None and not content.waiting and (content.later or not kept):
                 return End(stop, "")
@@ -359,21 +386,3 @@ def _check_size(content: _Content, size: int) -> None:
             f"{content.name}: more than {limit >> 20} MiB, which is what the disk cache may"
             " hold of one archive: give a larger --cache-size"
         )
-
-
-def _hand_over(wanted: _Wanted, position: int, data: memoryview) -> None:
-    """Copy what of `data`, which starts at `position`, is wanted."""
-    start = max(wanted.start, position)
-    stop = min(wanted.stop, position + len(data))
-    if start < stop:
-        piece = data[start - position : stop - position]
-        wanted.buffer[start - wanted.start : stop - wanted.start] = piece
-        if stop == wanted.stop:
-            wanted.done.set()
-
-
-def _fail(waiting: list[_Wanted], error: Exception) -> None:
-    for wanted in waiting:
-        wanted.error = error
-        wanted.done.set()
-    waiting.clear()

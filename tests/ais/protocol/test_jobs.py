@@ -14,7 +14,8 @@ from aisfs.ais.protocol.job_replies import (
     parse_sort,
     parse_sorts,
 )
-from aisfs.ais.protocol.requests import Reply, Request
+from aisfs.ais.protocol.requests import Request
+from aisfs.connections.reply import Reply
 from aisfs.errors import (
     AlreadyExists,
     BucketNotFound,

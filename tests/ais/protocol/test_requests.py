@@ -6,7 +6,8 @@ import pytest
 
 from aisfs.ais.protocol import listings, object_replies, requests
 from aisfs.ais.protocol.errors import failure, refuses_props
-from aisfs.ais.protocol.requests import BucketFacts, Reply, Request
+from aisfs.ais.protocol.requests import BucketFacts, Request
+from aisfs.connections.reply import Reply
 from aisfs.errors import (
     AccessDenied,
     BucketNotFound,

@@ -6,7 +6,8 @@ import pytest
 
 from aisfs.ais.protocol import requests, write_requests
 from aisfs.ais.protocol.listings import labelled
-from aisfs.ais.protocol.requests import BucketFacts, Reply, Request
+from aisfs.ais.protocol.requests import BucketFacts, Request
+from aisfs.connections.reply import Reply
 from aisfs.errors import InvalidName
 from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.store.content import BytesContent, checksum_of

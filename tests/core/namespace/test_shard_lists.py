@@ -56,7 +56,7 @@ def test_a_base_wins_over_the_directory_and_an_argument_over_both():
         ({"shardlist": [{}]}, "missing required field `url`"),
         ({"shardlist": [{"url": ""}]}, "length >= 1"),
         ({"shardlist": []}, "names no shard"),
-        ({"shardlist": [{"url": "http://h/a.tar"}]}, "l, shard 1: http://h/: unknown provider"),
+        ({"shardlist": [{"url": "f_p://h/a.tar"}]}, "l, shard 1: f_p://: unknown provider"),
         ({"wids_version": 2, "shardlist": [{"url": "a"}]}, "only version 1"),
         ({"datasets": [{"source_url": "x.json"}]}, "leads to another list: give x.json"),
     ],

@@ -15,6 +15,7 @@ from aisfs.core.namespace.sources import (
     parse_list,
     parse_source,
     parse_sources,
+    without_aistore,
 )
 from aisfs.errors import ConfigError
 from aisfs.model import Bucket, Provider
@@ -33,6 +34,17 @@ from aisfs.model import Bucket, Provider
         ("ais://b@remote#", BucketSource(Bucket("b", Provider.AIS, "@remote#"), "")),
         ("ais://@remote#/b/p", BucketSource(Bucket("b", Provider.AIS, "@remote#"), "p/")),
         ("./dir", DirectorySource(Path("dir"))),
+        ("s3+direct://b/p", BucketSource(Bucket("b", Provider.S3), "p/")),
+        ("gs+direct://b", BucketSource(Bucket("b", Provider.GS), "")),
+        ("az+direct://acc/con", BucketSource(Bucket("acc/con", Provider.AZ), "")),
+        ("az+direct://acc/con/p/q/", BucketSource(Bucket("acc/con", Provider.AZ), "p/q/")),
+        ("https://h:8/a%20b/", BucketSource(Bucket("h:8", Provider.HTTPS), "a b/")),
+        ("http://[::1]:8", BucketSource(Bucket("[::1]:8", Provider.HTTP), "")),
+        ("hf://datasets/o/n/p", BucketSource(Bucket("datasets/o/n", Provider.HF), "p/")),
+        ("hf://datasets/o/n@v1.0", BucketSource(Bucket("datasets/o/n@v1.0", Provider.HF), "")),
+        ("hf://o/n/p", BucketSource(Bucket("o/n", Provider.HF), "p/")),
+        ("sftp://me@h/p", BucketSource(Bucket("sftp://me@h", Provider.FSSPEC), "p/")),
+        ("oc+direct://b", BucketSource(Bucket("oci://b", Provider.FSSPEC), "")),
     ],
 )
 def test_sources(text, source):
@@ -41,11 +53,44 @@ def test_sources(text, source):
 
 @pytest.mark.parametrize(
     "text",
-    ["ftp://x", "ais://", "ais:///x", "ais://@u#/", "ais://b!/x", "ais://b/../x", "ais://b/a//b"],
-)
+    ["ais://", "ais:///x", "ais://@u#/", "ais://b!/x", "ais://b/../x", "ais://b/a//b", "s3+direct://b!",
+     "az+direct://acc", "az+direct://A/con", "hf://datasets/o", "hf://o", "https:///x", "https://h!/x",
+     "sftp://me:secret@h/x", "https://me:secret@h/x", "https://h/x.tar?sig=secret", "https://h/#secret",
+     "simplecache::s3://b/x", "FTP://x"],
+)  # fmt: skip
 def test_what_cannot_be_a_source_is_named(text):
-    with pytest.raises(ConfigError, match="://"):
+    with pytest.raises(ConfigError, match="://") as raised:
         parse_source(text)
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("s3+direct://b/p/x-{0..1}.tar", ["s3+direct://b/p/x-0.tar", "s3+direct://b/p/x-1.tar"]),
+        (
+            "az+direct://acc/c{a,b}0/*.tar",
+            ["az+direct://acc/ca0/*.tar", "az+direct://acc/cb0/*.tar"],
+        ),
+        ("https://h/a%20b/x-{0..1}.tar", ["https://h/a b/x-0.tar", "https://h/a b/x-1.tar"]),
+        ("hf://datasets/o/n@r/d/*.tar", ["hf://datasets/o/n@r/d/*.tar"]),
+        ("oci://b@space/x.tar", ["oc://@space/b/x.tar"]),
+        ("sftp://h/d/**/x.tar", ["sftp://h/d/**/x.tar"]),
+    ],
+)
+def test_shards_without_aistore(text, found):
+    assert patterns(text) == found
+
+
+def test_buckets_of_clouds_without_aistore():
+    source = parsed("s3://a/x.tar", "gs://b/*.tar", "az://con/x.tar", "oc://o@ns/x.tar")
+    assert isinstance(source, DatasetSource)
+    assert [str(b) for b in without_aistore(source, "acc").buckets] == [
+        "s3+direct://a", "gs+direct://b", "az+direct://acc/con", "oci://o@ns",
+    ]  # fmt: skip
+    assert without_aistore(BucketSource(PETS, "")) == BucketSource(PETS, "")
+    with pytest.raises(ConfigError, match="AZURE_STORAGE_ACCOUNT_NAME"):
+        without_aistore(parse_source("az://con"))
 
 
 PETS = Bucket("pets")
@@ -118,7 +163,8 @@ def test_view_makes_any_source_a_dataset():
         (("ais://pets/{0..9.tar", "x.tar"), "braces do not match"),
         (("ais://pets/{0..2000000}.tar",), "more than 1,000,000"),
         (("ais://pe*/x.tar",), "no pattern"),
-        (("ftp://{a,b}/x.tar",), "unknown provider"),
+        (("f_p://{a,b}/x.tar",), "unknown provider"),
+        (("https://h/x.tar?sig=s3cret",), "^https://h/x.tar: a URL with"),
         (("ais://pets/x.tar", ""), "cannot be empty"),
     ],
 )
@@ -136,7 +182,7 @@ def test_list_files():
     with pytest.raises(ConfigError, match="l names no source"):
         parse_list("l", ["\n"], None, is_directory=lambda _: False)
     with pytest.raises(ConfigError, match=r"l, line 2: .*unknown provider"):
-        parse_list("l", ["a.tar\n", "ftp://b\n"], None, is_directory=lambda _: False)
+        parse_list("l", ["a.tar\n", "f_p://b\n"], None, is_directory=lambda _: False)
 
 
 def test_local_directories_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -9,9 +9,9 @@ import trio.testing
 from aisfs.cache.listing_cache import ListingCache
 from aisfs.cache.metadata_cache import MetadataCache
 from aisfs.engine.listing.lister import SINGLE_LOOKUPS, Lister
-from aisfs.errors import AccessDenied, BucketNotFound, Unavailable
+from aisfs.errors import AccessDenied, BucketNotFound, Unavailable, Unsupported
 from aisfs.metrics import Metrics
-from aisfs.model import Bucket
+from aisfs.model import Bucket, Page
 from aisfs.store.memory import MemoryStore
 
 BUCKET = Bucket("pets")
@@ -279,3 +279,27 @@ async def test_directory_with_an_object_of_its_name_is_not_kept(store, kept, aut
     store.put(BUCKET, "007/below", b"x")
     await list_in_a_mount(store, kept)
     assert kept.get(BUCKET, "") is None
+
+
+class WithoutIndex(MemoryStore):
+    """A web server that lists nothing: names can only be looked up."""
+
+    async def list_page(self, bucket, prefix, *, token=""):
+        if token:
+            raise Unsupported("no index")
+        self.calls["list_page"] += 1
+        return Page([], [], "/")
+
+
+async def test_where_nothing_is_listed_any_number_of_names_can_be_looked_up(nursery):
+    store = WithoutIndex(sink_in_thread=False)
+    store.add_bucket(BUCKET)
+    names = [f"{n:03}" for n in range(SINGLE_LOOKUPS + 10)]
+    for name in names:
+        store.put(BUCKET, f"d/{name}", b"x")
+    lister = make(store, nursery)
+    for name in names:
+        assert (await lister.find(BUCKET, "d/", name.encode())).value.key == f"d/{name}"
+    assert await lister.find(BUCKET, "d/", b"none") is None
+    with pytest.raises(Unsupported):
+        await lister.directory(BUCKET, "d/")

@@ -13,8 +13,8 @@ from typing import Any
 from requests.adapters import DEFAULT_CA_BUNDLE_PATH
 from urllib3.exceptions import HTTPError
 
-from aisfs.ais.transport.replies import SpeaksTls
 from aisfs.config import ClusterSettings
+from aisfs.connections.replies import SpeaksTls
 from aisfs.errors import AisfsError, ConfigError, Unavailable
 from aisfs.redaction import shown
 
@@ -120,11 +120,10 @@ def _setting(cause: BaseException) -> str | None:
         return str(cause)
     if isinstance(cause, ssl.SSLCertVerificationError):
         return (
-            f"the cluster's certificate is not trusted ({cause.verify_message}): "
-            "name its CA in AIS_CLIENT_CA"
+            f"the certificate is not trusted ({cause.verify_message}): name its CA in AIS_CLIENT_CA"
         )
     if isinstance(cause, ssl.SSLError) and cause.reason in _NO_TLS:
         return "the server does not speak TLS: use http://"
     if isinstance(cause, ssl.SSLError) and cause.reason in _NO_CERTIFICATE:
-        return "the cluster wants a client certificate: name it in AIS_CRT and AIS_CRT_KEY"
+        return "the server wants a client certificate: name it in AIS_CRT and AIS_CRT_KEY"
     return None

@@ -8,8 +8,8 @@ from http.client import HTTPConnection
 
 import pytest
 
-from aisfs.ais.transport.exchange import Exchange
-from aisfs.ais.transport.replies import BoundedReply
+from aisfs.connections.exchange import Exchange
+from aisfs.connections.replies import BoundedReply
 
 OK = b"HTTP/1.1 200 OK\r\n"
 

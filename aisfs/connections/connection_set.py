@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import requests
 from requests.adapters import HTTPAdapter
 
-from aisfs.ais.transport.cancellable_sockets import CancellableSockets, WatchedConnection
+from aisfs.connections.cancellable_sockets import CancellableSockets, WatchedConnection
 
 _MAX_HOSTS = 256
 """Hosts one set keeps a connection to; more than any cluster's targets seen in practice."""

@@ -22,8 +22,8 @@ from typing import Any
 
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
-from aisfs.ais.transport.network import say_whose
-from aisfs.ais.transport.replies import BoundedReply
+from aisfs.connections.network import say_whose
+from aisfs.connections.replies import BoundedReply
 from aisfs.process.locks import Rank, ranked_lock
 from aisfs.process.threads import any_thread
 

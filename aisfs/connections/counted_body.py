@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from aisfs.ais.transport.cancellable_sockets import CancellableSockets
+from aisfs.connections.cancellable_sockets import CancellableSockets
 from aisfs.errors import Unavailable
 
 

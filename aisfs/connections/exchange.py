@@ -1,6 +1,6 @@
 """One request over a connection, and its reply as it arrives: the only way messages go.
 
-requests chooses certificates and urllib3 connects (`aisfs.ais.transport.connection_set`), but the
+requests chooses certificates and urllib3 connects (`aisfs.connections.connection_set`), but the
 messages are http.client's: what the others add to each request costs more than sending and storing a
 small file (docs/adr/0026).
 
@@ -16,8 +16,8 @@ from http.client import HTTPConnection, HTTPResponse
 from typing import cast
 from urllib.parse import quote
 
-from aisfs.ais.protocol.requests import Reply
-from aisfs.ais.transport.replies import BoundedReply
+from aisfs.connections.replies import BoundedReply
+from aisfs.connections.reply import Reply
 
 SMALL = 64 << 10
 """Bytes of a body that are worth a copy in memory, so that they are read once."""

@@ -1,0 +1,109 @@
+"""What the environment says of clouds that are reached without AIStore, under the names that their own
+tools have for it. obstore reads the rest itself: keys, tokens, regions, files with credentials.
+"""
+
+import os
+from pathlib import Path
+
+from aisfs.config.values import variable
+from aisfs.redaction import remember
+
+_ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": ("STORAGE_EMULATOR_HOST", "GOOGLE_BASE_URL"),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+_CREDENTIALS = {
+    "s3": (
+        "AWS_ACCESS_KEY_ID",
+        "AWS_WEB_IDENTITY_TOKEN_FILE",
+        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    ),
+    "gs": (
+        "STORAGE_EMULATOR_HOST",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        "GOOGLE_SERVICE_ACCOUNT",
+        "GOOGLE_SERVICE_ACCOUNT_PATH",
+        "GOOGLE_SERVICE_ACCOUNT_KEY",
+        "GOOGLE_BEARER_TOKEN",
+    ),
+    "az": (
+        "AZURE_STORAGE_ACCOUNT_KEY",
+        "AZURE_STORAGE_ACCESS_KEY",
+        "AZURE_STORAGE_SAS_TOKEN",
+        "AZURE_STORAGE_SAS_KEY",
+        "AZURE_STORAGE_TOKEN",
+        "AZURE_CLIENT_SECRET",
+        "AZURE_FEDERATED_TOKEN_FILE",
+        "AZURE_USE_AZURE_CLI",
+    ),
+}
+"""What has them, in the order in which they are looked for."""
+_SECRETS = (
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "GOOGLE_BEARER_TOKEN",
+    "AZURE_STORAGE_ACCOUNT_KEY",
+    "AZURE_STORAGE_ACCESS_KEY",
+    "AZURE_STORAGE_SAS_TOKEN",
+    "AZURE_STORAGE_SAS_KEY",
+    "AZURE_STORAGE_TOKEN",
+    "AZURE_CLIENT_SECRET",
+    "AZURE_STORAGE_CLIENT_SECRET",
+)
+
+
+def endpoint_of(store: str) -> str:
+    """Return the URL of a cloud; empty for the cloud's own."""
+    url = variable(*_ENDPOINTS.get(store, ()))
+    return (
+        url if not url or "://" in url else f"http://{url}"
+    )  # as STORAGE_EMULATOR_HOST is written
+
+
+def place_of(store: str) -> str:
+    """Return what tells a cloud from another with the same names of buckets; empty for the usual one."""
+    endpoint = endpoint_of(store)
+    if store == "s3" and not endpoint and has_aws_profile():  # which may name an endpoint
+        return f"profile {variable('AWS_PROFILE', 'AWS_DEFAULT_PROFILE') or 'default'}"
+    return endpoint
+
+
+def is_gcs_emulator() -> bool:
+    """Return whether an emulator stands for Google's cloud."""
+    return bool(variable("STORAGE_EMULATOR_HOST"))
+
+
+def azure_account() -> str:
+    """Return whose containers are meant where none is named."""
+    return variable("AZURE_STORAGE_ACCOUNT_NAME")
+
+
+def has_aws_profile() -> bool:
+    """Return whether AWS's own files say how to reach S3: a profile was chosen, or no keys are set."""
+    if variable("AWS_PROFILE", "AWS_DEFAULT_PROFILE"):
+        return True
+    if variable("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE"):
+        return False
+    home = Path(os.path.expanduser("~")) / ".aws"
+    places = (
+        variable("AWS_SHARED_CREDENTIALS_FILE") or home / "credentials",
+        variable("AWS_CONFIG_FILE") or home / "config",
+    )
+    return any(os.path.exists(place) for place in places)
+
+
+def credentials_of(store: str) -> str:
+    """Return where the credentials for a cloud come from; empty if nothing here has any."""
+    if store == "s3" and has_aws_profile():
+        profile = variable("AWS_PROFILE", "AWS_DEFAULT_PROFILE") or "default"
+        return f"the profile {profile} of AWS"
+    return next((name for name in _CREDENTIALS.get(store, ()) if variable(name)), "")
+
+
+def remember_secrets() -> None:
+    """Strike the secrets of the environment out of whatever is shown from now on."""
+    for name in _SECRETS:
+        if secret := variable(name):
+            remember(secret)

@@ -1,0 +1,142 @@
+"""Clients of obstore for the buckets of one cloud, set up from the environment as its own tools are.
+
+Must not know: what they are used for, trio.
+"""
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from obstore.store import AzureStore, GCSStore, S3Store
+
+from aisfs.config import ClusterSettings, clouds
+from aisfs.errors import AccessDenied, ConfigError
+from aisfs.model import Bucket, Provider
+
+Client = S3Store | GCSStore | AzureStore
+
+_RETRIES_OF_PARTS = 3
+"""Of one part of an upload, without which all of it would be sent again; `aisfs.store.pipeline` retries
+whole calls, so no other request is repeated here."""
+_ONE_SEND = timedelta(hours=1)
+"""Longest request; the caller's deadline is shorter, but an upload's moves on with what was sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """Two ways to one bucket."""
+
+    reads: Client
+    writes: Client
+    """Repeats parts that failed, and waits as long as a request sends anything."""
+
+
+def make_clients(bucket: Bucket, settings: ClusterSettings) -> Clients:
+    """Return the clients of a bucket; nothing is sent.
+
+    Raises:
+        ConfigError: the environment makes no sense.
+        AccessDenied: there are no credentials, as far as that can be told now.
+    """
+    make = {Provider.S3: _s3, Provider.GS: _gcs, Provider.AZ: _azure}[bucket.provider]
+    try:
+        build, endpoint = make(bucket, settings)
+        options = _options(endpoint, settings)
+        writing = {"client_options": options, "retry_config": {"max_retries": _RETRIES_OF_PARTS}}
+        if settings.read_timeout:
+            options = {**options, "read_timeout": timedelta(seconds=settings.read_timeout)}
+        reading = {"client_options": options, "retry_config": {"max_retries": 0}}
+        return Clients(build(**reading), build(**writing))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{bucket}: {error}") from error
+    except Exception as error:
+        if type(error).__module__.startswith("obstore"):
+            text = str(error).partition("\n\nDebug")[0]
+            raise ConfigError(f"{bucket}: {text}") from None
+        raise
+
+
+def _options(endpoint: str, settings: ClusterSettings) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "timeout": _ONE_SEND,
+        "user_agent": "aisfs",
+        "allow_http": endpoint.startswith("http://"),
+    }
+    if settings.connect_timeout:
+        options["connect_timeout"] = timedelta(seconds=settings.connect_timeout)
+    return options
+
+
+_Build = Callable[..., Client]
+"""Makes a client of the options that are the same for all clouds."""
+
+
+def _s3(bucket: Bucket, settings: ClusterSettings) -> tuple[_Build, str]:
+    config: Any = {"disable_bulk_delete": True}  # not every S3 has it
+    provider, endpoint = None, clouds.endpoint_of("s3")
+    if settings.anonymous:
+        config["skip_signature"] = True
+    elif clouds.has_aws_profile():
+        session, provider = _aws_session(bucket)
+        endpoint = endpoint or session.get("endpoint_url", "")
+    if endpoint:
+        config["endpoint"] = endpoint
+
+    def build(**more: Any) -> Client:  # noqa: ANN401
+        return S3Store(bucket.name, config=config, credential_provider=provider, **more)
+
+    return build, endpoint
+
+
+def _aws_session(bucket: Bucket) -> tuple[dict[str, Any], Any]:
+    """Return AWS's configuration of the profile, and what gives its credentials."""
+    if importlib.util.find_spec("boto3") is None:
+        raise ConfigError(
+            f"{bucket}: AWS's profiles need boto3: install aisfs with its extra cloud"
+        )
+    import boto3
+    import botocore.exceptions
+    from obstore.auth.boto3 import Boto3CredentialProvider
+
+    try:
+        session = boto3.Session()
+        provider = Boto3CredentialProvider(session)
+        scoped: dict[str, Any] = session._session.get_scoped_config()
+    except botocore.exceptions.BotoCoreError as error:
+        raise ConfigError(f"{bucket}: {error}") from error
+    except ValueError:
+        raise AccessDenied(
+            f"{bucket}: the profile of AWS has no credentials; aws configure, or aws sso login"
+        ) from None
+    return scoped, provider
+
+
+def _gcs(bucket: Bucket, settings: ClusterSettings) -> tuple[_Build, str]:
+    config: Any = {}
+    if settings.anonymous:
+        config["skip_signature"] = True
+    if endpoint := clouds.endpoint_of("gs"):
+        config["base_url"] = endpoint
+        if clouds.is_gcs_emulator() and not settings.anonymous:
+            config["bearer_token"] = "emulator"
+
+    def build(**more: Any) -> Client:  # noqa: ANN401
+        return GCSStore(bucket.name, config=config, **more)
+
+    return build, endpoint
+
+
+def _azure(bucket: Bucket, settings: ClusterSettings) -> tuple[_Build, str]:
+    account, _, container = bucket.name.partition("/")
+    config: Any = {"account_name": account}
+    if settings.anonymous:
+        config["skip_signature"] = True
+    if endpoint := clouds.endpoint_of("az"):
+        config["endpoint"] = endpoint
+
+    def build(**more: Any) -> Client:  # noqa: ANN401
+        return AzureStore(container, config=config, **more)
+
+    return build, endpoint

@@ -1,0 +1,112 @@
+"""obstore's errors, as `aisfs.errors`.
+
+obstore has few kinds of them; the status and the code that the cloud gave stand in the text only. What
+a user sees is made of these, and never has the query of a URL, where a signature may be.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from obstore import exceptions as obs
+
+from aisfs.errors import (
+    AccessDenied,
+    AisfsError,
+    AlreadyExists,
+    BucketNotFound,
+    InvalidName,
+    NotFound,
+    OutOfSpace,
+    ProtocolError,
+    Stale,
+    Unavailable,
+    Unsupported,
+)
+
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+_MESSAGE = re.compile(r"<Message>([^<\n]*)")
+_QUERY = re.compile(r"(https?://[^\s?)]+)\?[^\s)]*")
+_DEBUG = "\n\nDebug source"
+"""What follows repeats it all, with more of the request."""
+_SHOWN = 300
+"""Characters of a text that has no code: the reason is at its beginning."""
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "no bucket named", "ContainerBeingDeleted")
+_CREDENTIALS = ("169.254.", "credential", "token request", "metadata", "Received None from session")
+"""Words of errors that asking for credentials gave, and not the cloud."""
+_REGION = ("PermanentRedirect", "AuthorizationHeaderMalformed", "redirect without LOCATION")
+_PASSING = (408, 425, 429, 500, 502, 503, 504)
+_CONFLICTS = ("OperationAborted", "ConditionalRequestConflict")
+"""Of two writers at once: S3 wants one of them to try again."""
+
+
+@contextmanager
+def cloud_errors(subject: str) -> Iterator[None]:
+    """Turn obstore's errors into ours. Nothing of ours is called in the block."""
+    try:
+        yield
+    except AisfsError:
+        raise
+    except (obs.BaseError, OSError, ValueError, NotImplementedError) as error:
+        raise error_of(subject, error) from None  # its text may have a signature
+
+
+def error_of(subject: str, error: Exception) -> AisfsError:
+    """Return an error of obstore as one of ours."""
+    text = str(error).partition(_DEBUG)[0]
+    status = int(found[1]) if (found := _STATUS.search(text)) else 0
+    code = found[1] if (found := _CODE.search(text)) else ""
+    return _kind(error, text, status, code)(f"{subject}: {_reason(text, status, code)}")
+
+
+def _kind(error: Exception, text: str, status: int, code: str) -> type[AisfsError]:
+    if any(word in text for word in _NO_BUCKET):
+        return BucketNotFound
+    if isinstance(error, obs.PreconditionError):
+        return Stale
+    if isinstance(error, obs.AlreadyExistsError):
+        return AlreadyExists
+    if isinstance(error, obs.PermissionDeniedError | obs.UnauthenticatedError):
+        return AccessDenied
+    if isinstance(error, obs.InvalidPathError):
+        return ProtocolError
+    if isinstance(error, obs.NotSupportedError | NotImplementedError):
+        return Unsupported
+    if isinstance(error, FileNotFoundError | obs.NotFoundError):
+        return NotFound
+    if isinstance(error, ValueError):
+        return InvalidName if "path" in text else ProtocolError
+    return _kind_of_status(text, status, code)
+
+
+def _kind_of_status(text: str, status: int, code: str) -> type[AisfsError]:
+    if any(word in text for word in _CREDENTIALS):
+        return AccessDenied
+    if any(word in text for word in _REGION):
+        return Unsupported
+    if not status or status in _PASSING or code in _CONFLICTS:
+        return Unavailable
+    kinds: dict[int, type[AisfsError]] = {
+        401: AccessDenied,
+        403: AccessDenied,
+        404: NotFound,
+        412: Stale,
+        416: Stale,  # the object is shorter than it was
+        507: OutOfSpace,
+    }
+    return kinds.get(status, Unavailable if status > 500 else ProtocolError)
+
+
+def _reason(text: str, status: int, code: str) -> str:
+    if any(word in text for word in _REGION):
+        return "the bucket is in another region: set AWS_REGION"
+    if status and any(word in text for word in _CREDENTIALS) and "169.254." in text:
+        return (
+            "no credentials are set, and this machine gives none; --anonymous reads public buckets"
+        )
+    if status:
+        message = found[1].strip() if (found := _MESSAGE.search(text)) else ""
+        return f"HTTP {status} {code}{': ' if code and message else ''}{message}".strip()
+    line = " ".join(_QUERY.sub(r"\1", text).split())
+    return line[:_SHOWN]

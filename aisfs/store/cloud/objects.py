@@ -1,0 +1,30 @@
+"""Objects as obstore describes them.
+
+A version is the ETag: all three clouds give it in listings, too, and all take it in `If-Match`. It has no
+quotes, since Azure's listings leave them out.
+"""
+
+from typing import Any
+
+from aisfs.model import ObjectInfo
+
+_WEAK = "W/"
+
+
+def described(meta: Any) -> ObjectInfo:  # noqa: ANN401 - a dictionary of obstore
+    """Return what a listing or a HEAD told of an object."""
+    # HEAD tells the second, so a listing must not tell more.
+    mtime = int(meta["last_modified"].timestamp()) * 1_000_000_000
+    return ObjectInfo(meta["path"], meta["size"], version_of(meta["e_tag"]), mtime_ns=mtime)
+
+
+def version_of(etag: str | None) -> str:
+    """Return the version that an ETag means; empty for none."""
+    return (etag or "").strip('"')
+
+
+def condition(info: ObjectInfo) -> dict[str, str]:
+    """Return what makes a GET fail if the object is another version by now."""
+    if not info.version or info.version.startswith(_WEAK):
+        return {}
+    return {"if_match": f'"{info.version}"'}

@@ -1,0 +1,298 @@
+"""Buckets of S3, Google Cloud Storage and Azure as a store, to read and to write.
+
+Versions are ETags: a range is asked for with `If-Match`, and what the answer says of the object is
+compared again, so no file mixes two versions even where a server ignores the condition.
+
+A cloud keeps no custom metadata in its listings, and changes it only by copying: this store has none.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import obstore
+import trio
+from msgspec import structs
+
+from aisfs.config import ClusterSettings
+from aisfs.config.clouds import remember_secrets
+from aisfs.core.namespace.keys import check_new_key
+from aisfs.errors import (
+    AccessDenied,
+    CrossDevice,
+    InvalidName,
+    NotFound,
+    Stale,
+    Unavailable,
+    Unsupported,
+)
+from aisfs.model import NO_CUSTOM, Bucket, Keys, ObjectInfo, Page, Provider
+from aisfs.store.cloud.clients import Client, Clients, make_clients
+from aisfs.store.cloud.errors import cloud_errors
+from aisfs.store.cloud.futures import Futures
+from aisfs.store.cloud.listings import Count, Listings
+from aisfs.store.cloud.objects import condition, described, version_of
+from aisfs.store.cloud.uploads import Uploads
+from aisfs.store.custom import encode_custom
+from aisfs.store.no_multipart import NoMultipart
+from aisfs.store.port import Announce, Content, Progress, Sink, UploadAhead
+
+_PIECE = 1 << 20
+"""Bytes given to a sink at once; as the HTTP client does."""
+_COPY_MOST = 5 << 30
+"""Bytes that S3 copies with one request."""
+
+
+class CloudStore(NoMultipart):
+    """All buckets of one cloud that the environment has credentials for."""
+
+    def __init__(self, settings: ClusterSettings, count: Count = lambda kind, number: None) -> None:
+        """Take the settings; a bucket's client is made when it is first asked for.
+
+        Args:
+            settings: Timeouts, limits, and whether to send credentials.
+            count: Told of each request, since clouds charge for them by class.
+        """
+        remember_secrets()
+        self._settings = settings
+        self._count = count
+        self._clients: dict[Bucket, Clients] = {}
+        self._there: set[Bucket] = set()
+        """Buckets that have answered: then a key that is not found is one that is not there."""
+        self._limiter = trio.CapacityLimiter(settings.max_connections)
+        self._futures = Futures()
+        self._listings = Listings(self._futures, count)
+        self._uploads = Uploads(self._futures, count, settings.part_size)
+
+    async def list_buckets(self, provider: Provider | None = None) -> list[Bucket]:
+        """Refuse: which buckets there are is told to accounts, not to readers of one bucket."""
+        raise Unsupported("buckets of a cloud are not listed; name one")
+
+    async def list_page(self, bucket: Bucket, prefix: str, *, token: str = "") -> Page:
+        """List the directory `prefix`."""
+        if prefix and not prefix.endswith("/"):
+            raise InvalidName(f"{bucket}/{prefix}: a directory prefix ends in '/'")
+        async with self._limiter:
+            page = await self._listings.page(self._reads(bucket), bucket, prefix, token)
+        self._there.add(bucket)
+        return page
+
+    async def first_keys(
+        self, bucket: Bucket, prefix: str, most: int, *, sure: bool = False
+    ) -> Keys:
+        """Return `most` keys at most of objects below the directory `prefix`."""
+        async with self._limiter:
+            keys = await self._listings.first_keys(self._reads(bucket), bucket, prefix, most)
+        self._there.add(bucket)
+        return keys
+
+    async def head(self, bucket: Bucket, key: str, *, latest: bool = False) -> ObjectInfo:
+        """Describe the current version of one object."""
+        subject = self._subject(bucket, key)
+        client = self._reads(bucket)
+        async with self._limiter:
+            self._count("head", 1)
+            try:
+                with cloud_errors(subject):
+                    meta = await self._futures.wait(obstore.head_async, client, key)
+            except NotFound as error:
+                found = error
+            else:
+                self._there.add(bucket)
+                return described(meta)
+        await self._check_bucket(bucket)
+        raise found
+
+    async def read_range(
+        self, bucket: Bucket, expected: ObjectInfo, start: int, buffer: memoryview
+    ) -> None:
+        """Fill `buffer` with the bytes from `start` on of exactly the version `expected`."""
+        stop = start + len(buffer)
+        if not 0 <= start < stop <= expected.size:
+            raise ValueError(f"{len(buffer)} bytes from {start} on of {expected.size}")
+        subject = self._subject(bucket, expected.key)
+        client = self._reads(bucket)
+        async with self._limiter:
+            result = await self._get(client, bucket, expected, {"range": (start, stop)})
+            _check(subject, expected, result.meta)
+            if result.range != (start, stop):
+                raise Unavailable(f"{subject}: sent {result.range}, not {(start, stop)}")
+            with cloud_errors(subject):
+                data = await self._futures.wait(result.bytes_async)
+        if len(data) != len(buffer):
+            raise Unavailable(f"{subject}: sent {len(data)} of {len(buffer)} bytes")
+        buffer[:] = memoryview(data)
+
+    async def read_many(
+        self, bucket: Bucket, wanted: Sequence[tuple[ObjectInfo, memoryview]]
+    ) -> list[bool]:
+        """Refuse: clouds give objects one by one."""
+        raise Unsupported(f"{bucket}: objects are read one by one")
+
+    async def read_ranges(
+        self, bucket: Bucket, wanted: Sequence[tuple[ObjectInfo, int, memoryview]]
+    ) -> list[bool]:
+        """Refuse: clouds give ranges one by one."""
+        raise Unsupported(f"{bucket}: ranges are read one by one")
+
+    async def stream(self, bucket: Bucket, expected: ObjectInfo, sink: Sink) -> None:
+        """Send the whole object, version `expected`, to `sink` as the bytes arrive."""
+        subject = self._subject(bucket, expected.key)
+        client = self._reads(bucket)
+        done = 0
+        async with self._limiter:
+            result = await self._get(client, bucket, expected, {})
+            _check(subject, expected, result.meta)
+            pieces = result.stream(min_chunk_size=_PIECE)
+            while True:
+                try:
+                    with cloud_errors(subject):
+                        piece = await self._futures.wait(pieces.__anext__)
+                except StopAsyncIteration:
+                    break
+                done += len(piece)
+                if done > expected.size:
+                    break
+                await trio.to_thread.run_sync(sink, memoryview(piece))
+        if done != expected.size:
+            raise Unavailable(f"{subject}: sent {done} of {expected.size} bytes")
+
+    async def _get(
+        self, client: Client, bucket: Bucket, expected: ObjectInfo, options: dict[str, object]
+    ) -> Any:  # noqa: ANN401
+        self._count("get", 1)
+        call = partial(obstore.get_async, client, expected.key)
+        try:
+            with cloud_errors(f"{bucket}/{expected.key}"):
+                return await self._futures.wait(call, options={**options, **condition(expected)})
+        except NotFound:
+            await self._check_bucket(bucket)
+            raise
+        except Stale:  # Azure says so of an object that is gone, too
+            with cloud_errors(f"{bucket}/{expected.key}"):
+                self._count("head", 1)
+                await self._futures.wait(obstore.head_async, client, expected.key)
+            raise
+
+    async def create_bucket(self, bucket: Bucket) -> None:
+        """Refuse: buckets are made with the cloud's own tools, which know of regions and owners."""
+        raise Unsupported(f"{bucket}: make it with the cloud's own tools")
+
+    async def upload(
+        self,
+        bucket: Bucket,
+        key: str,
+        content: Content,
+        *,
+        custom: Mapping[str, str] = NO_CUSTOM,
+        progress: Progress | None = None,
+        ahead: UploadAhead | None = None,
+        announce: Announce | None = None,
+    ) -> ObjectInfo:
+        """Write one object whole, or not at all."""
+        check_new_key(bucket, key)
+        encode_custom(custom, "")  # what no store takes is refused here, too
+        subject, client = self._subject(bucket, key), self._writes(bucket)
+        async with self._limiter:
+            etag = await self._uploads.send(client, key, content, subject, progress)
+        info = await self.head(bucket, key)
+        version = version_of(etag)
+        if version and info.version != version:  # somebody has written it since
+            return structs.replace(info, size=content.size, version=version)
+        return info
+
+    async def remove(self, bucket: Bucket, key: str) -> None:
+        """Delete one object."""
+        subject, client = self._subject(bucket, key), self._writes(bucket)
+        if bucket.provider is Provider.S3:  # which does not say whether there was one
+            await self.head(bucket, key)
+        await self._change(bucket, "delete", partial(obstore.delete_async, client, key), subject)
+
+    async def copy(self, bucket: Bucket, key: str, to_bucket: Bucket, new_key: str) -> ObjectInfo:
+        """Copy an object within its bucket; the cloud does it."""
+        if (bucket, key) == (to_bucket, new_key):
+            raise ValueError(f"{bucket}/{key}: a copy onto itself")
+        check_new_key(to_bucket, new_key)
+        subject, client = self._subject(bucket, key), self._writes(bucket)
+        info = await self.head(bucket, key)
+        if bucket != to_bucket:
+            await self._check_bucket(to_bucket)
+            raise CrossDevice(f"{subject}: {to_bucket} is another bucket")
+        if info.size > _COPY_MOST and bucket.provider is Provider.S3:
+            raise CrossDevice(f"{subject}: S3 copies no object above 5 GiB at once")
+        call = partial(obstore.copy_async, client, key, new_key)
+        await self._change(bucket, "copy", call, subject)
+        return await self.head(bucket, new_key)
+
+    async def rename(self, bucket: Bucket, key: str, new_key: str) -> ObjectInfo:
+        """Copy an object and delete the old one."""
+        if key == new_key:
+            raise ValueError(f"{bucket}/{key}: a rename to itself")
+        info = await self.copy(bucket, key, bucket, new_key)
+        client, subject = self._writes(bucket), self._subject(bucket, key)
+        await self._change(bucket, "delete", partial(obstore.delete_async, client, key), subject)
+        return info
+
+    async def set_custom(
+        self, bucket: Bucket, expected: ObjectInfo, custom: Mapping[str, str]
+    ) -> ObjectInfo:
+        """Refuse: there is none."""
+        encode_custom(custom, "")
+        await self.head(bucket, expected.key)
+        raise Unsupported(f"{bucket}: no custom metadata is kept there")
+
+    async def aclose(self) -> None:
+        """Cancel the listings under way; obstore's connections go with its clients."""
+        self._listings.close()
+        self._clients.clear()
+
+    async def _change(self, bucket: Bucket, kind: str, call: Any, subject: str) -> None:  # noqa: ANN401
+        try:
+            async with self._limiter:
+                self._count(kind, 1)
+                with cloud_errors(subject):
+                    await self._futures.wait(call)
+        except NotFound:
+            await self._check_bucket(bucket)
+            raise
+
+    async def _check_bucket(self, bucket: Bucket) -> None:
+        """Raise `BucketNotFound` if it is the bucket that is missing."""
+        if bucket not in self._there:
+            await self._listings.first_keys(self._reads(bucket), bucket, "", 1)
+            self._there.add(bucket)
+
+    def _subject(self, bucket: Bucket, key: str) -> str:
+        """Return what messages call an object.
+
+        Raises:
+            NotFound: obstore would take the key for another one, or no object has such a key.
+        """
+        subject = f"{bucket}/{key}"
+        try:
+            key.encode()
+        except UnicodeEncodeError:
+            raise NotFound(f"{subject}: no cloud has such a name") from None
+        if not key or "" in key.split("/"):
+            raise NotFound(f"{subject}: no such object")
+        return subject
+
+    def _reads(self, bucket: Bucket) -> Client:
+        return self._clients_of(bucket).reads
+
+    def _writes(self, bucket: Bucket) -> Client:
+        if self._settings.anonymous:
+            raise AccessDenied(f"{bucket}: nothing is written with --anonymous")
+        return self._clients_of(bucket).writes
+
+    def _clients_of(self, bucket: Bucket) -> Clients:
+        if bucket not in self._clients:
+            self._clients[bucket] = make_clients(bucket, self._settings)
+        return self._clients[bucket]
+
+
+def _check(subject: str, expected: ObjectInfo, meta: Any) -> None:  # noqa: ANN401
+    """Compare what a GET says of the object with the version that was asked for."""
+    found = structs.replace(described(meta), key=expected.key)
+    if not expected.same_content(found):
+        raise Stale(f"{subject}: the object changed")

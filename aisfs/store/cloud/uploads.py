@@ -1,0 +1,170 @@
+"""Contents sent to a cloud through obstore: small ones at once, others in parts, several at a time."""
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import obstore
+import trio
+
+from aisfs.errors import AisfsError
+from aisfs.store.cloud.clients import Client
+from aisfs.store.cloud.errors import cloud_errors
+from aisfs.store.cloud.futures import Futures, settled
+from aisfs.store.cloud.listings import Count
+from aisfs.store.port import Content, Progress
+
+PART_LEAST = 5 << 20
+"""Bytes; S3 takes no smaller part but the last."""
+_PART_USUAL = 16 << 20
+"""Bytes; hides the latency of a request, and a few of them are little memory."""
+_PARTS_MOST = 9_000
+"""S3 and Azure take 10,000 and 50,000."""
+_AT_ONCE = 4
+"""Parts under way, each of which is in memory."""
+_ABORT_SECONDS = 5.0
+"""To tell the cloud to drop the parts of an upload that was cancelled; else they stay, as after a crash."""
+
+
+class _Stopped(Exception):
+    """The upload was cancelled."""
+
+
+class Uploads:
+    """Sends contents."""
+
+    def __init__(self, futures: Futures, count: Count, part_size: int) -> None:
+        self._futures = futures
+        self._count = count
+        self._part_size = part_size
+
+    async def send(
+        self, client: Client, key: str, content: Content, subject: str, progress: Progress | None
+    ) -> str | None:
+        """Write an object, and return its ETag."""
+        if content.size <= self._part_size:
+            return await self._whole(client, key, content, subject, progress)
+        return await self._in_parts(client, key, content, subject, progress)
+
+    async def _whole(
+        self, client: Client, key: str, content: Content, subject: str, progress: Progress | None
+    ) -> str | None:
+        data = await trio.to_thread.run_sync(_read, content, 0, content.size)
+        self._count("put", 1)
+        with cloud_errors(subject):
+            result = await self._futures.wait(
+                obstore.put_async, client, key, data, use_multipart=False
+            )
+        if progress is not None:
+            await trio.to_thread.run_sync(progress, content.size)
+        return result["e_tag"]
+
+    async def _in_parts(
+        self, client: Client, key: str, content: Content, subject: str, progress: Progress | None
+    ) -> str | None:
+        least = -(-content.size // _PARTS_MOST)
+        size = max(min(self._part_size, _PART_USUAL), PART_LEAST, least)
+        self._count("put", 2 + -(-content.size // size))
+        failed: AisfsError | None = None
+        etag: str | None = None
+        async with trio.open_nursery() as nursery:
+            parts = _Parts(content, size, self._futures.loop, nursery, progress)
+            call = partial(obstore.put_async, client, key, parts, use_multipart=True)
+            try:
+                with cloud_errors(subject):
+                    future = self._futures.begin(call, chunk_size=size, max_concurrency=_AT_ONCE)
+                    await _settled_or_aborted(future, parts)
+                    etag = future.result()["e_tag"]
+            except AisfsError as error:  # a nursery would put it into a group
+                failed = error
+            except _Stopped:
+                assert parts.failure is not None, "nothing else stops it"
+            nursery.cancel_scope.cancel()
+        if parts.failure is not None:
+            raise parts.failure
+        if failed is not None:
+            raise failed
+        if progress is not None:
+            await trio.to_thread.run_sync(progress, content.size)
+        return etag
+
+
+async def _settled_or_aborted(future: "asyncio.Future[Any]", parts: "_Parts") -> None:
+    """Wait for an upload; a cancellation has obstore tell the cloud to drop its parts."""
+    try:
+        await settled(future, keep=True)
+    except trio.Cancelled:
+        parts.stop()
+        with trio.CancelScope(shield=True), trio.move_on_after(_ABORT_SECONDS):
+            await settled(future, keep=True)
+        future.cancel()
+        raise
+
+
+class _Parts:
+    """The parts of a content, each read when obstore asks for it."""
+
+    def __init__(
+        self,
+        content: Content,
+        size: int,
+        loop: asyncio.AbstractEventLoop,
+        nursery: trio.Nursery,
+        progress: Progress | None,
+    ) -> None:
+        self._content = content
+        self._size = size
+        self._loop = loop
+        self._nursery = nursery
+        self._progress = progress
+        self._at = 0
+        self._stopped = False
+        self._asked: asyncio.Future[Any] | None = None
+        self.failure: Exception | None = None
+
+    def __aiter__(self) -> "_Parts":
+        return self
+
+    def __anext__(self) -> "asyncio.Future[Any]":
+        """Return the future of the next part. In a thread of obstore, which waits for it."""
+        future = self._loop.create_future()
+        self._loop.call_soon_threadsafe(self._begin, future)
+        return future
+
+    def stop(self) -> None:
+        """Have obstore drop what was sent, when it asks for the next part."""
+        self._stopped = True
+        if self._asked is not None and not self._asked.done():
+            self._asked.set_exception(_Stopped())
+
+    def _begin(self, future: "asyncio.Future[Any]") -> None:
+        self._asked = future
+        if self._stopped:
+            future.set_exception(_Stopped())
+        elif self._at >= self._content.size:
+            future.set_exception(StopAsyncIteration())
+        else:
+            self._nursery.start_soon(self._fill, future)
+
+    async def _fill(self, future: "asyncio.Future[Any]") -> None:
+        start, size = self._at, min(self._size, self._content.size - self._at)
+        self._at += size
+        try:
+            data = await trio.to_thread.run_sync(_read, self._content, start, size)
+            if self._progress is not None:
+                # What is under way besides this part was not all received yet.
+                sent = max(0, start - (_AT_ONCE - 1) * self._size)
+                await trio.to_thread.run_sync(self._progress, sent)
+        except Exception as error:  # noqa: BLE001 - comes out of `send`
+            self.failure = error
+            if not future.done():
+                future.set_exception(_Stopped())
+            return
+        if not future.done():
+            future.set_result(data)
+
+
+def _read(content: Content, start: int, size: int) -> bytearray:
+    data = bytearray(size)
+    content.read_into(start, memoryview(data))
+    return data

@@ -1,0 +1,226 @@
+"""Sends requests to web servers: redirects, secrets for the hosts they are for, what refusals mean.
+
+Everything here blocks; must not know trio.
+"""
+
+import string
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from email.utils import parsedate_to_datetime
+from types import MappingProxyType
+from urllib.parse import quote, urljoin, urlsplit
+
+from aisfs import __version__
+from aisfs.config import ClusterSettings
+from aisfs.connections.connection_pool import ConnectionPool
+from aisfs.connections.connection_set import ConnectionSet
+from aisfs.connections.exchange import Exchange
+from aisfs.connections.network import network, tls_options
+from aisfs.connections.reply import Reply
+from aisfs.errors import (
+    AccessDenied,
+    AisfsError,
+    IsADirectory,
+    NotFound,
+    ProtocolError,
+    Stale,
+    Unavailable,
+    Unsupported,
+)
+from aisfs.redaction import shown
+from aisfs.store.web.host_headers import HostHeaders
+
+_AGENT = f"aisfs/{__version__}"
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_HOPS_MOST = 6
+"""Redirects in a row: to https, to another host, a new name of a repository, its storage."""
+_MOST_DRAINED = 64 << 10
+"""Bytes of an unwanted body read to keep its connection; a new connection is cheaper than more."""
+_MOST_TEXT = 300
+"""Characters of a URL or a body that are passed on."""
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+_MEANINGS: dict[int, tuple[type[AisfsError], str]] = {
+    401: (AccessDenied, "the server wants to know who asks: see --http-headers"),
+    403: (AccessDenied, "the server does not permit this"),
+    404: (NotFound, "no such file"),
+    405: (Unsupported, "the server does not know this kind of request"),
+    408: (Unavailable, "the server gave up waiting"),
+    410: (NotFound, "gone from the server"),
+    412: (Stale, "the file changed"),
+    416: (Stale, "shorter on the server than it was"),
+    425: (Unavailable, "the server wants to be asked later"),
+    429: (Unavailable, "the server limits the rate of requests"),
+    501: (Unsupported, "the server does not know this kind of request"),
+}
+_PASSING = frozenset({500, 502, 503, 504})
+
+
+class WebReply:
+    """A reply whose body is to be read while the request is open."""
+
+    def __init__(self, url: str, sent: Exchange, subject: str, seconds: float | None) -> None:
+        self.url = url
+        """Where it came from, after all redirects."""
+        self.head = sent.head
+        self._sent = sent
+        self._subject = subject
+        self._seconds = seconds
+
+    def read_into(self, view: memoryview) -> int:
+        """Read until `view` is full or the body ends; return how many bytes came."""
+        with network(self._subject):
+            return self._sent.read_into(view)
+
+    def read(self, most: int) -> bytes:
+        """Read all of it, which may be `most` bytes.
+
+        Raises:
+            ProtocolError: it is longer.
+        """
+        with network(self._subject):
+            content = self._sent.take(most + 1, self._seconds)
+        if len(content) > most:
+            raise ProtocolError(f"{self._subject}: an answer of more than {most} bytes")
+        return content
+
+
+class WebClient:
+    """Requests to any hosts."""
+
+    def __init__(self, settings: ClusterSettings, secrets: HostHeaders | None = None) -> None:
+        """Read the TLS settings; nothing is sent.
+
+        Args:
+            settings: Timeouts, TLS and connections.
+            secrets: Headers for some hosts; by default those of the settings.
+
+        Raises:
+            ConfigError: a file that the settings name is unusable.
+        """
+        # Sockets take "no timeout" as None, users write it as 0.
+        self._timeouts = settings.connect_timeout or None, settings.read_timeout or None
+        self._deadline = settings.io_timeout
+        self._tls = tls_options(settings)
+        self._secrets = HostHeaders.load(settings.http_headers) if secrets is None else secrets
+        self.pool = ConnectionPool(self._connections, settings.max_connections)
+
+    def _connections(self) -> ConnectionSet:
+        return ConnectionSet("", self._tls, self._timeouts, _ask_nothing, _ask_nothing)
+
+    @contextmanager
+    def open(
+        self,
+        connections: ConnectionSet,
+        method: str,
+        url: str,
+        subject: str,
+        headers: Mapping[str, str] = NO_HEADERS,
+        *,
+        accepted: tuple[int, ...] = (200, 206),
+    ) -> Iterator[WebReply]:
+        """Yield a reply whose body is to be read in the block, wholly or not.
+
+        Raises:
+            IsADirectory: the server redirects to the same name with a slash.
+            AisfsError: the reply has none of the `accepted` statuses.
+        """
+        url, sent = self._follow(connections, method, url, subject, headers)
+        try:
+            if sent.head.status not in accepted:
+                raise _failure(subject, self._drain(sent, subject))
+            yield WebReply(url, sent, subject, self._deadline)
+        finally:
+            sent.end()
+
+    def _follow(
+        self,
+        connections: ConnectionSet,
+        method: str,
+        url: str,
+        subject: str,
+        headers: Mapping[str, str],
+    ) -> tuple[str, Exchange]:
+        """Send a request and go where it is redirected to."""
+        for _ in range(_HOPS_MOST):
+            sent = self._transmit(connections, method, url, subject, headers)
+            location = sent.head.headers.get("location")
+            if sent.head.status not in _REDIRECTS or not location:
+                return url, sent
+            self._drain(sent, subject)
+            url = _next_url(subject, url, location)
+        raise ProtocolError(f"{subject}: redirected in circles, to {_where(url)}")
+
+    def _transmit(
+        self,
+        connections: ConnectionSet,
+        method: str,
+        url: str,
+        subject: str,
+        headers: Mapping[str, str],
+    ) -> Exchange:
+        parts = urlsplit(url)
+        target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
+        # Identity: a range of a compressed body is a range of other bytes.
+        said = {"User-Agent": _AGENT, "Accept-Encoding": "identity", **headers}
+        said |= self._secrets.of(url)
+        with network(subject):
+            connection = connections.connected(url)
+            return Exchange(connection, method, target, said, timeout=self._timeouts[1])
+
+    def _drain(self, sent: Exchange, subject: str) -> Reply:
+        """Return a reply with its body, the start of a long one, and be done with it."""
+        with network(subject):
+            return sent.take_all(_MOST_DRAINED, self._timeouts[1])
+
+
+def _ask_nothing(connection: object) -> None:
+    """Take a new connection as it is."""
+
+
+def _next_url(subject: str, url: str, location: str) -> str:
+    # http.client gives the header's bytes as Latin-1; a URL has only ASCII.
+    with suppress(ValueError):
+        place = urljoin(url, quote(location.encode("latin-1"), safe=string.punctuation))
+        before, after = urlsplit(url), urlsplit(place)
+        # Impossible hosts and ports are told by asking for them.
+        host = (after.hostname or "").encode("idna")
+        if after.scheme in ("http", "https") and host and after.port != 0:
+            if before.scheme == "https" and after.scheme == "http":
+                raise ProtocolError(f"{subject}: redirected away from https, to {_where(place)}")
+            if after.path == f"{before.path}/":
+                raise IsADirectory(f"{subject}: a directory of the server")
+            return place
+    raise ProtocolError(f"{subject}: redirected to {shown(location)[:_MOST_TEXT]!r}")
+
+
+def _where(url: str) -> str:
+    """Return a URL without its query, which is often a signature."""
+    return shown(url.partition("?")[0])[:_MOST_TEXT]
+
+
+def _failure(subject: str, reply: Reply) -> AisfsError:
+    status = reply.status
+    if status in _MEANINGS:
+        kind, text = _MEANINGS[status]
+    elif status in _PASSING:
+        kind, text = Unavailable, "the server, or one in front of it, failed or is overloaded"
+    elif status in (200, 206):
+        kind, text = ProtocolError, "the server sent something else than was asked for"
+    else:
+        kind, text = ProtocolError, "an answer that makes no sense"
+    error = kind(f"{subject}: {text} (HTTP {status})")
+    if isinstance(error, Unavailable):
+        error.pause = _retry_after(reply.headers)
+    return error
+
+
+def _retry_after(headers: Mapping[str, str]) -> float:
+    """Return how many seconds the server wants to be left alone; 0 if it does not say."""
+    said = headers.get("retry-after", "").strip()
+    if said.isdecimal() and len(said) < 10:
+        return float(said)
+    with suppress(ValueError, TypeError, OverflowError):
+        return max(0.0, parsedate_to_datetime(said).timestamp() - time.time())
+    return 0.0

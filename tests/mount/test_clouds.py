@@ -1,0 +1,325 @@
+"""Mounts of S3, Google's cloud and Azure without AIStore: whatever the store, the same mount."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from aisfs.cli.exits import Exit
+from demo.vision import ImageFolder
+from tests.mount.content import payload
+from tests.mount.datasets import encode, sample, tree
+from tests.mount.test_class_view import jpeg
+from tests.support.clouds import Cloud, azurite, fake_gcs, moto, s3_environment
+from tests.support.mounts import Mount, aisfs, eventually, mounted
+from tests.support.servers import RunningServer, running_server
+
+pytestmark = pytest.mark.mount
+
+SHARDS, EACH, CLASSES = 3, 10, 4
+NO_ROLE = {"AWS_EC2_METADATA_DISABLED": "true"}
+"""No test asks a machine for its role."""
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[Cloud]:
+    with moto() as cloud:
+        yield cloud
+
+
+@pytest.fixture(scope="module")
+def gcs() -> Iterator[Cloud]:
+    with fake_gcs() as cloud:
+        yield cloud
+
+
+@pytest.fixture(scope="module")
+def azure() -> Iterator[Cloud]:
+    with azurite() as cloud:
+        yield cloud
+
+
+def shards() -> dict[str, bytes]:
+    return {
+        f"train/x-{number:03}.tar": encode(
+            sample(f"s{number}-{n}", n % CLASSES, jpeg(number * EACH + n)) for n in range(EACH)
+        )
+        for number in range(SHARDS)
+    }
+
+
+def filled(cloud: Cloud) -> str:
+    """Make a bucket with shards and other objects."""
+    bucket = cloud.make_bucket()
+    for key, data in {**shards(), "readme.txt": b"read me", "d/big.bin": BIG}.items():
+        cloud.put(bucket, key, data)
+    return bucket
+
+
+BIG = payload(3 << 20)
+PATTERN = f"/train/x-{{000..{SHARDS - 1:03}}}.tar"
+
+
+@pytest.fixture(params=["s3", "gcs", "azure"])
+def cloud(request: pytest.FixtureRequest) -> Cloud:
+    found: Cloud = request.getfixturevalue(request.param)
+    return found
+
+
+@contextmanager
+def mount_of(
+    cloud: Cloud, source: str | Sequence[str], mountpoint: Path, *options: str, **more
+) -> Iterator[Mount]:
+    with mounted(source, mountpoint, options=options, env=cloud.environment, **more) as mount:
+        yield mount
+
+
+def test_class_view(cloud: Cloud, mountpoint: Path):
+    bucket = filled(cloud)
+    with mount_of(cloud, cloud.source(bucket, PATTERN), mountpoint, "--view", "class") as mount:
+        pictures = ImageFolder(str(mount.path))
+        assert len(pictures) == SHARDS * EACH
+        assert pictures.classes == [str(label) for label in range(CLASSES)]
+        assert all(picture.size == (8, 8) for picture, _ in pictures)
+        assert len(tree(mount.path)) == SHARDS * EACH
+
+
+def test_bucket(cloud: Cloud, mountpoint: Path):
+    """A bucket as directories; what was replaced meanwhile is never mixed with what was there."""
+    bucket = filled(cloud)
+    with mount_of(
+        cloud,
+        cloud.source(bucket),
+        mountpoint,
+        "--attr-ttl",
+        "0",
+        "--list-ttl",
+        "0",
+        expected_log=["changed since it was opened"],
+    ) as mount:
+        assert sorted(os.listdir(mount.path)) == ["d", "readme.txt", "train"]
+        assert len(os.listdir(mount.path / "train" / "x-000.tar.d")) == 2 * EACH
+        with open(mount.path / "d" / "big.bin", "rb") as file:
+            assert file.read(10) == BIG[:10]
+            fresh = bytes(reversed(BIG))
+            cloud.put(bucket, "d/big.bin", fresh)
+            assert (mount.path / "d" / "big.bin").read_bytes() == fresh
+            with suppress(OSError):
+                assert file.read() == BIG[10:]  # what was fetched before
+        counted = json.loads(aisfs("status", mount.path, "--json").stdout)["requests_by_class"]
+        assert counted["get"] >= 2
+        assert counted["list"] >= 3
+
+
+@pytest.mark.parametrize("name", ["s3", "azure"])
+def test_writing(name: str, request: pytest.FixtureRequest, mountpoint: Path, tmp_path: Path):
+    cloud: Cloud = request.getfixturevalue(name)
+    bucket = filled(cloud)
+    options = ["--writable", "--staging-dir", str(tmp_path / "staging"), "--part-size", "5MiB"]
+    large = payload(12 << 20)
+    with mount_of(cloud, cloud.source(bucket), mountpoint, *options) as mount:
+        (mount.path / "new").mkdir()
+        (mount.path / "new" / "large.bin").write_bytes(large)
+        (mount.path / "new" / "small.txt").write_text("small")
+        os.rename(mount.path / "readme.txt", mount.path / "new" / "readme.txt")
+        os.unlink(mount.path / "d" / "big.bin")
+        with pytest.raises(FileExistsError):
+            (mount.path / "new" / "small.txt").touch(exist_ok=False)
+    with mount_of(cloud, cloud.source(bucket), mountpoint) as mount:
+        assert (mount.path / "new" / "large.bin").read_bytes() == large
+        assert tree(mount.path / "new") == ["large.bin", "readme.txt", "small.txt"]
+        assert not (mount.path / "d").exists()
+        assert not (mount.path / "readme.txt").exists()
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "1.txt").write_text("one")
+    packed = run(cloud, "pack", tmp_path / "files", cloud.source(bucket, "/new/p-{00..}.tar"))
+    assert b"1 shards written" in packed.stdout, packed.stderr
+    assert (
+        f"{cloud.source(bucket)}/new/p-00.tar"
+        in run(cloud, "ls", cloud.source(bucket, "/new/*.tar")).stdout.decode()
+    )
+
+
+def run(cloud: Cloud, *words: str | Path, **more: str) -> subprocess.CompletedProcess[bytes]:
+    return aisfs(*words, env={**NO_ROLE, **cloud.environment, **more})
+
+
+def test_commands(s3: Cloud, tmp_path: Path):
+    bucket = filled(s3)
+    place = s3.source(bucket)
+    assert run(s3, "ls", place).stdout == b"d/\nreadme.txt\ntrain/\n"
+    assert (
+        run(s3, "ls", f"s3://{bucket}/train/*1.tar").stdout == f"{place}/train/x-001.tar\n".encode()
+    )
+    found = json.loads(run(s3, "inspect", "--json", place + PATTERN).stdout)
+    assert found["samples"] == SHARDS * EACH, found
+    pictures = tmp_path / "pictures"
+    for number in range(6):
+        folder = pictures / f"kind-{number % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{number}.jpg").write_bytes(jpeg(number))
+    packed = run(s3, "pack", pictures, f"{place}/packed/p-{{00..}}.tar", "--class-to", "cls")
+    assert packed.returncode == Exit.OK, packed.stderr
+    assert b"1 shards written" in packed.stdout
+    unpacked = run(s3, "unpack", f"{place}/packed/*.tar", tmp_path / "unpacked")
+    assert unpacked.returncode == Exit.OK, unpacked.stderr
+    assert [name for name in tree(tmp_path / "unpacked") if name.endswith("jpg")] == tree(pictures)
+    again = run(s3, "pack", f"{place}/train/", f"{place}/again-{{00..}}.tar")
+    assert b"1 shards written" in again.stdout, again.stderr
+    indexed = run(s3, "index", "--publish", place + PATTERN)
+    assert b"3 indexes published" in indexed.stdout, indexed.stderr
+    warmed = run(s3, "warm", place + PATTERN, "--cache-dir", tmp_path / "cache")
+    assert b"3 shards" in warmed.stdout, warmed.stderr
+    refused = run(s3, "mb", "s3+direct://new-bucket", AIS_ENDPOINT="http://127.0.0.1:1")
+    assert b"make this one in its cloud" in refused.stderr
+
+
+def test_doctor(cloud: Cloud):
+    bucket = filled(cloud)
+    found = json.loads(run(cloud, "doctor", "--json", cloud.source(bucket)).stdout)
+    said = {check["name"]: check for check in found["checks"]}
+    assert "without AIStore in between" in said["store"]["found"], said
+    assert said["source"]["state"] == "ok", said
+    assert "secret" not in json.dumps(found)
+    missing = run(cloud, "doctor", cloud.source(f"{bucket}x"))
+    assert missing.returncode == Exit.FAILURE
+    assert b"region" in missing.stdout
+
+
+def test_what_cannot_work_is_one_clear_line(s3: Cloud, mountpoint: Path, tmp_path: Path):
+    bucket = s3.make_bucket()
+    for words, code, reason in (
+        ([s3.source("no-such-bucket")], Exit.NO_SOURCE, "does not exist"),
+        (["--direct", "ais://pets"], Exit.USAGE, "--direct: ais://pets is in AIStore"),
+        (["--direct"], Exit.USAGE, "--direct: give a SOURCE"),
+        (["s3+direct://"], Exit.USAGE, "no bucket; write s3+direct://BUCKET"),
+        (["az://con"], Exit.USAGE, "AZURE_STORAGE_ACCOUNT_NAME"),
+        (["--writable", "--anonymous", s3.source(bucket)], Exit.USAGE, "--anonymous"),
+        (["--writable", "https://host/dir"], Exit.USAGE, "https://host can only be read"),
+        (["--writable", "hf://datasets/o/n"], Exit.USAGE, "can only be read"),
+        ([s3.source(bucket, "/x.tar"), "https://host/x.tar"], Exit.USAGE, "what one store has"),
+        (["https://u:secret@host/x.tar"], Exit.USAGE, "no user or password"),
+    ):
+        done = run(s3, "mount", *words, mountpoint, AISFS_CACHE_DIR=str(tmp_path / "cache"))
+        text = done.stderr.decode()
+        assert (done.returncode, text.count("\n")) == (code, 1), (words, text)
+        assert reason in text, text
+        assert "secret" not in text, text
+    unreachable = {**s3_environment("http://127.0.0.1:1"), "AIS_ENDPOINT": ""}
+    done = aisfs("mount", s3.source(bucket), mountpoint, env=unreachable)
+    assert done.returncode == Exit.UNREACHABLE, done.stderr
+
+
+def test_profile_of_aws(s3: Cloud, tmp_path: Path):
+    bucket = filled(s3)
+    url = s3.environment["AWS_ENDPOINT_URL"]
+    (tmp_path / "credentials").write_text(
+        "[mine]\naws_access_key_id = test\naws_secret_access_key = hidden\n"
+    )
+    (tmp_path / "config").write_text(
+        f"[profile mine]\nregion = us-east-1\nendpoint_url = {url}\n[profile bare]\nregion = x\n"
+    )
+    files = {
+        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "credentials"),
+        "AWS_CONFIG_FILE": str(tmp_path / "config"),
+        **NO_ROLE,
+    }
+    done = aisfs("ls", s3.source(bucket), env={**files, "AWS_PROFILE": "mine"})
+    assert done.stdout == b"d/\nreadme.txt\ntrain/\n", done.stderr
+    done = aisfs("ls", s3.source(bucket), env={**files, "AWS_PROFILE": "none"})
+    assert (done.returncode, b"none" in done.stderr) == (Exit.USAGE, True), done.stderr
+    done = aisfs("ls", s3.source(bucket), env={**files, "AWS_PROFILE": "bare"})
+    assert b"aws configure" in done.stderr, done.stderr
+
+
+# Faults: the embedded server's /s3, which breaks on demand ------------------------------------
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    root = tmp_path_factory.mktemp("faulty").resolve()
+    (root / "pets").mkdir()
+    (root / "pets" / "big.bin").write_bytes(BIG)
+    with running_server(root, faulty=True, traps=False) as server:
+        yield server
+
+
+GET = {"method": "GET", "path_contains": "big.bin"}
+PASSING = {
+    "503": {"action": "status", "status": 503, "times": 3},
+    "429": {"action": "status", "status": 429, "times": 3},
+    "500": {"action": "status", "status": 500, "times": 3},
+    "reset": {"action": "reset", "times": 3},
+    "cut bodies": {"action": "truncate", "times": 3},
+    "stall": {"action": "stall", "fraction": 0.3, "seconds": 30, "times": 2},
+}
+
+
+@contextmanager
+def mount_of_faulty(faulty: RunningServer, mountpoint: Path, *options: str) -> Iterator[Mount]:
+    url = f"{faulty.endpoint}/s3"
+    env = {**s3_environment(url), "AIS_READ_TIMEOUT": "1"}
+    try:
+        with mounted(
+            "s3+direct://pets",
+            mountpoint,
+            options=options,
+            env=env,
+            expected_log=["WARNING", "ERROR"],
+        ) as mount:
+            yield mount
+    finally:
+        faulty.faults([])
+
+
+@pytest.mark.parametrize("name", PASSING)
+def test_passing_failures_are_invisible(name: str, faulty: RunningServer, mountpoint: Path):
+    with mount_of_faulty(faulty, mountpoint) as mount:
+        faulty.faults([{**PASSING[name], "match": GET}])
+        assert (mount.path / "big.bin").read_bytes() == BIG
+        counted = json.loads(aisfs("status", mount.path, "--json").stdout)["requests_by_class"]
+        assert counted["get"] > 1, "the fault was never met"
+
+
+@pytest.mark.parametrize("action", ["status", "truncate", "stall"])
+def test_lasting_failures_are_errors(action: str, faulty: RunningServer, mountpoint: Path):
+    """And what waits for a server that hangs is interrupted at its deadline."""
+    with mount_of_faulty(faulty, mountpoint, "--io-timeout", "3") as mount:
+        rule = {"action": action, "match": GET, "times": -1}
+        rule |= {"fraction": 0.0, "seconds": 300} if action == "stall" else {}
+        faulty.faults([rule])
+        with pytest.raises(OSError, match=r"error|timed out"):
+            (mount.path / "big.bin").read_bytes()
+        faulty.faults([])
+        assert eventually(lambda: (mount.path / "big.bin").read_bytes() == BIG)
+
+
+def test_recover(faulty: RunningServer, mountpoint: Path, tmp_path: Path):
+    """What could not be sent goes later to the store it was written for, and to no other."""
+    staging = ["--staging-dir", str(tmp_path / "staging")]
+    options = ["--writable", "--io-timeout", "2", *staging]
+    with mount_of_faulty(faulty, mountpoint, *options) as mount:
+        faulty.faults([{"action": "status", "match": {"method": "PUT"}, "times": -1}])
+        with pytest.raises(OSError, match=r"error|timed out"):
+            (mount.path / "new.txt").write_bytes(b"written")
+    here = s3_environment(f"{faulty.endpoint}/s3")
+    elsewhere = aisfs(
+        "recover", "--upload", "--all", *staging, env=s3_environment("http://127.0.0.1:1")
+    )
+    assert b"the environment leads to" in elsewhere.stderr, elsewhere
+    done = aisfs("recover", "--upload", "--all", *staging, env=here)
+    assert done.returncode == Exit.OK, done
+    assert (faulty.root / "pets" / "new.txt").read_bytes() == b"written"
+
+
+def test_wrong_contents_are_never_taken(faulty: RunningServer, mountpoint: Path):
+    """A server that loses the ETag of a version, or the range, has not served what was asked for."""
+    with mount_of_faulty(faulty, mountpoint, "--io-timeout", "3") as mount:
+        assert (mount.path / "big.bin").stat().st_size == len(BIG)
+        faulty.faults([{"action": "strip", "names": ["Content-Range"], "match": GET, "times": -1}])
+        with pytest.raises(OSError, match=r"error|timed out"):
+            (mount.path / "big.bin").read_bytes()

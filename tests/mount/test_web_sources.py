@@ -1,0 +1,244 @@
+"""Mounts of web servers and of the hub: the same as those of a bucket."""
+
+import errno
+import io
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from aisfs.cli.exits import Exit
+from demo.vision import ImageFolder
+from tests.mount.cache_tools import big_directory
+from tests.mount.content import payload
+from tests.mount.datasets import sample, tree, write_shard
+from tests.support.hub import Hub, running_hub
+from tests.support.mounts import MountFailedError, aisfs, eventually, mounted, run
+from tests.support.web_servers import WebServer, ftp_server, make_certificate, nginx, python_server
+
+pytestmark = pytest.mark.mount
+
+SHARDS, EACH, CLASSES = 10, 6, 3
+BIG = payload(9 << 20)
+TOKEN = "hf_of_the_test"
+
+
+def jpeg(number: int) -> bytes:
+    pixels = np.random.default_rng(number).integers(0, 255, (8, 8, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Path]:
+    with big_directory() as root:
+        for shard in range(SHARDS):
+            numbers = range(shard * EACH, (shard + 1) * EACH)
+            write_shard(
+                root / "data" / f"x-{shard:03}.tar",
+                [sample(f"{number:03}", number % CLASSES, jpeg(number)) for number in numbers],
+            )
+        (root / "plain").mkdir()
+        (root / "plain" / "big.bin").write_bytes(BIG)
+        (root / "plain" / "small.txt").write_bytes(b"few bytes\n")
+        root.chmod(0o755)
+        yield root
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return make_certificate(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="module")
+def secure(site: Path, certificate: tuple[Path, Path]) -> Iterator[WebServer]:
+    with nginx(site, certificate=certificate) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def plain(site: Path) -> Iterator[WebServer]:
+    with python_server(site) as server:
+        yield server
+
+
+@pytest.fixture
+def trusted(certificate: tuple[Path, Path]) -> dict[str, str]:
+    return {"AIS_CLIENT_CA": str(certificate[0])}
+
+
+def test_classes_of_shards_over_tls(secure: WebServer, trusted: dict[str, str], mountpoint: Path):
+    source = f"{secure.url}/data/x-{{000..009}}.tar"
+    with mounted(source, mountpoint, options=["--view", "class"], env=trusted) as mount:
+        dataset = ImageFolder(str(mount.path))
+        assert dataset.classes == ["0", "1", "2"]
+        assert len(dataset) == SHARDS * EACH
+        for path, label in dataset.samples:
+            number = int(Path(path).name.partition(".")[0][-3:])
+            assert number % CLASSES == label
+            assert Path(path).read_bytes() == jpeg(number)
+        with pytest.raises(OSError, match="Read-only") as caught:
+            (mount.path / "0" / "new").write_bytes(b"1")
+        assert caught.value.errno == errno.EROFS
+
+
+def test_a_directory_with_an_index(secure: WebServer, trusted: dict[str, str], mountpoint: Path):
+    with mounted(f"{secure.url}/", mountpoint, env=trusted) as mount:
+        assert sorted(os.listdir(mount.path)) == ["data", "plain"]
+        names = [f"x-{number:03}.tar" for number in range(SHARDS)]
+        assert sorted(os.listdir(mount.path / "data")) == names
+        big = mount.path / "plain" / "big.bin"
+        assert big.stat().st_size == len(BIG)
+        assert int(big.stat().st_mtime) == int((secure.root / "plain" / "big.bin").stat().st_mtime)
+        assert big.read_bytes() == BIG
+        assert len(os.listdir(mount.path / "data" / "x-003.tar.d")) == 2 * EACH
+        assert os.getxattr(big, "user.ais.version").startswith(b'"')
+
+
+def test_a_file_that_is_replaced_is_stale_and_then_new(site: Path, mountpoint: Path):
+    with big_directory() as root:
+        root.chmod(0o755)
+        name = root / "k"
+        name.write_bytes(BIG)
+        with (
+            nginx(root) as server,
+            mounted(
+                f"{server.url}/", mountpoint, options=["--list-ttl", "0", "--attr-ttl", "0"],
+                expected_log=["changed"],
+            ) as mount,
+            open(mount.path / "k", "rb") as file,
+        ):  # fmt: skip
+            assert file.read(4096) == BIG[:4096]
+            fresh = root / "fresh"
+            fresh.write_bytes(BIG[::-1])
+            os.utime(fresh, (1, 1))
+            fresh.rename(name)
+            file.seek(8 << 20)
+            with pytest.raises(OSError, match="Stale") as caught:
+                file.read()
+            assert caught.value.errno == errno.ESTALE
+            assert eventually(lambda: (mount.path / "k").read_bytes() == BIG[::-1])
+
+
+def test_commands(secure: WebServer, trusted: dict[str, str]):
+    listed = aisfs("ls", f"{secure.url}/plain/", env=trusted)
+    assert listed.stdout.split() == [b"big.bin", b"small.txt"]
+    seen = aisfs(
+        "inspect",
+        f"{secure.url}/data/x-{{000..009}}.tar",
+        "--cache-size",
+        "0",
+        "--json",
+        env=trusted,
+    )
+    assert json.loads(seen.stdout)["samples"] == SHARDS * EACH
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["{url}/data/x-{{000..009}}.tar", "--view", "class"], Exit.USAGE, "name its CA in AIS_CLIENT_CA"),
+        (["{url}/", "--writable"], Exit.USAGE, "can only be read"),
+        (["https://user:s3cret@h/"], Exit.USAGE, "no user or password in a URL"),
+    ],
+)  # fmt: skip
+def test_refusals(secure: WebServer, mountpoint: Path, words: list[str], code: int, said: str):
+    source, *options = (word.format(url=secure.url) for word in words)
+    with pytest.raises(MountFailedError) as caught, mounted(source, mountpoint, options=options):
+        pass
+    assert said in caught.value.stderr
+    assert "s3cret" not in caught.value.stderr
+    assert caught.value.returncode == code
+    assert len(caught.value.stderr.splitlines()) == 1
+
+
+def test_nothing_there(plain: WebServer, mountpoint: Path):
+    for source, said in (
+        (f"{plain.url}/data/y-{{0..3}}.tar", "no shard"),
+        (f"{plain.url}/nowhere/", "no such directory"),
+        ("http://127.0.0.1:9/x.tar", "connection failed"),
+    ):
+        with pytest.raises(MountFailedError) as caught, mounted(source, mountpoint):
+            pass
+        assert said in caught.value.stderr
+
+
+def test_a_server_without_ranges(plain: WebServer, mountpoint: Path):
+    """Large files are copied once; all is there after a remount."""
+    for _ in range(2):
+        with mounted(f"{plain.url}/plain/", mountpoint) as mount:
+            with open(mount.path / "big.bin", "rb") as file:
+                file.seek(8 << 20)
+                assert file.read() == BIG[8 << 20 :]
+            assert (mount.path / "big.bin").read_bytes() == BIG
+            assert (mount.path / "small.txt").read_bytes() == b"few bytes\n"
+
+
+def test_without_room_for_a_copy(plain: WebServer, mountpoint: Path):
+    with mounted(
+        f"{plain.url}/plain/",
+        mountpoint,
+        options=["--cache-size", "0"],
+        expected_log=["only whole"],
+    ) as mount:
+        done = run("cat", mount.path / "big.bin")
+        assert b"not supported" in done.stderr
+        assert (mount.path / "small.txt").read_bytes() == b"few bytes\n"
+        assert "only whole" in mount.log()
+        assert "give --cache-size" in mount.log()
+
+
+def test_without_an_index_shards_are_named(site: Path, mountpoint: Path):
+    with nginx(site, autoindex=False) as server:
+        with mounted(
+            f"{server.url}/data/x-{{000..009}}.tar", mountpoint, options=["--view", "flat"]
+        ) as mount:
+            assert len(tree(mount.path)) == 2 * SHARDS * EACH
+        with (
+            pytest.raises(MountFailedError, match="no index of this directory"),
+            mounted(f"{server.url}/data/", mountpoint),
+        ):
+            pass
+
+
+def test_what_fsspec_opens(site: Path, mountpoint: Path):
+    with ftp_server(site) as server:
+        source = f"{server.url}/data/x-{{000..009}}.tar"
+        with mounted(source, mountpoint, options=["--view", "class"]) as mount:
+            dataset = ImageFolder(str(mount.path))
+            assert len(dataset) == SHARDS * EACH
+            for path, _ in dataset.samples:
+                assert Path(path).read_bytes() == jpeg(int(Path(path).name.partition(".")[0][-3:]))
+        with mounted(f"{server.url}/plain/", mountpoint) as mount:
+            big = mount.path / "big.bin"
+            assert big.read_bytes() == BIG
+            assert int(big.stat().st_mtime) == int((site / "plain" / "big.bin").stat().st_mtime)
+
+
+@pytest.fixture
+def hub(site: Path) -> Iterator[Hub]:
+    with running_hub(TOKEN) as hub:
+        hub.files |= {f"data/{path.name}": path.read_bytes() for path in (site / "data").iterdir()}
+        hub.files["README.md"] = b"# Pets\n"
+        yield hub
+
+
+def test_a_dataset_of_the_hub(hub: Hub, mountpoint: Path):
+    env = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN}
+    source = "hf://datasets/own/pets/data/*.tar"
+    with mounted(source, mountpoint, options=["--view", "class"], env=env) as mount:
+        dataset = ImageFolder(str(mount.path))
+        assert len(dataset) == SHARDS * EACH
+        hub.files["data/x-000.tar"] = b"another commit"
+        for path, _ in dataset.samples:
+            assert Path(path).read_bytes() == jpeg(int(Path(path).name.partition(".")[0][-3:]))
+        assert TOKEN not in mount.log()
+    assert not any("authorization" in headers for headers in hub.to_storage)
+    with mounted("hf://datasets/own/pets", mountpoint, env=env) as mount:
+        assert (mount.path / "README.md").read_bytes() == b"# Pets\n"
+        assert (mount.path / "data" / "x-000.tar").read_bytes() == b"another commit"

@@ -1,0 +1,66 @@
+"""What obstore's errors mean, from texts as it gives them."""
+
+import pytest
+from obstore import exceptions as obs
+
+from aisfs.errors import (
+    AccessDenied,
+    AisfsError,
+    BucketNotFound,
+    NotFound,
+    ProtocolError,
+    Stale,
+    Unavailable,
+    Unsupported,
+)
+from aisfs.store.cloud.errors import cloud_errors, error_of
+
+GET = "Generic S3 error: Error performing GET https://h/b/k?sig=SECRET&x=1 in 2ms - "
+DEBUG = "\n\nDebug source:\nGeneric { headers: SECRET }"
+
+
+def reply(status: int, code: str = "", message: str = "") -> str:
+    body = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>" if code else ""
+    return f"{GET}Server returned non-2xx status code: {status} X: {body}{DEBUG}"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (obs.GenericError(reply(503, "SlowDown", "Please reduce")), Unavailable, "HTTP 503 SlowDown: Please reduce"),
+        (obs.GenericError(reply(429)), Unavailable, "HTTP 429"),
+        (obs.GenericError(reply(500)), Unavailable, "HTTP 500"),
+        (obs.GenericError(reply(409, "OperationAborted", "conflict")), Unavailable, "OperationAborted"),
+        (obs.GenericError(reply(404, "NoSuchBucket", "none")), BucketNotFound, "NoSuchBucket"),
+        (FileNotFoundError(reply(404, "ContainerNotFound", "none")), BucketNotFound, "Container"),
+        (FileNotFoundError(reply(404, "NoSuchKey", "none")), NotFound, "NoSuchKey"),
+        (obs.GenericError(reply(416, "InvalidRange", "r")), Stale, "InvalidRange"),
+        (obs.PreconditionError(reply(412)), Stale, "HTTP 412"),
+        (obs.PermissionDeniedError(reply(403, "AccessDenied", "no")), AccessDenied, "AccessDenied"),
+        (obs.UnauthenticatedError(reply(401)), AccessDenied, "HTTP 401"),
+        (obs.GenericError(reply(400, "InvalidRequest", "odd")), ProtocolError, "InvalidRequest: odd"),
+        (obs.GenericError(reply(301, "PermanentRedirect", "x")), Unsupported, "set AWS_REGION"),
+        (obs.GenericError(GET + "HTTP error: error sending request"), Unavailable, "error sending"),
+        (obs.InvalidPathError('Path "a//b" contained empty path segment'), ProtocolError, "a//b"),
+        (
+            obs.GenericError("Error performing PUT http://169.254.169.254/latest/api/token in 1s - HTTP error"),
+            AccessDenied,
+            "169.254",
+        ),
+    ],
+)  # fmt: skip
+def test_errors(error: Exception, kind: type[AisfsError], text: str):
+    found = error_of("s3+direct://b/k", error)
+    assert type(found) is kind
+    assert str(found).startswith("s3+direct://b/k: ")
+    assert text in str(found)
+    assert "SECRET" not in str(found)
+    assert "\n" not in str(found)
+
+
+def test_no_cause_is_kept():
+    """The text of the cause, which a traceback would show, may have a signature."""
+    with pytest.raises(Unavailable) as caught, cloud_errors("k"):
+        raise obs.GenericError(reply(503))
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__

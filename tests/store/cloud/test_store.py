@@ -1,0 +1,159 @@
+"""What of the clouds' store the contract does not tell: over the embedded server's /s3."""
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+import trio
+
+from aisfs.config import ClusterSettings
+from aisfs.errors import AccessDenied, ContentUnreadable, DeadlineExceeded, ProtocolError
+from aisfs.model import Bucket, Provider
+from aisfs.store.cloud import listings, uploads
+from aisfs.store.cloud.store import CloudStore
+from aisfs.store.content import BytesContent
+from aisfs.store.pages import pages_of
+from aisfs.store.pipeline import CallPipeline
+from tests.support.clouds import S3, moto, s3_environment
+from tests.support.servers import RunningServer, running_server
+
+PETS = Bucket("pets", Provider.S3)
+BIG = random.Random(7).randbytes((12 << 20) + 5)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    root = tmp_path_factory.mktemp("clouds").resolve()
+    (root / "pets").mkdir()
+    for name in ("a", "b", "c"):
+        (root / "pets" / name).write_bytes(name.encode() * 1000)
+    with running_server(root, faulty=True, traps=False) as server:
+        yield server
+
+
+@pytest.fixture
+async def store(server: RunningServer, monkeypatch: pytest.MonkeyPatch):
+    for name, value in s3_environment(f"{server.endpoint}/s3").items():
+        monkeypatch.setenv(name, value)
+    counted: Counter[str] = Counter()
+
+    def count(kind: str, number: int) -> None:
+        counted[kind] += number
+
+    made = CloudStore(ClusterSettings(part_size=5 << 20, read_timeout=30), count)
+    made.counted = counted
+    yield made
+    await made.aclose()
+    server.faults([])
+
+
+async def test_a_long_listing_outlives_the_deadline_of_a_call(
+    store, server: RunningServer, monkeypatch: pytest.MonkeyPatch
+):
+    """It goes on while empty pages are given, and is asked for only once."""
+    monkeypatch.setattr(listings, "_PATIENCE", 0.05)
+    pipeline = CallPipeline(store, deadline=0.5)
+    server.faults([{"action": "stall", "seconds": 1.5, "match": {"query_contains": "list-type"}}])
+    pages = [page async for page in pages_of(pipeline, PETS, "")]
+    assert len(pages) > 5
+    assert [info.key for page in pages for info in page.objects] == ["a", "b", "c"]
+    assert store.counted["list"] == 1
+
+
+async def test_a_cancelled_request_is_over(store, server: RunningServer):
+    """Its connection is closed, though the server never answers."""
+    info = await store.head(PETS, "a")
+    buffer = memoryview(bytearray(info.size))
+    hang = {"action": "stall", "seconds": 60, "until_cleared": True, "times": -1}
+    server.faults([{**hang, "match": {"method": "GET"}}])
+    with trio.move_on_after(0.3) as scope:
+        await store.read_range(PETS, info, 0, buffer)
+    assert scope.cancelled_caught
+    server.faults([])
+    with trio.fail_after(20):  # no place among the connections is kept
+        for _ in range(40):
+            await store.read_range(PETS, info, 0, buffer)
+    assert buffer == b"a" * 1000
+
+
+async def test_requests_are_counted(store):
+    await store.upload(PETS, "new", BytesContent(b"12"))
+    info = await store.head(PETS, "new")
+    await store.read_range(PETS, info, 0, memoryview(bytearray(2)))
+    await store.rename(PETS, "new", "newer")
+    await store.remove(PETS, "newer")
+    await store.list_page(PETS, "")
+    assert store.counted == {
+        "put": 1, "head": 5, "get": 1, "copy": 1, "delete": 2, "list": 1,
+    }  # fmt: skip
+
+
+async def test_a_part_that_failed_is_sent_again_alone(store, server: RunningServer):
+    server.faults(
+        [{"action": "status", "status": 503, "match": {"query_contains": "partNumber=2"}}]
+    )
+    await store.upload(PETS, "big", BytesContent(BIG))
+    info = await store.head(PETS, "big")
+    buffer = bytearray(info.size)
+    await store.read_range(PETS, info, 0, memoryview(buffer))
+    assert buffer == BIG
+    assert store.counted["put"] == 2 + 3
+    await store.remove(PETS, "big")
+
+
+async def test_a_cancelled_upload_leaves_no_parts(store, server: RunningServer, monkeypatch):
+    monkeypatch.setattr(uploads, "_AT_ONCE", 1)
+    slow = {"action": "stall", "seconds": 0.5, "times": -1}
+    server.faults([{**slow, "match": {"query_contains": "partNumber"}}])
+    with trio.move_on_after(0.7) as scope:
+        await store.upload(PETS, "cancelled", BytesContent(BIG))
+    assert scope.cancelled_caught
+    server.faults([])
+    left = S3("s3", f"{server.endpoint}/s3", {})._ask("GET", "/pets?uploads")
+    assert b"<UploadId>" not in left, left
+    assert "cancelled" not in [info.key for info in (await store.list_page(PETS, "")).objects]
+
+
+async def test_what_cannot_be_read_is_not_sent(store):
+    class Broken:
+        size = len(BIG)
+
+        def read_into(self, start: int, buffer: memoryview) -> None:
+            if start:
+                raise ContentUnreadable("gone")
+
+    with pytest.raises(ContentUnreadable, match="gone"):
+        await store.upload(PETS, "broken", Broken())
+
+
+async def test_throttling_ends_at_the_deadline(store, server: RunningServer):
+    pipeline = CallPipeline(store, deadline=1)
+    info = await store.head(PETS, "a")
+    server.faults([{"action": "status", "status": 503, "times": -1, "match": {"method": "GET"}}])
+    with pytest.raises(DeadlineExceeded, match="HTTP 503"):
+        await pipeline.read_range(PETS, info, 0, memoryview(bytearray(10)))
+    assert store.counted["get"] < 20, "it backs off"
+
+
+async def test_nothing_is_written_without_credentials(server: RunningServer, store):
+    anonymous = CloudStore(ClusterSettings(anonymous=True))
+    assert (await anonymous.head(PETS, "a")).size == 1000
+    with pytest.raises(AccessDenied, match="--anonymous"):
+        await anonymous.upload(PETS, "x", BytesContent(b""))
+    await anonymous.aclose()
+
+
+async def test_a_key_that_obstore_refuses_is_named(monkeypatch: pytest.MonkeyPatch):
+    with moto() as s3:
+        for name, value in s3.environment.items():
+            monkeypatch.setenv(name, value)
+        bucket = s3.make_bucket()
+        s3.put(bucket, "odd//x", b"")
+        s3.put(bucket, "fine", b"")
+        store = CloudStore(ClusterSettings())
+        page = await store.list_page(Bucket(bucket, Provider.S3), "")
+        assert ([info.key for info in page.objects], page.directories) == (["fine"], ["odd/"])
+        with pytest.raises(ProtocolError, match="odd//"):
+            await store.list_page(Bucket(bucket, Provider.S3), "odd/")
+        await store.aclose()

@@ -1,0 +1,131 @@
+"""Which names an index has, and which pages are none.
+
+The files in `pages/` are what these servers sent for one directory with odd names.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from aisfs.errors import ProtocolError
+from aisfs.store.web.index_pages import Names, names_in_index, names_in_multistatus
+
+PAGES = Path(__file__).parent / "pages"
+URL = "http://h:1/a%20b/d/"
+PLAIN = {" a b ", "100%", "%41", "a+b", "a?b=c", "a#b", "'\"&<>", "x" * 80, "a:b", "plain.tar"}
+UTF8 = {"ü", "日本"}
+RAW, DOTS = {"raw\udcff"}, {"..."}
+
+
+@pytest.mark.parametrize(
+    ("page", "url", "files"),
+    [
+        ("apache-fancy.html", "http://h/d/", PLAIN | UTF8 | RAW | DOTS),
+        ("apache-table.html", "http://h/html/d/", PLAIN | UTF8 | RAW | DOTS),
+        ("apache-plain.html", "http://h/plain/d/", PLAIN | UTF8 | RAW | DOTS),
+        ("lighttpd.html", "http://h/d/", PLAIN | UTF8 | RAW),
+        ("caddy.json", "http://h/d/", PLAIN | UTF8 | RAW | DOTS),
+    ],
+)
+def test_indexes_of_servers(page, url, files):
+    assert names_in_index(url, (PAGES / page).read_bytes()) == Names(files, {"sub"})
+
+
+def test_webdav():
+    body = (PAGES / "apache-dav.xml").read_bytes()
+    found = names_in_multistatus("http://h/dav/d/", body)
+    assert found.directories == {"sub"}
+    assert found.files - RAW == PLAIN | UTF8 | DOTS
+
+
+def page(*links: str, title: str = "Index of /a b/d/", end: str = "</html>") -> bytes:
+    body = "".join(f'<a href="{link}">x</a>' for link in links)
+    return f"<html><title>{title}</title><body>{body}</body>{end}".encode()
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        "../", "./", "..", ".", "/", "/a%20b/", "?C=N;O=D", "#top", "http://other/a%20b/d/x", "//other/x", "mailto:me@h",
+        "https://h:1/a%20b/d/x", "http://h:2/a%20b/d/x", "sub/deep", "/a%20b/dd", "%2e%2e/", "x/../..", "javascript:x()",
+        "http://[/", "http://h:1/a%20b/d/",
+    ],
+)  # fmt: skip
+def test_other_links_are_no_names(link):
+    assert names_in_index(URL, page("real", link)) == Names({"real"}, set())
+
+
+@pytest.mark.parametrize(
+    ("link", "name"),
+    [
+        ("x", "x"), ("./x", "x"), ("/a%20b/d/x", "x"), ("http://h:1/a%20b/d/x", "x"), ("../d/x", "x"), ("%78", "x"),
+        ("a%26b", "a&b"), ("a&amp;b", "a&b"), ("%25", "%"), ("%3F", "?"), ("a%0Ab", "a\nb"), ("%FF", "\udcff"), ("ü", "ü"),
+    ],
+)  # fmt: skip
+def test_ways_to_write_a_name(link, name):
+    assert names_in_index(URL, page(link)) == Names({name}, set())
+    assert names_in_index(URL, page(f"{link}/")) == Names(set(), {name})
+
+
+@pytest.mark.parametrize(
+    "title", ["My data", "", "Index of my data", "Welcome", "An index of /a b/d/", "404"]
+)
+def test_a_page_by_hand_is_no_index(title):
+    assert names_in_index(URL, page("x.tar", title=title)) is None
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"<html>", b"x.tar\ny.tar\n", b'{"name": "x"}', b'["x"]', b'[{"a": 1}]']
+)
+def test_other_content_is_no_index(body):
+    assert names_in_index(URL, body) is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        page("x", end=""),
+        page("x?y=1"),
+        b'[{"name": "x", "type": "file"}',
+        b'[{"name": "x/y", "type": "file"}]',
+        b'[{"name": "", "type": "file"}]',
+        b'[{"url": "../x", "is_dir": false}]',
+        b"[" * 100_000,
+    ],
+)
+def test_a_broken_index_is_an_error(body):
+    with pytest.raises(ProtocolError):
+        names_in_index(URL, body)
+
+
+def test_pipes_are_left_out_and_an_empty_directory_is_empty():
+    body = b'[{"name": "p", "type": "other"}, {"name": "f", "type": "file"}]'
+    assert names_in_index(URL, body) == Names({"f"}, set())
+    assert names_in_index(URL, b"[]") == Names()
+    assert names_in_index(URL, page("../")) == Names()
+
+
+def multistatus(*hrefs: str) -> bytes:
+    responses = "".join(
+        f"<D:response><D:href>{href}</D:href><D:propstat/></D:response>" for href in hrefs
+    )
+    return (
+        f'<?xml version="1.0"?><D:multistatus xmlns:D="DAV:">{responses}</D:multistatus>'.encode()
+    )
+
+
+def test_hrefs_of_webdav():
+    body = multistatus("/a%20b/d/", "/a%20b/d/x", "http://h:1/a%20b/d/y", "/a%20b/d/s/")
+    assert names_in_multistatus(URL, body) == Names({"x", "y"}, {"s"})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"<html></html>", b"<D:multistatus", multistatus(), multistatus("/a%20b/d/x"),
+        multistatus("/a%20b/d/", "/a%20b/d/x/y"), multistatus("/a%20b/d/", "/etc/passwd"),
+    ],
+)  # fmt: skip
+def test_broken_answers_of_webdav(body):
+    with pytest.raises(ProtocolError):
+        names_in_multistatus(URL, body)

@@ -1,0 +1,124 @@
+"""Tokens and cookies go to the host that they were given for, and are shown nowhere."""
+
+import socket
+import subprocess
+import sys
+from urllib.parse import urlsplit
+
+import pytest
+
+from aisfs.config import ClusterSettings
+from aisfs.errors import AccessDenied, ConfigError, ProtocolError
+from aisfs.model import Bucket, Provider
+from aisfs.redaction import shown
+from aisfs.store.pipeline import CallPipeline
+from aisfs.store.web.host_headers import HostHeaders
+from aisfs.store.web.store import WebStore
+from tests.ais.scripted_server import Seen, reply, scripted_server
+from tests.store.web.mini_site import DATA, MiniSite, read, store_over
+
+TOKEN = "s3cret-token-of-the-test"
+
+
+def headers_file(tmp_path, *lines):
+    path = tmp_path / "headers"
+    path.write_text("\n".join(lines))
+    return path
+
+
+async def test_a_redirect_elsewhere_takes_no_secret_along(tmp_path):
+    with scripted_server(MiniSite()) as storage:
+
+        def front(seen: Seen, connection: socket.socket) -> bool:
+            if seen.headers.get("authorization") != f"Bearer {TOKEN}":
+                connection.sendall(reply(401))
+            elif seen.path == "/k":
+                connection.sendall(reply(302, {"Location": "/d/k"}))
+            else:
+                place = f"{storage.endpoint}/k?X-Signature=abc"
+                connection.sendall(reply(307, {"Location": place}))
+            return True
+
+        with scripted_server(front) as server:
+            bucket = Bucket(urlsplit(server.endpoint).netloc, Provider.HTTP)
+            said = f"{bucket.name} Authorization: Bearer {TOKEN}", f"{bucket.name} Cookie: a=b; c=d"
+            path = headers_file(tmp_path, "# mine", "", *said)
+            store = CallPipeline(WebStore(ClusterSettings(http_headers=path)), deadline=10)
+            info = await store.head(bucket, "k")
+            assert await read(store, bucket, info) == DATA
+            await store.aclose()
+            assert {seen.headers["cookie"] for seen in server.seen} == {"a=b; c=d"}
+            store = CallPipeline(WebStore(ClusterSettings()), deadline=10)
+            with pytest.raises(AccessDenied, match="--http-headers"):
+                await store.head(bucket, "k")
+            await store.aclose()
+        assert storage.seen
+        for seen in storage.seen:
+            assert not {"authorization", "cookie"} & seen.headers.keys()
+
+
+@pytest.mark.parametrize(
+    "location",
+    ["ftp://h/x", "http://", "http://[", "javascript:x", "file:///etc/passwd", "http://h:0/"],
+)
+async def test_redirects_to_nowhere(location):
+    def front(seen: Seen, connection: socket.socket) -> bool:
+        connection.sendall(reply(302, {"Location": location}))
+        return True
+
+    async with store_over(front, deadline=3) as (store, bucket, _):
+        with pytest.raises(ProtocolError, match="redirected"):
+            await store.head(bucket, "k")
+
+
+async def test_redirects_in_circles():
+    def front(seen: Seen, connection: socket.socket) -> bool:
+        connection.sendall(reply(302, {"Location": "/l" if seen.path == "/k" else "/k"}))
+        return True
+
+    async with store_over(front, deadline=3) as (store, bucket, _):
+        with pytest.raises(ProtocolError, match="circles"):
+            await store.head(bucket, "k")
+
+
+def test_which_host_gets_what(tmp_path):
+    path = headers_file(tmp_path, "h A: 1", "h:8 A: 2", "[::1]:9 A: 3", "H2.example A: 4")
+    headers = HostHeaders.load(path)
+    for url, value in (
+        ("https://h/x", "1"), ("http://h/x", "1"), ("https://h:443/", "1"), ("http://h:8/", "2"), ("http://[::1]:9/", "3"),
+        ("https://h2.EXAMPLE/", "4"), ("https://h:9/", None), ("https://x.h/", None), ("https://hh/", None),
+        ("https://evil/h", None), ("https://h@evil/", None), ("http://[::1]/", None),
+    ):  # fmt: skip
+        assert headers.of(url).get("A") == value, url
+
+
+@pytest.mark.parametrize(
+    "line", ["h", "h A", "h A:", f"h Author ization: {TOKEN}", f"https://h/ A: {TOKEN}", f"h Range: {TOKEN}", f"h A: {TOKEN}\x7f"]
+)  # fmt: skip
+def test_lines_that_are_none_are_not_repeated(tmp_path, line):
+    with pytest.raises(ConfigError, match="line 2") as caught:
+        HostHeaders.load(headers_file(tmp_path, "h A: fine", line))
+    assert TOKEN not in str(caught.value)
+
+
+def test_secrets_are_struck_out(tmp_path):
+    HostHeaders.load(
+        headers_file(tmp_path, f"h X-Key: {TOKEN}", "h Authorization: Token 0123456789abc")
+    )
+    assert TOKEN not in shown(f"the server says {TOKEN} is wrong")
+    assert "0123456789abc" not in shown("no such key 0123456789abc")
+    assert TOKEN not in repr(HostHeaders.load(headers_file(tmp_path, f"h A: {TOKEN}")))
+
+
+@pytest.mark.parametrize(("module", "extra"), [("huggingface_hub", "hf"), ("fsspec", "fsspec")])
+def test_a_missing_extra_is_named(module, extra):
+    source = {"hf": "hf://datasets/o/n", "fsspec": "memory://x/y"}[extra]
+    code = (
+        f"import sys; sys.modules[{module!r}] = None\n"
+        "from aisfs.cli.main import main\n"
+        f"sys.argv = ['aisfs', 'ls', {source!r}]; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode
+    assert f"pip install '.[{extra}]'" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,176 @@
+"""Real servers of files as processes: nginx, Python's own, and one of FTP."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+_START_SECONDS = 30.0
+"""A loaded two-core machine needs seconds. Not a statement about speed."""
+
+_NGINX = """
+daemon off; master_process off; pid {state}/pid; error_log {state}/error.log;
+events {{ worker_connections 256; }}
+http {{
+    access_log {state}/access.log;
+    client_body_temp_path {state}; proxy_temp_path {state}; fastcgi_temp_path {state};
+    uwsgi_temp_path {state}; scgi_temp_path {state};
+    keepalive_timeout 60; default_type application/octet-stream;
+    server {{
+        listen 127.0.0.1:{port}{ssl};
+        root {root};
+        {tls}
+        location / {{ autoindex {autoindex}; autoindex_format {form}; {more} }}
+    }}
+}}
+"""
+
+
+@dataclass
+class WebServer:
+    """A server that is running."""
+
+    url: str
+    """Without a slash at the end."""
+    root: Path
+    state: Path
+
+    def log(self) -> str:
+        """Return one line for each request."""
+        return (self.state / "access.log").read_text(errors="replace")
+
+
+def make_certificate(folder: Path) -> tuple[Path, Path]:
+    """Make a certificate for 127.0.0.1 that signs itself; return it and its key."""
+    key, crt = folder / "key.pem", folder / "crt.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    command += ["-nodes", "-days", "2", "-subj", "/CN=aisfs test"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(crt)]
+    subprocess.run(command, check=True, capture_output=True)
+    return crt, key
+
+
+@contextmanager
+def nginx(
+    root: Path,
+    *,
+    form: str = "html",
+    autoindex: bool = True,
+    certificate: tuple[Path, Path] | None = None,
+    more: str = "",
+) -> Iterator[WebServer]:
+    """Run nginx over a directory until the block ends.
+
+    Args:
+        root: What it serves.
+        form: Of its index: `html` or `json`.
+        autoindex: Whether it has an index.
+        certificate: For TLS, with its key.
+        more: Directives for all files.
+    """
+    port = _free_port()
+    crt, key = certificate or ("", "")
+    tls = f"ssl_certificate {crt}; ssl_certificate_key {key};" if certificate else ""
+    scheme = "https" if certificate else "http"
+    with TemporaryDirectory(prefix="aisfs-nginx-") as directory:
+        state = Path(directory)
+        config = _NGINX.format(
+            state=state, port=port, root=root, form=form, more=more, tls=tls,
+            autoindex="on" if autoindex else "off", ssl=" ssl" if certificate else "",
+        )  # fmt: skip
+        (state / "nginx.conf").write_text(config)
+        command = ["/usr/sbin/nginx", "-e", f"{state}/error.log", "-c", f"{state}/nginx.conf"]
+        with _running(command, port, state, root):
+            yield WebServer(f"{scheme}://127.0.0.1:{port}", root, state)
+
+
+@contextmanager
+def python_server(root: Path) -> Iterator[WebServer]:
+    """Run `python -m http.server`, which knows no ranges, over a directory until the block ends."""
+    port = _free_port()
+    command = [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1"]
+    command += ["--protocol", "HTTP/1.1", "--directory", str(root)]
+    with TemporaryDirectory(prefix="aisfs-httpd-") as directory:
+        state = Path(directory)
+        with _running(command, port, state, root, "access.log"):
+            yield WebServer(f"http://127.0.0.1:{port}", root, state)
+
+
+@contextmanager
+def ftp_server(root: Path) -> Iterator[WebServer]:
+    """Run an FTP server for everybody over a directory until the block ends."""
+    port = _free_port()
+    command = [
+        sys.executable,
+        "-m",
+        "pyftpdlib",
+        "-i",
+        "127.0.0.1",
+        "-p",
+        str(port),
+        "-d",
+        str(root),
+    ]
+    with TemporaryDirectory(prefix="aisfs-ftpd-") as directory:
+        state = Path(directory)
+        with _running(command, port, state, root):
+            yield WebServer(f"ftp://127.0.0.1:{port}", root, state)
+
+
+@contextmanager
+def _running(
+    command: list[str], port: int, state: Path, cwd: Path, log: str = "output.log"
+) -> Iterator[None]:
+    with open(state / log, "wb") as output:
+        # They end with pytest, also when that is killed.
+        process = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "TERM", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=cwd,
+        )
+    try:
+        deadline = time.monotonic() + _START_SECONDS
+        while not _answers(port):
+            if process.poll() is not None or time.monotonic() > deadline:
+                said = (state / log).read_text(errors="replace")
+                raise AssertionError(f"{command[0]} did not start: {said}")
+            time.sleep(0.02)
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Clock:
+    """Times of changes, each in a second of its own: servers tell versions apart by seconds."""
+
+    def __init__(self) -> None:
+        self._last = 1_700_000_000
+
+    def stamp(self, path: bytes | Path) -> None:
+        """Give a file the next time."""
+        self._last += 1
+        os.utime(path, (self._last, self._last))
