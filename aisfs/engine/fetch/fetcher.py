@@ -49,7 +49,7 @@ HIGH_LATENCY_SECONDS = 0.02
 SPARE_SECONDS = 2.0
 """How long an unused buffer is kept: longer than the pause between two batches."""
 DIRECT_BEHIND = 256 << 20
-"""While more bytes than this wait for the disk, none are written past the page cache."""
+"""While more bytes than this wait for the disk, the rest goes through the page cache."""
 
 
 class Fetcher:
@@ -200,7 +200,7 @@ class Fetcher:
             held_up: Whether to wait while memory is full. Must be False if the readers that fill the
                 memory wait for this stream: it then takes at most `at_once` while there is no room.
             at_once: Bytes under way at the beginning.
-            first: Length of the first part. It may be `whole_part` if only all of them are of use.
+            first: Length of the first part; `whole_part` if only all of them are of use.
             to_disk: Whether the disk cache gets what it does not have.
             lacking: Pieces that have none of these bytes are left out.
         """
@@ -210,9 +210,9 @@ class Fetcher:
                 continue
             while under_way and ahead + len(piece) > at_once:
                 data = await self._scan(opened, reading := under_way.popleft())
+                ahead -= len(reading.wanted)
                 if self.high_latency and (held_up or self._make_room(2 * at_once)):
                     at_once = max(at_once, min(2 * at_once, self._read_ahead_max))
-                ahead -= len(reading.wanted)
                 yield reading.wanted.start, data
             if held_up:
                 await self._wait_for_room(len(piece))
@@ -320,7 +320,6 @@ class Fetcher:
             self._land(part)  # readers need not wait for the disk
             if cache is None or entry is None or any(room is None for _, room in missing):
                 return self._keep(opened, part)
-            # If the disk falls behind, the rest goes through the page cache.
             direct = len(part.range) >= FIRST_PART and self._unwritten <= DIRECT_BEHIND
             self._unwritten += len(part.range)
             work = partial(store, cache, entry, part, missing, self._sums, past_page_cache=direct)
@@ -332,9 +331,8 @@ class Fetcher:
             finally:
                 self._unwritten -= len(part.range)
                 self._tell()
-            if stored and (not direct or part.passed):
-                return False
-            return self._keep(opened, part, on_disk=stored)
+            passed = stored and (not direct or part.passed)
+            return not passed and self._keep(opened, part, on_disk=stored)
         finally:
             await self._finish([room for _, room in missing if room is not None and room.is_open])
 
@@ -358,6 +356,8 @@ class Fetcher:
     def _keep(self, opened: OpenObject, part: Part, *, on_disk: bool = False) -> bool:
         """Retain a landed part in memory, and drop others if it needs their room."""
         self._drop_all(self._retained.passed())
+        if on_disk and self._retained.overfull:
+            return False
         self._retained.add(part, opened, on_disk=on_disk)
         self._tell()
         self._make_room(0, but_for=part)
@@ -383,7 +383,8 @@ class Fetcher:
             await self._changed.wait()
 
     async def _wait_for_room(self, length: int) -> None:
-        """Wait until there is room for `length` more bytes: the disk may be slow."""
+        """Wait until there is room for `length` more bytes: the disk may be slow, or readers."""
+        await self._retained.wait_for_readers(self._drop_all)
         while not self._make_room(length) and self.buffered:
             await self._changed.wait()
 

@@ -9,13 +9,21 @@ replace all that it had read by what is read last.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+import trio
 
 from aisfs.engine.fetch.object_state import OpenObject
 from aisfs.engine.fetch.part import Data, Part
 
 Retained = tuple[Part, OpenObject]
 
+COPIES_MAX = 128 << 20
+"""Bytes on disk as well that wait for readers before what is fetched for nobody waits, too: some shards."""
+LOOK_SECONDS, LOOKS_MAX = 0.002, 25
+"""How often copies are looked at, and how often in vain: a part is pushed in some 20 ms."""
+STUCK_SECONDS = 1.0
+"""How long nobody waits after that, so that a twentieth of the rate is lost at most."""
 LOOKS = 64
 """Parts that may be looked at, on average, to find one that was passed."""
 SCANNED_SECONDS = 600.0
@@ -39,6 +47,8 @@ class RetainedParts:
         """How often such a part was wanted since all were looked at."""
         self._seen: dict[Part, int] = {}
         """How many bytes of each copy had been given when `idle` was called last."""
+        self._stuck_until = 0.0
+        """Until when nobody need wait for copies to be passed."""
         self.losses = 0
         """How often the disk had lost something when copies were compared with it last."""
 
@@ -116,6 +126,31 @@ class RetainedParts:
     def copies(self) -> list[Retained]:
         """Return those that are on disk as well."""
         return list(self._copies.items())
+
+    @property
+    def overfull(self) -> bool:
+        """Whether there are so many copies that others had better be had from the disk."""
+        return self._copies_size > 2 * COPIES_MAX
+
+    @property
+    def _copies_size(self) -> int:
+        return sum(part.cost for part in self._copies)
+
+    async def wait_for_readers(self, drop: Callable[[list[Retained]], None]) -> None:
+        """Wait while there are many copies, as long as readers or pushes pass them; `drop` those.
+
+        Otherwise what fetches and what passes would drift apart, as far as memory permits.
+        """
+        waited = 0
+        while self._copies_size > COPIES_MAX and trio.current_time() >= self._stuck_until:
+            if passed := self.passed():
+                drop(passed)
+                waited = 0
+            elif waited < LOOKS_MAX:
+                await trio.sleep(LOOK_SECONDS)
+                waited += 1
+            else:  # those who listed a folder do not read it, or not yet
+                self._stuck_until = trio.current_time() + STUCK_SECONDS
 
     def passed(self) -> list[Retained]:
         """Return the copies that a reader has passed."""
