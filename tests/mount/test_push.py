@@ -203,3 +203,33 @@ def test_a_local_directory_is_pushed_too(tmp_path: Path, mountpoint: Path, fastp
         paths = [folder / name for name in sorted(os.listdir(folder))]
         assert read(paths) == sha256(map(small, range(1000)))
         assert (pushed(mount) > 300) == fastpath
+
+
+@pytest.mark.parametrize("size", [4000, 60_000])
+@pytest.mark.parametrize("cached", [True, False])
+def test_what_listing_a_folder_fetched_is_there_when_it_is_read(
+    tmp_path: Path, mountpoint: Path, size: int, cached: bool
+):
+    """As ImageFolder does: all folders are listed first, and read only then."""
+    shards, members = 3, 400
+    (tmp_path / "store" / "b").mkdir(parents=True)
+    contents = [[payload(size, f"{n} {row}") for row in range(members)] for n in range(shards)]
+    for number, data in enumerate(contents):
+        (tmp_path / "store" / "b" / f"{number}.tar").write_bytes(shard(data))
+    options = ["--cache-dir", str(tmp_path / "cache"), *([] if cached else ["--cache-size", "0"])]
+    with (
+        running_server(tmp_path / "store") as server,
+        mounted("ais://b", mountpoint, endpoint=server.endpoint, options=options) as mount,
+    ):
+        paths = [
+            mountpoint / f"{number}.tar.d" / name
+            for number in range(shards)
+            for name in sorted(os.listdir(mountpoint / f"{number}.tar.d"))
+        ]
+        assert eventually(lambda: pushed(mount) > shards * members * 0.95), pushed(mount)
+        before = reads(mount)
+        assert read(paths) == sha256(data for each in contents for data in each)
+        # Of each shard a row in the middle and the last tell how far the reader is.
+        assert reads(mount) - before <= shards * members * 0.05
+        fetched = server.requests()["get_bytes"]
+        assert fetched <= 1.02 * shards * (members * (size + 1024) + 10240) + (64 << 10) * shards

@@ -93,3 +93,38 @@ async def test_link_is_measured_by_what_comes_from_the_store(autojump_clock):
         assert setup.fetcher.link.rate > 0
         await setup.read(0, 4096)
         assert len(setup.fetcher.link._latencies) == 1, "that came from memory"
+
+
+async def test_what_fetches_and_what_passes_do_not_drift_apart(monkeypatch, autojump_clock):
+    monkeypatch.setattr(retained_parts, "COPIES_MAX", 8 * MIB)
+    cache = FakeCache()
+    async with fetching(96 * MIB, cache=cache, memory_limit=90 * MIB) as setup:
+        most, at = 0, 0
+
+        async def push() -> None:
+            nonlocal at
+            while at < 96 * MIB:
+                if setup.opened.try_read(ByteRange(at, at + MIB), push=True) is None:
+                    await trio.sleep(0.001)
+                else:
+                    at += MIB
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(push)
+            async for _ in setup.fetcher.stream(setup.opened, at_once=8 * MIB):
+                most = max(most, setup.fetcher.buffered)
+        assert most <= 40 * MIB
+        assert setup.store.bytes_read == 96 * MIB
+
+
+async def test_a_scan_whose_bytes_nobody_wants_goes_on(monkeypatch, autojump_clock):
+    monkeypatch.setattr(retained_parts, "COPIES_MAX", 8 * MIB)
+    cache = FakeCache()
+    async with fetching(64 * MIB, cache=cache, memory_limit=60 * MIB) as setup:
+        began, most = trio.current_time(), 0
+        async for _ in setup.fetcher.stream(setup.opened, at_once=8 * MIB):
+            most = max(most, setup.fetcher.buffered)
+        assert trio.current_time() - began < 2 * retained_parts.STUCK_SECONDS
+        assert most <= 40 * MIB, "what is on disk need not be in memory as well"
+        assert await setup.read(0, 64 * MIB) == setup.content
+        assert setup.store.bytes_read == 64 * MIB
