@@ -105,7 +105,7 @@ class ShardPush:
         """Whether what is pending is for a reader, and not only because it was listed."""
         return (
             bool(self._samples)
-            or self._whole is not None
+            or (self._whole is not None and not self._whole_stalled)
             or any(stream.seen and stream.pending for stream in self._streams)
         )
 
@@ -119,7 +119,9 @@ class ShardPush:
         self._rows.know(rows)
         if rows and len(self._streams) < STREAMS and not self._rest:
             start = rows[0]
-            if not self._rows.there(start) and self._stream_of(start) is None:
+            near = self._stream_of(start)
+            passed_by = near is not None and not near.seen and start > near.top
+            if not self._rows.there(start) and (near is None or (in_memory and passed_by)):
                 stream = Stream(start - 1, start - 1, seen=False)
                 if in_memory and rows[-1] - start > WINDOW_FIRST:
                     size = self.index.object_size + len(rows) * PAGE
@@ -215,14 +217,18 @@ class ShardPush:
         if stored == len(batch):
             pass
         elif stream is not None:
-            stream.stalled = missing and stream.seen
-            stream.has_gaps |= missing and not stream.seen
-            rest = batch[stored + (missing and not stream.seen) :]
-            if rest:
+            skipped = 0
+            if missing and stream.seen:
+                stream.stalled = True
+            elif missing:
+                skipped = stream.skip(stored)
+            if rest := batch[stored + skipped :]:
                 stream.put_back(rest, sum(footprint(self.index.size(row)) for row in rest))
         elif self._of_whole:
             self._whole, self._whole_stalled = batch[stored], missing
-        return (stream.at, stream.top) if stream is not None and stream.window else None
+        if stream is None or not stream.window or (missing and not stream.seen):
+            return None
+        return stream.at, stream.top
 
     def _stored(self, rows: Sequence[int], unknown: Collection[int], stream: Stream | None) -> None:
         for row in unknown:

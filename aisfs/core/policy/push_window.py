@@ -62,7 +62,7 @@ class Stream:
     """One reader going through a shard."""
 
     __slots__ = ("ahead", "at", "behind_marker", "bytes_left", "bytes_max", "has_gaps", "marker",
-                 "pushed", "rows_left", "seen", "stalled", "top", "wasted", "window")  # fmt: skip
+                 "misses", "pushed", "rows_left", "seen", "stalled", "top", "wasted", "window")  # fmt: skip
 
     def __init__(self, at: int, top: int, *, seen: bool = True) -> None:
         """Begin after the row `top`."""
@@ -78,6 +78,8 @@ class Stream:
         """Whether there was a READ. Where there was only a listing, missing bytes are not waited for."""
         self.has_gaps = False
         """Whether rows up to `top` were skipped because their bytes were missing."""
+        self.misses = 0
+        """How many batches in a row began with such a row."""
         self.marker = -1
         """The row left out in the middle of the window."""
         self.stalled = False
@@ -91,6 +93,15 @@ class Stream:
         """Begin a window of so many rows behind `top`, and of at most `size` bytes."""
         self.window = self.rows_left = rows
         self.bytes_left = self.bytes_max = size
+
+    def skip(self, stored: int) -> int:
+        """Return how many rows to leave out, as the one behind those `stored` is missing.
+
+        More with each batch that brings nothing: what is missing lies together.
+        """
+        self.has_gaps = True
+        self.misses = 0 if stored else self.misses + 1
+        return min(1 << self.misses, BATCH_ROWS)
 
     def put_back(self, rows: Sequence[int], cost: int) -> None:
         """Put the last rows, of `cost` bytes, back into the window."""

@@ -105,17 +105,17 @@ class BufferPool:
         """What was read of all parts that have their buffers here, and past them from the disk cache."""
 
     def make_ready(self) -> None:
-        """Fill the pool with what stays in it. Takes some 100 ms, without the GIL; for a worker thread."""
+        """Fill the pool with what stays in it, if there is memory.
+
+        Takes some 100 ms, without the GIL; for a worker thread.
+        """
         free = self._free[PART_MAX]
         free.kept = min(READY_MAX, self._limit // READY_SHARE) // PART_MAX
-        zeros = os.open("/dev/zero", os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with suppress(OSError), open("/dev/zero", "rb", buffering=0) as zeros:
             for _ in range(free.kept):
                 buffer = _new_buffer(PART_MAX)
-                os.preadv(zeros, [buffer], 0)  # the kernel maps all pages at once
+                os.preadv(zeros.fileno(), [buffer], 0)  # the kernel maps all pages at once
                 free.buffers.append(buffer)
-        finally:
-            os.close(zeros)
 
     def take(self, length: int) -> mmap.mmap | bytearray:
         """Return a buffer of at least `length` bytes; what is in it is undefined.
@@ -139,7 +139,17 @@ class BufferPool:
                 free.buffers.insert(0, buffer)
             else:
                 return buffer
+        self._make_room()
         return _new_buffer(size)
+
+    def _make_room(self) -> None:
+        """Free what is of no use to a new buffer, as far as the limit demands it."""
+        over = self.free + self._used() - self._limit
+        for size, free in self._free.items():
+            while over > 0 and free.buffers:
+                with suppress(IndexError):  # another thread took it
+                    del free.buffers[0]
+                    over -= size
 
     def give_back(self, buffer: mmap.mmap | bytearray) -> None:
         """Take a buffer back that is no longer filled; it is used again when there is no view of it."""

@@ -124,7 +124,7 @@ class OpenObject:
         """Return how many bytes of a range have landed and are in memory still."""
         return sum(
             min(part.range.stop, wanted.stop) - max(part.range.start, wanted.start)
-            for part in self.overlapping(wanted)
+            for part in self.overlapping(wanted, self.parts.copy())
             if part.landed
         )
 
@@ -181,9 +181,9 @@ class OpenObject:
 
     # parts, in the trio thread ------------------------------------------------------------------
 
-    def overlapping(self, wanted: ByteRange) -> list[Part]:
-        """Return the parts that have bytes of `wanted`, in order."""
-        parts = self.parts.copy()
+    def overlapping(self, wanted: ByteRange, parts: list[Part] | None = None) -> list[Part]:
+        """Return the parts that have bytes of `wanted`, in order; other threads give a copy of all."""
+        parts = self.parts if parts is None else parts
         at = bisect_left(parts, wanted.start, key=lambda part: part.range.stop - 1)
         found = []
         while at < len(parts) and parts[at].range.start < wanted.stop:

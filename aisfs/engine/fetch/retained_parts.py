@@ -22,8 +22,10 @@ COPIES_MAX = 128 << 20
 """Bytes on disk as well that wait for readers before what is fetched for nobody waits, too: some shards."""
 LOOK_SECONDS, LOOKS_MAX = 0.002, 25
 """How often copies are looked at, and how often in vain: a part is pushed in some 20 ms."""
+WAIT_SECONDS = 0.25
+"""How long to wait at most although copies are passed: they may be those of other readers."""
 STUCK_SECONDS = 1.0
-"""How long nobody waits after that, so that a twentieth of the rate is lost at most."""
+"""How long nobody waits after either, so that a twentieth of the rate is lost where nobody reads."""
 LOOKS = 64
 """Parts that may be looked at, on average, to find one that was passed."""
 SCANNED_SECONDS = 600.0
@@ -141,16 +143,16 @@ class RetainedParts:
 
         Otherwise what fetches and what passes would drift apart, as far as memory permits.
         """
-        waited = 0
-        while self._copies_size > COPIES_MAX and trio.current_time() >= self._stuck_until:
+        looks, until = 0, trio.current_time() + WAIT_SECONDS
+        while self._copies_size > COPIES_MAX and (now := trio.current_time()) >= self._stuck_until:
             if passed := self.passed():
                 drop(passed)
-                waited = 0
-            elif waited < LOOKS_MAX:
+                looks = 0
+            elif looks < LOOKS_MAX and now < until:
                 await trio.sleep(LOOK_SECONDS)
-                waited += 1
+                looks += 1
             else:  # those who listed a folder do not read it, or not yet
-                self._stuck_until = trio.current_time() + STUCK_SECONDS
+                self._stuck_until = now + STUCK_SECONDS
 
     def passed(self) -> list[Retained]:
         """Return the copies that a reader has passed."""

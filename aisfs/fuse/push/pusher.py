@@ -6,6 +6,7 @@ itself is a job of the notifier, one batch of rows at a time, so that invalidati
 push is a hint: it may be dropped at any point (invariant I6).
 """
 
+import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
@@ -21,6 +22,8 @@ from aisfs.metrics import Metrics
 from aisfs.model import ByteRange
 from aisfs.process.locks import Rank, ranked_lock
 from aisfs.process.threads import any_thread
+
+log = logging.getLogger(__name__)
 
 EVENTS_MAX = 10_000
 """Events that may wait; a thread that finds so many drops its own."""
@@ -151,7 +154,10 @@ class Pusher:
         events = self._events
         while events:
             handle, about = events.popleft()
-            handle(about)
+            try:
+                handle(about)
+            except Exception:  # of a hint, in a thread that the mount cannot do without
+                log.exception("a push failed: this is a bug in aisfs, please report it")
 
     def _shard(self, ino: int) -> _Shard | None:
         """Return what is known of the shard that an inode is in; None when it is not open."""

@@ -100,3 +100,16 @@ def test_what_is_ready_goes_when_nobody_reads_for_long():
     for _ in range(3):
         pool.let_go()
     assert pool.free == 0
+
+
+def test_free_buffers_give_way_to_those_of_another_length():
+    used = 0
+    pool = BufferPool(32 * MIB, lambda: used)
+    for buffer in [pool.take(PART_MAX) for _ in range(4)]:
+        pool.give_back(buffer)
+    assert pool.free == 32 * MIB
+    taken = []
+    for _ in range(10):
+        used += 3 * MIB  # as `Fetcher` counts a part before it takes a buffer
+        taken.append(pool.take(3 * MIB))
+        assert pool.free + used <= 32 * MIB

@@ -1,5 +1,7 @@
 """What a scan has streamed stays in memory for readers, and in nobody's way."""
 
+from unittest.mock import Mock
+
 import pytest
 import trio
 
@@ -128,3 +130,23 @@ async def test_a_scan_whose_bytes_nobody_wants_goes_on(monkeypatch, autojump_clo
         assert most <= 40 * MIB, "what is on disk need not be in memory as well"
         assert await setup.read(0, 64 * MIB) == setup.content
         assert setup.store.bytes_read == 64 * MIB
+
+
+async def test_progress_of_other_readers_does_not_hold_a_scan_up(monkeypatch, autojump_clock):
+    monkeypatch.setattr(retained_parts, "COPIES_MAX", 0)
+    retained = retained_parts.RetainedParts()
+    part = Mock(cost=MIB, passed=False, given=0)
+    retained.add(part, None, on_disk=True)
+
+    async def read() -> None:
+        while True:
+            await trio.sleep(0.01)
+            part.passed = not part.passed
+
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            began = trio.current_time()
+            await retained.wait_for_readers(lambda passed: setattr(part, "passed", False))
+            assert trio.current_time() - began <= 2 * retained_parts.WAIT_SECONDS
+            nursery.cancel_scope.cancel()

@@ -6,12 +6,15 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
 
 import pytest
 
 from aisfs.core.namespace.inodes import directory_number, member_number, split_member
 from aisfs.core.tar.scanner import TarScanner
 from aisfs.core.views.directory_tree import MembersView
+from aisfs.filesystem.open_shards import Members as RealMembers
+from aisfs.filesystem.open_shards import OpenShard
 from aisfs.fuse.push import pusher as pushers
 from aisfs.fuse.push.pusher import PIECE, Pusher
 from aisfs.metrics import Metrics
@@ -320,3 +323,33 @@ def test_few_shards_are_kept_in_mind(monkeypatch: pytest.MonkeyPatch):
         sender.run()
     assert len(pusher._shards) == 2
     assert pusher._rows == 80
+
+
+def test_a_listing_with_a_hardlink_to_what_lies_before_is_no_fault(caplog):
+    """Its content lies in front of the first member of its folder."""
+    members = [entry(b"a/a", b"1" * 5000), entry(b"b/b", b"2" * 9_000_000)]
+    members.append(entry(b"b/c", b"", kind=b"1", target=b"a/a"))
+    shard = Shard([1])
+    shard.tar = b"".join(members) + END
+    scanner = TarScanner(len(shard.tar))
+    scanner.feed(memoryview(shard.tar))
+    view = MembersView(scanner.finish())
+    rows = next(
+        view.directory(number).rows for number in range(3) if len(view.directory(number).rows) == 2
+    )
+    opened = SimpleNamespace(in_memory=lambda wanted: len(wanted))
+    found = OpenShard(None, view, SimpleNamespace(opened=opened))
+    assert RealMembers.in_memory(None, found, rows) is False
+
+
+def test_a_fault_in_an_event_does_not_reach_the_thread_that_answers(caplog):
+    shard = Shard([1000] * 10)
+    pusher, sender, members = make((FIRST, shard))
+    members.in_memory = None
+    pusher.was_listed(directory_number(FIRST, 0))
+    assert "this is a bug in aisfs" in caplog.text
+    caplog.clear()
+    del members.in_memory
+    pusher.was_listed(directory_number(FIRST, 0))
+    sender.run()
+    assert check(sender, FIRST, shard)
