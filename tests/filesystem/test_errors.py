@@ -39,8 +39,9 @@ COMMANDS = {
     errors.IndexOutdated,
     errors.JobNotFound,
     errors.JobFailed,
+    errors.NoRanges,
 }
-"""What only a command can say, or leads to a scan: no request of the kernel ends in these."""
+"""What only a command can say, or leads to a scan or to all of an object: no request of the kernel ends in these."""
 
 
 def _subclasses(cls: type[AisfsError]) -> list[type[AisfsError]]:
