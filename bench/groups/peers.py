@@ -113,7 +113,7 @@ def _rclone(stage: Stage, bucket: str, path: Path, cache: Path) -> list[str]:
         f":s3,provider=Other,access_key_id=bench,secret_access_key=bench,force_path_style=true,"
         f'endpoint="{stage.endpoint.url}/s3":{bucket}'
     )
-    # Without the last two, as its manual says, each file of an S3 costs one more request.
+    # The last two are what its manual advises for S3.
     return [
         "rclone", "mount", remote, str(path), "--read-only", "--vfs-cache-mode", "full",
         "--cache-dir", str(cache), "--no-modtime", "--vfs-fast-fingerprint",
