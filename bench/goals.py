@@ -19,6 +19,7 @@ from bench.groups import (
     link,
     listing,
     pictures,
+    s3,
     shard,
     shuffle,
     writing,
@@ -121,6 +122,7 @@ def judge(rows: Sequence[Row]) -> list[Goal]:
         + _class_views(rows)
         + _pictures(find)
         + _linked(find)
+        + _over_s3(rows)
     )
 
 
@@ -311,4 +313,20 @@ def _class_views(rows: Sequence[Row]) -> list[Goal]:
             if name == class_view.PUBLISHED and row.case == full and row.median:
                 seconds = FULL.class_shards * FULL.class_samples / row.median
                 goals.append(Goal(f"{row.case}, {name}: seconds", False, 5, seconds))
+    return goals
+
+
+def _over_s3(rows: Sequence[Row]) -> list[Goal]:
+    """Judge cold rates over S3: three times the best of the others, however they are read."""
+    goals = []
+    cold = [row for row in rows if (row.group, row.state) == ("s3", "cold") and row.values]
+    for ours in (row for row in cold if row.name == s3.OURS):
+        others = [row for row in cold if row.case == ours.case and row is not ours]
+        for way in (s3.FILES, s3.WEB):
+            named = [row for row in others if row.name in {way.format(peer) for peer in s3.PEERS}]
+            best = max(named, key=lambda row: row.median or 0.0, default=None)
+            measured = ratio(ours.values, best.values) if best else None
+            if best and measured is not None:
+                text = f"{ours.case} over S3, cold: rate over the best of its kind, {best.name}"
+                goals.append(Goal(text, True, 3, measured))
     return goals

@@ -107,7 +107,7 @@ def mounted(
         _wait(lambda: is_mounted(path) or ended() is not None, START_SECONDS)
         if ended() is not None or not is_mounted(path):
             tail = log.read_text(errors="replace").strip().splitlines()
-            raise NotMeasured(f"{command[2]} did not mount: {tail[-1] if tail else 'no reason'}")
+            raise NotMeasured(f"it did not mount: {tail[-1] if tail else 'no reason'}")
         os.listdir(path)
         yield Mount(path, process, time.perf_counter() - start)
     finally:

@@ -36,6 +36,8 @@ How to read it:
 - **0 workers** is a plain loop in one process. **2 workers** is torch's DataLoader with two. Workers only count the bytes of
   their batches. Nothing is sent between processes or decoded, so the rows measure reading.
 - Readers of single objects need one request each, so they read fewer samples. Rates per sample make them comparable.
+- *Over S3*: other mounts know no tar, so they are read in both ways that their users have: samples that are objects, as files, and shards, by
+  webdataset. Each way has a goal, which names the better of them.
 - *of the data fetched*: the page cache drops each file after it was read, as it does when data exceed memory. The
   daemon's disk cache and memory are limited together, since what it keeps in memory is a cache, too. A value below what
   these caches can explain is rejected as invalid.

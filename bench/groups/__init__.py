@@ -16,6 +16,7 @@ from bench.groups import (
     listing,
     peers,
     pictures,
+    s3,
     shard,
     shuffle,
     writing,
@@ -55,6 +56,7 @@ GROUPS = [
     Group("fastpath", "Scans and random reads: the kernel and the fast path", fastpath.run),
     Group("writing", "Writing into a bucket", writing.run, ("aistore.sdk", "requests")),
     Group("peers", "Other mounts (rclone, s3fs)", peers.run),
+    Group("s3", "Over S3, beside other mounts (rclone, s3fs)", s3.run, ("webdataset",)),
     Group("link", "Cold pictures over a shaped link", link.run, (*TORCH, "webdataset")),
     Group("latency", "Over a modelled link", latency.run, TORCH),
 ]

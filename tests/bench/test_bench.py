@@ -6,11 +6,18 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
 
-from bench.groups import GROUPS
+from bench.data import EmbeddedStore, Samples
+from bench.groups import GROUPS, peers, s3
+from bench.interruptions import Interrupts
+from bench.processes import NotMeasured
+from bench.server import Endpoint
+from bench.settings import TINY
+from bench.stage import Stage
 
 ROOT = Path(__file__).resolve().parents[2]
 GROUP_NAMES = ["shard", "listing", "indexing"]
@@ -96,6 +103,45 @@ def check_row(row, rows, err):
         assert row["ratio"] > 0
     if "mount" in row["name"] and row["group"] == "shard" and row["state"] == "cold":
         assert row["counted"]["get"] >= 1
+
+
+def test_mounts_over_s3(place):
+    """What aisfs reads as files of shards, the others read as objects and through webdataset."""
+    run = start(place, "--only", "s3")
+    _, err = run.communicate(timeout=LIMIT)
+    assert run.returncode == 0, err
+    lines = [json.loads(line) for line in (place / "out/results.jsonl").read_text().splitlines()]
+    rows = {
+        (line["case"], line["name"], line["state"]): line for line in lines if line["kind"] == "row"
+    }
+    ways = [way.format(peer) for way in (s3.FILES, s3.WEB) for peer in s3.PEERS]
+    names = {s3.OURS, *ways}
+    assert rows.keys() == set(product((s3.SMALL, s3.PICTURES), names, ("cold", "warm")))
+    for (case, name, state), row in rows.items():
+        assert row["n"] == 2, row["reason"]
+        objects = {s3.SMALL: TINY.loose, s3.PICTURES: TINY.loose_images}[case]
+        least = objects if name in {s3.FILES.format(peer) for peer in s3.PEERS} else TINY.shards
+        # All of it comes from the server, once.
+        assert row["counted"]["get"] >= (least if state == "cold" else 0)
+        assert (row["counted"]["get_bytes"] > 0) == (state == "cold")
+    goals = [line for line in lines if line["kind"] == "goal"]
+    assert len(goals) == 4
+
+
+@pytest.mark.parametrize("peer", s3.PEERS)
+def test_what_is_missing_is_not_measured(peer, tmp_path, monkeypatch):
+    nowhere = Endpoint("http://127.0.0.1:1", counted=False)
+    stage = Stage(tmp_path, TINY, nowhere, EmbeddedStore(tmp_path), Interrupts())
+
+    def measured():
+        return peers.through_s3(stage, peers.COMMANDS[peer], Samples("b"), os.listdir, 1.0)
+
+    with pytest.raises(NotMeasured, match="the server has no /s3"):
+        measured()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(NotMeasured, match=f"{peers.PROGRAMS[peer]} is not installed"):
+        measured()
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)

@@ -13,7 +13,7 @@ import pytest
 from bench import report
 from bench.engine import Contender, Reading, Row, measure
 from bench.goals import judge
-from bench.groups import link, pictures, shard, writing
+from bench.groups import link, pictures, s3, shard, writing
 from bench.groups.measures import bounded_cache, check_fetched
 from bench.interruptions import Interrupts
 from bench.processes import NotMeasured, isolated
@@ -192,6 +192,27 @@ def test_many_cold_readers_and_late_uploads_have_goals():
     puts = Row("writing", many, writing.SDK, "written", "", False, [1.0])
     (goal,) = judge([late, puts])
     assert (goal.wanted, goal.measured, goal.reached) == (5.0, 6.0, True)
+
+
+def test_over_s3_the_best_peer_of_each_way_counts():
+    def row(name, *values, state="cold"):
+        return Row("s3", s3.PICTURES, name, state, "samples/s", False, list(values))
+
+    one, other = s3.PEERS
+    rows = [
+        row(s3.OURS, 300.0, 330.0, 310.0),
+        row(s3.FILES.format(one), 10.0, 11.0, 10.0),
+        row(s3.FILES.format(other), 90.0, 110.0, 100.0),
+        row(s3.FILES.format(one), 900.0, state="warm"),
+        row(s3.WEB.format(one), 200.0, 200.0, 200.0),
+        row(s3.WEB.format(other)),  # not measured
+    ]
+    files, web = judge(rows)
+    assert (files.measured, files.reached) == (pytest.approx(3.1), True)
+    assert s3.FILES.format(other) in files.text
+    assert (web.measured, web.reached) == (pytest.approx(1.55), False)
+    assert s3.WEB.format(one) in web.text
+    assert judge(rows[1:]) == []
 
 
 RUN = {
