@@ -229,6 +229,7 @@ class AISClient:
         progress: Progress | None = None,
         ahead: UploadAhead | None = None,
         announce: Announce | None = None,
+        only_new: str = "",
     ) -> ObjectInfo:
         """Write one object whole, or not at all."""
         assert ahead is None or isinstance(ahead, BegunUpload), "made by `begin_upload`"

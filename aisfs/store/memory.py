@@ -244,6 +244,7 @@ class MemoryStore(NoMultipart):
         progress: Progress | None = None,
         ahead: UploadAhead | None = None,
         announce: Announce | None = None,
+        only_new: str = "",
     ) -> ObjectInfo:
         """Write one object whole, or not at all."""
         check_new_key(bucket, key)

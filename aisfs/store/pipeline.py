@@ -227,6 +227,7 @@ class CallPipeline:
         progress: Progress | None = None,
         ahead: UploadAhead | None = None,
         announce: Announce | None = None,
+        only_new: str = "",
     ) -> ObjectInfo:
         """See `WritableStore`; its deadline is postponed while new bytes go out."""
         assert ahead is None or isinstance(ahead, _CountedUpload), "made by `begin_upload`"
@@ -252,6 +253,7 @@ class CallPipeline:
             progress=told,
             ahead=inner,
             announce=announce,
+            only_new=only_new,
         )
         try:
             told(0)

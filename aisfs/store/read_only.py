@@ -25,6 +25,7 @@ class ReadOnlyStore(NoMultipart):
         progress: Progress | None = None,
         ahead: UploadAhead | None = None,
         announce: Announce | None = None,
+        only_new: str = "",
     ) -> ObjectInfo:
         """Refuse."""
         raise _refusal(bucket)

@@ -56,6 +56,7 @@ class Subject:
     odd_names: Sequence[str] = ODD_NAMES
     names_are_bytes = True
     follows_changes = True
+    keeps_only_new = False
 
     def put(self, key: str, data: bytes) -> None:
         raise NotImplementedError
@@ -213,7 +214,7 @@ class FsspecSubject(Subject):
 class CloudSubject(Subject):
     """A cloud without AIStore; the environment leads to it."""
 
-    name_may_be_file_and_directory = True
+    name_may_be_file_and_directory = keeps_only_new = True
     lists_buckets = keeps_custom = names_are_bytes = False
     odd_names = tuple(name for name in ODD_NAMES if "\n" not in name)
     """obstore takes no control characters."""

@@ -318,6 +318,39 @@ async def test_many_directories_come_and_go(subject):
     assert await subject.occupied("") == ([], [])
 
 
+# Only new objects -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [b"", b"small", BIG], ids=len)
+async def test_of_two_writers_of_a_new_object_one_wins(subject, data):
+    await upload(subject, "dir/k", data, only_new="one")
+    if subject.keeps_only_new:
+        with pytest.raises(AlreadyExists, match="another client"):
+            await upload(subject, "dir/k", data + b"!", only_new="two")
+        assert await read(subject, "dir/k") == data
+    # A try of the first one whose answer was lost, and what it wrote since.
+    info = await upload(subject, "dir/k", data + b"?", only_new="one")
+    assert info == await subject.store.head(subject.bucket, "dir/k")
+    assert await read(subject, "dir/k") == data + b"?"
+    await upload(subject, "dir/k", b"over it")
+    if subject.keeps_only_new:
+        with pytest.raises(AlreadyExists):
+            await upload(subject, "dir/k", data, only_new="one")
+    assert await read(subject, "dir/k") == b"over it"
+
+
+async def test_what_is_made_while_a_large_new_object_is_sent_stays(subject):
+    if not subject.keeps_only_new:
+        pytest.skip("uploads overwrite")
+
+    def put_theirs(done):
+        subject.put("k", b"theirs")
+
+    with pytest.raises(AlreadyExists):
+        await upload(subject, "k", BIG, only_new="one", progress=put_theirs)
+    assert await read(subject, "k") == b"theirs"
+
+
 # Sent ahead -------------------------------------------------------------------------------------
 
 

@@ -144,6 +144,39 @@ def test_writing(name: str, request: pytest.FixtureRequest, mountpoint: Path, tm
     )
 
 
+@pytest.mark.parametrize("waits", [False, True], ids=["close", "write-back"])
+def test_of_two_clients_that_make_a_file_one_wins(
+    waits: bool, s3: Cloud, mountpoint: Path, tmp_path: Path
+):
+    """O_EXCL found no such file; by the time it is closed another client has made it."""
+    bucket = s3.make_bucket()
+    staging = ["--staging-dir", str(tmp_path / "staging")]
+    options = ["--writable", *staging, *(["--write-back", "3600"] if waits else [])]
+    options += ["--attr-ttl", "0", "--list-ttl", "0"]
+    name, lost = mountpoint / "lock", ["was not uploaded", "could not be uploaded"]
+    with mount_of(s3, s3.source(bucket), mountpoint, *options, expected_log=lost) as mount:
+        with open(mountpoint / "mine", "x") as mine:
+            mine.write("mine alone")
+        made = open(name, "x")  # noqa: SIM115 - its close fails
+        made.write("mine")
+        s3.put(bucket, "lock", b"theirs")
+        if waits:
+            made.close()
+            assert aisfs("flush", mount.path).returncode == Exit.FAILURE
+        else:
+            with pytest.raises(FileExistsError):
+                made.close()
+        assert eventually(lambda: name.read_bytes() == b"theirs")
+    assert b"another client has made it" in run(s3, "recover", *staging).stdout
+    refused = run(s3, "recover", "--upload", "--all", *staging)
+    assert b"--force" in refused.stderr, refused
+    done = run(s3, "recover", "--upload", "--all", "--force", *staging)
+    assert done.returncode == Exit.OK, done
+    with mount_of(s3, s3.source(bucket), mountpoint):
+        assert (mountpoint / "mine").read_text() == "mine alone"
+        assert name.read_text() == "mine"
+
+
 def run(cloud: Cloud, *words: str | Path, **more: str) -> subprocess.CompletedProcess[bytes]:
     return aisfs(*words, env={**NO_ROLE, **cloud.environment, **more})
 

@@ -150,6 +150,8 @@ class _GoogleNames(BaseHTTPRequestHandler):
             headers.pop(name, None)
         if source := headers.pop("x-goog-copy-source", None):
             headers["x-amz-copy-source"] = source
+        for name in [name for name in headers if name.startswith("x-goog-meta-")]:
+            headers[name.replace("goog", "amz")] = headers.pop(name)
         if headers.pop("x-goog-if-generation-match", None) == "0":
             headers["if-none-match"] = "*"
         connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=60)
@@ -168,7 +170,7 @@ class _GoogleNames(BaseHTTPRequestHandler):
         self.send_response(reply.status)
         for name, value in reply.getheaders():
             if name.lower() not in ("transfer-encoding", "content-length", "connection"):
-                self.send_header(name, value)
+                self.send_header(name.lower().replace("x-amz-meta-", "x-goog-meta-"), value)
         size = reply.getheader("Content-Length") if self.command == "HEAD" else str(len(body))
         self.send_header("Content-Length", size or "0")
         self.send_header("x-goog-generation", "1")

@@ -127,7 +127,13 @@ async def upload_acknowledged(
                 with one.content() as content:
                     await _check_unchanged(store, one.record, content)
                     custom = with_posix_metadata({}, mtime_ns=one.mtime_ns, mode=one.record.mode)
-                    await store.upload(one.record.bucket, one.record.key, content, custom=custom)
+                    await store.upload(
+                        one.record.bucket,
+                        one.record.key,
+                        content,
+                        custom=custom,
+                        only_new=one.record.only_new,
+                    )
                 await trio.to_thread.run_sync(one.drop)
             except AisfsError as error:
                 failures.append((one, error))
@@ -161,7 +167,10 @@ async def _upload(one: UnsentFile, force: bool, settings: WriteSettings) -> str:
                 if not force:
                     await _check_unchanged(store, record, content)
                 custom = with_posix_metadata({}, mtime_ns=one.mtime_ns, mode=record.mode)
-                await store.upload(record.bucket, record.key, content, custom=custom)
+                only_new = "" if force else record.only_new
+                await store.upload(
+                    record.bucket, record.key, content, custom=custom, only_new=only_new
+                )
         return await _abandon(store, record) if record.upload else ""
 
 

@@ -12,7 +12,7 @@ import msgspec
 from aisfs.model import Bucket, ObjectInfo, Provider
 
 LAYOUT = 1
-_TEXTS = ("endpoint", "key", "member", "base", "reason", "upload")
+_TEXTS = ("endpoint", "key", "member", "base", "reason", "upload", "only_new")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,8 @@ class StagedRecord:
     """Why it is not in the store, if that is known."""
     upload: str = ""
     """The store's id of an upload that began before the file was closed."""
+    only_new: str = ""
+    """What `WritableStore.upload` calls so, for a file made with O_EXCL; empty for others."""
 
     @property
     def name(self) -> str:
@@ -62,7 +64,7 @@ class StagedRecord:
             ValueError: this is not a record of this layout.
         """
         try:
-            fields = {"upload": "", **json.loads(data)}  # older records have none
+            fields = {"upload": "", "only_new": "", **json.loads(data)}  # older records have none
             if fields["layout"] != LAYOUT:
                 raise ValueError(f"a record of layout {fields['layout']}, not {LAYOUT}")
             provider, mode = Provider(fields["provider"]), fields["mode"]

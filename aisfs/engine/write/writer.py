@@ -78,9 +78,11 @@ class Writer:
         member: str,
         base: ObjectInfo | None,
         mode: int | None,
+        only_new: str = "",
     ) -> None:
         """Write down what a staged file is to become, before a change to it is acknowledged."""
-        staged.mark_dirty(self.record_of(bucket, key, member=member, base=base, mode=mode))
+        record = self.record_of(bucket, key, member=member, base=base, mode=mode, only_new=only_new)
+        staged.mark_dirty(record)
 
     @any_thread
     def record_of(
@@ -91,9 +93,11 @@ class Writer:
         member: str = "",
         base: ObjectInfo | None,
         mode: int | None,
+        only_new: str = "",
     ) -> StagedRecord:
         """Return what is to be written down of a staged file."""
-        return StagedRecord(self._endpoint, bucket, key, member, version_text(base), mode)
+        version = version_text(base)
+        return StagedRecord(self._endpoint, bucket, key, member, version, mode, only_new=only_new)
 
     async def load(self, bucket: Bucket, info: ObjectInfo) -> StagedFile:
         """Stage the content of a version of an object.
@@ -119,6 +123,7 @@ class Writer:
         base: ObjectInfo | None,
         mtime_ns: int,
         mode: int | None,
+        only_new: str = "",
     ) -> ObjectInfo:
         """Make the staged content the object's, whole."""
         custom = with_posix_metadata(base.custom if base else {}, mtime_ns=mtime_ns, mode=mode)
@@ -131,6 +136,7 @@ class Writer:
                 custom=custom,
                 ahead=ahead,
                 announce=staged.note_upload,
+                only_new=only_new,
             )
         finally:
             if ahead is not None:
@@ -145,10 +151,13 @@ class Writer:
         base: ObjectInfo | None,
         mtime_ns: int,
         mode: int | None,
+        only_new: str = "",
     ) -> ObjectInfo:
         """Do the same with content that is in the journal."""
         custom = with_posix_metadata(base.custom if base else {}, mtime_ns=mtime_ns, mode=mode)
-        return await self._store.upload(bucket, key, entry.content(), custom=custom)
+        return await self._store.upload(
+            bucket, key, entry.content(), custom=custom, only_new=only_new
+        )
 
     def park_entry(self, entry: JournalEntry, record: StagedRecord, mtime_ns: int) -> Path:
         """Keep what is in the journal for `aisfs recover`; return where."""

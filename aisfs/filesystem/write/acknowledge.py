@@ -139,7 +139,11 @@ class Acknowledger:
         self, file: WrittenFile, key: str = "", base: ObjectInfo | None = None
     ) -> StagedRecord:
         return self._writer.record_of(
-            file.bucket, key or file.key, base=base if key else file.base, mode=file.mode
+            file.bucket,
+            key or file.key,
+            base=base if key else file.base,
+            mode=file.mode,
+            only_new="" if key else file.only_new,  # a rename overwrites
         )
 
     @any_thread

@@ -125,6 +125,7 @@ class Committer:
                 base=file.base,
                 mtime_ns=file.mtime_ns,
                 mode=file.mode,
+                only_new=file.only_new,
             )
         if file.member:
             return await self._append(file, staged)
@@ -135,6 +136,7 @@ class Committer:
             base=file.base,
             mtime_ns=file.mtime_ns,
             mode=file.mode,
+            only_new=file.only_new,
         )
 
     def end_waiting(self, file: WrittenFile) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -108,7 +109,7 @@ class Creator:
                 return None
             if self._tree.try_find(where, parent, name) is not None:
                 return None
-            file = self._new_file(pending_node(where.bucket, key, parent, name), mode)
+            file = self._new_file(pending_node(where.bucket, key, parent, name), mode, flags)
             return self._show(file, flags)
         finally:
             lock.release()
@@ -116,7 +117,7 @@ class Creator:
     def _make_file(
         self, where: DirectoryNode, key: str, parent: int, name: bytes, mode: int, flags: int
     ) -> tuple[Entry, OpenFile]:
-        file = self._new_file(pending_node(where.bucket, key, parent, name), mode)
+        file = self._new_file(pending_node(where.bucket, key, parent, name), mode, flags)
         with self._overlay.namespace_lock:
             return self._show(file, flags)
 
@@ -138,7 +139,8 @@ class Creator:
         if await self._place_in_shard(node, parent, name) is not None:
             raise ReadOnly("members of a shard cannot be changed")
         path = await self._folders.path(node, parent, name)
-        file = self._new_file(pending_node(node.bucket, node.info.key, parent, name), mode, path)
+        pending = pending_node(node.bucket, node.info.key, parent, name)
+        file = self._new_file(pending, mode, flags, path)
         self._inodes.files.add(file)
         entry = Entry(name, self._inodes.written_attr(file), 0.0)
         self._inodes.remember(entry.attr.ino, file.node)
@@ -161,13 +163,15 @@ class Creator:
         return found
 
     @any_thread
-    def _new_file(self, node: ObjectNode, mode: int, member: str = "") -> WrittenFile:
+    def _new_file(self, node: ObjectNode, mode: int, flags: int, member: str = "") -> WrittenFile:
         """Stage a new file; nothing shows it yet."""
         spelled = identity(node)
         ino = self._inodes.table.number(spelled)
         lock = ContentLock(self._token)
         times = time.time_ns()
         file = WrittenFile(ino, spelled, node, None, mode & 0o777, times, member, lock=lock)
+        if flags & os.O_EXCL and not member:
+            file.made_only_new = uuid.uuid4().hex
         file.staged = self._writer.new()
         file.dirty = True
         try:

@@ -346,5 +346,11 @@ class OpenFiles:
         """Record on the disk whose bytes these are, before anyone relies on them."""
         assert file.staged is not None, "what is dirty is staged"
         self._writer.record(
-            file.staged, file.bucket, file.key, member=file.member, base=file.base, mode=file.mode
+            file.staged,
+            file.bucket,
+            file.key,
+            member=file.member,
+            base=file.base,
+            mode=file.mode,
+            only_new=file.only_new,
         )

@@ -303,6 +303,7 @@ class Renamer:
                 self._unname(gone)
             self._files.rename(file, key, parent, name)
             file.base = base
+            file.made_only_new = ""
             self._overlay.remove(bucket, old)
             self._overlay.set_pending(bucket, key, file.node.info)
 

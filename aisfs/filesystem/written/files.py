@@ -61,6 +61,8 @@ class WrittenFile:
     """Handles among `writers` that go past the kernel's page cache."""
     shared: bool = False
     """Whether others opened it while there were such handles."""
+    made_only_new: str = ""
+    """A name of its own for a file made with O_EXCL: see `only_new`."""
     lock: ContentLock = field(default_factory=ContentLock)
     """Held while content or name change, and while it is uploaded."""
 
@@ -82,6 +84,11 @@ class WrittenFile:
         if self.entry is not None:
             return self.entry.size
         return self.base.size if self.base is not None else 0
+
+    @property
+    def only_new(self) -> str:
+        """What `WritableStore.upload` calls so; empty once the store has a version, or without O_EXCL."""
+        return self.made_only_new if self.base is None else ""
 
     @property
     def busy(self) -> bool:

@@ -93,6 +93,7 @@ def _kind_of_status(text: str, status: int, code: str) -> type[AisfsError]:
         404: NotFound,
         412: Stale,
         416: Stale,  # the object is shorter than it was
+        501: Unsupported,
         507: OutOfSpace,
     }
     return kinds.get(status, Unavailable if status > 500 else ProtocolError)

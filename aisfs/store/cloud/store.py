@@ -188,13 +188,14 @@ class CloudStore(NoMultipart):
         progress: Progress | None = None,
         ahead: UploadAhead | None = None,
         announce: Announce | None = None,
+        only_new: str = "",
     ) -> ObjectInfo:
         """Write one object whole, or not at all."""
         check_new_key(bucket, key)
         encode_custom(custom, "")  # what no store takes is refused here, too
         subject, client = self._subject(bucket, key), self._writes(bucket)
         async with self._limiter:
-            etag = await self._uploads.send(client, key, content, subject, progress)
+            etag = await self._uploads.send(client, key, content, subject, progress, only_new)
         info = await self.head(bucket, key)
         version = version_of(etag)
         if version and info.version != version:  # somebody has written it since

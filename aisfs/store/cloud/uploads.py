@@ -1,18 +1,22 @@
 """Contents sent to a cloud through obstore: small ones at once, others in parts, several at a time."""
 
 import asyncio
+import logging
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
 import obstore
 import trio
 
-from aisfs.errors import AisfsError
+from aisfs.errors import AisfsError, AlreadyExists, NotFound, Unavailable, Unsupported
 from aisfs.store.cloud.clients import Client
 from aisfs.store.cloud.errors import cloud_errors
 from aisfs.store.cloud.futures import Futures, settled
 from aisfs.store.cloud.listings import Count
 from aisfs.store.port import Content, Progress
+
+log = logging.getLogger(__name__)
 
 PART_LEAST = 5 << 20
 """Bytes; S3 takes no smaller part but the last."""
@@ -24,6 +28,8 @@ _AT_ONCE = 4
 """Parts under way, each of which is in memory."""
 _ABORT_SECONDS = 5.0
 """To tell the cloud to drop the parts of an upload that was cancelled; else they stay, as after a crash."""
+_MADE_BY = "aisfsupload"
+"""Metadata of an object that was to be a new one: `only_new`. Azure takes no hyphen in such a name."""
 
 
 class _Stopped(Exception):
@@ -37,30 +43,91 @@ class Uploads:
         self._futures = futures
         self._count = count
         self._part_size = part_size
+        self._is_conditional = True
+        """Whether the cloud is not known to lack `If-None-Match: *`."""
 
     async def send(
-        self, client: Client, key: str, content: Content, subject: str, progress: Progress | None
+        self,
+        client: Client,
+        key: str,
+        content: Content,
+        subject: str,
+        progress: Progress | None,
+        only_new: str = "",
     ) -> str | None:
-        """Write an object, and return its ETag."""
-        if content.size <= self._part_size:
-            return await self._whole(client, key, content, subject, progress)
-        return await self._in_parts(client, key, content, subject, progress)
+        """Write an object, and return its ETag; for `only_new` see `WritableStore.upload`.
+
+        obstore completes no upload in parts on a condition. So for large contents, and in a cloud that
+        has no conditions, it is only looked whether somebody has made the object meanwhile.
+        """
+        marks = {_MADE_BY: only_new} if only_new else {}
+        look = partial(self._is_own, client, key, subject, only_new) if only_new else None
+        if content.size > self._part_size:
+            return await self._in_parts(client, key, content, subject, progress, marks, look)
+        whole = partial(self._whole, client, key, content, subject, progress, marks)
+        if look is None:
+            return await whole()
+        if not self._is_conditional:
+            await look()
+            return await whole()
+        try:
+            return await whole(mode="create")
+        except AlreadyExists:
+            if not await look():  # what S3 says of two writers at once, too
+                raise Unavailable(f"{subject}: somebody else writes it, too") from None
+            return await whole()
+        except Unsupported as error:
+            await look()
+            etag = await whole()
+            log.warning("O_EXCL may overwrite what other clients make: %s", error)
+            self._is_conditional = False
+            return etag
+
+    async def _is_own(self, client: Client, key: str, subject: str, only_new: str) -> bool:
+        """Return whether there is an object, of an earlier try.
+
+        Raises:
+            AlreadyExists: there is one of somebody else.
+        """
+        self._count("head", 1)
+        call = partial(obstore.get_async, client, key, options={"head": True})
+        try:
+            with cloud_errors(subject):
+                found = await self._futures.wait(call)
+        except NotFound:
+            return False
+        if found.attributes.get(_MADE_BY) != only_new:
+            raise AlreadyExists(f"{subject}: another client has made it meanwhile")
+        return True
 
     async def _whole(
-        self, client: Client, key: str, content: Content, subject: str, progress: Progress | None
+        self,
+        client: Client,
+        key: str,
+        content: Content,
+        subject: str,
+        progress: Progress | None,
+        marks: dict[str, str],
+        mode: str = "overwrite",
     ) -> str | None:
         data = await trio.to_thread.run_sync(_read, content, 0, content.size)
         self._count("put", 1)
         with cloud_errors(subject):
-            result = await self._futures.wait(
-                obstore.put_async, client, key, data, use_multipart=False
-            )
+            call = partial(obstore.put_async, client, key, data, use_multipart=False)
+            result = await self._futures.wait(call, mode=mode, attributes=marks)
         if progress is not None:
             await trio.to_thread.run_sync(progress, content.size)
         return result["e_tag"]
 
     async def _in_parts(
-        self, client: Client, key: str, content: Content, subject: str, progress: Progress | None
+        self,
+        client: Client,
+        key: str,
+        content: Content,
+        subject: str,
+        progress: Progress | None,
+        marks: dict[str, str],
+        at_end: Callable[[], Awaitable[object]] | None,
     ) -> str | None:
         least = -(-content.size // _PARTS_MOST)
         size = max(min(self._part_size, _PART_USUAL), PART_LEAST, least)
@@ -68,8 +135,9 @@ class Uploads:
         failed: AisfsError | None = None
         etag: str | None = None
         async with trio.open_nursery() as nursery:
-            parts = _Parts(content, size, self._futures.loop, nursery, progress)
+            parts = _Parts(content, size, self._futures.loop, nursery, progress, at_end)
             call = partial(obstore.put_async, client, key, parts, use_multipart=True)
+            call = partial(call, attributes=marks)
             try:
                 with cloud_errors(subject):
                     future = self._futures.begin(call, chunk_size=size, max_concurrency=_AT_ONCE)
@@ -111,12 +179,14 @@ class _Parts:
         loop: asyncio.AbstractEventLoop,
         nursery: trio.Nursery,
         progress: Progress | None,
+        at_end: Callable[[], Awaitable[object]] | None,
     ) -> None:
         self._content = content
         self._size = size
         self._loop = loop
         self._nursery = nursery
         self._progress = progress
+        self._at_end = at_end
         self._at = 0
         self._stopped = False
         self._asked: asyncio.Future[Any] | None = None
@@ -142,9 +212,20 @@ class _Parts:
         if self._stopped:
             future.set_exception(_Stopped())
         elif self._at >= self._content.size:
-            future.set_exception(StopAsyncIteration())
+            self._nursery.start_soon(self._end, future)
         else:
             self._nursery.start_soon(self._fill, future)
+
+    async def _end(self, future: "asyncio.Future[Any]") -> None:
+        """Let obstore complete the upload, unless `at_end` has something against it."""
+        over: Exception = StopAsyncIteration()
+        try:
+            if self._at_end is not None:
+                await self._at_end()
+        except AisfsError as error:
+            self.failure, over = error, _Stopped()
+        if not future.done():
+            future.set_exception(over)
 
     async def _fill(self, future: "asyncio.Future[Any]") -> None:
         start, size = self._at, min(self._size, self._content.size - self._at)

@@ -169,6 +169,7 @@ class LocalStore(NoMultipart):
         progress: Progress | None = None,
         ahead: UploadAhead | None = None,
         announce: Announce | None = None,
+        only_new: str = "",
     ) -> ObjectInfo:
         """Write one file whole, or not at all."""
         encode_custom(custom, "")

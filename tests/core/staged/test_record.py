@@ -21,6 +21,7 @@ names = st.binary(max_size=30).map(lambda raw: raw.decode(errors="surrogateescap
         base=names,
         mode=st.none() | st.integers(0, 0o777),
         reason=names,
+        only_new=names,
     )
 )
 def test_a_record_comes_back_whole(record: StagedRecord):

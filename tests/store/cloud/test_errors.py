@@ -30,6 +30,7 @@ def reply(status: int, code: str = "", message: str = "") -> str:
         (obs.GenericError(reply(503, "SlowDown", "Please reduce")), Unavailable, "HTTP 503 SlowDown: Please reduce"),
         (obs.GenericError(reply(429)), Unavailable, "HTTP 429"),
         (obs.GenericError(reply(500)), Unavailable, "HTTP 500"),
+        (obs.GenericError(reply(501, "NotImplemented", "A header")), Unsupported, "NotImplemented: A header"),
         (obs.GenericError(reply(409, "OperationAborted", "conflict")), Unavailable, "OperationAborted"),
         (obs.GenericError(reply(404, "NoSuchBucket", "none")), BucketNotFound, "NoSuchBucket"),
         (FileNotFoundError(reply(404, "ContainerNotFound", "none")), BucketNotFound, "Container"),

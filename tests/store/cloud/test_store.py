@@ -8,7 +8,13 @@ import pytest
 import trio
 
 from aisfs.config import ClusterSettings
-from aisfs.errors import AccessDenied, ContentUnreadable, DeadlineExceeded, ProtocolError
+from aisfs.errors import (
+    AccessDenied,
+    AlreadyExists,
+    ContentUnreadable,
+    DeadlineExceeded,
+    ProtocolError,
+)
 from aisfs.model import Bucket, Provider
 from aisfs.store.cloud import listings, uploads
 from aisfs.store.cloud.store import CloudStore
@@ -125,6 +131,35 @@ async def test_what_cannot_be_read_is_not_sent(store):
 
     with pytest.raises(ContentUnreadable, match="gone"):
         await store.upload(PETS, "broken", Broken())
+
+
+async def test_a_new_object_whose_reply_was_lost_is_nobody_else_s(store, server: RunningServer):
+    """The second try finds an object, which is the first try's."""
+    server.faults([{"action": "reset", "stage": "done", "match": {"method": "PUT"}}])
+    pipeline = CallPipeline(store, deadline=30)
+    await pipeline.upload(PETS, "lock", BytesContent(b"mine"), only_new="mine")
+    assert store.counted["put"] > 1, "the reply was never lost"
+    assert (server.root / "pets" / "lock").read_bytes() == b"mine"
+    await store.remove(PETS, "lock")
+    # The same content may be another's all the same.
+    (server.root / "pets" / "lock").write_bytes(b"mine")
+    with pytest.raises(AlreadyExists):
+        await pipeline.upload(PETS, "lock", BytesContent(b"mine"), only_new="mine")
+    await store.remove(PETS, "lock")
+
+
+async def test_a_cloud_without_conditions_is_looked_into(store, server: RunningServer, caplog):
+    refused = {"action": "status", "status": 501, "match": {"method": "PUT"}, "times": 4}
+    server.faults([refused])  # by obstore's tries, all of which fail
+    with pytest.raises(AlreadyExists):
+        await store.upload(PETS, "a", BytesContent(b"mine"), only_new="mine")
+    server.faults([refused])
+    await store.upload(PETS, "lock", BytesContent(b"mine"), only_new="mine")
+    assert [r.levelname for r in caplog.records if "O_EXCL" in r.message] == ["WARNING"]
+    with pytest.raises(AlreadyExists):
+        await store.upload(PETS, "b", BytesContent(b"mine"), only_new="mine")
+    assert (server.root / "pets" / "b").read_bytes() == b"b" * 1000
+    await store.remove(PETS, "lock")
 
 
 async def test_throttling_ends_at_the_deadline(store, server: RunningServer):
