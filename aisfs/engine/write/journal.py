@@ -21,7 +21,7 @@ import trio
 from aisfs.core.staged import journal as frames
 from aisfs.engine.write.staging_slot import staging_errors
 from aisfs.engine.write.unsent import JOURNAL, park_journals
-from aisfs.errors import AisfsError
+from aisfs.errors import AisfsError, Unavailable
 from aisfs.process.threads import any_thread, start_service_thread
 from aisfs.store.content import FileContent, PartOfContent
 
@@ -33,6 +33,8 @@ JOURNAL_BYTES = 16 << 20
 """Of one journal: thousands of small files, and zeros that a disk takes in a tenth of a second."""
 _BATCH_MAX = 256
 """Files that share a flush at most, so that the first of them need not wait for too many others."""
+_LOOK_SECONDS = 1.0
+"""How often it is looked whether there is still a thread that will answer."""
 
 
 class _Segment:
@@ -56,7 +58,7 @@ class _Segment:
             raise
 
     def remove(self) -> None:
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # what nothing waits in goes with the session
             os.unlink(self.path)
         os.close(self.descriptor)
 
@@ -180,7 +182,12 @@ class Journal:
 
         self.put(told, record=record, content=content, mtime_ns=mtime_ns, ended=ended)
         with trio.CancelScope(shield=True):  # the local disk answers, and then it has happened
-            await done.wait()
+            while not done.is_set():
+                lives = self._thread.is_alive()
+                with trio.move_on_after(_LOOK_SECONDS):
+                    await done.wait()
+                if not lives and not outcomes:
+                    return Unavailable("the journal's thread has ended")
         return outcomes[0]
 
     def close(self) -> None:
@@ -194,8 +201,12 @@ class Journal:
     # the journal's thread ------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        with suppress(AisfsError):  # the first close runs into it as well
-            self._segment_for(0)  # that close need not wait for it
+        try:
+            self._segment_for(0)  # the first close need not wait for it
+        except AisfsError:  # that close runs into it as well
+            pass
+        except Exception:
+            log.exception("%s: no journal could be made", self._session)
         while (asked := self._asked.get()) is not None:
             batch = [asked]
             last = False
@@ -228,7 +239,10 @@ class Journal:
                 for ended in asked.ended:
                     ended.segment.live -= 1
         for asked, outcome in written:
-            asked.told(outcome if asked.record or isinstance(outcome, AisfsError) else None)
+            try:
+                asked.told(outcome if asked.record or isinstance(outcome, AisfsError) else None)
+            except Exception:  # the others are to be told as well
+                log.exception("a close could not be answered: this is a bug in aisfs, please report it")
         self._tidy()
 
     def _written(self, asked: _Asked) -> Outcome:
@@ -236,6 +250,9 @@ class Journal:
             return self._append(asked) if asked.record or asked.ended else None
         except AisfsError as error:
             return error
+        except Exception as error:  # without this thread no close would be answered any more
+            log.exception("the journal failed: this is a bug in aisfs, please report it")
+            return Unavailable(f"{self._session}: {error}")
 
     def _append(self, asked: _Asked) -> JournalEntry:
         self._serial += 1
