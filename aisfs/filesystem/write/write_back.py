@@ -112,18 +112,20 @@ class WriteBack:
             if lasts(error):
                 await self._give_up(file, error)
                 return None
-            file.failed = None  # the next close of it need not fail for that
             return error
         except Exception as error:
             log.exception("an upload failed: this is a bug in aisfs, please report it")
             return Unavailable(f"{file.bucket}/{file.key}: {error}")
-        if not file.waits:  # uploaded, removed, or being changed: its next close lets it wait again
-            self._acknowledger.waiting.pop(file, None)
+        if file.acknowledged and file.failed is not None:  # a rename, for example, had to upload it
+            await self._give_up(file, file.failed)
         return None
 
     async def _give_up(self, file: WrittenFile, error: AisfsError) -> None:
         """Keep a file for `aisfs recover` once no program has it open."""
-        self._acknowledger.waiting.pop(file, None)
+        async with file.lock:
+            if file.failed is None:  # changed meanwhile: its next close lets it wait again
+                return
+            self._acknowledger.waiting.pop(file, None)
         if file.handles:
             self._refused[file] = error
         else:
