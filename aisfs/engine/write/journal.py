@@ -242,7 +242,9 @@ class Journal:
             try:
                 asked.told(outcome if asked.record or isinstance(outcome, AisfsError) else None)
             except Exception:  # the others are to be told as well
-                log.exception("a close could not be answered: this is a bug in aisfs, please report it")
+                log.exception(
+                    "a close could not be answered: this is a bug in aisfs, please report it"
+                )
         self._tidy()
 
     def _written(self, asked: _Asked) -> Outcome:

@@ -13,7 +13,7 @@ from aisfs.core.namespace.inodes import ROOT
 from aisfs.engine.write.staging import StagingArea
 from aisfs.engine.write.unsent import unsent_files
 from aisfs.engine.write.writer import Writer
-from aisfs.errors import AccessDenied, AisfsError, OutOfSpace, Unavailable
+from aisfs.errors import AccessDenied, AisfsError, Unavailable
 from aisfs.filesystem.handles import OpenFile
 from aisfs.filesystem.write.layer import write_layer
 from aisfs.filesystem.write.setattr import AttributeChanges
@@ -162,7 +162,7 @@ async def test_a_rename_that_the_store_refuses_for_good_is_reported(scene: Scene
     scene.failing = REFUSED
     with pytest.raises(AccessDenied):
         await scene.layer.names.rename(ROOT, b"k", ROOT, b"k2", 0)
-    with pytest.raises(AccessDenied, match="such as .*/k"):
+    with pytest.raises(AccessDenied, match=r"such as .*/k"):
         await scene.layer.flush()
     assert scene.waiting() == 0
     assert [one.record.reason for one in unsent_files(scene.directory)] == [str(REFUSED)]
