@@ -31,6 +31,11 @@ CONTENT_MAX = 1 << 20
 """Bytes of a file that is small enough: writing more to the local disk first takes longer than it saves."""
 JOURNAL_BYTES = 16 << 20
 """Of one journal: thousands of small files, and zeros that a disk takes in a tenth of a second."""
+ENDS_BYTES = 1 << 20
+"""At the end of a journal, for what ends files: 20,000 single ones. A disk without room for another journal
+must not make removed files come back."""
+_OWED_SECONDS = 5.0
+"""How soon it is tried again to write what ended, if nothing else is to be written."""
 _BATCH_MAX = 256
 """Files that share a flush at most, so that the first of them need not wait for too many others."""
 _LOOK_SECONDS = 1.0
@@ -118,6 +123,10 @@ class Journal:
         """How often something was ended."""
         self._settled = 0
         """How many of these the disk has."""
+        self._owed: list[JournalEntry] = []
+        """What has ended and could not be written; the journal's thread does so with what comes next."""
+        self._troubled = False
+        """Whether that was logged."""
         self._thread = start_service_thread("aisfs journal", self._serve)
 
     @any_thread
@@ -151,15 +160,11 @@ class Journal:
         """Record that entries are not needed any more, soon; see `settled`."""
         if entries:
             self._ended += 1
-            self.put(self._was_ended, ended=tuple(entries))
-
-    def _was_ended(self, outcome: Outcome) -> None:
-        if isinstance(outcome, AisfsError):
-            log.warning("%s: uploaded files may be uploaded again: %s", self._session, outcome)
+            self.put(_nobody, ended=tuple(entries))
 
     async def settled(self) -> None:
-        """Wait until the disk has what was ended so far."""
-        if self._settled < self._ended:
+        """Wait until the disk has what was ended so far, or has refused it."""
+        if self._settled < self._ended or self._owed:
             ended = self._ended
             await self._ask()
             self._settled = max(self._settled, ended)
@@ -207,9 +212,9 @@ class Journal:
             pass
         except Exception:
             log.exception("%s: no journal could be made", self._session)
-        while (asked := self._asked.get()) is not None:
+        last = False
+        while not last and (asked := self._next()) is not None:
             batch = [asked]
-            last = False
             while len(batch) < _BATCH_MAX and not self._asked.empty():
                 following = self._asked.get()
                 if following is None:
@@ -217,11 +222,22 @@ class Journal:
                     break
                 batch.append(following)
             self._write(batch)
-            if last:
-                return
+        if self._owed:
+            self._write([])
+
+    def _next(self) -> _Asked | None:
+        """Return what is asked for next; until then try to write what is owed."""
+        while True:
+            try:
+                return self._asked.get(timeout=_OWED_SECONDS if self._owed else None)
+            except queue.Empty:
+                self._write([])
 
     def _write(self, batch: Sequence[_Asked]) -> None:
         """Write all of a batch, and flush the disk once for each journal it went to."""
+        owed, self._owed = self._owed, []
+        if owed:
+            batch = [_Asked(0, owed, b"", b"", _nobody), *batch]
         written = [(asked, self._written(asked)) for asked in batch]
         for segment in {e.segment: None for _, e in written if isinstance(e, JournalEntry)}:
             try:
@@ -233,11 +249,7 @@ class Journal:
                     (asked, error if isinstance(e, JournalEntry) and e.segment is segment else e)
                     for asked, e in written
                 ]
-        for asked, outcome in written:
-            if isinstance(outcome, JournalEntry):
-                outcome.segment.live += bool(asked.record)
-                for ended in asked.ended:
-                    ended.segment.live -= 1
+        self._account(written)
         for asked, outcome in written:
             try:
                 asked.told(outcome if asked.record or isinstance(outcome, AisfsError) else None)
@@ -246,6 +258,25 @@ class Journal:
                     "a close could not be answered: this is a bug in aisfs, please report it"
                 )
         self._tidy()
+
+    def _account(self, written: Sequence[tuple[_Asked, Outcome]]) -> None:
+        """Count what waits in each journal, and note what has ended and is not written."""
+        for asked, outcome in written:
+            if isinstance(outcome, JournalEntry):
+                outcome.segment.live += bool(asked.record)
+                for ended in asked.ended:
+                    ended.segment.live -= 1
+                self._troubled = False
+            elif not asked.record and asked.ended:
+                self._owed.extend(asked.ended)
+                if not self._troubled:
+                    log.warning(
+                        "%s: until the disk takes more, uploaded and removed files would come back "
+                        "after a crash: %s",
+                        self._session,
+                        outcome,
+                    )
+                self._troubled = True
 
     def _written(self, asked: _Asked) -> Outcome:
         try:
@@ -260,7 +291,7 @@ class Journal:
         self._serial += 1
         serials = [entry.serial for entry in asked.ended]
         frame = frames.encode(self._serial, asked.mtime_ns, serials, asked.record, asked.content)
-        segment = self._segment_for(len(frame))
+        segment = self._segment_for(len(frame), ENDS_BYTES if asked.record else 0)
         start = segment.used
         with staging_errors(segment.path):
             view = memoryview(frame)
@@ -270,9 +301,10 @@ class Journal:
         size = len(asked.content)
         return JournalEntry(self._serial, segment, start + frames.content_at(frame, size), size)
 
-    def _segment_for(self, size: int) -> _Segment:
+    def _segment_for(self, size: int, left: int = 0) -> _Segment:
+        """Return a journal with room for so many bytes, and so many left after them."""
         last = self._segments[-1] if self._segments else None
-        if last is not None and last.used + size <= JOURNAL_BYTES:
+        if last is not None and last.used + size + left <= JOURNAL_BYTES:
             return last
         self._take(JOURNAL_BYTES)
         path = self._session / f"{self._serial}{JOURNAL}"
@@ -290,6 +322,10 @@ class Journal:
         while len(self._segments) > 1 and not self._segments[0].live:
             self._segments.popleft().remove()
             self._give_back(JOURNAL_BYTES)
+
+
+def _nobody(_: Outcome) -> None:
+    """Tell nobody."""
 
 
 def _sync_directory(path: Path) -> None:

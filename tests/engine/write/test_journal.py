@@ -25,6 +25,7 @@ JOURNAL_BYTES = 1 << 16
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journals, "JOURNAL_BYTES", JOURNAL_BYTES)
+    monkeypatch.setattr(journals, "ENDS_BYTES", JOURNAL_BYTES // 16)
 
 
 @pytest.fixture
@@ -183,6 +184,51 @@ async def test_without_room_it_is_refused(tmp_path: Path):
         await of(area).keep(RECORDS[0], b"content", 0, [])
     area.close()
     assert unsent_files(tmp_path / "staging") == []
+
+
+async def test_an_end_that_could_not_be_written_is_written_later(
+    tmp_path: Path, disk: Disk, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(journals, "_OWED_SECONDS", 0.1)
+    area = StagingArea(tmp_path, 10 * JOURNAL_BYTES, journal=True)
+    first, second, third = [await of(area).keep(r, b"content", 0, []) for r in RECORDS[:3]]
+    disk.fails = True
+    of(area).end([first])
+    of(area).end([second])
+    await of(area).settled()
+    assert caplog.text.count("would come back after a crash") == 1
+    assert first.segment.live == 3, "the disk may have nothing of it"
+    disk.fails = False
+    assert eventually(lambda: first.segment.live == 1)
+    monkeypatch.setattr(journals, "_OWED_SECONDS", 60)
+    disk.fails = True
+    of(area).end([third])
+    await of(area).settled()
+    disk.fails = False
+    await trio.to_thread.run_sync(area.close)
+    assert unsent_files(tmp_path) == []
+    assert os.listdir(tmp_path / "parked") == []
+
+
+async def test_what_ends_has_room_where_nothing_else_has(tmp_path: Path):
+    area = StagingArea(tmp_path, 2 * JOURNAL_BYTES - 1, journal=True)
+    entries: list[JournalEntry] = []
+
+    async def fill() -> None:
+        for record in RECORDS:
+            entries.extend([await of(area).keep(record, bytes(1000), 0, [])])
+
+    with pytest.raises(OutOfSpace):
+        await fill()
+    assert len(entries) > 40
+    for entry in entries[1:]:
+        of(area).end([entry])
+    await of(area).settled()
+    os.close(area._lock)  # what the kernel does
+    adopt_dead_sessions(tmp_path)
+    assert names(tmp_path) == ["k0"]
+    area._lock = os.open("/dev/null", os.O_RDONLY)
+    await trio.to_thread.run_sync(of(area).close)
 
 
 async def test_what_waits_survives_the_end_of_the_session(tmp_path: Path):
