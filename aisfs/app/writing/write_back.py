@@ -125,6 +125,9 @@ async def upload_rest(layer: WriteLayer, scope: trio.CancelScope) -> None:
             await write_back.flush()
         except AisfsError as error:
             problem = error
+        except Exception as error:  # what waits is reported all the same
+            log.exception("an upload failed: this is a bug in aisfs, please report it")
+            problem = Unavailable(str(error))
     waiting, _ = write_back.waiting()
     if waiting:
         raise type(problem or AisfsError())(

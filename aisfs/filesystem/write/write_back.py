@@ -31,7 +31,8 @@ class WriteBack:
         self._acknowledger = acknowledger
         self._clock = clock
         self._refused: dict[WrittenFile, AisfsError] = {}
-        """Files that cannot be uploaded, and that some program still has open."""
+        """Files that cannot be uploaded, and that some program still has open, or that the local disk
+        could not keep for `aisfs recover`."""
 
     def waiting(self) -> tuple[int, int]:
         """Return how many files wait, and their bytes."""
@@ -128,5 +129,16 @@ class WriteBack:
             self._acknowledger.waiting.pop(file, None)
         if file.handles:
             self._refused[file] = error
-        else:
+            return
+        try:
             await self._committer.settle_unopened(file)
+        except Exception as failed:  # no room, for example; an error would end the mount
+            log.error(
+                "%s/%s was not uploaded: %s; it stays in the journal until the mount ends: %s",
+                file.bucket,
+                file.key,
+                error,
+                failed,
+                exc_info=not isinstance(failed, AisfsError),
+            )
+            self._refused[file] = error

@@ -1,5 +1,6 @@
 """Files that wait for their upload: none is forgotten, whatever fails meanwhile."""
 
+import errno
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -8,9 +9,11 @@ import pytest
 import trio
 import trio.testing
 
+from aisfs.app.writing.write_back import upload_rest
 from aisfs.config import WriteSettings
 from aisfs.core.namespace.inodes import ROOT
 from aisfs.engine.write.staging import StagingArea
+from aisfs.engine.write.staging_slot import StagingSlot
 from aisfs.engine.write.unsent import unsent_files
 from aisfs.engine.write.writer import Writer
 from aisfs.errors import AccessDenied, AisfsError, Unavailable
@@ -182,3 +185,38 @@ async def test_what_is_closed_while_it_is_given_up_waits_again(scene: Scene):
     assert scene.waiting() == 1
     scene.failing = None
     assert await scene.layer.flush() == 1
+
+
+async def test_what_the_disk_cannot_keep_for_recover_stays_in_the_journal(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    await changed(scene)
+    scene.failing = REFUSED
+    with monkeypatch.context() as patch:
+        patch.setattr(StagingSlot, "fill", full)
+        for _ in range(2):
+            with pytest.raises(AccessDenied, match=r"such as .*/k"):
+                await scene.layer.flush()
+    assert "stays in the journal" in caplog.text
+    assert list(scene.directory.rglob("*parked-*")) == [], "it would be found twice"
+    file = await scene.write(b"k", b"newer content")
+    assert file.waits, "others go on, and it does with its next content"
+    scene.failing = None
+    assert await scene.layer.flush() == 1
+    assert scene.stored() == {"k": b"newer content"}
+
+
+async def test_an_unforeseen_error_at_the_end_says_what_waits(scene: Scene):
+    await changed(scene)
+    assert scene.layer.write_back is not None
+
+    async def fail() -> None:
+        raise ExceptionGroup("of a nursery", [ValueError("unforeseen")])
+
+    scene.layer.write_back._committer.settled = fail  # type: ignore[method-assign]
+    scene.failing = DOWN
+    with pytest.raises(Unavailable, match=r"1 closed files were not uploaded yet.*of a nursery"):
+        await upload_rest(scene.layer, trio.CancelScope())
