@@ -48,6 +48,7 @@ def build(
     *,
     shards: Shards = Shards.FILE,
     root: Node | None = None,
+    writable: bool = False,
     **ttls: float,
 ) -> FileSystem:
     """Put a file system together as `aisfs.app.mount` does."""
@@ -89,6 +90,7 @@ def build(
         clock=clock,
         list_ttl=settings.list_ttl,
         kernel=FakeKernel(),
+        overlay=lister.overlay if writable else None,
     )
     hooks.listing_changed = tree.with_all_names(filesystem.listing_changed)
     return filesystem
@@ -113,6 +115,9 @@ class FakeKernel:
 
     def invalidate_inode(self, ino: int) -> None:
         self.listed_again.append(ino)
+
+    async def invalidated(self, parent: int, name: bytes) -> None:
+        self.invalidate_entry(parent, name)
 
 
 class DeafKernel(FakeKernel):

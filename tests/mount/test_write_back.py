@@ -5,8 +5,9 @@ import os
 import signal
 import stat
 import subprocess
+import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -260,6 +261,21 @@ def test_one_process_at_a_time_uploads_it(killed: Writable):
         assert stored(killed) == {"old": b"old content"}
     assert recover(killed)[0] == 0
     assert stored(killed) == FILLED
+
+
+def test_a_mount_waits_for_what_another_process_uploads(killed: Writable, tmp_path: Path):
+    backend = "ais" if killed.server else "directory"
+    expected = [*LEFT, "was not uploaded before"]
+    with ExitStack() as others:  # a mount of another source, for example
+        assert others.enter_context(sole_uploader(killed.staging))
+        done = threading.Timer(3, others.close)
+        done.start()
+        with writable(
+            tmp_path, backend=backend, server=killed.server, expected_log=expected
+        ) as place:
+            done.join()
+            assert stored(place) == FILLED
+            assert shown(place.path) == FILLED
 
 
 def test_a_mount_of_another_source_leaves_it(killed: Writable, tmp_path: Path):

@@ -1,6 +1,8 @@
 """What a mount with `--write-back` does at its start and at its end with files that wait for their upload."""
 
 import logging
+from contextlib import ExitStack
+from pathlib import Path
 
 import trio
 
@@ -9,13 +11,19 @@ from aisfs.app.services import CLOCK, Services
 from aisfs.app.writing.recover import upload_acknowledged
 from aisfs.engine.write.unsent import UnsentFile, sole_uploader, unsent_files
 from aisfs.engine.write.writer import Writer
-from aisfs.errors import AisfsError
+from aisfs.errors import AisfsError, Unavailable
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.nodes import DirectoryNode
 from aisfs.filesystem.trees.bucket_tree import Tree
 from aisfs.filesystem.write.layer import WriteLayer, write_layer
 
 log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 0.2
+"""How often it is tried whether another process is done: fast enough for a start."""
+_OTHERS_SECONDS = 600.0
+"""How long others may take: 20,000 files over a slow link. A mount without files that were closed would
+show less than was acknowledged."""
 
 
 async def build_write_layer(
@@ -52,21 +60,45 @@ async def _upload_left(plan: MountPlan, services: Services) -> None:
         within = bucket is None or one.record.bucket == bucket
         return one.acknowledged and one.record.endpoint == origin and within
 
-    directory = plan.writing.staging_dir
-    with sole_uploader(directory) as alone:
+    async def find() -> list[UnsentFile]:
         found = await trio.to_thread.run_sync(unsent_files, directory)
-        left = [one for one in found if belongs(one)]
-        if not left:
-            return
-        if not alone:
-            log.info("another process uploads what was closed before a mount was killed")
-            return
-        log.info("uploading %d files that were closed before their mount ended", len(left))
+        return [one for one in found if belongs(one)]
+
+    directory = plan.writing.staging_dir
+    if not await find():
+        return
+    with await _alone(directory):
+        left = await find()  # another process may have uploaded them
+        if left:
+            log.info("uploading %d files that were closed before their mount ended", len(left))
         failed = await upload_acknowledged(services.store, left)
         for one, error in failed:
             log.error("%s was not uploaded: %s; `aisfs recover` lists it", one.record.name, error)
     assert services.staging is not None, "only what can be written has files that wait"
     await trio.to_thread.run_sync(services.staging.count_unsent)
+
+
+async def _alone(directory: Path) -> ExitStack:
+    """Return what keeps others from uploading, once none does: it may be at the files of another source.
+
+    Raises:
+        Unavailable: another process has been at it for too long.
+    """
+    told = False
+    with trio.move_on_after(_OTHERS_SECONDS):
+        while True:
+            with ExitStack() as stack:
+                if stack.enter_context(sole_uploader(directory)):
+                    return stack.pop_all()
+            if not told:
+                log.info(
+                    "waiting until another process has uploaded what it found in %s", directory
+                )
+                told = True
+            await trio.sleep(_LOOK_SECONDS)
+    raise Unavailable(
+        f"{directory}: another process has been uploading closed files for {_OTHERS_SECONDS:.0f} s"
+    )
 
 
 def _show(layer: WriteLayer, services: Services) -> None:
@@ -93,6 +125,9 @@ async def upload_rest(layer: WriteLayer, scope: trio.CancelScope) -> None:
             await write_back.flush()
         except AisfsError as error:
             problem = error
+        except Exception as error:  # what waits is reported all the same
+            log.exception("an upload failed: this is a bug in aisfs, please report it")
+            problem = Unavailable(str(error))
     waiting, _ = write_back.waiting()
     if waiting:
         raise type(problem or AisfsError())(

@@ -19,6 +19,8 @@ _MAGIC = b"aisJ"
 _HEAD = struct.Struct("<4sIQqIII")
 _CHECKED = 8
 """Where the bytes begin that the checksum covers."""
+_TIME_MOST = (1 << 63) - 1
+"""Nanoseconds that fit into a frame: 292 years around 1970. Files may be of any other time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +43,12 @@ class Frame:
 def encode(
     serial: int, mtime_ns: int, ended: Sequence[int], record: bytes = b"", content: bytes = b""
 ) -> bytes:
-    """Return a frame; `record` is encoded, and empty if the frame only ends others."""
+    """Return a frame; `record` is encoded, and empty if the frame only ends others.
+
+    A time that does not fit is the nearest that does.
+    """
     sizes = (len(ended), len(record), len(content))
+    mtime_ns = max(-_TIME_MOST, min(mtime_ns, _TIME_MOST))
     head = _HEAD.pack(_MAGIC, 0, serial, mtime_ns, *sizes)
     body = b"".join((head[_CHECKED:], struct.pack(f"<{len(ended)}Q", *ended), record, content))
     return b"".join((_MAGIC, zlib.crc32(body).to_bytes(4, "little"), body))

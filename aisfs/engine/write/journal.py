@@ -21,7 +21,7 @@ import trio
 from aisfs.core.staged import journal as frames
 from aisfs.engine.write.staging_slot import staging_errors
 from aisfs.engine.write.unsent import JOURNAL, park_journals
-from aisfs.errors import AisfsError
+from aisfs.errors import AisfsError, Unavailable
 from aisfs.process.threads import any_thread, start_service_thread
 from aisfs.store.content import FileContent, PartOfContent
 
@@ -31,8 +31,15 @@ CONTENT_MAX = 1 << 20
 """Bytes of a file that is small enough: writing more to the local disk first takes longer than it saves."""
 JOURNAL_BYTES = 16 << 20
 """Of one journal: thousands of small files, and zeros that a disk takes in a tenth of a second."""
+ENDS_BYTES = 1 << 20
+"""At the end of a journal, for what ends files: 20,000 single ones. A disk without room for another journal
+must not make removed files come back."""
+_OWED_SECONDS = 5.0
+"""How soon it is tried again to write what ended, if nothing else is to be written."""
 _BATCH_MAX = 256
 """Files that share a flush at most, so that the first of them need not wait for too many others."""
+_LOOK_SECONDS = 1.0
+"""How often it is looked whether there is still a thread that will answer."""
 
 
 class _Segment:
@@ -56,7 +63,7 @@ class _Segment:
             raise
 
     def remove(self) -> None:
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # what nothing waits in goes with the session
             os.unlink(self.path)
         os.close(self.descriptor)
 
@@ -116,6 +123,10 @@ class Journal:
         """How often something was ended."""
         self._settled = 0
         """How many of these the disk has."""
+        self._owed: list[JournalEntry] = []
+        """What has ended and could not be written; the journal's thread does so with what comes next."""
+        self._troubled = False
+        """Whether that was logged."""
         self._thread = start_service_thread("aisfs journal", self._serve)
 
     @any_thread
@@ -149,15 +160,11 @@ class Journal:
         """Record that entries are not needed any more, soon; see `settled`."""
         if entries:
             self._ended += 1
-            self.put(self._was_ended, ended=tuple(entries))
-
-    def _was_ended(self, outcome: Outcome) -> None:
-        if isinstance(outcome, AisfsError):
-            log.warning("%s: uploaded files may be uploaded again: %s", self._session, outcome)
+            self.put(_nobody, ended=tuple(entries))
 
     async def settled(self) -> None:
-        """Wait until the disk has what was ended so far."""
-        if self._settled < self._ended:
+        """Wait until the disk has what was ended so far, or has refused it."""
+        if self._settled < self._ended or self._owed:
             ended = self._ended
             await self._ask()
             self._settled = max(self._settled, ended)
@@ -180,7 +187,12 @@ class Journal:
 
         self.put(told, record=record, content=content, mtime_ns=mtime_ns, ended=ended)
         with trio.CancelScope(shield=True):  # the local disk answers, and then it has happened
-            await done.wait()
+            while not done.is_set():
+                lives = self._thread.is_alive()
+                with trio.move_on_after(_LOOK_SECONDS):
+                    await done.wait()
+                if not lives and not outcomes:
+                    return Unavailable("the journal's thread has ended")
         return outcomes[0]
 
     def close(self) -> None:
@@ -194,11 +206,15 @@ class Journal:
     # the journal's thread ------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        with suppress(AisfsError):  # the first close runs into it as well
-            self._segment_for(0)  # that close need not wait for it
-        while (asked := self._asked.get()) is not None:
+        try:
+            self._segment_for(0)  # the first close need not wait for it
+        except AisfsError:  # that close runs into it as well
+            pass
+        except Exception:
+            log.exception("%s: no journal could be made", self._session)
+        last = False
+        while not last and (asked := self._next()) is not None:
             batch = [asked]
-            last = False
             while len(batch) < _BATCH_MAX and not self._asked.empty():
                 following = self._asked.get()
                 if following is None:
@@ -206,11 +222,22 @@ class Journal:
                     break
                 batch.append(following)
             self._write(batch)
-            if last:
-                return
+        if self._owed:
+            self._write([])
+
+    def _next(self) -> _Asked | None:
+        """Return what is asked for next; until then try to write what is owed."""
+        while True:
+            try:
+                return self._asked.get(timeout=_OWED_SECONDS if self._owed else None)
+            except queue.Empty:
+                self._write([])
 
     def _write(self, batch: Sequence[_Asked]) -> None:
         """Write all of a batch, and flush the disk once for each journal it went to."""
+        owed, self._owed = self._owed, []
+        if owed:
+            batch = [_Asked(0, owed, b"", b"", _nobody), *batch]
         written = [(asked, self._written(asked)) for asked in batch]
         for segment in {e.segment: None for _, e in written if isinstance(e, JournalEntry)}:
             try:
@@ -222,26 +249,49 @@ class Journal:
                     (asked, error if isinstance(e, JournalEntry) and e.segment is segment else e)
                     for asked, e in written
                 ]
+        self._account(written)
+        for asked, outcome in written:
+            try:
+                asked.told(outcome if asked.record or isinstance(outcome, AisfsError) else None)
+            except Exception:  # the others are to be told as well
+                log.exception(
+                    "a close could not be answered: this is a bug in aisfs, please report it"
+                )
+        self._tidy()
+
+    def _account(self, written: Sequence[tuple[_Asked, Outcome]]) -> None:
+        """Count what waits in each journal, and note what has ended and is not written."""
         for asked, outcome in written:
             if isinstance(outcome, JournalEntry):
                 outcome.segment.live += bool(asked.record)
                 for ended in asked.ended:
                     ended.segment.live -= 1
-        for asked, outcome in written:
-            asked.told(outcome if asked.record or isinstance(outcome, AisfsError) else None)
-        self._tidy()
+                self._troubled = False
+            elif not asked.record and asked.ended:
+                self._owed.extend(asked.ended)
+                if not self._troubled:
+                    log.warning(
+                        "%s: until the disk takes more, uploaded and removed files would come back "
+                        "after a crash: %s",
+                        self._session,
+                        outcome,
+                    )
+                self._troubled = True
 
     def _written(self, asked: _Asked) -> Outcome:
         try:
             return self._append(asked) if asked.record or asked.ended else None
         except AisfsError as error:
             return error
+        except Exception as error:  # without this thread no close would be answered any more
+            log.exception("the journal failed: this is a bug in aisfs, please report it")
+            return Unavailable(f"{self._session}: {error}")
 
     def _append(self, asked: _Asked) -> JournalEntry:
         self._serial += 1
         serials = [entry.serial for entry in asked.ended]
         frame = frames.encode(self._serial, asked.mtime_ns, serials, asked.record, asked.content)
-        segment = self._segment_for(len(frame))
+        segment = self._segment_for(len(frame), ENDS_BYTES if asked.record else 0)
         start = segment.used
         with staging_errors(segment.path):
             view = memoryview(frame)
@@ -251,9 +301,10 @@ class Journal:
         size = len(asked.content)
         return JournalEntry(self._serial, segment, start + frames.content_at(frame, size), size)
 
-    def _segment_for(self, size: int) -> _Segment:
+    def _segment_for(self, size: int, left: int = 0) -> _Segment:
+        """Return a journal with room for so many bytes, and so many left after them."""
         last = self._segments[-1] if self._segments else None
-        if last is not None and last.used + size <= JOURNAL_BYTES:
+        if last is not None and last.used + size + left <= JOURNAL_BYTES:
             return last
         self._take(JOURNAL_BYTES)
         path = self._session / f"{self._serial}{JOURNAL}"
@@ -271,6 +322,10 @@ class Journal:
         while len(self._segments) > 1 and not self._segments[0].live:
             self._segments.popleft().remove()
             self._give_back(JOURNAL_BYTES)
+
+
+def _nobody(_: Outcome) -> None:
+    """Tell nobody."""
 
 
 def _sync_directory(path: Path) -> None:

@@ -369,7 +369,7 @@ class StagingArea:
     def park_entry(self, entry: JournalEntry, record: StagedRecord, mtime_ns: int) -> Path:
         """Keep what is in the journal for `aisfs recover`, since it could not be uploaded; return where."""
         slot = StagingSlot(self._session / f"parked-{entry.serial}{DATA}")
-        with staging_errors(slot.path):
+        with staging_errors(slot.path), slot.removed_on_error():
             slot.fill(entry.read(0, entry.size), record, mtime_ns)
             parked = park(self.directory, slot.path)
             slot.close()

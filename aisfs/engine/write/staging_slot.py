@@ -81,6 +81,15 @@ class StagingSlot:
         self.path.unlink(missing_ok=True)
         self.close()
 
+    @contextmanager
+    def removed_on_error(self) -> Iterator[None]:
+        """Remove both files if what is done with them fails."""
+        try:
+            yield
+        except BaseException:
+            self.remove()
+            raise
+
     def close(self) -> None:
         """Close the files."""
         os.close(self.data)

@@ -4,6 +4,7 @@ A daemon that is killed leaves its session of the staging directory behind. Whoe
 what is dirty to `parked` and removes the rest. `aisfs recover` lists, uploads or drops it.
 """
 
+import errno
 import fcntl
 import logging
 import os
@@ -25,6 +26,8 @@ DATA, RECORD = ".data", ".json"
 """How the names of a file and of its record end."""
 JOURNAL, ENDED = ".journal", ".ended"
 """How the names of a journal (`engine.write.journal`) and of the list of what has ended in it end."""
+_LINE_MOST = 32
+"""Bytes of a line of that list: a number of 64 bits, and more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,36 +85,53 @@ def unsent_files(directory: Path) -> list[UnsentFile]:
             log.warning("%s: %s", path, error)
             continue
         found.append(UnsentFile(record, data, status.st_size, status.st_mtime_ns))
-    for paths in _journals_by_session(directory / PARKED).values():
-        found += _in_journals(paths)
+    for session in _parked_sessions(directory):
+        waiting, whole = _in_journals(_journals(directory / PARKED, f"{session}-"))
+        found += waiting if whole else []
     return sorted(found, key=lambda one: one.mtime_ns)
 
 
-def _journals_by_session(directory: Path) -> dict[str, list[Path]]:
-    found: dict[str, list[Path]] = {}
-    for path in directory.glob(f"*{JOURNAL}"):
-        found.setdefault(path.name.partition("-")[0], []).append(path)
-    return found
+def _parked_sessions(directory: Path) -> list[str]:
+    """Return the sessions whose journals are parked, all of them."""
+    try:
+        names = os.listdir(directory / PARKED)
+    except (FileNotFoundError, PermissionError):
+        return []
+    found = {name.partition("-")[0] for name in names if name.endswith(JOURNAL)}
+    return sorted(one for one in found if not (directory / one / "lock").exists())
 
 
-def _in_journals(paths: Iterable[Path]) -> list[UnsentFile]:
-    """Return the files that have not ended in the journals of one session."""
+def _journals(directory: Path, prefix: str = "") -> list[Path]:
+    """Return journals, the oldest first. The error of a directory that cannot be read is raised."""
+    names: list[str] = []
+    with suppress(FileNotFoundError):
+        names = os.listdir(directory)
+    found = [directory / n for n in names if n.startswith(prefix) and n.endswith(JOURNAL)]
+    return sorted(found, key=lambda path: (len(path.stem), path.stem))  # 9 before 10
+
+
+def _in_journals(paths: Iterable[Path]) -> tuple[list[UnsentFile], bool]:
+    """Return the files that have not ended in the journals of one session, and whether all could be read.
+
+    If not, what has ended is not known either: nothing may be uploaded, or removed.
+    """
     frames: list[Frame] = []
     places: dict[int, Path] = {}
     gone: set[int] = set()
+    whole = True
     for path in paths:
         try:
             here = list(decode(memoryview(path.read_bytes())))
-            with suppress(FileNotFoundError):
-                gone.update(int(line) for line in path.with_suffix(ENDED).read_text().split())
+            gone |= _ended_in(path)
         except FileNotFoundError:
-            continue  # dropped meanwhile
+            whole = False  # nothing waited in any, and another process removes them
         except (OSError, ValueError) as error:
-            log.warning("%s: %s", path, error)
-            continue
-        frames += here
-        places |= {frame.serial: path for frame in here}
-    return [
+            log.warning("%s is kept, and what waits with it: %s", path, error)
+            whole = False
+        else:
+            frames += here
+            places |= {frame.serial: path for frame in here}
+    found = [
         UnsentFile(
             frame.record,
             places[frame.serial],
@@ -123,18 +143,33 @@ def _in_journals(paths: Iterable[Path]) -> list[UnsentFile]:
         for frame in live(frames)
         if frame.record is not None and frame.serial not in gone
     ]
+    return found, whole
+
+
+def _ended_in(path: Path) -> set[int]:
+    """Return what was recorded by `_end_in_journal`; a line that is cut off does not count."""
+    try:
+        lines = path.with_suffix(ENDED).read_bytes()
+    except FileNotFoundError:
+        return set()
+    return {int(line) for line in lines[: lines.rfind(b"\n") + 1].split()}
 
 
 def park_journals(session: Path) -> int:
-    """Keep the journals of a session for the next mount, if files in them wait; return how many do."""
-    paths = sorted(session.glob(f"*{JOURNAL}"))
-    waiting = len(_in_journals(paths))
-    for path in paths:
-        if waiting:  # the later ones say what has ended in the others
-            path.rename(session.parent / PARKED / f"{session.name}-{path.name}")
+    """Keep the journals of a session for the next mount, if files in them wait; return how many do.
+
+    Until the session's lock is removed, nobody looks at them. So it does not matter if only some are
+    moved before this process is killed: whoever comes next moves the others.
+    """
+    parked = session.parent / PARKED
+    left = _journals(session)
+    waiting, whole = _in_journals([*_journals(parked, f"{session.name}-"), *left])
+    for path in left:
+        if waiting or not whole:  # the later ones say what has ended in the others
+            path.rename(parked / f"{session.name}-{path.name}")
         else:
             path.unlink()
-    return waiting
+    return len(waiting)
 
 
 @contextmanager
@@ -157,19 +192,29 @@ def sole_uploader(directory: Path) -> Iterator[bool]:
 
 def _remove_ended(directory: Path) -> None:
     """Remove the parked journals of sessions of which no file waits."""
-    for paths in _journals_by_session(directory / PARKED).values():
-        if not _in_journals(paths):
-            for path in paths:
+    for session in _parked_sessions(directory):
+        paths = _journals(directory / PARKED, f"{session}-")
+        waiting, whole = _in_journals(paths)
+        if whole and not waiting:
+            for path in paths:  # the later ones say what has ended in the others
                 path.unlink(missing_ok=True)
                 path.with_suffix(ENDED).unlink(missing_ok=True)
 
 
 def _end_in_journal(path: Path, serial: int) -> None:
     """Record that a file of a parked journal is not needed any more."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    line = b"%d\n" % serial
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     descriptor = os.open(path.with_suffix(ENDED), flags, 0o600)
     try:
-        os.write(descriptor, b"%d\n" % serial)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # for an instant
+        size = os.fstat(descriptor).st_size
+        last = os.pread(descriptor, _LINE_MOST, max(size - _LINE_MOST, 0))
+        size -= len(last) - (last.rfind(b"\n") + 1)
+        os.ftruncate(descriptor, size)  # a line that was cut off would join with this one
+        if os.write(descriptor, line) < len(line):
+            raise OSError(errno.ENOSPC, "not all of a line was written")
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.fdatasync(descriptor)
     finally:
         os.close(descriptor)

@@ -70,6 +70,9 @@ class Committer:
         """Upload a file that waits for it, unless it is being changed by now."""
         async with file.lock:
             committed = file.waits and await self.commit_locked(file)
+            if self.acknowledger is not None and not (file.acknowledged and file.dirty):
+                # Uploaded, removed, or being changed: its next close lets it wait again.
+                self.acknowledger.waiting.pop(file, None)
         if committed:
             await self._tell(file)
             async with file.lock:
@@ -101,7 +104,8 @@ class Committer:
         try:
             info = await self._upload(file)
         except AisfsError as error:
-            file.failed = error
+            if not file.acknowledged or lasts(error):  # else it goes on waiting
+                file.failed = error
             raise
         if file.staged is not None:
             file.staged.mark_clean()
@@ -200,7 +204,8 @@ class Committer:
     async def settle_unopened(self, file: WrittenFile) -> None:
         """Upload what no `close` has uploaded, a mapping for example, and free the local disk."""
         if file.acknowledged and file.failed is not None and not lasts(file.failed):
-            file.failed = None  # it goes on waiting
+            assert self.acknowledger is not None, "only it acknowledges"
+            self.acknowledger.restore(file)
         error = file.write_error or file.failed
         if file.dirty and error is None and not file.unlinked:
             try:

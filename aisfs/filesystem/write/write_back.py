@@ -31,7 +31,8 @@ class WriteBack:
         self._acknowledger = acknowledger
         self._clock = clock
         self._refused: dict[WrittenFile, AisfsError] = {}
-        """Files that cannot be uploaded, and that some program still has open."""
+        """Files that cannot be uploaded, and that some program still has open, or that the local disk
+        could not keep for `aisfs recover`."""
 
     def waiting(self) -> tuple[int, int]:
         """Return how many files wait, and their bytes."""
@@ -112,19 +113,32 @@ class WriteBack:
             if lasts(error):
                 await self._give_up(file, error)
                 return None
-            file.failed = None  # the next close of it need not fail for that
             return error
         except Exception as error:
             log.exception("an upload failed: this is a bug in aisfs, please report it")
             return Unavailable(f"{file.bucket}/{file.key}: {error}")
-        if not file.waits:  # uploaded, removed, or being changed: its next close lets it wait again
-            self._acknowledger.waiting.pop(file, None)
+        if file.acknowledged and file.failed is not None:  # a rename, for example, had to upload it
+            await self._give_up(file, file.failed)
         return None
 
     async def _give_up(self, file: WrittenFile, error: AisfsError) -> None:
         """Keep a file for `aisfs recover` once no program has it open."""
-        self._acknowledger.waiting.pop(file, None)
+        async with file.lock:
+            if file.failed is None:  # changed meanwhile: its next close lets it wait again
+                return
+            self._acknowledger.waiting.pop(file, None)
         if file.handles:
             self._refused[file] = error
-        else:
+            return
+        try:
             await self._committer.settle_unopened(file)
+        except Exception as failed:  # no room, for example; an error would end the mount
+            log.error(
+                "%s/%s was not uploaded: %s; it stays in the journal until the mount ends: %s",
+                file.bucket,
+                file.key,
+                error,
+                failed,
+                exc_info=not isinstance(failed, AisfsError),
+            )
+            self._refused[file] = error

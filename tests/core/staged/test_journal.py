@@ -35,6 +35,13 @@ def test_frames_come_back(made: list, zeros: int):
         start += len(frame)
 
 
+@given(st.integers(-(1 << 70), 1 << 70))
+def test_a_time_that_does_not_fit_is_the_nearest_that_does(mtime_ns: int):
+    (found,) = decode(memoryview(encode(1, mtime_ns, [])))
+    most = (1 << 63) - 1
+    assert found.mtime_ns == min(max(mtime_ns, -most), most)
+
+
 @given(steps, st.data())
 def test_what_was_cut_off_or_damaged_ends_it(made: list, data: st.DataObject):
     frames = journal(made)

@@ -25,6 +25,7 @@ JOURNAL_BYTES = 1 << 16
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journals, "JOURNAL_BYTES", JOURNAL_BYTES)
+    monkeypatch.setattr(journals, "ENDS_BYTES", JOURNAL_BYTES // 16)
 
 
 @pytest.fixture
@@ -104,6 +105,61 @@ async def test_a_disk_that_fails_is_told_and_what_was_told_before_stays(
     assert kept.read(0, 9) == b"kept"
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["encode", "content_at"])
+async def test_a_bug_is_told_and_the_next_entry_is_written(
+    area: StagingArea, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+):
+    def fail(*_: object) -> bytes:
+        raise ValueError("unforeseen")
+
+    kept = await of(area).keep(RECORDS[0], b"kept", 1, [])
+    with monkeypatch.context() as patch:
+        patch.setattr(journals.frames, name, fail)
+        with pytest.raises(Unavailable, match="unforeseen"):
+            await of(area).keep(RECORDS[1], b"lost", 2, [])
+    assert "bug in aisfs" in caplog.text
+    later = await of(area).keep(RECORDS[2], b"later", 1 << 63, [])
+    assert (kept.read(0, 9), later.read(0, 9)) == (b"kept", b"later")
+
+
+@pytest.mark.timeout(20)
+async def test_who_cannot_be_told_does_not_keep_others_from_it(
+    area: StagingArea, caplog: pytest.LogCaptureFixture
+):
+    def fail(_: Outcome) -> None:
+        raise ValueError("unforeseen")
+
+    of(area).put(fail, record=RECORDS[0], content=b"content")
+    assert (await of(area).keep(RECORDS[1], b"next", 1, [])).read(0, 9) == b"next"
+    assert "unforeseen" in caplog.text
+
+
+@pytest.mark.timeout(20)
+async def test_an_old_journal_that_cannot_be_removed_ends_nothing(
+    area: StagingArea, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "read-only by now")
+
+    first = await of(area).keep(RECORDS[0], bytes(JOURNAL_BYTES // 2), 0, [])
+    await of(area).keep(RECORDS[1], bytes(JOURNAL_BYTES // 2), 0, [])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", refuse)
+        of(area).end([first])
+        await of(area).settled()
+        assert eventually(lambda: area.used == JOURNAL_BYTES)
+    assert (await of(area).keep(RECORDS[2], b"later", 0, [])).read(0, 9) == b"later"
+
+
+@pytest.mark.timeout(20)
+async def test_without_its_thread_nobody_waits(area: StagingArea):
+    of(area)._asked.put(None)
+    assert eventually(lambda: not of(area)._thread.is_alive())
+    with pytest.raises(Unavailable, match="has ended"):
+        await of(area).keep(RECORDS[0], b"content", 0, [])
+
+
 async def test_old_journals_go_when_nothing_in_them_waits(area: StagingArea):
     first = await of(area).keep(RECORDS[0], b"first", 0, [])
     entries = [await of(area).keep(record, bytes(10_000), 0, []) for record in RECORDS[1:20]]
@@ -128,6 +184,51 @@ async def test_without_room_it_is_refused(tmp_path: Path):
         await of(area).keep(RECORDS[0], b"content", 0, [])
     area.close()
     assert unsent_files(tmp_path / "staging") == []
+
+
+async def test_an_end_that_could_not_be_written_is_written_later(
+    tmp_path: Path, disk: Disk, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(journals, "_OWED_SECONDS", 0.1)
+    area = StagingArea(tmp_path, 10 * JOURNAL_BYTES, journal=True)
+    first, second, third = [await of(area).keep(r, b"content", 0, []) for r in RECORDS[:3]]
+    disk.fails = True
+    of(area).end([first])
+    of(area).end([second])
+    await of(area).settled()
+    assert caplog.text.count("would come back after a crash") == 1
+    assert first.segment.live == 3, "the disk may have nothing of it"
+    disk.fails = False
+    assert eventually(lambda: first.segment.live == 1)
+    monkeypatch.setattr(journals, "_OWED_SECONDS", 60)
+    disk.fails = True
+    of(area).end([third])
+    await of(area).settled()
+    disk.fails = False
+    await trio.to_thread.run_sync(area.close)
+    assert unsent_files(tmp_path) == []
+    assert os.listdir(tmp_path / "parked") == []
+
+
+async def test_what_ends_has_room_where_nothing_else_has(tmp_path: Path):
+    area = StagingArea(tmp_path, 2 * JOURNAL_BYTES - 1, journal=True)
+    entries: list[JournalEntry] = []
+
+    async def fill() -> None:
+        for record in RECORDS:
+            entries.extend([await of(area).keep(record, bytes(1000), 0, [])])
+
+    with pytest.raises(OutOfSpace):
+        await fill()
+    assert len(entries) > 40
+    for entry in entries[1:]:
+        of(area).end([entry])
+    await of(area).settled()
+    os.close(area._lock)  # what the kernel does
+    adopt_dead_sessions(tmp_path)
+    assert names(tmp_path) == ["k0"]
+    area._lock = os.open("/dev/null", os.O_RDONLY)
+    await trio.to_thread.run_sync(of(area).close)
 
 
 async def test_what_waits_survives_the_end_of_the_session(tmp_path: Path):
