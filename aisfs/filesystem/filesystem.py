@@ -249,10 +249,11 @@ class FileSystem:
             file = files.get(ino)
             if file is not None:
                 file.check_attached()
-                if file.staged is not None:
-                    return file.staged.read(offset, size)
-                if file.entry is not None:
-                    return file.entry.read(offset, size)
+                staged, entry = file.staged, file.entry  # once: other threads take them away
+                if staged is not None:
+                    return staged.read(offset, size)
+                if entry is not None:
+                    return entry.read(offset, size)
             node = self.inodes.node(ino)
             assert isinstance(node, ObjectNode), "other nodes have other handles"
             try:

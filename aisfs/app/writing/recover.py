@@ -113,30 +113,22 @@ async def upload_acknowledged(
     """Upload files whose close was acknowledged, and forget them; return those that stay, and why.
 
     An object that is not what it was then is not overwritten. After an error that may pass, the rest stays.
+    Of the files of one name only the newest is uploaded; the older ones go with it, or stay as it does.
     """
     failures: list[tuple[UnsentFile, AisfsError]] = []
     problems: list[AisfsError] = []
-    remaining = iter(files)
+    remaining = iter(_by_name(files))
 
     async def work() -> None:
-        for one in remaining:
-            if problems:
-                failures.append((one, problems[0]))
-                continue
+        for same in remaining:
             try:
-                with one.content() as content:
-                    await _check_unchanged(store, one.record, content)
-                    custom = with_posix_metadata({}, mtime_ns=one.mtime_ns, mode=one.record.mode)
-                    await store.upload(
-                        one.record.bucket,
-                        one.record.key,
-                        content,
-                        custom=custom,
-                        only_new=one.record.only_new,
-                    )
-                await trio.to_thread.run_sync(one.drop)
+                if problems:
+                    raise problems[0]
+                await _upload_acknowledged(store, same[0])
+                for one in reversed(same):  # killed in between, the newest is uploaded again
+                    await trio.to_thread.run_sync(_forget, one)
             except AisfsError as error:
-                failures.append((one, error))
+                failures.extend((one, error) for one in same)
                 if isinstance(error, Unavailable | DeadlineExceeded):
                     problems.append(error)
 
@@ -144,6 +136,49 @@ async def upload_acknowledged(
         for _ in range(_AT_ONCE):
             nursery.start_soon(work)
     return failures
+
+
+def _by_name(files: Sequence[UnsentFile]) -> list[list[UnsentFile]]:
+    """Return the files of each object, the newest first: several mounts may have ended with one of it."""
+    found: dict[tuple[Bucket, str], list[UnsentFile]] = {}
+    for one in files:
+        found.setdefault((one.record.bucket, one.record.key), []).append(one)
+    for same in found.values():
+        if len(same) > 1:  # of different sessions; the times of the files are what programs set
+            same.sort(key=_last_written, reverse=True)
+    return list(found.values())
+
+
+def _last_written(one: UnsentFile) -> int:
+    try:
+        return one.path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+async def _upload_acknowledged(store: WritableStore, one: UnsentFile) -> None:
+    record = one.record
+    try:
+        with one.content() as content:
+            await _check_unchanged(store, record, content)
+            custom = with_posix_metadata({}, mtime_ns=one.mtime_ns, mode=record.mode)
+            await store.upload(
+                record.bucket, record.key, content, custom=custom, only_new=record.only_new
+            )
+    except OSError as error:
+        raise Unavailable(f"{one.path}: {error.strerror}") from error
+
+
+def _forget(one: UnsentFile) -> None:
+    """Remove a file for good.
+
+    Raises:
+        Unavailable: the disk refuses it; the file will be found in the store, as it is there.
+    """
+    try:
+        one.drop()
+    except OSError as error:
+        raise Unavailable(f"{one.path}: {error.strerror}") from error
 
 
 def drop(one: UnsentFile) -> str:

@@ -65,7 +65,11 @@ class _Segment:
     def remove(self) -> None:
         with suppress(OSError):  # what nothing waits in goes with the session
             os.unlink(self.path)
-        os.close(self.descriptor)
+
+    def __del__(self) -> None:
+        """Close it, once no entry of it can be read any more: a reader may still be at one that has ended."""
+        with suppress(AttributeError):  # it could not be made
+            os.close(self.descriptor)
 
 
 @dataclass(eq=False, slots=True)
@@ -199,8 +203,7 @@ class Journal:
         """End the thread after what was asked for; keep for `aisfs recover` what has not ended."""
         self._asked.put(None)
         self._thread.join()
-        for segment in self._segments:
-            os.close(segment.descriptor)
+        self._segments.clear()
         park_journals(self._session)
 
     # the journal's thread ------------------------------------------------------------------------

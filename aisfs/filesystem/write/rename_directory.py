@@ -62,6 +62,7 @@ class DirectoryRenamer:
                 await locks.enter_async_context(file.lock)
                 await self._committer.commit_locked(file)
             await self._rename_objects(node, new_prefix)
+        await self._committer.settled()
 
     async def _rename_objects(self, node: DirectoryNode, new_prefix: str) -> None:
         """Rename what the store has below a directory."""

@@ -79,10 +79,11 @@ class WrittenFile:
     @property
     def size(self) -> int:
         """Bytes."""
-        if self.staged is not None:
-            return self.staged.size
-        if self.entry is not None:
-            return self.entry.size
+        staged, entry = self.staged, self.entry  # once: other threads take them away
+        if staged is not None:
+            return staged.size
+        if entry is not None:
+            return entry.size
         return self.base.size if self.base is not None else 0
 
     @property

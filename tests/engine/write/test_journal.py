@@ -178,6 +178,21 @@ async def test_old_journals_go_when_nothing_in_them_waits(area: StagingArea):
     assert eventually(lambda: area.used == JOURNAL_BYTES)
 
 
+async def test_what_has_ended_is_read_to_its_end(area: StagingArea):
+    first = await of(area).keep(RECORDS[0], b"first", 0, [])
+    last = await of(area).keep(RECORDS[1], bytes(JOURNAL_BYTES // 2), 0, [])
+    last = await of(area).keep(RECORDS[1], bytes(JOURNAL_BYTES // 2), 0, [last])
+    of(area).end([first])
+    path, descriptor = first.segment.path, first.segment.descriptor
+    assert eventually(lambda: not path.exists() and area.used == JOURNAL_BYTES)
+    assert first.read(0, 99) == b"first"
+    del first
+    await of(area).keep(RECORDS[2], b"so that the thread forgets it", 0, [])
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+    assert last.segment.path.exists()
+
+
 async def test_without_room_it_is_refused(tmp_path: Path):
     area = StagingArea(tmp_path / "staging", JOURNAL_BYTES - 1, journal=True)
     with pytest.raises(OutOfSpace, match="staging directory"):

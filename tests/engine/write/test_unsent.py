@@ -3,14 +3,18 @@
 import errno
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from aisfs.app.writing.recover import upload_acknowledged
 from aisfs.core.staged.journal import encode
 from aisfs.core.staged.record import StagedRecord
-from aisfs.engine.write.unsent import adopt_dead_sessions, unsent_files
+from aisfs.engine.write.unsent import UnsentFile, adopt_dead_sessions, unsent_files
+from aisfs.errors import Stale, Unavailable
 from aisfs.model import Bucket
+from aisfs.store.memory import MemoryStore
 
 SESSION = "0123456789ab"
 
@@ -29,9 +33,9 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def killed(directory: Path, **segments: bytes) -> Path:
+def killed(directory: Path, name: str = SESSION, **segments: bytes) -> Path:
     """Leave the session of a mount that was killed, with journals `n<number>`."""
-    session = directory / SESSION
+    session = directory / name
     session.mkdir()
     (session / "lock").touch()
     for number, content in segments.items():
@@ -145,3 +149,55 @@ def test_killed_while_journals_are_moved_nothing_comes_back(
     adopt_dead_sessions(directory)
     assert names(directory) == ["k5234"]
     assert os.listdir(directory) == ["parked"]
+
+
+@pytest.fixture
+def same_name(directory: Path) -> list[UnsentFile]:
+    """Leave two files of one name; the one that was written last has the older time."""
+    for session, written, mtime_ns, content in (("a", 2000, 1, b"newer"), ("b", 1000, 9, b"older")):
+        frame = encode(0, mtime_ns, [], record("k"), content)
+        journal = killed(directory, session * 12, n0=frame) / "0.journal"
+        os.utime(journal, (written, written))
+    adopt_dead_sessions(directory)
+    return unsent_files(directory)
+
+
+async def test_of_one_name_the_newest_is_uploaded(directory: Path, same_name: list[UnsentFile]):
+    store = MemoryStore()
+    store.add_bucket(Bucket("b"))
+    assert await upload_acknowledged(store, same_name) == []
+    assert store.calls["upload"] == 1
+    assert store._contents(Bucket("b")).objects["k"][1] == b"newer"
+    assert names(directory) == []
+
+
+async def test_the_older_ones_of_a_name_stay_with_the_newest(
+    directory: Path, same_name: list[UnsentFile]
+):
+    store = MemoryStore()
+    store.put(Bucket("b"), "k", b"theirs")
+    failed = await upload_acknowledged(store, same_name)
+    assert {one for one, _ in failed} == set(same_name)
+    assert all(isinstance(error, Stale) for _, error in failed)
+    assert store.calls["upload"] == 0
+    assert names(directory) == ["k", "k"]
+
+
+async def test_a_file_that_cannot_be_read_or_forgotten_stays(
+    directory: Path, same_name: list[UnsentFile], monkeypatch: pytest.MonkeyPatch
+):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    store = MemoryStore()
+    store.add_bucket(Bucket("b"))
+    with monkeypatch.context() as patch:
+        patch.setattr(UnsentFile, "drop", full)
+        failed = await upload_acknowledged(store, same_name)
+    assert all(isinstance(error, Unavailable) for _, error in failed)
+    assert names(directory) == ["k", "k"]
+    store.delete(Bucket("b"), "k")
+    assert await upload_acknowledged(store, same_name) == []
+    gone = replace(same_name[0], path=directory / "parked" / "removed.journal")
+    ((_, error),) = await upload_acknowledged(store, [gone])
+    assert isinstance(error, Unavailable)

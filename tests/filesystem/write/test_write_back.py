@@ -2,6 +2,7 @@
 
 import errno
 import os
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from aisfs.filesystem.write.setattr import AttributeChanges
 from aisfs.filesystem.written.files import WrittenFile
 from aisfs.model import Bucket
 from tests.filesystem.user import BUCKET, OFF, build, new_store
+from tests.support.mounts import eventually
 
 DOWN = Unavailable("the cluster is down")
 REFUSED = AccessDenied("read-only for you")
@@ -50,13 +52,13 @@ class Scene:
         if self.failing is not None and method in ("upload", "rename", "set_custom"):
             raise self.failing
 
-    async def open(self, name: bytes) -> OpenFile:
-        _, handle = await self.layer.creator.create(ROOT, name, 0o644, os.O_RDWR)
+    async def open(self, name: bytes, parent: int = ROOT) -> OpenFile:
+        _, handle = await self.layer.creator.create(parent, name, 0o644, os.O_RDWR)
         assert isinstance(handle, OpenFile)
         return handle
 
-    async def write(self, name: bytes, content: bytes) -> WrittenFile:
-        handle = await self.open(name)
+    async def write(self, name: bytes, content: bytes, parent: int = ROOT) -> WrittenFile:
+        handle = await self.open(name, parent)
         assert handle.file is not None
         await self.layer.files.truncate(handle.file, 0)
         await self.layer.files.write(handle, 0, content)
@@ -108,10 +110,7 @@ async def test_a_rename_of_its_directory_that_fails_leaves_it_waiting(scene: Sce
     await scene.layer.creator.mkdir(ROOT, b"d", 0o755)
     entry = await scene.filesystem.lookup(ROOT, b"d")
     assert entry is not None
-    _, handle = await scene.layer.creator.create(entry.attr.ino, b"f", 0o644, os.O_RDWR)
-    assert isinstance(handle, OpenFile)
-    await scene.layer.files.write(handle, 0, b"content")
-    await scene.close(handle)
+    await scene.write(b"f", b"content", parent=entry.attr.ino)
     scene.failing = DOWN
     with pytest.raises(Unavailable):
         await scene.layer.names.rename(ROOT, b"d", ROOT, b"e", 0)
@@ -120,6 +119,29 @@ async def test_a_rename_of_its_directory_that_fails_leaves_it_waiting(scene: Sce
     scene.failing = None
     await scene.layer.flush()
     assert scene.stored() == {"d/f": b"content"}
+
+
+async def test_a_directory_is_renamed_when_nothing_would_come_back(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+):
+    await scene.layer.creator.mkdir(ROOT, b"d", 0o755)
+    entry = await scene.filesystem.lookup(ROOT, b"d")
+    assert entry is not None
+    await scene.write(b"f", b"content", parent=entry.attr.ino)
+    free, done = threading.Event(), list[str]()
+
+    async def rename() -> None:
+        await scene.layer.names.rename(ROOT, b"d", ROOT, b"e", 0)
+        done.append("renamed")
+
+    monkeypatch.setattr(os, "fdatasync", lambda _: free.wait(60))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(rename)
+        await trio.to_thread.run_sync(eventually, lambda: "e/f" in scene.stored())
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert done == [], "after a crash d/f would be uploaded again"
+        free.set()
+    assert done == ["renamed"]
 
 
 async def test_an_fsync_that_fails_leaves_the_file_waiting(scene: Scene):
