@@ -119,8 +119,8 @@ def _sdk(stage: Stage, bucket: str, tree: Path, files: int) -> dict[str, Reading
 @contextmanager
 def _writable(stage: Stage, bucket: str, *, write_back: bool) -> Iterator[Mount]:
     options = ["--writable", *(["--write-back", "60"] if write_back else [])]
-    for option in options[::2]:
-        if option not in mount_options():
+    for option in options:
+        if option.startswith("--") and option not in mount_options():
             raise NotMeasured(f"this aisfs has no {option}")
     with stage.folder("cache") as cache, stage.folder("staging") as staging:
         options += ["--staging-dir", str(staging)]
