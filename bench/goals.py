@@ -30,8 +30,6 @@ LINK, LINK_USED = (10, 0.0002), 0.8
 """The link that is to be used, and how far."""
 FULL_SHARE, OURS_SHARE = 0.95, 0.8
 """From when on the processors count as full, and with what is measured rather than with others."""
-CP_R = "cp -r"
-"""How the names of readers begin that copy trees."""
 Find = Callable[..., Row | None]
 
 
@@ -258,8 +256,7 @@ def _written(rows: Sequence[Row]) -> list[Goal]:
         (writing.CP_WAITING, writing.SDK, 5.0),
     )
     for (case, name), row in found.items():
-        late = name.startswith(CP_R) and "--write-back" in name
-        for ours, theirs, wanted in [*pairs, *([(name, writing.SDK, 5.0)] if late else [])]:
+        for ours, theirs, wanted in pairs:
             other = found.get((case, theirs))
             measured = ratio(row.values, other.values) if name == ours and other else None
             if measured is not None:

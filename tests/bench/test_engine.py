@@ -188,7 +188,7 @@ def test_many_cold_readers_and_late_uploads_have_goals():
     (goal,) = judge([at_once(1, 100.0), at_once(8, 160.0)])
     assert (goal.measured, goal.reached) == (1.6, True)
     many = writing.many_case(10)
-    late = Row("writing", many, "cp -r into the mount (--write-back)", "written", "", False, [6.0])
+    late = Row("writing", many, writing.CP_WAITING, "written", "", False, [6.0])
     puts = Row("writing", many, writing.SDK, "written", "", False, [1.0])
     (goal,) = judge([late, puts])
     assert (goal.wanted, goal.measured, goal.reached) == (5.0, 6.0, True)
