@@ -69,6 +69,10 @@ class Members:
         """Return stored bytes of a shard that are in memory or mapped, for the kernel."""
         return shard.reads.opened.try_read(wanted, push=True)
 
+    def border(self, shard: OpenShard, position: int) -> int:
+        """Return up to where bytes from `position` on lie in one buffer, if they are in memory."""
+        return shard.reads.opened.border(position)
+
     def copied(self, shard: OpenShard, wanted: ByteRange) -> bytearray | memoryview | None:
         """Return a copy of them."""
         return shard.reads.opened.try_copy(wanted, push=True)

@@ -384,7 +384,7 @@ class Fetcher:
 
     async def _wait_for_room(self, length: int) -> None:
         """Wait until there is room for `length` more bytes: the disk may be slow, or readers."""
-        await self._retained.wait_for_readers(self._drop_all)
+        await self._retained.wait_for_readers(self._drop_all, lambda: self._unwritten)
         while not self._make_room(length) and self.buffered:
             await self._changed.wait()
 

@@ -128,6 +128,15 @@ class OpenObject:
             if part.landed
         )
 
+    @any_thread
+    def border(self, position: int) -> int:
+        """Return the end of the part in memory that has `position`; that of the object if none has."""
+        parts = self.parts.copy()
+        at = bisect_right(parts, position, key=_start) - 1
+        if at >= 0 and position < parts[at].range.stop and parts[at].landed:
+            return parts[at].range.stop
+        return self.info.size
+
     def mapped(self, wanted: ByteRange) -> memoryview | None:
         """Return a range that the disk cache has mapped, for the kernel alone."""
         if self.cache is None or self.entry is None:

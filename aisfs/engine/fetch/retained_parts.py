@@ -19,7 +19,7 @@ from aisfs.engine.fetch.part import Data, Part
 Retained = tuple[Part, OpenObject]
 
 COPIES_MAX = 128 << 20
-"""Bytes on disk as well that wait for readers before what is fetched for nobody waits, too: some shards."""
+"""Bytes that wait for readers or for the disk before what is fetched for nobody waits, too: some shards."""
 LOOK_SECONDS, LOOKS_MAX = 0.002, 25
 """How often copies are looked at, and how often in vain: a part is pushed in some 20 ms."""
 WAIT_SECONDS = 0.25
@@ -138,16 +138,25 @@ class RetainedParts:
     def _copies_size(self) -> int:
         return sum(part.cost for part in self._copies)
 
-    async def wait_for_readers(self, drop: Callable[[list[Retained]], None]) -> None:
+    async def wait_for_readers(
+        self, drop: Callable[[list[Retained]], None], unwritten: Callable[[], int]
+    ) -> None:
         """Wait while there are many copies, as long as readers or pushes pass them; `drop` those.
 
-        Otherwise what fetches and what passes would drift apart, as far as memory permits.
+        Otherwise what fetches and what passes would drift apart, as far as memory permits. So would the
+        thread that writes: what is `unwritten` counts as well, and memory for it would be new memory.
         """
         looks, until = 0, trio.current_time() + WAIT_SECONDS
-        while self._copies_size > COPIES_MAX and (now := trio.current_time()) >= self._stuck_until:
+        before = unwritten()
+        while (
+            self._copies_size + (lag := unwritten()) > COPIES_MAX
+            and (now := trio.current_time()) >= self._stuck_until
+        ):
             if passed := self.passed():
                 drop(passed)
                 looks = 0
+            elif lag < before:
+                before, looks = lag, 0
             elif looks < LOOKS_MAX and now < until:
                 await trio.sleep(LOOK_SECONDS)
                 looks += 1

@@ -7,6 +7,7 @@ push is a hint: it may be dropped at any point (invariant I6).
 """
 
 import logging
+from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
@@ -258,6 +259,23 @@ class Pusher:
     def _store(self, shard: _Shard, batch: Sequence[int]) -> tuple[int, list[int], bool]:
         """Send rows to the kernel; returns how many, those it does not know, and if bytes lack."""
         places = shard.decide.index.places(batch)
+        unknown: list[int] = []
+        done = 0
+        while done < len(batch):
+            # Up to where a buffer ends: what lies in two would have to be copied together.
+            border = self._members.border(shard.members, places[done][0])
+            stop = max(bisect_right(places, border, lo=done, key=sum), done + 1)
+            some = slice(done, stop)
+            stored, refused, missing = self._store_together(shard, batch[some], places[some])
+            unknown += refused
+            done += stored
+            if done < stop:
+                return done, unknown, missing
+        return done, unknown, False
+
+    def _store_together(
+        self, shard: _Shard, batch: Sequence[int], places: list[tuple[int, int]]
+    ) -> tuple[int, list[int], bool]:
         start, (last, size) = places[0][0] - STORE_HEADER, places[-1]
         # One look for all, where they lie in one piece; rows left out between them are few.
         span = ByteRange(start, last + size)
