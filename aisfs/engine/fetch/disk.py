@@ -1,6 +1,7 @@
 """Parts and the disk cache: what of one is there, and how the rest gets there. For worker threads."""
 
 import logging
+import time
 
 from aisfs.cache.disk.block_cache import BlockCache
 from aisfs.cache.disk.format import EntryId
@@ -12,6 +13,34 @@ from aisfs.engine.fetch.retained_parts import Retained
 from aisfs.model import ByteRange
 
 log = logging.getLogger(__name__)
+
+
+BEHIND_SECONDS = 1.0
+"""How long the disk may need for all that waits for it before the rest goes through the page cache."""
+_NEWEST = 0.25
+"""The share of the newest write in the rate."""
+
+
+class DiskPace:
+    """How fast the disk takes what is written past the page cache.
+
+    A long queue alone says little: where processors are busy the thread that writes falls behind, and
+    copies into new pages of the page cache would only make it slower.
+    """
+
+    def __init__(self) -> None:
+        """Start without any write."""
+        self._rate = float("inf")
+
+    def observe(self, length: int, seconds: float) -> None:
+        """Learn from one write."""
+        rate = length / max(seconds, 1e-6)
+        known = self._rate < float("inf")
+        self._rate = self._rate + _NEWEST * (rate - self._rate) if known else rate
+
+    def keeps_up(self, unwritten: int) -> bool:
+        """Return whether the disk takes so many bytes within `BEHIND_SECONDS`."""
+        return unwritten <= self._rate * BEHIND_SECONDS
 
 
 class WrongContent(Exception):
@@ -51,12 +80,11 @@ def store(
     part: Part,
     fetched: list[tuple[ByteRange, Reservation | None]],
     sums: RunningSums,
-    *,
-    past_page_cache: bool,
+    pace: DiskPace | None,
 ) -> bool:
     """Write what was fetched to disk, and return what was reserved for it and not used.
 
-    Runs in one thread.
+    Runs in one thread. With `pace` it is written past the page cache, and its pace observed.
 
     Returns:
         Whether all of it is there.
@@ -70,7 +98,10 @@ def store(
             return False
         start = gap.start - part.range.start
         content = part.content[start : start + len(gap)]
-        reservation.write(gap.start, content, past_page_cache=past_page_cache)
+        since = time.monotonic()
+        reservation.write(gap.start, content, past_page_cache=pace is not None)
+        if pace is not None:
+            pace.observe(len(gap), time.monotonic() - since)
         stored = reservation.publish(gap, content) and stored
         reservation.finish()
     if stored:

@@ -27,7 +27,7 @@ from aisfs.core.ranges import RangeSet, growing_pieces, pieces
 from aisfs.engine.fetch.batches import BatchWindow
 from aisfs.engine.fetch.buffers import COPIED_MAX, FIRST_PART, PART_MAX, BufferPool
 from aisfs.engine.fetch.checksums import RunningSums
-from aisfs.engine.fetch.disk import WrongContent, look, lost, report_wrong, store
+from aisfs.engine.fetch.disk import DiskPace, WrongContent, look, lost, report_wrong, store
 from aisfs.engine.fetch.object_state import OpenObject, OpenObjects, Source
 from aisfs.engine.fetch.part import Data, Part, Reading
 from aisfs.engine.fetch.retained_parts import Retained, RetainedParts
@@ -48,8 +48,6 @@ HIGH_LATENCY_SECONDS = 0.02
 """A part that took longer came over a slow link, or one with latency: more may be under way at once."""
 SPARE_SECONDS = 2.0
 """How long an unused buffer is kept: longer than the pause between two batches."""
-DIRECT_BEHIND = 256 << 20
-"""While more bytes than this wait for the disk, the rest goes through the page cache."""
 
 
 class Fetcher:
@@ -90,6 +88,7 @@ class Fetcher:
         self._objects = OpenObjects()  # used by any thread, as the cache is
         self._retained = RetainedParts()
         self._sums = RunningSums()  # belongs to the background thread
+        self._disk = DiskPace()
         self._changed = trio.Event()
         """Set, and then replaced, whenever a part was dropped or can be."""
         self._hooks = hooks or Hooks()
@@ -320,9 +319,10 @@ class Fetcher:
             self._land(part)  # readers need not wait for the disk
             if cache is None or entry is None or any(room is None for _, room in missing):
                 return self._keep(opened, part)
-            direct = len(part.range) >= FIRST_PART and self._unwritten <= DIRECT_BEHIND
+            direct = len(part.range) >= FIRST_PART and self._disk.keeps_up(self._unwritten)
             self._unwritten += len(part.range)
-            work = partial(store, cache, entry, part, missing, self._sums, past_page_cache=direct)
+            pace = self._disk if direct else None
+            work = partial(store, cache, entry, part, missing, self._sums, pace)
             try:
                 stored = await self._background.run(work)
             except WrongContent:

@@ -157,11 +157,13 @@ class RetainedParts:
                 looks = 0
             elif lag < before:
                 before, looks = lag, 0
-            elif looks < LOOKS_MAX and now < until:
+            elif looks == LOOKS_MAX:  # those who listed a folder do not read it, or not yet
+                self._stuck_until = now + STUCK_SECONDS
+            elif now >= until:
+                return
+            else:
                 await trio.sleep(LOOK_SECONDS)
                 looks += 1
-            else:  # those who listed a folder do not read it, or not yet
-                self._stuck_until = now + STUCK_SECONDS
 
     def passed(self) -> list[Retained]:
         """Return the copies that a reader has passed."""

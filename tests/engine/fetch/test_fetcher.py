@@ -13,6 +13,7 @@ import xxhash
 
 from aisfs.cache.disk.format import entry_id
 from aisfs.core.ranges import RangeSet
+from aisfs.engine.fetch import disk as disk_module
 from aisfs.engine.fetch import fetcher as fetcher_module
 from aisfs.engine.fetch import object_state as opened_module
 from aisfs.engine.fetch.buffers import FIRST_PART, PART_MAX
@@ -357,17 +358,29 @@ async def test_what_waits_for_its_reader_stays_within_the_memory_limit():
         assert setup.store.bytes_read == 32 * MIB
 
 
-async def test_a_disk_that_falls_behind_gets_the_rest_by_way_of_the_page_cache(monkeypatch):
-    monkeypatch.setattr(fetcher_module, "DIRECT_BEHIND", 2 * MIB)
+async def test_a_slow_disk_gets_the_rest_by_way_of_the_page_cache():
     cache = FakeCache()
-    cache.writes.clear()
     async with fetching(8 * MIB, cache=cache) as setup:
+        setup.fetcher._disk.observe(2 * MIB, disk_module.BEHIND_SECONDS)
+        cache.writes.clear()
         for start in range(0, 8 * MIB, MIB):
             await setup.read(start, start + MIB)
         cache.writes.set()
         await _written(cache, setup)
         assert list(cache.direct) == [ByteRange(0, 3 * MIB)]
         assert await setup.read(0, 8 * MIB) == setup.content
+
+
+async def test_a_quick_disk_is_written_past_the_page_cache_even_if_much_waits_for_it():
+    cache = FakeCache()
+    async with fetching(8 * MIB, cache=cache) as setup:
+        setup.fetcher._disk.observe(20 * MIB, disk_module.BEHIND_SECONDS)
+        cache.writes.clear()
+        for start in range(0, 8 * MIB, MIB):
+            await setup.read(start, start + MIB)
+        cache.writes.set()
+        await _written(cache, setup)
+        assert list(cache.direct) == [ByteRange(0, 8 * MIB)]
 
 
 async def test_the_whole_checksum_comes_of_the_bytes_in_memory():

@@ -147,6 +147,29 @@ async def test_progress_of_other_readers_does_not_hold_a_scan_up(monkeypatch, au
         async with trio.open_nursery() as nursery:
             nursery.start_soon(read)
             began = trio.current_time()
-            await retained.wait_for_readers(lambda passed: setattr(part, "passed", False))
+            await retained.wait_for_readers(
+                lambda passed: setattr(part, "passed", False), lambda: 0
+            )
             assert trio.current_time() - began <= 2 * retained_parts.WAIT_SECONDS
             nursery.cancel_scope.cancel()
+
+
+async def test_a_scan_waits_for_the_thread_that_writes(monkeypatch, autojump_clock):
+    monkeypatch.setattr(retained_parts, "COPIES_MAX", 8 * MIB)
+    began = trio.current_time()
+
+    def unwritten() -> int:
+        return round(20 * MIB - (trio.current_time() - began) * 200 * MIB)
+
+    with trio.fail_after(10):
+        await retained_parts.RetainedParts().wait_for_readers(lambda _: None, unwritten)
+    assert unwritten() <= 8 * MIB
+
+
+async def test_a_scan_does_not_wait_for_a_disk_that_takes_nothing(monkeypatch, autojump_clock):
+    monkeypatch.setattr(retained_parts, "COPIES_MAX", 8 * MIB)
+    retained = retained_parts.RetainedParts()
+    began = trio.current_time()
+    for _ in range(100):
+        await retained.wait_for_readers(lambda _: None, lambda: 20 * MIB)
+    assert trio.current_time() - began <= 2 * retained_parts.WAIT_SECONDS

@@ -40,6 +40,8 @@ class Shard:
         self.view = MembersView(scanner.finish())
         self.landed = len(self.tar)
         self.in_memory = False
+        self.borders: list[int] = []
+        """Where one buffer ends and the next begins."""
 
 
 class Members:
@@ -48,6 +50,7 @@ class Members:
     def __init__(self, *shards: tuple[int, Shard]) -> None:
         self.shards = dict(shards)
         self.told: list[tuple[int, int, bool]] = []
+        self.asked: list[ByteRange] = []
 
     def find(self, ino: int, last: object) -> Shard | None:
         return self.shards.get((split_member(ino) or (0,))[0])
@@ -58,7 +61,11 @@ class Members:
     def stored(self, shard: Shard, wanted: ByteRange) -> memoryview | None:
         if wanted.stop > shard.landed:
             return None
+        self.asked.append(wanted)
         return memoryview(shard.tar)[wanted.start : wanted.stop]
+
+    def border(self, shard: Shard, position: int) -> int:
+        return next((at for at in shard.borders if at > position), len(shard.tar))
 
     def copied(self, shard: Shard, wanted: ByteRange) -> bytearray | None:
         found = self.stored(shard, wanted)
@@ -158,6 +165,24 @@ def test_what_a_scan_left_in_memory_is_pushed_when_it_is_listed(size):
     rows = check(sender, FIRST, shard)
     assert len(rows) == 298
     assert 299 not in rows
+
+
+@pytest.mark.parametrize("size", [1000, 50_000])
+def test_of_two_buffers_only_the_member_that_lies_in_both_is_put_together(size):
+    shard = Shard([size] * 300)
+    shard.in_memory = True
+    shard.borders = [shard.view.index.data_range(row).start + size // 2 for row in (100, 200)]
+    pusher, sender, members = make((FIRST, shard))
+    pusher.was_listed(directory_number(FIRST, 0))
+    sender.run()
+    assert len(check(sender, FIRST, shard)) == 298
+    across = [
+        wanted
+        for wanted in members.asked
+        if any(wanted.start < border < wanted.stop for border in shard.borders)
+    ]
+    assert len(across) == 2
+    assert all(len(wanted) < size + 512 for wanted in across), across
 
 
 def test_rows_that_are_not_in_memory_are_not_waited_for():
