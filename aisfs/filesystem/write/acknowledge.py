@@ -2,13 +2,16 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from enum import Enum
 from functools import partial
 from pathlib import Path
 
+from msgspec import structs
+
 from aisfs.core.namespace.keys import is_shard
 from aisfs.core.staged.record import StagedRecord
-from aisfs.engine.write.journal import Journal, JournalEntry, Outcome
+from aisfs.engine.write.journal import Journal, Outcome
+from aisfs.engine.write.journal_segment import JournalEntry
 from aisfs.engine.write.writer import Writer
 from aisfs.errors import AisfsError
 from aisfs.filesystem.written.files import WrittenFile
@@ -21,6 +24,14 @@ WAITING_MOST = 20_000
 """Files that wait at once, some 3 KB of memory each; then a close waits for the store."""
 REFUSED_SECONDS = 10.0
 """How long the local disk is left alone after it refused to take more."""
+
+
+class Begun(Enum):
+    """What has come of an attempt to acknowledge a close."""
+
+    SAFE = "it is safe, or in the store"
+    LATER = "that will be told"
+    NO = "the trio thread has to find out"
 
 
 class Acknowledger:
@@ -50,36 +61,48 @@ class Acknowledger:
     # a close -------------------------------------------------------------------------------------
 
     @any_thread
-    def try_begin(self, file: WrittenFile, told: Callable[[bool], None]) -> bool:
-        """Begin to acknowledge a file on which no task is at work; return whether that is so.
+    def try_begin(
+        self, file: WrittenFile, told: Callable[[bool], None], *, may_wait: bool
+    ) -> Begun:
+        """Acknowledge a file on which no task is at work, or begin to.
 
-        For the fast path. `told` learns, in the journal's thread, whether it is safe now; a close of
-        what is safe already, or in the store, is answered at once.
+        For the fast path. With `may_wait` this thread may wait for the disk, if that is quick. Otherwise `told`
+        learns, in the journal's thread, whether the file is safe.
         """
         if not file.lock.take_in_thread():
-            return False
-        begun = safe = False
+            return Begun.NO
+        begun = Begun.NO
         try:
             if file.detached_because is None and file.failed is None and file.write_error is None:
-                safe = file.waits or file.unlinked or not file.dirty
-                if not safe and self._may_wait(file):
-                    kept = partial(self._kept, file, told)
-                    recorded = file.staged.record if file.staged is not None else None
-                    record = (recorded or self._record(file)).encode()
-                    content = self._content(file)
-                    ended = (file.entry,) if file.entry is not None else ()
-                    self._journal.put(
-                        kept, record=record, content=content, mtime_ns=file.mtime_ns, ended=ended
-                    )
-                    begun = True
+                if file.waits or file.unlinked or not file.dirty:
+                    begun = Begun.SAFE
+                elif self._may_wait(file):
+                    begun = self._begin(file, told, may_wait=may_wait)
         except AisfsError:  # the trio thread will run into it too, and say so
             pass
         finally:
-            if not begun:
+            if begun is not Begun.LATER:
                 file.lock.leave_in_thread()
-        if safe:
-            told(True)
-        return begun or safe
+        return begun
+
+    def _begin(self, file: WrittenFile, told: Callable[[bool], None], *, may_wait: bool) -> Begun:
+        recorded = file.staged.record if file.staged is not None else None
+        record = (recorded or self._record(file)).encode()
+        content = self._content(file)
+        ended = (file.entry,) if file.entry is not None else ()
+        times = file.mtime_ns
+        if may_wait:
+            outcome = self._journal.try_put(
+                record=record, content=content, mtime_ns=times, ended=ended
+            )
+            if isinstance(outcome, JournalEntry):
+                self._note(file, outcome)
+                return Begun.SAFE
+            if outcome is not None:
+                return Begun.NO
+        kept = partial(self._kept, file, told)
+        self._journal.put(kept, record=record, content=content, mtime_ns=times, ended=ended)
+        return Begun.LATER
 
     def _kept(self, file: WrittenFile, told: Callable[[bool], None], outcome: Outcome) -> None:
         if isinstance(outcome, JournalEntry):
@@ -190,7 +213,7 @@ class Acknowledger:
     def park(self, file: WrittenFile, error: AisfsError) -> None:
         """Keep what cannot be uploaded for `aisfs recover`."""
         assert file.entry is not None, "what was acknowledged is in the journal"
-        record = replace(self._record(file), reason=str(error))
+        record = structs.replace(self._record(file), reason=str(error))
         path = self._writer.park_entry(file.entry, record, file.mtime_ns)
         self._parked[path] = (record.name, error)
         self.end(file)

@@ -50,7 +50,7 @@ MESSAGE_ROOM = 8192
 """Bytes of a message that are not data, and what the kernel adds for its own bookkeeping."""
 LIST_BYTES_MAX = 65536
 """Largest reply to READDIRPLUS asked of pyfuse3; the kernel asks again for the rest."""
-PATIENT = (Opcode.WRITE, Opcode.CREATE)
+PATIENT = (Opcode.WRITE, Opcode.CREATE, Opcode.FLUSH)
 """May wait for the local disk, however slow that is: no reason to end the mount."""
 OBSERVED = (Opcode.READ, Opcode.READDIRPLUS)
 SILENT = (Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT)

@@ -16,8 +16,9 @@ import trio
 
 from aisfs.filesystem.attributes import Entry
 from aisfs.filesystem.handles import FileHandle, OpenFile
+from aisfs.filesystem.write.acknowledge import Begun
 from aisfs.filesystem.write.layer import WriteLayer
-from aisfs.fuse.fastpath.dispatcher import Reply
+from aisfs.fuse.fastpath.dispatcher import FORWARD, SILENCE, Reply
 from aisfs.fuse.fastpath.failures import failure
 from aisfs.fuse.fastpath.handle_table import HandleTable
 from aisfs.fuse.fastpath.inbox import Inbox
@@ -65,11 +66,19 @@ class WriteRequests:
         pending: Pending,
         metrics: Metrics,
         describe: Callable[[int], str],
+        others_ask: Callable[[], bool],
     ) -> None:
-        """Ask `write`; what is open is in `handles`, as for pyfuse3.
+        """Take what the dispatcher does not answer.
 
-        `describe` says which file or directory an inode is, for the log.
+        Args:
+            write: Changes the mount.
+            handles: What is open, as for pyfuse3.
+            pending: Requests that are answered elsewhere.
+            metrics: Where requests are counted.
+            describe: Says which file or directory an inode is, for the log.
+            others_ask: Whether the kernel has another request to hand out.
         """
+        self._others_ask = others_ask
         self._describe = describe
         self._write = write
         self._handles = handles
@@ -107,18 +116,22 @@ class WriteRequests:
         made = self._write.creator.try_create(*what)
         return None if made is None else self._created(unique, *made)
 
-    def try_acknowledge(self, unique: int, handle: int, pid: int) -> bool:
-        """Have the close of a file answered once it is safe on the local disk; return whether it will be.
+    def try_acknowledge(self, unique: int, handle: int, pid: int) -> Reply | None:
+        """Make a closed file safe on the local disk, if it may wait there; return the reply.
 
-        The journal's thread then answers, or hands the request on if the disk has refused.
+        None if the trio thread has to find out; nothing if the journal's thread answers, which hands the
+        request on if the disk has refused.
         """
         acknowledger, opened = self._write.acknowledger, self._handles.get(handle)
         if acknowledger is None or not isinstance(opened, OpenFile) or opened.file is None:
-            return False
+            return FORWARD
         self._pending.add(unique, Opcode.FLUSH, pid)
-        if acknowledger.try_begin(opened.file, partial(self._acknowledged, unique, handle)):
-            return True
-        return self._pending.take(unique) is None  # else it was interrupted, and answered
+        told = partial(self._acknowledged, unique, handle)
+        # Where others ask as well, they are answered while the journal's thread waits for the disk.
+        begun = acknowledger.try_begin(opened.file, told, may_wait=not self._others_ask())
+        if begun is Begun.LATER or self._pending.take(unique) is None:
+            return SILENCE  # not taken: it was interrupted, and answered
+        return (abi.error_reply(unique, 0),) if begun is Begun.SAFE else FORWARD
 
     def try_release(self, handle: int) -> bool:
         """Close a file for good that waits for its upload; return whether it does."""
@@ -129,7 +142,7 @@ class WriteRequests:
         return waits
 
     def _acknowledged(self, unique: int, handle: int, safe: bool) -> None:
-        """Answer a close. In the journal's thread, or in the dispatcher."""
+        """Answer a close. In the journal's thread."""
         if not safe:
             self._inbox.put(_Asked(unique, Opcode.FLUSH, handle))
             self.tell()
