@@ -115,9 +115,11 @@ class Journal:
         if not self._quick or not self._asked.empty() or not self._writing.acquire(blocking=False):
             return None
         try:
-            asked = _Asked(mtime_ns, ended, record, content, _nobody)
-            room = self._has_room(frames.bytes_of(len(ended), record, content) + ENDS_BYTES)
-            return self._write([asked])[-1][1] if room else None
+            size = frames.bytes_of(len(ended), record, content)
+            if self._owed or not self._has_room(size + ENDS_BYTES):
+                return None
+            ((_, outcome),) = self._write([_Asked(mtime_ns, ended, record, content, _nobody)])
+            return outcome
         finally:
             self._writing.release()
 

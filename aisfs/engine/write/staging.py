@@ -58,6 +58,8 @@ class StagedFile:
         self._path = slot.path
         self._fd = slot.data
         self._record: StagedRecord | None = None
+        self.encoded_record = b""
+        """The record as it is on the disk; empty if there is none."""
         self._upload = ""
         """What the store calls the upload of these bytes that began last."""
         self._recording = ranked_lock(Rank.STAGED_RECORD)
@@ -199,18 +201,19 @@ class StagedFile:
         if record == self._record:
             return
         with StagingErrors(self._path):
+            encoded = record.encode()
             if self._record is None:
-                self._slot.write_record(record)
+                self._slot.write_record(encoded)
             else:
-                self._slot.replace_record(record)
-        self._record = record
+                self._slot.replace_record(encoded)
+        self._record, self.encoded_record = record, encoded
 
     def mark_clean(self) -> None:
         """Forget the record: the store has these bytes."""
         if self._record is not None:
             with self._recording:
                 self._slot.clear_record()
-                self._record = None
+                self._record, self.encoded_record = None, b""
                 self._upload = ""
             if self.sent_ahead is not None and self._call is not None:
                 self._call(self)

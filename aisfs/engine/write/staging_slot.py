@@ -29,19 +29,18 @@ class StagingSlot:
                 path.unlink()
                 raise
 
-    def write_record(self, record: StagedRecord) -> None:
-        """Write the first record; an error leaves none."""
-        encoded = record.encode()
+    def write_record(self, record: bytes) -> None:
+        """Write the first record, encoded; an error leaves none."""
         done = 0
         try:
-            done = os.pwrite(self._record, encoded, 0)
+            done = os.pwrite(self._record, record, 0)
         finally:
-            if done < len(encoded):
+            if done < len(record):
                 os.ftruncate(self._record, 0)
-        if done < len(encoded):
+        if done < len(record):
             raise OSError(errno.ENOSPC, "not all of a record was written")
 
-    def replace_record(self, record: StagedRecord) -> None:
+    def replace_record(self, record: bytes) -> None:
         """Write another record, whole or not at all."""
         temporary = f"{self._record_path}.tmp"
         new = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -64,7 +63,7 @@ class StagingSlot:
             view = view[os.pwrite(self.data, view, len(content) - len(view)) :]
         os.utime(self.data, ns=(mtime_ns, mtime_ns))
         os.fsync(self.data)
-        self.write_record(record)
+        self.write_record(record.encode())
         os.fsync(self._record)
 
     def clear_record(self) -> None:

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable
-from enum import Enum
 from functools import partial
 from pathlib import Path
 
@@ -24,14 +23,6 @@ WAITING_MOST = 20_000
 """Files that wait at once, some 3 KB of memory each; then a close waits for the store."""
 REFUSED_SECONDS = 10.0
 """How long the local disk is left alone after it refused to take more."""
-
-
-class Begun(Enum):
-    """What has come of an attempt to acknowledge a close."""
-
-    SAFE = "it is safe, or in the store"
-    LATER = "that will be told"
-    NO = "the trio thread has to find out"
 
 
 class Acknowledger:
@@ -61,48 +52,50 @@ class Acknowledger:
     # a close -------------------------------------------------------------------------------------
 
     @any_thread
-    def try_begin(
-        self, file: WrittenFile, told: Callable[[bool], None], *, may_wait: bool
-    ) -> Begun:
-        """Acknowledge a file on which no task is at work, or begin to.
+    def try_begin(self, file: WrittenFile, told: Callable[[bool], None], *, may_wait: bool) -> bool:
+        """Begin to acknowledge a file on which no task is at work; return whether that is so.
 
-        For the fast path. With `may_wait` this thread may wait for the disk, if that is quick. Otherwise `told`
-        learns, in the journal's thread, whether the file is safe.
+        For the fast path. `told` learns whether the file is safe: in the journal's thread, or at once, if that
+        is known, or if this thread `may_wait` for the disk and the disk is quick.
         """
         if not file.lock.take_in_thread():
-            return Begun.NO
-        begun = Begun.NO
+            return False
+        begun = later = False
         try:
             if file.detached_because is None and file.failed is None and file.write_error is None:
                 if file.waits or file.unlinked or not file.dirty:
-                    begun = Begun.SAFE
+                    told(True)
+                    begun = True
                 elif self._may_wait(file):
-                    begun = self._begin(file, told, may_wait=may_wait)
+                    begun, later = self._begin(file, told, may_wait=may_wait)
         except AisfsError:  # the trio thread will run into it too, and say so
             pass
         finally:
-            if begun is not Begun.LATER:
+            if not later:
                 file.lock.leave_in_thread()
         return begun
 
-    def _begin(self, file: WrittenFile, told: Callable[[bool], None], *, may_wait: bool) -> Begun:
-        recorded = file.staged.record if file.staged is not None else None
-        record = (recorded or self._record(file)).encode()
-        content = self._content(file)
+    def _begin(
+        self, file: WrittenFile, told: Callable[[bool], None], *, may_wait: bool
+    ) -> tuple[bool, bool]:
+        """Return whether it was begun, and whether the journal's thread will end it."""
+        recorded = file.staged.encoded_record if file.staged is not None else b""
+        record = recorded or self._record(file).encode()
+        content, mtime_ns = self._content(file), file.mtime_ns
         ended = (file.entry,) if file.entry is not None else ()
-        times = file.mtime_ns
         if may_wait:
             outcome = self._journal.try_put(
-                record=record, content=content, mtime_ns=times, ended=ended
+                record=record, content=content, mtime_ns=mtime_ns, ended=ended
             )
             if isinstance(outcome, JournalEntry):
+                told(True)  # before all else: the program goes on meanwhile
                 self._note(file, outcome)
-                return Begun.SAFE
+                return True, False
             if outcome is not None:
-                return Begun.NO
+                return False, False
         kept = partial(self._kept, file, told)
-        self._journal.put(kept, record=record, content=content, mtime_ns=times, ended=ended)
-        return Begun.LATER
+        self._journal.put(kept, record=record, content=content, mtime_ns=mtime_ns, ended=ended)
+        return True, True
 
     def _kept(self, file: WrittenFile, told: Callable[[bool], None], outcome: Outcome) -> None:
         if isinstance(outcome, JournalEntry):

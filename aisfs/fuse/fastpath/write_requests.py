@@ -16,9 +16,8 @@ import trio
 
 from aisfs.filesystem.attributes import Entry
 from aisfs.filesystem.handles import FileHandle, OpenFile
-from aisfs.filesystem.write.acknowledge import Begun
 from aisfs.filesystem.write.layer import WriteLayer
-from aisfs.fuse.fastpath.dispatcher import FORWARD, SILENCE, Reply
+from aisfs.fuse.fastpath.dispatcher import ANSWERED, FORWARD, SILENCE, Reply
 from aisfs.fuse.fastpath.failures import failure
 from aisfs.fuse.fastpath.handle_table import HandleTable
 from aisfs.fuse.fastpath.inbox import Inbox
@@ -117,21 +116,21 @@ class WriteRequests:
         return None if made is None else self._created(unique, *made)
 
     def try_acknowledge(self, unique: int, handle: int, pid: int) -> Reply | None:
-        """Make a closed file safe on the local disk, if it may wait there; return the reply.
+        """Have the close of a file answered once it is safe on the local disk, or return `FORWARD`.
 
-        None if the trio thread has to find out; nothing if the journal's thread answers, which hands the
-        request on if the disk has refused.
+        If it is not answered at once, the journal's thread answers, or hands the request on if the disk
+        has refused.
         """
         acknowledger, opened = self._write.acknowledger, self._handles.get(handle)
         if acknowledger is None or not isinstance(opened, OpenFile) or opened.file is None:
             return FORWARD
         self._pending.add(unique, Opcode.FLUSH, pid)
         told = partial(self._acknowledged, unique, handle)
-        # Where others ask as well, they are answered while the journal's thread waits for the disk.
-        begun = acknowledger.try_begin(opened.file, told, may_wait=not self._others_ask())
-        if begun is Begun.LATER or self._pending.take(unique) is None:
-            return SILENCE  # not taken: it was interrupted, and answered
-        return (abi.error_reply(unique, 0),) if begun is Begun.SAFE else FORWARD
+        # While others wait for an answer here, the journal's thread waits for the disk.
+        if acknowledger.try_begin(opened.file, told, may_wait=not self._others_ask()):
+            return SILENCE if self._pending.get(unique) is not None else ANSWERED
+        # Not taken: it was interrupted, and answered.
+        return FORWARD if self._pending.take(unique) is not None else SILENCE
 
     def try_release(self, handle: int) -> bool:
         """Close a file for good that waits for its upload; return whether it does."""
@@ -142,7 +141,7 @@ class WriteRequests:
         return waits
 
     def _acknowledged(self, unique: int, handle: int, safe: bool) -> None:
-        """Answer a close. In the journal's thread."""
+        """Answer a close. In the journal's thread, or in the dispatcher."""
         if not safe:
             self._inbox.put(_Asked(unique, Opcode.FLUSH, handle))
             self.tell()
