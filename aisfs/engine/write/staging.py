@@ -91,8 +91,7 @@ class StagedFile:
                 as before; bytes within it may have been written.
         """
         stop = offset + len(data)
-        end = max(stop, self.size)
-        growth = end - self.size
+        growth = max(stop - self.size, 0)
         self._area.take(growth)
         try:
             self.fill(offset, data)
@@ -101,7 +100,7 @@ class StagedFile:
             raise
         finally:
             self._spoil(offset, stop)
-        self.size = end
+        self.size += growth
         if offset <= self.in_order < stop:
             self.in_order = stop
         if self.in_order >= self._call_at and self._call is not None:
