@@ -22,13 +22,18 @@ class JournalSegment:
         self.live = 0
         """Entries that have not ended."""
         self._next: list[bytes] = []
+        zeroing = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            _fill(path, capacity)
+            _fill(zeroing, capacity)
+            _sync_directory(path.parent)
+            _sync_directory(path.parent.parent)
             # One call writes and flushes, and takes the interpreter's lock back once.
             self.descriptor = os.open(path, os.O_RDWR | os.O_DSYNC | os.O_CLOEXEC)
         except BaseException:
             self.remove()
             raise
+        finally:
+            os.close(zeroing)
 
     def has_room(self, size: int) -> bool:
         """Return whether so many bytes more fit in."""
@@ -85,17 +90,11 @@ class JournalEntry:
         return PartOfContent(whole, self.start, self.size)
 
 
-def _fill(path: Path, size: int) -> None:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        piece = bytes(1 << 20)
-        for start in range(0, size, len(piece)):
-            os.pwrite(descriptor, piece[: size - start], start)
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    _sync_directory(path.parent)
-    _sync_directory(path.parent.parent)
+def _fill(descriptor: int, size: int) -> None:
+    piece = bytes(1 << 20)
+    for start in range(0, size, len(piece)):
+        os.pwrite(descriptor, piece[: size - start], start)
+    os.fsync(descriptor)
 
 
 def write_through(descriptor: int, data: memoryview, start: int) -> int:
