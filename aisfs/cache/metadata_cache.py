@@ -6,10 +6,10 @@ which tests can move. One lock, held for microseconds, guards everything.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
 
+import msgspec
 from cachetools import LRUCache, TTLCache
 
 from aisfs.core.namespace.listing import Listed, Listing
@@ -39,8 +39,7 @@ class WouldWait(Enum):
 WOULD_WAIT = WouldWait.WOULD_WAIT
 
 
-@dataclass(frozen=True, slots=True)
-class Dated(Generic[ValueT]):
+class Dated(msgspec.Struct, Generic[ValueT], frozen=True):
     """A value and the time at which it expires."""
 
     value: ValueT

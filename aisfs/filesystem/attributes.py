@@ -7,8 +7,10 @@ A directory of a bucket does change, and the kernel keeps what it listed (`aisfs
 
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+import msgspec
+from msgspec import structs
 
 from aisfs.config import TreeSettings
 from aisfs.core.staged.posix_metadata import mode_of, mtime_of
@@ -22,8 +24,7 @@ LONGEST_TIMEOUT = 365 * 86400.0
 """Seconds; the kernel's own arithmetic has no infinity."""
 
 
-@dataclass(frozen=True, slots=True)
-class Attr:
+class Attr(msgspec.Struct, frozen=True, gc=False):
     """The attributes of one inode."""
 
     ino: int
@@ -38,8 +39,7 @@ class Attr:
     """Names; 1 for directories too, which tells `find` that it says nothing of subdirectories."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """A name of a directory with what it stands for."""
 
     name: bytes
@@ -100,7 +100,7 @@ class AttrMaker:
         """Describe an object."""
         attr = self.file(ino, info.size, mtime_of(info))
         mode = mode_of(info)
-        return attr if mode is None else replace(attr, mode=stat.S_IFREG | mode)
+        return attr if mode is None else structs.replace(attr, mode=stat.S_IFREG | mode)
 
     def objects(self, objects: Sequence[ObjectInfo]) -> tuple[list[int], list[int], list[int]]:
         """Return sizes, times in nanoseconds and modes of objects, as `object` shows them."""

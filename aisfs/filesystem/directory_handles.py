@@ -1,8 +1,9 @@
 """Open directories: their entries one by one, and objects side by side all at once."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
+
+from msgspec import structs
 
 from aisfs.cache.metadata_cache import WOULD_WAIT
 from aisfs.core.namespace.inodes import numbers_of
@@ -56,7 +57,7 @@ class DirectoryHandles:
 
         def current(found: Found) -> Found:
             """Return what the kernel may keep only if nothing was refreshed since."""
-            return found if validity.refreshes == refreshes else replace(found, expires=0.0)
+            return found if validity.refreshes == refreshes else structs.replace(found, expires=0.0)
 
         if self._overlay is not None:
             children = self._without_changes(ino, children, self._overlay)
@@ -95,7 +96,7 @@ class DirectoryHandles:
         now = self._tree.try_find(node, ino, found.name)
         if now is WOULD_WAIT:
             return found  # as old as it is believed to be: the kernel asks again
-        return replace(now, offset=found.offset) if now is not None else None
+        return structs.replace(now, offset=found.offset) if now is not None else None
 
     def _run(
         self, ino: int, children: Children, refreshes: int, offset: int, most: int

@@ -7,7 +7,6 @@ it keeps the number it began with, and the versions that others write get other 
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 from msgspec import structs
 
@@ -205,11 +204,11 @@ class Inodes:
             self.table.remember_all(inos, nodes)
 
     def _remember(self, ino: int, node: Node, count: int) -> None:
-        spelled = self._identity(node)
-        if ino in self._by_ino:  # it keeps the identity it began with
-            spelled, node = self._by_ino[ino].identity, self._by_ino[ino].node
-        elif ino in self.salted:
-            spelled = self.salted[ino]
+        file = self._by_ino.get(ino)
+        if file is not None:  # it keeps the identity it began with
+            spelled, node = file.identity, file.node
+        else:
+            spelled = self.salted.get(ino) or self._identity(node)
         self.table.remember(ino, spelled, node, count)
 
     def forget(self, ino: int, count: int) -> bool:
@@ -276,7 +275,7 @@ class Inodes:
         """Describe a written file."""
         attr = self._make.file(file.ino, file.size, file.mtime_ns)
         mode = attr.mode if file.mode is None else stat.S_IFREG | file.mode
-        return replace(attr, mode=mode, links=0 if file.unlinked else 1)
+        return structs.replace(attr, mode=mode, links=0 if file.unlinked else 1)
 
     def _directory_attr(self, node: Node, ino: int) -> Attr:
         since, timeout = self.validity.of(ino, self._tree.expires(node))
@@ -286,7 +285,7 @@ class Inodes:
             return self._make.directory(ino, mtime_ns, timeout)
         mode, mtime_ns = self.directory_attributes.of(node.bucket, node.prefix)
         attr = self._make.directory(ino, mtime_ns, timeout)
-        return attr if mode is None else replace(attr, mode=stat.S_IFDIR | mode)
+        return attr if mode is None else structs.replace(attr, mode=stat.S_IFDIR | mode)
 
     def opens_anew(self, ino: int) -> bool:
         """Return whether the kernel has to drop what it listed of a directory that is being opened.

@@ -132,7 +132,12 @@ class FastPathSession:
         if self._write is not None:
             table = self._operations.handles
             requests = WriteRequests(
-                self._write, table, pending, self._metrics, self._filesystem.describe
+                self._write,
+                table,
+                pending,
+                self._metrics,
+                self._filesystem.describe,
+                device.has_request,
             )
             self._operations.before_each = requests.take
         handlers = self._handlers(reads, interruptions, requests)

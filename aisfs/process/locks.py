@@ -20,6 +20,7 @@ class Rank(IntEnum):
     NAMESPACE = auto()
     PUSHES = auto()
     INODES = auto()
+    JOURNAL = auto()
     CONTENT = auto()
     STAGED_RECORD = auto()
     STAGING_ROOM = auto()

@@ -210,6 +210,77 @@ def test_without_room_a_close_waits_for_the_store(tmp_path: Path):
             assert place.stored(f"f{number}") == b"content"
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with room for one journal and a little more."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=20m,mode=0700", "none", disk]
+    if subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("mounting a tmpfs is not permitted")
+    yield disk
+    subprocess.run(["umount", disk], check=True, timeout=30)
+
+
+def test_on_a_full_disk_a_close_waits_for_the_store(small_disk: Path, tmp_path: Path):
+    options = [*WAITING, "--staging-dir", str(small_disk / "staging"), "--staging-size", "1GiB"]
+    expected = ["uploaded at once for a while", *LEFT]
+    contents = {f"f{number:02}": os.urandom(900_000) for number in range(30)}
+    with writable(tmp_path, backend="directory", options=options, expected_log=expected) as place:
+        for name, content in contents.items():
+            (place.path / name).write_bytes(content)
+        assert shown(place.path) == contents
+        waited = waiting(place)
+        assert 10 < waited < 20, "as many as the journal has room for"
+        assert stored(place) == dict(list(contents.items())[waited:])
+        kill(place)
+    with writable(tmp_path, backend="directory", options=options, expected_log=LEFT) as place:
+        assert stored(place) == contents
+
+
+def write_on(folder: Path, closed: list[str]) -> None:
+    """Write files until the mount is gone; what was closed is in `closed`."""
+    with suppress(OSError):
+        for number in range(100_000):
+            name = f"{folder.name}-{number}"
+            with open(folder / name, "wb") as file:
+                file.write(name.encode() * 100)
+            closed.append(name)
+
+
+@pytest.mark.parametrize("writers", [1, 4])
+def test_killed_among_many_closes_none_is_lost(fastpath: bool, writers: int, tmp_path: Path):
+    """Alone, the dispatcher writes to the journal; together, its thread does. Another mount goes on beside it."""
+    (tmp_path / "other" / "store" / "b").mkdir(parents=True)
+    beside = [*WAITING, "--staging-dir", str(tmp_path / "staging")]
+    with ExitStack() as stack:
+        other = stack.enter_context(
+            writable(tmp_path / "other", backend="directory", options=beside)
+        )
+        place = stack.enter_context(writable(tmp_path, backend="directory", options=WAITING))
+        closed: dict[Path, list[str]] = {}
+        for number in range(writers):
+            folder = place.path / f"w{number}"
+            folder.mkdir()
+            closed[folder] = []
+        threads = [threading.Thread(target=write_on, args=one) for one in closed.items()]
+        (other.path / "mine").write_bytes(b"mine")
+        for thread in threads:
+            thread.start()
+        assert eventually(lambda: all(len(names) >= 50 for names in closed.values()))
+        kill(place)
+        for thread in threads:
+            thread.join()
+        (other.path / "later").write_bytes(b"later")
+        with writable(tmp_path, backend="directory", expected_log=[*LEFT, "was not upl"]) as place:
+            for folder, names in closed.items():
+                for name in names:
+                    assert place.stored(f"{folder.name}/{name}") == name.encode() * 100
+        assert stored(other) == {}, "its mount lives"
+        assert flush(other)[0] == 0
+        assert stored(other) == {"mine": b"mine", "later": b"later"}
+
+
 @pytest.fixture(params=["directory", "ais"])
 def killed(request: pytest.FixtureRequest, fastpath: bool, tmp_path: Path) -> Iterator[Writable]:
     (tmp_path / "store" / "b").mkdir(parents=True)

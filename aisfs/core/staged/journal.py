@@ -54,6 +54,11 @@ def encode(
     return b"".join((_MAGIC, zlib.crc32(body).to_bytes(4, "little"), body))
 
 
+def bytes_of(ended: int, record: bytes, content: bytes) -> int:
+    """Return how long such a frame is, with so many frames that it ends."""
+    return _HEAD.size + 8 * ended + len(record) + len(content)
+
+
 def content_at(frame: bytes, size: int) -> int:
     """Return where the content of so many bytes begins in an encoded frame."""
     return len(frame) - size

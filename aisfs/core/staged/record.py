@@ -5,7 +5,6 @@ read it; bytes of a key that are not UTF-8 are written as escaped lone surrogate
 """
 
 import json
-from dataclasses import dataclass
 
 import msgspec
 
@@ -15,8 +14,7 @@ LAYOUT = 1
 _TEXTS = ("endpoint", "key", "member", "base", "reason", "upload", "only_new")
 
 
-@dataclass(frozen=True, slots=True)
-class StagedRecord:
+class StagedRecord(msgspec.Struct, frozen=True, gc=False):
     """The object or member that a staged file will become."""
 
     endpoint: str

@@ -7,8 +7,11 @@ it, and goes when a later one has come or its time to live is over.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
+
+import msgspec
+from msgspec import structs
 
 from aisfs.cache.metadata_cache import (
     WOULD_WAIT,
@@ -37,8 +40,7 @@ ABSENT = _Absent.ABSENT
 """The name is gone."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
+class _Change(msgspec.Struct, frozen=True):
     listed: Listed | _Absent
     number: int
     expires: float | None
@@ -273,7 +275,7 @@ class Overlay:
         with self.namespace_lock:
             for name, change in known.changes.items():
                 if change.number > asked and change.expires is not None:
-                    known.changes[name] = replace(change, expires=until)
+                    known.changes[name] = structs.replace(change, expires=until)
 
     def drop_settled(self, directory: DirectoryId, name: bytes) -> None:
         """Take a change back, unless it is pending: it turned out to be out of date."""

@@ -2,14 +2,15 @@
 
     STAGING/<session>/N.journal    frames (`core.staged.journal`)
 
-Files that are closed at the same time share one flush of the disk. A journal has a fixed size and is filled
-with zeros before it is used: flushing overwritten bytes does not wait for the file system's own journal. It
-is removed when none of its files waits, the oldest first, since the later ones say what has ended in it.
+Files that are closed at the same time share one flush of the disk. A file that is closed alone is written by the
+thread that asks, if the disk is quick: two wake-ups less. A journal has a fixed size and is filled with zeros
+before it is used: flushing overwritten bytes does not wait for the file system's own journal. It is removed when
+none of its files waits, the oldest first, since the later ones say what has ended in it.
 """
 
 import logging
-import os
 import queue
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,11 +20,12 @@ from pathlib import Path
 import trio
 
 from aisfs.core.staged import journal as frames
-from aisfs.engine.write.staging_slot import staging_errors
+from aisfs.engine.write.journal_segment import JournalEntry, JournalSegment
+from aisfs.engine.write.staging_slot import StagingErrors
 from aisfs.engine.write.unsent import JOURNAL, park_journals
 from aisfs.errors import AisfsError, Unavailable
+from aisfs.process.locks import Rank, ranked_lock
 from aisfs.process.threads import any_thread, start_service_thread
-from aisfs.store.content import FileContent, PartOfContent
 
 log = logging.getLogger(__name__)
 
@@ -38,59 +40,10 @@ _OWED_SECONDS = 5.0
 """How soon it is tried again to write what ended, if nothing else is to be written."""
 _BATCH_MAX = 256
 """Files that share a flush at most, so that the first of them need not wait for too many others."""
+QUICK_SECONDS = 0.001
+"""A disk that took no longer the last time is quick: the dispatcher may wait for it."""
 _LOOK_SECONDS = 1.0
 """How often it is looked whether there is still a thread that will answer."""
-
-
-class _Segment:
-    """One journal file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.used = 0
-        self.live = 0
-        """Entries that have not ended."""
-        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            piece = bytes(1 << 20)
-            for start in range(0, JOURNAL_BYTES, len(piece)):
-                os.pwrite(self.descriptor, piece, start)
-            os.fsync(self.descriptor)
-            _sync_directory(path.parent)
-            _sync_directory(path.parent.parent)
-        except BaseException:
-            self.remove()
-            raise
-
-    def remove(self) -> None:
-        with suppress(OSError):  # what nothing waits in goes with the session
-            os.unlink(self.path)
-
-    def __del__(self) -> None:
-        """Close it, once no entry of it can be read any more: a reader may still be at one that has ended."""
-        with suppress(AttributeError):  # it could not be made
-            os.close(self.descriptor)
-
-
-@dataclass(eq=False, slots=True)
-class JournalEntry:
-    """The content of one file in the journal."""
-
-    serial: int
-    segment: _Segment
-    start: int
-    size: int
-
-    def read(self, offset: int, size: int) -> bytes:
-        """Read up to `size` bytes; shorter only at the end."""
-        length = max(min(size, self.size - offset), 0)
-        with staging_errors(self.segment.path):
-            return os.pread(self.segment.descriptor, length, self.start + offset)
-
-    def content(self) -> PartOfContent:
-        """Return the bytes to upload."""
-        whole = FileContent(self.segment.descriptor, self.start + self.size, str(self.segment.path))
-        return PartOfContent(whole, self.start, self.size)
 
 
 Outcome = JournalEntry | AisfsError | None
@@ -107,7 +60,7 @@ class _Asked:
 
 
 class Journal:
-    """Writes entries in a thread of its own."""
+    """Writes entries in a thread of its own, or in the one that asks."""
 
     def __init__(
         self,
@@ -120,7 +73,11 @@ class Journal:
         self._take = take
         self._give_back = give_back
         self._asked: queue.SimpleQueue[_Asked | None] = queue.SimpleQueue()
-        self._segments: deque[_Segment] = deque()
+        self._writing = ranked_lock(Rank.JOURNAL)
+        """Held while something is written, and until the disk has it; guards what follows."""
+        self._quick = False
+        """Whether the disk was quick the last time."""
+        self._segments: deque[JournalSegment] = deque()
         """Those with entries, the oldest first; only the last one is written to."""
         self._serial = 0
         self._ended = 0
@@ -145,6 +102,26 @@ class Journal:
     ) -> None:
         """Write an entry, and end others in the same step; `told` is called in the journal's thread."""
         self._asked.put(_Asked(mtime_ns, ended, record, content, told))
+
+    @any_thread
+    def try_put(
+        self, *, record: bytes, content: bytes, mtime_ns: int, ended: Sequence[JournalEntry]
+    ) -> Outcome:
+        """Write an entry in this thread, which waits for the disk; return what came of it.
+
+        None, and nothing is written, if the disk may not be quick or others are being written: then they
+        better share its flush.
+        """
+        if not self._quick or not self._asked.empty() or not self._writing.acquire(blocking=False):
+            return None
+        try:
+            size = frames.bytes_of(len(ended), record, content)
+            if self._owed or not self._has_room(size + ENDS_BYTES):
+                return None
+            ((_, outcome),) = self._write([_Asked(mtime_ns, ended, record, content, _nobody)])
+            return outcome
+        finally:
+            self._writing.release()
 
     async def keep(
         self, record: bytes, content: bytes, mtime_ns: int, ended: Sequence[JournalEntry]
@@ -210,7 +187,8 @@ class Journal:
 
     def _serve(self) -> None:
         try:
-            self._segment_for(0)  # the first close need not wait for it
+            with self._writing:
+                self._segment_for(0)  # the first close need not wait for it
         except AisfsError:  # that close runs into it as well
             pass
         except Exception:
@@ -224,9 +202,9 @@ class Journal:
                     last = True
                     break
                 batch.append(following)
-            self._write(batch)
+            self._write_and_tell(batch)
         if self._owed:
-            self._write([])
+            self._write_and_tell([])
 
     def _next(self) -> _Asked | None:
         """Return what is asked for next; until then try to write what is owed."""
@@ -234,25 +212,11 @@ class Journal:
             try:
                 return self._asked.get(timeout=_OWED_SECONDS if self._owed else None)
             except queue.Empty:
-                self._write([])
+                self._write_and_tell([])
 
-    def _write(self, batch: Sequence[_Asked]) -> None:
-        """Write all of a batch, and flush the disk once for each journal it went to."""
-        owed, self._owed = self._owed, []
-        if owed:
-            batch = [_Asked(0, owed, b"", b"", _nobody), *batch]
-        written = [(asked, self._written(asked)) for asked in batch]
-        for segment in {e.segment: None for _, e in written if isinstance(e, JournalEntry)}:
-            try:
-                with staging_errors(segment.path):
-                    os.fdatasync(segment.descriptor)
-            except AisfsError as error:  # what the disk has of it is not known: nothing may follow
-                segment.used = JOURNAL_BYTES
-                written = [
-                    (asked, error if isinstance(e, JournalEntry) and e.segment is segment else e)
-                    for asked, e in written
-                ]
-        self._account(written)
+    def _write_and_tell(self, batch: Sequence[_Asked]) -> None:
+        with self._writing:
+            written = self._write(batch)
         for asked, outcome in written:
             try:
                 asked.told(outcome if asked.record or isinstance(outcome, AisfsError) else None)
@@ -260,7 +224,30 @@ class Journal:
                 log.exception(
                     "a close could not be answered: this is a bug in aisfs, please report it"
                 )
-        self._tidy()
+        with self._writing:
+            self._tidy()
+
+    # with `_writing` held ------------------------------------------------------------------------
+
+    def _write(self, batch: Sequence[_Asked]) -> list[tuple[_Asked, Outcome]]:
+        """Write all of a batch, and flush the disk once for each journal it goes to."""
+        owed, self._owed = self._owed, []
+        if owed:
+            batch = [_Asked(0, owed, b"", b"", _nobody), *batch]
+        written = [(asked, self._written(asked)) for asked in batch]
+        began = time.monotonic()
+        for segment in {e.segment: None for _, e in written if isinstance(e, JournalEntry)}:
+            try:
+                segment.write()
+            except AisfsError as error:
+                written = [
+                    (asked, error if isinstance(e, JournalEntry) and e.segment is segment else e)
+                    for asked, e in written
+                ]
+        if any(isinstance(outcome, JournalEntry) for _, outcome in written):
+            self._quick = time.monotonic() - began <= QUICK_SECONDS
+        self._account(written)
+        return written
 
     def _account(self, written: Sequence[tuple[_Asked, Outcome]]) -> None:
         """Count what waits in each journal, and note what has ended and is not written."""
@@ -294,26 +281,24 @@ class Journal:
         self._serial += 1
         serials = [entry.serial for entry in asked.ended]
         frame = frames.encode(self._serial, asked.mtime_ns, serials, asked.record, asked.content)
-        segment = self._segment_for(len(frame), ENDS_BYTES if asked.record else 0)
-        start = segment.used
-        with staging_errors(segment.path):
-            view = memoryview(frame)
-            while view:
-                view = view[os.pwrite(segment.descriptor, view, start + len(frame) - len(view)) :]
-        segment.used += len(frame)
         size = len(asked.content)
-        return JournalEntry(self._serial, segment, start + frames.content_at(frame, size), size)
+        at = frames.content_at(frame, size)
+        segment = self._segment_for(len(frame) + (ENDS_BYTES if asked.record else 0))
+        return JournalEntry(self._serial, segment, segment.add(frame) + at, size)
 
-    def _segment_for(self, size: int, left: int = 0) -> _Segment:
-        """Return a journal with room for so many bytes, and so many left after them."""
-        last = self._segments[-1] if self._segments else None
-        if last is not None and last.used + size + left <= JOURNAL_BYTES:
-            return last
+    def _has_room(self, size: int) -> bool:
+        """Return whether so many bytes fit into the journal that is written to."""
+        return bool(self._segments) and self._segments[-1].has_room(size)
+
+    def _segment_for(self, size: int) -> JournalSegment:
+        """Return a journal with room for so many bytes."""
+        if self._has_room(size):
+            return self._segments[-1]
         self._take(JOURNAL_BYTES)
         path = self._session / f"{self._serial}{JOURNAL}"
         try:
-            with staging_errors(path):
-                segment = _Segment(path)
+            with StagingErrors(path):
+                segment = JournalSegment(path, JOURNAL_BYTES)
         except BaseException:
             self._give_back(JOURNAL_BYTES)
             raise
@@ -329,11 +314,3 @@ class Journal:
 
 def _nobody(_: Outcome) -> None:
     """Tell nobody."""
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -18,15 +18,17 @@ import logging
 import os
 import sys
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
+from msgspec import structs
+
 from aisfs.core.staged.record import StagedRecord
-from aisfs.engine.write.journal import Journal, JournalEntry
-from aisfs.engine.write.staging_slot import StagingSlot, staging_errors
+from aisfs.engine.write.journal import Journal
+from aisfs.engine.write.journal_segment import JournalEntry
+from aisfs.engine.write.staging_slot import StagingErrors, StagingSlot
 from aisfs.engine.write.unsent import DATA, PARKED, adopt_dead_sessions, park, unsent_files
 from aisfs.errors import AisfsError, ConfigError, FileTooLarge, OutOfSpace
 from aisfs.process import private
@@ -56,6 +58,8 @@ class StagedFile:
         self._path = slot.path
         self._fd = slot.data
         self._record: StagedRecord | None = None
+        self.encoded_record = b""
+        """The record as it is on the disk; empty if there is none."""
         self._upload = ""
         """What the store calls the upload of these bytes that began last."""
         self._recording = ranked_lock(Rank.STAGED_RECORD)
@@ -76,7 +80,7 @@ class StagedFile:
 
     def read(self, offset: int, size: int) -> bytes:
         """Read up to `size` bytes; shorter only at the end."""
-        with staging_errors(self._path):
+        with StagingErrors(self._path):
             return os.pread(self._fd, max(min(size, self.size - offset), 0), offset)
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
@@ -87,13 +91,16 @@ class StagedFile:
                 as before; bytes within it may have been written.
         """
         stop = offset + len(data)
-        end = max(stop, self.size)
+        growth = max(stop - self.size, 0)
+        self._area.take(growth)
         try:
-            with self._room_until(end):
-                self.fill(offset, data)
+            self.fill(offset, data)
+        except BaseException:
+            self._shrink_back(growth)
+            raise
         finally:
             self._spoil(offset, stop)
-        self.size = end
+        self.size += growth
         if offset <= self.in_order < stop:
             self.in_order = stop
         if self.in_order >= self._call_at and self._call is not None:
@@ -106,7 +113,7 @@ class StagedFile:
         view = memoryview(data)
         while view:
             try:
-                with staging_errors(self._path):
+                with StagingErrors(self._path):
                     done = os.pwrite(self._fd, view, offset)
             except OutOfSpace:
                 if not self._area.empty_kept():
@@ -128,8 +135,14 @@ class StagedFile:
         """
         if size > FILE_MAX:
             raise FileTooLarge(f"{size} bytes are more than a mount holds, which is {FILE_MAX}")
-        with self._room_until(size), staging_errors(self._path):
-            os.ftruncate(self._fd, size)
+        growth = max(size - self.size, 0)
+        self._area.take(growth)
+        try:
+            with StagingErrors(self._path):
+                os.ftruncate(self._fd, size)
+        except BaseException:
+            self._shrink_back(growth)
+            raise
         self._area.give_back(self.size - size)
         self._spoil(min(size, self.size), NEVER)
         self.in_order = min(size, self.in_order)
@@ -149,18 +162,11 @@ class StagedFile:
         self._call = call or self._call
         self._call_at = in_order
 
-    @contextmanager
-    def _room_until(self, size: int) -> Iterator[None]:
-        """Reserve room to grow to `size`; an error frees it and leaves the size as it was."""
-        growth = max(size - self.size, 0)
-        self._area.take(growth)
-        try:
-            yield
-        except BaseException:
-            with suppress(OSError):
-                os.ftruncate(self._fd, self.size)
-            self._area.give_back(growth)
-            raise
+    def _shrink_back(self, growth: int) -> None:
+        """Free what was to be added to the file, whose size is as it was."""
+        with suppress(OSError):
+            os.ftruncate(self._fd, self.size)
+        self._area.give_back(growth)
 
     def empty(self) -> int:
         """Drop the bytes of a clean file, which are the caller's to count; return how many."""
@@ -173,7 +179,7 @@ class StagedFile:
         """Record whose bytes these are, before the first change is acknowledged."""
         with self._recording:
             if record.upload != self._upload:
-                record = replace(record, upload=self._upload)
+                record = structs.replace(record, upload=self._upload)
             self._write_record(record)
 
     def note_upload(self, name: str) -> None:
@@ -186,26 +192,27 @@ class StagedFile:
             if self._record is None:
                 return
             try:
-                self._write_record(replace(self._record, upload=name))
+                self._write_record(structs.replace(self._record, upload=name))
             except AisfsError as error:
                 log.warning("%s: killed now, it would leave parts: %s", self._record.name, error)
 
     def _write_record(self, record: StagedRecord) -> None:
         if record == self._record:
             return
-        with staging_errors(self._path):
+        with StagingErrors(self._path):
+            encoded = record.encode()
             if self._record is None:
-                self._slot.write_record(record)
+                self._slot.write_record(encoded)
             else:
-                self._slot.replace_record(record)
-        self._record = record
+                self._slot.replace_record(encoded)
+        self._record, self.encoded_record = record, encoded
 
     def mark_clean(self) -> None:
         """Forget the record: the store has these bytes."""
         if self._record is not None:
             with self._recording:
                 self._slot.clear_record()
-                self._record = None
+                self._record, self.encoded_record = None, b""
                 self._upload = ""
             if self.sent_ahead is not None and self._call is not None:
                 self._call(self)
@@ -222,7 +229,7 @@ class StagedFile:
 
     def set_mtime(self, mtime_ns: int) -> None:
         """Keep the modification time with the bytes, where a recovery finds it."""
-        with staging_errors(self._path):
+        with StagingErrors(self._path):
             os.utime(self._fd, ns=(mtime_ns, mtime_ns))
 
     def discard(self) -> None:
@@ -236,7 +243,7 @@ class StagedFile:
         """Keep it for `aisfs recover`, since it could not be uploaded."""
         record = self._record
         assert record is not None, "only what is dirty is parked"
-        self.mark_dirty(replace(record, reason=reason))
+        self.mark_dirty(structs.replace(record, reason=reason))
         park(self._area.directory, self._path)
         self._slot.close()
         self._area.give_back(self.size)
@@ -369,7 +376,7 @@ class StagingArea:
     def park_entry(self, entry: JournalEntry, record: StagedRecord, mtime_ns: int) -> Path:
         """Keep what is in the journal for `aisfs recover`, since it could not be uploaded; return where."""
         slot = StagingSlot(self._session / f"parked-{entry.serial}{DATA}")
-        with staging_errors(slot.path), slot.removed_on_error():
+        with StagingErrors(slot.path), slot.removed_on_error():
             slot.fill(entry.read(0, entry.size), record, mtime_ns)
             parked = park(self.directory, slot.path)
             slot.close()

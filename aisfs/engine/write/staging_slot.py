@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import TracebackType
 
 from aisfs.core.staged.record import StagedRecord
 from aisfs.engine.write.unsent import RECORD
@@ -19,7 +20,7 @@ class StagingSlot:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._record_path = str(path.with_suffix(RECORD))
-        with staging_errors(path):
+        with StagingErrors(path):
             self.data = _make(str(path))
             try:
                 self._record = _make(self._record_path)
@@ -28,19 +29,18 @@ class StagingSlot:
                 path.unlink()
                 raise
 
-    def write_record(self, record: StagedRecord) -> None:
-        """Write the first record; an error leaves none."""
-        encoded = record.encode()
+    def write_record(self, record: bytes) -> None:
+        """Write the first record, encoded; an error leaves none."""
         done = 0
         try:
-            done = os.pwrite(self._record, encoded, 0)
+            done = os.pwrite(self._record, record, 0)
         finally:
-            if done < len(encoded):
+            if done < len(record):
                 os.ftruncate(self._record, 0)
-        if done < len(encoded):
+        if done < len(record):
             raise OSError(errno.ENOSPC, "not all of a record was written")
 
-    def replace_record(self, record: StagedRecord) -> None:
+    def replace_record(self, record: bytes) -> None:
         """Write another record, whole or not at all."""
         temporary = f"{self._record_path}.tmp"
         new = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -63,7 +63,7 @@ class StagingSlot:
             view = view[os.pwrite(self.data, view, len(content) - len(view)) :]
         os.utime(self.data, ns=(mtime_ns, mtime_ns))
         os.fsync(self.data)
-        self.write_record(record)
+        self.write_record(record.encode())
         os.fsync(self._record)
 
     def clear_record(self) -> None:
@@ -100,12 +100,23 @@ def _make(path: str) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
 
-@contextmanager
-def staging_errors(path: Path) -> Iterator[None]:
-    """Turn an `OSError` of a staged file into one of `aisfs.errors`."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _FULL:
-            raise OutOfSpace(f"staging file {path}: {error.strerror}") from error
-        raise Unavailable(f"staging file {path}: {error.strerror}") from error
+class StagingErrors:
+    """Turns an `OSError` of a staged file into one of `aisfs.errors`."""
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: Path) -> None:
+        """Name `path` in the error."""
+        self._path = path
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(error, OSError):
+            kept = OutOfSpace if error.errno in _FULL else Unavailable
+            raise kept(f"staging file {self._path}: {error.strerror}") from error

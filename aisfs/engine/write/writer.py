@@ -17,7 +17,8 @@ from aisfs.core.staged.record import StagedRecord, version_text
 from aisfs.engine.read.indexer import Indexer
 from aisfs.engine.write.appender import Appender, load
 from aisfs.engine.write.early_upload import EarlyUploader
-from aisfs.engine.write.journal import CONTENT_MAX, Journal, JournalEntry
+from aisfs.engine.write.journal import CONTENT_MAX, Journal
+from aisfs.engine.write.journal_segment import JournalEntry
 from aisfs.engine.write.shard_copy import END_MARK, NewMember
 from aisfs.engine.write.staging import StagedFile, StagingArea
 from aisfs.errors import CrossDevice, NotFound

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from aisfs.cache.metadata_cache import WOULD_WAIT, Dated, DirectoryId, WouldWait
 from aisfs.config import Shards
 from aisfs.core.index.member_index import MemberIndex
@@ -40,8 +42,7 @@ IsArchive = Callable[[Bucket, ObjectInfo], Awaitable[bool]]
 """Returns whether an object is an archive, judged by its content."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(msgspec.Struct, frozen=True):
     """A name of a directory, and what it stands for until `expires`."""
 
     name: bytes
@@ -51,8 +52,7 @@ class Found:
     """Directory offset of the entry; 0 when it was looked up."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundMember(Found):
+class FoundMember(Found, frozen=True, kw_only=True):
     """A name that stands for one member of the shard that is the node."""
 
     index: MemberIndex

@@ -2,13 +2,15 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from msgspec import structs
+
 from aisfs.core.namespace.keys import is_shard
 from aisfs.core.staged.record import StagedRecord
-from aisfs.engine.write.journal import Journal, JournalEntry, Outcome
+from aisfs.engine.write.journal import Journal, Outcome
+from aisfs.engine.write.journal_segment import JournalEntry
 from aisfs.engine.write.writer import Writer
 from aisfs.errors import AisfsError
 from aisfs.filesystem.written.files import WrittenFile
@@ -50,36 +52,50 @@ class Acknowledger:
     # a close -------------------------------------------------------------------------------------
 
     @any_thread
-    def try_begin(self, file: WrittenFile, told: Callable[[bool], None]) -> bool:
+    def try_begin(self, file: WrittenFile, told: Callable[[bool], None], *, may_wait: bool) -> bool:
         """Begin to acknowledge a file on which no task is at work; return whether that is so.
 
-        For the fast path. `told` learns, in the journal's thread, whether it is safe now; a close of
-        what is safe already, or in the store, is answered at once.
+        For the fast path. `told` learns whether the file is safe: in the journal's thread, or at once, if that
+        is known, or if this thread `may_wait` for the disk and the disk is quick.
         """
         if not file.lock.take_in_thread():
             return False
-        begun = safe = False
+        begun = later = False
         try:
             if file.detached_because is None and file.failed is None and file.write_error is None:
-                safe = file.waits or file.unlinked or not file.dirty
-                if not safe and self._may_wait(file):
-                    kept = partial(self._kept, file, told)
-                    recorded = file.staged.record if file.staged is not None else None
-                    record = (recorded or self._record(file)).encode()
-                    content = self._content(file)
-                    ended = (file.entry,) if file.entry is not None else ()
-                    self._journal.put(
-                        kept, record=record, content=content, mtime_ns=file.mtime_ns, ended=ended
-                    )
+                if file.waits or file.unlinked or not file.dirty:
+                    told(True)
                     begun = True
+                elif self._may_wait(file):
+                    begun, later = self._begin(file, told, may_wait=may_wait)
         except AisfsError:  # the trio thread will run into it too, and say so
             pass
         finally:
-            if not begun:
+            if not later:
                 file.lock.leave_in_thread()
-        if safe:
-            told(True)
-        return begun or safe
+        return begun
+
+    def _begin(
+        self, file: WrittenFile, told: Callable[[bool], None], *, may_wait: bool
+    ) -> tuple[bool, bool]:
+        """Return whether it was begun, and whether the journal's thread will end it."""
+        recorded = file.staged.encoded_record if file.staged is not None else b""
+        record = recorded or self._record(file).encode()
+        content, mtime_ns = self._content(file), file.mtime_ns
+        ended = (file.entry,) if file.entry is not None else ()
+        if may_wait:
+            outcome = self._journal.try_put(
+                record=record, content=content, mtime_ns=mtime_ns, ended=ended
+            )
+            if isinstance(outcome, JournalEntry):
+                told(True)  # before all else: the program goes on meanwhile
+                self._note(file, outcome)
+                return True, False
+            if outcome is not None:
+                return False, False
+        kept = partial(self._kept, file, told)
+        self._journal.put(kept, record=record, content=content, mtime_ns=mtime_ns, ended=ended)
+        return True, True
 
     def _kept(self, file: WrittenFile, told: Callable[[bool], None], outcome: Outcome) -> None:
         if isinstance(outcome, JournalEntry):
@@ -190,7 +206,7 @@ class Acknowledger:
     def park(self, file: WrittenFile, error: AisfsError) -> None:
         """Keep what cannot be uploaded for `aisfs recover`."""
         assert file.entry is not None, "what was acknowledged is in the journal"
-        record = replace(self._record(file), reason=str(error))
+        record = structs.replace(self._record(file), reason=str(error))
         path = self._writer.park_entry(file.entry, record, file.mtime_ns)
         self._parked[path] = (record.name, error)
         self.end(file)

@@ -2,7 +2,6 @@
 
 import os
 import time
-import uuid
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -171,7 +170,7 @@ class Creator:
         times = time.time_ns()
         file = WrittenFile(ino, spelled, node, None, mode & 0o777, times, member, lock=lock)
         if flags & os.O_EXCL and not member:
-            file.made_only_new = uuid.uuid4().hex
+            file.made_only_new = os.urandom(16).hex()
         file.staged = self._writer.new()
         file.dirty = True
         try:

@@ -4,6 +4,8 @@ import logging
 import stat
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from aisfs.config import WriteSettings
 from aisfs.core.staged.posix_metadata import mode_of, mtime_of
 from aisfs.engine.write.writer import Writer
@@ -112,7 +114,7 @@ class AttributeSetter:
             mtime_ns = attr.mtime_ns if changes.mtime_ns is None else changes.mtime_ns
             entry = await self._creator.store_folder(node, path, mode, mtime_ns)
             self._filesystem.forget(entry.attr.ino, 1)
-            return replace(entry.attr, ino=attr.ino)
+            return structs.replace(entry.attr, ino=attr.ino)
         try:
             now = await self._writer.head(node.bucket, node.info.key)
             mtime_ns = mtime_of(now) if changes.mtime_ns is None else changes.mtime_ns

@@ -50,7 +50,7 @@ MESSAGE_ROOM = 8192
 """Bytes of a message that are not data, and what the kernel adds for its own bookkeeping."""
 LIST_BYTES_MAX = 65536
 """Largest reply to READDIRPLUS asked of pyfuse3; the kernel asks again for the rest."""
-PATIENT = (Opcode.WRITE, Opcode.CREATE)
+PATIENT = (Opcode.WRITE, Opcode.CREATE, Opcode.FLUSH)
 """May wait for the local disk, however slow that is: no reason to end the mount."""
 OBSERVED = (Opcode.READ, Opcode.READDIRPLUS)
 SILENT = (Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT)
@@ -65,13 +65,15 @@ FORWARD = None
 """Not answered here."""
 SILENCE: Reply = ()
 """Handled here: no reply is expected, or another thread sends it."""
+ANSWERED: Reply = (b"",)
+"""The handler has sent the reply."""
 
 
 class Handler(Protocol):
     """Answers one kind of request, if it can do so without waiting."""
 
     def __call__(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
-        """Return the reply in parts, `FORWARD` or `SILENCE`. Must not wait and not raise.
+        """Return the reply in parts, `FORWARD`, `SILENCE` or `ANSWERED`. Must not wait and not raise.
 
         Args:
             unique: The request's number.
@@ -216,7 +218,7 @@ class Dispatcher:
                 reply = FORWARD
             if reply is FORWARD:
                 self._forward(opcode, unique, nodeid, message, pid)
-            elif reply:
+            elif reply and reply is not ANSWERED:
                 self.reply(opcode, reply)
                 answered[opcode] += 1
                 observe(opcode, seconds := time.monotonic() - now)

@@ -129,8 +129,10 @@ class WriteHandlers:
         handle = abi.handle(message)
         if is_fastpath_handle(handle):
             return (abi.error_reply(unique, 0),)
-        if opcode == Opcode.FLUSH and self._requests.try_acknowledge(unique, handle, pid):
-            return SILENCE
+        if opcode == Opcode.FLUSH:
+            reply = self._requests.try_acknowledge(unique, handle, pid)
+            if reply is not FORWARD:
+                return reply
         self._requests.hand_over(unique, opcode, handle, pid)
         return SILENCE
 

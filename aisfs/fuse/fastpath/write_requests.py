@@ -17,7 +17,7 @@ import trio
 from aisfs.filesystem.attributes import Entry
 from aisfs.filesystem.handles import FileHandle, OpenFile
 from aisfs.filesystem.write.layer import WriteLayer
-from aisfs.fuse.fastpath.dispatcher import Reply
+from aisfs.fuse.fastpath.dispatcher import ANSWERED, FORWARD, SILENCE, Reply
 from aisfs.fuse.fastpath.failures import failure
 from aisfs.fuse.fastpath.handle_table import HandleTable
 from aisfs.fuse.fastpath.inbox import Inbox
@@ -65,11 +65,19 @@ class WriteRequests:
         pending: Pending,
         metrics: Metrics,
         describe: Callable[[int], str],
+        others_ask: Callable[[], bool],
     ) -> None:
-        """Ask `write`; what is open is in `handles`, as for pyfuse3.
+        """Take what the dispatcher does not answer.
 
-        `describe` says which file or directory an inode is, for the log.
+        Args:
+            write: Changes the mount.
+            handles: What is open, as for pyfuse3.
+            pending: Requests that are answered elsewhere.
+            metrics: Where requests are counted.
+            describe: Says which file or directory an inode is, for the log.
+            others_ask: Whether the kernel has another request to hand out.
         """
+        self._others_ask = others_ask
         self._describe = describe
         self._write = write
         self._handles = handles
@@ -107,18 +115,22 @@ class WriteRequests:
         made = self._write.creator.try_create(*what)
         return None if made is None else self._created(unique, *made)
 
-    def try_acknowledge(self, unique: int, handle: int, pid: int) -> bool:
-        """Have the close of a file answered once it is safe on the local disk; return whether it will be.
+    def try_acknowledge(self, unique: int, handle: int, pid: int) -> Reply | None:
+        """Have the close of a file answered once it is safe on the local disk, or return `FORWARD`.
 
-        The journal's thread then answers, or hands the request on if the disk has refused.
+        If it is not answered at once, the journal's thread answers, or hands the request on if the disk
+        has refused.
         """
         acknowledger, opened = self._write.acknowledger, self._handles.get(handle)
         if acknowledger is None or not isinstance(opened, OpenFile) or opened.file is None:
-            return False
+            return FORWARD
         self._pending.add(unique, Opcode.FLUSH, pid)
-        if acknowledger.try_begin(opened.file, partial(self._acknowledged, unique, handle)):
-            return True
-        return self._pending.take(unique) is None  # else it was interrupted, and answered
+        told = partial(self._acknowledged, unique, handle)
+        # While others wait for an answer here, the journal's thread waits for the disk.
+        if acknowledger.try_begin(opened.file, told, may_wait=not self._others_ask()):
+            return SILENCE if self._pending.get(unique) is not None else ANSWERED
+        # Not taken: it was interrupted, and answered.
+        return FORWARD if self._pending.take(unique) is not None else SILENCE
 
     def try_release(self, handle: int) -> bool:
         """Close a file for good that waits for its upload; return whether it does."""

@@ -8,6 +8,7 @@ for an answer to its first request, and so would we.
 import ctypes
 import logging
 import os
+import select
 import shutil
 import socket
 import stat
@@ -40,6 +41,8 @@ class Device:
         self._mountpoint = mountpoint
         os.set_inheritable(fd, False)  # else a child of ours would keep the connection alive
         os.set_blocking(fd, False)
+        self._asked = select.poll()
+        self._asked.register(fd, select.POLLIN)
         self._minor = connection_of(fd) if mountpoint is None else device_minor(mountpoint)
 
     def guarded(self) -> DeathWatch:
@@ -52,6 +55,10 @@ class Device:
         if self._mountpoint is None or self._minor is None:
             return False
         return device_minor(self._mountpoint) == self._minor
+
+    def has_request(self) -> bool:
+        """Return whether the kernel has a request to hand out. For the dispatcher."""
+        return bool(self._asked.poll(0))
 
     def unmount(self) -> None:
         """Detach the mount if it is there, even if busy; logs when it cannot."""

@@ -2,7 +2,9 @@
 
 import errno
 import os
+import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +13,9 @@ import trio
 
 from aisfs.core.staged.record import StagedRecord
 from aisfs.engine.write import journal as journals
-from aisfs.engine.write.journal import Journal, JournalEntry, Outcome
+from aisfs.engine.write import journal_segment as segments
+from aisfs.engine.write.journal import Journal, Outcome
+from aisfs.engine.write.journal_segment import JournalEntry
 from aisfs.engine.write.staging import StagingArea
 from aisfs.engine.write.unsent import adopt_dead_sessions, unsent_files
 from aisfs.errors import OutOfSpace, Unavailable
@@ -45,27 +49,32 @@ def names(directory: Path) -> list[str]:
 
 
 class Disk:
-    """Counts flushes, and holds or refuses them."""
+    """Counts what is written through to it, and holds or refuses that."""
 
-    def __init__(self, flush: Callable[[int], None]) -> None:
-        self.flushes = 0
+    def __init__(self, write: Callable[[int, memoryview, int], int]) -> None:
+        self.writes = 0
         self.free = threading.Event()
         self.free.set()
         self.fails = False
-        self._flush = flush
+        self.torn = False
+        self.seconds = 0.0
+        self._write = write
 
-    def fdatasync(self, descriptor: int) -> None:
+    def write(self, descriptor: int, data: memoryview, start: int) -> int:
         self.free.wait(60)
-        if self.fails:
+        time.sleep(self.seconds)
+        if self.torn:  # as when the disk is full, or gone, in the middle
+            self._write(descriptor, data[: len(data) // 2], start)
+        if self.fails or self.torn:
             raise OSError(errno.EIO, "the disk is broken")
-        self.flushes += 1
-        self._flush(descriptor)
+        self.writes += 1
+        return self._write(descriptor, data, start)
 
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
-    disk = Disk(os.fdatasync)
-    monkeypatch.setattr(os, "fdatasync", disk.fdatasync)
+    disk = Disk(segments.write_through)
+    monkeypatch.setattr(segments, "write_through", disk.write)
     return disk
 
 
@@ -89,7 +98,7 @@ def test_nothing_is_told_before_the_disk_has_it_and_many_share_a_flush(
     assert told == []
     disk.free.set()
     assert eventually(lambda: len(told) == 100)
-    assert disk.flushes == 2
+    assert disk.writes == 2
     assert all(isinstance(one, JournalEntry) for one in told)
 
 
@@ -103,6 +112,91 @@ async def test_a_disk_that_fails_is_told_and_what_was_told_before_stays(
     disk.fails = False
     assert (await of(area).keep(RECORDS[2], b"later", 3, [])).segment is not kept.segment
     assert kept.read(0, 9) == b"kept"
+
+
+async def test_what_was_torn_is_told_and_what_follows_is_not_lost(
+    area: StagingArea, disk: Disk, tmp_path: Path
+):
+    await of(area).keep(RECORDS[0], b"kept", 1, [])
+    disk.torn = True
+    with pytest.raises(Unavailable, match="broken"):
+        await of(area).keep(RECORDS[1], b"lost" * 100, 2, [])
+    disk.torn = False
+    await of(area).keep(RECORDS[2], b"later", 3, [])
+    assert left_by(area, tmp_path) == ["k0", "k2"]
+
+
+def left_by(area: StagingArea, place: Path) -> list[str]:
+    """What the next mount finds if the daemon is killed now."""
+    left = place / "left"
+    shutil.copytree(area.directory, left)
+    adopt_dead_sessions(left)
+    return names(left)
+
+
+def put_here(area: StagingArea, record: bytes, content: bytes = b"content") -> Outcome:
+    return of(area).try_put(record=record, content=content, mtime_ns=5, ended=())
+
+
+async def test_a_quick_disk_is_written_to_by_who_asks(
+    area: StagingArea, disk: Disk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr(journals, "QUICK_SECONDS", 60)
+    assert put_here(area, RECORDS[0]) is None, "nothing is known of the disk"
+    await of(area).keep(RECORDS[0], b"first", 0, [])
+    entry = put_here(area, RECORDS[1], b"second")
+    assert isinstance(entry, JournalEntry)
+    assert entry.read(0, 99) == b"second"
+    assert left_by(area, tmp_path) == ["k0", "k1"]
+    of(area).end([entry])
+    await of(area).settled()
+    assert entry.segment.live == 1
+
+
+async def test_nobody_waits_for_a_slow_disk_but_the_journals_thread(area: StagingArea, disk: Disk):
+    disk.seconds = 2 * journals.QUICK_SECONDS
+    await of(area).keep(RECORDS[0], b"content", 0, [])
+    assert put_here(area, RECORDS[1]) is None
+
+
+async def test_nobody_waits_while_others_are_written(
+    area: StagingArea, disk: Disk, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(journals, "QUICK_SECONDS", 60)
+    await of(area).keep(RECORDS[0], b"content", 0, [])
+    disk.free.clear()
+    told: list[Outcome] = []
+    of(area).put(told.append, record=RECORDS[1], content=b"content")
+    assert eventually(lambda: of(area)._asked.empty())
+    assert put_here(area, RECORDS[2]) is None, "the thread is at it"
+    of(area).put(told.append, record=RECORDS[2], content=b"content")
+    assert put_here(area, RECORDS[3]) is None, "another waits for its turn"
+    disk.free.set()
+    assert eventually(lambda: len(told) == 2)
+
+
+async def test_nobody_waits_for_another_journal_to_be_made(
+    area: StagingArea, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(journals, "QUICK_SECONDS", 60)
+    entry = await of(area).keep(RECORDS[0], bytes(JOURNAL_BYTES // 2), 0, [])
+    assert put_here(area, RECORDS[1], bytes(JOURNAL_BYTES // 2)) is None
+    small = put_here(area, RECORDS[1], bytes(JOURNAL_BYTES // 8))
+    assert isinstance(small, JournalEntry)
+    assert small.segment is entry.segment
+
+
+async def test_who_asks_is_told_that_a_quick_disk_fails(
+    area: StagingArea, disk: Disk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr(journals, "QUICK_SECONDS", 60)
+    kept = await of(area).keep(RECORDS[0], b"kept", 0, [])
+    disk.torn = True
+    assert isinstance(put_here(area, RECORDS[1]), Unavailable)
+    disk.torn = False
+    later = await of(area).keep(RECORDS[2], b"later", 0, [])
+    assert later.segment is not kept.segment
+    assert left_by(area, tmp_path) == ["k0", "k2"]
 
 
 @pytest.mark.timeout(20)

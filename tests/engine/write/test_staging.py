@@ -1,10 +1,10 @@
 """The staging directory: its limit, what survives, who may touch it."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from aisfs.core.staged.record import StagedRecord
 from aisfs.engine.write.staging import StagingArea
@@ -78,7 +78,7 @@ def test_files_are_used_again(area: StagingArea):
 def test_the_record_can_change(area: StagingArea):
     staged = area.create()
     staged.mark_dirty(RECORD)
-    staged.mark_dirty(replace(RECORD, mode=0o600))
+    staged.mark_dirty(structs.replace(RECORD, mode=0o600))
     record = staged.path.with_suffix(".json")
     assert StagedRecord.decode(record.read_bytes()).mode == 0o600
     staged.mark_clean()

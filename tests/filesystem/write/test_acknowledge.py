@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import trio
 
+from aisfs.engine.write import journal as journals
+from aisfs.engine.write import journal_segment as segments
 from aisfs.engine.write.staging import StagingArea
 from aisfs.engine.write.writer import Writer
 from aisfs.errors import Unavailable
@@ -41,6 +43,17 @@ class Scene:
         return file
 
 
+def begin(
+    scene: Scene, file: WrittenFile, told: list[bool] | None = None, *, may_wait: bool = False
+) -> bool:
+    learn = (told if told is not None else list[bool]()).append
+    return scene.acknowledger.try_begin(file, learn, may_wait=may_wait)
+
+
+def refuse(*_: object) -> int:
+    raise OSError(5, "the disk is broken")
+
+
 @pytest.fixture
 async def scene(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[Scene]:
     scene = Scene(tmp_path / "staging", nursery)
@@ -54,7 +67,7 @@ async def test_the_number_of_files_that_wait_is_bounded(
     monkeypatch.setattr(acknowledge, "WAITING_MOST", 2)
     files = [scene.file(f"f{number}") for number in range(3)]
     assert [await scene.acknowledger.acknowledge(file) for file in files] == [True, True, False]
-    assert not scene.acknowledger.try_begin(files[2], lambda _: None)
+    assert not begin(scene, files[2])
     files[0].acknowledged = False
     assert await scene.acknowledger.acknowledge(files[0]), "it waits already"
     scene.acknowledger.end(files[0])
@@ -68,15 +81,16 @@ async def test_files_that_do_not_wait(scene: Scene):
     member.member = "in/it"
     for file in (large, shard, failed, member):
         assert not await scene.acknowledger.acknowledge(file)
-        assert not scene.acknowledger.try_begin(file, lambda _: None)
+        assert not begin(scene, file)
+        assert not begin(scene, file, may_wait=True)
     assert await scene.acknowledger.acknowledge(scene.file("largest", bytes(1 << 20)))
 
 
 async def test_a_close_is_told_when_it_is_safe_and_holds_the_content_until_then(scene: Scene):
     file, told = scene.file("f"), list[bool]()
     async with file.lock:
-        assert not scene.acknowledger.try_begin(file, told.append), "a task is at work on it"
-    assert scene.acknowledger.try_begin(file, told.append)
+        assert not begin(scene, file, told), "a task is at work on it"
+    assert begin(scene, file, told)
     assert eventually(lambda: told == [True])
     assert file.lock.is_free
     assert file.waits
@@ -85,18 +99,46 @@ async def test_a_close_is_told_when_it_is_safe_and_holds_the_content_until_then(
     assert list(scene.acknowledger.waiting.items()) == [(file, 5.0)]
     assert file.staged is not None
     assert not file.staged.is_dirty, "else it would be found twice"
-    assert scene.acknowledger.try_begin(file, told.append)
+    assert begin(scene, file, told)
     assert told == [True, True], "it is safe already"
 
 
-async def test_what_cannot_be_written_is_told(scene: Scene, monkeypatch: pytest.MonkeyPatch):
-    def refuse(_: int) -> None:
-        raise OSError(5, "the disk is broken")
+async def test_a_close_may_wait_for_a_quick_disk(scene: Scene, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(journals, "QUICK_SECONDS", 60)
+    first, second, told = scene.file("f"), scene.file("second"), list[bool]()
+    assert begin(scene, first, told, may_wait=True)
+    assert told == [], "it is not known to be quick"
+    assert eventually(lambda: told == [True])
+    assert begin(scene, second, told, may_wait=True)
+    assert told == [True, True]
+    assert second.waits
+    assert second.lock.is_free
+    assert second.entry is not None
+    assert second.entry.read(0, 99) == b"content"
+    assert list(scene.acknowledger.waiting) == [first, second]
 
+
+async def test_what_a_quick_disk_refuses_is_for_the_trio_thread(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(journals, "QUICK_SECONDS", 60)
+    assert await scene.acknowledger.acknowledge(scene.file("f"))
+    file = scene.file("refused")
+    with monkeypatch.context() as patch:
+        patch.setattr(segments, "write_through", refuse)
+        assert not begin(scene, file, may_wait=True)
+    assert not file.waits
+    assert file.lock.is_free
+    assert file.staged is not None
+    assert file.staged.is_dirty
+    assert await scene.acknowledger.acknowledge(file)
+
+
+async def test_what_cannot_be_written_is_told(scene: Scene, monkeypatch: pytest.MonkeyPatch):
     file, told = scene.file("f"), list[bool]()
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fdatasync", refuse)
-        assert scene.acknowledger.try_begin(file, told.append)
+        patch.setattr(segments, "write_through", refuse)
+        assert begin(scene, file, told)
         assert eventually(lambda: told == [False])
         assert not file.waits
         assert not await scene.acknowledger.acknowledge(file)

@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -13,6 +14,7 @@ import trio.testing
 from aisfs.app.writing.write_back import upload_rest
 from aisfs.config import WriteSettings
 from aisfs.core.namespace.inodes import ROOT
+from aisfs.engine.write import journal_segment as segments
 from aisfs.engine.write.staging import StagingArea
 from aisfs.engine.write.staging_slot import StagingSlot
 from aisfs.engine.write.unsent import unsent_files
@@ -134,7 +136,13 @@ async def test_a_directory_is_renamed_when_nothing_would_come_back(
         await scene.layer.names.rename(ROOT, b"d", ROOT, b"e", 0)
         done.append("renamed")
 
-    monkeypatch.setattr(os, "fdatasync", lambda _: free.wait(60))
+    write = segments.write_through
+
+    def held(*what: Any) -> int:
+        free.wait(60)
+        return write(*what)
+
+    monkeypatch.setattr(segments, "write_through", held)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(rename)
         await trio.to_thread.run_sync(eventually, lambda: "e/f" in scene.stored())
