@@ -255,6 +255,7 @@ def test_profile_of_aws(s3: Cloud, tmp_path: Path):
     )
     (tmp_path / "config").write_text(
         f"[profile mine]\nregion = us-east-1\nendpoint_url = {url}\n[profile bare]\nregion = x\n"
+        "[profile role]\nrole_arn = arn:aws:iam::123456789012:role/r\nsource_profile = mine\n"
     )
     files = {
         "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "credentials"),
@@ -267,6 +268,9 @@ def test_profile_of_aws(s3: Cloud, tmp_path: Path):
     assert (done.returncode, b"none" in done.stderr) == (Exit.USAGE, True), done.stderr
     done = aisfs("ls", s3.source(bucket), env={**files, "AWS_PROFILE": "bare"})
     assert b"aws configure" in done.stderr, done.stderr
+    role = {"AWS_PROFILE": "role", "AWS_ENDPOINT_URL": url, "AWS_REGION": "us-east-1"}
+    done = aisfs("ls", s3.source(bucket), env={**files, **role})
+    assert done.stdout == b"d/\nreadme.txt\ntrain/\n", done.stderr
 
 
 # Faults: the embedded server's /s3, which breaks on demand ------------------------------------
