@@ -321,10 +321,10 @@ def _index_sources(
     tree, rules = plan.tree, _scan_rules(plan)
     sources: list[IndexSource] = []
     if tree.published_index:
-        published = PublishedSource(
-            store, nursery, rules, list_ttl=tree.list_ttl, try_directory=lister.try_directory
-        )
-        sources.append(published)
+        # Most web servers leave out names that begin with a dot.
+        hidden = direct_store(plan.source) == "web"
+        known = {} if hidden else {"try_directory": lister.try_directory}
+        sources.append(PublishedSource(store, nursery, rules, list_ttl=tree.list_ttl, **known))
     demanded = tree.shard_index is ShardIndex.ALWAYS
     timeless = plan.view.view in (View.CLASS, View.FLAT)
     wanted = demanded or (tree.shard_index is ShardIndex.AUTO and timeless)

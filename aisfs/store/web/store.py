@@ -15,6 +15,7 @@ from itertools import islice
 
 from aisfs.config import ClusterSettings
 from aisfs.connections.connection_set import ConnectionSet
+from aisfs.core.namespace.keys import INDEX_DIRECTORY
 from aisfs.core.namespace.urls import has_no_path, url_of
 from aisfs.errors import (
     BucketNotFound,
@@ -195,6 +196,8 @@ class WebStore(ReadOnlyStore):
         if (named := self._named.get((bucket, prefix))) is not None:
             return Names({key[len(prefix) :] for key in named})
         subject = f"{bucket}/{prefix}"
+        if (bucket, prefix.removesuffix(f"{INDEX_DIRECTORY}/")) in self._named:
+            raise Unsupported(f"{subject}: the files beside it were named one by one")
         return await self._client.pool.run(subject, partial(self._index, bucket, prefix))
 
     async def _names_below(self, bucket: Bucket, prefix: str) -> Names:
