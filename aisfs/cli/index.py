@@ -14,13 +14,12 @@ from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import (
     cache_dir_option,
     cache_size_option,
-    direct_options,
-    endpoint_option,
     flag,
     io_timeout_option,
     jobs_option,
     setting,
     source_options,
+    store_options,
     without_unset,
 )
 from aisfs.cli.running import run
@@ -71,8 +70,7 @@ _MOST_LINES = 20
 @click.option("--dry-run", is_flag=True, help="Only print what would be done.")
 @jobs_option("Shards indexed at once.")
 @source_options
-@endpoint_option
-@direct_options
+@store_options
 @flag("--ignore-zeros", "Read past zero blocks, for tars joined by cat.")
 @flag("--recursive", "Also look into tars inside shards.")
 @flag("--magic", "Recognize archives by content, not by name.")
