@@ -120,9 +120,9 @@ async def open_services(plan: SourcePlan) -> AsyncIterator[Services]:
     """
     failure: AisfsError | None = None
     metrics = Metrics()
-    create = plan.writing.create_bucket
+    may = {"may_be_unlistable": plan.partly, "create_bucket": plan.writing.create_bucket}
     async with (
-        open_source(plan.source, plan.cluster, metrics, create_bucket=create) as opened,
+        open_source(plan.source, plan.cluster, metrics, **may) as opened,
         _open_disk(plan) as (blocks, staging),
         background_thread() as background,
         trio.open_nursery() as nursery,

@@ -31,6 +31,7 @@ def counted(mount: Mount) -> dict[str, int]:
     text = " ".join(aisfs("status", mount.path).stdout.decode().split())
     for kind, number in found.items():
         assert re.search(rf"requests by class\b.*\b{kind} {number}\b", text), text
+    assert said["mount"]["cluster"] == ("reachable" if said["mount"]["endpoint"] else "none")
     metrics = os.getxattr(mount.path, "user.aisfs.stats").decode()
     shown = re.findall(r'^aisfs_store_requests_total\{class="(\w+)"\} (\d+)', metrics, re.M)
     assert {kind: int(number) for kind, number in shown} == found

@@ -51,7 +51,7 @@ class Objects:
     async def reading(self) -> AsyncIterator[ReadFile]:
         """See `Tree`."""
         token = trio.lowlevel.current_trio_token()
-        async with open_source(self.source, self.cluster) as opened:
+        async with open_source(self.source, self.cluster, may_be_unlistable=True) as opened:
 
             def read(file: File, at: int, view: memoryview) -> None:
                 bucket, info = self.found[file.name]
