@@ -91,8 +91,6 @@ def test_a_web_server(mountpoint: Path, tmp_path: Path):
     (root / "big.bin").write_bytes(BIG)
     for number in range(5):
         (root / f"{number}.txt").write_text("content")
-    for path in (root, *root.parents[:3]):  # nginx serves as nobody
-        path.chmod(path.stat().st_mode | 0o055)
     with nginx(root) as server:
 
         def seen() -> Counter[str]:

@@ -79,8 +79,6 @@ def test_anonymous(command: str, s3: RunningServer, tmp_path: Path):
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebServer]:
     root = tmp_path_factory.mktemp("guarded")
     fill(root)
-    for path in (root, *root.parents[:3]):  # nginx serves as nobody
-        path.chmod(path.stat().st_mode | 0o055)
     refuse = 'if ($http_authorization != "Bearer s3cret") { return 403; }'
     with nginx(root, more=refuse) as server:
         yield server
