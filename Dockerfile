@@ -8,7 +8,7 @@ COPY docs docs
 COPY systemd systemd
 COPY aisfs aisfs
 RUN python3 -m venv /opt/aisfs \
-    && /opt/aisfs/bin/pip install --no-cache-dir '.[csi,zstd,lz4]'
+    && /opt/aisfs/bin/pip install --no-cache-dir '.[csi,cloud,hf,fsspec,zstd,lz4]'
 
 FROM debian:bookworm-slim
 RUN apt-get update \

@@ -144,9 +144,8 @@ def check(image: Stage, place: Path) -> None:
     said = image.run(*image.entry, "--version")
     assert version in said, said
     assert "mounter" in image.run(*image.entry, "csi", "--help")
-    image.run(
-        "/opt/aisfs/bin/python", "-c", "import aisfs.app.csi.rpc.services, lz4, backports.zstd"
-    )
+    modules = "aisfs.app.csi.rpc.services, boto3, huggingface_hub, fsspec, lz4, backports.zstd"
+    image.run("/opt/aisfs/bin/python", "-c", f"import {modules}")
     with ExitStack() as stack:
         serving = (
             f". packaging/checks/lib; serve_pets .venv/bin/aisfs {place}/pets; echo $endpoint; wait"
@@ -159,6 +158,10 @@ def check(image: Stage, place: Path) -> None:
         )  # fmt: skip
         stack.callback(server.kill)
         endpoint = server.stdout.readline().strip() if server.stdout else ""
+        keys = ("AWS_ACCESS_KEY_ID=any", "AWS_SECRET_ACCESS_KEY=any")
+        direct = ("env", f"AWS_ENDPOINT_URL={endpoint}/s3", *keys, *image.entry)
+        said = image.run(*direct, "ls", "s3+direct://pets")
+        assert said == "readme.txt\nsamples.tar\n", said
         root = replace(image, user="0:0")
         read = root.run("/opt/aisfs/bin/python", "-c", _SERVE_DESCRIPTOR, image.user, endpoint)
         assert read == "meow\n7\n", read

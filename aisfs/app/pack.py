@@ -6,7 +6,7 @@ asked for, and is uploaded like any other. A shard that exists with these very b
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -220,16 +220,16 @@ class PackPlan:
 async def plan_pack(
     sources: Sequence[str],
     shards: str,
-    endpoint: str | None,
+    settings: Mapping[str, object],
     *,
     max_count: int,
     max_size: int,
     shuffle: int | None,
     class_to: str | None,
     key_rule: str,
-    no_index: bool = False,
+    no_index: bool,
 ) -> PackPlan:
-    """Return what `aisfs pack SOURCE… SHARDS` is to write.
+    """Return what `aisfs pack SOURCE… SHARDS` is to write; `settings` say how to reach the stores.
 
     Raises:
         ConfigError: an argument makes no sense.
@@ -237,14 +237,14 @@ async def plan_pack(
     """
     place, names = parse_shards(shards)
     if isinstance(place, BucketSource):
-        cluster = ClusterSettings.load({"endpoint": endpoint})
+        cluster = ClusterSettings.load(settings)
         served = as_served(place, cluster)
         assert isinstance(served, BucketSource), "served otherwise, it is still a bucket"
         refuse_read_only(served, cluster)
         place = served
     tree: Tree
     if all("://" in source for source in sources):
-        tree = await find_objects(sources, endpoint, place, names)
+        tree = await find_objects(sources, settings, place, names)
     elif len(sources) == 1:
         tree = find_files(Path(sources[0]), place, names)
     else:
@@ -267,7 +267,9 @@ async def plan_pack(
     )
 
 
-async def pack(plan: PackPlan, endpoint: str | None, jobs: int, console: Console) -> Packed:
+async def pack(
+    plan: PackPlan, settings: Mapping[str, object], jobs: int, console: Console
+) -> Packed:
     """Write all shards, `jobs` at a time, and show the progress.
 
     Raises:
@@ -278,7 +280,7 @@ async def pack(plan: PackPlan, endpoint: str | None, jobs: int, console: Console
         make_directory(plan.place.path)
         cluster = ClusterSettings()
     else:
-        cluster = ClusterSettings.load({"endpoint": endpoint})
+        cluster = ClusterSettings.load(settings)
     # Permission to write does not imply permission to list.
     async with (
         plan.tree.reading() as read_file,

@@ -23,7 +23,7 @@ from aisfs.config import (
     WriteSettings,
 )
 from aisfs.core.namespace.keys import is_shard
-from aisfs.core.namespace.patterns import EVERY_KEY, KeyFilter
+from aisfs.core.namespace.patterns import EVERY_KEY, KeyFilter, is_pattern
 from aisfs.core.namespace.shard_lists import is_shard_list, parse_shard_list
 from aisfs.core.namespace.sources import (
     LIST_SUFFIX,
@@ -31,6 +31,7 @@ from aisfs.core.namespace.sources import (
     DatasetSource,
     DirectorySource,
     Everything,
+    ShardPattern,
     Source,
     SourceArg,
     absolute,
@@ -60,6 +61,8 @@ class SourcePlan:
     only_indexes: bool = False
     """Whether only members are wanted, as a scan finds them: then no index is looked for elsewhere,
     and no contents go into the disk cache, where they would evict what is read again."""
+    partly: bool = False
+    """Whether only a part of the source is read, so that the whole of it need not be listable."""
     rescan: bool = False
     """Whether no index is taken from the disk cache."""
 
@@ -205,9 +208,18 @@ def _parse_one(text: str) -> Source:
     source = parse_sources([text], is_directory=os.path.isdir, lists=lists)
     if isinstance(source, DatasetSource) and not lists:
         first, *more = source.words[0].patterns
-        if first.one and not first.listing and not more:  # one shard, or a directory named like one
+        if first.one and not first.listing and not more and may_be_directory(text, first):
             return parse_source(text)
     return source
+
+
+def may_be_directory(text: str, pattern: ShardPattern) -> bool:
+    """Return whether the one key that a SOURCE names may be a directory that is named like a shard.
+
+    On a web server, which may have no index of it, it is a file.
+    """
+    bucket = pattern.bucket
+    return not is_pattern(text) and (bucket is None or bucket.store != "web")
 
 
 def _split_source(source: Source) -> tuple[Source, str | None]:

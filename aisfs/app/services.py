@@ -120,9 +120,9 @@ async def open_services(plan: SourcePlan) -> AsyncIterator[Services]:
     """
     failure: AisfsError | None = None
     metrics = Metrics()
-    create = plan.writing.create_bucket
+    may = {"may_be_unlistable": plan.partly, "create_bucket": plan.writing.create_bucket}
     async with (
-        open_source(plan.source, plan.cluster, metrics, create_bucket=create) as opened,
+        open_source(plan.source, plan.cluster, metrics, **may) as opened,
         _open_disk(plan) as (blocks, staging),
         background_thread() as background,
         trio.open_nursery() as nursery,
@@ -321,10 +321,10 @@ def _index_sources(
     tree, rules = plan.tree, _scan_rules(plan)
     sources: list[IndexSource] = []
     if tree.published_index:
-        published = PublishedSource(
-            store, nursery, rules, list_ttl=tree.list_ttl, try_directory=lister.try_directory
-        )
-        sources.append(published)
+        # Most web servers leave out names that begin with a dot.
+        hidden = direct_store(plan.source) == "web"
+        known = {} if hidden else {"try_directory": lister.try_directory}
+        sources.append(PublishedSource(store, nursery, rules, list_ttl=tree.list_ttl, **known))
     demanded = tree.shard_index is ShardIndex.ALWAYS
     timeless = plan.view.view in (View.CLASS, View.FLAT)
     wanted = demanded or (tree.shard_index is ShardIndex.AUTO and timeless)

@@ -35,7 +35,7 @@ from aisfs.errors import (
 )
 from aisfs.filesystem.nodes import DatasetNode, DirectoryNode, Node, RootNode
 from aisfs.metrics import Metrics
-from aisfs.model import Bucket
+from aisfs.model import Bucket, Provider
 from aisfs.store.local.store import LocalStore
 from aisfs.store.pipeline import CallPipeline
 from aisfs.store.port import WritableStore
@@ -114,7 +114,7 @@ async def open_source(
         source: As planned.
         cluster: How to reach the cluster.
         metrics: Where calls are counted.
-        may_be_unlistable: Accept a bucket whose listing is denied.
+        may_be_unlistable: Accept a bucket whose listing is denied, and a web server without an index.
         create_bucket: Make the bucket of the source if it is missing.
 
     Raises:
@@ -127,7 +127,7 @@ async def open_source(
     )
     try:
         try:
-            with suppress(*[AccessDenied] if may_be_unlistable else []):
+            with suppress(*[AccessDenied, Unsupported] if may_be_unlistable else []):
                 await _check_answers(found.store, found.source)
         except Unavailable as error:
             if not isinstance(found.store, AISClient):
@@ -202,7 +202,9 @@ async def _check(store: WritableStore, source: Source) -> bool:
                     raise SourceMissing(f"{bucket}/{prefix}: no such directory, or it is empty")
         case DatasetSource():
             for bucket in source.buckets:
-                found |= await _check_bucket(store, bucket, "")
+                # Of a web server, only the directories of the shards need an index.
+                with suppress(*[Unsupported] if bucket.store == "web" else []):
+                    found |= await _check_bucket(store, bucket, "")
         case Everything():
             found = bool(await store.list_buckets())
     return found
@@ -215,9 +217,10 @@ async def _check_bucket(store: WritableStore, bucket: Bucket, prefix: str) -> bo
     except BucketNotFound as error:
         if bucket.path:
             raise SourceMissing(f"{bucket}: no such directory") from error
-        raise BucketNotFound(
-            f"bucket {bucket} does not exist; `aisfs ls` shows what does"
-        ) from error
+        if bucket.provider is Provider.HF:  # whose message knows more
+            raise
+        hint = "" if bucket.store else "; `aisfs ls` shows what does"
+        raise BucketNotFound(f"bucket {bucket} does not exist{hint}") from error
 
 
 async def _check_no_object(store: WritableStore, bucket: Bucket, key: str) -> None:

@@ -2,7 +2,6 @@
 
 import importlib.util
 import logging
-from collections.abc import Callable
 
 from aisfs.ais.client import AISClient
 from aisfs.config import ClusterSettings, clouds
@@ -15,13 +14,11 @@ from aisfs.core.namespace.sources import (
 from aisfs.errors import ConfigError
 from aisfs.model import Bucket, Provider
 from aisfs.store.by_fsspec import open_fsspec
-from aisfs.store.port import WritableStore
+from aisfs.store.port import Count, WritableStore, uncounted
 from aisfs.store.web.hub import open_hub
 from aisfs.store.web.store import WebStore
 
 log = logging.getLogger(__name__)
-
-Count = Callable[[str, int], None]
 
 _WRITABLE = ("", "s3", "gs", "az")
 """Stores that can be written to; see `Bucket.store`."""
@@ -122,7 +119,7 @@ def _directories_above(directory: str) -> list[str]:
 def open_store(
     source: BucketSource | DatasetSource,
     cluster: ClusterSettings,
-    count: Count = lambda kind, number: None,
+    count: Count = uncounted,
 ) -> WritableStore:
     """Return the store that has what a source names, without asking it anything.
 
@@ -146,9 +143,11 @@ def open_store(
 
             return CloudStore(cluster, count)
         case Provider.HTTP | Provider.HTTPS:
-            return WebStore(cluster, buckets=_buckets(source), named=named_files(source))
+            return WebStore(
+                cluster, buckets=_buckets(source), named=named_files(source), count=count
+            )
         case Provider.HF:
-            return open_hub(cluster, _buckets(source))
+            return open_hub(cluster, _buckets(source), count)
         case Provider.FSSPEC:
-            return open_fsspec(bucket, cluster.max_connections)
+            return open_fsspec(bucket, cluster.max_connections, count)
     return AISClient(cluster)

@@ -16,11 +16,10 @@ from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import (
     cache_dir_option,
     cache_size_option,
-    direct_options,
-    endpoint_option,
     files_from_option,
     io_timeout_option,
     jobs_option,
+    store_options,
     without_unset,
 )
 from aisfs.cli.running import run
@@ -39,8 +38,7 @@ if TYPE_CHECKING:
 )
 @jobs_option("Shards read at once.")
 @files_from_option
-@endpoint_option
-@direct_options
+@store_options
 @cache_dir_option
 @cache_size_option
 @io_timeout_option

@@ -1,6 +1,7 @@
 """`aisfs index`: indexes beside the shards."""
 
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -13,13 +14,12 @@ from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import (
     cache_dir_option,
     cache_size_option,
-    direct_options,
-    endpoint_option,
     flag,
     io_timeout_option,
     jobs_option,
     setting,
     source_options,
+    store_options,
     without_unset,
 )
 from aisfs.cli.running import run
@@ -39,6 +39,11 @@ _MOST_LINES = 20
 @click.argument("sources", nargs=-1, metavar="SOURCE...")
 @click.option(
     "--publish", is_flag=True, help="Store an index beside each shard that has no current one."
+)
+@setting(
+    "--publish-to DIR",
+    "Store them below DIR on this machine instead, to be copied beside the shards: for web servers and"
+    " Hugging Face.",
 )
 @click.option(
     "--check", is_flag=True, help="Print the shards without a current index; change nothing."
@@ -65,8 +70,7 @@ _MOST_LINES = 20
 @click.option("--dry-run", is_flag=True, help="Only print what would be done.")
 @jobs_option("Shards indexed at once.")
 @source_options
-@endpoint_option
-@direct_options
+@store_options
 @flag("--ignore-zeros", "Read past zero blocks, for tars joined by cat.")
 @flag("--recursive", "Also look into tars inside shards.")
 @flag("--magic", "Recognize archives by content, not by name.")
@@ -76,6 +80,7 @@ _MOST_LINES = 20
 def index(
     sources: tuple[str, ...],
     publish: bool,
+    publish_to: Path | None,
     check: bool,
     server: bool,
     write_idx: tuple[str, ...],
@@ -98,7 +103,15 @@ def index(
     logs.configure("error", None, foreground=True)
     given = without_unset(settings)
     if server:
-        if publish or write_idx or label or force or dry_run or given.keys() - _SERVER_OPTIONS:
+        if (
+            publish
+            or publish_to
+            or write_idx
+            or label
+            or force
+            or dry_run
+            or given.keys() - _SERVER_OPTIONS
+        ):
             raise click.UsageError(
                 "--server takes only --check, --jobs, --endpoint, --files-from, --include and --exclude"
             )
@@ -106,6 +119,7 @@ def index(
     plan = plan_index(
         sources,
         publish=publish,
+        publish_to=publish_to,
         check=check,
         force=force,
         dry_run=dry_run,
@@ -120,13 +134,13 @@ def index(
 
         report = run(work)
     for name, reason in sorted(report.wanting.items()):
-        if check or (dry_run and publish):
+        if check or (dry_run and plan.publish):
             click.echo(_line(f"{name}: {reason}"))
     for place in report.written:
         if dry_run:
             click.echo(_line(f"would write {place}"))
     _complain(report)
-    click.echo(_summary(report, check=check, dry_run=dry_run, publish=publish))
+    click.echo(_summary(report, check=check, dry_run=dry_run, publish=plan.publish))
     return _exit(report, check=check)
 
 

@@ -16,14 +16,13 @@ from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import (
     cache_dir_option,
     cache_size_option,
-    direct_options,
-    endpoint_option,
     flag,
     io_timeout_option,
     jobs_option,
     no_published_index_flag,
     scan_option,
     source_options,
+    store_options,
     with_switched_off,
     without_unset,
 )
@@ -51,8 +50,7 @@ LINES_MAX = 20
     help="Print the N most frequent labels; 0 reads none.",
 )
 @source_options
-@endpoint_option
-@direct_options
+@store_options
 @flag("--ignore-zeros", "Read past zero blocks: tars joined by cat.")
 @flag("--recursive", "Also look into tars inside shards.")
 @flag("--magic", "Recognize archives by content, not by name.")

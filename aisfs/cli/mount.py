@@ -18,8 +18,6 @@ from aisfs.cli.options import (
     cache_size_option,
     complete_directory,
     config_option,
-    direct_options,
-    endpoint_option,
     files_from_option,
     flag,
     io_timeout_option,
@@ -30,6 +28,7 @@ from aisfs.cli.options import (
     slow_request_option,
     staging_dir_option,
     start_logging,
+    store_options,
     with_switched_off,
     without_unset,
 )
@@ -56,12 +55,10 @@ class _Mount(Documented):
     "AIS_CRT_KEY, AIS_SKIP_VERIFY_CRT, AIS_CONNECT_TIMEOUT, AIS_READ_TIMEOUT, as for the ais CLI.",
 )
 @click.argument("where", nargs=-1, metavar="[SOURCE…] MNT", shell_complete=complete_directory)
-@endpoint_option
-@direct_options
+@store_options
 @setting("--client-ca FILE", "Certificates to trust, in PEM [AIS_CLIENT_CA].")
 @setting("--client-cert FILE", "Certificate of this client [AIS_CRT].")
 @setting("--client-key FILE", "Its key, unless the certificate's file has it [AIS_CRT_KEY].")
-@setting("--http-headers FILE", "Tokens and cookies for web servers: lines of HOST NAME: VALUE.")
 @flag("--skip-verify-crt", "Do not check the server's certificate [AIS_SKIP_VERIFY_CRT].")
 @setting("--authn-token-file FILE", "File with the token, as JSON [AIS_AUTHN_TOKEN_FILE].")
 @click.option(

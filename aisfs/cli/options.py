@@ -45,14 +45,21 @@ endpoint_option = setting(
 )
 
 
-def direct_options(command: Command) -> Command:
-    """Add the options for stores without AIStore."""
-    command = flag(
-        "--anonymous", "Send no credentials to a store without AIStore: for public buckets."
-    )(command)
-    return flag(
-        "--direct", "Read s3://, gs:// and az:// from the cloud itself, whatever the endpoint is."
-    )(command)
+def store_options(command: Command) -> Command:
+    """Add the options that say how to reach the store of a source: AIStore, a cloud, a web server."""
+    for option in (
+        setting(
+            "--http-headers FILE", "Tokens and cookies for web servers: lines of HOST NAME: VALUE."
+        ),
+        flag("--anonymous", "Send no credentials to a store without AIStore: for public buckets."),
+        flag(
+            "--direct",
+            "Read s3://, gs:// and az:// from the cloud itself, whatever the endpoint is.",
+        ),
+        endpoint_option,
+    ):
+        command = option(command)
+    return command
 
 
 cache_dir_option = setting(

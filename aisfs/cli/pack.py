@@ -2,7 +2,6 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
@@ -11,11 +10,11 @@ from aisfs.cli.exits import Exit
 from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import (
     Command,
-    endpoint_option,
     io_timeout_option,
     jobs_option,
     setting,
     source_options,
+    store_options,
     without_unset,
 )
 from aisfs.cli.running import run
@@ -34,7 +33,8 @@ def _size(context: click.Context, option: click.Parameter, text: str) -> int:
 
 
 def _common_options(command: Command) -> Command:
-    command = endpoint_option(jobs_option("Shards packed or unpacked at once.")(command))
+    command = jobs_option("Shards packed or unpacked at once.")(command)
+    command = store_options(io_timeout_option(command))
     return click.option("--dry-run", is_flag=True, help="Only print what would be done.")(command)
 
 
@@ -72,10 +72,15 @@ def _common_options(command: Command) -> Command:
 def pack(
     sources: tuple[str, ...],
     shards: str,
-    endpoint: str | None,
+    max_count: int,
+    max_size: int,
+    shuffle: int | None,
+    class_to: str | None,
+    key_rule: str,
+    no_index: bool,
     jobs: int,
     dry_run: bool,
-    **options: Any,  # noqa: ANN401 - the options that `plan_pack` takes
+    **settings: object,
 ) -> int:
     """Pack files into tar shards.
 
@@ -89,7 +94,21 @@ def pack(
     from aisfs.app import pack as packing
 
     logs.configure("warning", None, foreground=True)
-    plan = run(partial(packing.plan_pack, sources, shards, endpoint, **options))
+    given = without_unset(settings)
+    plan = run(
+        partial(
+            packing.plan_pack,
+            sources,
+            shards,
+            given,
+            max_count=max_count,
+            max_size=max_size,
+            shuffle=shuffle,
+            class_to=class_to,
+            key_rule=key_rule,
+            no_index=no_index,
+        )
+    )
     _print_all(plan.tree.left_out, "left out: ")
     if dry_run:
         for index, layout in enumerate(plan.layouts):
@@ -98,7 +117,7 @@ def pack(
                 f"{len(layout.files)} files, {layout.size} bytes"
             )
     else:
-        packed = run(partial(packing.pack, plan, endpoint, jobs, Console(stderr=True)))
+        packed = run(partial(packing.pack, plan, given, jobs, Console(stderr=True)))
         click.echo(
             f"{plan.samples} samples: {packed.written} shards written, "
             f"{packed.kept} were there, {packed.size} bytes"
@@ -113,7 +132,6 @@ def pack(
 @click.argument("tree", metavar="DIR", type=click.Path(path_type=Path))
 @setting("--class-to EXT", "Leave out the members KEY.EXT that `aisfs pack` added.")
 @source_options
-@io_timeout_option
 @_common_options
 def unpack(
     sources: tuple[str, ...],

@@ -94,6 +94,11 @@ def has_aws_profile() -> bool:
     return any(os.path.exists(place) for place in places)
 
 
+def aws_region() -> str:
+    """Return the region of AWS that the environment names; boto3 itself knows only the second name."""
+    return variable("AWS_REGION", "AWS_DEFAULT_REGION")
+
+
 def credentials_of(store: str) -> str:
     """Return where the credentials for a cloud come from; empty if nothing here has any."""
     if store == "s3" and has_aws_profile():

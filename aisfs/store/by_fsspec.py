@@ -30,7 +30,7 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.model import Bucket, Keys, ObjectInfo, Page, Provider
-from aisfs.store.port import Sink, WritableStore
+from aisfs.store.port import Count, Sink, WritableStore, uncounted
 from aisfs.store.read_only import ReadOnlyStore
 
 T = TypeVar("T")
@@ -48,12 +48,13 @@ _STAMP = re.compile(r"[0-9]{14}")
 """A time as FTP has it, in UTC."""
 
 
-def open_fsspec(bucket: Bucket, most: int) -> WritableStore:
+def open_fsspec(bucket: Bucket, most: int, count: Count = uncounted) -> WritableStore:
     """Return the store that has a bucket; nothing is sent.
 
     Args:
         bucket: Its name is the URL of a host.
         most: Calls at once.
+        count: Told of each call of fsspec, as a request.
 
     Raises:
         ConfigError: the extra `fsspec`, or what fsspec needs for the scheme, is not installed.
@@ -69,16 +70,23 @@ def open_fsspec(bucket: Bucket, most: int) -> WritableStore:
         fsspec.get_filesystem_class(scheme)
     except (ImportError, ValueError) as error:
         raise ConfigError(f"{bucket}: fsspec cannot open {scheme}:// here: {error}") from error
-    return FsspecStore(fsspec.url_to_fs, bucket, most)
+    return FsspecStore(fsspec.url_to_fs, bucket, most, count)
 
 
 class FsspecStore(ReadOnlyStore):
     """Files of one host."""
 
-    def __init__(self, connect: Callable[..., tuple[Any, str]], bucket: Bucket, most: int) -> None:
+    def __init__(
+        self,
+        connect: Callable[..., tuple[Any, str]],
+        bucket: Bucket,
+        most: int,
+        count: Count = uncounted,
+    ) -> None:
         """Connect to nothing yet; see `open_fsspec`."""
         self.bucket = bucket
         self._connect = connect
+        self._count = count
         self._limiter = trio.CapacityLimiter(min(most, _MOST_AT_ONCE))
         self._idle: list[tuple[Any, str]] = []
         """File systems for one thread at a time: several of fsspec's talk over one connection. Worker
@@ -96,6 +104,7 @@ class FsspecStore(ReadOnlyStore):
             raise InvalidName(f"{bucket}/{prefix}: a directory prefix ends in '/'")
         if has_no_path(prefix):
             return Page([], [], "")
+        self._count("list", 1)
         return await self._run(bucket, prefix, partial(_list, bucket, prefix))
 
     async def first_keys(
@@ -114,6 +123,7 @@ class FsspecStore(ReadOnlyStore):
         """Describe a file as it is now."""
         if not key or key.endswith("/"):
             raise NotFound(f"{bucket}/{key}: no name of a file")
+        self._count("head", 1)
         return await self._run(bucket, key, partial(_head, bucket, key))
 
     async def read_range(
@@ -123,9 +133,8 @@ class FsspecStore(ReadOnlyStore):
         stop = start + len(buffer)
         if not 0 <= start < stop <= expected.size:
             raise ValueError(f"{len(buffer)} bytes from {start} on of {expected.size}")
-        read = partial(_read, bucket, expected, start, stop)
         # Copied here: a thread that was left behind has no buffer of anybody's.
-        buffer[:] = await self._run(bucket, expected.key, read)
+        buffer[:] = await self._read(bucket, expected, start, stop)
 
     async def read_many(
         self, bucket: Bucket, wanted: Sequence[tuple[ObjectInfo, memoryview]]
@@ -142,17 +151,22 @@ class FsspecStore(ReadOnlyStore):
     async def stream(self, bucket: Bucket, expected: ObjectInfo, sink: Sink) -> None:
         """Send the whole file, version `expected`, to `sink`."""
         if not expected.size:
+            self._count("head", 1)
             await self._run(bucket, expected.key, partial(_check, bucket, expected))
         for start in range(0, expected.size, _PIECE):
             stop = min(start + _PIECE, expected.size)
-            read = partial(_read, bucket, expected, start, stop)
-            piece = memoryview(await self._run(bucket, expected.key, read))
+            piece = memoryview(await self._read(bucket, expected, start, stop))
             await trio.to_thread.run_sync(sink, piece)
 
     async def aclose(self) -> None:
         """Close connections that are not in use; what is under way ends by itself."""
         self._closed = True
         self._idle.clear()
+
+    async def _read(self, bucket: Bucket, expected: ObjectInfo, start: int, stop: int) -> bytes:
+        self._count("head", 2)  # before and after
+        self._count("get", 1)
+        return await self._run(bucket, expected.key, partial(_read, bucket, expected, start, stop))
 
     async def _run(self, bucket: Bucket, key: str, work: Callable[[Any, str], T]) -> T:
         """Run `work` with a file system, and the path of `key` there. What is cancelled is left behind."""

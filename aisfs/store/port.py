@@ -13,6 +13,13 @@ from aisfs.process.threads import any_thread
 
 Sink = Callable[[memoryview], None]
 """Takes the next bytes of a stream, in order. The view is only valid during the call."""
+Count = Callable[[str, int], None]
+"""Told, in any thread, the class of requests that are sent (list, head, get, put, copy, delete) and their
+number."""
+
+
+def uncounted(kind: str, number: int) -> None:
+    """Count nothing."""
 
 
 class ObjectStore(Protocol):

@@ -144,6 +144,38 @@ def test_writing(name: str, request: pytest.FixtureRequest, mountpoint: Path, tm
     )
 
 
+def test_modes_and_times_are_refused_or_last_as_long_as_the_mount(
+    s3: Cloud, mountpoint: Path, tmp_path: Path
+):
+    bucket, old = s3.make_bucket(), 1_600_000_000
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a").write_text("content")
+    os.chmod(source / "a", 0o640)
+    os.utime(source / "a", (old, old))
+    options = ["--writable", "--staging-dir", str(tmp_path / "staging")]
+
+    def code(*words: str | Path) -> int:
+        return subprocess.run(words, capture_output=True, check=False).returncode
+
+    with mount_of(s3, s3.source(bucket), mountpoint, *options) as mount:
+        assert code("cp", "-p", source / "a", mount.path / "kept") == 0
+        facts = (mount.path / "kept").stat()
+        assert (facts.st_mode & 0o777, facts.st_mtime) == (0o640, old)
+        assert code("rsync", "-rt", f"{source}/", mount.path / "copied") == 23
+        assert (mount.path / "copied" / "a").read_text() == "content"
+        assert code("chmod", "640", mount.path / "copied" / "a") == 1
+        assert code("touch", "-d", "2001-01-01", mount.path / "copied" / "a") == 1
+        assert code("rsync", "-r", "--size-only", f"{source}/", mount.path / "copied") == 0
+    with mount_of(s3, s3.source(bucket), mountpoint, *options, "--ignore-attr-changes") as mount:
+        assert code("rsync", "-a", f"{source}/", mount.path / "again") == 0
+    with mount_of(s3, s3.source(bucket), mountpoint) as mount:
+        for name in ("kept", "copied/a", "again/a"):
+            facts = (mount.path / name).stat()
+            assert facts.st_mtime > old
+            assert facts.st_mode & 0o777 == 0o444
+
+
 @pytest.mark.parametrize("waits", [False, True], ids=["close", "write-back"])
 def test_of_two_clients_that_make_a_file_one_wins(
     waits: bool, s3: Cloud, mountpoint: Path, tmp_path: Path
@@ -255,6 +287,7 @@ def test_profile_of_aws(s3: Cloud, tmp_path: Path):
     )
     (tmp_path / "config").write_text(
         f"[profile mine]\nregion = us-east-1\nendpoint_url = {url}\n[profile bare]\nregion = x\n"
+        "[profile role]\nrole_arn = arn:aws:iam::123456789012:role/r\nsource_profile = mine\n"
     )
     files = {
         "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "credentials"),
@@ -267,6 +300,9 @@ def test_profile_of_aws(s3: Cloud, tmp_path: Path):
     assert (done.returncode, b"none" in done.stderr) == (Exit.USAGE, True), done.stderr
     done = aisfs("ls", s3.source(bucket), env={**files, "AWS_PROFILE": "bare"})
     assert b"aws configure" in done.stderr, done.stderr
+    role = {"AWS_PROFILE": "role", "AWS_ENDPOINT_URL": url, "AWS_REGION": "us-east-1"}
+    done = aisfs("ls", s3.source(bucket), env={**files, **role})
+    assert done.stdout == b"d/\nreadme.txt\ntrain/\n", done.stderr
 
 
 # Faults: the embedded server's /s3, which breaks on demand ------------------------------------

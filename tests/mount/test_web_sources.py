@@ -206,6 +206,35 @@ def test_without_an_index_shards_are_named(site: Path, mountpoint: Path):
             pass
 
 
+def test_commands_of_a_server_with_few_indexes(site: Path, mountpoint: Path, tmp_path: Path):
+    """One file needs no index at all, and a directory none but its own."""
+    cache = ["--cache-dir", str(tmp_path / "cache")]
+    with (
+        nginx(site, more="} location = / { return 403;") as root_only,
+        nginx(site, autoindex=False) as none,
+    ):
+        shard, file = f"{none.url}/data/x-000.tar", f"{none.url}/plain/small.txt"
+        for words, said in (
+            (["ls", f"{root_only.url}/plain/"], b"big.bin\nsmall.txt"),
+            (["ls", f"{root_only.url}/data/*3.tar"], b"x-003.tar"),
+            (["warm", f"{root_only.url}/plain/", *cache], b"2 objects"),
+            (["pack", f"{root_only.url}/plain/", tmp_path / "a-{0..}.tar"], b"1 shards written"),
+            (["ls", shard], shard.encode()),
+            (["ls", file], file.encode()),
+            (["inspect", shard, *cache], b"shards"),
+            (["inspect", f"{none.url}/data/x-{{000..000}}.tar", *cache], b"shards"),
+            (["warm", shard, *cache], b"1 shards, 0 objects"),
+            (["pack", shard, file, tmp_path / "b-{0..}.tar"], b"1 shards written"),
+        ):
+            done = aisfs(*words)
+            assert said in done.stdout, (words, done.stderr)
+        missing = aisfs("ls", f"{none.url}/data/y.tar")
+        assert (missing.returncode, missing.stdout) == (Exit.NO_SOURCE, b""), missing
+        source = f"{root_only.url}/data/*.tar"
+        with mounted(source, mountpoint, options=["--view", "flat"]) as mount:
+            assert len(tree(mount.path)) == 2 * SHARDS * EACH
+
+
 def test_what_fsspec_opens(site: Path, mountpoint: Path):
     with ftp_server(site) as server:
         source = f"{server.url}/data/x-{{000..009}}.tar"

@@ -81,7 +81,7 @@ async def list_place(
     """
     cluster = load(ClusterSettings, settings)
     check_endpoint(place.source, cluster)
-    async with open_source(place.source, cluster) as opened:
+    async with open_source(place.source, cluster, may_be_unlistable=True) as opened:
         async for batch in list_opened(opened, place, refused, recursive=recursive):
             yield batch
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aisfs.app.plan import read_lists, read_shards
+from aisfs.app.plan import may_be_directory, read_lists, read_shards
 from aisfs.core.namespace.sources import (
     BucketSource,
     DatasetSource,
@@ -58,7 +58,8 @@ def find_place(text: str | None) -> Place:
     source = parse_sources([text], is_directory=os.path.isdir, lists=lists)
     if isinstance(source, DatasetSource) and not lists:
         first, *more = source.words[0].patterns
-        if first.one and not more and (first.bucket is None or not first.listing):
+        is_one = first.one and not more and (first.bucket is None or not first.listing)
+        if is_one and may_be_directory(text, first):
             return _one(text, first)
     match source:
         case DirectorySource(path):

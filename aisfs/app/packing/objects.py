@@ -6,7 +6,7 @@ upload holds, which waits for it.
 
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -51,7 +51,7 @@ class Objects:
     async def reading(self) -> AsyncIterator[ReadFile]:
         """See `Tree`."""
         token = trio.lowlevel.current_trio_token()
-        async with open_source(self.source, self.cluster) as opened:
+        async with open_source(self.source, self.cluster, may_be_unlistable=True) as opened:
 
             def read(file: File, at: int, view: memoryview) -> None:
                 bucket, info = self.found[file.name]
@@ -65,7 +65,7 @@ class Objects:
 
 
 async def find_objects(
-    sources: Sequence[str], endpoint: str | None, place: Place, names: ShardNames
+    sources: Sequence[str], settings: Mapping[str, object], place: Place, names: ShardNames
 ) -> Objects:
     """Return the objects of SOURCEs as `aisfs ls` takes them, but for the shards that are made of them.
 
@@ -75,8 +75,7 @@ async def find_objects(
         ConfigError: a SOURCE makes no sense, or two objects would have one name.
         SourceMissing: there is nothing of that name.
     """
-    settings = {} if endpoint is None else {"endpoint": endpoint}
-    objects = Objects(ClusterSettings.load({"endpoint": endpoint}))
+    objects = Objects(ClusterSettings.load(settings))
     for source in sources:
         there = find_place(source)
         if isinstance(there.source, Everything):

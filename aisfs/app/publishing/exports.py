@@ -36,7 +36,7 @@ class Exporter:
         buckets = {shard.bucket for shard in shards}
         if export.path is None and export.format is Format.WIDS and len(buckets) > 1:
             raise ConfigError("--write-idx wids: shards of several buckets; give wids=FILE.json")
-        self._directory = _common_directory(shards)
+        self._directory = common_directory(shards)
 
     def prepare(self) -> None:
         """Make the directories of this machine that are written to.
@@ -46,7 +46,7 @@ class Exporter:
         """
         if self._export.path is not None:
             for place in self.targets():
-                _make_directory(Path(place).parent)
+                make_directory("--write-idx", Path(place).parent)
 
     def targets(self) -> list[str]:
         """Return where everything would be written to, as far as names tell."""
@@ -111,7 +111,7 @@ class Exporter:
         return url.removeprefix(own)
 
 
-def _common_directory(shards: list[Shard]) -> str:
+def common_directory(shards: list[Shard]) -> str:
     """Return the prefix of all shards that is a directory, empty or with a slash at its end."""
     directory = posixpath.commonpath([posixpath.dirname(shard.info.key) for shard in shards])
     return f"{directory}/" if directory else ""
@@ -130,10 +130,15 @@ def _write_file(path: Path, data: bytes) -> None:
         raise ConfigError(f"--write-idx: {path}: {error.strerror}") from error
 
 
-def _make_directory(directory: Path) -> None:
+def make_directory(option: str, directory: Path) -> None:
+    """Make what an option names, if it is not there.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
-        raise ConfigError(f"--write-idx: {directory} is no directory") from None
+        raise ConfigError(f"{option}: {directory} is no directory") from None
     except OSError as error:
-        raise ConfigError(f"--write-idx: {directory}: {error.strerror}") from error
+        raise ConfigError(f"{option}: {directory}: {error.strerror}") from error

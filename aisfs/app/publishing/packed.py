@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import trio
 
-from aisfs.app.publishing.published import find_published, publish
+from aisfs.app.publishing.published import IndexPlace, find_published, publish
 from aisfs.core.index.label_column import LabelColumn
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.index.published import PublishedIndex, ScanRules
@@ -31,13 +31,14 @@ async def publish_packed(
     Returns:
         Why there is no index; empty where there is one.
     """
-    found = await find_published(store, shard, RULES)
+    place = IndexPlace(store)
+    found = await find_published(place, shard, RULES)
     names = set(map(saved_as, rules))
     if isinstance(found, PublishedIndex) and names <= found.labels.keys():
         return ""
     index, labels = await trio.to_thread.run_sync(_scan, content, rules)
     try:
-        await publish(store, shard, index, labels, RULES)
+        await publish(store, place, shard, index, labels, RULES)
     except (NameTooLong, Unsupported) as error:
         return str(error)
     return ""

@@ -6,6 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from aisfs.app.plan import SourcePlan, load, load_cluster, read_shards
+from aisfs.app.stores import refuse_read_only
 from aisfs.config import CacheSettings, Scan, TreeSettings, View
 from aisfs.core.index.nested_tars import MAX_NESTING
 from aisfs.core.index.published import ScanRules
@@ -55,6 +56,8 @@ class IndexPlan(SourcePlan):
     """What is to be indexed, and what becomes of the indexes."""
 
     publish: bool
+    publish_to: Path | None
+    """The directory of this machine that has the published indexes; None for beside the shards."""
     check: bool
     """Only look whether what is published is current."""
     labels: tuple[LabelRule, ...]
@@ -73,6 +76,7 @@ def plan_index(
     words: Sequence[str],
     *,
     publish: bool,
+    publish_to: Path | None,
     check: bool,
     force: bool,
     dry_run: bool,
@@ -85,6 +89,7 @@ def plan_index(
     Args:
         words: Each SOURCE as it was typed.
         publish: Put indexes beside the shards.
+        publish_to: Put them into this directory instead.
         check: Look whether they are there.
         force: Build what is there already.
         dry_run: Only say what would be done.
@@ -95,8 +100,11 @@ def plan_index(
     Raises:
         ConfigError: they contradict each other, or one of them makes no sense.
     """
+    publish = publish or (publish_to is not None and not check)
     if not (publish or check or write_idx):
-        raise ConfigError("say what to do: --publish, --check, --write-idx FORMAT or --server")
+        raise ConfigError(
+            "say what to do: --publish, --publish-to DIR, --check, --write-idx FORMAT or --server"
+        )
     if check and (publish or write_idx or dry_run or force):
         raise ConfigError("--check only looks: give it alone")
     if force and not publish:
@@ -106,15 +114,21 @@ def plan_index(
     if exports and tree.recursive:
         raise ConfigError("--write-idx: not with --recursive, which other programs do not know")
     source = read_shards(words, settings)
+    cluster = load_cluster(source, settings)
+    if publish and publish_to is None:
+        refuse_read_only(source, cluster, "--publish without --publish-to DIR: ")
+    if any(export.path is None for export in exports):
+        refuse_read_only(source, cluster, "--write-idx without a PATH: ")
     return IndexPlan(
         source=source,
-        cluster=load_cluster(source, settings),
+        cluster=cluster,
         tree=tree,
         cache=load(CacheSettings, settings),
         only_indexes=True,
         rescan=force,
         view=ViewSpec(View.FLAT),
         publish=publish,
+        publish_to=publish_to.absolute() if publish_to is not None else None,
         check=check,
         labels=_label_rules(labels),
         exports=exports,

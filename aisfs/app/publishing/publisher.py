@@ -8,9 +8,9 @@ from typing import Protocol
 
 import trio
 
-from aisfs.app.publishing.exports import Exporter
+from aisfs.app.publishing.exports import Exporter, common_directory, make_directory
 from aisfs.app.publishing.plan import IndexPlan
-from aisfs.app.publishing.published import find_published, publish
+from aisfs.app.publishing.published import IndexPlace, find_published, publish
 from aisfs.app.services import Services, open_services
 from aisfs.core.index.label_column import LabelColumn
 from aisfs.core.index.member_index import MemberIndex
@@ -33,6 +33,8 @@ from aisfs.errors import (
     Unavailable,
     Unsupported,
 )
+from aisfs.store.local.store import LocalStore
+from aisfs.store.port import WritableStore
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +121,7 @@ class _Work:
         self._store = services.store
         self._shards = shards
         self._report = report
+        self._place = _place(plan, services.store, shards)
         self._exporters = [Exporter(export, shards, services.store) for export in plan.exports]
 
     async def run(self, jobs: int, progress: Watcher) -> None:
@@ -132,6 +135,8 @@ class _Work:
                 self._report.written += exporter.targets()
             await self._index_all(jobs, progress)
             return
+        if self._plan.publish and self._plan.publish_to is not None:
+            make_directory("--publish-to", self._plan.publish_to)
         for exporter in self._exporters:
             exporter.prepare()
         await self._index_all(jobs, progress)
@@ -167,7 +172,7 @@ class _Work:
     async def _index(self, at: int) -> None:
         """Do what is to be done about one shard."""
         plan, report, shard = self._plan, self._report, self._shards[at]
-        found = await find_published(self._store, shard, plan.scan)
+        found = await find_published(self._place, shard, plan.scan)
         reason = await trio.to_thread.run_sync(self._wanting, found)
         index = found.index if isinstance(found, PublishedIndex) and not plan.force else None
         if reason is None:
@@ -223,7 +228,7 @@ class _Work:
                 if self._has_column(rule, index):
                     labels[saved_as(rule)] = column
         assert index is not None, "there is a rule at least"
-        await publish(self._store, shard, index, labels, self._plan.scan)
+        await publish(self._store, self._place, shard, index, labels, self._plan.scan)
         self._report.published += 1
         return index
 
@@ -233,3 +238,17 @@ class _Work:
                 await exporter.add(at, index)
             except Unsupported as error:
                 self._report.left_out[self._name(at)].append(str(error))
+
+
+def _place(plan: IndexPlan, store: WritableStore, shards: list[Shard]) -> IndexPlace:
+    """Return where the indexes of shards are published.
+
+    Raises:
+        ConfigError: one directory cannot stand for all of theirs.
+    """
+    if plan.publish_to is None:
+        return IndexPlace(store)
+    if len({shard.bucket for shard in shards}) > 1:
+        raise ConfigError("--publish-to: shards of several buckets; publish them one by one")
+    own = LocalStore(plan.publish_to)
+    return IndexPlace(own, own.bucket, common_directory(shards))

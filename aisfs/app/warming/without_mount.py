@@ -62,6 +62,7 @@ async def warm_place(
         cluster=load_cluster(place.source, settings),
         tree=load(TreeSettings, settings),
         cache=load(CacheSettings, settings),
+        partly=True,
     )
     async with open_services(plan) as services:
         found = await _find(services, place, index_only=index_only)

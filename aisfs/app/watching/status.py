@@ -80,8 +80,11 @@ def read_report(mountpoint: Path, *, fastpath: bool = False) -> MountReport:
     problem = _ask(mountpoint, HEALTH, otherwise="not known: the daemon is of an older aisfs")
     found = summary(counters)
     rates = about.pop("rates", None)
+    mount = found.pop("mount")
+    # A store without AIStore is not asked: it may charge for it.
+    asked = "reachable" if mount.get("endpoint") else "none"
     report = {
-        "mount": {**found.pop("mount"), **about, "cluster": problem or "reachable"},
+        "mount": {**mount, **about, "cluster": problem or asked},
         **({"rates": rates} if rates is not None else {}),
         **found,
         **(fastpath_summary(counters) if fastpath else {}),

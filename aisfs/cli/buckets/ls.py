@@ -13,7 +13,7 @@ import click
 
 from aisfs.cli.exits import Exit, exit_code, fail, warn
 from aisfs.cli.guide.documented import Documented
-from aisfs.cli.options import direct_options, endpoint_option, files_from_option, io_timeout_option
+from aisfs.cli.options import files_from_option, io_timeout_option, store_options
 from aisfs.cli.running import run
 from aisfs.errors import AisfsError
 from aisfs.process import logs
@@ -33,8 +33,7 @@ _SHORT = {"directory": "dir"}
 @click.option("-R", "--recursive", is_flag=True, help="List the objects at any depth.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @files_from_option
-@endpoint_option
-@direct_options
+@store_options
 @io_timeout_option
 def ls(
     sources: tuple[str, ...],

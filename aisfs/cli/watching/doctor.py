@@ -15,9 +15,8 @@ from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import (
     cache_dir_option,
     config_option,
-    direct_options,
-    endpoint_option,
     staging_dir_option,
+    store_options,
 )
 from aisfs.config import use_file
 from aisfs.process import logs
@@ -32,8 +31,7 @@ _COLOURS = {"ok": "green", "note": "yellow", "wrong": "red"}
 @click.command(cls=Documented)
 @click.argument("subject", metavar="[SOURCE|MNT]", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
-@endpoint_option
-@direct_options
+@store_options
 @cache_dir_option
 @staging_dir_option
 @config_option

@@ -30,6 +30,14 @@ MAX_TEXTS = 1 << 17
 MAX_TEXT = 4096
 """Most bytes of one of them; a scan shows 200 of a name."""
 
+TAR_ROW = 256
+"""Least bytes of a tar for each row: a header, but a tar inside it has a row for its folder too."""
+_ZIP_ROW = 46
+_ROWS_FREE = 256
+"""Rows that any index may have; more need bytes."""
+_ROWS_A_BYTE = 64
+"""Most members for a byte of the index; equal ones need 1/20 of a byte each."""
+
 _BLOCK = 512
 _MAX_SIZE = 2**63 - 1
 _KNOWN_FLAGS = KIND_BITS | EXECUTABLE | SPARSE | TRUNCATED | OPENED
@@ -43,6 +51,25 @@ _SYMLINK, _HARDLINK = int(MemberKind.SYMLINK), int(MemberKind.HARDLINK)
 
 class Implausible(ValueError):
     """No scan finds this."""
+
+
+def check_count(rows: int, form: Form, encoded: int, size: int) -> None:
+    """Check the number of rows before anything of that size is made.
+
+    Args:
+        rows: Their number.
+        form: Of the shard.
+        encoded: Bytes in which they are described.
+        size: Of the shard.
+
+    Raises:
+        Implausible: so many cannot be in it.
+    """
+    most = _ROWS_FREE + _ROWS_A_BYTE * encoded
+    if not form.compressed:
+        most = min(most, size // (_ZIP_ROW if form is Form.ZIP else TAR_ROW))
+    if rows > most:
+        raise Implausible(f"{rows} members cannot be in the shard")
 
 
 def check_index(index: MemberIndex) -> None:

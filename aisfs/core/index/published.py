@@ -44,7 +44,7 @@ from aisfs.core.index.integer_codec import (
 from aisfs.core.index.label_column import CONTENT_MAX, LabelColumn
 from aisfs.core.index.member_index import MAX_ROWS, MemberIndex, MemberKind
 from aisfs.core.index.nested_tars import MAX_NESTING, NestedTars
-from aisfs.core.index.plausible import Implausible, check_index
+from aisfs.core.index.plausible import TAR_ROW, Implausible, check_count, check_index
 from aisfs.core.namespace.keys import INDEX_DIRECTORY
 from aisfs.errors import IndexOutdated, IndexRefused
 from aisfs.model import ObjectInfo
@@ -59,15 +59,10 @@ _START = struct.Struct("<8sBI")
 _LENGTHS = struct.Struct("<II")
 _DIGEST = sha256().digest_size
 _LEVEL = 9  # written once, read by many
-_TAR_ROW = 256
-"""Least bytes of a tar for each row: a header, but a tar inside it has a row for its folder too."""
-_ZIP_ROW = 46
 _ROOM = 1 << 16
-"""Bytes, or rows by 256, that any index may take; beyond that it needs a reason."""
+"""Bytes that any index may take; beyond that it needs a reason."""
 _MOST_DEFLATED = 512
 """Longest inflated form, in lengths of the deflated one. Names that differ in one digit reach 200."""
-_ROWS_A_BYTE = 64
-"""Most members for a byte of the index; equal ones need 1/20 of a byte each."""
 _DESCRIBED_A_ROW = 96
 """Bytes of the description for each member, on average: hard links take 30, symlinks their target."""
 _INFLATED_A_ROW = 4096
@@ -164,7 +159,9 @@ def _identity(shard: ObjectInfo) -> _Identity:
     if not shard.checksum and version.startswith(f"{shard.mtime_ns}-"):
         version = f"{shard.mtime_ns}"
     name = shard.key.rpartition("/")[2]
-    return _Identity(shard.size, _raw(shard.checksum), _raw(version), os.fsencode(name))
+    # The ETag of a cloud is that of its web server, which sends the quotes along.
+    raw = _raw(version.strip('"'))
+    return _Identity(shard.size, _raw(shard.checksum), raw, os.fsencode(name))
 
 
 def _raw(text: str) -> bytes:
@@ -180,10 +177,18 @@ def _check_identity(said: _Identity, shard: ObjectInfo) -> None:
     if then and here:
         if then != here:
             raise IndexOutdated("it is of another version of the shard")
-    elif not said.version or (said.version, said.name) != (now.version, now.name):
+    elif not said.version or said.name != now.name or not _is_version(said.version, shard):
         raise IndexOutdated(
             "it is of another version of the shard, or nothing tells versions apart"
         )
+
+
+def _is_version(said: bytes, shard: ObjectInfo) -> bool:
+    if said == _identity(shard).version:
+        return True
+    # An index that was made in a web server's directory has the file's time of change.
+    of_web = shard.version.startswith('"') or shard.version.endswith(" GMT")
+    return of_web and said.isdigit() and said[:-9] == b"%d" % (shard.mtime_ns // 10**9)
 
 
 # Both ways -------------------------------------------------------------------------------------
@@ -241,7 +246,7 @@ def decode_published(
     try:
         header, sections = _split(view)
         _check_identity(header.shard, shard)
-        _check_counts(header, shard)
+        check_count(header.rows, header.form, header.members, shard.size)
         members = bytes(sections.take(header.members))
         index = _decode_members(header, members, shard)
         labels = {
@@ -279,16 +284,6 @@ def _split(data: memoryview) -> tuple[_Header, Planes]:
     return header, rest
 
 
-def _check_counts(header: _Header, shard: ObjectInfo) -> None:
-    """Check the number of members before anything of that size is made."""
-    least = _ZIP_ROW if header.form is Form.ZIP else _TAR_ROW
-    most = _ROOM // 256 + _ROWS_A_BYTE * header.members
-    if not header.form.compressed:
-        most = min(most, shard.size // least)
-    if header.rows > most:
-        raise DamagedIndex(f"{header.rows} members cannot be in the shard")
-
-
 def _check_scan(found: ScanRules, wanted: ScanRules, index: MemberIndex) -> None:
     # How deep tars are opened makes no difference where no member is named like one.
     nested = found.nesting != wanted.nesting and index.form is not Form.ZIP
@@ -308,7 +303,7 @@ def _decode_members(header: _Header, data: bytes, shard: ObjectInfo) -> MemberIn
     if len(index) != header.rows or index.form is not header.form:
         raise DamagedIndex("it does not have the members that its header says")
     if index.form.compressed:
-        if header.rows > index.object_size // _TAR_ROW:
+        if header.rows > index.object_size // TAR_ROW:
             raise DamagedIndex(f"{header.rows} members cannot be in the shard")
     elif index.object_size != shard.size:
         raise DamagedIndex("its members are of a shard of another size")

@@ -101,7 +101,7 @@ def _aws_session(bucket: Bucket) -> tuple[dict[str, Any], Any]:
     from obstore.auth.boto3 import Boto3CredentialProvider
 
     try:
-        session = boto3.Session()
+        session = boto3.Session(region_name=clouds.aws_region() or None)
         provider = Boto3CredentialProvider(session)
         scoped: dict[str, Any] = session._session.get_scoped_config()
     except botocore.exceptions.BotoCoreError as error:

@@ -9,7 +9,7 @@ object `dir` in the directory itself and is left out, and a key with `//` makes 
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import obstore
@@ -21,6 +21,7 @@ from aisfs.store.cloud.clients import Client
 from aisfs.store.cloud.errors import cloud_errors
 from aisfs.store.cloud.futures import Futures, settled
 from aisfs.store.cloud.objects import described
+from aisfs.store.port import Count
 
 _PATIENCE = 10.0
 """Seconds until a page is given although it is empty; well below any deadline of a call."""
@@ -28,9 +29,6 @@ _FORGOTTEN = 120.0
 """Seconds until a listing that nobody asks for any more is cancelled."""
 _PAGE = 1000
 """Entries that a request brings, in S3; others bring up to five times as many."""
-
-Count = Callable[[str, int], None]
-"""Told the class of requests and their number."""
 
 
 class Listings:
@@ -63,7 +61,7 @@ class Listings:
         with cloud_errors(f"{bucket}/{prefix}"):
             found = future.result()
         objects, directories = found["objects"], found["common_prefixes"]
-        self._count("list", 1 + (len(objects) + len(directories)) // _PAGE)
+        self._count("list", _requests(len(objects) + len(directories)))
         return Page(
             [described(meta) for meta in objects if meta["path"].startswith(prefix)],
             [f"{path}/" for path in directories if path and path.startswith(prefix)],
@@ -81,7 +79,7 @@ class Listings:
                 found: Sequence[Any] = await self._futures.wait(stream.__anext__)
             except StopAsyncIteration:
                 found = ()
-        self._count("list", 1 + len(found) // _PAGE)
+        self._count("list", _requests(len(found)))
         marker = prefix.removesuffix("/")
         keys = [prefix if meta["path"] == marker else meta["path"] for meta in found]
         return Keys(keys[:most], len(keys) <= most)
@@ -98,3 +96,8 @@ class Listings:
             if now - since > _FORGOTTEN:
                 future.cancel()
                 del self._pending[token]
+
+
+def _requests(entries: int) -> int:
+    """Return how many requests brought so many entries."""
+    return max(1, -(-entries // _PAGE))

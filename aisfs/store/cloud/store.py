@@ -30,12 +30,12 @@ from aisfs.model import NO_CUSTOM, Bucket, Keys, ObjectInfo, Page, Provider
 from aisfs.store.cloud.clients import Client, Clients, make_clients
 from aisfs.store.cloud.errors import cloud_errors
 from aisfs.store.cloud.futures import Futures
-from aisfs.store.cloud.listings import Count, Listings
+from aisfs.store.cloud.listings import Listings
 from aisfs.store.cloud.objects import condition, described, version_of
 from aisfs.store.cloud.uploads import Uploads
 from aisfs.store.custom import encode_custom
 from aisfs.store.no_multipart import NoMultipart
-from aisfs.store.port import Announce, Content, Progress, Sink, UploadAhead
+from aisfs.store.port import Announce, Content, Count, Progress, Sink, UploadAhead, uncounted
 
 _PIECE = 1 << 20
 """Bytes given to a sink at once; as the HTTP client does."""
@@ -46,7 +46,7 @@ _COPY_MOST = 5 << 30
 class CloudStore(NoMultipart):
     """All buckets of one cloud that the environment has credentials for."""
 
-    def __init__(self, settings: ClusterSettings, count: Count = lambda kind, number: None) -> None:
+    def __init__(self, settings: ClusterSettings, count: Count = uncounted) -> None:
         """Take the settings; a bucket's client is made when it is first asked for.
 
         Args:

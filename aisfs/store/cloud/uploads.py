@@ -13,8 +13,7 @@ from aisfs.errors import AisfsError, AlreadyExists, NotFound, Unavailable, Unsup
 from aisfs.store.cloud.clients import Client
 from aisfs.store.cloud.errors import cloud_errors
 from aisfs.store.cloud.futures import Futures, settled
-from aisfs.store.cloud.listings import Count
-from aisfs.store.port import Content, Progress
+from aisfs.store.port import Content, Count, Progress
 
 log = logging.getLogger(__name__)
 

@@ -29,6 +29,7 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.redaction import shown
+from aisfs.store.port import Count, uncounted
 from aisfs.store.web.host_headers import HostHeaders
 
 _AGENT = f"aisfs/{__version__}"
@@ -89,12 +90,18 @@ class WebReply:
 class WebClient:
     """Requests to any hosts."""
 
-    def __init__(self, settings: ClusterSettings, secrets: HostHeaders | None = None) -> None:
+    def __init__(
+        self,
+        settings: ClusterSettings,
+        secrets: HostHeaders | None = None,
+        count: Count = uncounted,
+    ) -> None:
         """Read the TLS settings; nothing is sent.
 
         Args:
             settings: Timeouts, TLS and connections.
             secrets: Headers for some hosts; by default those of the settings.
+            count: Told of each request, those that were redirected too.
 
         Raises:
             ConfigError: a file that the settings name is unusable.
@@ -102,6 +109,7 @@ class WebClient:
         # Sockets take "no timeout" as None, users write it as 0.
         self._timeouts = settings.connect_timeout or None, settings.read_timeout or None
         self._deadline = settings.io_timeout
+        self._count = count
         self._tls = tls_options(settings)
         self._secrets = HostHeaders.load(settings.http_headers) if secrets is None else secrets
         self.pool = ConnectionPool(self._connections, settings.max_connections)
@@ -119,14 +127,24 @@ class WebClient:
         headers: Mapping[str, str] = NO_HEADERS,
         *,
         accepted: tuple[int, ...] = (200, 206),
+        kind: str = "get",
     ) -> Iterator[WebReply]:
         """Yield a reply whose body is to be read in the block, wholly or not.
+
+        Args:
+            connections: The connections to use.
+            method: Of HTTP.
+            url: Where to.
+            subject: The start of messages.
+            headers: Besides those that every request has.
+            accepted: Statuses that are answers.
+            kind: The class as which requests are counted.
 
         Raises:
             IsADirectory: the server redirects to the same name with a slash.
             AisfsError: the reply has none of the `accepted` statuses.
         """
-        url, sent = self._follow(connections, method, url, subject, headers)
+        url, sent = self._follow(connections, method, url, subject, headers, kind)
         try:
             if sent.head.status not in accepted:
                 raise _failure(subject, self._drain(sent, subject))
@@ -141,9 +159,11 @@ class WebClient:
         url: str,
         subject: str,
         headers: Mapping[str, str],
+        kind: str,
     ) -> tuple[str, Exchange]:
         """Send a request and go where it is redirected to."""
         for _ in range(_HOPS_MOST):
+            self._count(kind, 1)
             sent = self._transmit(connections, method, url, subject, headers)
             location = sent.head.headers.get("location")
             if sent.head.status not in _REDIRECTS or not location:

@@ -31,7 +31,7 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.model import Bucket, Keys, ObjectInfo, Page, Provider
-from aisfs.store.port import Sink, WritableStore
+from aisfs.store.port import Count, Sink, WritableStore, uncounted
 from aisfs.store.read_only import ReadOnlyStore
 from aisfs.store.web import reading
 from aisfs.store.web.client import WebClient
@@ -41,6 +41,8 @@ T = TypeVar("T")
 
 _KINDS = {"datasets": "dataset", "spaces": "space"}
 _NS = 1_000_000_000
+_PAGE = 1000
+"""Entries that a request for a listing brings."""
 
 
 class _Repository(NamedTuple):
@@ -53,7 +55,9 @@ class _Repository(NamedTuple):
     """When anything in the repository changed last."""
 
 
-def open_hub(settings: ClusterSettings, buckets: Iterable[Bucket]) -> WritableStore:
+def open_hub(
+    settings: ClusterSettings, buckets: Iterable[Bucket], count: Count = uncounted
+) -> WritableStore:
     """Return the store of these repositories.
 
     Raises:
@@ -68,13 +72,19 @@ def open_hub(settings: ClusterSettings, buckets: Iterable[Bucket]) -> WritableSt
         raise ConfigError(
             "hf:// needs huggingface_hub; in a clone of aisfs: pip install '.[hf]'"
         ) from error
-    return HubStore(huggingface_hub, settings, buckets)
+    return HubStore(huggingface_hub, settings, buckets, count)
 
 
 class HubStore(ReadOnlyStore):
     """Files of repositories."""
 
-    def __init__(self, hub: Any, settings: ClusterSettings, buckets: Iterable[Bucket]) -> None:  # noqa: ANN401 - the module of the extra
+    def __init__(
+        self,
+        hub: Any,  # noqa: ANN401 - the module of the extra
+        settings: ClusterSettings,
+        buckets: Iterable[Bucket],
+        count: Count = uncounted,
+    ) -> None:
         """Take the library; nothing is sent."""
         self._hub = hub
         self._endpoint: str = hub.constants.ENDPOINT
@@ -82,8 +92,9 @@ class HubStore(ReadOnlyStore):
         self._api = hub.HfApi(token=token or False)
         host = urlsplit(self._endpoint).netloc
         said = {host: {"Authorization": f"Bearer {token}"}} if token else {}
-        self._client = WebClient(settings, HostHeaders(said))
+        self._client = WebClient(settings, HostHeaders(said), count)
         self._buckets = sorted(buckets)
+        self._count = count
         self._limiter = trio.CapacityLimiter(settings.max_connections)
         self._asking = trio.Lock()
         self._repositories: dict[Bucket, _Repository] = {}
@@ -121,6 +132,7 @@ class HubStore(ReadOnlyStore):
         ask = partial(
             self._api.get_paths_info, at.name, [key], revision=at.commit, repo_type=at.kind
         )
+        self._count("head", 1)
         for entry in await self._ask(subject, ask):
             if entry.path == key and (info := self._described(entry, at)) is not None:
                 return info
@@ -199,12 +211,14 @@ class HubStore(ReadOnlyStore):
             files = (entry for entry in entries if entry[1] is not None)
             return list(itertools.islice(files, most))
 
+        self._count("list", 1)
         try:
             found = await self._ask(subject, listed)
         except BucketNotFound:
             raise
         except NotFound:
             return []
+        self._count("list", max(0, len(found) - 1) // _PAGE)
         for path, _ in found:
             name = path[len(prefix) :]
             if not path.startswith(prefix) or not name or ("/" in name and not recursive):
@@ -230,6 +244,7 @@ class HubStore(ReadOnlyStore):
         ask = partial(self._api.repo_info, name, revision=revision or None, repo_type=kind)
         async with self._asking:
             if bucket not in self._repositories:
+                self._count("head", 1)
                 try:
                     found = await self._ask(str(bucket), ask)
                 except NotFound as error:

@@ -15,6 +15,7 @@ from itertools import islice
 
 from aisfs.config import ClusterSettings
 from aisfs.connections.connection_set import ConnectionSet
+from aisfs.core.namespace.keys import INDEX_DIRECTORY
 from aisfs.core.namespace.urls import has_no_path, url_of
 from aisfs.errors import (
     BucketNotFound,
@@ -25,7 +26,7 @@ from aisfs.errors import (
 )
 from aisfs.model import Bucket, Keys, ObjectInfo, Page, Provider
 from aisfs.store.at_once import all_of
-from aisfs.store.port import Sink
+from aisfs.store.port import Count, Sink, uncounted
 from aisfs.store.read_only import ReadOnlyStore
 from aisfs.store.retry import Retrier
 from aisfs.store.web import reading
@@ -61,6 +62,7 @@ class WebStore(ReadOnlyStore):
         *,
         buckets: Iterable[Bucket] = (),
         named: Iterable[tuple[Bucket, str]] = (),
+        count: Count = uncounted,
     ) -> None:
         """Read the TLS settings; nothing is sent.
 
@@ -69,11 +71,12 @@ class WebStore(ReadOnlyStore):
             buckets: The hosts that are known to be of use.
             named: Files that were named one by one. A directory with any of them is taken to have
                 no others.
+            count: Told of each request.
 
         Raises:
             ConfigError: a file that the settings name is unusable.
         """
-        self._client = WebClient(settings)
+        self._client = WebClient(settings, count=count)
         self._buckets = sorted(buckets)
         self._at_once = settings.max_connections
         self._retrier = Retrier(deadline=settings.io_timeout)
@@ -195,6 +198,8 @@ class WebStore(ReadOnlyStore):
         if (named := self._named.get((bucket, prefix))) is not None:
             return Names({key[len(prefix) :] for key in named})
         subject = f"{bucket}/{prefix}"
+        if (bucket, prefix.removesuffix(f"{INDEX_DIRECTORY}/")) in self._named:
+            raise Unsupported(f"{subject}: the files beside it were named one by one")
         return await self._client.pool.run(subject, partial(self._index, bucket, prefix))
 
     async def _names_below(self, bucket: Bucket, prefix: str) -> Names:
@@ -237,9 +242,8 @@ class WebStore(ReadOnlyStore):
 
     def _index(self, bucket: Bucket, prefix: str, connections: ConnectionSet) -> Names:
         subject, url = f"{bucket}/{prefix}", url_of(bucket, prefix)
-        with self._client.open(
-            connections, "GET", url, subject, _ACCEPT, accepted=(200, *_NO_INDEX_HERE)
-        ) as reply:
+        listing = partial(self._client.open, connections, kind="list")
+        with listing("GET", url, subject, _ACCEPT, accepted=(200, *_NO_INDEX_HERE)) as reply:
             status = reply.head.status
             names = None
             if status == 200:
@@ -247,9 +251,8 @@ class WebStore(ReadOnlyStore):
         if names is None and status == 404 and prefix:
             return Names()
         if names is None and bucket not in self._without_propfind:
-            with self._client.open(
-                connections, "PROPFIND", url, subject, _PROPFIND, accepted=(207, *_NO_INDEX_HERE)
-            ) as reply:
+            accepted = (207, *_NO_INDEX_HERE)
+            with listing("PROPFIND", url, subject, _PROPFIND, accepted=accepted) as reply:
                 if reply.head.status == 207:
                     return names_in_multistatus(reply.url, reply.read(_MOST_INDEX))
             self._without_propfind.add(bucket)
@@ -265,7 +268,7 @@ class WebStore(ReadOnlyStore):
         subject, url = f"{bucket}/{key}", url_of(bucket, key)
         if bucket not in self._without_head:
             with self._client.open(
-                connections, "HEAD", url, subject, accepted=(200, *_NO_HEAD)
+                connections, "HEAD", url, subject, accepted=(200, *_NO_HEAD), kind="head"
             ) as reply:
                 head = reply.head
             if head.status == 200 and "content-length" in head.headers:

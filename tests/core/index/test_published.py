@@ -154,6 +154,11 @@ def info(size=0, version="3", checksum="xxhash2:ab", mtime=5, key="d/a.tar") -> 
     return ObjectInfo(key, size, version, checksum, mtime)
 
 
+SECOND = 1_700_000_000_000_000_000
+FILE = info(version=f"{SECOND + 5}-77", checksum="", mtime=SECOND + 5)
+DATE = "Tue, 14 Nov 2023 22:13:20 GMT"
+
+
 @pytest.mark.parametrize(
     ("then", "now", "good"),
     [
@@ -174,6 +179,22 @@ def info(size=0, version="3", checksum="xxhash2:ab", mtime=5, key="d/a.tar") -> 
         # Files of a directory: time and inode number.
         (info(version="5-77", checksum=""), info(version="5-78", checksum=""), True),
         (info(version="5-7", checksum=""), info(version="6-7", checksum="", mtime=6), False),
+        # An ETag, from a cloud and from its web server.
+        (info(version="ab", checksum=""), info(version='"ab"', checksum=""), True),
+        (info(version='"ab"', checksum=""), info(version="ab", checksum=""), True),
+        (info(version="ab", checksum=""), info(version='"ac"', checksum=""), False),
+        (info(version="5", checksum=""), info(version="", checksum="", mtime=0), False),
+        # A directory, and the web server over it, which knows seconds.
+        (FILE, info(version='"6a-b"', checksum="", mtime=SECOND), True),
+        (FILE, info(version=DATE, checksum="", mtime=SECOND), True),
+        (FILE, info(version=DATE, checksum="", mtime=SECOND, key="d/b.tar"), False),
+        (FILE, info(size=512, version=DATE, checksum="", mtime=SECOND), False),
+        (FILE, info(version=DATE, checksum="", mtime=SECOND + 10**9), False),
+        (FILE, info(version='"6a-b"', checksum="", mtime=0), False),
+        # The time of an object in a cloud is that of its upload, and a file's is known exactly.
+        (FILE, info(version="6a-b", checksum="", mtime=SECOND), False),
+        (FILE, info(version=f"{SECOND}-7", checksum="", mtime=SECOND), False),
+        (info(version="7", checksum=""), info(version='"6a-b"', checksum="", mtime=0), False),
     ],
 )  # fmt: skip
 def test_an_index_is_of_one_version(then, now, good):

@@ -1,6 +1,7 @@
 """Indexes that were published beside their shards: see `core.index.published`.
 
-The directory of the indexes is listed once, so a shard without an index costs no request of its own.
+The directory of the indexes is listed once, so a shard without an index costs no request of its own;
+where it cannot be listed, as on many web servers, indexes are looked up by their names.
 Indexes are read in growing batches, in the order of their keys: whoever opens many shards gets most of
 them with few requests, and whoever opens one shard gets only that. What is read ahead stays as bytes
 until its shard is opened.
@@ -9,7 +10,7 @@ An index that is refused is no error: the shard is scanned.
 """
 
 import logging
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -73,6 +74,10 @@ class _Directory:
     """Read and not asked for yet."""
     ahead_bytes: int = 0
     """Their length."""
+    listed: bool = True
+    """Whether `infos` has all there are; otherwise what was found by name so far."""
+    absent: set[str] = field(default_factory=set)
+    """What was looked up by name and is not there."""
     told: bool = False
     """Whether it was said that an index is outdated."""
     refused: set[ObjectInfo] = field(default_factory=set)
@@ -140,6 +145,7 @@ class PublishedSource:
         self, shards: Sequence[FormedShard], use: Callable[[int, FoundIndex], T | None]
     ) -> list[T | None]:
         """Return what `use` makes of the indexes of some shards; see `IndexSource.find_many`."""
+        await self._look_up(shards)
         made: list[T | None] = []
         while len(made) < len(shards):
             some: list[_Read] = []
@@ -153,7 +159,7 @@ class PublishedSource:
     async def _read_of(self, wanted: FormedShard, along: int) -> "_Read":
         """Return the bytes of a shard's index, if it has one; read those of so many shards at once."""
         bucket, shard, _ = wanted
-        directory = await self._directory(bucket, shard.key[: shard.key.rfind("/") + 1])
+        directory = await self._directory(bucket, _directory_of(shard))
         key = published_key(shard.key)
         info = directory.infos.get(key) if directory is not None else None
         if directory is None or info is None or shard in directory.refused:
@@ -218,18 +224,47 @@ class PublishedSource:
         listed.told = listed.told or (known is not None and known.told)
         return listed
 
+    async def _look_up(self, shards: Sequence[FormedShard]) -> None:
+        """Look for the indexes of shards whose directories of indexes are not to be listed."""
+        wanted: list[tuple[Bucket, _Directory, str]] = []
+        for bucket, shard, _ in shards:
+            directory = await self._directory(bucket, _directory_of(shard))
+            if directory is None or directory.listed:
+                continue
+            key = published_key(shard.key)
+            if key not in directory.infos and key not in directory.absent:
+                wanted.append((bucket, directory, key))
+
+        async def one(bucket: Bucket, directory: _Directory, key: str) -> None:
+            try:
+                info = await self._store.head(bucket, key)
+            except AisfsError as error:
+                log.debug("%s/%s: not to be had: %s", bucket, key, error)
+                directory.absent.add(key)
+                return
+            if key not in directory.infos and info.size:
+                insort(directory.unread, key)
+            directory.infos[key] = info
+
+        await all_of((partial(one, *each) for each in wanted), BATCH_MOST)
+
     async def _list(self, bucket: Bucket, prefix: str) -> _Directory:
         infos: dict[str, ObjectInfo] = {}
+        listed = True
         try:
             async for page in pages_of(self._store, bucket, f"{prefix}{INDEX_DIRECTORY}/"):
                 infos.update((info.key, info) for info in page.objects)
+        except Unsupported as error:
+            log.debug("%s", error)
+            listed = False
         except AisfsError as error:  # whatever it is, the shards can be scanned
             log.info("%s/%s: its published indexes cannot be listed: %s", bucket, prefix, error)
             infos.clear()
         expires = trio.current_time() + self._list_ttl
         unread = sorted(key for key, info in infos.items() if info.size)
-        listed = self._directories[bucket, prefix] = _Directory(infos, expires, unread)
-        return listed
+        found = _Directory(infos, expires, unread, listed=listed)
+        self._directories[bucket, prefix] = found
+        return found
 
     # What they say -------------------------------------------------------------------------------
 
@@ -307,6 +342,10 @@ class PublishedSource:
 
         await all_of(partial(read, at) for at, there in enumerate(filled) if not there)
         return filled
+
+
+def _directory_of(shard: ObjectInfo) -> str:
+    return shard.key[: shard.key.rfind("/") + 1]
 
 
 def _from(first: int, use: Callable[[int, FoundIndex], T], at: int, found: FoundIndex) -> T:
