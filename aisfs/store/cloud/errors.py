@@ -40,6 +40,9 @@ _PASSING = (408, 425, 429, 500, 502, 503, 504)
 _CONFLICTS = ("OperationAborted", "ConditionalRequestConflict")
 """Of two writers at once: S3 wants one of them to try again."""
 
+_NO_UPLOAD = "NoSuchUpload"
+"""Of an upload in parts that is over: it was completed, and the answer was lost. So it is sent anew."""
+
 
 @contextmanager
 def cloud_errors(subject: str) -> Iterator[None]:
@@ -61,6 +64,8 @@ def error_of(subject: str, error: Exception) -> AisfsError:
 
 
 def _kind(error: Exception, text: str, status: int, code: str) -> type[AisfsError]:
+    if code == _NO_UPLOAD:
+        return Unavailable
     if any(word in text for word in _NO_BUCKET):
         return BucketNotFound
     if isinstance(error, obs.PreconditionError):
