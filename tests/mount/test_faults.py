@@ -128,13 +128,13 @@ def place_of(store: FaultyStore, io_timeout: int, first: int) -> Iterator[Place]
 
 
 @pytest.fixture(scope="module")
-def patient(store: FaultyStore) -> Iterator[Place]:
+def patient(store: FaultyStore, fastpath: bool) -> Iterator[Place]:
     with place_of(store, 60, 0) as place:
         yield place
 
 
 @pytest.fixture(scope="module")
-def hasty(store: FaultyStore) -> Iterator[Place]:
+def hasty(store: FaultyStore, fastpath: bool) -> Iterator[Place]:
     with place_of(store, 3, DIRECTORIES // 4) as place:
         yield place
 

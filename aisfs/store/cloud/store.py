@@ -66,7 +66,7 @@ class CloudStore(NoMultipart):
         self._limiter = trio.CapacityLimiter(settings.max_connections)
         self._futures = Futures()
         self._listings = Listings(self._futures, count)
-        self._uploads = Uploads(self._futures, count, settings.part_size)
+        self._uploads = Uploads(self._futures, count, settings)
 
     async def list_buckets(self, provider: Provider | None = None) -> list[Bucket]:
         """Refuse: which buckets there are is told to accounts, not to readers of one bucket."""
