@@ -94,6 +94,11 @@ def has_aws_profile() -> bool:
     return any(os.path.exists(place) for place in places)
 
 
+def aws_region() -> str:
+    """Return the region of S3 that obstore takes; empty if only AWS's own files may name one."""
+    return variable("AWS_REGION", "AWS_DEFAULT_REGION")
+
+
 def credentials_of(store: str) -> str:
     """Return where the credentials for a cloud come from; empty if nothing here has any."""
     if store == "s3" and has_aws_profile():

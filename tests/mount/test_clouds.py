@@ -144,6 +144,31 @@ def test_writing(name: str, request: pytest.FixtureRequest, mountpoint: Path, tm
     )
 
 
+def test_names_that_cannot_be_files_are_left_out(s3: Cloud, mountpoint: Path, tmp_path: Path):
+    bucket = s3.make_bucket()
+    for key in ("d//x", "d/../y", "d/tab\tx", "/lead", "d/fine.txt", "fine.txt"):
+        s3.put(bucket, key, key.encode())
+    options = ["--writable", "--staging-dir", str(tmp_path / "staging")]
+    odd = ["keys such as .* are left out", "cannot be written"]
+    with mount_of(s3, s3.source(bucket), mountpoint, *options, expected_log=odd) as mount:
+        assert sorted(os.listdir(mount.path)) == ["d", "fine.txt"]
+        assert os.listdir(mount.path / "d") == ["fine.txt"]
+        assert (mount.path / "d" / "fine.txt").read_bytes() == b"d/fine.txt"
+        skipped = os.getxattr(mount.path / "d", "user.aisfs.skipped").decode().splitlines()
+        assert sorted(skipped) == [
+            "a component is . or ..: 1",
+            "a control character, which the cloud's client does not take: 1",
+            "empty component: 1",
+        ]
+        assert mount.log().count("are left out") == 1
+        assert not (mount.path / "d" / "tab\tx").exists()
+        with pytest.raises(OSError, match="Invalid argument"):
+            (mount.path / "d" / "tab\ty").write_bytes(b"")
+        (mount.path / "d" / "new.txt").write_bytes(b"new")
+        assert sorted(os.listdir(mount.path / "d")) == ["fine.txt", "new.txt"]
+        assert s3.get(bucket, "d/new.txt") == b"new"
+
+
 @pytest.mark.parametrize("waits", [False, True], ids=["close", "write-back"])
 def test_of_two_clients_that_make_a_file_one_wins(
     waits: bool, s3: Cloud, mountpoint: Path, tmp_path: Path

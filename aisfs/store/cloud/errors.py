@@ -63,6 +63,13 @@ def error_of(subject: str, error: Exception) -> AisfsError:
     return _kind(error, text, status, code)(f"{subject}: {_reason(text, status, code)}")
 
 
+def error_of_status(subject: str, status: int, code: str) -> AisfsError:
+    """Return an error that boto3 has told of."""
+    if code in _NO_BUCKET:
+        return BucketNotFound(f"{subject}: {code}")
+    return _kind_of_status(code, status, code)(f"{subject}: HTTP {status} {code}")
+
+
 def _kind(error: Exception, text: str, status: int, code: str) -> type[AisfsError]:
     if code == _NO_UPLOAD:
         return Unavailable

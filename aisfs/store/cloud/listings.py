@@ -15,14 +15,17 @@ from typing import Any, NamedTuple
 
 import obstore
 import trio
+from obstore.exceptions import InvalidPathError
 
+from aisfs.config import ClusterSettings
 from aisfs.core.namespace.keys import never_below
-from aisfs.errors import AisfsError, NotFound, Unavailable
+from aisfs.errors import AisfsError, NotFound, ProtocolError, Unavailable
 from aisfs.model import Bucket, Keys, Page, Provider
 from aisfs.store.cloud.clients import Client
 from aisfs.store.cloud.errors import cloud_errors
 from aisfs.store.cloud.futures import Futures, settled
 from aisfs.store.cloud.objects import described
+from aisfs.store.cloud.odd_keys import OddKeys, are_listed
 
 _PATIENCE = 10.0
 """Seconds until a page is given although it is empty; well below any deadline of a call."""
@@ -49,11 +52,14 @@ class _Pending(NamedTuple):
 class Listings:
     """Lists buckets; knows the listings that are under way."""
 
-    def __init__(self, futures: Futures, count: Count) -> None:
+    def __init__(self, futures: Futures, count: Count, settings: ClusterSettings) -> None:
         self._futures = futures
         self._count = count
         self._numbers = itertools.count(1)
         self._pending: dict[str, _Pending] = {}
+        self._odd_keys = OddKeys(settings, count)
+        self._odd: set[tuple[Bucket, str]] = set()
+        """Directories whose listings obstore refuses."""
         self._witness: dict[Bucket, str] = {}
         """A key of each bucket that was listed last."""
 
@@ -61,6 +67,8 @@ class Listings:
         """Return a page of a directory; see `ObjectStore.list_page`."""
         if never_below(prefix):
             return Page([], [], "")
+        if (bucket, prefix) in self._odd:
+            return await self._odd_keys.page(bucket, prefix, token)
         self._forget_old()
         known = self._pending.pop(token, None)
         number = known.number if known else 1 + int(token.rpartition("-")[2] or 0)
@@ -71,6 +79,9 @@ class Listings:
             token = f"listing-{next(self._numbers)}-{number}"
             self._pending[token] = _Pending(future, trio.current_time(), number)
             return Page([], [], token)
+        if _lists_odd_keys(bucket) and isinstance(future.exception(), InvalidPathError):
+            self._odd.add((bucket, prefix))
+            return await self._odd_keys.page(bucket, prefix, "")
         with _last_of(number), cloud_errors(f"{bucket}/{prefix}"):
             found = future.result()
         if not found["objects"] and not found["common_prefixes"]:
@@ -80,9 +91,7 @@ class Listings:
             with cloud_errors(f"{bucket}/{prefix}"):
                 found = again.result()
         objects = [meta for meta in found["objects"] if meta["path"].startswith(prefix)]
-        directories = [
-            f"{path}/" for path in found["common_prefixes"] if path and path.startswith(prefix)
-        ]
+        directories = [f"{path}/" for path in found["common_prefixes"] if path.startswith(prefix)]
         self._count("list", 1 + (len(objects) + len(directories)) // _PAGE)
         if objects:
             self._witness[bucket] = objects[-1]["path"]
@@ -122,6 +131,10 @@ class Listings:
                 found: Sequence[Any] = await self._futures.wait(stream.__anext__)
             except StopAsyncIteration:
                 found = ()
+            except InvalidPathError:
+                if not _lists_odd_keys(bucket):
+                    raise
+                return await self._odd_keys.first(bucket, prefix, most, after)
         self._count("list", 1 + len(found) // _PAGE)
         paths = [meta["path"] for meta in found]
         if paths:
@@ -139,7 +152,10 @@ class Listings:
         """
         witness = self._witness.get(bucket, "")
         for directory in {witness[: witness.rfind("/") + 1], ""}:
-            if await self._first(client, bucket, directory, 1):
+            try:
+                if await self._first(client, bucket, directory, 1):
+                    return
+            except ProtocolError:  # of a key that obstore refuses: so there is one
                 return
         for key in filter(None, (witness, _NOWHERE)):
             self._count("head", 1)
@@ -182,6 +198,10 @@ class Listings:
             if now - pending.since > _FORGOTTEN:
                 pending.future.cancel()
                 del self._pending[token]
+
+
+def _lists_odd_keys(bucket: Bucket) -> bool:
+    return bucket.provider is Provider.S3 and are_listed()
 
 
 def _behind(name: str) -> str:

@@ -32,7 +32,7 @@ from aisfs.store.cloud.clients import Client, Clients, make_clients
 from aisfs.store.cloud.errors import cloud_errors
 from aisfs.store.cloud.futures import Futures
 from aisfs.store.cloud.listings import Count, Listings
-from aisfs.store.cloud.objects import condition, described, version_of
+from aisfs.store.cloud.objects import REFUSED, condition, described, version_of
 from aisfs.store.cloud.uploads import Uploads
 from aisfs.store.custom import encode_custom
 from aisfs.store.no_multipart import NoMultipart
@@ -65,7 +65,7 @@ class CloudStore(NoMultipart):
         """Buckets that have answered: then a key that is not found is one that is not there."""
         self._limiter = trio.CapacityLimiter(settings.max_connections)
         self._futures = Futures()
-        self._listings = Listings(self._futures, count)
+        self._listings = Listings(self._futures, count, settings)
         self._uploads = Uploads(self._futures, count, settings)
 
     async def list_buckets(self, provider: Provider | None = None) -> list[Bucket]:
@@ -304,7 +304,7 @@ class CloudStore(NoMultipart):
             key.encode()
         except UnicodeEncodeError:
             raise NotFound(f"{subject}: no cloud has such a name") from None
-        if not key or "" in key.split("/"):
+        if not key or REFUSED.search(key):
             raise NotFound(f"{subject}: no such object")
         return subject
 
