@@ -210,6 +210,7 @@ LIES: dict[str, Rule] = {
     "too short": {"action": "lie", "missing": 100},
     "empty": {"action": "lie", "body": ""},
     "another version": {"action": "lie", "headers": {"ETag": '"other"', "Ais-Version": "99"}},
+    "no version": {"action": "strip", "names": ["ETag", "Ais-Version", "Ais-Checksum-Value"]},
     "compressed": {"action": "lie", "headers": {"Content-Encoding": "gzip"}},
     "a page instead of the file": {"action": "lie", "status": 200, "body": "<html>log in</html>", "headers": {"Content-Type": "text/html"}},
     "nothing": {"action": "lie", "status": 204, "body": ""},

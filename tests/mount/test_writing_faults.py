@@ -1,10 +1,12 @@
 """A server that fails while a file is uploaded: what was acknowledged is stored, the rest is kept."""
 
 import errno
+import io
 import itertools
 import os
 import signal
 import subprocess
+import tarfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +18,7 @@ import pytest
 from tests.mount.cache_tools import big_directory
 from tests.mount.content import payload
 from tests.mount.faulty_stores import FaultyStore, Rule, faulty_store
+from tests.mount.test_writing_shards_faults import padded
 from tests.support.mounts import Mount, eventually
 
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
@@ -40,9 +43,12 @@ FAULTS: dict[str, Rule] = {
     "silence": {"action": "stall", "seconds": 60, "until_cleared": True},
     "a reply cut off": {"action": "truncate", "fraction": 0.0, "match": {"marked": True}},
     "the reply lost": {"action": "reset", "stage": "done"},
+    "an answer of somebody else": {"action": "status", "status": 200},
 }
 LOST = {"a reply cut off", "the reply lost", "silence"}
 """The store has the object then, and the client may find that out."""
+
+OF_SHARDS = ("503 before the body", "a reset amid the body", "the reply lost")
 
 
 def faults(*left_out: str) -> list[object]:
@@ -93,7 +99,8 @@ class Place:
 
 @contextmanager
 def place_of(kind: str, *options: str) -> Iterator[Place]:
-    with big_directory() as base, faulty_store(kind, base / "store", {"f": OLD}) as store:
+    objects = {"f": OLD, **{f"{fault}.tar": padded({"x": b"x"}) for fault in OF_SHARDS}}
+    with big_directory() as base, faulty_store(kind, base / "store", objects) as store:
         (base / "mnt").mkdir()
         words = ["--writable", "--staging-dir", str(base / "staging"), *(options or QUICK)]
         with store.mounted(base / "mnt", *words, deadline=900) as mount:
@@ -123,7 +130,11 @@ def rule_of(name: str, times: int = -1) -> Rule:
     return {**FAULTS[name], "match": match, "times": times}
 
 
-@pytest.mark.parametrize(("place", "fault"), faults("507", "507 from a target"), indirect=["place"])
+@pytest.mark.parametrize(
+    ("place", "fault"),
+    faults("507", "507 from a target", "an answer of somebody else"),
+    indirect=["place"],
+)
 def test_what_passes_is_retried(fault: str, place: Place):
     path = place.path / f"passing {fault}"
     path.write_bytes(OLD)
@@ -174,7 +185,7 @@ CHANGES: dict[str, Rule] = {
     "500": {"action": "status", "status": 500},
     "the reply lost": {"action": "reset", "stage": "done"},
     "silence": {"action": "stall", "seconds": 60, "until_cleared": True},
-    "an answer that is none": {"action": "lie", "status": 200, "body": ""},
+    "an answer of somebody else": {"action": "status", "status": 200},
 }
 METHODS = {"ais": ("POST", "PUT", "HEAD"), "s3": ("PUT", "HEAD", "DELETE")}
 """Of what a rename sends, one after the other."""
@@ -264,6 +275,31 @@ def test_the_daemon_dies_while_it_uploads(kind: str):
         place.recover("--upload", "--all", *(["--force"] if kind == "s3" else []))
         assert place.store.stored("f") == NEW
         assert place.parked() == []
+
+
+def members(shard: bytes | None) -> dict[str, bytes]:
+    assert shard is not None
+    with tarfile.open(fileobj=io.BytesIO(shard)) as tar:
+        return {one.name: tar.extractfile(one).read() for one in tar}
+
+
+@pytest.mark.parametrize("fault", OF_SHARDS)
+@s3
+def test_new_members_of_a_shard(fault: str, place: Place):
+    """They are there once, or the shard is as it was; those of AIStore have a module of their own."""
+    store, key = place.store, f"{fault}.tar"
+    folder, expected = place.path / f"{key}.d", {"x": b"x", "y": b"y" * 50_000}
+    with store.failing(rule_of(fault, 1)):
+        (folder / "y").write_bytes(expected["y"])
+    assert members(store.stored(key)) == expected
+    with store.failing(rule_of(fault)):
+        assert errno_of(lambda: (folder / "z").write_bytes(b"z")) in IN_TIME
+    if fault not in LOST:
+        assert members(store.stored(key)) == expected
+    assert eventually(lambda: len(place.parked()) == 1)
+    place.recover("--upload", "--all")
+    assert members(store.stored(key)) == {**expected, "z": b"z"}
+    assert store.stored(key).count(b"ustar") == 3
 
 
 PARTS: dict[str, Rule] = {

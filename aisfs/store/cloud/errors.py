@@ -43,6 +43,9 @@ _CONFLICTS = ("OperationAborted", "ConditionalRequestConflict")
 _NO_UPLOAD = "NoSuchUpload"
 """Of an upload in parts that is over: it was completed, and the answer was lost. So it is sent anew."""
 
+_NO_ANSWER = "Unable to extract metadata from headers"
+"""Of an answer without what each answer of a cloud has, such as an ETag: something else gave it."""
+
 
 @contextmanager
 def cloud_errors(subject: str) -> Iterator[None]:
@@ -71,7 +74,7 @@ def error_of_status(subject: str, status: int, code: str) -> AisfsError:
 
 
 def _kind(error: Exception, text: str, status: int, code: str) -> type[AisfsError]:
-    if code == _NO_UPLOAD:
+    if code == _NO_UPLOAD or _NO_ANSWER in text:
         return Unavailable
     if any(word in text for word in _NO_BUCKET):
         return BucketNotFound

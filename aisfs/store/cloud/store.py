@@ -103,7 +103,10 @@ class CloudStore(NoMultipart):
                 found = error
             else:
                 self._there.add(bucket)
-                return described(meta)
+                info = described(meta)
+                if not info.version and not info.mtime_ns:  # obstore does without them
+                    raise Unavailable(f"{subject}: the answer does not describe an object")
+                return info
         await self._check_bucket(bucket)
         raise found
 
@@ -325,5 +328,7 @@ class CloudStore(NoMultipart):
 def _check(subject: str, expected: ObjectInfo, meta: Any) -> None:  # noqa: ANN401
     """Compare what a GET says of the object with the version that was asked for."""
     found = structs.replace(described(meta), key=expected.key)
+    if expected.version and not found.version:
+        raise Unavailable(f"{subject}: the answer does not say which version it has")
     if not expected.same_content(found):
         raise Stale(f"{subject}: the object changed")
