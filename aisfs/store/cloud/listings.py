@@ -4,7 +4,8 @@ obstore gives a directory whole, however many requests that takes. So one that t
 empty pages are handed out, and no deadline of a single call ends it.
 
 obstore's paths have no slash at their end, and none but single ones: a marker `dir/` looks like an
-object `dir` in the directory itself and is left out, and a key with `//` makes it refuse the listing.
+object `dir` in the directory itself and is left out, and a key with `//` makes it refuse the listing:
+see `odd_keys`.
 """
 
 import asyncio
