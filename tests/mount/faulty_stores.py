@@ -5,6 +5,7 @@
 | `ais` | the embedded server | itself |
 | `s3` | moto | a proxy |
 | `http` | nginx | a proxy |
+| `whole` | Python's web server, which knows no ranges | a proxy |
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from tests.mount.content import fill, put
 from tests.support.clouds import Cloud, moto, s3_environment
 from tests.support.mounts import Mount, aisfs, mounted
 from tests.support.servers import RunningServer, running_server
-from tests.support.web_servers import Clock, nginx
+from tests.support.web_servers import Clock, nginx, python_server
 
 Rule = dict[str, Any]
 STORES = ("ais", "s3", "http")
@@ -173,6 +174,7 @@ class WebStore(FaultyStore):
     """A web server."""
 
     kind = "http"
+    serve = staticmethod(nginx)
     listing: ClassVar[Rule] = {"method": "GET", "path_contains": "/d/"}
     environment: ClassVar[dict[str, str]] = {}
 
@@ -182,7 +184,7 @@ class WebStore(FaultyStore):
         self.files = self.root / "site"
         for key, data in self.objects.items():
             self.put(key, data)
-        self.forward = self.stack.enter_context(nginx(self.files)).url
+        self.forward = self.stack.enter_context(self.serve(self.files)).url
 
     def put(self, key: str, data: bytes) -> None:
         """See above."""
@@ -199,7 +201,19 @@ class WebStore(FaultyStore):
         return f"{self.server.endpoint}/"
 
 
-KINDS: dict[str, type[FaultyStore]] = {"ais": AisStore, "s3": S3Store, "http": WebStore}
+class WholeStore(WebStore):
+    """A web server without ranges."""
+
+    kind = "whole"
+    serve = staticmethod(python_server)
+
+
+KINDS: dict[str, type[FaultyStore]] = {
+    "ais": AisStore,
+    "s3": S3Store,
+    "http": WebStore,
+    "whole": WholeStore,
+}
 
 
 @contextmanager
