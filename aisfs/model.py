@@ -8,7 +8,7 @@ frozen dataclass takes, and not looked through by Python's collector of cycles, 
 none.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -195,6 +195,8 @@ class Page:
     """Whole prefixes of the directories directly below, each ending in `/`."""
     next_token: str
     """Page token of the next page; empty when this is the last one."""
+    unusable: Sequence[str] = ()
+    """Whole keys and prefixes besides these that the store cannot be asked for."""
 
     @property
     def names(self) -> list[str]:

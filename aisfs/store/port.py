@@ -42,6 +42,7 @@ class ObjectStore(Protocol):
 
         Raises:
             BucketNotFound: the bucket does not exist.
+            NotFound: the store knows directories, and says that there is no such one.
         """
         ...
 

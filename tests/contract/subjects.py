@@ -57,6 +57,7 @@ class Subject:
     names_are_bytes = True
     follows_changes = True
     keeps_only_new = False
+    knows_directories = False
 
     def put(self, key: str, data: bytes) -> None:
         raise NotImplementedError
@@ -146,6 +147,8 @@ class LocalSubject(Subject):
 
 class WebSubject(LocalSubject):
     """A web server over a directory."""
+
+    knows_directories = True
 
     def __init__(self, server: WebServer, **options: Any) -> None:
         scheme, _, host = server.url.partition("://")

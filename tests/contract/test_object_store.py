@@ -161,8 +161,14 @@ async def test_listing_and_head_agree(subject):
 async def test_empty_and_missing_directories(subject):
     assert await subject.list("") == ([], [])
     subject.put("dir/k", b"")
-    for prefix in ("no/", "dir/no/", "dir/k/", "di/", "/"):
-        assert await subject.list(prefix) == ([], [])
+    assert await subject.list("/") == ([], [])
+    for prefix in ("no/", "dir/no/", "dir/k/", "di/"):
+        if subject.knows_directories:
+            with pytest.raises(NotFound):
+                await subject.list(prefix)
+        else:
+            assert await subject.list(prefix) == ([], [])
+        assert not (await subject.store.first_keys(subject.bucket, prefix, 5)).found
 
 
 async def test_one_prefix_is_not_another(subject):

@@ -63,7 +63,7 @@ def _fuse_is_there():
 
 def pytest_generate_tests(metafunc: pytest.Metafunc):
     """Run tests that mount twice: what a user sees must not depend on the fast path."""
-    if hasattr(metafunc.module, "mounted") or hasattr(metafunc.module, "writable"):
+    if any(hasattr(metafunc.module, name) for name in ("mounted", "writable", "faulty_store")):
         name = metafunc.module.__name__.rpartition(".")[2]
         once = name.startswith(ONCE) and not metafunc.config.getoption("both_ways")
         modes = ["fastpath"] if once or name == OF_THE_FAST_PATH else ["fastpath", "no-fastpath"]

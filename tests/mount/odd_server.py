@@ -1,16 +1,14 @@
-"""A bucket with names that no directory on disk can hold (cloud buckets list such keys), and a
-server that fails in a chosen way at chosen requests.
+"""A bucket with names that no directory on disk can hold: cloud buckets list such keys.
 
 Answers just what a read-only client needs (health, buckets, pages of listings in JSON, HEAD and
 ranged GET behind a redirect), three entries a page, whatever page size the client asks for.
 """
 
-import itertools
 import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -24,35 +22,10 @@ STARTED_NS = time.monotonic_ns()
 PROPS = {"provider": "ais", "versioning": {"enabled": True}, "checksum": {"type": "none"}}
 
 
-FINE, RESET, CUT = 0, -1, -2
-"""Outcomes of a request besides an HTTP status: as it should be, the connection closed before the
-answer, the connection closed in the middle of the body."""
-
-
-class Faults:
-    """Decides how each request ends; a test arms it once the mount stands."""
-
-    def __init__(self) -> None:
-        self.decide: Callable[[int, str], int] = lambda number, path: FINE
-        self._numbers = itertools.count()
-        self.failed = 0
-
-    def arm(self, decide: Callable[[int, str], int]) -> None:
-        """`decide` is given the number of the request, from 0, and its path and query."""
-        self._numbers = itertools.count()
-        self.failed = 0
-        self.decide = decide
-
-    def outcome(self, path: str) -> int:
-        result = self.decide(next(self._numbers), path)
-        self.failed += result != FINE
-        return result
-
-
 @contextmanager
-def serving_keys(objects: Mapping[str, bytes], faults: Faults | None = None) -> Iterator[str]:
+def serving_keys(objects: Mapping[str, bytes]) -> Iterator[str]:
     """Serve these keys as the bucket `odd`; yields the endpoint."""
-    members = {"objects": dict(objects), "faults": faults or Faults()}
+    members = {"objects": dict(objects)}
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), members))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -67,8 +40,6 @@ def serving_keys(objects: Mapping[str, bytes], faults: Faults | None = None) -> 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     objects: dict[str, bytes]
-    faults: Faults
-    cut = False
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -78,14 +49,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        outcome = self.faults.outcome(self.path)
-        self.cut = outcome == CUT
-        if outcome == RESET:
-            self.close_connection = True
-            return
-        if outcome > 0:
-            self._reply(outcome, b"")
-            return
         url = urlsplit(self.path)
         parts = unquote(url.path).split("/", 4)[1:]
         match parts:
@@ -153,5 +116,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(body[: len(body) // 2] if self.cut else body)
-        self.close_connection = self.close_connection or self.cut
+            self.wfile.write(body)

@@ -12,25 +12,29 @@ from pathlib import Path
 import pytest
 import requests
 
+from aisfs.cli.exits import Exit
+from tests.mount.cache_tools import big_directory
 from tests.mount.content import fill, payload
+from tests.mount.faulty_stores import STORES, FaultyStore, Rule, faulty_store
 from tests.support.mounts import (
     COMMAND,
     COMMAND_LIMIT,
+    Mount,
+    MountFailedError,
     environment,
     eventually,
     mounted,
     run,
-    succeed,
 )
-from tests.support.servers import running_server
 
 pytestmark = pytest.mark.mount
 
-SIZE = 64 << 20
+SIZE = 24 << 20
 QUICK = ("--io-timeout", "3", "--attr-ttl", "1", "--list-ttl", "1", "--negative-ttl", "0")
 HANGS = 60
 """Seconds after which a reader with a deadline of 3 s counts as hung."""
-ANYTHING = [r"WARNING|ERROR"]
+BIG = payload(SIZE)
+OBJECTS = {"big.bin": BIG, "d/x.txt": b"x", "d/y.txt": b"y"}
 READER = """
 import errno, os, sys
 fd = os.open(sys.argv[1], os.O_RDONLY)
@@ -39,29 +43,43 @@ print("reading", flush=True)
 sys.stdin.readline()
 for offset in range(int(sys.argv[2]), os.fstat(fd).st_size, 1 << 20):
     try:
-        os.pread(fd, 1 << 20, offset)
+        data = os.pread(fd, 1 << 20, offset)
     except OSError as error:
         print(errno.errorcode[error.errno], flush=True)
         break
+    with open(sys.argv[3], "rb") as expected:
+        expected.seek(offset)
+        if expected.read(len(data)) != data:
+            print("wrong bytes", flush=True)
+            break
 else:
     print("complete", flush=True)
 """
 FAILED = {"EIO", "ETIMEDOUT"}
 
 
+@pytest.fixture(scope="module", params=STORES)
+def store(request: pytest.FixtureRequest) -> Iterator[FaultyStore]:
+    with big_directory() as directory:
+        directory.chmod(0o755)
+        with faulty_store(request.param, directory / "store", OBJECTS) as store:
+            yield store
+
+
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("outages") / "store"
-    fill(root / "b", {"big.bin": payload(SIZE), "d/x.txt": b"x", "d/y.txt": b"y"})
-    return root
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is read, in a file."""
+    path = tmp_path_factory.mktemp("outages") / "expected"
+    path.write_bytes(BIG)
+    return path
 
 
 class Reader:
-    """A process in the middle of reading a file."""
+    """A process in the middle of reading a file; it compares what it reads."""
 
-    def __init__(self, path: Path, start: int = SIZE // 2) -> None:
+    def __init__(self, path: Path, expected: Path, start: int = SIZE // 2) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", READER, str(path), str(start)],
+            [sys.executable, "-c", READER, str(path), str(start), str(expected)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert self.process.stdout.readline() == "reading\n"
@@ -78,77 +96,61 @@ class Reader:
         self.process.communicate(timeout=20)
 
 
-def test_the_server_is_killed_in_the_middle_of_a_read(store: Path, mountpoint: Path):
-    with running_server(store) as first:
-        port = int(first.endpoint.rpartition(":")[2])
-        with mounted(
-            "ais://b", mountpoint, endpoint=first.endpoint, options=QUICK, expected_log=ANYTHING
-        ) as mount:
-            with Reader(mount.path / "big.bin") as reader:
-                first.kill()
-                assert reader.finish() in FAILED
+def works(mount: Mount) -> bool:
+    return run("ls", mount.path / "d").stdout == b"x.txt\ny.txt\n"
+
+
+def test_the_server_is_killed_in_the_middle_of_a_read(
+    store: FaultyStore, mountpoint: Path, expected: Path
+):
+    """Nobody listens there for a while."""
+    with store.mounted(mountpoint, *QUICK) as mount:
+        with Reader(mount.path / "big.bin", expected) as reader, store.gone():
+            assert reader.finish() in FAILED
             assert run("ls", mount.path / "d", timeout=HANGS).returncode != 0
-            with running_server(store, port=port) as second:
-                assert second.endpoint == first.endpoint
-                assert eventually(lambda: run("ls", mount.path / "d").returncode == 0, 30)
-                assert (mount.path / "d" / "x.txt").read_bytes() == b"x"
-                succeed("cmp", mount.path / "big.bin", store / "b" / "big.bin")
+        assert eventually(lambda: works(mount), 30)
+        assert (mount.path / "d" / "x.txt").read_bytes() == b"x"
+        assert (mount.path / "big.bin").read_bytes() == BIG
 
 
-def test_a_reader_survives_a_short_outage(store: Path, mountpoint: Path):
-    options = ("--io-timeout", "60")
-    with running_server(store) as first:
-        port = int(first.endpoint.rpartition(":")[2])
-        with (
-            mounted(
-                "ais://b", mountpoint, endpoint=first.endpoint, options=options,
-                expected_log=ANYTHING,
-            ) as mount,
-            Reader(mount.path / "big.bin") as reader,
-        ):  # fmt: skip
-            first.kill()
+def test_a_reader_survives_a_short_outage(store: FaultyStore, mountpoint: Path, expected: Path):
+    with (
+        store.mounted(mountpoint, "--io-timeout", "60") as mount,
+        Reader(mount.path / "big.bin", expected) as reader,
+    ):
+        with store.gone():
             reader.process.stdin.write("go\n")
             reader.process.stdin.flush()
-            with running_server(store, port=port):
-                assert reader.process.communicate(timeout=HANGS)[0].strip() == "complete"
+        assert reader.process.communicate(timeout=HANGS)[0].strip() == "complete"
 
 
 @contextmanager
-def frozen(pid: int) -> Iterator[None]:
+def frozen(store: FaultyStore) -> Iterator[None]:
     """Connections stay open and are accepted by the kernel; not a byte comes back."""
-    os.killpg(pid, signal.SIGSTOP)
+    os.killpg(store.server.pid, signal.SIGSTOP)
     try:
         yield
     finally:
-        os.killpg(pid, signal.SIGCONT)
+        os.killpg(store.server.pid, signal.SIGCONT)
 
 
-def test_a_server_that_stops_answering(store: Path, mountpoint: Path):
-    with (
-        running_server(store) as server,
-        mounted(
-            "ais://b", mountpoint, endpoint=server.endpoint, options=QUICK, expected_log=ANYTHING
-        ) as mount,
-    ):
-        with Reader(mount.path / "big.bin") as reader, frozen(server.pid):
+def test_a_server_that_stops_answering(store: FaultyStore, mountpoint: Path, expected: Path):
+    with store.mounted(mountpoint, *QUICK) as mount:
+        with Reader(mount.path / "big.bin", expected) as reader, frozen(store):
             assert reader.finish() in FAILED
             done = run("cat", mount.path / "d" / "x.txt", timeout=HANGS)
             assert done.returncode == 1
             assert b"Connection timed out" in done.stderr or b"Input/output" in done.stderr
             assert run("ls", mount.path / "d", timeout=HANGS).returncode != 0
-        assert eventually(lambda: run("ls", mount.path / "d").returncode == 0, 30)
-        succeed("cmp", mount.path / "big.bin", store / "b" / "big.bin")
+        assert eventually(lambda: works(mount), 30)
+        assert (mount.path / "big.bin").read_bytes() == BIG
 
 
-def test_a_reader_can_be_killed_while_it_waits(store: Path, mountpoint: Path):
-    options = ("--io-timeout", "30")
-    with (
-        running_server(store) as server,
-        mounted(
-            "ais://b", mountpoint, endpoint=server.endpoint, options=options, expected_log=ANYTHING
-        ) as mount,
-    ):
-        with Reader(mount.path / "big.bin") as reader, frozen(server.pid):
+def test_a_reader_can_be_killed_while_it_waits(
+    store: FaultyStore, mountpoint: Path, expected: Path
+):
+    with store.mounted(mountpoint, "--io-timeout", "30") as mount:
+        with Reader(mount.path / "big.bin", expected) as reader, frozen(store):
             reader.process.stdin.write("go\n")
             reader.process.stdin.flush()
             with pytest.raises(subprocess.TimeoutExpired):
@@ -158,26 +160,16 @@ def test_a_reader_can_be_killed_while_it_waits(store: Path, mountpoint: Path):
         assert (mount.path / "d" / "x.txt").read_bytes() == b"x"
 
 
-def test_umount_while_the_server_is_silent(store: Path, mountpoint: Path):
-    with (
-        running_server(store) as server,
-        mounted(
-            "ais://b", mountpoint, endpoint=server.endpoint, options=QUICK, expected_log=ANYTHING
-        ) as mount,
-        frozen(server.pid),
-    ):
+def test_umount_while_the_server_is_silent(store: FaultyStore, mountpoint: Path):
+    with store.mounted(mountpoint, *QUICK) as mount, frozen(store):
         os.kill(mount.pid, signal.SIGTERM)
         assert mount.wait_until_gone(HANGS)
 
 
-def test_a_listing_that_fails_is_an_error_and_not_an_empty_directory(store: Path, mountpoint: Path):
-    with (
-        running_server(store) as server,
-        mounted(
-            "ais://b", mountpoint, endpoint=server.endpoint, options=QUICK, expected_log=ANYTHING
-        ) as mount,
-    ):
-        server.kill()
+def test_a_listing_that_fails_is_an_error_and_not_an_empty_directory(
+    store: FaultyStore, mountpoint: Path
+):
+    with store.mounted(mountpoint, *QUICK) as mount, store.gone():
         done = run("ls", mount.path, timeout=HANGS)
         assert done.returncode != 0
         assert done.stdout == b""
@@ -186,49 +178,52 @@ def test_a_listing_that_fails_is_an_error_and_not_an_empty_directory(store: Path
         assert b"No such file" not in failed.stderr
 
 
-OBJECT_BYTES = {"marked": True, "method": "GET", "path_contains": "/objects/"}
+@pytest.mark.parametrize("silent", [False, True], ids=["refused", "silent"])
+def test_mounting_without_the_server(store: FaultyStore, silent: bool, mountpoint: Path):
+    """It says so in one line, and in time."""
+    with (
+        frozen(store) if silent else store.gone(),
+        pytest.raises(MountFailedError) as caught,
+        store.mounted(mountpoint, "--io-timeout", "3"),
+    ):
+        pass
+    assert caught.value.returncode == Exit.UNREACHABLE
+    assert caught.value.stderr.count("\n") == 1, caught.value.stderr
+
+
+def test_a_file_that_is_replaced_while_it_is_read(
+    store: FaultyStore, mountpoint: Path, expected: Path
+):
+    """Its reader gets no byte of the other version, and whoever opens it anew all of it."""
+    store.put("replaced.bin", BIG)
+    with store.mounted(mountpoint, *QUICK) as mount:
+        with Reader(mount.path / "replaced.bin", expected) as reader:
+            store.put("replaced.bin", BIG[::-1])
+            assert reader.finish() == "ESTALE"
+        assert eventually(lambda: (mount.path / "replaced.bin").read_bytes() == BIG[::-1])
 
 
 @pytest.mark.parametrize(
     "rule",
     [
-        {"action": "stall", "seconds": 45, "times": -1},
-        {"action": "stall", "seconds": 45, "fraction": 0.5, "times": -1},
-        {"action": "drip", "piece": 64, "seconds": 0.5, "times": -1},
-        {"action": "truncate", "times": -1},
-        {"action": "status", "status": 503, "times": -1},
-        {"action": "reset", "times": -1},
+        {"action": "stall", "seconds": 45, "until_cleared": True},
+        {"action": "stall", "seconds": 45, "until_cleared": True, "fraction": 0.5},
+        {"action": "drip", "piece": 64, "seconds": 0.5},
+        {"action": "truncate"},
+        {"action": "status", "status": 503},
+        {"action": "reset"},
     ],
     ids=["stall", "stall amid the body", "drip", "truncate", "503", "reset"],
 )
-def test_bytes_that_do_not_come(rule: dict[str, object], store: Path, mountpoint: Path):
-    with (
-        running_server(store, faulty=True) as server,
-        mounted(
-            "ais://b", mountpoint, endpoint=server.endpoint, options=QUICK, expected_log=ANYTHING
-        ) as mount,
-    ):
-        with Reader(mount.path / "big.bin") as reader:
-            server.faults([{"match": OBJECT_BYTES, **rule}])
+def test_bytes_that_do_not_come(rule: Rule, store: FaultyStore, mountpoint: Path, expected: Path):
+    with store.mounted(mountpoint, *QUICK) as mount:
+        with (
+            Reader(mount.path / "big.bin", expected) as reader,
+            store.failing({**rule, "match": store.bytes_of("big.bin")}),
+        ):
             assert reader.finish() in FAILED
-            server.faults([])
         with open(mount.path / "big.bin", "rb") as file:
-            assert file.read(3 << 20) == (store / "b" / "big.bin").read_bytes()[: 3 << 20]
-
-
-@pytest.mark.parametrize("action", ["status", "reset", "truncate"])
-def test_a_burst_of_failures_is_invisible(action: str, store: Path, mountpoint: Path):
-    with (
-        running_server(store, faulty=True) as server,
-        mounted(
-            "ais://b", mountpoint, endpoint=server.endpoint, options=("--io-timeout", "60"),
-            expected_log=["WARNING"],
-        ) as mount,
-    ):  # fmt: skip
-        server.faults([{"match": {}, "action": action, "times": 4}])
-        succeed("cmp", mount.path / "big.bin", store / "b" / "big.bin")
-        server.faults([{"match": {}, "action": action, "times": 4}])
-        assert succeed("ls", mount.path / "d") == b"x.txt\ny.txt\n"
+            assert file.read(3 << 20) == BIG[: 3 << 20]
 
 
 def test_aisfs_serve(tmp_path: Path, mountpoint: Path):

@@ -89,6 +89,8 @@ class Cloud:
             if reply.status == 307:  # the embedded server, as AIStore does it
                 there = replace(self, url=reply.headers["Location"])
                 return there._ask(method, "", data, headers)
+            if reply.status == 404:
+                raise FileNotFoundError(f"{method} {path}")
             if reply.status >= 300:
                 raise OSError(f"{method} {path}: {reply.status} {body[:300]!r}")
             return body
@@ -104,6 +106,13 @@ class S3(Cloud):
 
     def put(self, bucket: str, key: str, data: bytes) -> None:
         self._ask("PUT", f"/{bucket}/{quote(os.fsencode(key))}", data, _SIGNED)
+
+    def get(self, bucket: str, key: str) -> bytes | None:
+        """Return an object; None if there is none."""
+        try:
+            return self._ask("GET", f"/{bucket}/{quote(os.fsencode(key))}", headers=_SIGNED)
+        except FileNotFoundError:
+            return None
 
     def delete(self, bucket: str, key: str) -> None:
         self._ask("DELETE", f"/{bucket}/{quote(os.fsencode(key))}", headers=_SIGNED)

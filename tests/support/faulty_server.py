@@ -22,6 +22,10 @@ Actions:
               `until_cleared` only until the rules are removed
     strip     serve the request without the headers `names`
     drip      send `piece` bytes (default 1024) every `seconds` (default 0.05)
+    ignore    serve the request as one without the headers `names`, as servers do that do not know them
+    shift     serve a range that begins, and ends, `by` bytes further on
+    lie       serve the request, but with another `status`, other `headers`, another `body` (text), or
+              without its last `missing` bytes, which are not announced either
     expire    refuse the token of the request with 401, as a proxy that knew it until now: quoting it
 
 The first three have a `stage`, for requests with a body: `headers` (nothing of the body was read;
@@ -31,7 +35,11 @@ end of the body closes the connection, as a server does that does not want the r
 
 Jobs wait where `tests.support.job_gate` says so; `--without-job KIND` leaves a kind of job out.
 
-`times` is how often the rule strikes; -1 means always. The first rule that matches is applied.
+`times` is how often the rule strikes; -1 means always. With `every` only each so-manieth request that
+matches is struck. The first rule that strikes is applied.
+
+With `--forward URL` all requests that are not spoiled go to the server there, whose own state outlives
+this one's: see `tests.support.forward`.
 """
 
 import argparse
@@ -63,8 +71,13 @@ from aisfs.server.messages import (
 )
 from aisfs.server.run import serve_app
 from aisfs.server.storage.objects import STATE_DIRECTORY
+from tests.support.forward import Forward
 from tests.support.job_gate import JobGate
 from tests.support.targets import SpreadTraps, Targets
+
+_UNUSED = {
+    "times": 1, "every": 1, "match": {}, "met": 0, "struck": 0, "held": 0, "held_most": 0,
+}  # fmt: skip
 
 
 class FaultInjector:
@@ -92,12 +105,25 @@ class FaultInjector:
                 return self._truncate(rule, environ, start_response)
             case "stall":
                 return self._stall(rule, environ, start_response)
-            case "strip":
-                return self._app(environ, _stripped(start_response, rule["names"]))
             case "drip":
                 return self._drip(rule, environ, start_response)
             case "expire":
                 return self._expire(environ, start_response)
+        return self._deceive(rule, environ, start_response)
+
+    def _deceive(
+        self, rule: dict[str, Any], environ: Environ, start_response: StartResponse
+    ) -> Iterable[bytes]:
+        """Serve a request otherwise than was asked, or not say what was served."""
+        match rule["action"]:
+            case "strip":
+                return self._app(environ, _stripped(start_response, rule["names"]))
+            case "ignore":
+                return self._app(_without(environ, rule["names"]), start_response)
+            case "shift":
+                return self._app(_shifted(environ, rule["by"]), start_response)
+            case "lie":
+                return self._lie(rule, environ, start_response)
         raise ValueError(f"no such action: {rule}")
 
     def _end(self, rule: dict[str, Any], environ: Environ) -> NoReturn:
@@ -131,10 +157,7 @@ class FaultInjector:
         data = environ["wsgi.input"].read()
         with self._lock:
             if environ["REQUEST_METHOD"] == "POST":
-                self._rules += [
-                    {"times": 1, "match": {}, "struck": 0, "held": 0, "held_most": 0, **r}
-                    for r in json.loads(data)
-                ]
+                self._rules += [{**_UNUSED, **rule} for rule in json.loads(data)]
             elif environ["REQUEST_METHOD"] == "DELETE":
                 self._rules.clear()
                 self._cleared.set()
@@ -148,6 +171,9 @@ class FaultInjector:
         with self._lock:
             for rule in self._rules:
                 if rule["times"] != 0 and _matches(rule["match"], environ):
+                    rule["met"] += 1
+                    if rule["met"] % rule["every"]:
+                        continue
                     rule["times"] -= 1 if rule["times"] > 0 else 0
                     rule["struck"] += 1
                     return rule
@@ -197,6 +223,23 @@ class FaultInjector:
         request.drain()
         return send(error_reply(failure, request, "proxy"), environ, start_response)
 
+    def _lie(
+        self, rule: dict[str, Any], environ: Environ, start_response: StartResponse
+    ) -> Iterable[bytes]:
+        told: list[Any] = []
+        body = self._whole(environ, lambda *reply: told.extend(reply))
+        if "body" in rule:
+            body = rule["body"].encode()
+        body = body[: len(body) - rule.get("missing", 0)]
+        changed = {"Content-Length": str(len(body)), **rule.get("headers", {})}
+        if environ["REQUEST_METHOD"] == "HEAD" and "Content-Length" not in rule.get("headers", {}):
+            del changed["Content-Length"]
+        names = {name.lower() for name in changed}
+        headers = [pair for pair in told[1] if pair[0].lower() not in names]
+        status = f"{rule['status']} Injected" if "status" in rule else told[0]
+        start_response(status, [*headers, *changed.items()])
+        return [body]
+
     def _whole(self, environ: Environ, start_response: StartResponse) -> bytes:
         """Get the real reply in one piece; locks are released before anything is delayed."""
         reply = self._app(environ, start_response)
@@ -224,10 +267,23 @@ def _matches(match: dict[str, Any], environ: Environ) -> bool:
 def _stripped(start_response: StartResponse, names: list[str]) -> StartResponse:
     """Leave headers out, as some gateways do."""
 
+    left_out = {name.lower() for name in names}
+
     def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
-        return start_response(status, [pair for pair in headers if pair[0] not in names], *more)
+        kept = [pair for pair in headers if pair[0].lower() not in left_out]
+        return start_response(status, kept, *more)
 
     return start
+
+
+def _without(environ: Environ, names: list[str]) -> Environ:
+    left_out = {f"HTTP_{name.upper().replace('-', '_')}" for name in names}
+    return {name: value for name, value in environ.items() if name not in left_out}
+
+
+def _shifted(environ: Environ, by: int) -> Environ:
+    first, last = environ["HTTP_RANGE"].removeprefix("bytes=").split("-")
+    return {**environ, "HTTP_RANGE": f"bytes={int(first) + by}-{int(last) + by}"}
 
 
 def _drain(environ: Environ) -> None:
@@ -261,12 +317,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--targets", type=int, default=1)
     parser.add_argument("--joined", type=int)
     parser.add_argument("--no-faults", action="store_true")
+    parser.add_argument("--forward")
     parser.add_argument("--without-job", action="append", default=[])
     parser.add_argument("--stop-with-stdin", action="store_true")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
 
     def factory() -> WsgiApp:
+        if options.forward:
+            return FaultInjector(Forward(options.forward))
         root, count, joined = options.directory, options.targets, options.joined
         gate = JobGate()
         rules = JobRules(frozenset(options.without_job), gate.before_step)

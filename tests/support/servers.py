@@ -52,6 +52,10 @@ class RunningServer:
         if rules:
             self._control("POST", "/-/faults", list(rules))
 
+    def struck(self) -> list[int]:
+        """Give the number of times that each of the present rules has struck."""
+        return [rule["struck"] for rule in self._control("GET", "/-/faults")]
+
     def hold_jobs(self, steps: int | None = 0) -> None:
         """Let the jobs do only so many more steps; None lets them go."""
         self._control("POST", "/-/jobs", {"steps": steps})
@@ -106,6 +110,7 @@ def running_server(
     targets: int = 1,
     joined: int | None = None,
     without_jobs: Sequence[str] = (),
+    forward: str = "",
 ) -> Iterator[RunningServer]:
     """Run the server over `root` on a loopback port until the block ends.
 
@@ -113,10 +118,12 @@ def running_server(
     ask for `Authorization: Bearer <token>`; `port` 0 takes a free one; `traps` makes it
     destroy and hide what a real AIStore would, so that only clients which are safe there pass. `targets` up to 3 make it look like a cluster of these, of
     which the first `joined` are known at the start; see `tests.support.targets`. `without_jobs` are
-    the kinds of jobs that this build lacks.
+    the kinds of jobs that this build lacks. `forward` is the URL of a server that answers instead, and
+    this one only spoils its replies.
     """
     words = [str(root), "--port", str(port), "--stop-with-stdin"]
     words += [] if faulty else ["--no-faults"]
+    words += ["--forward", forward] if forward else []
     words += ["--token", token] if token else []
     words += ["--traps"] if traps else []
     words += ["--targets", str(targets)] if targets > 1 else []

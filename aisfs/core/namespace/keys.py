@@ -29,6 +29,10 @@ SHARD_BYTES_SUFFIX = b".raw"
 INDEX_DIRECTORY = ".aisfs-index"
 """The directory beside shards that has their published indexes; found by name and not listed."""
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_NO_CONTROL = frozenset({Provider.S3, Provider.GS, Provider.AZ})
+"""Where names have no control characters."""
+
 
 class Refusal(StrEnum):
     """Why an object of a listing is not in the tree."""
@@ -39,6 +43,7 @@ class Refusal(StrEnum):
     NUL = "contains NUL"
     HIDDEN_BY_DIRECTORY = "a directory has the same name"
     EXCLUDED = "excluded"
+    UNUSABLE = "a control character, which the cloud's client does not take"
 
 
 def refusal(name: bytes) -> Refusal | None:
@@ -73,6 +78,8 @@ def check_new_key(bucket: Bucket, key: str) -> None:
     most = PATH_MAX - 1 - (len(os.fsencode(bucket.path)) + 1 if bucket.path else _TARGET_PATH)
     if len(os.fsencode(key)) > most:
         raise NameTooLong(f"{bucket}: a path below it has at most {most} bytes")
+    if bucket.provider in _NO_CONTROL and _CONTROL.search(key):
+        raise InvalidName(f"{bucket}: {key!r} cannot be written: {Refusal.UNUSABLE}")
     if parts[0] == b"~" and len(parts) > 1:
         raise InvalidName(f"{bucket}: {key!r} cannot be written: AIStore refuses a leading ~/")
 

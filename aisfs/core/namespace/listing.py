@@ -204,6 +204,8 @@ class ListingBuilder:
                 self._refused[reason] += 1
             else:
                 self._directories[name] = None
+        if page.unusable:
+            self._refused[Refusal.UNUSABLE] += len(page.unusable)
         names = self._usual_names(page.objects)
         if names is not None:
             self._objects.update(zip(names, page.objects, strict=True))

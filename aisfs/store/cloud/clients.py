@@ -45,8 +45,9 @@ def make_clients(bucket: Bucket, settings: ClusterSettings) -> Clients:
         build, endpoint = make(bucket, settings)
         options = _options(endpoint, settings)
         writing = {"client_options": options, "retry_config": {"max_retries": _RETRIES_OF_PARTS}}
-        if settings.read_timeout:
-            options = {**options, "read_timeout": timedelta(seconds=settings.read_timeout)}
+        # A listing goes on for longer than the deadline of a call: silence has to end it in any case.
+        silence = settings.read_timeout or settings.io_timeout
+        options = {**options, "read_timeout": timedelta(seconds=silence)}
         reading = {"client_options": options, "retry_config": {"max_retries": 0}}
         return Clients(build(**reading), build(**writing))
     except (ValueError, TypeError) as error:

@@ -40,6 +40,12 @@ _PASSING = (408, 425, 429, 500, 502, 503, 504)
 _CONFLICTS = ("OperationAborted", "ConditionalRequestConflict")
 """Of two writers at once: S3 wants one of them to try again."""
 
+_NO_UPLOAD = "NoSuchUpload"
+"""Of an upload in parts that is over: it was completed, and the answer was lost. So it is sent anew."""
+
+_NO_ANSWER = "Unable to extract metadata from headers"
+"""Of an answer without what each answer of a cloud has, such as an ETag: something else gave it."""
+
 
 @contextmanager
 def cloud_errors(subject: str) -> Iterator[None]:
@@ -60,7 +66,16 @@ def error_of(subject: str, error: Exception) -> AisfsError:
     return _kind(error, text, status, code)(f"{subject}: {_reason(text, status, code)}")
 
 
+def error_of_status(subject: str, status: int, code: str) -> AisfsError:
+    """Return an error that boto3 has told of."""
+    if code in _NO_BUCKET:
+        return BucketNotFound(f"{subject}: {code}")
+    return _kind_of_status(code, status, code)(f"{subject}: HTTP {status} {code}")
+
+
 def _kind(error: Exception, text: str, status: int, code: str) -> type[AisfsError]:
+    if code == _NO_UPLOAD or _NO_ANSWER in text:
+        return Unavailable
     if any(word in text for word in _NO_BUCKET):
         return BucketNotFound
     if isinstance(error, obs.PreconditionError):

@@ -4,100 +4,221 @@ obstore gives a directory whole, however many requests that takes. So one that t
 empty pages are handed out, and no deadline of a single call ends it.
 
 obstore's paths have no slash at their end, and none but single ones: a marker `dir/` looks like an
-object `dir` in the directory itself and is left out, and a key with `//` makes it refuse the listing.
+object `dir` in the directory itself and is left out, and a key with `//` makes it refuse the listing:
+see `odd_keys`.
 """
 
 import asyncio
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import obstore
 import trio
+from obstore.exceptions import InvalidPathError
 
+from aisfs.config import ClusterSettings
 from aisfs.core.namespace.keys import never_below
-from aisfs.model import Bucket, Keys, Page
+from aisfs.errors import AisfsError, NotFound, ProtocolError, Unavailable
+from aisfs.model import Bucket, Keys, Page, Provider
 from aisfs.store.cloud.clients import Client
 from aisfs.store.cloud.errors import cloud_errors
 from aisfs.store.cloud.futures import Futures, settled
 from aisfs.store.cloud.objects import described
+from aisfs.store.cloud.odd_keys import OddKeys, are_listed
 from aisfs.store.port import Count
 
 _PATIENCE = 10.0
 """Seconds until a page is given although it is empty; well below any deadline of a call."""
+_TRIES = 3
+"""Of a listing that outlives the deadlines of its calls, which therefore cannot end it."""
 _FORGOTTEN = 120.0
 """Seconds until a listing that nobody asks for any more is cancelled."""
 _PAGE = 1000
 """Entries that a request brings, in S3; others bring up to five times as many."""
+_NOWHERE = ".aisfs-there-is-no-such-object"
+
+
+class _Pending(NamedTuple):
+    future: "asyncio.Future[Any]"
+    since: float
+    """When it was last asked for."""
+    number: int
+    """Which try it is."""
 
 
 class Listings:
     """Lists buckets; knows the listings that are under way."""
 
-    def __init__(self, futures: Futures, count: Count) -> None:
+    def __init__(self, futures: Futures, count: Count, settings: ClusterSettings) -> None:
         self._futures = futures
         self._count = count
         self._numbers = itertools.count(1)
-        self._pending: dict[str, tuple[asyncio.Future[Any], float]] = {}
+        self._pending: dict[str, _Pending] = {}
+        self._odd_keys = OddKeys(settings, count)
+        self._odd: set[tuple[Bucket, str]] = set()
+        """Directories whose listings obstore refuses."""
+        self._witness: dict[Bucket, str] = {}
+        """A key of each bucket that was listed last."""
 
     async def page(self, client: Client, bucket: Bucket, prefix: str, token: str) -> Page:
         """Return a page of a directory; see `ObjectStore.list_page`."""
         if never_below(prefix):
             return Page([], [], "")
+        if (bucket, prefix) in self._odd:
+            return await self._odd_keys.page(bucket, prefix, token)
         self._forget_old()
-        if token in self._pending:
-            future, _ = self._pending.pop(token)
-        else:
-            with cloud_errors(f"{bucket}/{prefix}"):
-                future = self._futures.begin(
-                    obstore.list_with_delimiter_async, client, prefix or None
-                )
+        known = self._pending.pop(token, None)
+        number = known.number if known else 1 + int(token.rpartition("-")[2] or 0)
+        future = known.future if known else self._begin(client, bucket, prefix)
         with trio.move_on_after(_PATIENCE):
             await settled(future, keep=True)
         if not future.done():
-            token = f"listing-{next(self._numbers)}"
-            self._pending[token] = future, trio.current_time()
+            token = f"listing-{next(self._numbers)}-{number}"
+            self._pending[token] = _Pending(future, trio.current_time(), number)
             return Page([], [], token)
-        with cloud_errors(f"{bucket}/{prefix}"):
+        if _lists_odd_keys(bucket) and isinstance(future.exception(), InvalidPathError):
+            self._odd.add((bucket, prefix))
+            return await self._odd_keys.page(bucket, prefix, "")
+        with _last_of(number), cloud_errors(f"{bucket}/{prefix}"):
             found = future.result()
-        objects, directories = found["objects"], found["common_prefixes"]
+        if not found["objects"] and not found["common_prefixes"]:
+            await self._check_lists(client, bucket)
+            again = self._begin(client, bucket, prefix)
+            await settled(again)
+            with cloud_errors(f"{bucket}/{prefix}"):
+                found = again.result()
+        objects = [meta for meta in found["objects"] if meta["path"].startswith(prefix)]
+        directories = [f"{path}/" for path in found["common_prefixes"] if path.startswith(prefix)]
         self._count("list", _requests(len(objects) + len(directories)))
-        return Page(
-            [described(meta) for meta in objects if meta["path"].startswith(prefix)],
-            [f"{path}/" for path in directories if path and path.startswith(prefix)],
-            "",
-        )
+        if objects:
+            self._witness[bucket] = objects[-1]["path"]
+        if len(objects) + len(directories) >= _PAGE:
+            await self._check_end(client, bucket, prefix, objects, directories)
+        return Page([described(meta) for meta in objects], directories, "")
 
     async def first_keys(self, client: Client, bucket: Bucket, prefix: str, most: int) -> Keys:
         """Return the first keys below a directory; see `ObjectStore.first_keys`."""
         if never_below(prefix):
             return Keys([], complete=True)
-        wanted = most + 1
-        with cloud_errors(f"{bucket}/{prefix}"):
-            stream = obstore.list(client, prefix or None, chunk_size=wanted)
-            try:
-                found: Sequence[Any] = await self._futures.wait(stream.__anext__)
-            except StopAsyncIteration:
-                found = ()
-        self._count("list", _requests(len(found)))
+        found = await self._first(client, bucket, prefix, most + 1)
+        if not found and most > 1:  # a lookup asks for one, and then for the object of that name
+            await self._check_lists(client, bucket)
+            found = await self._first(client, bucket, prefix, most + 1)
         marker = prefix.removesuffix("/")
-        keys = [prefix if meta["path"] == marker else meta["path"] for meta in found]
+        keys = [prefix if path == marker else path for path in found]
         return Keys(keys[:most], len(keys) <= most)
 
     def close(self) -> None:
         """Cancel the listings that are under way."""
-        for future, _ in self._pending.values():
-            future.cancel()
+        for pending in self._pending.values():
+            pending.future.cancel()
         self._pending.clear()
+
+    def _begin(self, client: Client, bucket: Bucket, prefix: str) -> "asyncio.Future[Any]":
+        with cloud_errors(f"{bucket}/{prefix}"):
+            return self._futures.begin(obstore.list_with_delimiter_async, client, prefix or None)
+
+    async def _first(
+        self, client: Client, bucket: Bucket, prefix: str, most: int, after: str = ""
+    ) -> list[str]:
+        """Return the first paths behind `after`; obstore may make one of a marker `dir/`, too."""
+        with cloud_errors(f"{bucket}/{prefix}"):
+            stream = obstore.list(client, prefix or None, offset=after or None, chunk_size=most)
+            try:
+                found: Sequence[Any] = await self._futures.wait(stream.__anext__)
+            except StopAsyncIteration:
+                found = ()
+            except InvalidPathError:
+                if not _lists_odd_keys(bucket):
+                    raise
+                return await self._odd_keys.first(bucket, prefix, most, after)
+        self._count("list", _requests(len(found)))
+        paths = [meta["path"] for meta in found]
+        if paths:
+            self._witness[bucket] = paths[-1]
+        return paths
+
+    async def _check_lists(self, client: Client, bucket: Bucket) -> None:
+        """Make sure that the cloud lists what there is, after a listing without any entry.
+
+        To obstore, any XML without entries is an empty listing: the page of a proxy that wants a login,
+        too, or an error with the status of success.
+
+        Raises:
+            Unavailable: it does not.
+        """
+        witness = self._witness.get(bucket, "")
+        for directory in {witness[: witness.rfind("/") + 1], ""}:
+            try:
+                if await self._first(client, bucket, directory, 1):
+                    return
+            except ProtocolError:  # of a key that obstore refuses: so there is one
+                return
+        for key in filter(None, (witness, _NOWHERE)):
+            self._count("head", 1)
+            try:
+                with cloud_errors(f"{bucket}/{key}"):
+                    await self._futures.wait(obstore.head_async, client, key)
+            except NotFound:
+                self._witness.pop(bucket, None)
+            else:
+                raise Unavailable(f"{bucket}: the listing lacks {key!r}, which is there")
+
+    async def _check_end(
+        self,
+        client: Client,
+        bucket: Bucket,
+        prefix: str,
+        objects: list[Any],
+        directories: list[str],
+    ) -> None:
+        """Make sure that a listing of several pages did not end at one that was none: see above.
+
+        Raises:
+            Unavailable: it did.
+        """
+        if (
+            bucket.provider is Provider.AZ
+        ):  # whose pages obstore knows; it lists all to get behind a name
+            return
+        *_, before, last = sorted([*(meta["path"] for meta in objects), *directories])
+        if not await self._first(client, bucket, prefix, 1, _behind(before)):
+            raise Unavailable(f"{bucket}/{prefix}: the cloud does not list {last!r} again")
+        if await self._first(client, bucket, prefix, 1, _behind(last)):
+            raise Unavailable(
+                f"{bucket}/{prefix}: the listing ended at {last!r}, which is not the end"
+            )
 
     def _forget_old(self) -> None:
         now = trio.current_time()
-        for token, (future, since) in list(self._pending.items()):
-            if now - since > _FORGOTTEN:
-                future.cancel()
+        for token, pending in list(self._pending.items()):
+            if now - pending.since > _FORGOTTEN:
+                pending.future.cancel()
                 del self._pending[token]
 
 
 def _requests(entries: int) -> int:
     """Return how many requests brought so many entries."""
     return max(1, -(-entries // _PAGE))
+
+
+def _lists_odd_keys(bucket: Bucket) -> bool:
+    return bucket.provider is Provider.S3 and are_listed()
+
+
+def _behind(name: str) -> str:
+    """Return a name behind which no key of this object or directory is."""
+    return f"{name[:-1]}0" if name.endswith("/") else name
+
+
+@contextmanager
+def _last_of(number: int) -> Iterator[None]:
+    """Have the last try of a listing end it, whatever the error."""
+    try:
+        yield
+    except AisfsError as error:
+        if number >= _TRIES:
+            error.transient = False
+        raise

@@ -4,11 +4,14 @@ A version is the ETag: all three clouds give it in listings, too, and all take i
 quotes, since Azure's listings leave them out.
 """
 
+import re
 from typing import Any
 
 from aisfs.model import ObjectInfo
 
 _WEAK = "W/"
+REFUSED = re.compile(r"(^|/)\.{0,2}(/|$)|[\x00-\x1f\x7f]")
+"""What obstore refuses in a key, or takes for another key."""
 
 
 def described(meta: Any) -> ObjectInfo:  # noqa: ANN401 - a dictionary of obstore

@@ -7,6 +7,7 @@ A cloud keeps no custom metadata in its listings, and changes it only by copying
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -31,16 +32,19 @@ from aisfs.store.cloud.clients import Client, Clients, make_clients
 from aisfs.store.cloud.errors import cloud_errors
 from aisfs.store.cloud.futures import Futures
 from aisfs.store.cloud.listings import Listings
-from aisfs.store.cloud.objects import condition, described, version_of
+from aisfs.store.cloud.objects import REFUSED, condition, described, version_of
 from aisfs.store.cloud.uploads import Uploads
 from aisfs.store.custom import encode_custom
 from aisfs.store.no_multipart import NoMultipart
 from aisfs.store.port import Announce, Content, Count, Progress, Sink, UploadAhead, uncounted
+from aisfs.store.retry import Retrier
 
 _PIECE = 1 << 20
 """Bytes given to a sink at once; as the HTTP client does."""
 _COPY_MOST = 5 << 30
 """Bytes that S3 copies with one request."""
+_COPIED_A_SECOND = 20e6
+"""A cloud that copies may be silent meanwhile; slower than any of them."""
 
 
 class CloudStore(NoMultipart):
@@ -61,8 +65,8 @@ class CloudStore(NoMultipart):
         """Buckets that have answered: then a key that is not found is one that is not there."""
         self._limiter = trio.CapacityLimiter(settings.max_connections)
         self._futures = Futures()
-        self._listings = Listings(self._futures, count)
-        self._uploads = Uploads(self._futures, count, settings.part_size)
+        self._listings = Listings(self._futures, count, settings)
+        self._uploads = Uploads(self._futures, count, settings)
 
     async def list_buckets(self, provider: Provider | None = None) -> list[Bucket]:
         """Refuse: which buckets there are is told to accounts, not to readers of one bucket."""
@@ -99,7 +103,10 @@ class CloudStore(NoMultipart):
                 found = error
             else:
                 self._there.add(bucket)
-                return described(meta)
+                info = described(meta)
+                if not info.version and not info.mtime_ns:  # obstore does without them
+                    raise Unavailable(f"{subject}: the answer does not describe an object")
+                return info
         await self._check_bucket(bucket)
         raise found
 
@@ -221,9 +228,14 @@ class CloudStore(NoMultipart):
             raise CrossDevice(f"{subject}: {to_bucket} is another bucket")
         if info.size > _COPY_MOST and bucket.provider is Provider.S3:
             raise CrossDevice(f"{subject}: S3 copies no object above 5 GiB at once")
+        before = await self._head_or_none(to_bucket, new_key)
         call = partial(obstore.copy_async, client, key, new_key)
-        await self._change(bucket, "copy", call, subject)
-        return await self.head(bucket, new_key)
+        await self._change(bucket, "copy", call, subject, info.size)
+        copied = await self.head(bucket, new_key)
+        # obstore takes any answer for a copy that has the status of success.
+        if copied.size != info.size or (copied == before and copied.version != info.version):
+            raise Unavailable(f"{subject}: the cloud says that it has copied it, and has not")
+        return copied
 
     async def rename(self, bucket: Bucket, key: str, new_key: str) -> ObjectInfo:
         """Copy an object and delete the old one."""
@@ -231,7 +243,11 @@ class CloudStore(NoMultipart):
             raise ValueError(f"{bucket}/{key}: a rename to itself")
         info = await self.copy(bucket, key, bucket, new_key)
         client, subject = self._writes(bucket), self._subject(bucket, key)
-        await self._change(bucket, "delete", partial(obstore.delete_async, client, key), subject)
+        call = partial(obstore.delete_async, client, key)
+        delete = partial(self._change, bucket, "delete", call, subject)
+        # Only this is repeated: nothing could be copied again after a removal whose answer was lost.
+        with suppress(NotFound):
+            await Retrier(deadline=self._settings.io_timeout).run(subject, delete)
         return info
 
     async def set_custom(
@@ -247,15 +263,32 @@ class CloudStore(NoMultipart):
         self._listings.close()
         self._clients.clear()
 
-    async def _change(self, bucket: Bucket, kind: str, call: Any, subject: str) -> None:  # noqa: ANN401
+    async def _change(
+        self,
+        bucket: Bucket,
+        kind: str,
+        call: Any,  # noqa: ANN401
+        subject: str,
+        size: int = 0,
+    ) -> None:
+        """Make a call that changes something; renames and copies have no other deadline."""
+        seconds = self._settings.io_timeout + size / _COPIED_A_SECOND
         try:
             async with self._limiter:
                 self._count(kind, 1)
-                with cloud_errors(subject):
+                with trio.move_on_after(seconds) as scope, cloud_errors(subject):
                     await self._futures.wait(call)
         except NotFound:
             await self._check_bucket(bucket)
             raise
+        if scope.cancelled_caught:
+            raise Unavailable(f"{subject}: no answer to a {kind} within {seconds:.0f} s")
+
+    async def _head_or_none(self, bucket: Bucket, key: str) -> ObjectInfo | None:
+        try:
+            return await self.head(bucket, key)
+        except NotFound:
+            return None
 
     async def _check_bucket(self, bucket: Bucket) -> None:
         """Raise `BucketNotFound` if it is the bucket that is missing."""
@@ -274,7 +307,7 @@ class CloudStore(NoMultipart):
             key.encode()
         except UnicodeEncodeError:
             raise NotFound(f"{subject}: no cloud has such a name") from None
-        if not key or "" in key.split("/"):
+        if not key or REFUSED.search(key):
             raise NotFound(f"{subject}: no such object")
         return subject
 
@@ -295,5 +328,7 @@ class CloudStore(NoMultipart):
 def _check(subject: str, expected: ObjectInfo, meta: Any) -> None:  # noqa: ANN401
     """Compare what a GET says of the object with the version that was asked for."""
     found = structs.replace(described(meta), key=expected.key)
+    if expected.version and not found.version:
+        raise Unavailable(f"{subject}: the answer does not say which version it has")
     if not expected.same_content(found):
         raise Stale(f"{subject}: the object changed")

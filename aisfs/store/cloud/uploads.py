@@ -9,6 +9,7 @@ from typing import Any
 import obstore
 import trio
 
+from aisfs.config import ClusterSettings
 from aisfs.errors import AisfsError, AlreadyExists, NotFound, Unavailable, Unsupported
 from aisfs.store.cloud.clients import Client
 from aisfs.store.cloud.errors import cloud_errors
@@ -25,6 +26,9 @@ _PARTS_MOST = 9_000
 """S3 and Azure take 10,000 and 50,000."""
 _AT_ONCE = 4
 """Parts under way, each of which is in memory."""
+_SLOWEST = 1e6
+"""Bytes a second that a link has at least: obstore does not tell how much of a request was sent, and a
+connection that leads nowhere any more would take all of the time that the call and its retries have."""
 _ABORT_SECONDS = 5.0
 """To tell the cloud to drop the parts of an upload that was cancelled; else they stay, as after a crash."""
 _MADE_BY = "aisfsupload"
@@ -38,10 +42,11 @@ class _Stopped(Exception):
 class Uploads:
     """Sends contents."""
 
-    def __init__(self, futures: Futures, count: Count, part_size: int) -> None:
+    def __init__(self, futures: Futures, count: Count, settings: ClusterSettings) -> None:
         self._futures = futures
         self._count = count
-        self._part_size = part_size
+        self._part_size = settings.part_size
+        self._silence = settings.read_timeout or settings.io_timeout
         self._is_conditional = True
         """Whether the cloud is not known to lack `If-None-Match: *`."""
 
@@ -111,9 +116,12 @@ class Uploads:
     ) -> str | None:
         data = await trio.to_thread.run_sync(_read, content, 0, content.size)
         self._count("put", 1)
-        with cloud_errors(subject):
-            call = partial(obstore.put_async, client, key, data, use_multipart=False)
+        call = partial(obstore.put_async, client, key, data, use_multipart=False)
+        seconds = self._silence + content.size / _SLOWEST
+        with trio.move_on_after(seconds) as scope, cloud_errors(subject):
             result = await self._futures.wait(call, mode=mode, attributes=marks)
+        if scope.cancelled_caught:
+            raise Unavailable(f"{subject}: no answer within {seconds:.0f} s")
         if progress is not None:
             await trio.to_thread.run_sync(progress, content.size)
         return result["e_tag"]

@@ -96,15 +96,14 @@ class WebStore(ReadOnlyStore):
         _check(bucket, prefix)
         if has_no_path(prefix):
             return Page([], [], "")
-        if token == _NO_INDEX:
-            names = await self._names(bucket, prefix)  # says why there are none
-        else:
-            try:
-                names = await self._names(bucket, prefix)
-            except Unsupported as error:
-                # The directory counts as a large one: its names are looked up one by one.
-                log.info("%s", error)
-                return Page([], [], _NO_INDEX)
+        try:
+            names = await self._names(bucket, prefix)
+        except Unsupported as error:
+            if token == _NO_INDEX:
+                raise
+            # The directory counts as a large one: its names are looked up one by one.
+            log.info("%s", error)
+            return Page([], [], _NO_INDEX)
         files = sorted(name for name in names.files if name > token)
         infos, directories = await self._describe(bucket, prefix, files[:_PAGE])
         if not token or token == _NO_INDEX:
@@ -190,9 +189,10 @@ class WebStore(ReadOnlyStore):
     # Names ---------------------------------------------------------------------------------------
 
     async def _names(self, bucket: Bucket, prefix: str) -> Names:
-        """Return the names in a directory; none if there is no such directory.
+        """Return the names in a directory.
 
         Raises:
+            NotFound: there is no such directory.
             Unsupported: there is no index of it.
         """
         if (named := self._named.get((bucket, prefix))) is not None:
@@ -203,9 +203,11 @@ class WebStore(ReadOnlyStore):
         return await self._client.pool.run(subject, partial(self._index, bucket, prefix))
 
     async def _names_below(self, bucket: Bucket, prefix: str) -> Names:
-        """Likewise, but there is nothing in a file that is called like a directory without index."""
+        """Likewise, but there is nothing in what is missing, or in a file that is called like a directory."""
         try:
             return await self._names(bucket, prefix)
+        except NotFound:
+            return Names()
         except Unsupported:
             if prefix:
                 try:
@@ -249,7 +251,7 @@ class WebStore(ReadOnlyStore):
             if status == 200:
                 names = names_in_index(reply.url, reply.read(_MOST_INDEX))
         if names is None and status == 404 and prefix:
-            return Names()
+            raise NotFound(f"{subject}: no such directory")
         if names is None and bucket not in self._without_propfind:
             accepted = (207, *_NO_INDEX_HERE)
             with listing("PROPFIND", url, subject, _PROPFIND, accepted=accepted) as reply:

@@ -8,12 +8,15 @@ import pytest
 import trio
 
 from aisfs.config import ClusterSettings
+from aisfs.core.namespace.listing import ListingBuilder
 from aisfs.errors import (
     AccessDenied,
     AlreadyExists,
     ContentUnreadable,
     DeadlineExceeded,
-    ProtocolError,
+    InvalidName,
+    NotFound,
+    Unavailable,
 )
 from aisfs.model import Bucket, Provider
 from aisfs.store.cloud import listings, uploads
@@ -91,7 +94,7 @@ async def test_requests_are_counted(store):
     await store.remove(PETS, "newer")
     await store.list_page(PETS, "")
     assert store.counted == {
-        "put": 1, "head": 5, "get": 1, "copy": 1, "delete": 2, "list": 1,
+        "put": 1, "head": 6, "get": 1, "copy": 1, "delete": 2, "list": 1,
     }  # fmt: skip
 
 
@@ -179,16 +182,70 @@ async def test_nothing_is_written_without_credentials(server: RunningServer, sto
     await anonymous.aclose()
 
 
-async def test_a_key_that_obstore_refuses_is_named(monkeypatch: pytest.MonkeyPatch):
+ODD = ["d//x", "d/../y", "d/./z", "/lead", "d/tab\tx", "d/tab\t/x", "d/\x7f", "d/..", "d//"]
+
+
+async def test_keys_that_obstore_refuses_are_left_out_of_listings(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
     with moto() as s3:
         for name, value in s3.environment.items():
             monkeypatch.setenv(name, value)
-        bucket = s3.make_bucket()
-        s3.put(bucket, "odd//x", b"")
-        s3.put(bucket, "fine", b"")
+        bucket = Bucket(s3.make_bucket(), Provider.S3)
+        for key in (*ODD, *(f"d/{number:04}" for number in range(1001)), "fine"):
+            s3.put(bucket.name, key, b"1")
         store = CloudStore(ClusterSettings())
-        page = await store.list_page(Bucket(bucket, Provider.S3), "")
-        assert ([info.key for info in page.objects], page.directories) == (["fine"], ["odd/"])
-        with pytest.raises(ProtocolError, match="odd//"):
-            await store.list_page(Bucket(bucket, Provider.S3), "odd/")
+        lister = ListingBuilder("d/")
+        async for page in pages_of(store, bucket, "d/"):
+            lister.add(page)
+        listing = lister.finish()
+        assert sorted(listing.names) == [b"%04d" % number for number in range(1001)]
+        assert sum(listing.refused.values()) == 7, listing.refused
+        assert len([r for r in caplog.records if r.levelname == "WARNING"]) == 1
+        top = ListingBuilder("")
+        top.add(await store.list_page(bucket, ""))
+        assert (sorted(top.finish().names), sum(top.finish().refused.values())) == (
+            [b"d", b"fine"],
+            1,
+        )
+        assert (await store.first_keys(bucket, "", 1)).found
+        for key in ODD:
+            with pytest.raises(NotFound):
+                await store.head(bucket, key)
+            with pytest.raises(InvalidName):
+                await store.upload(bucket, key, BytesContent(b""))
         await store.aclose()
+
+
+LATER_PAGES = {"query_contains": "continuation-token"}
+
+
+@pytest.mark.parametrize(
+    "body", ["<html>log in</html>", "<Error><Code>InternalError</Code></Error>"]
+)
+async def test_a_page_that_is_none_does_not_end_a_listing(store, server: RunningServer, body: str):
+    """obstore takes any XML for a listing, and one without a token for the last page of it."""
+    folder = server.root / "pets" / "many"
+    folder.mkdir(exist_ok=True)
+    for number in range(1005):
+        (folder / f"{number:04}").write_bytes(b"")
+    lie = {"action": "lie", "status": 200, "body": body, "times": -1}
+    server.faults([{**lie, "match": LATER_PAGES}])
+    with pytest.raises(Unavailable, match="not the end"):
+        await store.list_page(PETS, "many/")
+    server.faults([])
+    assert len((await store.list_page(PETS, "many/")).objects) == 1005
+
+
+async def test_a_listing_of_a_cloud_that_fell_silent_ends(
+    server: RunningServer, store, monkeypatch: pytest.MonkeyPatch
+):
+    """Though it may take longer than the deadline of a call."""
+    monkeypatch.setattr(listings, "_PATIENCE", 0.1)
+    impatient = CloudStore(ClusterSettings(read_timeout=0.3))
+    hang = {"action": "stall", "seconds": 60, "until_cleared": True, "times": -1}
+    server.faults([{**hang, "match": {"query_contains": "list-type"}}])
+    with trio.fail_after(20), pytest.raises(Unavailable):
+        async for _ in pages_of(CallPipeline(impatient, deadline=60), PETS, ""):
+            pass
+    await impatient.aclose()

@@ -1,0 +1,126 @@
+"""Directories of S3 that have keys which obstore refuses, listed with boto3.
+
+Of a key with `//`, with `.` or `..` as a component, or with a control character, obstore makes an error of
+the whole listing. boto3 lists any key, but ten times slower, and in threads that only a timeout ends.
+"""
+
+import importlib.util
+import logging
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import trio
+
+from aisfs.config import ClusterSettings, clouds
+from aisfs.errors import ProtocolError, Unavailable
+from aisfs.model import Bucket, ObjectInfo, Page
+from aisfs.redaction import shown
+from aisfs.store.cloud.errors import error_of_status
+from aisfs.store.cloud.objects import REFUSED, version_of
+
+log = logging.getLogger(__name__)
+
+TOKEN = "boto3 "
+"""How the tokens of these listings begin."""
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def are_listed() -> bool:
+    """Return whether boto3 is installed."""
+    return importlib.util.find_spec("boto3") is not None
+
+
+class OddKeys:
+    """Lists what obstore does not."""
+
+    def __init__(self, settings: ClusterSettings, count: Callable[[str, int], None]) -> None:
+        self._settings = settings
+        self._count = count
+        self._client: Any = None
+        self._told: set[Bucket] = set()
+
+    async def page(self, bucket: Bucket, prefix: str, token: str) -> Page:
+        """Return a page of a directory; what cannot be asked for by obstore is in `Page.unusable`."""
+        more = {"ContinuationToken": token.removeprefix(TOKEN)} if token else {}
+        found = await self._ask(bucket, Prefix=prefix, Delimiter="/", **more)
+        objects = [_described(row) for row in found.get("Contents", ())]
+        directories = [row["Prefix"] for row in found.get("CommonPrefixes", ())]
+        names = [*(info.key for info in objects), *directories]
+        odd = [name for name in names if REFUSED.search(name[len(prefix) :].removesuffix("/"))]
+        if odd and bucket not in self._told:
+            self._told.add(bucket)
+            log.warning(
+                "%s: keys such as %r cannot be files here and are left out", bucket, shown(odd[0])
+            )
+        unusable = [name for name in odd if _CONTROL.search(name)]
+        left_out = set(unusable)
+        token = found.get("NextContinuationToken", "")
+        return Page(
+            [info for info in objects if info.key not in left_out],
+            [name for name in directories if name not in left_out],
+            f"{TOKEN}{token}" if token else "",
+            unusable,
+        )
+
+    async def first(self, bucket: Bucket, prefix: str, most: int, after: str) -> list[str]:
+        """Return the first keys below a directory that come behind `after`."""
+        found = await self._ask(bucket, Prefix=prefix, MaxKeys=most, StartAfter=after)
+        return [row["Key"] for row in found.get("Contents", ())]
+
+    async def _ask(self, bucket: Bucket, **words: object) -> dict[str, Any]:
+        self._count("list", 1)
+        call = partial(self._list, bucket, words)
+        found: dict[str, Any] = await trio.to_thread.run_sync(call, abandon_on_cancel=True)
+        if found.get("Name") != bucket.name or found.get("IsTruncated") is None:
+            raise Unavailable(f"{bucket}: the answer is no listing of it")
+        return found
+
+    def _list(self, bucket: Bucket, words: dict[str, object]) -> dict[str, Any]:
+        with _errors(f"{bucket}/{words['Prefix']}"):
+            if self._client is None:
+                self._client = _make_client(self._settings)
+            found: dict[str, Any] = self._client.list_objects_v2(Bucket=bucket.name, **words)
+        return found
+
+
+def _make_client(settings: ClusterSettings) -> Any:  # noqa: ANN401 - boto3 has no types
+    import boto3
+    import botocore
+    from botocore.config import Config
+
+    endpoint = clouds.endpoint_of("s3") or None
+    config = Config(
+        connect_timeout=settings.connect_timeout or None,
+        read_timeout=settings.read_timeout or settings.io_timeout,
+        retries={"total_max_attempts": 1},
+        max_pool_connections=settings.max_connections,
+        s3={"addressing_style": "path"} if endpoint else None,
+        signature_version=botocore.UNSIGNED if settings.anonymous else None,
+    )
+    return boto3.Session(region_name=clouds.aws_region() or None).client(
+        "s3", endpoint_url=endpoint, config=config
+    )
+
+
+@contextmanager
+def _errors(subject: str) -> Iterator[None]:
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        yield
+    except ClientError as error:
+        told = error.response
+        code = str(told.get("Error", {}).get("Code", ""))
+        raise error_of_status(subject, told["ResponseMetadata"]["HTTPStatusCode"], code) from error
+    except (BotoCoreError, OSError) as error:
+        raise Unavailable(f"{subject}: {shown(str(error))}") from None
+    except ValueError as error:
+        raise ProtocolError(f"{subject}: {shown(str(error))}") from None
+
+
+def _described(row: Any) -> ObjectInfo:  # noqa: ANN401
+    mtime = int(row["LastModified"].timestamp()) * 1_000_000_000
+    return ObjectInfo(row["Key"], row["Size"], version_of(row.get("ETag")), mtime_ns=mtime)
