@@ -41,6 +41,17 @@ class Listings:
         self._count = count
         self._numbers = itertools.count(1)
         self._pending: dict[str, tuple[asyncio.Future[Any], float]] = {}
+        self._has_etags: dict[Bucket, bool] = {}
+
+    async def has_etags(self, client: Client, bucket: Bucket) -> bool:
+        """Return whether listings of a bucket have ETags; AIStore's do not."""
+        if bucket not in self._has_etags:
+            await self.first_keys(client, bucket, "", 1)
+        return self._has_etags.get(bucket, True)
+
+    def _note(self, bucket: Bucket, objects: Sequence[Any]) -> None:
+        if objects:
+            self._has_etags[bucket] = bool(objects[0]["e_tag"])
 
     async def page(self, client: Client, bucket: Bucket, prefix: str, token: str) -> Page:
         """Return a page of a directory; see `ObjectStore.list_page`."""
@@ -64,6 +75,7 @@ class Listings:
             found = future.result()
         objects, directories = found["objects"], found["common_prefixes"]
         self._count("list", 1 + (len(objects) + len(directories)) // _PAGE)
+        self._note(bucket, objects)
         return Page(
             [described(meta) for meta in objects if meta["path"].startswith(prefix)],
             [f"{path}/" for path in directories if path and path.startswith(prefix)],
@@ -82,6 +94,7 @@ class Listings:
             except StopAsyncIteration:
                 found = ()
         self._count("list", 1 + len(found) // _PAGE)
+        self._note(bucket, found)
         marker = prefix.removesuffix("/")
         keys = [prefix if meta["path"] == marker else meta["path"] for meta in found]
         return Keys(keys[:most], len(keys) <= most)
