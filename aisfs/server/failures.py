@@ -51,9 +51,9 @@ def uri_of(bucket: str, key: bytes) -> str:
     return f"ais://{bucket}/{text_of(key)}"
 
 
-def no_object(bucket: str, key: bytes) -> Failure:
+def no_object(bucket: str, key: bytes, *, status: int = 404) -> Failure:
     """Return the error for an object that does not exist."""
-    return Failure(404, f"t[{{node}}]: {uri_of(bucket, key)} does not exist", "ErrNotFound")
+    return Failure(status, f"t[{{node}}]: {uri_of(bucket, key)} does not exist", "ErrNotFound")
 
 
 def no_bucket(bucket: str) -> Failure:
@@ -67,9 +67,9 @@ def not_remote(action: object, bucket: str) -> Failure:
     return Failure(400, text, "ErrNotRemoteBck")
 
 
-def is_directory(bucket: str, key: bytes) -> Failure:
+def is_directory(bucket: str, key: bytes, *, status: int = 500) -> Failure:
     """Return the error for reading a directory as an object."""
-    return Failure(500, f"{uri_of(bucket, key)}, err: no data available", "ErrLmetaNotFound")
+    return Failure(status, f"{uri_of(bucket, key)}, err: no data available", "ErrLmetaNotFound")
 
 
 def virtual_directory() -> Failure:

@@ -91,6 +91,11 @@ class Request:
         value: str = self.environ.get("HTTP_" + name.upper().replace("-", "_"), "")
         return value
 
+    def ignore(self, names: Iterable[str]) -> None:
+        """Forget headers that are to have no effect."""
+        for name in names:
+            self.environ.pop("HTTP_" + name.upper().replace("-", "_"), None)
+
     @property
     def remote(self) -> str:
         """`address:port` of the client."""
@@ -236,7 +241,8 @@ def redirect(status: int, request: Request, path: str, proxy_id: str) -> Reply:
     """Return a redirect from the proxy to the target, which is this same listener."""
     query = request.environ.get("QUERY_STRING", "")
     mark = f"pid={proxy_id}&utm={base36(time.time_ns())}"
-    location = f"{request.base_url}{path}?{query}{'&' if query else ''}{mark}"
+    start = "&" if "?" in path else "?"
+    location = f"{request.base_url}{path}{start}{query}{'&' if query else ''}{mark}"
     return Reply(status, [("Location", location)])
 
 

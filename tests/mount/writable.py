@@ -4,6 +4,7 @@ With AIS_ENDPOINT set the embedded server's place is taken by a fresh bucket of 
 objects are brought into files when a test looks at them.
 """
 
+import json
 import re
 import shutil
 import uuid
@@ -16,9 +17,8 @@ from typing import Any
 import requests
 from aistore.sdk import Client
 
-from aisfs.app.watching.status import read_counters, summary
 from tests.contract.subjects import CLUSTER, send
-from tests.support.mounts import Mount, mounted
+from tests.support.mounts import Mount, aisfs, mounted
 from tests.support.servers import RunningServer, running_server
 
 
@@ -122,11 +122,12 @@ class Writable:
         """Bytes that the cluster has in such parts.
 
         Of a real one the mount has to tell: AIStore 5.0 lists the parts of an upload too, but where it
-        meets a gap, since a later part was quicker, it never unlocks that upload again.
+        meets a gap, since a later part was quicker, it never unlocks that upload again. The mount is
+        asked by a process that has inherited no descriptor: closing a copy would upload the file.
         """
         if isinstance(self.server, ClusterBucket):
-            uploads = summary(read_counters(self.path)).get("uploads", {})
-            return sum(upload["sent_bytes"] for upload in uploads.values())
+            shown = json.loads(aisfs("status", self.path, "--json").stdout)
+            return sum(upload["sent_bytes"] for upload in shown.get("uploads", {}).values())
         return sum(_allocated(folder) for folder in self._parts())
 
     def _parts(self) -> list[Path]:

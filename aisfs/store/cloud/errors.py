@@ -16,6 +16,7 @@ from aisfs.errors import (
     AlreadyExists,
     BucketNotFound,
     InvalidName,
+    IsADirectory,
     NotFound,
     OutOfSpace,
     ProtocolError,
@@ -39,6 +40,15 @@ _REGION = ("PermanentRedirect", "AuthorizationHeaderMalformed", "redirect withou
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
 _CONFLICTS = ("OperationAborted", "ConditionalRequestConflict")
 """Of two writers at once: S3 wants one of them to try again."""
+_REDIRECTS = (307, 308)
+"""Of a request with a body, which obstore does not send twice."""
+_OF_AISTORE: dict[str, type[AisfsError]] = {
+    "ErrLmetaNotFound": NotFound,
+    "ErrNotFound": NotFound,
+    "ErrMv": IsADirectory,
+}
+"""Codes of AIStore's `/s3` that mean something else than their status: 400, or 500 where it keeps a
+directory of that name."""
 
 _NO_UPLOAD = "NoSuchUpload"
 """Of an upload in parts that is over: it was completed, and the answer was lost. So it is sent anew."""
@@ -100,6 +110,10 @@ def _kind_of_status(text: str, status: int, code: str) -> type[AisfsError]:
         return AccessDenied
     if any(word in text for word in _REGION):
         return Unsupported
+    if code in _OF_AISTORE:
+        return _OF_AISTORE[code]
+    if status in _REDIRECTS:
+        return Unsupported
     if not status or status in _PASSING or code in _CONFLICTS:
         return Unavailable
     kinds: dict[int, type[AisfsError]] = {
@@ -120,6 +134,11 @@ def _reason(text: str, status: int, code: str) -> str:
     if status and any(word in text for word in _CREDENTIALS) and "169.254." in text:
         return (
             "no credentials are set, and this machine gives none; --anonymous reads public buckets"
+        )
+    if status in _REDIRECTS:
+        return (
+            f"HTTP {status}: uploads are redirected, as by /s3 of AIStore: mount that by "
+            "--endpoint and ais://BUCKET instead"
         )
     if status:
         message = found[1].strip() if (found := _MESSAGE.search(text)) else ""

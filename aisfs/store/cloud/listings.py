@@ -61,6 +61,17 @@ class Listings:
         """Directories whose listings obstore refuses."""
         self._witness: dict[Bucket, str] = {}
         """A key of each bucket that was listed last."""
+        self._has_etags: dict[Bucket, bool] = {}
+
+    async def has_etags(self, client: Client, bucket: Bucket) -> bool:
+        """Return whether listings of a bucket have ETags; AIStore's do not."""
+        if bucket not in self._has_etags:
+            await self.first_keys(client, bucket, "", 1)
+        return self._has_etags.get(bucket, True)
+
+    def _note(self, bucket: Bucket, objects: Sequence[Any]) -> None:
+        if objects:
+            self._has_etags[bucket] = bool(objects[0]["e_tag"])
 
     async def page(self, client: Client, bucket: Bucket, prefix: str, token: str) -> Page:
         """Return a page of a directory; see `ObjectStore.list_page`."""
@@ -92,6 +103,7 @@ class Listings:
         objects = [meta for meta in found["objects"] if meta["path"].startswith(prefix)]
         directories = [f"{path}/" for path in found["common_prefixes"] if path.startswith(prefix)]
         self._count("list", _requests(len(objects) + len(directories)))
+        self._note(bucket, found["objects"])
         if objects:
             self._witness[bucket] = objects[-1]["path"]
         if len(objects) + len(directories) >= _PAGE:
@@ -135,6 +147,7 @@ class Listings:
                     raise
                 return await self._odd_keys.first(bucket, prefix, most, after)
         self._count("list", _requests(len(found)))
+        self._note(bucket, found)
         paths = [meta["path"] for meta in found]
         if paths:
             self._witness[bucket] = paths[-1]

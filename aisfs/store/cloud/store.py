@@ -20,9 +20,11 @@ from aisfs.config.clouds import remember_secrets
 from aisfs.core.namespace.keys import check_new_key
 from aisfs.errors import (
     AccessDenied,
+    AisfsError,
     CrossDevice,
     InvalidName,
     NotFound,
+    ProtocolError,
     Stale,
     Unavailable,
     Unsupported,
@@ -94,13 +96,18 @@ class CloudStore(NoMultipart):
         """Describe the current version of one object."""
         subject = self._subject(bucket, key)
         client = self._reads(bucket)
+        await self._check_spelling(bucket, key)
         async with self._limiter:
             self._count("head", 1)
             try:
                 with cloud_errors(subject):
                     meta = await self._futures.wait(obstore.head_async, client, key)
             except NotFound as error:
-                found = error
+                found: AisfsError = error
+            except ProtocolError as error:
+                found = await self._why_refused(bucket, key, error)
+                if not isinstance(found, NotFound):
+                    raise found from None
             else:
                 self._there.add(bucket)
                 info = described(meta)
@@ -109,6 +116,16 @@ class CloudStore(NoMultipart):
                 return info
         await self._check_bucket(bucket)
         raise found
+
+    async def _why_refused(self, bucket: Bucket, key: str, refused: ProtocolError) -> AisfsError:
+        """Return why a HEAD was refused: its reply has no body that tells, that to a GET has."""
+        self._count("get", 1)
+        try:
+            with cloud_errors(self._subject(bucket, key)):
+                await self._futures.wait(obstore.get_async, self._reads(bucket), key)
+        except AisfsError as error:
+            return error
+        return refused
 
     async def read_range(
         self, bucket: Bucket, expected: ObjectInfo, start: int, buffer: memoryview
@@ -167,6 +184,7 @@ class CloudStore(NoMultipart):
     async def _get(
         self, client: Client, bucket: Bucket, expected: ObjectInfo, options: dict[str, object]
     ) -> Any:  # noqa: ANN401
+        await self._check_spelling(bucket, expected.key)
         self._count("get", 1)
         call = partial(obstore.get_async, client, expected.key)
         try:
@@ -201,6 +219,7 @@ class CloudStore(NoMultipart):
         check_new_key(bucket, key)
         encode_custom(custom, "")  # what no store takes is refused here, too
         subject, client = self._subject(bucket, key), self._writes(bucket)
+        await self._check_spelling(bucket, key)
         async with self._limiter:
             etag = await self._uploads.send(client, key, content, subject, progress, only_new)
         info = await self.head(bucket, key)
@@ -221,6 +240,7 @@ class CloudStore(NoMultipart):
         if (bucket, key) == (to_bucket, new_key):
             raise ValueError(f"{bucket}/{key}: a copy onto itself")
         check_new_key(to_bucket, new_key)
+        await self._check_spelling(to_bucket, new_key)
         subject, client = self._subject(bucket, key), self._writes(bucket)
         info = await self.head(bucket, key)
         if bucket != to_bucket:
@@ -295,6 +315,19 @@ class CloudStore(NoMultipart):
         if bucket not in self._there:
             await self._listings.first_keys(self._reads(bucket), bucket, "", 1)
             self._there.add(bucket)
+
+    async def _check_spelling(self, bucket: Bucket, key: str) -> None:
+        """Refuse a name of which a redirect of AIStore's `/s3` makes another: `a` of `a?b`.
+
+        Otherwise the other object would be read, or deleted.
+        """
+        if "?" not in key or bucket.provider is not Provider.S3:
+            return
+        if not await self._listings.has_etags(self._reads(bucket), bucket):
+            raise InvalidName(
+                f"{bucket}/{key}: AIStore would take what is before the ? for the name: mount it by "
+                "--endpoint and ais://BUCKET instead"
+            )
 
     def _subject(self, bucket: Bucket, key: str) -> str:
         """Return what messages call an object.

@@ -563,3 +563,51 @@ def test_aistore_redirects_and_loses(root: Path) -> None:
         assert lost.status == 404
         assert ask("DELETE", "/b").status == 204  # with all that was in it
     assert not (root / "b").exists()
+
+
+def test_aistore_ignores_conditions_and_metadata(root: Path) -> None:
+    with running_server(root, traps=True) as server, asking(server) as ask:
+        marks = "pid=p&utm=1"
+        headers = {"If-None-Match": "*", "x-amz-meta-mine": "kept?"}
+        for data in (b"one", b"two"):
+            assert ask("PUT", f"/b/o?{marks}", data, headers=headers).status == 200
+        for method in ("GET", "HEAD"):
+            for name in ("If-Match", "If-Unmodified-Since"):
+                headers = {name: "Tue, 24 Nov 2020 09:36:22 GMT" if "Since" in name else '"other"'}
+                found = ask(method, f"/b/o?{marks}", headers=headers)
+                assert found.status == 200
+                assert "x-amz-meta-mine" not in found.headers
+        copied = {"x-amz-copy-source": "b/o", "x-amz-copy-source-if-match": '"other"'}
+        assert ask("PUT", f"/b/c?{marks}", headers=copied).status == 200
+        missing = ask("PUT", f"/b/c?{marks}", headers={"x-amz-copy-source": "b/none"})
+        assert (missing.status, missing.code) == (400, "ErrNotFound")
+    assert (root / "b" / "o").read_bytes() == b"two"
+
+
+def test_aistore_finds_directories_where_it_looks_for_objects(root: Path) -> None:
+    """On one of its two disks."""
+    names = [f"d{number}" for number in range(24)]
+    for name in names:
+        (root / "b" / name).mkdir()
+        (root / "b" / name / "x").touch()
+    with running_server(root, traps=True) as server, asking(server) as ask:
+        marks = "pid=p&utm=1"
+        heads = {name: ask("HEAD", f"/b/{name}?{marks}").status for name in names}
+        assert set(heads.values()) == {400, 404}
+        for name, head in heads.items():
+            got = ask("GET", f"/b/{name}?{marks}")
+            deleted = ask("DELETE", f"/b/{name}?{marks}").status
+            put = ask("PUT", f"/b/{name}?{marks}", b"1")
+            if head == 404:
+                assert (got.status, got.code, deleted, put.status) == (404, "NoSuchKey", 404, 200)
+            else:
+                assert (got.status, got.code, deleted) == (500, "ErrLmetaNotFound", 204)
+                assert (put.status, put.code) == (400, "ErrMv")
+            assert ask("GET", f"/b/{name}/x?{marks}").status == 200
+
+
+def test_aistore_redirects_to_the_name_before_a_question_mark(root: Path) -> None:
+    with running_server(root, traps=True) as server, asking(server) as ask:
+        moved = urlsplit(ask("DELETE", "/b/q%3Fx").headers["Location"])
+        assert moved.path == "/s3/b/q"
+        assert moved.query.startswith("x&pid=")

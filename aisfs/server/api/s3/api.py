@@ -15,7 +15,7 @@ from aisfs.server.api.s3.objects import S3Objects
 from aisfs.server.api.s3.uploads import S3Uploads
 from aisfs.server.counters import Counters
 from aisfs.server.failures import no_object, text_of
-from aisfs.server.messages import Reply, Request, redirect
+from aisfs.server.messages import S3_METADATA, Reply, Request, redirect
 from aisfs.server.storage.bucket import Bucket
 from aisfs.server.storage.objects import Storage
 
@@ -43,6 +43,15 @@ _HEADERS_OF_OBJECTS = (
     "x-amz-tagging",
 )
 """Headers that ask for what this server would silently leave undone."""
+_IGNORED = (
+    *("If-Match", "If-None-Match", "If-Modified-Since", "If-Unmodified-Since"),
+    *(
+        f"x-amz-copy-source-if-{kind}"
+        for kind in ("match", "none-match", "modified-since", "unmodified-since")
+    ),
+    S3_METADATA,
+)
+"""Headers that AIStore ignores."""
 
 
 class S3:
@@ -80,6 +89,8 @@ class S3:
             return self._redirect(request, bucket)
         for parameter in sorted(_PARTS_OF_OBJECTS & request.query.keys()):
             raise not_offered(f"the parameter {parameter}")
+        if not self._storage.traps.like_amazon:
+            request.ignore(_IGNORED)
         if "partNumber" in request.query and "uploadId" not in request.query:
             raise not_offered("one part of an object")
         for header in _HEADERS_OF_OBJECTS:
@@ -134,7 +145,8 @@ class S3:
         if request.header("Connection").lower() != "close":
             request.drain()  # a client that sends its body at once would lose the connection
         self._counters.add("redirect")
-        path = self._storage.traps.location(request.raw_path)
+        # AIStore does not escape a question mark: the target finds the name shorter.
+        path = self._storage.traps.location(request.raw_path).replace("%3F", "?")
         reply = redirect(307, request, path, self._proxy_id)
         reply.headers.append(("Content-Type", "application/xml"))
         if request.method != "HEAD":

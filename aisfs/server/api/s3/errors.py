@@ -11,6 +11,8 @@ _OF_AISTORE = {
     "ErrBadCksum": "BadDigest",
 }
 """The codes for errors that AIStore gives a type."""
+_TYPES = ("ErrLmetaNotFound", "ErrMv", "ErrNotFound")
+"""Types that are the code of an error which is not 404."""
 _OF_STATUS = {
     304: "NotModified",
     400: "InvalidRequest",
@@ -59,4 +61,6 @@ def code_of(failure: Failure) -> str:
     """Return the code of a failure, which may be one of AIStore's."""
     if isinstance(failure, S3Error):
         return failure.code
+    if failure.tcode in _TYPES and failure.status != 404:
+        return failure.tcode
     return _OF_AISTORE.get(failure.tcode) or _OF_STATUS.get(failure.status, "InternalError")

@@ -76,6 +76,8 @@ class S3Objects:
     def head(self, request: Request, bucket: Bucket, key: bytes) -> Reply:
         """Describe an object."""
         found = bucket.find(key)
+        if found is None and self._is_directory(bucket, key):
+            raise failures.is_directory(bucket.name, key, status=400)
         if found is None:
             raise failures.no_object(bucket.name, key)
         found.check(400)
@@ -87,6 +89,12 @@ class S3Objects:
             ("Accept-Ranges", "bytes"),
         ]
         return Reply(headers=headers + described + metadata.checksum_of_aistore(found))
+
+    def _is_directory(self, bucket: Bucket, key: bytes) -> bool:
+        """Return whether AIStore finds a directory where it looks for an object."""
+        traps = self._storage.traps
+        disk = traps.disk_of(bucket.name, key)
+        return not traps.like_amazon and traps.has_directory(bucket, key, disk)
 
     def put(self, request: Request, bucket: Bucket, key: bytes) -> Reply:
         """Store an object."""
@@ -115,7 +123,8 @@ class S3Objects:
         request.drain()
         if request.header("If-Match"):
             raise not_offered("If-Match of a DELETE")
-        if not self._remove(bucket, key) and not self._storage.traps.like_amazon:
+        removed = self._remove(bucket, key) or self._is_directory(bucket, key)
+        if not removed and not self._storage.traps.like_amazon:
             raise failures.no_object(bucket.name, key)
         return Reply(204)
 
@@ -193,7 +202,8 @@ class S3Objects:
     def _origin(self, request: Request, source: Bucket, key: bytes) -> Found:
         found = source.find(key)
         if found is None:
-            raise failures.no_object(source.name, key)
+            amazon = self._storage.traps.like_amazon
+            raise failures.no_object(source.name, key, status=404 if amazon else 400)
         found.check()
         check_reading(request, found, [], "x-amz-copy-source-")
         return found
