@@ -40,6 +40,8 @@ _OWED_SECONDS = 5.0
 """How soon it is tried again to write what ended, if nothing else is to be written."""
 _BATCH_MAX = 256
 """Files that share a flush at most, so that the first of them need not wait for too many others."""
+AT_ONCE_MAX = 64 << 10
+"""Bytes of a file that whoever answers requests may write to the disk itself."""
 QUICK_SECONDS = 0.001
 """A disk that took no longer the last time is quick: the dispatcher may wait for it."""
 _LOOK_SECONDS = 1.0
@@ -109,10 +111,15 @@ class Journal:
     ) -> Outcome:
         """Write an entry in this thread, which waits for the disk; return what came of it.
 
-        None, and nothing is written, if the disk may not be quick or others are being written: then they
+        None, and nothing is written, if the disk may not be quick, or others are being written: then they
         better share its flush.
         """
-        if not self._quick or not self._asked.empty() or not self._writing.acquire(blocking=False):
+        if (
+            len(content) > AT_ONCE_MAX
+            or not self._quick
+            or not self._asked.empty()
+            or not self._writing.acquire(blocking=False)
+        ):
             return None
         try:
             size = frames.bytes_of(len(ended), record, content)

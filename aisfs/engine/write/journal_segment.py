@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aisfs.engine.write.staging_slot import StagingErrors
-from aisfs.errors import AisfsError
+from aisfs.errors import AisfsError, OutOfSpace
 from aisfs.store.content import FileContent, PartOfContent
 
 
@@ -49,14 +49,32 @@ class JournalSegment:
     def write(self) -> None:
         """Write what was added, and return once the disk has it."""
         frames, self._next = self._next, []
-        rest = memoryview(b"".join(frames))
+        start = self.used - sum(map(len, frames))
+        failed = self._capacity
+        """Where the next one begins if this fails: what the disk has then is not known."""
         try:
+            rest = memoryview(b"".join(frames))
             with StagingErrors(self.path):
                 while rest:
                     rest = rest[write_through(self.descriptor, rest, self.used - len(rest)) :]
-        except AisfsError:  # what the disk has of it is not known: nothing may follow
-            self.used = self._capacity
+            failed = self.used
+        except OutOfSpace:
+            # The room there is may do for what ends others, without which removed files come back.
+            failed = start if self._cut(start) else failed
             raise
+        except AisfsError:
+            self._cut(start)
+            raise
+        finally:
+            self.used = failed
+
+    def _cut(self, length: int) -> bool:
+        """Forget what is behind; return whether the disk did: frames told as failed may be whole."""
+        with suppress(OSError):
+            os.ftruncate(self.descriptor, length)
+            os.fsync(self.descriptor)
+            return True
+        return False
 
     def remove(self) -> None:
         """Remove the file."""

@@ -126,6 +126,37 @@ async def test_what_was_torn_is_told_and_what_follows_is_not_lost(
     assert left_by(area, tmp_path) == ["k0", "k2"]
 
 
+def test_what_was_told_as_failed_is_not_found_although_the_disk_has_it(
+    area: StagingArea, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    calls, free, write = iter(range(100)), threading.Event(), segments.write_through
+
+    def fill_up(descriptor: int, data: memoryview, start: int) -> int:
+        call = next(calls)
+        if call == 1:
+            free.wait(60)
+        if call == 3:
+            raise OSError(errno.ENOSPC, "the disk is full")
+        return write(descriptor, data[:-100] if call == 2 else data, start)
+
+    monkeypatch.setattr(segments, "write_through", fill_up)
+    told: list[Outcome] = []
+    of(area).put(told.append, record=RECORDS[0], content=b"kept")
+    assert eventually(lambda: len(told) == 1)
+    (kept,) = told
+    assert isinstance(kept, JournalEntry)
+    of(area).put(told.append, record=RECORDS[1], content=b"keeps the thread busy")
+    assert eventually(lambda: of(area)._asked.empty())
+    of(area).put(told.append, record=RECORDS[2], content=b"whole, and ends another", ended=[kept])
+    of(area).put(told.append, record=RECORDS[3], content=b"cut off" * 100)
+    free.set()
+    assert eventually(lambda: len(told) == 4)
+    assert [type(one) for one in told[2:]] == [OutOfSpace, OutOfSpace]
+    assert left_by(area, tmp_path / "first") == ["k0", "k1"]
+    of(area).end([kept])  # for this the full disk has room still
+    assert eventually(lambda: left_by(area, tmp_path / str(next(calls))) == ["k1"])
+
+
 def left_by(area: StagingArea, place: Path) -> list[str]:
     """What the next mount finds if the daemon is killed now."""
     left = place / "left"
