@@ -29,12 +29,15 @@ _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<\n]*)")
 _QUERY = re.compile(r"(https?://[^\s?)]+)\?[^\s)]*")
+_URL = re.compile(r"https?://\S+")
+_METADATA = "//169.254."
+"""Where machines in a cloud ask for credentials."""
 _DEBUG = "\n\nDebug source"
 """What follows repeats it all, with more of the request."""
 _SHOWN = 300
 """Characters of a text that has no code: the reason is at its beginning."""
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "no bucket named", "ContainerBeingDeleted")
-_CREDENTIALS = ("169.254.", "credential", "token request", "metadata", "Received None from session")
+_CREDENTIALS = ("credential", "token request", "metadata", "Received None from session")
 """Words of errors that asking for credentials gave, and not the cloud."""
 _REGION = ("PermanentRedirect", "AuthorizationHeaderMalformed", "redirect without LOCATION")
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
@@ -73,7 +76,9 @@ def error_of(subject: str, error: Exception) -> AisfsError:
     text = str(error).partition(_DEBUG)[0]
     status = int(found[1]) if (found := _STATUS.search(text)) else 0
     code = found[1] if (found := _CODE.search(text)) else ""
-    return _kind(error, text, status, code)(f"{subject}: {_reason(text, status, code)}")
+    # The URL has the key, which may have any of the words that tell errors apart.
+    kind = AccessDenied if _METADATA in text else _kind(error, _URL.sub("", text), status, code)
+    return kind(f"{subject}: {_reason(text, status, code)}")
 
 
 def error_of_status(subject: str, status: int, code: str) -> AisfsError:
@@ -129,9 +134,9 @@ def _kind_of_status(text: str, status: int, code: str) -> type[AisfsError]:
 
 
 def _reason(text: str, status: int, code: str) -> str:
-    if any(word in text for word in _REGION):
+    if any(word in _URL.sub("", text) for word in _REGION):
         return "the bucket is in another region: set AWS_REGION"
-    if status and any(word in text for word in _CREDENTIALS) and "169.254." in text:
+    if status and _METADATA in text:
         return (
             "no credentials are set, and this machine gives none; --anonymous reads public buckets"
         )

@@ -11,7 +11,8 @@ see `odd_keys`.
 import asyncio
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import obstore
@@ -20,7 +21,7 @@ from obstore.exceptions import InvalidPathError
 
 from aisfs.config import ClusterSettings
 from aisfs.core.namespace.keys import never_below
-from aisfs.errors import AisfsError, NotFound, ProtocolError, Unavailable
+from aisfs.errors import AccessDenied, AisfsError, NotFound, ProtocolError, Unavailable
 from aisfs.model import Bucket, Keys, Page, Provider
 from aisfs.store.cloud.clients import Client
 from aisfs.store.cloud.errors import cloud_errors
@@ -37,6 +38,8 @@ _FORGOTTEN = 120.0
 """Seconds until a listing that nobody asks for any more is cancelled."""
 _PAGE = 1000
 """Entries that a request brings, in S3; others bring up to five times as many."""
+_CLOCKS = timedelta(minutes=1)
+"""How far the clock of a cloud may be from ours."""
 _NOWHERE = ".aisfs-there-is-no-such-object"
 
 
@@ -46,6 +49,7 @@ class _Pending(NamedTuple):
     """When it was last asked for."""
     number: int
     """Which try it is."""
+    began: datetime
 
 
 class Listings:
@@ -66,7 +70,8 @@ class Listings:
     async def has_etags(self, client: Client, bucket: Bucket) -> bool:
         """Return whether listings of a bucket have ETags; AIStore's do not."""
         if bucket not in self._has_etags:
-            await self.first_keys(client, bucket, "", 1)
+            with suppress(AccessDenied):  # of the rest of the bucket: so it is a cloud
+                await self.first_keys(client, bucket, "", 1)
         return self._has_etags.get(bucket, True)
 
     def _note(self, bucket: Bucket, objects: Sequence[Any]) -> None:
@@ -82,17 +87,30 @@ class Listings:
         self._forget_old()
         known = self._pending.pop(token, None)
         number = known.number if known else 1 + int(token.rpartition("-")[2] or 0)
+        began = known.began if known else datetime.now(UTC)
         future = known.future if known else self._begin(client, bucket, prefix)
         with trio.move_on_after(_PATIENCE):
             await settled(future, keep=True)
         if not future.done():
             token = f"listing-{next(self._numbers)}-{number}"
-            self._pending[token] = _Pending(future, trio.current_time(), number)
+            self._pending[token] = _Pending(future, trio.current_time(), number, began)
             return Page([], [], token)
         if _lists_odd_keys(bucket) and isinstance(future.exception(), InvalidPathError):
             self._odd.add((bucket, prefix))
             return await self._odd_keys.page(bucket, prefix, "")
-        with _last_of(number), cloud_errors(f"{bucket}/{prefix}"):
+        with _last_of(number):
+            return await self._checked(client, bucket, prefix, future, began)
+
+    async def _checked(
+        self,
+        client: Client,
+        bucket: Bucket,
+        prefix: str,
+        future: "asyncio.Future[Any]",
+        began: datetime,
+    ) -> Page:
+        """Return what a listing brought, once it is sure that it is all."""
+        with cloud_errors(f"{bucket}/{prefix}"):
             found = future.result()
         if not found["objects"] and not found["common_prefixes"]:
             await self._check_lists(client, bucket)
@@ -102,12 +120,14 @@ class Listings:
                 found = again.result()
         objects = [meta for meta in found["objects"] if meta["path"].startswith(prefix)]
         directories = [f"{path}/" for path in found["common_prefixes"] if path.startswith(prefix)]
-        self._count("list", _requests(len(objects) + len(directories)))
+        entries = len(found["objects"]) + len(found["common_prefixes"])
+        self._count("list", _requests(entries))
         self._note(bucket, found["objects"])
         if objects:
             self._witness[bucket] = objects[-1]["path"]
-        if len(objects) + len(directories) >= _PAGE:
-            await self._check_end(client, bucket, prefix, objects, directories)
+        if entries >= _PAGE:
+            last = max([*(meta["path"] for meta in objects), *directories], default="")
+            await self._check_end(client, bucket, prefix, last, began)
         return Page([described(meta) for meta in objects], directories, "")
 
     async def first_keys(self, client: Client, bucket: Bucket, prefix: str, most: int) -> Keys:
@@ -119,7 +139,7 @@ class Listings:
             await self._check_lists(client, bucket)
             found = await self._first(client, bucket, prefix, most + 1)
         marker = prefix.removesuffix("/")
-        keys = [prefix if path == marker else path for path in found]
+        keys = [prefix if path == marker else path for path, _ in found]
         return Keys(keys[:most], len(keys) <= most)
 
     def close(self) -> None:
@@ -134,8 +154,8 @@ class Listings:
 
     async def _first(
         self, client: Client, bucket: Bucket, prefix: str, most: int, after: str = ""
-    ) -> list[str]:
-        """Return the first paths behind `after`; obstore may make one of a marker `dir/`, too."""
+    ) -> list[tuple[str, datetime]]:
+        """Return the first paths behind `after`, and when they changed; obstore may make one of a marker `dir/`, too."""
         with cloud_errors(f"{bucket}/{prefix}"):
             stream = obstore.list(client, prefix or None, offset=after or None, chunk_size=most)
             try:
@@ -148,10 +168,9 @@ class Listings:
                 return await self._odd_keys.first(bucket, prefix, most, after)
         self._count("list", _requests(len(found)))
         self._note(bucket, found)
-        paths = [meta["path"] for meta in found]
-        if paths:
-            self._witness[bucket] = paths[-1]
-        return paths
+        if found:
+            self._witness[bucket] = found[-1]["path"]
+        return [(meta["path"], meta["last_modified"]) for meta in found]
 
     async def _check_lists(self, client: Client, bucket: Bucket) -> None:
         """Make sure that the cloud lists what there is, after a listing without any entry.
@@ -163,11 +182,15 @@ class Listings:
             Unavailable: it does not.
         """
         witness = self._witness.get(bucket, "")
-        for directory in {witness[: witness.rfind("/") + 1], ""}:
+        for directory in dict.fromkeys((witness[: witness.rfind("/") + 1], "")):
             try:
                 if await self._first(client, bucket, directory, 1):
                     return
             except ProtocolError:  # of a key that obstore refuses: so there is one
+                return
+            except (
+                AccessDenied
+            ):  # an answer of the cloud: this account sees only some of the bucket
                 return
         for key in filter(None, (witness, _NOWHERE)):
             self._count("head", 1)
@@ -176,33 +199,32 @@ class Listings:
                     await self._futures.wait(obstore.head_async, client, key)
             except NotFound:
                 self._witness.pop(bucket, None)
+            except AccessDenied:
+                return
             else:
                 raise Unavailable(f"{bucket}: the listing lacks {key!r}, which is there")
 
     async def _check_end(
-        self,
-        client: Client,
-        bucket: Bucket,
-        prefix: str,
-        objects: list[Any],
-        directories: list[str],
+        self, client: Client, bucket: Bucket, prefix: str, last: str, began: datetime
     ) -> None:
         """Make sure that a listing of several pages did not end at one that was none: see above.
+
+        What was made since it `began` may be missing.
 
         Raises:
             Unavailable: it did.
         """
-        if (
-            bucket.provider is Provider.AZ
-        ):  # whose pages obstore knows; it lists all to get behind a name
+        # obstore lists all of Azure to get behind a name, and knows its pages. AIStore refuses to begin
+        # behind a name in its buckets of other clouds.
+        if bucket.provider is Provider.AZ or not self._has_etags.get(bucket, True):
             return
-        *_, before, last = sorted([*(meta["path"] for meta in objects), *directories])
-        if not await self._first(client, bucket, prefix, 1, _behind(before)):
-            raise Unavailable(f"{bucket}/{prefix}: the cloud does not list {last!r} again")
-        if await self._first(client, bucket, prefix, 1, _behind(last)):
-            raise Unavailable(
-                f"{bucket}/{prefix}: the listing ended at {last!r}, which is not the end"
-            )
+        if not await self._first(client, bucket, prefix, 1):
+            raise Unavailable(f"{bucket}/{prefix}: the cloud lists nothing any more")
+        for _, changed in await self._first(client, bucket, prefix, 1, _behind(last)):
+            if changed < began - _CLOCKS:
+                raise Unavailable(
+                    f"{bucket}/{prefix}: the listing ended at {last!r}, which is not the end"
+                )
 
     def _forget_old(self) -> None:
         now = trio.current_time()

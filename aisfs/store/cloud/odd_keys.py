@@ -9,6 +9,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -44,7 +45,8 @@ class OddKeys:
 
     async def page(self, bucket: Bucket, prefix: str, token: str) -> Page:
         """Return a page of a directory; what cannot be asked for by obstore is in `Page.unusable`."""
-        more = {"ContinuationToken": token.removeprefix(TOKEN)} if token else {}
+        ours = token.startswith(TOKEN)  # and not one of a listing that obstore turned out to refuse
+        more = {"ContinuationToken": token.removeprefix(TOKEN)} if ours else {}
         found = await self._ask(bucket, Prefix=prefix, Delimiter="/", **more)
         objects = [_described(row) for row in found.get("Contents", ())]
         directories = [row["Prefix"] for row in found.get("CommonPrefixes", ())]
@@ -65,10 +67,12 @@ class OddKeys:
             unusable,
         )
 
-    async def first(self, bucket: Bucket, prefix: str, most: int, after: str) -> list[str]:
-        """Return the first keys below a directory that come behind `after`."""
+    async def first(
+        self, bucket: Bucket, prefix: str, most: int, after: str
+    ) -> list[tuple[str, datetime]]:
+        """Return the first keys below a directory that come behind `after`, and when they changed."""
         found = await self._ask(bucket, Prefix=prefix, MaxKeys=most, StartAfter=after)
-        return [row["Key"] for row in found.get("Contents", ())]
+        return [(row["Key"], row["LastModified"]) for row in found.get("Contents", ())]
 
     async def _ask(self, bucket: Bucket, **words: object) -> dict[str, Any]:
         self._count("list", 1)

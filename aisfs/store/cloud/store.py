@@ -224,6 +224,8 @@ class CloudStore(NoMultipart):
             etag = await self._uploads.send(client, key, content, subject, progress, only_new)
         info = await self.head(bucket, key)
         version = version_of(etag)
+        if info.version == version and info.size != content.size:
+            raise Unavailable(f"{subject}: the cloud says that it has stored it, and has not")
         if version and info.version != version:  # somebody has written it since
             return structs.replace(info, size=content.size, version=version)
         return info
@@ -251,9 +253,13 @@ class CloudStore(NoMultipart):
         before = await self._head_or_none(to_bucket, new_key)
         call = partial(obstore.copy_async, client, key, new_key)
         await self._change(bucket, "copy", call, subject, info.size)
-        copied = await self.head(bucket, new_key)
+        copied = await self._head_or_none(bucket, new_key)
         # obstore takes any answer for a copy that has the status of success.
-        if copied.size != info.size or (copied == before and copied.version != info.version):
+        if (
+            copied is None
+            or copied.size != info.size
+            or (copied == before and copied.version != info.version)
+        ):
             raise Unavailable(f"{subject}: the cloud says that it has copied it, and has not")
         return copied
 

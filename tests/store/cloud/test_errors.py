@@ -48,6 +48,10 @@ def reply(status: int, code: str = "", message: str = "") -> str:
         (obs.GenericError(reply(301, "PermanentRedirect", "x")), Unsupported, "set AWS_REGION"),
         (obs.GenericError(GET + "HTTP error: error sending request"), Unavailable, "error sending"),
         (obs.InvalidPathError('Path "a//b" contained empty path segment'), ProtocolError, "a//b"),
+        *(
+            (obs.GenericError(reply(503, "SlowDown", "x").replace("/b/k", f"/b/{key}")), Unavailable, "SlowDown")
+            for key in ("db/metadata/v1.json", "credentials.json", "NoSuchBucket", "PermanentRedirect")
+        ),
         (
             obs.GenericError("Error performing PUT http://169.254.169.254/latest/api/token in 1s - HTTP error"),
             AccessDenied,

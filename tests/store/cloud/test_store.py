@@ -1,5 +1,6 @@
 """What of the clouds' store the contract does not tell: over the embedded server's /s3."""
 
+import os
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -217,6 +218,7 @@ async def test_keys_that_obstore_refuses_are_left_out_of_listings(
         await store.aclose()
 
 
+BEFORE = 1_600_000_000
 LATER_PAGES = {"query_contains": "continuation-token"}
 
 
@@ -229,12 +231,41 @@ async def test_a_page_that_is_none_does_not_end_a_listing(store, server: Running
     folder.mkdir(exist_ok=True)
     for number in range(1005):
         (folder / f"{number:04}").write_bytes(b"")
+        os.utime(folder / f"{number:04}", (BEFORE, BEFORE))
     lie = {"action": "lie", "status": 200, "body": body, "times": -1}
     server.faults([{**lie, "match": LATER_PAGES}])
     with pytest.raises(Unavailable, match="not the end"):
         await store.list_page(PETS, "many/")
     server.faults([])
     assert len((await store.list_page(PETS, "many/")).objects) == 1005
+
+
+async def test_a_directory_may_grow_at_its_end_while_it_is_listed(store, server: RunningServer):
+    folder = server.root / "pets" / "growing"
+    folder.mkdir()
+    for number in range(1005):
+        (folder / f"{number:04}").write_bytes(b"")
+        if number < 1000:
+            os.utime(folder / f"{number:04}", (BEFORE, BEFORE))
+    empty = {"action": "lie", "status": 200, "body": "<ListBucketResult/>"}
+    server.faults([{**empty, "match": LATER_PAGES}])  # as before these were written
+    assert len((await store.list_page(PETS, "growing/")).objects) == 1000
+
+
+async def test_a_directory_is_empty_also_for_who_sees_only_a_part_of_the_bucket(
+    store, monkeypatch: pytest.MonkeyPatch
+):
+    first = listings.Listings._first
+
+    async def refused(self, client, bucket, prefix, *rest):
+        if not prefix:
+            raise AccessDenied("HTTP 403")
+        return await first(self, client, bucket, prefix, *rest)
+
+    monkeypatch.setattr(listings.Listings, "_first", refused)
+    page = await store.list_page(PETS, "nothing/")
+    assert (page.objects, page.directories, page.next_token) == ([], [], "")
+    assert (await store.first_keys(PETS, "nothing/", 2)).found == []
 
 
 async def test_a_listing_of_a_cloud_that_fell_silent_ends(
