@@ -3,12 +3,13 @@
 from collections.abc import AsyncIterator
 
 from aisfs.core.namespace.listing import ListingBounds
+from aisfs.errors import BucketNotFound, NotFound
 from aisfs.model import Bucket, Page
 from aisfs.store.port import ObjectStore
 
 
 async def pages_of(store: ObjectStore, bucket: Bucket, prefix: str) -> AsyncIterator[Page]:
-    """Yield the pages of a directory; an entry may come twice.
+    """Yield the pages of a directory, one without entries if there is none; an entry may come twice.
 
     Raises:
         ProtocolError: the listing has no end.
@@ -16,7 +17,12 @@ async def pages_of(store: ObjectStore, bucket: Bucket, prefix: str) -> AsyncIter
     bounds = ListingBounds(f"{bucket}/{prefix}")
     token = ""
     while True:
-        page = await store.list_page(bucket, prefix, token=token)
+        try:
+            page = await store.list_page(bucket, prefix, token=token)
+        except BucketNotFound:
+            raise
+        except NotFound:  # of a store that has directories of its own
+            page = Page([], [], "")
         token = page.next_token
         bounds.check(page.names, token)
         yield page
