@@ -285,7 +285,8 @@ def test_a_damaged_shard_shows_what_lies_before_the_damage(server: RunningServer
 
 
 def test_a_shard_that_changes_is_laid_out_anew(server: RunningServer, mountpoint: Path):
-    large = bytes(4 << 20)  # the scan does not read it, so that nobody has it yet
+    # The scan does not read it, so that nobody has it yet: not even where requests take 50 ms.
+    large = bytes(32 << 20)
     for name in "ab":
         put(server.endpoint, "odd", f"ch-{name}.tar", encode([sample(f"{name}1", 1, large)]))
     with mounted(
