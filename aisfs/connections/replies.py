@@ -9,7 +9,9 @@ Must not know: what replies mean.
 import io
 import re
 import socket
+import struct
 import time
+from contextlib import suppress
 from http.client import HTTPException, HTTPResponse, IncompleteRead
 from typing import Any
 
@@ -18,6 +20,8 @@ _MOST_HEAD = 256 << 10
 properties or custom metadata, are some KiB."""
 _ALERT = b"\x15\x03"
 """How an alert of TLS begins."""
+_LONG = 64 << 10
+"""Bytes to read from which all are waited for at once."""
 _PIECE = 64 << 10
 """Bytes read at once; what is announced is no reason to make room for it."""
 
@@ -38,7 +42,7 @@ class BoundedReply(HTTPResponse):
 
     def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
         super().__init__(sock, *args, **kwargs)
-        self._incoming = _Incoming(self.fp.detach(), sock.gettimeout())
+        self._incoming = _Incoming(sock, self.fp.detach(), sock.gettimeout())
         self.fp = io.BufferedReader(self._incoming)
 
     def begin(self) -> None:
@@ -78,8 +82,11 @@ class BoundedReply(HTTPResponse):
 class _Incoming(io.RawIOBase):
     """The bytes of a connection, up to a moment."""
 
-    def __init__(self, raw: io.RawIOBase, seconds: float | None) -> None:
+    def __init__(self, sock: socket.socket, raw: io.RawIOBase, seconds: float | None) -> None:
+        self._socket = sock
         self._raw = raw
+        self._plain = type(sock) is socket.socket
+        self._blocking = False
         self._deadline: float | None = None
         self.allow(seconds)
 
@@ -92,10 +99,32 @@ class _Incoming(io.RawIOBase):
 
     def readinto(self, view: Any) -> int | None:  # noqa: ANN401 - a writable buffer
         # The socket's own timeout bounds each call; a server that trickles never meets that.
-        got: int | None = self._raw.readinto(view)
+        got: int | None
+        if self._plain and self._deadline is None and len(view) >= _LONG:
+            got = self._receive_all(view)
+        else:
+            got = self._raw.readinto(view)
+        if got is None:  # within the socket's timeout, which the kernel keeps now
+            raise TimeoutError("timed out")
         if self._deadline is not None and time.monotonic() > self._deadline:
             raise TimeoutError("the reply trickles in")
         return got
+
+    def _receive_all(self, view: Any) -> int | None:  # noqa: ANN401
+        """Fill `view` in one call, unless the peer closes, or is silent for as long as it may be.
+
+        Python waits and reads by turns, both of which let go of the interpreter's lock and take it again.
+        So a long body that comes in 20 pieces would wait 40 times for whoever has the lock.
+        """
+        if not self._blocking:
+            seconds = self._socket.gettimeout() or 0.0
+            timeval = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
+            self._socket.settimeout(None)  # the next request sets it again
+            self._blocking = True
+        with suppress(BlockingIOError):
+            return self._socket.recv_into(view, 0, socket.MSG_WAITALL)
+        return None
 
     def close(self) -> None:
         self._raw.close()

@@ -1,15 +1,18 @@
 """One request and its reply over a connection that is kept, or is not."""
 
 import http.client
+import random
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from http.client import HTTPConnection
 
 import pytest
 
 from aisfs.connections.exchange import Exchange
-from aisfs.connections.replies import BoundedReply
+from aisfs.connections.replies import BoundedReply, _Incoming
 
 OK = b"HTTP/1.1 200 OK\r\n"
 
@@ -117,3 +120,61 @@ def test_who_refuses_the_rest_of_a_body_is_heard(ends: Ends):
 def test_a_header_cannot_become_two(ends: Ends):
     with pytest.raises(ValueError, match="header"):
         Exchange(ends.connection, "PUT", "/", {"A": "x\r\nB: y"}, timeout=10)
+
+
+@contextmanager
+def sending(pieces: Iterable[bytes], to: socket.socket) -> Iterator[None]:
+    """Send the pieces, a moment apart, while the block runs."""
+
+    def serve() -> None:
+        for piece in pieces:
+            to.sendall(piece)
+            time.sleep(0.002)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def test_a_long_body_is_received_by_few_calls_and_exactly(ends: Ends, monkeypatch):
+    """Each call waits for the interpreter's lock, twice, where others use it."""
+    calls = []
+    receive = _Incoming.readinto
+    monkeypatch.setattr(
+        _Incoming, "readinto", lambda self, view: calls.append(len(view)) or receive(self, view)
+    )
+    body = random.Random(1).randbytes(4 << 20)
+    pieces = [body[at : at + (64 << 10)] for at in range(0, len(body), 64 << 10)]
+    head = OK + b"Content-Length: %d\r\n\r\n" % len(body)
+    for after in (b"first", b"second"):
+        with sending([head, *pieces], ends.server):
+            exchange = Exchange(ends.connection, "GET", "/x", {}, timeout=10)
+            room = memoryview(bytearray(len(body) + 10))
+            assert exchange.read_into(room) == len(body)
+            exchange.end()
+        assert room[: len(body)] == body
+        assert ends.kept, "nothing of the next reply was read"
+        reply = ends.exchange(OK + b"Content-Length: %d\r\n\r\n%s" % (len(after), after))
+        assert reply.body == after
+    assert len(calls) < len(pieces) / 2
+
+
+@pytest.mark.parametrize("came", [0, 100, 1 << 20])
+def test_a_server_that_falls_silent_in_a_long_body_is_given_up(ends: Ends, came: int):
+    with sending([OK + b"Content-Length: %d\r\n\r\n" % (4 << 20), bytes(came)], ends.server):
+        exchange = Exchange(ends.connection, "GET", "/x", {}, timeout=0.3)
+        with pytest.raises(TimeoutError):
+            exchange.read_into(memoryview(bytearray(4 << 20)))
+        exchange.end()
+    assert not ends.kept
+
+
+def test_a_long_body_that_breaks_off_is_short(ends: Ends):
+    with sending([OK + b"Content-Length: %d\r\n\r\n" % (4 << 20), bytes(1 << 20)], ends.server):
+        exchange = Exchange(ends.connection, "GET", "/x", {}, timeout=10)
+        threading.Timer(0.1, ends.server.shutdown, [socket.SHUT_WR]).start()
+        assert exchange.read_into(memoryview(bytearray(4 << 20))) == 1 << 20
+        exchange.end()

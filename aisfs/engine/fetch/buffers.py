@@ -7,20 +7,27 @@ what was under way lately, and has enough for a first shard made ready before it
 import mmap
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
+from aisfs.core.ranges import growing_pieces, pieces
+from aisfs.model import ByteRange
 from aisfs.process.threads import any_thread
 
 PART_MAX = 8 << 20
-"""Bytes of one GET. Two round trips of 1 ms then cost a fifth at 1 GB/s, and a reader that needs
-the first byte of a part waits 8 ms for it."""
+"""Bytes of one GET for a reader. Two round trips of 1 ms then cost a fifth at 1 GB/s, and a reader that
+needs the first byte of a part waits 8 ms for it."""
+WHOLE_PART_MAX = 16 << 20
+"""Bytes of one GET of an object that is of use only as a whole: a part costs as much as 2 MiB of bytes,
+here and in the server, whatever its length."""
 FIRST_PART = 1 << 20
 """Bytes of the first GET of a whole object; the next ones are larger (`core.ranges.GROWTH`)."""
 COPIED_MAX = 1 << 20
 """Bytes that the trio thread copies from the disk cache itself: one READ of the kernel, 0.1 ms."""
-WHOLE_PARTS = 8
-"""Parts of an object that only all together are of use, while they are not of `PART_MAX`."""
+WHOLE_PARTS = 3
+"""Parts at least of an object that only all together are of use: the first is looked at meanwhile."""
+WHOLE_SHARE = 8
+"""Each takes at most one part in so many of the limit."""
 READY_MAX = 96 << 20
 """Bytes that are made ready at the start: what a fast reader has under way, and a shard to be listed."""
 READY_SHARE = 4
@@ -28,8 +35,8 @@ READY_SHARE = 4
 READY_CALLS = 300
 """Calls of `let_go`, ten minutes, after which what nobody uses is not kept ready any more."""
 
-_CAPACITIES = range(FIRST_PART, PART_MAX + 1, FIRST_PART)
-"""Lengths of buffers: most parts are as long, and none takes much more than it needs."""
+_CAPACITIES = [1 << power for power in range(20, 25)]
+"""Lengths of buffers, `FIRST_PART` to `WHOLE_PART_MAX`: so few that a free one mostly has the right one."""
 _TRIES = 4
 """Free buffers that are tried; few have views still, of a reply or a push under way."""
 _LENT_FROM = 64 << 10
@@ -38,17 +45,9 @@ _LENT_MAX = 4
 """Buffers of `COPIED_MAX` that are lent; most are free again as soon as the kernel has a reply."""
 
 
-def whole_part(size: int) -> int:
-    """Return the length of the first part of an object that is of use only as a whole.
-
-    Fewer requests, and still enough of them that the work on the first overlaps with the rest.
-    """
-    return min(max(size // WHOLE_PARTS // FIRST_PART * FIRST_PART, FIRST_PART), PART_MAX)
-
-
 def buffer_size(length: int) -> int:
     """Return how much memory a part of so many bytes takes."""
-    return length if length < FIRST_PART else -(-length // FIRST_PART) * FIRST_PART
+    return length if length < FIRST_PART else 1 << (length - 1).bit_length()
 
 
 def _new_buffer(size: int) -> mmap.mmap:
@@ -109,13 +108,25 @@ class BufferPool:
 
         Takes some 100 ms, without the GIL; for a worker thread.
         """
-        free = self._free[PART_MAX]
-        free.kept = min(READY_MAX, self._limit // READY_SHARE) // PART_MAX
         with suppress(OSError), open("/dev/zero", "rb", buffering=0) as zeros:
-            for _ in range(free.kept):
-                buffer = _new_buffer(PART_MAX)
-                os.preadv(zeros.fileno(), [buffer], 0)  # the kernel maps all pages at once
-                free.buffers.append(buffer)
+            for size in (WHOLE_PART_MAX, PART_MAX):
+                free = self._free[size]
+                free.kept = min(READY_MAX, self._limit // READY_SHARE) // 2 // size
+                for _ in range(free.kept):
+                    buffer = _new_buffer(size)
+                    os.preadv(zeros.fileno(), [buffer], 0)  # the kernel maps all pages at once
+                    free.buffers.append(buffer)
+
+    def parts(self, whole: ByteRange, *, as_whole: bool) -> Iterator[ByteRange]:
+        """Yield the parts in which a range is fetched in its order.
+
+        The first ones are small, as somebody waits for them, unless all are of use only `as_whole`:
+        then all but the last have the same length, a power of two.
+        """
+        if not as_whole:
+            return growing_pieces(whole, FIRST_PART, PART_MAX)
+        most = min(len(whole) // WHOLE_PARTS, self._limit // WHOLE_SHARE, WHOLE_PART_MAX)
+        return pieces(whole, max(1 << most.bit_length() >> 1, FIRST_PART))
 
     def take(self, length: int) -> mmap.mmap | bytearray:
         """Return a buffer of at least `length` bytes; what is in it is undefined.

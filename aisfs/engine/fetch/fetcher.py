@@ -23,9 +23,9 @@ from aisfs.cache.disk.format import EntryId, entry_id
 from aisfs.cache.disk.reservation import Reservation
 from aisfs.core.policy.link import LinkEstimate
 from aisfs.core.policy.readahead import ReadAhead
-from aisfs.core.ranges import RangeSet, growing_pieces, pieces
+from aisfs.core.ranges import RangeSet, pieces
 from aisfs.engine.fetch.batches import BatchWindow
-from aisfs.engine.fetch.buffers import COPIED_MAX, FIRST_PART, PART_MAX, BufferPool
+from aisfs.engine.fetch.buffers import COPIED_MAX, FIRST_PART, PART_MAX, WHOLE_PART_MAX, BufferPool
 from aisfs.engine.fetch.checksums import RunningSums
 from aisfs.engine.fetch.disk import DiskPace, WrongContent, look, lost, report_wrong, store
 from aisfs.engine.fetch.object_state import OpenObject, OpenObjects, Source
@@ -184,7 +184,7 @@ class Fetcher:
         *,
         held_up: bool = True,
         at_once: int = STREAM_BYTES,
-        first: int = FIRST_PART,
+        as_whole: bool = False,
         to_disk: bool = True,
         lacking: RangeSet | None = None,
     ) -> AsyncGenerator[tuple[int, Data], None]:
@@ -199,12 +199,13 @@ class Fetcher:
             held_up: Whether to wait while memory is full. Must be False if the readers that fill the
                 memory wait for this stream: it then takes at most `at_once` while there is no room.
             at_once: Bytes under way at the beginning.
-            first: Length of the first part; `whole_part` if only all of them are of use.
+            as_whole: Whether only all parts together are of use: then the first ones are not small.
             to_disk: Whether the disk cache gets what it does not have.
             lacking: Pieces that have none of these bytes are left out.
         """
         under_way, ahead = deque[Reading](), 0
-        for piece in growing_pieces(wanted or ByteRange(0, opened.info.size), first, PART_MAX):
+        whole = wanted or ByteRange(0, opened.info.size)
+        for piece in self.pool.parts(whole, as_whole=as_whole):
             if lacking is not None and lacking.missing(piece) == [piece]:
                 continue
             while under_way and ahead + len(piece) > at_once:
@@ -218,8 +219,7 @@ class Fetcher:
             under_way.append(self.start(opened, piece, to_disk=to_disk))
             ahead += len(piece)
         while under_way:
-            reading = under_way.popleft()
-            yield reading.wanted.start, await self._scan(opened, reading)
+            yield (reading := under_way.popleft()).wanted.start, await self._scan(opened, reading)
 
     async def _scan(self, opened: OpenObject, reading: Reading) -> Data:
         """Wait for bytes of a stream, which does not come back for them as readers do."""
@@ -249,7 +249,7 @@ class Fetcher:
         begin: Callable[[ByteRange], Part],
     ) -> None:
         """Cover a range that no part covers."""
-        for piece in pieces(gap, PART_MAX):
+        for piece in pieces(gap, WHOLE_PART_MAX):
             # A larger copy takes longer, so a worker thread makes it.
             there = opened.copied(piece) if len(piece) <= COPIED_MAX else None
             if there is None and piece == gap:

@@ -1,6 +1,7 @@
 """Ranges of objects in memory: under way from the store, or landed."""
 
 import mmap
+import time
 from dataclasses import dataclass
 
 import trio
@@ -17,6 +18,8 @@ in dicts. 1,840 were measured; what small objects take is mostly this."""
 
 _UNREAD_TAIL = 16 << 10
 """Bytes at the end of a part that a reader of members may leave out: padding and the next header."""
+_PUSH_SECONDS = 0.02
+"""A push takes some milliseconds from one batch to the next; after so long it has left a part behind."""
 
 Data = bytes | bytearray | memoryview
 
@@ -42,8 +45,8 @@ class _Room:
 class Part:
     """A range of an object under way, or landed and kept in memory."""
 
-    __slots__ = ("__weakref__", "_furthest", "_pool", "_room", "content", "done", "error",
-                 "from_disk", "given", "pushed", "range", "to_disk")  # fmt: skip
+    __slots__ = ("__weakref__", "_furthest", "_pool", "_pushed_at", "_room", "content", "done",
+                 "error", "from_disk", "given", "pushed", "range", "to_disk")  # fmt: skip
 
     def __init__(self, wanted: ByteRange, pool: BufferPool, *, to_disk: bool = True) -> None:
         """Start without bytes."""
@@ -62,6 +65,8 @@ class Part:
         """How many bytes readers got, those that several got as often."""
         self.pushed = 0
         """How many of these the page cache got, and not a reader."""
+        self._pushed_at = 0.0
+        """When that was last, in seconds of `time.monotonic`."""
         self._furthest = 0
 
     @property
@@ -85,11 +90,14 @@ class Part:
     def passed(self) -> bool:
         """Whether a reader seems to have come by all of it, or will not come.
 
-        It was at the end and got much of it, or nearly all was pushed: all but single members.
+        It was at the end and got much of it, or nearly all was pushed, all but single members: what
+        a push under way has yet to come to would have to be read from the disk.
         """
         length = len(self.range)
-        at_end = self._furthest >= length - _UNREAD_TAIL and self.given * 4 >= length
-        return at_end or self.pushed * 8 >= length * 7
+        if self._furthest >= length - _UNREAD_TAIL and self.given * 4 >= length:
+            return True
+        nearly_all = self.pushed * 8 >= length * 7
+        return nearly_all and time.monotonic() - self._pushed_at > _PUSH_SECONDS
 
     @any_thread
     def view(self, wanted: ByteRange, *, by_reader: bool = True, push: bool = False) -> memoryview:
@@ -107,6 +115,7 @@ class Part:
             self._furthest = max(self._furthest, stop)
             if push:
                 self.pushed += stop - start
+                self._pushed_at = time.monotonic()
         return self.content[start:stop]
 
 

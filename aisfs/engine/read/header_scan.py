@@ -29,7 +29,7 @@ from aisfs.core.policy.scan_pace import (
 )
 from aisfs.core.tar.scanner import TarScanner
 from aisfs.core.views.labels import LabelScan
-from aisfs.engine.fetch.buffers import FIRST_PART, whole_part
+from aisfs.engine.fetch.buffers import FIRST_PART
 from aisfs.engine.fetch.fetcher import STREAM_BYTES, Fetcher
 from aisfs.engine.fetch.object_state import OpenObject
 from aisfs.engine.listing.lister import Lister
@@ -199,7 +199,7 @@ class TarFeeder:
         if self._mode is Scan.STREAM or (self._auto and await self._is_kept(opened)):
             self.report.streamed += 1
             async with self._streaming:
-                async for start, data in self._fetcher.stream(opened, first=whole_part(shard.size)):
+                async for start, data in self._fetcher.stream(opened, as_whole=True):
                     await trio.to_thread.run_sync(sight.feed, start, memoryview(data))
             return
         self.report.walked += 1

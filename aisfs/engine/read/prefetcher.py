@@ -19,7 +19,6 @@ from aisfs.core.namespace.listing import Listing
 from aisfs.core.policy.access_order import ShardQueue
 from aisfs.core.policy.scan_pace import fits
 from aisfs.core.ranges import RangeSet
-from aisfs.engine.fetch.buffers import whole_part
 from aisfs.engine.fetch.fetcher import Fetcher
 from aisfs.engine.fetch.object_state import OpenObject
 from aisfs.engine.fetch.writer_thread import unattended
@@ -196,7 +195,7 @@ async def fill(fetcher: Fetcher, opened: OpenObject) -> None:
         return
     whole = ByteRange(0, opened.info.size)
     lacking = RangeSet(await trio.to_thread.run_sync(opened.cache.missing, opened.entry, whole))
-    async for _ in fetcher.stream(opened, first=whole_part(len(whole)), lacking=lacking):
+    async for _ in fetcher.stream(opened, as_whole=True, lacking=lacking):
         pass
 
 

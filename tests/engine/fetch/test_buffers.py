@@ -9,9 +9,11 @@ from aisfs.engine.fetch.buffers import (
     PART_MAX,
     READY_CALLS,
     READY_MAX,
+    WHOLE_PART_MAX,
     BufferPool,
     buffer_size,
 )
+from aisfs.model import ByteRange
 
 FROM = 64 << 10
 MIB = 1 << 20
@@ -65,6 +67,8 @@ def test_what_is_free_and_what_is_used_stay_within_the_limit():
         (4 * MIB, 4 * MIB),
         (PART_MAX - 5, PART_MAX),
         (PART_MAX, PART_MAX),
+        (9 * MIB, 16 * MIB),
+        (WHOLE_PART_MAX, WHOLE_PART_MAX),
     ],
 )
 def test_a_buffer_is_as_long_as_is_counted_for_it(length, size):
@@ -80,12 +84,12 @@ def test_memory_is_ready_before_it_is_needed_and_none_is_fresh_while_parts_come_
     assert pool.free == READY_MAX
     before = faults()
     for _ in range(100):
-        under_way = [pool.take(PART_MAX) for _ in range(8)]
+        under_way = [pool.take(size) for size in [WHOLE_PART_MAX] * 3 + [PART_MAX] * 6]
         for buffer in under_way:
-            buffer[::4096] = bytes(PART_MAX // 4096)
+            buffer[::4096] = bytes(len(buffer) // 4096)
             pool.give_back(buffer)
     assert pool.free == READY_MAX
-    assert faults() - before < 100, "in 6.4 GB that were received there would be 1.6 million"
+    assert faults() - before < 100, "in 10 GB that were received there would be 2.4 million"
 
 
 def test_what_is_ready_goes_when_nobody_reads_for_long():
@@ -93,7 +97,8 @@ def test_what_is_ready_goes_when_nobody_reads_for_long():
     pool.make_ready()
     for _ in range(READY_CALLS // 2):
         pool.let_go()
-    pool.give_back(pool.take(PART_MAX))
+    for size in (PART_MAX, WHOLE_PART_MAX):
+        pool.give_back(pool.take(size))
     for _ in range(READY_CALLS - 1):
         pool.let_go()
     assert pool.free == READY_MAX
@@ -109,7 +114,28 @@ def test_free_buffers_give_way_to_those_of_another_length():
         pool.give_back(buffer)
     assert pool.free == 32 * MIB
     taken = []
-    for _ in range(10):
-        used += 3 * MIB  # as `Fetcher` counts a part before it takes a buffer
+    for _ in range(8):
+        used += buffer_size(3 * MIB)  # as `Fetcher` counts a part before it takes a buffer
         taken.append(pool.take(3 * MIB))
         assert pool.free + used <= 32 * MIB
+
+
+@pytest.mark.parametrize(
+    ("size", "limit", "lengths"),
+    [
+        (0, 512 * MIB, []),
+        (1000, 512 * MIB, [1000]),
+        (5 * MIB, 512 * MIB, [MIB] * 5),
+        (24 * MIB, 512 * MIB, [8 * MIB] * 3),
+        (53 * MIB, 512 * MIB, [16 * MIB] * 3 + [5 * MIB]),
+        (1000 * MIB, 512 * MIB, [16 * MIB] * 62 + [8 * MIB]),
+        (53 * MIB, 64 * MIB, [8 * MIB] * 6 + [5 * MIB]),
+        (53 * MIB, 16 * MIB, [2 * MIB] * 26 + [MIB]),
+    ],
+)
+def test_what_is_of_use_only_as_a_whole_comes_in_few_parts_of_little_of_the_memory(
+    size, limit, lengths
+):
+    parts = list(BufferPool(limit).parts(ByteRange(0, size), as_whole=True))
+    assert [len(part) for part in parts] == lengths
+    assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
