@@ -8,8 +8,8 @@ decides by what the fetcher has measured of the link.
 import logging
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 import trio
@@ -39,8 +39,10 @@ from aisfs.model import Bucket, ByteRange, ObjectInfo
 log = logging.getLogger(__name__)
 
 STREAMS = 4
-"""Shards streamed at once: each keeps several requests busy. Of more, all would be whole later, and
-take as much more memory until then: eight readers took 800 MB without this bound, and 580 with it."""
+"""Shards streamed at once at most: each keeps several requests busy."""
+STREAMED_MAX = 128 << 20
+"""Bytes of all shards streamed at once, unless it is one. Of more, all would be whole later, and take as
+much more memory until then: with four of 55 MB at once, eight readers took 1,009 MB; with two, 310."""
 WALKS = 16
 """Shards at once whose headers are read: each waits for one request at a time."""
 AT_ONCE_MAX = 64 << 10
@@ -150,6 +152,33 @@ class HeadersAhead:
             self._asked.append(start)
 
 
+class StreamTurns:
+    """Lets few shards be streamed at once, in the order in which they came."""
+
+    def __init__(self) -> None:
+        """Start without any."""
+        self._next = trio.Lock()
+        self._ended = trio.Event()
+        self._sizes: list[int] = []
+        """Of those under way."""
+
+    @asynccontextmanager
+    async def take(self, size: int) -> AsyncIterator[None]:
+        """Wait until a shard of `size` bytes may be streamed, which the block does."""
+        async with self._next:
+            while self._sizes and (
+                len(self._sizes) == STREAMS or sum(self._sizes) + size > STREAMED_MAX
+            ):
+                await self._ended.wait()
+            self._sizes.append(size)
+        try:
+            yield
+        finally:
+            self._sizes.remove(size)
+            self._ended.set()
+            self._ended = trio.Event()
+
+
 class TarFeeder:
     """Reads plain tars for their scans."""
 
@@ -168,7 +197,7 @@ class TarFeeder:
         self._mode = mode
         self._expected: int | None = None
         self._sizes: LRUCache[tuple[Bucket, str], tuple[object, int]] = LRUCache(DIRECTORIES_MAX)
-        self._streaming = trio.CapacityLimiter(STREAMS)
+        self._turns = StreamTurns()
         self._walks = 0
         """Walks under way."""
         self._logged = float("-inf")
@@ -198,7 +227,7 @@ class TarFeeder:
         opened = self._fetcher.open(bucket, shard)
         if self._mode is Scan.STREAM or (self._auto and await self._is_kept(opened)):
             self.report.streamed += 1
-            async with self._streaming:
+            async with self._turns.take(shard.size):
                 async for start, data in self._fetcher.stream(opened, as_whole=True):
                     await trio.to_thread.run_sync(sight.feed, start, memoryview(data))
             return

@@ -15,7 +15,14 @@ from aisfs.core.policy.scan_pace import BREAK_EVEN_MIN, ScanPace
 from aisfs.core.tar.scanner import TarScanner
 from aisfs.core.views.labels import LabelScan
 from aisfs.core.views.spec import parse_label
-from aisfs.engine.read.header_scan import AHEAD_MAX, STREAMS, WALKS, TarFeeder, TarSight
+from aisfs.engine.read.header_scan import (
+    AHEAD_MAX,
+    STREAMS,
+    WALKS,
+    StreamTurns,
+    TarFeeder,
+    TarSight,
+)
 from aisfs.model import ObjectInfo
 from tests.core.tar.test_scanner import everything
 from tests.engine.fetch.test_fetcher import BUCKET, MIB, FakeCache, fetching
@@ -235,3 +242,42 @@ async def test_an_index_that_lies_costs_requests_and_no_member(hint):
 def test_no_hint_changes_what_is_found(data, lies):
     hint = b"v1.1 1\n" + b" ".join(b"x %d 1" % (BLOCK * row) for row in lies)
     assert trio.run(walked, data, hint)[0] == trio.run(walked, data, None)[0]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "most"),
+    [([8 << 20] * 20, STREAMS), ([55 << 20] * 6, 2), ([1 << 30] * 3, 1), ([0] * 9, STREAMS)],
+)
+async def test_shards_are_streamed_in_their_order_and_few_bytes_of_them_at_once(sizes, most):
+    turns, began, under_way, peaks = StreamTurns(), [], set(), []
+
+    async def stream(number: int) -> None:
+        async with turns.take(sizes[number]):
+            began.append(number)
+            under_way.add(number)
+            peaks.append(len(under_way))
+            await trio.testing.wait_all_tasks_blocked()
+            under_way.discard(number)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(len(sizes)):
+            nursery.start_soon(stream, number)
+            await trio.lowlevel.checkpoint()
+    assert began == list(range(len(sizes)))
+    assert max(peaks) == most
+
+
+async def test_a_scan_that_is_given_up_leaves_its_turn_to_others():
+    turns = StreamTurns()
+    with trio.fail_after(5):
+        async with turns.take(1 << 30), trio.open_nursery() as nursery:
+
+            async def wait() -> None:
+                async with turns.take(1 << 30):
+                    raise AssertionError("there is no room")
+
+            nursery.start_soon(wait)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        async with turns.take(1 << 30):
+            pass
