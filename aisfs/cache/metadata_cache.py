@@ -87,7 +87,10 @@ class MetadataCache:
     def last_listing(self, directory: DirectoryId) -> Dated[Listing] | None:
         """Return the last listing of a directory, however old; a dropped one expired at -inf."""
         with self._lock:
-            return self._listings.get(directory)
+            try:
+                return self._listings[directory]  # `get` looks for it twice
+            except KeyError:
+                return None
 
     def keep_listing(
         self, directory: DirectoryId, listing: Listing, age: float = 0.0

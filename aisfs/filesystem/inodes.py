@@ -182,6 +182,12 @@ class Inodes:
             self._remember(entry.attr.ino, found.node, 1)
         return entry
 
+    def counted_new(self, file: WrittenFile) -> Attr:
+        """Describe a file that was just made, and count the lookup."""
+        with self._lock:
+            self.table.remember(file.ino, file.identity, file.node)
+        return self.written_attr(file)
+
     def try_counted(self, found: Found) -> Entry | None:
         """Do the same in the fast path; None as of `try_entry`."""
         with self._lock:
@@ -273,9 +279,10 @@ class Inodes:
 
     def written_attr(self, file: WrittenFile) -> Attr:
         """Describe a written file."""
-        attr = self._make.file(file.ino, file.size, file.mtime_ns)
-        mode = attr.mode if file.mode is None else stat.S_IFREG | file.mode
-        return structs.replace(attr, mode=mode, links=0 if file.unlinked else 1)
+        mode = self._make.file_mode() if file.mode is None else stat.S_IFREG | file.mode
+        links = 0 if file.unlinked else 1
+        owner = self._make.owner
+        return Attr(file.ino, mode, file.size, file.mtime_ns, *owner, LONGEST_TIMEOUT, links)
 
     def _directory_attr(self, node: Node, ino: int) -> Attr:
         since, timeout = self.validity.of(ino, self._tree.expires(node))

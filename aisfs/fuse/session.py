@@ -137,7 +137,6 @@ class FastPathSession:
                 pending,
                 self._metrics,
                 self._filesystem.describe,
-                device.has_request,
             )
             self._operations.before_each = requests.take
         handlers = self._handlers(reads, interruptions, requests)
@@ -202,9 +201,12 @@ class FastPathSession:
         )
 
     def _start(self, threads: "_Threads", nursery: trio.Nursery) -> None:
-        threads.reads.open(nursery, threads.dispatcher.reply)
+        dispatcher, device = threads.dispatcher, threads.device
+        threads.reads.open(nursery, dispatcher.reply)
         if threads.requests is not None:
-            threads.requests.open(nursery, threads.dispatcher.reply)
+            threads.requests.open(
+                nursery, dispatcher.reply, lambda: not dispatcher.alone and device.has_request()
+            )
         threads.notifier.start()
         end = partial(self._ended, threads.pending, nursery)
         threads.dispatcher.start(lambda: self._token.run_sync_soon(end))

@@ -55,6 +55,8 @@ def form_of_name(name: bytes) -> Form | None:
 
 def suffix_of(name: bytes) -> bytes:
     """Return the suffix of an archive format; empty when there is none."""
+    if not name.endswith(SUFFIXES):
+        return b""
     for suffix in SUFFIXES:
         if name.endswith(suffix) and name != suffix:
             return suffix

@@ -66,9 +66,10 @@ def check_new_key(bucket: Bucket, key: str) -> None:
         InvalidName, NameTooLong: with the reason.
     """
     try:
-        parts = os.fsencode(key).split(b"/")
+        encoded = os.fsencode(key)
     except UnicodeEncodeError:
         raise InvalidName(f"{bucket}: {key!r} is not a name any store could hold") from None
+    parts = encoded.split(b"/")
     for part in parts:
         why = refusal(part)
         if why is Refusal.TOO_LONG:
@@ -76,7 +77,7 @@ def check_new_key(bucket: Bucket, key: str) -> None:
         if why:
             raise InvalidName(f"{bucket}: {key!r} cannot be written: {why}")
     most = PATH_MAX - 1 - (len(os.fsencode(bucket.path)) + 1 if bucket.path else _TARGET_PATH)
-    if len(os.fsencode(key)) > most:
+    if len(encoded) > most:
         raise NameTooLong(f"{bucket}: a path below it has at most {most} bytes")
     if bucket.provider in _NO_CONTROL and _CONTROL.search(key):
         raise InvalidName(f"{bucket}: {key!r} cannot be written: {Refusal.UNUSABLE}")

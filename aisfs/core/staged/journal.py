@@ -47,16 +47,11 @@ def encode(
 
     A time that does not fit is the nearest that does.
     """
-    sizes = (len(ended), len(record), len(content))
     mtime_ns = max(-_TIME_MOST, min(mtime_ns, _TIME_MOST))
-    head = _HEAD.pack(_MAGIC, 0, serial, mtime_ns, *sizes)
-    body = b"".join((head[_CHECKED:], struct.pack(f"<{len(ended)}Q", *ended), record, content))
+    ends = struct.pack(f"<{len(ended)}Q", *ended) if ended else b""
+    head = _HEAD.pack(_MAGIC, 0, serial, mtime_ns, len(ended), len(record), len(content))
+    body = b"".join((head[_CHECKED:], ends, record, content))
     return b"".join((_MAGIC, zlib.crc32(body).to_bytes(4, "little"), body))
-
-
-def bytes_of(ended: int, record: bytes, content: bytes) -> int:
-    """Return how long such a frame is, with so many frames that it ends."""
-    return _HEAD.size + 8 * ended + len(record) + len(content)
 
 
 def content_at(frame: bytes, size: int) -> int:

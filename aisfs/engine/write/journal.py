@@ -107,12 +107,18 @@ class Journal:
 
     @any_thread
     def try_put(
-        self, *, record: bytes, content: bytes, mtime_ns: int, ended: Sequence[JournalEntry]
+        self,
+        told: Callable[[], None],
+        *,
+        record: bytes,
+        content: bytes,
+        mtime_ns: int,
+        ended: Sequence[JournalEntry],
     ) -> Outcome:
         """Write an entry in this thread, which waits for the disk; return what came of it.
 
         None, and nothing is written, if the disk may not be quick, or others are being written: then they
-        better share its flush.
+        better share its flush. `told` is called when the disk has it, before all that can be done later.
         """
         if (
             len(content) > AT_ONCE_MAX
@@ -122,11 +128,20 @@ class Journal:
         ):
             return None
         try:
-            size = frames.bytes_of(len(ended), record, content)
-            if self._owed or not self._has_room(size + ENDS_BYTES):
+            frame = self._frame(mtime_ns, ended, record, content)
+            if self._owed or not self._has_room(len(frame) + ENDS_BYTES):
                 return None
-            ((_, outcome),) = self._write([_Asked(mtime_ns, ended, record, content, _nobody)])
-            return outcome
+            began = time.monotonic()
+            entry = self._add(frame, len(content), self._segments[-1])
+            try:
+                entry.segment.write()
+            except AisfsError as error:
+                return error
+            took = time.monotonic() - began
+            told()
+            self._quick = took <= QUICK_SECONDS
+            self._count(entry, record, ended)
+            return entry
         finally:
             self._writing.release()
 
@@ -260,10 +275,7 @@ class Journal:
         """Count what waits in each journal, and note what has ended and is not written."""
         for asked, outcome in written:
             if isinstance(outcome, JournalEntry):
-                outcome.segment.live += bool(asked.record)
-                for ended in asked.ended:
-                    ended.segment.live -= 1
-                self._troubled = False
+                self._count(outcome, asked.record, asked.ended)
             elif not asked.record and asked.ended:
                 self._owed.extend(asked.ended)
                 if not self._troubled:
@@ -275,22 +287,36 @@ class Journal:
                     )
                 self._troubled = True
 
+    def _count(self, entry: JournalEntry, record: bytes, ended: Sequence[JournalEntry]) -> None:
+        """Count what the disk has now: an entry, and what it ends."""
+        entry.segment.live += bool(record)
+        for each in ended:
+            each.segment.live -= 1
+        self._troubled = False
+
     def _written(self, asked: _Asked) -> Outcome:
         try:
-            return self._append(asked) if asked.record or asked.ended else None
+            if not asked.record and not asked.ended:
+                return None
+            frame = self._frame(asked.mtime_ns, asked.ended, asked.record, asked.content)
+            segment = self._segment_for(len(frame) + (ENDS_BYTES if asked.record else 0))
+            return self._add(frame, len(asked.content), segment)
         except AisfsError as error:
             return error
         except Exception as error:  # without this thread no close would be answered any more
             log.exception("the journal failed: this is a bug in aisfs, please report it")
             return Unavailable(f"{self._session}: {error}")
 
-    def _append(self, asked: _Asked) -> JournalEntry:
+    def _frame(
+        self, mtime_ns: int, ended: Sequence[JournalEntry], record: bytes, content: bytes
+    ) -> bytes:
         self._serial += 1
-        serials = [entry.serial for entry in asked.ended]
-        frame = frames.encode(self._serial, asked.mtime_ns, serials, asked.record, asked.content)
-        size = len(asked.content)
+        serials = [entry.serial for entry in ended]
+        return frames.encode(self._serial, mtime_ns, serials, record, content)
+
+    def _add(self, frame: bytes, size: int, segment: JournalSegment) -> JournalEntry:
+        """Take the last frame, with so many bytes of content, to be written to a journal."""
         at = frames.content_at(frame, size)
-        segment = self._segment_for(len(frame) + (ENDS_BYTES if asked.record else 0))
         return JournalEntry(self._serial, segment, segment.add(frame) + at, size)
 
     def _has_room(self, size: int) -> bool:

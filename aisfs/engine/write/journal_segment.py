@@ -49,11 +49,11 @@ class JournalSegment:
     def write(self) -> None:
         """Write what was added, and return once the disk has it."""
         frames, self._next = self._next, []
-        start = self.used - sum(map(len, frames))
+        rest = memoryview(b"".join(frames))
+        start = self.used - len(rest)
         failed = self._capacity
         """Where the next one begins if this fails: what the disk has then is not known."""
         try:
-            rest = memoryview(b"".join(frames))
             with StagingErrors(self.path):
                 while rest:
                     rest = rest[write_through(self.descriptor, rest, self.used - len(rest)) :]

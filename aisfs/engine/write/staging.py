@@ -55,9 +55,11 @@ class StagedFile:
         """Start with an empty file."""
         self._area = area
         self._slot = slot
-        self._path = slot.path
+        self.path = slot.path
+        """Where the bytes are."""
         self._fd = slot.data
-        self._record: StagedRecord | None = None
+        self.record: StagedRecord | None = None
+        """What its bytes are to become; None when they are not wanted."""
         self.encoded_record = b""
         """The record as it is on the disk; empty if there is none."""
         self._upload = ""
@@ -73,14 +75,9 @@ class StagedFile:
         self._call_at = NEVER
         self._call: Callable[[StagedFile], None] | None = None
 
-    @property
-    def path(self) -> Path:
-        """Where the bytes are."""
-        return self._path
-
     def read(self, offset: int, size: int) -> bytes:
         """Read up to `size` bytes; shorter only at the end."""
-        with StagingErrors(self._path):
+        with StagingErrors(self.path):
             return os.pread(self._fd, max(min(size, self.size - offset), 0), offset)
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
@@ -113,7 +110,7 @@ class StagedFile:
         view = memoryview(data)
         while view:
             try:
-                with StagingErrors(self._path):
+                with StagingErrors(self.path):
                     done = os.pwrite(self._fd, view, offset)
             except OutOfSpace:
                 if not self._area.empty_kept():
@@ -124,7 +121,7 @@ class StagedFile:
 
     def content(self) -> FileContent:
         """Return the bytes to upload."""
-        return FileContent(self._fd, self.size, str(self._path))
+        return FileContent(self._fd, self.size, str(self.path))
 
     def truncate(self, size: int) -> None:
         """Cut or extend with zeros.
@@ -138,7 +135,7 @@ class StagedFile:
         growth = max(size - self.size, 0)
         self._area.take(growth)
         try:
-            with StagingErrors(self._path):
+            with StagingErrors(self.path):
                 os.ftruncate(self._fd, size)
         except BaseException:
             self._shrink_back(growth)
@@ -189,47 +186,42 @@ class StagedFile:
         """
         with self._recording:
             self._upload = name
-            if self._record is None:
+            if self.record is None:
                 return
             try:
-                self._write_record(structs.replace(self._record, upload=name))
+                self._write_record(structs.replace(self.record, upload=name))
             except AisfsError as error:
-                log.warning("%s: killed now, it would leave parts: %s", self._record.name, error)
+                log.warning("%s: killed now, it would leave parts: %s", self.record.name, error)
 
     def _write_record(self, record: StagedRecord) -> None:
-        if record == self._record:
+        if record == self.record:
             return
-        with StagingErrors(self._path):
+        with StagingErrors(self.path):
             encoded = record.encode()
-            if self._record is None:
+            if self.record is None:
                 self._slot.write_record(encoded)
             else:
                 self._slot.replace_record(encoded)
-        self._record, self.encoded_record = record, encoded
+        self.record, self.encoded_record = record, encoded
 
     def mark_clean(self) -> None:
         """Forget the record: the store has these bytes."""
-        if self._record is not None:
+        if self.record is not None:
             with self._recording:
                 self._slot.clear_record()
-                self._record, self.encoded_record = None, b""
+                self.record, self.encoded_record = None, b""
                 self._upload = ""
             if self.sent_ahead is not None and self._call is not None:
                 self._call(self)
 
     @property
-    def record(self) -> StagedRecord | None:
-        """What its bytes are to become; None when they are not wanted."""
-        return self._record
-
-    @property
     def is_dirty(self) -> bool:
         """Whether its bytes are wanted."""
-        return self._record is not None
+        return self.record is not None
 
     def set_mtime(self, mtime_ns: int) -> None:
         """Keep the modification time with the bytes, where a recovery finds it."""
-        with StagingErrors(self._path):
+        with StagingErrors(self.path):
             os.utime(self._fd, ns=(mtime_ns, mtime_ns))
 
     def discard(self) -> None:
@@ -241,10 +233,10 @@ class StagedFile:
 
     def park(self, reason: str) -> None:
         """Keep it for `aisfs recover`, since it could not be uploaded."""
-        record = self._record
+        record = self.record
         assert record is not None, "only what is dirty is parked"
         self.mark_dirty(structs.replace(record, reason=reason))
-        park(self._area.directory, self._path)
+        park(self._area.directory, self.path)
         self._slot.close()
         self._area.give_back(self.size)
         self._area.open.discard(self)
@@ -291,6 +283,10 @@ class StagingArea:
             raise ConfigError(f"staging directory {directory}: {error.strerror}") from error
         self.count_unsent()
         if journal:
+            # Those made first are taken first. Were they beside the journal in the table of inodes, a file
+            # system without a journal of its own would write that block, too, with each flush.
+            with suppress(AisfsError):  # the first write runs into it as well
+                self._spare += [self._new_slot() for _ in range(_SPARE_MOST)][::-1]
             self.journal = Journal(self._session, self.take, self.give_back)
 
     @property
@@ -304,12 +300,16 @@ class StagingArea:
         try:
             slot = self._spare.pop()  # one step: tasks and the dispatcher take some
         except IndexError:
-            slot = StagingSlot(self._session / f"{next(self._serials)}{DATA}")
+            slot = self._new_slot()
         else:
             os.utime(slot.data)  # a recovery takes this for when the file was made
         staged = StagedFile(self, slot)
         self.open.add(staged)
         return staged
+
+    @any_thread
+    def _new_slot(self) -> StagingSlot:
+        return StagingSlot(self._session / f"{next(self._serials)}{DATA}")
 
     def take_back(self, slot: StagingSlot) -> None:
         """Keep the files that are no longer needed for the next, or remove them."""

@@ -85,10 +85,9 @@ class Acknowledger:
         ended = (file.entry,) if file.entry is not None else ()
         if may_wait:
             outcome = self._journal.try_put(
-                record=record, content=content, mtime_ns=mtime_ns, ended=ended
+                partial(told, True), record=record, content=content, mtime_ns=mtime_ns, ended=ended
             )
             if isinstance(outcome, JournalEntry):
-                told(True)  # before all else: the program goes on meanwhile
                 self._note(file, outcome)
                 return True, False
             if outcome is not None:

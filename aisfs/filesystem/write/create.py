@@ -3,7 +3,9 @@
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 
 import trio
 
@@ -12,8 +14,8 @@ from aisfs.core.namespace import keys
 from aisfs.core.namespace.keys import is_shard
 from aisfs.engine.listing.overlay import Overlay
 from aisfs.engine.write.writer import Writer
-from aisfs.errors import AlreadyExists, IsADirectory, NotFound, ReadOnly, Unsupported
-from aisfs.filesystem.attributes import Entry
+from aisfs.errors import AisfsError, AlreadyExists, IsADirectory, NotFound, ReadOnly, Unsupported
+from aisfs.filesystem.attributes import LONGEST_TIMEOUT, Entry
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.handles import FileHandle, OpenFile
 from aisfs.filesystem.nodes import (
@@ -59,6 +61,9 @@ class Creator:
         self._buckets = buckets
         self._clock = clock
         self._token = trio.lowlevel.current_trio_token()
+        self._made_by = os.urandom(12).hex()
+        self._made = count()
+        """With a number each, names for files made with O_EXCL; asking the kernel for one would take longer."""
 
     async def create(
         self, parent: int, name: bytes, mode: int, flags: int
@@ -90,26 +95,36 @@ class Creator:
 
     @any_thread
     def try_create(
-        self, parent: int, name: bytes, mode: int, flags: int
-    ) -> tuple[Entry, OpenFile] | None:
-        """Make a file and open it, if its directory is known to lack it; None if that is to be asked.
+        self,
+        parent: int,
+        name: bytes,
+        mode: int,
+        flags: int,
+        made: Callable[[Entry, OpenFile], None],
+    ) -> bool:
+        """Make a file and open it, if its directory is known to lack it; False if that is to be asked.
 
-        For the fast path, which does not wait for what changes names at this moment.
+        For the fast path, which does not wait for what changes names at this moment. `made` is called before
+        all that can be done later.
         """
         where = self._inodes.get(parent)
         if not isinstance(where, DirectoryNode):
-            return None
+            return False
         key = new_key(where, name)
         lock = self._overlay.namespace_lock
         if not lock.acquire(blocking=False):
-            return None
+            return False
         try:
             if self._filesystem.name_changes.of(where) is not None:
-                return None
+                return False
             if self._tree.try_find(where, parent, name) is not None:
-                return None
+                return False
             file = self._new_file(pending_node(where.bucket, key, parent, name), mode, flags)
-            return self._show(file, flags)
+            made(*self._open_new(file, flags))
+            self._show(file)
+            with suppress(AisfsError):  # the first write tries again, and reports it
+                self._open_files.record(file)
+            return True
         finally:
             lock.release()
 
@@ -117,19 +132,25 @@ class Creator:
         self, where: DirectoryNode, key: str, parent: int, name: bytes, mode: int, flags: int
     ) -> tuple[Entry, OpenFile]:
         file = self._new_file(pending_node(where.bucket, key, parent, name), mode, flags)
+        self._record(file)
         with self._overlay.namespace_lock:
-            return self._show(file, flags)
+            self._show(file)
+            return self._open_new(file, flags)
 
     @any_thread
-    def _show(self, file: WrittenFile, flags: int) -> tuple[Entry, OpenFile]:
-        """Show a new file, and open it; called with `namespace_lock` held."""
+    def _open_new(self, file: WrittenFile, flags: int) -> tuple[Entry, OpenFile]:
+        """Open a new file for the program that makes it; called with `namespace_lock` held."""
         self._inodes.files.add(file)
+        attr = self._inodes.counted_new(file)
+        timeout = min(self._overlay.list_ttl, LONGEST_TIMEOUT)
+        return Entry(file.node.name, attr, timeout), self._open_files.begin(file, flags)
+
+    @any_thread
+    def _show(self, file: WrittenFile) -> None:
+        """Show a new file to all; called with `namespace_lock` held."""
         self._overlay.set_pending(file.bucket, file.key, file.node.info)
         folder, slash, _ = file.key.rpartition("/")
         self._inodes.directory_attributes.touch(file.bucket, folder + slash)
-        expires = self._clock() + self._overlay.list_ttl
-        entry = self._inodes.counted(Found(file.node.name, file.node, expires))
-        return entry, self._open_files.begin(file, flags)
 
     async def _create_member(
         self, node: ShardNode, parent: int, name: bytes, mode: int, flags: int
@@ -140,6 +161,7 @@ class Creator:
         path = await self._folders.path(node, parent, name)
         pending = pending_node(node.bucket, node.info.key, parent, name)
         file = self._new_file(pending, mode, flags, path)
+        self._record(file)
         self._inodes.files.add(file)
         entry = Entry(name, self._inodes.written_attr(file), 0.0)
         self._inodes.remember(entry.attr.ino, file.node)
@@ -163,22 +185,25 @@ class Creator:
 
     @any_thread
     def _new_file(self, node: ObjectNode, mode: int, flags: int, member: str = "") -> WrittenFile:
-        """Stage a new file; nothing shows it yet."""
+        """Stage a new file; nothing shows it yet, and nothing is recorded of it."""
         spelled = identity(node)
         ino = self._inodes.table.number(spelled)
         lock = ContentLock(self._token)
         times = time.time_ns()
         file = WrittenFile(ino, spelled, node, None, mode & 0o777, times, member, lock=lock)
         if flags & os.O_EXCL and not member:
-            file.made_only_new = os.urandom(16).hex()
+            file.made_only_new = f"{self._made_by}{next(self._made):08x}"
         file.staged = self._writer.new()
         file.dirty = True
+        return file
+
+    def _record(self, file: WrittenFile) -> None:
         try:
             self._open_files.record(file)
         except BaseException:
+            assert file.staged is not None, "it is new"
             file.staged.discard()
             raise
-        return file
 
     # directories -----------------------------------------------------------------------------
 

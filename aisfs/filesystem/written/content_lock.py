@@ -12,7 +12,8 @@ class ContentLock:
 
     def __init__(self, token: trio.lowlevel.TrioToken | None = None) -> None:
         """Start unheld; to be made in the trio thread, unless its `token` is given."""
-        self._tasks = trio.Lock()
+        self._tasks: trio.Lock | None = None
+        """Made for the first task: most files are made and written without any."""
         self._token = token or trio.lowlevel.current_trio_token()
         self._guard = ranked_lock(Rank.CONTENT)
         """Held for an instant, while the thread's part is looked at or changed."""
@@ -22,14 +23,15 @@ class ContentLock:
 
     async def __aenter__(self) -> None:
         """Wait for the tasks that came before, then for the thread, which comes in no more."""
+        tasks = self._tasks = self._tasks or trio.Lock()
         try:
-            self._tasks.acquire_nowait()  # saves a turn of all tasks, where it is free
+            tasks.acquire_nowait()  # saves a turn of all tasks, where it is free
         except trio.WouldBlock:
-            await self._tasks.acquire()
+            await tasks.acquire()
         try:
             await self._thread_left()
         except BaseException:
-            self._tasks.release()
+            tasks.release()
             raise
 
     async def _thread_left(self) -> None:
@@ -46,12 +48,16 @@ class ContentLock:
         traceback: TracebackType | None,
     ) -> None:
         """Release the lock."""
+        assert self._tasks is not None, "a task has it"
         self._tasks.release()
 
     @property
     def is_free(self) -> bool:
         """Whether a task could have it now."""
-        return not self._tasks.locked() and not self._in_thread
+        return not self._in_thread and not self._has_task()
+
+    def _has_task(self) -> bool:
+        return self._tasks is not None and self._tasks.locked()
 
     def take_in_thread(self) -> bool:
         """Take it, unless a task has it or is about to; returns whether. From one thread only.
@@ -59,7 +65,7 @@ class ContentLock:
         Another thread may return it.
         """
         with self._guard:
-            if self._tasks.locked() or self._in_thread:
+            if self._in_thread or self._has_task():
                 return False
             self._in_thread = True
             return True

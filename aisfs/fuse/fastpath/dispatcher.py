@@ -65,15 +65,17 @@ FORWARD = None
 """Not answered here."""
 SILENCE: Reply = ()
 """Handled here: no reply is expected, or another thread sends it."""
-ANSWERED: Reply = (b"",)
-"""The handler has sent the reply."""
+ANSWERED: Reply = (b"answered",)
+"""The handler has sent the reply, before the rest of its work: the program goes on meanwhile."""
+COUNTED: Reply = (b"counted",)
+"""The same, and the handler has counted the request."""
 
 
 class Handler(Protocol):
     """Answers one kind of request, if it can do so without waiting."""
 
     def __call__(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
-        """Return the reply in parts, `FORWARD`, `SILENCE` or `ANSWERED`. Must not wait and not raise.
+        """Return the reply in parts, `FORWARD`, `SILENCE`, `ANSWERED` or `COUNTED`. Must not wait and not raise.
 
         Args:
             unique: The request's number.
@@ -151,8 +153,9 @@ class Dispatcher:
         self.answered: Counter[int] = Counter()
         """Requests answered in the dispatcher, by opcode."""
         self.busy_since: list[float | None] = [None, None]
-        """When the dispatcher and the reply thread began what they are doing, by `time.monotonic`; None
-        while they are idle."""
+        """When the dispatcher and the reply thread began what they do, by `time.monotonic`; None if idle."""
+        self.alone = False
+        """Whether there was no other request just before the one that is being handled."""
 
     def start(self, on_end: Callable[[], None]) -> None:
         """Begin to serve; `on_end` is called from a thread when the mount is gone."""
@@ -197,18 +200,15 @@ class Dispatcher:
         view = memoryview(buffer)
         parts = [buffer]
         unpack = abi.HEADER.unpack_from
-        handlers = self._handlers
-        answered, observe, requests = self.answered, self._times.observe, request_log
-        hot = False
-        replied = 0.0
+        hot, replied = False, 0.0
         while not self._stopping and (length := self._receive(parts, hot=hot)) is not None:
             _, opcode, unique, nodeid, _, _, pid, _, _ = unpack(buffer)
             now = time.monotonic()
             self.busy_since[0] = None if opcode in PATIENT else now
-            handler = handlers.get(opcode)
+            handler = self._handlers.get(opcode)
             message = view[:length]
-            if requests.detailed:
-                requests.begin()
+            if request_log.detailed:
+                request_log.begin()
             try:
                 reply = handler(unique, nodeid, message, pid) if handler is not None else FORWARD
             except AisfsError:  # pyfuse3's handler will run into it too, and say so
@@ -218,16 +218,12 @@ class Dispatcher:
                 reply = FORWARD
             if reply is FORWARD:
                 self._forward(opcode, unique, nodeid, message, pid)
-            elif reply and reply is not ANSWERED:
-                self.reply(opcode, reply)
-                answered[opcode] += 1
-                observe(opcode, seconds := time.monotonic() - now)
-                if seconds >= requests.least:
-                    self._log(opcode, nodeid, message, seconds)
-                if opcode in OBSERVED:
-                    self._observe(opcode, nodeid, message, reply)
+            elif reply and reply is not COUNTED:
+                if reply is not ANSWERED:
+                    self.reply(opcode, reply)
+                self._count(opcode, nodeid, message, reply, now)
             elif opcode in SILENT:
-                answered[opcode] += 1
+                self.answered[opcode] += 1
             # Polling takes processor time from the pusher, so poll only where requests follow quickly:
             # after one that did, and after a RELEASE, since a program that closed a file that it wrote
             # probably creates the next one.
@@ -236,10 +232,18 @@ class Dispatcher:
             replied = time.monotonic()
             self.busy_since[0] = None
 
-    def _log(self, opcode: int, nodeid: int, message: memoryview, seconds: float) -> None:
-        name = abi.name_of(message) if opcode == Opcode.LOOKUP else b""
-        subject = self._describe(nodeid) + os.fsdecode(name)
-        request_log.answered(log, name_of_opcode(opcode), subject, seconds)
+    def _count(
+        self, opcode: int, nodeid: int, message: memoryview, reply: Reply, began: float
+    ) -> None:
+        """Count a request that was answered here, and tell others of it."""
+        self.answered[opcode] += 1
+        self._times.observe(opcode, seconds := time.monotonic() - began)
+        if seconds >= request_log.least:
+            name = abi.name_of(message) if opcode == Opcode.LOOKUP else b""
+            subject = self._describe(nodeid) + os.fsdecode(name)
+            request_log.answered(log, name_of_opcode(opcode), subject, seconds)
+        if opcode in OBSERVED:
+            self._observe(opcode, nodeid, message, reply)
 
     def _observe(self, opcode: int, nodeid: int, message: memoryview, reply: Reply) -> None:
         _, offset, *_ = abi.READ.unpack_from(message, abi.BODY)
@@ -268,11 +272,13 @@ class Dispatcher:
         """
         patience = time.monotonic() + self._spin if hot and self._spin else 0.0
         device = self._device
+        self.alone = False
         while True:
             try:
                 return os.readv(device, parts)
             except BlockingIOError:
                 if patience and time.monotonic() < patience:
+                    self.alone = True
                     continue
             except OSError as error:
                 if error.errno in _ENDED:
@@ -280,7 +286,7 @@ class Dispatcher:
                 if error.errno != errno.ENOENT:  # the request was taken back meanwhile
                     raise
                 continue
-            patience = 0.0
+            patience, self.alone = 0.0, False  # others may ask until this thread runs again
             if not self._sleep():
                 return None
 

@@ -16,7 +16,7 @@ from aisfs.core.namespace.inodes import split_member
 from aisfs.errors import AisfsError
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.write.open_files import WRITING, OpenFiles
-from aisfs.fuse.fastpath.dispatcher import FORWARD, SILENCE, Handler, Reply
+from aisfs.fuse.fastpath.dispatcher import ANSWERED, FORWARD, SILENCE, Handler, Reply
 from aisfs.fuse.fastpath.handle_codes import handle_of, is_fastpath_handle
 from aisfs.fuse.fastpath.write_requests import AllocateArgs, CreateArgs, WriteRequests
 from aisfs.fuse.wire import abi
@@ -100,10 +100,11 @@ class WriteHandlers:
     def create(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Make a file, or hand that to the trio thread, which also reports errors."""
         what = CreateArgs(nodeid, *abi.created(message))
-        with suppress(AisfsError):
-            reply = self._requests.try_create(unique, what)
-            if reply is not None:
-                return reply
+        try:
+            if self._requests.try_create(unique, what):
+                return ANSWERED
+        except AisfsError:  # the trio thread runs into it too, and reports it
+            pass
         self._requests.hand_over(unique, Opcode.CREATE, what, pid)
         return SILENCE
 

@@ -17,7 +17,7 @@ import trio
 from aisfs.filesystem.attributes import Entry
 from aisfs.filesystem.handles import FileHandle, OpenFile
 from aisfs.filesystem.write.layer import WriteLayer
-from aisfs.fuse.fastpath.dispatcher import ANSWERED, FORWARD, SILENCE, Reply
+from aisfs.fuse.fastpath.dispatcher import COUNTED, FORWARD, SILENCE, Reply
 from aisfs.fuse.fastpath.failures import failure
 from aisfs.fuse.fastpath.handle_table import HandleTable
 from aisfs.fuse.fastpath.inbox import Inbox
@@ -65,7 +65,6 @@ class WriteRequests:
         pending: Pending,
         metrics: Metrics,
         describe: Callable[[int], str],
-        others_ask: Callable[[], bool],
     ) -> None:
         """Take what the dispatcher does not answer.
 
@@ -75,9 +74,7 @@ class WriteRequests:
             pending: Requests that are answered elsewhere.
             metrics: Where requests are counted.
             describe: Says which file or directory an inode is, for the log.
-            others_ask: Whether the kernel has another request to hand out.
         """
-        self._others_ask = others_ask
         self._describe = describe
         self._write = write
         self._handles = handles
@@ -89,10 +86,19 @@ class WriteRequests:
         self._journal_count = metrics.operations.labels("flush", "journal")
         self._inbox: Inbox[_Asked] = Inbox(self._begin, self._refuse)
         self._reply: Callable[[int, Reply], None] = lambda *_: None
+        self._others_ask: Callable[[], bool] = lambda: True
 
-    def open(self, nursery: trio.Nursery, reply: Callable[[int, Reply], None]) -> None:
-        """Begin to take requests; their tasks run in `nursery` and answer with `reply`."""
-        self._reply = reply
+    def open(
+        self,
+        nursery: trio.Nursery,
+        reply: Callable[[int, Reply], None],
+        others_ask: Callable[[], bool],
+    ) -> None:
+        """Begin to take requests; their tasks run in `nursery` and answer with `reply`.
+
+        `others_ask` returns whether the kernel may have another request to hand out.
+        """
+        self._reply, self._others_ask = reply, others_ask
         self._inbox.open(nursery)
 
     def close(self) -> None:
@@ -110,10 +116,13 @@ class WriteRequests:
         if opcode != Opcode.RELEASE:
             self.tell()
 
-    def try_create(self, unique: int, what: CreateArgs) -> Reply | None:
-        """Make a file whose name is known to be free; return the reply, or None if it must wait."""
-        made = self._write.creator.try_create(*what)
-        return None if made is None else self._created(unique, *made)
+    def try_create(self, unique: int, what: CreateArgs) -> bool:
+        """Make a file whose name is known to be free, and reply; return False if that must wait."""
+
+        def made(entry: Entry, opened: OpenFile) -> None:
+            self._reply(Opcode.CREATE, self._created(unique, entry, opened))
+
+        return self._write.creator.try_create(*what, made)
 
     def try_acknowledge(self, unique: int, handle: int, pid: int) -> Reply | None:
         """Have the close of a file answered once it is safe on the local disk, or return `FORWARD`.
@@ -128,7 +137,7 @@ class WriteRequests:
         told = partial(self._acknowledged, unique, handle)
         # While others wait for an answer here, the journal's thread waits for the disk.
         if acknowledger.try_begin(opened.file, told, may_wait=not self._others_ask()):
-            return SILENCE if self._pending.get(unique) is not None else ANSWERED
+            return SILENCE if self._pending.get(unique) is not None else COUNTED
         # Not taken: it was interrupted, and answered.
         return FORWARD if self._pending.take(unique) is not None else SILENCE
 

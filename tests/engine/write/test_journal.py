@@ -165,8 +165,13 @@ def left_by(area: StagingArea, place: Path) -> list[str]:
     return names(left)
 
 
-def put_here(area: StagingArea, record: bytes, content: bytes = b"content") -> Outcome:
-    return of(area).try_put(record=record, content=content, mtime_ns=5, ended=())
+def put_here(
+    area: StagingArea,
+    record: bytes,
+    content: bytes = b"content",
+    told: Callable[[], None] = lambda: None,
+) -> Outcome:
+    return of(area).try_put(told, record=record, content=content, mtime_ns=5, ended=())
 
 
 async def test_a_quick_disk_is_written_to_by_who_asks(
@@ -175,8 +180,10 @@ async def test_a_quick_disk_is_written_to_by_who_asks(
     monkeypatch.setattr(journals, "QUICK_SECONDS", 60)
     assert put_here(area, RECORDS[0]) is None, "nothing is known of the disk"
     await of(area).keep(RECORDS[0], b"first", 0, [])
-    entry = put_here(area, RECORDS[1], b"second")
+    written: list[int] = []
+    entry = put_here(area, RECORDS[1], b"second", lambda: written.append(disk.writes))
     assert isinstance(entry, JournalEntry)
+    assert written == [2], "it is told when the disk has it"
     assert entry.read(0, 99) == b"second"
     assert left_by(area, tmp_path) == ["k0", "k1"]
     of(area).end([entry])
@@ -223,7 +230,9 @@ async def test_who_asks_is_told_that_a_quick_disk_fails(
     monkeypatch.setattr(journals, "QUICK_SECONDS", 60)
     kept = await of(area).keep(RECORDS[0], b"kept", 0, [])
     disk.torn = True
-    assert isinstance(put_here(area, RECORDS[1]), Unavailable)
+    told: list[str] = []
+    assert isinstance(put_here(area, RECORDS[1], told=lambda: told.append("safe")), Unavailable)
+    assert told == []
     disk.torn = False
     later = await of(area).keep(RECORDS[2], b"later", 0, [])
     assert later.segment is not kept.segment

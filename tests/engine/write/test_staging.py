@@ -38,6 +38,13 @@ def test_room_is_counted(area: StagingArea):
     assert area.used == 0
 
 
+def test_beside_a_journal_the_files_made_first_are_used_first(tmp_path: Path):
+    area = StagingArea(tmp_path, 1 << 30, journal=True)
+    names = [area.create().path.name for _ in range(3)]
+    area.close()
+    assert names == ["1.data", "2.data", "3.data"]
+
+
 def test_a_dirty_file_is_parked_and_takes_room(area: StagingArea):
     staged = area.create()
     staged.write(0, b"x" * 600)

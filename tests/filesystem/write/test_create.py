@@ -1,0 +1,77 @@
+"""Files that the dispatcher makes: the program is told first, and the rest is done before it can ask again."""
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from aisfs.core.namespace.inodes import ROOT
+from aisfs.engine.write.staging_slot import StagingSlot
+from aisfs.errors import OutOfSpace
+from aisfs.filesystem.attributes import Entry
+from aisfs.filesystem.handles import OpenFile
+from tests.filesystem.write.test_write_back import Scene
+
+
+@pytest.fixture
+async def scene(
+    tmp_path: Path, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Scene]:
+    scene = Scene(tmp_path / "staging", nursery)
+    monkeypatch.setattr(scene.tree, "try_find", lambda *_: None)
+    yield scene
+    await trio.to_thread.run_sync(scene.area.close)
+
+
+def records(scene: Scene) -> int:
+    return sum(path.stat().st_size > 0 for path in scene.directory.glob("*/*.json"))
+
+
+def make(scene: Scene, name: bytes) -> tuple[OpenFile, int]:
+    """Make a file as the dispatcher does; return it, and how many records there were when it was told."""
+    made: list[tuple[OpenFile, int]] = []
+
+    def told(entry: Entry, opened: OpenFile) -> None:
+        assert scene.filesystem.inodes.get(entry.attr.ino) is not None, "a FORGET may follow"
+        made.append((opened, records(scene)))
+
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    assert scene.layer.creator.try_create(ROOT, name, 0o644, flags, told)
+    ((opened, before),) = made
+    return opened, before
+
+
+async def test_the_program_is_told_before_the_record_is_written(scene: Scene):
+    opened, before = make(scene, b"new")
+    assert (before, records(scene)) == (0, 1)
+    assert await scene.filesystem.lookup(ROOT, b"new") is not None
+    assert scene.layer.files.try_write(opened.ino, 0, memoryview(b"content"))
+    await scene.close(opened)
+    await scene.layer.flush()
+    assert scene.stored() == {"new": b"content"}
+
+
+async def test_what_was_not_recorded_is_recorded_by_the_first_write(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+):
+    def full(*_: object) -> None:
+        raise OSError(28, "no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StagingSlot, "write_record", full)
+        opened, _ = make(scene, b"new")
+        with pytest.raises(OutOfSpace):
+            scene.layer.files.try_write(opened.ino, 0, memoryview(b"lost"))
+    assert records(scene) == 0
+    assert scene.layer.files.try_write(opened.ino, 0, memoryview(b"content"))
+    assert records(scene) == 1
+    await scene.close(opened)
+
+
+async def test_files_made_to_be_new_have_different_marks(scene: Scene):
+    files = [make(scene, b"%d" % number)[0].file for number in range(3)]
+    marks = {file.only_new for file in files if file is not None}
+    assert len(marks) == 3
+    assert all(len(mark) == 32 for mark in marks)
