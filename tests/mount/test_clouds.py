@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.mount.test_class_view import jpeg
 from tests.support.clouds import Cloud, azurite, fake_gcs, moto, s3_environment
 from tests.support.mounts import Mount, aisfs, eventually, mounted
 from tests.support.servers import RunningServer, running_server
+from tests.support.slow_line import slow_line
 
 pytestmark = pytest.mark.mount
 
@@ -142,6 +144,28 @@ def test_writing(name: str, request: pytest.FixtureRequest, mountpoint: Path, tm
         f"{cloud.source(bucket)}/new/p-00.tar"
         in run(cloud, "ls", cloud.source(bucket, "/new/*.tar")).stdout.decode()
     )
+
+
+def test_a_slow_line_needs_the_time_that_it_needs(s3: Cloud, mountpoint: Path, tmp_path: Path):
+    """15 MB at 1 MB/s, with deadlines that are far shorter, as one request; and a dead line ends."""
+    bucket, data = s3.make_bucket(), payload(15 << 20)
+    options = ["--writable", "--staging-dir", str(tmp_path / "staging"), "--io-timeout", "3"]
+    with slow_line(s3.url, 1e6) as line:
+        env = {**s3_environment(line.url), "AIS_READ_TIMEOUT": "1"}
+        log = ["given up", "was not uploaded"]
+        with mounted(
+            s3.source(bucket), mountpoint, options=options, env=env, expected_log=log
+        ) as mount:
+            (mount.path / "large.bin").write_bytes(data)
+            assert s3.get(bucket, "large.bin") == data
+            file = open(mount.path / "lost.bin", "wb")  # noqa: SIM115 - its close fails
+            file.write(data)
+            line.is_dead = True
+            before = time.monotonic()
+            with pytest.raises(OSError, match="timed out"):
+                file.close()
+            assert time.monotonic() - before < 30, "it ended within a deadline"
+            line.is_dead = False
 
 
 def test_modes_and_times_are_refused_or_last_as_long_as_the_mount(

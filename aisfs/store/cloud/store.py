@@ -66,6 +66,7 @@ class CloudStore(NoMultipart):
         self._there: set[Bucket] = set()
         """Buckets that have answered: then a key that is not found is one that is not there."""
         self._limiter = trio.CapacityLimiter(settings.max_connections)
+        self._retrier = Retrier(deadline=settings.io_timeout)
         self._futures = Futures()
         self._listings = Listings(self._futures, count, settings)
         self._uploads = Uploads(self._futures, count, settings)
@@ -222,7 +223,8 @@ class CloudStore(NoMultipart):
         await self._check_spelling(bucket, key)
         async with self._limiter:
             etag = await self._uploads.send(client, key, content, subject, progress, only_new)
-        info = await self.head(bucket, key)
+        # Only this is repeated: the content is there.
+        info = await self._retrier.run(subject, partial(self.head, bucket, key))
         version = version_of(etag)
         if info.version == version and info.size != content.size:
             raise Unavailable(f"{subject}: the cloud says that it has stored it, and has not")
@@ -273,7 +275,7 @@ class CloudStore(NoMultipart):
         delete = partial(self._change, bucket, "delete", call, subject)
         # Only this is repeated: nothing could be copied again after a removal whose answer was lost.
         with suppress(NotFound):
-            await Retrier(deadline=self._settings.io_timeout).run(subject, delete)
+            await self._retrier.run(subject, delete)
         return info
 
     async def set_custom(

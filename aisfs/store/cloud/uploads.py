@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,9 +27,10 @@ _PARTS_MOST = 9_000
 """S3 and Azure take 10,000 and 50,000."""
 _AT_ONCE = 4
 """Parts under way, each of which is in memory."""
-_SLOWEST = 1e6
-"""Bytes a second that a link has at least: obstore does not tell how much of a request was sent, and a
-connection that leads nowhere any more would take all of the time that the call and its retries have."""
+_SLOWEST = 100e3
+"""Bytes a second that a line sends at least of one upload; obstore does not tell how much it has sent."""
+_LOOKS = 3
+"""How often the cloud is asked whether it answers, in the time that it may be silent."""
 _ABORT_SECONDS = 5.0
 """To tell the cloud to drop the parts of an upload that was cancelled; else they stay, as after a crash."""
 _MADE_BY = "aisfsupload"
@@ -65,10 +67,11 @@ class Uploads:
         has no conditions, it is only looked whether somebody has made the object meanwhile.
         """
         marks = {_MADE_BY: only_new} if only_new else {}
+        upload = _Upload(client, key, content, subject, progress, marks)
         look = partial(self._is_own, client, key, subject, only_new) if only_new else None
         if content.size > self._part_size:
-            return await self._in_parts(client, key, content, subject, progress, marks, look)
-        whole = partial(self._whole, client, key, content, subject, progress, marks)
+            return await self._in_parts(upload, look)
+        whole = partial(self._whole, upload)
         if look is None:
             return await whole()
         if not self._is_conditional:
@@ -104,76 +107,133 @@ class Uploads:
             raise AlreadyExists(f"{subject}: another client has made it meanwhile")
         return True
 
-    async def _whole(
-        self,
-        client: Client,
-        key: str,
-        content: Content,
-        subject: str,
-        progress: Progress | None,
-        marks: dict[str, str],
-        mode: str = "overwrite",
-    ) -> str | None:
+    async def _whole(self, upload: "_Upload", mode: str = "overwrite") -> str | None:
+        content = upload.content
         data = await trio.to_thread.run_sync(_read, content, 0, content.size)
         self._count("put", 1)
-        call = partial(obstore.put_async, client, key, data, use_multipart=False)
-        seconds = self._silence + content.size / _SLOWEST
-        with trio.move_on_after(seconds) as scope, cloud_errors(subject):
-            result = await self._futures.wait(call, mode=mode, attributes=marks)
-        if scope.cancelled_caught:
-            raise Unavailable(f"{subject}: no answer within {seconds:.0f} s")
-        if progress is not None:
-            await trio.to_thread.run_sync(progress, content.size)
-        return result["e_tag"]
+        upload.begin(content.size)
+        return await self._put(upload, lambda _: data, use_multipart=False, mode=mode)
 
     async def _in_parts(
-        self,
-        client: Client,
-        key: str,
-        content: Content,
-        subject: str,
-        progress: Progress | None,
-        marks: dict[str, str],
-        at_end: Callable[[], Awaitable[object]] | None,
+        self, upload: "_Upload", at_end: Callable[[], Awaitable[object]] | None
     ) -> str | None:
-        least = -(-content.size // _PARTS_MOST)
-        size = max(min(self._part_size, _PART_USUAL), PART_LEAST, least)
-        self._count("put", 2 + -(-content.size // size))
-        failed: AisfsError | None = None
+        total = upload.content.size
+        size = max(min(self._part_size, _PART_USUAL), PART_LEAST, -(-total // _PARTS_MOST))
+        self._count("put", 2 + -(-total // size))
+        upload.begin(0)
+
+        def body(nursery: trio.Nursery) -> _Parts:
+            return _Parts(upload, size, self._futures.loop, nursery, at_end)
+
+        return await self._put(
+            upload, body, use_multipart=True, chunk_size=size, max_concurrency=_AT_ONCE
+        )
+
+    async def _put(
+        self,
+        upload: "_Upload",
+        body: Callable[[trio.Nursery], "bytearray | _Parts"],
+        **options: object,
+    ) -> str | None:
+        """Have obstore send a body until it is done, or the cloud is silent for too long."""
+        failed: Exception | None = None
         etag: str | None = None
         async with trio.open_nursery() as nursery:
-            parts = _Parts(content, size, self._futures.loop, nursery, progress, at_end)
-            call = partial(obstore.put_async, client, key, parts, use_multipart=True)
-            call = partial(call, attributes=marks)
-            try:
-                with cloud_errors(subject):
-                    future = self._futures.begin(call, chunk_size=size, max_concurrency=_AT_ONCE)
-                    await _settled_or_aborted(future, parts)
-                    etag = future.result()["e_tag"]
-            except AisfsError as error:  # a nursery would put it into a group
-                failed = error
-            except _Stopped:
-                assert parts.failure is not None, "nothing else stops it"
+            sent = body(nursery)
+            parts = sent if isinstance(sent, _Parts) else None
+            call = partial(obstore.put_async, upload.client, upload.key, sent)
+            call = partial(call, attributes=upload.marks, **options)
+            with trio.move_on_after(self._silence) as scope:
+                nursery.start_soon(self._watch, upload, scope)
+                try:
+                    with cloud_errors(upload.subject):
+                        future = self._futures.begin(call)
+                        await _settled_or_aborted(future, parts)
+                        etag = future.result()["e_tag"]
+                except (AisfsError, _Stopped) as error:  # a nursery would put it into a group
+                    failed = error
             nursery.cancel_scope.cancel()
-        if parts.failure is not None:
-            raise parts.failure
+        if parts is not None and parts.failure is not None:
+            failed = parts.failure
+        elif scope.cancelled_caught:
+            failed = Unavailable(f"{upload.subject}: the cloud is silent")
         if failed is not None:
             raise failed
-        if progress is not None:
-            await trio.to_thread.run_sync(progress, content.size)
+        await upload.tell(upload.content.size)
         return etag
 
+    async def _watch(self, upload: "_Upload", scope: trio.CancelScope) -> None:
+        """Let an upload go on for as long as the cloud answers others, and a slow line needs."""
+        confirmed = 0
+        while True:
+            await trio.sleep(self._silence / _LOOKS)
+            slowly = upload.sent_slowly()
+            if upload.confirmed > confirmed:
+                confirmed = upload.confirmed
+            elif slowly is None or not await self._answers(upload):
+                continue
+            else:
+                await upload.tell(slowly)
+            scope.deadline = trio.current_time() + self._silence
 
-async def _settled_or_aborted(future: "asyncio.Future[Any]", parts: "_Parts") -> None:
+    async def _answers(self, upload: "_Upload") -> bool:
+        self._count("head", 1)
+        try:
+            with cloud_errors(upload.subject):
+                await self._futures.wait(obstore.head_async, upload.client, upload.key)
+        except AisfsError as error:
+            return not error.transient
+        return True
+
+
+async def _settled_or_aborted(future: "asyncio.Future[Any]", parts: "_Parts | None") -> None:
     """Wait for an upload; a cancellation has obstore tell the cloud to drop its parts."""
     try:
-        await settled(future, keep=True)
+        await settled(future, keep=parts is not None)
     except trio.Cancelled:
-        parts.stop()
-        with trio.CancelScope(shield=True), trio.move_on_after(_ABORT_SECONDS):
-            await settled(future, keep=True)
-        future.cancel()
+        if parts is not None:
+            parts.stop()
+            with trio.CancelScope(shield=True), trio.move_on_after(_ABORT_SECONDS):
+                await settled(future, keep=True)
+            future.cancel()
         raise
+
+
+@dataclass
+class _Upload:
+    """One try of an upload, and what is known of how far it is."""
+
+    client: Client
+    key: str
+    content: Content
+    subject: str
+    progress: Progress | None
+    marks: dict[str, str]
+    handed: int = 0
+    """Bytes that obstore was given."""
+    confirmed: int = 0
+    """Bytes that the cloud is known to have."""
+    _since: float = 0.0
+    """When the cloud last confirmed any."""
+
+    def begin(self, handed: int) -> None:
+        """Start to count."""
+        self.handed, self.confirmed, self._since = handed, 0, trio.current_time()
+
+    def confirm(self, size: int) -> None:
+        """Note that the cloud has the first `size` bytes."""
+        if size > self.confirmed:
+            self.confirmed, self._since = size, trio.current_time()
+
+    def sent_slowly(self) -> int | None:
+        """Return how much the slowest line would have sent; None if that is all it was given."""
+        sent = self.confirmed + int((trio.current_time() - self._since) * _SLOWEST)
+        return sent if sent < self.handed else None
+
+    async def tell(self, sent: int) -> None:
+        """Tell how much was sent."""
+        if self.progress is not None:
+            await trio.to_thread.run_sync(self.progress, sent)
 
 
 class _Parts:
@@ -181,20 +241,18 @@ class _Parts:
 
     def __init__(
         self,
-        content: Content,
+        upload: _Upload,
         size: int,
         loop: asyncio.AbstractEventLoop,
         nursery: trio.Nursery,
-        progress: Progress | None,
         at_end: Callable[[], Awaitable[object]] | None,
     ) -> None:
-        self._content = content
+        self._upload = upload
+        self._content = upload.content
         self._size = size
         self._loop = loop
         self._nursery = nursery
-        self._progress = progress
         self._at_end = at_end
-        self._at = 0
         self._stopped = False
         self._asked: asyncio.Future[Any] | None = None
         self.failure: Exception | None = None
@@ -218,7 +276,7 @@ class _Parts:
         self._asked = future
         if self._stopped:
             future.set_exception(_Stopped())
-        elif self._at >= self._content.size:
+        elif self._upload.handed >= self._content.size:
             self._nursery.start_soon(self._end, future)
         else:
             self._nursery.start_soon(self._fill, future)
@@ -235,14 +293,15 @@ class _Parts:
             future.set_exception(over)
 
     async def _fill(self, future: "asyncio.Future[Any]") -> None:
-        start, size = self._at, min(self._size, self._content.size - self._at)
-        self._at += size
+        start = self._upload.handed
+        size = min(self._size, self._content.size - start)
+        self._upload.handed += size
+        # What is under way besides this part was not all received yet.
+        sent = max(0, start - (_AT_ONCE - 1) * self._size)
+        self._upload.confirm(sent)
         try:
             data = await trio.to_thread.run_sync(_read, self._content, start, size)
-            if self._progress is not None:
-                # What is under way besides this part was not all received yet.
-                sent = max(0, start - (_AT_ONCE - 1) * self._size)
-                await trio.to_thread.run_sync(self._progress, sent)
+            await self._upload.tell(sent)
         except Exception as error:  # noqa: BLE001 - comes out of `send`
             self.failure = error
             if not future.done():

@@ -112,6 +112,18 @@ async def test_a_part_that_failed_is_sent_again_alone(store, server: RunningServ
     await store.remove(PETS, "big")
 
 
+@pytest.mark.parametrize("data", [b"small", BIG], ids=["whole", "parts"])
+async def test_a_head_that_failed_after_an_upload_is_asked_again_alone(
+    store, server: RunningServer, data: bytes
+):
+    server.faults([{"action": "status", "status": 503, "match": {"method": "HEAD"}, "times": 3}])
+    info = await CallPipeline(store, deadline=30).upload(PETS, "sent", BytesContent(data))
+    assert info.size == len(data)
+    assert store.counted["put"] == (1 if data == b"small" else 2 + 3)
+    assert store.counted["head"] == 4
+    await store.remove(PETS, "sent")
+
+
 async def test_a_cancelled_upload_leaves_no_parts(store, server: RunningServer, monkeypatch):
     monkeypatch.setattr(uploads, "_AT_ONCE", 1)
     slow = {"action": "stall", "seconds": 0.5, "times": -1}
