@@ -26,7 +26,7 @@ from aisfs.model import Bucket, Keys, Page, Provider
 from aisfs.store.cloud.clients import Client
 from aisfs.store.cloud.errors import cloud_errors
 from aisfs.store.cloud.futures import Futures, settled
-from aisfs.store.cloud.objects import described
+from aisfs.store.cloud.objects import REFUSED, described
 from aisfs.store.cloud.odd_keys import OddKeys, are_listed
 from aisfs.store.port import Count
 
@@ -89,8 +89,12 @@ class Listings:
         number = known.number if known else 1 + int(token.rpartition("-")[2] or 0)
         began = known.began if known else datetime.now(UTC)
         future = known.future if known else self._begin(client, bucket, prefix)
-        with trio.move_on_after(_PATIENCE):
-            await settled(future, keep=True)
+        try:
+            with trio.move_on_after(_PATIENCE):
+                await settled(future, keep=True)
+        except trio.Cancelled:  # nobody knows the token by which it could be asked for
+            future.cancel()
+            raise
         if not future.done():
             token = f"listing-{next(self._numbers)}-{number}"
             self._pending[token] = _Pending(future, trio.current_time(), number, began)
@@ -118,6 +122,8 @@ class Listings:
             await settled(again)
             with cloud_errors(f"{bucket}/{prefix}"):
                 found = again.result()
+        paths = [meta["path"] for meta in found["objects"]]
+        _check_inside(bucket, prefix, [*paths, *found["common_prefixes"]])
         objects = [meta for meta in found["objects"] if meta["path"].startswith(prefix)]
         directories = [f"{path}/" for path in found["common_prefixes"] if path.startswith(prefix)]
         entries = len(found["objects"]) + len(found["common_prefixes"])
@@ -130,14 +136,20 @@ class Listings:
             await self._check_end(client, bucket, prefix, last, began)
         return Page([described(meta) for meta in objects], directories, "")
 
-    async def first_keys(self, client: Client, bucket: Bucket, prefix: str, most: int) -> Keys:
+    async def first_keys(
+        self, client: Client, bucket: Bucket, prefix: str, most: int, *, sure: bool = False
+    ) -> Keys:
         """Return the first keys below a directory; see `ObjectStore.first_keys`."""
         if never_below(prefix):
             return Keys([], complete=True)
+        began = datetime.now(UTC)
         found = await self._first(client, bucket, prefix, most + 1)
-        if not found and most > 1:  # a lookup asks for one, and then for the object of that name
+        if not found and (most > 1 or sure):  # a lookup then asks for the object of that name
             await self._check_lists(client, bucket)
             found = await self._first(client, bucket, prefix, most + 1)
+        if _PAGE <= len(found) <= most:
+            last = max(path for path, _ in found)
+            await self._check_end(client, bucket, prefix, last, began)
         marker = prefix.removesuffix("/")
         keys = [prefix if path == marker else path for path, _ in found]
         return Keys(keys[:most], len(keys) <= most)
@@ -156,6 +168,8 @@ class Listings:
         self, client: Client, bucket: Bucket, prefix: str, most: int, after: str = ""
     ) -> list[tuple[str, datetime]]:
         """Return the first paths behind `after`, and when they changed; obstore may make one of a marker `dir/`, too."""
+        if after and REFUSED.search(after) and _lists_odd_keys(bucket):
+            return await self._odd_keys.first(bucket, prefix, most, after)
         with cloud_errors(f"{bucket}/{prefix}"):
             stream = obstore.list(client, prefix or None, offset=after or None, chunk_size=most)
             try:
@@ -168,6 +182,7 @@ class Listings:
                 return await self._odd_keys.first(bucket, prefix, most, after)
         self._count("list", _requests(len(found)))
         self._note(bucket, found)
+        _check_inside(bucket, prefix, [meta["path"] for meta in found])
         if found:
             self._witness[bucket] = found[-1]["path"]
         return [(meta["path"], meta["last_modified"]) for meta in found]
@@ -241,6 +256,18 @@ def _requests(entries: int) -> int:
 
 def _lists_odd_keys(bucket: Bucket) -> bool:
     return bucket.provider is Provider.S3 and are_listed()
+
+
+def _check_inside(bucket: Bucket, prefix: str, paths: Sequence[str]) -> None:
+    """Make sure that a listing of a directory is one of this directory, the marker `dir/` being its own.
+
+    Raises:
+        Unavailable: it is not.
+    """
+    marker = prefix.removesuffix("/")
+    for path in paths:
+        if not path.startswith(prefix) and path != marker:
+            raise Unavailable(f"{bucket}/{prefix}: the listing names {path!r}, which is not in it")
 
 
 def _behind(name: str) -> str:

@@ -71,8 +71,15 @@ class OddKeys:
         self, bucket: Bucket, prefix: str, most: int, after: str
     ) -> list[tuple[str, datetime]]:
         """Return the first keys below a directory that come behind `after`, and when they changed."""
-        found = await self._ask(bucket, Prefix=prefix, MaxKeys=most, StartAfter=after)
-        return [(row["Key"], row["LastModified"]) for row in found.get("Contents", ())]
+        first: list[tuple[str, datetime]] = []
+        more: dict[str, object] = {"StartAfter": after}
+        while True:
+            found = await self._ask(bucket, Prefix=prefix, MaxKeys=most - len(first), **more)
+            first += [(row["Key"], row["LastModified"]) for row in found.get("Contents", ())]
+            token = found.get("NextContinuationToken", "")
+            if not token or len(first) >= most:
+                return first
+            more = {"ContinuationToken": token}
 
     async def _ask(self, bucket: Bucket, **words: object) -> dict[str, Any]:
         self._count("list", 1)

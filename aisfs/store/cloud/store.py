@@ -89,7 +89,8 @@ class CloudStore(NoMultipart):
     ) -> Keys:
         """Return `most` keys at most of objects below the directory `prefix`."""
         async with self._limiter:
-            keys = await self._listings.first_keys(self._reads(bucket), bucket, prefix, most)
+            client = self._reads(bucket)
+            keys = await self._listings.first_keys(client, bucket, prefix, most, sure=sure)
         self._there.add(bucket)
         return keys
 

@@ -222,6 +222,8 @@ async def test_keys_that_obstore_refuses_are_left_out_of_listings(
             1,
         )
         assert (await store.first_keys(bucket, "", 1)).found
+        keys = await store.first_keys(bucket, "d/", 10_000)
+        assert (len(keys.found), keys.complete) == (1001 + 8, True)
         for key in ODD:
             with pytest.raises(NotFound):
                 await store.head(bucket, key)
@@ -250,6 +252,67 @@ async def test_a_page_that_is_none_does_not_end_a_listing(store, server: Running
         await store.list_page(PETS, "many/")
     server.faults([])
     assert len((await store.list_page(PETS, "many/")).objects) == 1005
+
+
+def make_many(server: RunningServer, name: str, count: int) -> None:
+    folder = server.root / "pets" / name
+    folder.mkdir(exist_ok=True)
+    for number in range(count):
+        (folder / f"{number:04}").write_bytes(b"")
+        os.utime(folder / f"{number:04}", (BEFORE, BEFORE))
+
+
+async def test_the_keys_below_a_directory_do_not_end_at_a_page_that_is_none(
+    store, server: RunningServer
+):
+    make_many(server, "keys", 1005)
+    lie = {"action": "lie", "status": 200, "body": "<html>log in</html>", "times": -1}
+    server.faults([{**lie, "match": LATER_PAGES}])
+    with pytest.raises(Unavailable, match="not the end"):
+        await store.first_keys(PETS, "keys/", 10_000)
+    server.faults([])
+    keys = await store.first_keys(PETS, "keys/", 10_000)
+    assert (len(keys.found), keys.complete) == (1005, True)
+
+
+async def test_a_page_of_another_directory_is_refused(store, server: RunningServer):
+    make_many(server, "other", 1005)
+    body = (
+        "<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>elsewhere/x</Key>"
+        "<LastModified>2020-01-01T00:00:00.000Z</LastModified><ETag>1</ETag><Size>0</Size>"
+        "</Contents></ListBucketResult>"
+    )
+    lie = {"action": "lie", "status": 200, "body": body, "times": -1, "match": LATER_PAGES}
+    server.faults([lie])
+    with pytest.raises(Unavailable, match="names 'elsewhere/x', which is not in it"):
+        await store.list_page(PETS, "other/")
+    with pytest.raises(Unavailable, match="which is not in it"):
+        await store.first_keys(PETS, "other/", 10_000)
+
+
+async def test_whoever_asks_for_certainty_does_not_get_a_page_that_is_none(
+    store, server: RunningServer
+):
+    """That a directory is empty is asked before another is put in its place."""
+    make_many(server, "full", 1)
+    await store.list_page(PETS, "full/")
+    lie = {"action": "lie", "status": 200, "body": "<html>log in</html>"}
+    server.faults([{**lie, "match": {"query_contains": "list-type"}, "times": 3}])
+    with pytest.raises(Unavailable, match="which is there"):
+        await store.first_keys(PETS, "full/", 1, sure=True)
+
+
+async def test_a_listing_whose_page_is_cancelled_is_over(store, server: RunningServer):
+    """Nobody could ask for the rest of it."""
+    hang = {"action": "stall", "seconds": 60, "until_cleared": True, "times": -1}
+    server.faults([{**hang, "match": {"query_contains": "list-type"}}])
+    begun = []
+    begin = store._listings._begin
+    store._listings._begin = lambda *args: begun.append(begin(*args)) or begun[-1]
+    with trio.move_on_after(0.3) as scope:
+        await store.list_page(PETS, "")
+    assert scope.cancelled_caught
+    assert [future.cancelled() for future in begun] == [True]
 
 
 async def test_a_directory_may_grow_at_its_end_while_it_is_listed(store, server: RunningServer):
