@@ -15,7 +15,8 @@ from demo.vision import ImageFolder
 from tests.mount.content import payload
 from tests.mount.datasets import encode, sample, tree
 from tests.mount.test_class_view import jpeg
-from tests.support.clouds import Cloud, azurite, fake_gcs, moto, s3_environment
+from tests.support.clouds import Azure, Cloud, azurite, fake_gcs, moto, s3_environment
+from tests.support.late_copies import late_copies
 from tests.support.mounts import Mount, aisfs, eventually, mounted
 from tests.support.servers import RunningServer, running_server
 from tests.support.slow_line import slow_line
@@ -166,6 +167,26 @@ def test_a_slow_line_needs_the_time_that_it_needs(s3: Cloud, mountpoint: Path, t
                 file.close()
             assert time.monotonic() - before < 30, "it ended within a deadline"
             line.is_dead = False
+
+
+def test_a_rename_waits_until_azure_has_copied(azure: Azure, mountpoint: Path, tmp_path: Path):
+    """It may answer before that, and the new blob is empty meanwhile."""
+    bucket, data = azure.make_bucket(), payload(2 << 20)
+    azure.put(bucket, "d/old.bin", data)
+    options = ["--writable", "--staging-dir", str(tmp_path / "staging")]
+    with late_copies(azure, 2) as late:
+        with mount_of(late, late.source(bucket), mountpoint, *options) as mount:
+            os.rename(mount.path / "d" / "old.bin", mount.path / "d" / "new.bin")
+            assert (mount.path / "d" / "new.bin").read_bytes() == data
+            assert os.listdir(mount.path / "d") == ["new.bin"]
+            assert azure.get(bucket, "d/new.bin") == data
+        with mount_of(
+            late, late.source(bucket), mountpoint, *options, "--io-timeout", "0.7",
+            expected_log=["given up"],
+        ) as mount:  # fmt: skip
+            with pytest.raises(OSError, match="timed out"):
+                os.rename(mount.path / "d" / "new.bin", mount.path / "d" / "newer.bin")
+            assert azure.get(bucket, "d/new.bin") == data
 
 
 def test_modes_and_times_are_refused_or_last_as_long_as_the_mount(

@@ -41,8 +41,8 @@ _CREDENTIALS = ("credential", "token request", "metadata", "Received None from s
 """Words of errors that asking for credentials gave, and not the cloud."""
 _REGION = ("PermanentRedirect", "AuthorizationHeaderMalformed", "redirect without LOCATION")
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
-_CONFLICTS = ("OperationAborted", "ConditionalRequestConflict")
-"""Of two writers at once: S3 wants one of them to try again."""
+_CONFLICTS = ("OperationAborted", "ConditionalRequestConflict", "PendingCopyOperation")
+"""Of two writers at once, one of which is to try again."""
 _REDIRECTS = (307, 308)
 """Of a request with a body, which obstore does not send twice."""
 _OF_AISTORE: dict[str, type[AisfsError]] = {
@@ -89,7 +89,7 @@ def error_of_status(subject: str, status: int, code: str) -> AisfsError:
 
 
 def _kind(error: Exception, text: str, status: int, code: str) -> type[AisfsError]:
-    if code == _NO_UPLOAD or _NO_ANSWER in text:
+    if code == _NO_UPLOAD or code in _CONFLICTS or _NO_ANSWER in text:
         return Unavailable
     if any(word in text for word in _NO_BUCKET):
         return BucketNotFound

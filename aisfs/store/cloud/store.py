@@ -256,14 +256,30 @@ class CloudStore(NoMultipart):
         before = await self._head_or_none(to_bucket, new_key)
         call = partial(obstore.copy_async, client, key, new_key)
         await self._change(bucket, "copy", call, subject, info.size)
-        copied = await self._head_or_none(bucket, new_key)
-        # obstore takes any answer for a copy that has the status of success.
+        check = partial(self._copied, bucket, new_key, info, before)
+        if bucket.provider is not Provider.AZ:
+            return await check()
+        # Azure may copy later than it answers; until then the new blob is empty.
+        seconds = self._settings.io_timeout + info.size / _COPIED_A_SECOND
+        return await Retrier(deadline=seconds).run(subject, check)
+
+    async def _copied(
+        self, bucket: Bucket, key: str, info: ObjectInfo, before: ObjectInfo | None
+    ) -> ObjectInfo:
+        """Describe the copy of an object.
+
+        Raises:
+            Unavailable: there is none: obstore takes any answer for a copy that has the status of success.
+        """
+        copied = await self._head_or_none(bucket, key)
         if (
             copied is None
             or copied.size != info.size
             or (copied == before and copied.version != info.version)
         ):
-            raise Unavailable(f"{subject}: the cloud says that it has copied it, and has not")
+            raise Unavailable(
+                f"{bucket}/{info.key}: the cloud says that it has copied it, and has not"
+            )
         return copied
 
     async def rename(self, bucket: Bucket, key: str, new_key: str) -> ObjectInfo:
