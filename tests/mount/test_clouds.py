@@ -246,6 +246,35 @@ def test_names_that_cannot_be_files_are_left_out(s3: Cloud, mountpoint: Path, tm
         assert s3.get(bucket, "d/new.txt") == b"new"
 
 
+@pytest.mark.parametrize("name", ["gcs", "azure"])
+def test_a_key_that_cannot_be_a_file_spoils_no_more_than_the_listing_of_its_directory(
+    name: str, request: pytest.FixtureRequest, mountpoint: Path, tmp_path: Path
+):
+    cloud: Cloud = request.getfixturevalue(name)
+    bucket = cloud.make_bucket()
+    for key in ("d//x", "d/../y", "d/fine.txt", "d/e/fine.txt", "fine.txt", "other/fine.txt"):
+        cloud.put(bucket, key, key.encode())
+    log = ["lists nothing beside a key such as 'd/"]
+    with mount_of(cloud, cloud.source(bucket), mountpoint, expected_log=log) as mount:
+        assert sorted(os.listdir(mount.path)) == ["d", "fine.txt", "other"]
+        assert (mount.path / "d" / "fine.txt").read_bytes() == b"d/fine.txt"
+        assert os.listdir(mount.path / "d" / "e") == ["fine.txt"]
+        assert not (mount.path / "d" / "none").exists()
+        for _ in range(2):
+            with pytest.raises(OSError, match="Input/output"):
+                os.listdir(mount.path / "d")
+        cloud.delete(bucket, "d//x")
+        cloud.delete(bucket, "d/../y")
+        assert eventually(lambda: listable(mount.path / "d"))
+        assert sorted(os.listdir(mount.path / "d")) == ["e", "fine.txt"]
+
+
+def listable(path: Path) -> bool:
+    with suppress(OSError):
+        return bool(os.listdir(path))
+    return False
+
+
 @pytest.mark.parametrize("waits", [False, True], ids=["close", "write-back"])
 def test_of_two_clients_that_make_a_file_one_wins(
     waits: bool, s3: Cloud, mountpoint: Path, tmp_path: Path

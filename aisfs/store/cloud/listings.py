@@ -10,6 +10,7 @@ see `odd_keys`.
 
 import asyncio
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -40,6 +41,10 @@ _PAGE = 1000
 """Entries that a request brings, in S3; others bring up to five times as many."""
 _CLOCKS = timedelta(minutes=1)
 """How far the clock of a cloud may be from ours."""
+_BY_NAME = "by name"
+"""Token of the page behind the first one of a directory that cannot be listed."""
+_NAMED = re.compile(r'Path "(.*)"(?: contained|:)', re.DOTALL)
+"""In what obstore says of a key."""
 _NOWHERE = ".aisfs-there-is-no-such-object"
 
 
@@ -52,6 +57,23 @@ class _Pending(NamedTuple):
     began: datetime
 
 
+class _OddKey(ProtocolError):
+    """A key that obstore refuses, and with it all that the cloud lists beside it."""
+
+    key = ""
+
+
+def _odd_key(bucket: Bucket, prefix: str, refused: BaseException) -> _OddKey:
+    found = _NAMED.search(str(refused).partition("\n\n")[0])
+    key = found[1] if found else prefix
+    error = _OddKey(
+        f"{bucket}/{prefix}: not listed, since the cloud's client lists nothing beside a key such as "
+        f"{key!r}; other files can be opened by name"
+    )
+    error.key = key
+    return error
+
+
 class Listings:
     """Lists buckets; knows the listings that are under way."""
 
@@ -61,8 +83,11 @@ class Listings:
         self._numbers = itertools.count(1)
         self._pending: dict[str, _Pending] = {}
         self._odd_keys = OddKeys(settings, count)
+        self._deadline = settings.io_timeout
+        self._refused: dict[tuple[Bucket, str], _OddKey] = {}
+        """Directories that cannot be listed at all, and why."""
         self._odd: set[tuple[Bucket, str]] = set()
-        """Directories whose listings obstore refuses."""
+        """Directories whose listings obstore refuses, and boto3 makes."""
         self._witness: dict[Bucket, str] = {}
         """A key of each bucket that was listed last."""
         self._has_etags: dict[Bucket, bool] = {}
@@ -82,6 +107,8 @@ class Listings:
         """Return a page of a directory; see `ObjectStore.list_page`."""
         if never_below(prefix):
             return Page([], [], "")
+        if token == _BY_NAME:
+            raise self._refused[bucket, prefix]
         if (bucket, prefix) in self._odd:
             return await self._odd_keys.page(bucket, prefix, token)
         self._forget_old()
@@ -90,7 +117,7 @@ class Listings:
         began = known.began if known else datetime.now(UTC)
         future = known.future if known else self._begin(client, bucket, prefix)
         try:
-            with trio.move_on_after(_PATIENCE):
+            with trio.move_on_after(min(_PATIENCE, self._deadline / 2)):
                 await settled(future, keep=True)
         except trio.Cancelled:  # nobody knows the token by which it could be asked for
             future.cancel()
@@ -99,9 +126,13 @@ class Listings:
             token = f"listing-{next(self._numbers)}-{number}"
             self._pending[token] = _Pending(future, trio.current_time(), number, began)
             return Page([], [], token)
-        if _lists_odd_keys(bucket) and isinstance(future.exception(), InvalidPathError):
-            self._odd.add((bucket, prefix))
-            return await self._odd_keys.page(bucket, prefix, "")
+        if isinstance(refused := future.exception(), InvalidPathError):
+            if _lists_odd_keys(bucket):
+                self._odd.add((bucket, prefix))
+                return await self._odd_keys.page(bucket, prefix, "")
+            # The directory counts as a large one: its names are looked up one by one.
+            self._refused[bucket, prefix] = _odd_key(bucket, prefix, refused)
+            return Page([], [], _BY_NAME)
         with _last_of(number):
             return await self._checked(client, bucket, prefix, future, began)
 
@@ -142,6 +173,14 @@ class Listings:
         """Return the first keys below a directory; see `ObjectStore.first_keys`."""
         if never_below(prefix):
             return Keys([], complete=True)
+        try:
+            return await self._first_keys(client, bucket, prefix, most, sure=sure)
+        except _OddKey as odd:  # so there is something
+            return Keys([odd.key], complete=False)
+
+    async def _first_keys(
+        self, client: Client, bucket: Bucket, prefix: str, most: int, *, sure: bool
+    ) -> Keys:
         began = datetime.now(UTC)
         found = await self._first(client, bucket, prefix, most + 1)
         if not found and (most > 1 or sure):  # a lookup then asks for the object of that name
@@ -176,9 +215,9 @@ class Listings:
                 found: Sequence[Any] = await self._futures.wait(stream.__anext__)
             except StopAsyncIteration:
                 found = ()
-            except InvalidPathError:
+            except InvalidPathError as refused:
                 if not _lists_odd_keys(bucket):
-                    raise
+                    raise _odd_key(bucket, prefix, refused) from None
                 return await self._odd_keys.first(bucket, prefix, most, after)
         self._count("list", _requests(len(found)))
         self._note(bucket, found)
@@ -201,11 +240,9 @@ class Listings:
             try:
                 if await self._first(client, bucket, directory, 1):
                     return
-            except ProtocolError:  # of a key that obstore refuses: so there is one
-                return
-            except (
-                AccessDenied
-            ):  # an answer of the cloud: this account sees only some of the bucket
+            # A key that obstore refuses is one. Nor is it for an account that sees only some of a bucket
+            # to see all of it.
+            except (_OddKey, AccessDenied):
                 return
         for key in filter(None, (witness, _NOWHERE)):
             self._count("head", 1)
@@ -233,9 +270,13 @@ class Listings:
         # behind a name in its buckets of other clouds.
         if bucket.provider is Provider.AZ or not self._has_etags.get(bucket, True):
             return
-        if not await self._first(client, bucket, prefix, 1):
-            raise Unavailable(f"{bucket}/{prefix}: the cloud lists nothing any more")
-        for _, changed in await self._first(client, bucket, prefix, 1, _behind(last)):
+        try:
+            if not await self._first(client, bucket, prefix, 1):
+                raise Unavailable(f"{bucket}/{prefix}: the cloud lists nothing any more")
+            behind = await self._first(client, bucket, prefix, 1, _behind(last))
+        except _OddKey:  # below, and of no known time
+            return
+        for _, changed in behind:
             if changed < began - _CLOCKS:
                 raise Unavailable(
                     f"{bucket}/{prefix}: the listing ended at {last!r}, which is not the end"
