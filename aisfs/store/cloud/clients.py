@@ -95,7 +95,7 @@ def _aws_session(bucket: Bucket) -> tuple[dict[str, Any], Any]:
     """Return AWS's configuration of the profile, and what gives its credentials."""
     if importlib.util.find_spec("boto3") is None:
         raise ConfigError(
-            f"{bucket}: AWS's profiles need boto3: install aisfs with its extra cloud"
+            f"{bucket}: AWS's profiles need boto3; in a clone of aisfs: pip install '.[cloud]'"
         )
     import boto3
     import botocore.exceptions
