@@ -20,6 +20,7 @@ from tests.support.late_copies import late_copies
 from tests.support.mounts import Mount, aisfs, eventually, mounted
 from tests.support.servers import RunningServer, running_server
 from tests.support.slow_line import slow_line
+from tests.support.web_servers import make_certificate, nginx
 
 pytestmark = pytest.mark.mount
 
@@ -204,6 +205,8 @@ def test_modes_and_times_are_refused_or_last_as_long_as_the_mount(
         return subprocess.run(words, capture_output=True, check=False).returncode
 
     with mount_of(s3, s3.source(bucket), mountpoint, *options) as mount:
+        assert code("touch", mount.path / "new") == 0
+        assert code("touch", mount.path / "new") == 1
         assert code("cp", "-p", source / "a", mount.path / "kept") == 0
         facts = (mount.path / "kept").stat()
         assert (facts.st_mode & 0o777, facts.st_mtime) == (0o640, old)
@@ -378,6 +381,20 @@ def test_what_cannot_work_is_one_clear_line(s3: Cloud, mountpoint: Path, tmp_pat
     unreachable = {**s3_environment("http://127.0.0.1:1"), "AIS_ENDPOINT": ""}
     done = aisfs("mount", s3.source(bucket), mountpoint, env=unreachable)
     assert done.returncode == Exit.UNREACHABLE, done.stderr
+
+
+def test_a_private_certificate_authority(s3: Cloud, tmp_path: Path):
+    bucket, certificate = filled(s3), make_certificate(tmp_path)
+    s3.put(bucket, "d//odd", b"")  # boto3 lists this directory
+    proxy = f"proxy_pass {s3.url}; proxy_set_header Host $http_host;"
+    with nginx(tmp_path, certificate=certificate, autoindex=False, more=proxy) as front:
+        environment = s3_environment(front.url)
+        refused = aisfs("ls", s3.source(bucket), env=environment)
+        assert refused.returncode == Exit.USAGE
+        assert b"not trusted (UnknownIssuer): name its CA in AIS_CLIENT_CA" in refused.stderr
+        for more in ({"AIS_CLIENT_CA": str(certificate[0])}, {"AIS_SKIP_VERIFY_CRT": "true"}):
+            done = aisfs("ls", s3.source(bucket, "/d/"), env={**environment, **more})
+            assert done.stdout == b"big.bin\n", done.stderr
 
 
 def test_profile_of_aws(s3: Cloud, tmp_path: Path):

@@ -65,6 +65,13 @@ def _options(endpoint: str, settings: ClusterSettings) -> dict[str, Any]:
         "user_agent": "aisfs",
         "allow_http": endpoint.startswith("http://"),
     }
+    if settings.skip_verify_crt:
+        options["allow_invalid_certificates"] = True
+    elif settings.client_ca:
+        try:
+            options["root_certificate"] = settings.client_ca.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"AIS_CLIENT_CA {settings.client_ca}: {error.strerror}") from error
     if settings.connect_timeout:
         options["connect_timeout"] = timedelta(seconds=settings.connect_timeout)
     return options

@@ -15,6 +15,7 @@ from aisfs.errors import (
     AisfsError,
     AlreadyExists,
     BucketNotFound,
+    ConfigError,
     InvalidName,
     IsADirectory,
     NotFound,
@@ -32,6 +33,8 @@ _QUERY = re.compile(r"(https?://[^\s?)]+)\?[^\s)]*")
 _URL = re.compile(r"https?://\S+")
 _METADATA = "//169.254."
 """Where machines in a cloud ask for credentials."""
+_CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(\w+)")
+"""Stands nowhere else than in `_DEBUG`."""
 _DEBUG = "\n\nDebug source"
 """What follows repeats it all, with more of the request."""
 _SHOWN = 300
@@ -73,12 +76,16 @@ def cloud_errors(subject: str) -> Iterator[None]:
 
 def error_of(subject: str, error: Exception) -> AisfsError:
     """Return an error of obstore as one of ours."""
-    text = str(error).partition(_DEBUG)[0]
+    text, _, debug = str(error).partition(_DEBUG)
+    if found := _CERTIFICATE.search(debug):
+        why = f"the certificate is not trusted ({found[1]}): name its CA in AIS_CLIENT_CA"
+        return ConfigError(f"{subject}: {why}")
     status = int(found[1]) if (found := _STATUS.search(text)) else 0
     code = found[1] if (found := _CODE.search(text)) else ""
     # The URL has the key, which may have any of the words that tell errors apart.
-    kind = AccessDenied if _METADATA in text else _kind(error, _URL.sub("", text), status, code)
-    return kind(f"{subject}: {_reason(text, status, code)}")
+    words = _URL.sub("", text)
+    kind = AccessDenied if _METADATA in text else _kind(error, words, status, code)
+    return kind(f"{subject}: {_reason(text, words, status, code)}")
 
 
 def error_of_status(subject: str, status: int, code: str) -> AisfsError:
@@ -133,8 +140,8 @@ def _kind_of_status(text: str, status: int, code: str) -> type[AisfsError]:
     return kinds.get(status, Unavailable if status > 500 else ProtocolError)
 
 
-def _reason(text: str, status: int, code: str) -> str:
-    if any(word in _URL.sub("", text) for word in _REGION):
+def _reason(text: str, words: str, status: int, code: str) -> str:
+    if any(word in words for word in _REGION):
         return "the bucket is in another region: set AWS_REGION"
     if status and _METADATA in text:
         return (

@@ -112,7 +112,12 @@ def _make_client(settings: ClusterSettings) -> Any:  # noqa: ANN401 - boto3 has 
         signature_version=botocore.UNSIGNED if settings.anonymous else None,
     )
     return boto3.Session(region_name=clouds.aws_region() or None).client(
-        "s3", endpoint_url=endpoint, config=config
+        "s3",
+        endpoint_url=endpoint,
+        config=config,
+        verify=False
+        if settings.skip_verify_crt
+        else settings.client_ca and str(settings.client_ca),
     )
 
 
