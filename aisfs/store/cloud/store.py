@@ -223,7 +223,7 @@ class CloudStore(NoMultipart):
         subject, client = self._subject(bucket, key), self._writes(bucket)
         await self._check_spelling(bucket, key)
         async with self._limiter:
-            etag = await self._uploads.send(client, key, content, subject, progress, only_new)
+            etag = await self._uploads.send(client, bucket, key, content, progress, only_new)
         # Only this is repeated: the content is there.
         info = await self._retrier.run(subject, partial(self.head, bucket, key))
         version = version_of(etag)
