@@ -138,7 +138,9 @@ def open_store(
     match bucket.provider:
         case Provider.S3 | Provider.GS | Provider.AZ:
             if importlib.util.find_spec("obstore") is None:
-                raise ConfigError(f"{bucket}: needs obstore: install aisfs with its extra cloud")
+                raise ConfigError(
+                    f"{bucket}: needs obstore; in a clone of aisfs: pip install '.[cloud]'"
+                )
             from aisfs.store.cloud.store import CloudStore
 
             return CloudStore(cluster, count)

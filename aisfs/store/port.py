@@ -170,7 +170,8 @@ class Content(Protocol):
 
 
 Progress = Callable[[int], None]
-"""Told, in a worker thread, how many bytes of a content were sent so far; a retry begins lower."""
+"""Told, in a worker thread, how many bytes of a content were sent so far; a retry begins lower. A store that
+does not know tells what a slow line has sent by now, as long as something shows that it is not dead."""
 
 Announce = Callable[[str], None]
 """Told, before anything of an upload is sent, the name by which `abandon_upload` knows it; once more

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,9 +15,12 @@ from demo.vision import ImageFolder
 from tests.mount.content import payload
 from tests.mount.datasets import encode, sample, tree
 from tests.mount.test_class_view import jpeg
-from tests.support.clouds import Cloud, azurite, fake_gcs, moto, s3_environment
+from tests.support.clouds import Azure, Cloud, azurite, fake_gcs, moto, s3_environment
+from tests.support.late_copies import late_copies
 from tests.support.mounts import Mount, aisfs, eventually, mounted
 from tests.support.servers import RunningServer, running_server
+from tests.support.slow_line import slow_line
+from tests.support.web_servers import make_certificate, nginx
 
 pytestmark = pytest.mark.mount
 
@@ -144,6 +148,48 @@ def test_writing(name: str, request: pytest.FixtureRequest, mountpoint: Path, tm
     )
 
 
+def test_a_slow_line_needs_the_time_that_it_needs(s3: Cloud, mountpoint: Path, tmp_path: Path):
+    """15 MB at 1 MB/s, with deadlines that are far shorter, as one request; and a dead line ends."""
+    bucket, data = s3.make_bucket(), payload(15 << 20)
+    options = ["--writable", "--staging-dir", str(tmp_path / "staging"), "--io-timeout", "3"]
+    with slow_line(s3.url, 1e6) as line:
+        env = {**s3_environment(line.url), "AIS_READ_TIMEOUT": "1"}
+        log = ["given up", "was not uploaded"]
+        with mounted(
+            s3.source(bucket), mountpoint, options=options, env=env, expected_log=log
+        ) as mount:
+            (mount.path / "large.bin").write_bytes(data)
+            assert s3.get(bucket, "large.bin") == data
+            file = open(mount.path / "lost.bin", "wb")  # noqa: SIM115 - its close fails
+            file.write(data)
+            line.is_dead = True
+            before = time.monotonic()
+            with pytest.raises(OSError, match="timed out"):
+                file.close()
+            assert time.monotonic() - before < 30, "it ended within a deadline"
+            line.is_dead = False
+
+
+def test_a_rename_waits_until_azure_has_copied(azure: Azure, mountpoint: Path, tmp_path: Path):
+    """It may answer before that, and the new blob is empty meanwhile."""
+    bucket, data = azure.make_bucket(), payload(2 << 20)
+    azure.put(bucket, "d/old.bin", data)
+    options = ["--writable", "--staging-dir", str(tmp_path / "staging")]
+    with late_copies(azure, 2) as late:
+        with mount_of(late, late.source(bucket), mountpoint, *options) as mount:
+            os.rename(mount.path / "d" / "old.bin", mount.path / "d" / "new.bin")
+            assert (mount.path / "d" / "new.bin").read_bytes() == data
+            assert os.listdir(mount.path / "d") == ["new.bin"]
+            assert azure.get(bucket, "d/new.bin") == data
+        with mount_of(
+            late, late.source(bucket), mountpoint, *options, "--io-timeout", "0.7",
+            expected_log=["given up"],
+        ) as mount:  # fmt: skip
+            with pytest.raises(OSError, match="timed out"):
+                os.rename(mount.path / "d" / "new.bin", mount.path / "d" / "newer.bin")
+            assert azure.get(bucket, "d/new.bin") == data
+
+
 def test_modes_and_times_are_refused_or_last_as_long_as_the_mount(
     s3: Cloud, mountpoint: Path, tmp_path: Path
 ):
@@ -159,6 +205,8 @@ def test_modes_and_times_are_refused_or_last_as_long_as_the_mount(
         return subprocess.run(words, capture_output=True, check=False).returncode
 
     with mount_of(s3, s3.source(bucket), mountpoint, *options) as mount:
+        assert code("touch", mount.path / "new") == 0
+        assert code("touch", mount.path / "new") == 1
         assert code("cp", "-p", source / "a", mount.path / "kept") == 0
         facts = (mount.path / "kept").stat()
         assert (facts.st_mode & 0o777, facts.st_mtime) == (0o640, old)
@@ -199,6 +247,35 @@ def test_names_that_cannot_be_files_are_left_out(s3: Cloud, mountpoint: Path, tm
         (mount.path / "d" / "new.txt").write_bytes(b"new")
         assert sorted(os.listdir(mount.path / "d")) == ["fine.txt", "new.txt"]
         assert s3.get(bucket, "d/new.txt") == b"new"
+
+
+@pytest.mark.parametrize("name", ["gcs", "azure"])
+def test_a_key_that_cannot_be_a_file_spoils_no_more_than_the_listing_of_its_directory(
+    name: str, request: pytest.FixtureRequest, mountpoint: Path, tmp_path: Path
+):
+    cloud: Cloud = request.getfixturevalue(name)
+    bucket = cloud.make_bucket()
+    for key in ("d//x", "d/../y", "d/fine.txt", "d/e/fine.txt", "fine.txt", "other/fine.txt"):
+        cloud.put(bucket, key, key.encode())
+    log = ["lists nothing beside a key such as 'd/"]
+    with mount_of(cloud, cloud.source(bucket), mountpoint, expected_log=log) as mount:
+        assert sorted(os.listdir(mount.path)) == ["d", "fine.txt", "other"]
+        assert (mount.path / "d" / "fine.txt").read_bytes() == b"d/fine.txt"
+        assert os.listdir(mount.path / "d" / "e") == ["fine.txt"]
+        assert not (mount.path / "d" / "none").exists()
+        for _ in range(2):
+            with pytest.raises(OSError, match="Input/output"):
+                os.listdir(mount.path / "d")
+        cloud.delete(bucket, "d//x")
+        cloud.delete(bucket, "d/../y")
+        assert eventually(lambda: listable(mount.path / "d"))
+        assert sorted(os.listdir(mount.path / "d")) == ["e", "fine.txt"]
+
+
+def listable(path: Path) -> bool:
+    with suppress(OSError):
+        return bool(os.listdir(path))
+    return False
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["close", "write-back"])
@@ -304,6 +381,20 @@ def test_what_cannot_work_is_one_clear_line(s3: Cloud, mountpoint: Path, tmp_pat
     unreachable = {**s3_environment("http://127.0.0.1:1"), "AIS_ENDPOINT": ""}
     done = aisfs("mount", s3.source(bucket), mountpoint, env=unreachable)
     assert done.returncode == Exit.UNREACHABLE, done.stderr
+
+
+def test_a_private_certificate_authority(s3: Cloud, tmp_path: Path):
+    bucket, certificate = filled(s3), make_certificate(tmp_path)
+    s3.put(bucket, "d//odd", b"")  # boto3 lists this directory
+    proxy = f"proxy_pass {s3.url}; proxy_set_header Host $http_host;"
+    with nginx(tmp_path, certificate=certificate, autoindex=False, more=proxy) as front:
+        environment = s3_environment(front.url)
+        refused = aisfs("ls", s3.source(bucket), env=environment)
+        assert refused.returncode == Exit.USAGE
+        assert b"not trusted (UnknownIssuer): name its CA in AIS_CLIENT_CA" in refused.stderr
+        for more in ({"AIS_CLIENT_CA": str(certificate[0])}, {"AIS_SKIP_VERIFY_CRT": "true"}):
+            done = aisfs("ls", s3.source(bucket, "/d/"), env={**environment, **more})
+            assert done.stdout == b"big.bin\n", done.stderr
 
 
 def test_profile_of_aws(s3: Cloud, tmp_path: Path):

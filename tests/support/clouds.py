@@ -267,6 +267,10 @@ class Azure(Cloud):
         path = f"/{bucket.partition('/')[2]}/{quote(os.fsencode(key))}"
         self._signed("PUT", path, data, more={"x-ms-blob-type": "BlockBlob"})
 
+    def get(self, bucket: str, key: str) -> bytes:
+        """Return a blob."""
+        return self._signed("GET", f"/{bucket.partition('/')[2]}/{quote(os.fsencode(key))}")
+
     def delete(self, bucket: str, key: str) -> None:
         self._signed("DELETE", f"/{bucket.partition('/')[2]}/{quote(os.fsencode(key))}")
 
@@ -278,7 +282,7 @@ class Azure(Cloud):
         resource: str = "",
         query: str = "",
         more: Mapping[str, str] | None = None,
-    ) -> None:
+    ) -> bytes:
         date = email.utils.formatdate(usegmt=True)
         own = {**(more or {}), "x-ms-date": date, "x-ms-version": "2021-08-06"}
         named = "".join(f"{name}:{own[name]}\n" for name in sorted(own))
@@ -289,7 +293,7 @@ class Azure(Cloud):
         key = base64.b64decode(_KEY)
         signed = base64.b64encode(hmac.new(key, text.encode(), hashlib.sha256).digest()).decode()
         own["Authorization"] = f"SharedKey {_ACCOUNT}:{signed}"
-        self._ask(method, path + query, data, own)
+        return self._ask(method, path + query, data, own)
 
 
 @contextmanager

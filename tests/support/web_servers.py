@@ -51,7 +51,9 @@ def make_certificate(folder: Path) -> tuple[Path, Path]:
     key, crt = folder / "key.pem", folder / "crt.pem"
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
     command += ["-nodes", "-days", "2", "-subj", "/CN=aisfs test"]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(crt)]
+    # Not every library takes the certificate of an authority for one of a server.
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=CA:FALSE"]
+    command += ["-keyout", str(key), "-out", str(crt)]
     subprocess.run(command, check=True, capture_output=True)
     return crt, key
 

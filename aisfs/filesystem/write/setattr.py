@@ -165,7 +165,9 @@ class AttributeSetter:
                 file.bucket, file.base, mtime_ns=file.mtime_ns, mode=file.mode
             )
         except AisfsError as error:
-            if self._ignores_refusals and isinstance(error, Unsupported):
+            # `touch` closes a copy of its descriptor, which uploads the file, before it sets the time.
+            still_written = file.staged is not None and file.writers > 0
+            if isinstance(error, Unsupported) and (self._ignores_refusals or still_written):
                 return
             file.mode, file.mtime_ns = old
             if isinstance(error, Unsupported):

@@ -65,6 +65,13 @@ def _options(endpoint: str, settings: ClusterSettings) -> dict[str, Any]:
         "user_agent": "aisfs",
         "allow_http": endpoint.startswith("http://"),
     }
+    if settings.skip_verify_crt:
+        options["allow_invalid_certificates"] = True
+    elif settings.client_ca:
+        try:
+            options["root_certificate"] = settings.client_ca.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"AIS_CLIENT_CA {settings.client_ca}: {error.strerror}") from error
     if settings.connect_timeout:
         options["connect_timeout"] = timedelta(seconds=settings.connect_timeout)
     return options
@@ -95,7 +102,7 @@ def _aws_session(bucket: Bucket) -> tuple[dict[str, Any], Any]:
     """Return AWS's configuration of the profile, and what gives its credentials."""
     if importlib.util.find_spec("boto3") is None:
         raise ConfigError(
-            f"{bucket}: AWS's profiles need boto3: install aisfs with its extra cloud"
+            f"{bucket}: AWS's profiles need boto3; in a clone of aisfs: pip install '.[cloud]'"
         )
     import boto3
     import botocore.exceptions

@@ -15,6 +15,7 @@ from aisfs.errors import (
     AisfsError,
     AlreadyExists,
     BucketNotFound,
+    ConfigError,
     InvalidName,
     IsADirectory,
     NotFound,
@@ -32,6 +33,8 @@ _QUERY = re.compile(r"(https?://[^\s?)]+)\?[^\s)]*")
 _URL = re.compile(r"https?://\S+")
 _METADATA = "//169.254."
 """Where machines in a cloud ask for credentials."""
+_CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(\w+)")
+"""Stands nowhere else than in `_DEBUG`."""
 _DEBUG = "\n\nDebug source"
 """What follows repeats it all, with more of the request."""
 _SHOWN = 300
@@ -41,8 +44,8 @@ _CREDENTIALS = ("credential", "token request", "metadata", "Received None from s
 """Words of errors that asking for credentials gave, and not the cloud."""
 _REGION = ("PermanentRedirect", "AuthorizationHeaderMalformed", "redirect without LOCATION")
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
-_CONFLICTS = ("OperationAborted", "ConditionalRequestConflict")
-"""Of two writers at once: S3 wants one of them to try again."""
+_CONFLICTS = ("OperationAborted", "ConditionalRequestConflict", "PendingCopyOperation")
+"""Of two writers at once, one of which is to try again."""
 _REDIRECTS = (307, 308)
 """Of a request with a body, which obstore does not send twice."""
 _OF_AISTORE: dict[str, type[AisfsError]] = {
@@ -73,12 +76,16 @@ def cloud_errors(subject: str) -> Iterator[None]:
 
 def error_of(subject: str, error: Exception) -> AisfsError:
     """Return an error of obstore as one of ours."""
-    text = str(error).partition(_DEBUG)[0]
+    text, _, debug = str(error).partition(_DEBUG)
+    if found := _CERTIFICATE.search(debug):
+        why = f"the certificate is not trusted ({found[1]}): name its CA in AIS_CLIENT_CA"
+        return ConfigError(f"{subject}: {why}")
     status = int(found[1]) if (found := _STATUS.search(text)) else 0
     code = found[1] if (found := _CODE.search(text)) else ""
     # The URL has the key, which may have any of the words that tell errors apart.
-    kind = AccessDenied if _METADATA in text else _kind(error, _URL.sub("", text), status, code)
-    return kind(f"{subject}: {_reason(text, status, code)}")
+    words = _URL.sub("", text)
+    kind = AccessDenied if _METADATA in text else _kind(error, words, status, code)
+    return kind(f"{subject}: {_reason(text, words, status, code)}")
 
 
 def error_of_status(subject: str, status: int, code: str) -> AisfsError:
@@ -89,7 +96,7 @@ def error_of_status(subject: str, status: int, code: str) -> AisfsError:
 
 
 def _kind(error: Exception, text: str, status: int, code: str) -> type[AisfsError]:
-    if code == _NO_UPLOAD or _NO_ANSWER in text:
+    if code == _NO_UPLOAD or code in _CONFLICTS or _NO_ANSWER in text:
         return Unavailable
     if any(word in text for word in _NO_BUCKET):
         return BucketNotFound
@@ -133,8 +140,8 @@ def _kind_of_status(text: str, status: int, code: str) -> type[AisfsError]:
     return kinds.get(status, Unavailable if status > 500 else ProtocolError)
 
 
-def _reason(text: str, status: int, code: str) -> str:
-    if any(word in _URL.sub("", text) for word in _REGION):
+def _reason(text: str, words: str, status: int, code: str) -> str:
+    if any(word in words for word in _REGION):
         return "the bucket is in another region: set AWS_REGION"
     if status and _METADATA in text:
         return (

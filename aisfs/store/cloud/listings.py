@@ -10,6 +10,7 @@ see `odd_keys`.
 
 import asyncio
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -23,11 +24,12 @@ from aisfs.config import ClusterSettings
 from aisfs.core.namespace.keys import never_below
 from aisfs.errors import AccessDenied, AisfsError, NotFound, ProtocolError, Unavailable
 from aisfs.model import Bucket, Keys, Page, Provider
+from aisfs.store.cloud.boto3_client import has_boto3
 from aisfs.store.cloud.clients import Client
 from aisfs.store.cloud.errors import cloud_errors
 from aisfs.store.cloud.futures import Futures, settled
-from aisfs.store.cloud.objects import described
-from aisfs.store.cloud.odd_keys import OddKeys, are_listed
+from aisfs.store.cloud.objects import REFUSED, described
+from aisfs.store.cloud.odd_keys import OddKeys
 from aisfs.store.port import Count
 
 _PATIENCE = 10.0
@@ -40,6 +42,10 @@ _PAGE = 1000
 """Entries that a request brings, in S3; others bring up to five times as many."""
 _CLOCKS = timedelta(minutes=1)
 """How far the clock of a cloud may be from ours."""
+_BY_NAME = "by name"
+"""Token of the page behind the first one of a directory that cannot be listed."""
+_NAMED = re.compile(r'Path "(.*)"(?: contained|:)', re.DOTALL)
+"""In what obstore says of a key."""
 _NOWHERE = ".aisfs-there-is-no-such-object"
 
 
@@ -52,6 +58,23 @@ class _Pending(NamedTuple):
     began: datetime
 
 
+class _OddKey(ProtocolError):
+    """A key that obstore refuses, and with it all that the cloud lists beside it."""
+
+    key = ""
+
+
+def _odd_key(bucket: Bucket, prefix: str, refused: BaseException) -> _OddKey:
+    found = _NAMED.search(str(refused).partition("\n\n")[0])
+    key = found[1] if found else prefix
+    error = _OddKey(
+        f"{bucket}/{prefix}: not listed, since the cloud's client lists nothing beside a key such as "
+        f"{key!r}; other files can be opened by name"
+    )
+    error.key = key
+    return error
+
+
 class Listings:
     """Lists buckets; knows the listings that are under way."""
 
@@ -61,8 +84,11 @@ class Listings:
         self._numbers = itertools.count(1)
         self._pending: dict[str, _Pending] = {}
         self._odd_keys = OddKeys(settings, count)
+        self._deadline = settings.io_timeout
+        self._refused: dict[tuple[Bucket, str], _OddKey] = {}
+        """Directories that cannot be listed at all, and why."""
         self._odd: set[tuple[Bucket, str]] = set()
-        """Directories whose listings obstore refuses."""
+        """Directories whose listings obstore refuses, and boto3 makes."""
         self._witness: dict[Bucket, str] = {}
         """A key of each bucket that was listed last."""
         self._has_etags: dict[Bucket, bool] = {}
@@ -82,6 +108,8 @@ class Listings:
         """Return a page of a directory; see `ObjectStore.list_page`."""
         if never_below(prefix):
             return Page([], [], "")
+        if token == _BY_NAME:
+            raise self._refused[bucket, prefix]
         if (bucket, prefix) in self._odd:
             return await self._odd_keys.page(bucket, prefix, token)
         self._forget_old()
@@ -89,15 +117,23 @@ class Listings:
         number = known.number if known else 1 + int(token.rpartition("-")[2] or 0)
         began = known.began if known else datetime.now(UTC)
         future = known.future if known else self._begin(client, bucket, prefix)
-        with trio.move_on_after(_PATIENCE):
-            await settled(future, keep=True)
+        try:
+            with trio.move_on_after(min(_PATIENCE, self._deadline / 2)):
+                await settled(future, keep=True)
+        except trio.Cancelled:  # nobody knows the token by which it could be asked for
+            future.cancel()
+            raise
         if not future.done():
             token = f"listing-{next(self._numbers)}-{number}"
             self._pending[token] = _Pending(future, trio.current_time(), number, began)
             return Page([], [], token)
-        if _lists_odd_keys(bucket) and isinstance(future.exception(), InvalidPathError):
-            self._odd.add((bucket, prefix))
-            return await self._odd_keys.page(bucket, prefix, "")
+        if isinstance(refused := future.exception(), InvalidPathError):
+            if _lists_odd_keys(bucket):
+                self._odd.add((bucket, prefix))
+                return await self._odd_keys.page(bucket, prefix, "")
+            # The directory counts as a large one: its names are looked up one by one.
+            self._refused[bucket, prefix] = _odd_key(bucket, prefix, refused)
+            return Page([], [], _BY_NAME)
         with _last_of(number):
             return await self._checked(client, bucket, prefix, future, began)
 
@@ -118,6 +154,8 @@ class Listings:
             await settled(again)
             with cloud_errors(f"{bucket}/{prefix}"):
                 found = again.result()
+        paths = [meta["path"] for meta in found["objects"]]
+        _check_inside(bucket, prefix, [*paths, *found["common_prefixes"]])
         objects = [meta for meta in found["objects"] if meta["path"].startswith(prefix)]
         directories = [f"{path}/" for path in found["common_prefixes"] if path.startswith(prefix)]
         entries = len(found["objects"]) + len(found["common_prefixes"])
@@ -130,14 +168,28 @@ class Listings:
             await self._check_end(client, bucket, prefix, last, began)
         return Page([described(meta) for meta in objects], directories, "")
 
-    async def first_keys(self, client: Client, bucket: Bucket, prefix: str, most: int) -> Keys:
+    async def first_keys(
+        self, client: Client, bucket: Bucket, prefix: str, most: int, *, sure: bool = False
+    ) -> Keys:
         """Return the first keys below a directory; see `ObjectStore.first_keys`."""
         if never_below(prefix):
             return Keys([], complete=True)
+        try:
+            return await self._first_keys(client, bucket, prefix, most, sure=sure)
+        except _OddKey as odd:  # so there is something
+            return Keys([odd.key], complete=False)
+
+    async def _first_keys(
+        self, client: Client, bucket: Bucket, prefix: str, most: int, *, sure: bool
+    ) -> Keys:
+        began = datetime.now(UTC)
         found = await self._first(client, bucket, prefix, most + 1)
-        if not found and most > 1:  # a lookup asks for one, and then for the object of that name
+        if not found and (most > 1 or sure):  # a lookup then asks for the object of that name
             await self._check_lists(client, bucket)
             found = await self._first(client, bucket, prefix, most + 1)
+        if _PAGE <= len(found) <= most:
+            last = max(path for path, _ in found)
+            await self._check_end(client, bucket, prefix, last, began)
         marker = prefix.removesuffix("/")
         keys = [prefix if path == marker else path for path, _ in found]
         return Keys(keys[:most], len(keys) <= most)
@@ -156,18 +208,21 @@ class Listings:
         self, client: Client, bucket: Bucket, prefix: str, most: int, after: str = ""
     ) -> list[tuple[str, datetime]]:
         """Return the first paths behind `after`, and when they changed; obstore may make one of a marker `dir/`, too."""
+        if after and REFUSED.search(after) and _lists_odd_keys(bucket):
+            return await self._odd_keys.first(bucket, prefix, most, after)
         with cloud_errors(f"{bucket}/{prefix}"):
             stream = obstore.list(client, prefix or None, offset=after or None, chunk_size=most)
             try:
                 found: Sequence[Any] = await self._futures.wait(stream.__anext__)
             except StopAsyncIteration:
                 found = ()
-            except InvalidPathError:
+            except InvalidPathError as refused:
                 if not _lists_odd_keys(bucket):
-                    raise
+                    raise _odd_key(bucket, prefix, refused) from None
                 return await self._odd_keys.first(bucket, prefix, most, after)
         self._count("list", _requests(len(found)))
         self._note(bucket, found)
+        _check_inside(bucket, prefix, [meta["path"] for meta in found])
         if found:
             self._witness[bucket] = found[-1]["path"]
         return [(meta["path"], meta["last_modified"]) for meta in found]
@@ -186,11 +241,9 @@ class Listings:
             try:
                 if await self._first(client, bucket, directory, 1):
                     return
-            except ProtocolError:  # of a key that obstore refuses: so there is one
-                return
-            except (
-                AccessDenied
-            ):  # an answer of the cloud: this account sees only some of the bucket
+            # A key that obstore refuses is one. Nor is it for an account that sees only some of a bucket
+            # to see all of it.
+            except (_OddKey, AccessDenied):
                 return
         for key in filter(None, (witness, _NOWHERE)):
             self._count("head", 1)
@@ -218,9 +271,13 @@ class Listings:
         # behind a name in its buckets of other clouds.
         if bucket.provider is Provider.AZ or not self._has_etags.get(bucket, True):
             return
-        if not await self._first(client, bucket, prefix, 1):
-            raise Unavailable(f"{bucket}/{prefix}: the cloud lists nothing any more")
-        for _, changed in await self._first(client, bucket, prefix, 1, _behind(last)):
+        try:
+            if not await self._first(client, bucket, prefix, 1):
+                raise Unavailable(f"{bucket}/{prefix}: the cloud lists nothing any more")
+            behind = await self._first(client, bucket, prefix, 1, _behind(last))
+        except _OddKey:  # below, and of no known time
+            return
+        for _, changed in behind:
             if changed < began - _CLOCKS:
                 raise Unavailable(
                     f"{bucket}/{prefix}: the listing ended at {last!r}, which is not the end"
@@ -240,7 +297,19 @@ def _requests(entries: int) -> int:
 
 
 def _lists_odd_keys(bucket: Bucket) -> bool:
-    return bucket.provider is Provider.S3 and are_listed()
+    return bucket.provider is Provider.S3 and has_boto3()
+
+
+def _check_inside(bucket: Bucket, prefix: str, paths: Sequence[str]) -> None:
+    """Make sure that a listing of a directory is one of this directory, the marker `dir/` being its own.
+
+    Raises:
+        Unavailable: it is not.
+    """
+    marker = prefix.removesuffix("/")
+    for path in paths:
+        if not path.startswith(prefix) and path != marker:
+            raise Unavailable(f"{bucket}/{prefix}: the listing names {path!r}, which is not in it")
 
 
 def _behind(name: str) -> str:

@@ -66,6 +66,7 @@ class CloudStore(NoMultipart):
         self._there: set[Bucket] = set()
         """Buckets that have answered: then a key that is not found is one that is not there."""
         self._limiter = trio.CapacityLimiter(settings.max_connections)
+        self._retrier = Retrier(deadline=settings.io_timeout)
         self._futures = Futures()
         self._listings = Listings(self._futures, count, settings)
         self._uploads = Uploads(self._futures, count, settings)
@@ -88,7 +89,8 @@ class CloudStore(NoMultipart):
     ) -> Keys:
         """Return `most` keys at most of objects below the directory `prefix`."""
         async with self._limiter:
-            keys = await self._listings.first_keys(self._reads(bucket), bucket, prefix, most)
+            client = self._reads(bucket)
+            keys = await self._listings.first_keys(client, bucket, prefix, most, sure=sure)
         self._there.add(bucket)
         return keys
 
@@ -221,8 +223,9 @@ class CloudStore(NoMultipart):
         subject, client = self._subject(bucket, key), self._writes(bucket)
         await self._check_spelling(bucket, key)
         async with self._limiter:
-            etag = await self._uploads.send(client, key, content, subject, progress, only_new)
-        info = await self.head(bucket, key)
+            etag = await self._uploads.send(client, bucket, key, content, progress, only_new)
+        # Only this is repeated: the content is there.
+        info = await self._retrier.run(subject, partial(self.head, bucket, key))
         version = version_of(etag)
         if info.version == version and info.size != content.size:
             raise Unavailable(f"{subject}: the cloud says that it has stored it, and has not")
@@ -253,14 +256,30 @@ class CloudStore(NoMultipart):
         before = await self._head_or_none(to_bucket, new_key)
         call = partial(obstore.copy_async, client, key, new_key)
         await self._change(bucket, "copy", call, subject, info.size)
-        copied = await self._head_or_none(bucket, new_key)
-        # obstore takes any answer for a copy that has the status of success.
+        check = partial(self._copied, bucket, new_key, info, before)
+        if bucket.provider is not Provider.AZ:
+            return await check()
+        # Azure may copy later than it answers; until then the new blob is empty.
+        seconds = self._settings.io_timeout + info.size / _COPIED_A_SECOND
+        return await Retrier(deadline=seconds).run(subject, check)
+
+    async def _copied(
+        self, bucket: Bucket, key: str, info: ObjectInfo, before: ObjectInfo | None
+    ) -> ObjectInfo:
+        """Describe the copy of an object.
+
+        Raises:
+            Unavailable: there is none: obstore takes any answer for a copy that has the status of success.
+        """
+        copied = await self._head_or_none(bucket, key)
         if (
             copied is None
             or copied.size != info.size
             or (copied == before and copied.version != info.version)
         ):
-            raise Unavailable(f"{subject}: the cloud says that it has copied it, and has not")
+            raise Unavailable(
+                f"{bucket}/{info.key}: the cloud says that it has copied it, and has not"
+            )
         return copied
 
     async def rename(self, bucket: Bucket, key: str, new_key: str) -> ObjectInfo:
@@ -273,7 +292,7 @@ class CloudStore(NoMultipart):
         delete = partial(self._change, bucket, "delete", call, subject)
         # Only this is repeated: nothing could be copied again after a removal whose answer was lost.
         with suppress(NotFound):
-            await Retrier(deadline=self._settings.io_timeout).run(subject, delete)
+            await self._retrier.run(subject, delete)
         return info
 
     async def set_custom(

@@ -11,9 +11,13 @@ import trio
 
 from aisfs.config import ClusterSettings
 from aisfs.errors import AisfsError, AlreadyExists, NotFound, Unavailable, Unsupported
+from aisfs.model import Bucket, Provider
+from aisfs.store.cloud.boto3_client import has_boto3
 from aisfs.store.cloud.clients import Client
+from aisfs.store.cloud.conditional_parts import ABORT_SECONDS, AT_ONCE, ConditionalParts
 from aisfs.store.cloud.errors import cloud_errors
 from aisfs.store.cloud.futures import Futures, settled
+from aisfs.store.cloud.sending import Sending
 from aisfs.store.port import Content, Count, Progress
 
 log = logging.getLogger(__name__)
@@ -24,13 +28,8 @@ _PART_USUAL = 16 << 20
 """Bytes; hides the latency of a request, and a few of them are little memory."""
 _PARTS_MOST = 9_000
 """S3 and Azure take 10,000 and 50,000."""
-_AT_ONCE = 4
-"""Parts under way, each of which is in memory."""
-_SLOWEST = 1e6
-"""Bytes a second that a link has at least: obstore does not tell how much of a request was sent, and a
-connection that leads nowhere any more would take all of the time that the call and its retries have."""
-_ABORT_SECONDS = 5.0
-"""To tell the cloud to drop the parts of an upload that was cancelled; else they stay, as after a crash."""
+_LOOKS = 3
+"""How often the cloud is asked whether it answers, in the time that it may be silent."""
 _MADE_BY = "aisfsupload"
 """Metadata of an object that was to be a new one: `only_new`. Azure takes no hyphen in such a name."""
 
@@ -47,45 +46,64 @@ class Uploads:
         self._count = count
         self._part_size = settings.part_size
         self._silence = settings.read_timeout or settings.io_timeout
+        self._conditional = ConditionalParts(settings)
         self._is_conditional = True
         """Whether the cloud is not known to lack `If-None-Match: *`."""
 
     async def send(
         self,
         client: Client,
+        bucket: Bucket,
         key: str,
         content: Content,
-        subject: str,
         progress: Progress | None,
         only_new: str = "",
     ) -> str | None:
-        """Write an object, and return its ETag; for `only_new` see `WritableStore.upload`.
-
-        obstore completes no upload in parts on a condition. So for large contents, and in a cloud that
-        has no conditions, it is only looked whether somebody has made the object meanwhile.
-        """
+        """Write an object, and return its ETag; for `only_new` see `WritableStore.upload`."""
+        subject = f"{bucket}/{key}"
         marks = {_MADE_BY: only_new} if only_new else {}
+        sending = Sending(client, key, content, subject, progress, marks)
         look = partial(self._is_own, client, key, subject, only_new) if only_new else None
-        if content.size > self._part_size:
-            return await self._in_parts(client, key, content, subject, progress, marks, look)
-        whole = partial(self._whole, client, key, content, subject, progress, marks)
+        in_parts = content.size > self._part_size
         if look is None:
-            return await whole()
+            return await (self._in_parts(sending, None) if in_parts else self._whole(sending))
+        if in_parts:
+            return await self._new_in_parts(bucket, sending, look)
         if not self._is_conditional:
             await look()
-            return await whole()
+            return await self._whole(sending)
         try:
-            return await whole(mode="create")
+            return await self._whole(sending, mode="create")
         except AlreadyExists:
             if not await look():  # what S3 says of two writers at once, too
                 raise Unavailable(f"{subject}: somebody else writes it, too") from None
-            return await whole()
+            return await self._whole(sending)
         except Unsupported as error:
             await look()
-            etag = await whole()
-            log.warning("O_EXCL may overwrite what other clients make: %s", error)
-            self._is_conditional = False
+            etag = await self._whole(sending)
+            self._refused(error)
             return etag
+
+    async def _new_in_parts(
+        self, bucket: Bucket, sending: Sending, look: Callable[[], Awaitable[bool]]
+    ) -> str | None:
+        """Write a large object that is to be new: on a condition where boto3 knows how to.
+
+        obstore completes no upload in parts on a condition. Elsewhere it is looked just before.
+        """
+        is_new = not await look()  # else an earlier try has sent it, perhaps with other content
+        if is_new and bucket.provider is Provider.S3 and self._is_conditional and has_boto3():
+            size = self._part_of(sending)
+            send = partial(self._conditional.send, bucket, sending, size, look)
+            try:
+                return await self._answered(sending, lambda _: send())
+            except Unsupported as error:
+                self._refused(error)
+        return await self._in_parts(sending, look)
+
+    def _refused(self, error: AisfsError) -> None:
+        log.warning("O_EXCL may overwrite what other clients make: %s", error)
+        self._is_conditional = False
 
     async def _is_own(self, client: Client, key: str, subject: str, only_new: str) -> bool:
         """Return whether there is an object, of an earlier try.
@@ -104,64 +122,90 @@ class Uploads:
             raise AlreadyExists(f"{subject}: another client has made it meanwhile")
         return True
 
-    async def _whole(
-        self,
-        client: Client,
-        key: str,
-        content: Content,
-        subject: str,
-        progress: Progress | None,
-        marks: dict[str, str],
-        mode: str = "overwrite",
-    ) -> str | None:
-        data = await trio.to_thread.run_sync(_read, content, 0, content.size)
+    async def _whole(self, sending: Sending, mode: str = "overwrite") -> str | None:
+        data = await sending.read(0, sending.content.size)
         self._count("put", 1)
-        call = partial(obstore.put_async, client, key, data, use_multipart=False)
-        seconds = self._silence + content.size / _SLOWEST
-        with trio.move_on_after(seconds) as scope, cloud_errors(subject):
-            result = await self._futures.wait(call, mode=mode, attributes=marks)
-        if scope.cancelled_caught:
-            raise Unavailable(f"{subject}: no answer within {seconds:.0f} s")
-        if progress is not None:
-            await trio.to_thread.run_sync(progress, content.size)
-        return result["e_tag"]
+        sending.begin(len(data))
+
+        async def send(_: trio.Nursery) -> str | None:
+            call = partial(obstore.put_async, sending.client, sending.key, data)
+            call = partial(call, attributes=sending.marks, use_multipart=False, mode=mode)
+            with cloud_errors(sending.subject):
+                return (await self._futures.wait(call))["e_tag"]
+
+        return await self._answered(sending, send)
 
     async def _in_parts(
-        self,
-        client: Client,
-        key: str,
-        content: Content,
-        subject: str,
-        progress: Progress | None,
-        marks: dict[str, str],
-        at_end: Callable[[], Awaitable[object]] | None,
+        self, sending: Sending, at_end: Callable[[], Awaitable[object]] | None
     ) -> str | None:
-        least = -(-content.size // _PARTS_MOST)
-        size = max(min(self._part_size, _PART_USUAL), PART_LEAST, least)
-        self._count("put", 2 + -(-content.size // size))
-        failed: AisfsError | None = None
+        size = self._part_of(sending)
+
+        async def send(nursery: trio.Nursery) -> str | None:
+            parts = _Parts(sending, size, self._futures.loop, nursery, at_end)
+            call = partial(obstore.put_async, sending.client, sending.key, parts)
+            call = partial(call, attributes=sending.marks, use_multipart=True, chunk_size=size)
+            try:
+                with cloud_errors(sending.subject):
+                    future = self._futures.begin(call, max_concurrency=AT_ONCE)
+                    await _settled_or_aborted(future, parts)
+                    etag: str | None = future.result()["e_tag"]
+                    return etag
+            except (AisfsError, _Stopped) as error:
+                raise parts.failure or error from None
+
+        return await self._answered(sending, send)
+
+    def _part_of(self, sending: Sending) -> int:
+        """Return the size of the parts, and count them, the beginning and the end."""
+        total = sending.content.size
+        size = max(min(self._part_size, _PART_USUAL), PART_LEAST, -(-total // _PARTS_MOST))
+        self._count("put", 2 + -(-total // size))
+        sending.begin(0)
+        return size
+
+    async def _answered(
+        self, sending: Sending, send: Callable[[trio.Nursery], Awaitable[str | None]]
+    ) -> str | None:
+        """Send until it is done, or the cloud is silent for too long."""
+        failed: Exception | None = None
         etag: str | None = None
         async with trio.open_nursery() as nursery:
-            parts = _Parts(content, size, self._futures.loop, nursery, progress, at_end)
-            call = partial(obstore.put_async, client, key, parts, use_multipart=True)
-            call = partial(call, attributes=marks)
-            try:
-                with cloud_errors(subject):
-                    future = self._futures.begin(call, chunk_size=size, max_concurrency=_AT_ONCE)
-                    await _settled_or_aborted(future, parts)
-                    etag = future.result()["e_tag"]
-            except AisfsError as error:  # a nursery would put it into a group
-                failed = error
-            except _Stopped:
-                assert parts.failure is not None, "nothing else stops it"
+            with trio.move_on_after(self._silence) as scope:
+                nursery.start_soon(self._watch, sending, scope)
+                try:
+                    etag = await send(nursery)
+                except Exception as error:  # noqa: BLE001 - a nursery would put it into a group
+                    failed = error
             nursery.cancel_scope.cancel()
-        if parts.failure is not None:
-            raise parts.failure
+        if scope.cancelled_caught:
+            failed = Unavailable(f"{sending.subject}: the cloud is silent")
         if failed is not None:
             raise failed
-        if progress is not None:
-            await trio.to_thread.run_sync(progress, content.size)
+        await sending.tell(sending.content.size)
         return etag
+
+    async def _watch(self, sending: Sending, scope: trio.CancelScope) -> None:
+        """Let an upload go on for as long as the cloud answers others, and a slow line needs."""
+        confirmed = 0
+        while True:
+            await trio.sleep(self._silence / _LOOKS)
+            slowly = sending.sent_slowly()
+            if sending.confirmed > confirmed:
+                confirmed = sending.confirmed
+            elif slowly is None or not await self._answers(sending):
+                continue
+            else:
+                await sending.tell(slowly)
+            scope.deadline = trio.current_time() + self._silence
+
+    async def _answers(self, sending: Sending) -> bool:
+        self._count("head", 1)
+        try:
+            with cloud_errors(sending.subject):
+                await self._futures.wait(obstore.head_async, sending.client, sending.key)
+        except AisfsError as error:
+            return not error.transient
+        return True
 
 
 async def _settled_or_aborted(future: "asyncio.Future[Any]", parts: "_Parts") -> None:
@@ -170,7 +214,7 @@ async def _settled_or_aborted(future: "asyncio.Future[Any]", parts: "_Parts") ->
         await settled(future, keep=True)
     except trio.Cancelled:
         parts.stop()
-        with trio.CancelScope(shield=True), trio.move_on_after(_ABORT_SECONDS):
+        with trio.CancelScope(shield=True), trio.move_on_after(ABORT_SECONDS):
             await settled(future, keep=True)
         future.cancel()
         raise
@@ -181,20 +225,18 @@ class _Parts:
 
     def __init__(
         self,
-        content: Content,
+        sending: Sending,
         size: int,
         loop: asyncio.AbstractEventLoop,
         nursery: trio.Nursery,
-        progress: Progress | None,
         at_end: Callable[[], Awaitable[object]] | None,
     ) -> None:
-        self._content = content
+        self._sending = sending
+        self._content = sending.content
         self._size = size
         self._loop = loop
         self._nursery = nursery
-        self._progress = progress
         self._at_end = at_end
-        self._at = 0
         self._stopped = False
         self._asked: asyncio.Future[Any] | None = None
         self.failure: Exception | None = None
@@ -218,7 +260,7 @@ class _Parts:
         self._asked = future
         if self._stopped:
             future.set_exception(_Stopped())
-        elif self._at >= self._content.size:
+        elif self._sending.handed >= self._content.size:
             self._nursery.start_soon(self._end, future)
         else:
             self._nursery.start_soon(self._fill, future)
@@ -235,14 +277,15 @@ class _Parts:
             future.set_exception(over)
 
     async def _fill(self, future: "asyncio.Future[Any]") -> None:
-        start, size = self._at, min(self._size, self._content.size - self._at)
-        self._at += size
+        start = self._sending.handed
+        size = min(self._size, self._content.size - start)
+        self._sending.handed += size
+        # What is under way besides this part was not all received yet.
+        sent = max(0, start - (AT_ONCE - 1) * self._size)
+        self._sending.confirm(sent)
         try:
-            data = await trio.to_thread.run_sync(_read, self._content, start, size)
-            if self._progress is not None:
-                # What is under way besides this part was not all received yet.
-                sent = max(0, start - (_AT_ONCE - 1) * self._size)
-                await trio.to_thread.run_sync(self._progress, sent)
+            data = await self._sending.read(start, size)
+            await self._sending.tell(sent)
         except Exception as error:  # noqa: BLE001 - comes out of `send`
             self.failure = error
             if not future.done():
@@ -250,9 +293,3 @@ class _Parts:
             return
         if not future.done():
             future.set_result(data)
-
-
-def _read(content: Content, start: int, size: int) -> bytearray:
-    data = bytearray(size)
-    content.read_into(start, memoryview(data))
-    return data

@@ -111,7 +111,8 @@ class WebClient:
         self._deadline = settings.io_timeout
         self._count = count
         self._tls = tls_options(settings)
-        self._secrets = HostHeaders.load(settings.http_headers) if secrets is None else secrets
+        headers = None if settings.anonymous else settings.http_headers
+        self._secrets = HostHeaders.load(headers) if secrets is None else secrets
         self.pool = ConnectionPool(self._connections, settings.max_connections)
 
     def _connections(self) -> ConnectionSet:

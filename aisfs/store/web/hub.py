@@ -88,7 +88,7 @@ class HubStore(ReadOnlyStore):
         """Take the library; nothing is sent."""
         self._hub = hub
         self._endpoint: str = hub.constants.ENDPOINT
-        token = hub.get_token()
+        token = None if settings.anonymous else hub.get_token()
         self._api = hub.HfApi(token=token or False)
         host = urlsplit(self._endpoint).netloc
         said = {host: {"Authorization": f"Bearer {token}"}} if token else {}

@@ -8,10 +8,13 @@ Must not know: requests, errnos.
 """
 
 import logging
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
+
+from cachetools import TTLCache
 
 from aisfs.config import ClusterSettings
 from aisfs.connections.connection_set import ConnectionSet
@@ -40,6 +43,10 @@ _MOST_INDEX = 128 << 20
 """Bytes of an index page: half a million names with their sizes and dates."""
 _PAGE = 1000
 """Names of one page of a listing: what is asked for one by one within the time that a call may take."""
+_LISTINGS = 8
+"""Of large directories at once, whose names are kept until their last page."""
+_SECONDS_KEPT = 300.0
+"""Until the names of a listing that was given up are forgotten; a page takes no longer than a call may."""
 _MOST_LOOKED_INTO = 1000
 """Directories in which something is looked for that may be anywhere below a directory."""
 _NO_INDEX = "/"
@@ -84,6 +91,8 @@ class WebStore(ReadOnlyStore):
         for bucket, key in named:
             directory = (bucket, key[: key.rfind("/") + 1])
             self._named.setdefault(directory, []).append(key)
+        self._rest: TTLCache[tuple[Bucket, str], list[str]] = TTLCache(_LISTINGS, _SECONDS_KEPT)
+        """The names in directories of which not all pages were asked for yet."""
         self._without_head: set[Bucket] = set()
         self._without_propfind: set[Bucket] = set()
 
@@ -96,19 +105,28 @@ class WebStore(ReadOnlyStore):
         _check(bucket, prefix)
         if has_no_path(prefix):
             return Page([], [], "")
-        try:
-            names = await self._names(bucket, prefix)
-        except Unsupported as error:
-            if token == _NO_INDEX:
-                raise
-            # The directory counts as a large one: its names are looked up one by one.
-            log.info("%s", error)
-            return Page([], [], _NO_INDEX)
-        files = sorted(name for name in names.files if name > token)
-        infos, directories = await self._describe(bucket, prefix, files[:_PAGE])
-        if not token or token == _NO_INDEX:
-            directories += [f"{prefix}{name}/" for name in names.directories]
-        return Page(infos, sorted(directories), files[_PAGE - 1] if len(files) > _PAGE else "")
+        begins = token in ("", _NO_INDEX)
+        files = None if begins else self._rest.get((bucket, prefix))
+        directories: list[str] = []
+        if files is None:
+            try:
+                names = await self._names(bucket, prefix)
+            except Unsupported as error:
+                if token == _NO_INDEX:
+                    raise
+                # The directory counts as a large one: its names are looked up one by one.
+                log.info("%s", error)
+                return Page([], [], _NO_INDEX)
+            files = sorted(names.files)
+            directories = [f"{prefix}{name}/" for name in names.directories] if begins else []
+        first = 0 if begins else bisect_right(files, token)
+        now = files[first : first + _PAGE]
+        infos, more = await self._describe(bucket, prefix, now)
+        if first + _PAGE < len(files):
+            self._rest[bucket, prefix] = files
+            return Page(infos, sorted(directories + more), now[-1])
+        self._rest.pop((bucket, prefix), None)
+        return Page(infos, sorted(directories + more), "")
 
     async def first_keys(
         self, bucket: Bucket, prefix: str, most: int, *, sure: bool = False

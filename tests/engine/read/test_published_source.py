@@ -17,7 +17,7 @@ from aisfs.core.tar.scanner import TarScanner
 from aisfs.core.views.labels import LabelScan
 from aisfs.engine.read.sources import published as source_module
 from aisfs.engine.read.sources.published import PublishedSource
-from aisfs.errors import Unavailable
+from aisfs.errors import AccessDenied, AisfsError, Unavailable, Unsupported
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.store.memory import MemoryStore
 from tests.core.views.test_labels import CLS
@@ -125,18 +125,47 @@ async def test_where_nothing_is_published_there_is_one_request_or_none(store):
     assert store.calls == {"list_page": 1}
 
 
-async def test_what_fails_is_scanned(store, caplog):
-    """Listings that fail, indexes that are gone or replaced since they were listed."""
+@pytest.mark.parametrize("by_name", [False, True], ids=["listed", "by name"])
+async def test_a_store_that_failed_is_asked_again(store, caplog, monkeypatch, by_name):
+    """A failure is no answer; it is told once."""
+    monkeypatch.setattr(source_module, "FAILED_SECONDS", 0)
     shards = fill(store, 20)
+    failing: type[AisfsError] | None = Unavailable
 
-    async def failing(method, bucket, key):
-        if method == "list_page":
-            raise Unavailable("injected")
+    async def hook(method, bucket, key):
+        if by_name and method == "list_page":
+            raise Unsupported("no index page")
+        if failing and method == ("head" if by_name else "list_page"):
+            raise failing("injected")
 
-    store.hook = failing
+    store.hook = hook
     async with source(store) as published:
-        assert await published.find(BUCKET, shards[0], Form.TAR) is None
-    store.hook = None
+        for _ in range(3):
+            assert await published.find(BUCKET, shards[0], Form.TAR) is None
+        (told,) = (r.getMessage() for r in caplog.records if r.levelname == "WARNING")
+        assert "injected" in told
+        failing = None
+        assert await published.find(BUCKET, shards[0], Form.TAR)
+
+
+async def test_what_is_refused_is_absent(store, caplog):
+    """Many sites refuse whatever begins with a dot."""
+    (shard,) = fill(store, 1)
+
+    async def hook(method, bucket, key):
+        raise Unsupported("no index page") if method == "list_page" else AccessDenied("403")
+
+    store.hook = hook
+    async with source(store) as published:
+        for _ in range(3):
+            assert await published.find(BUCKET, shard, Form.TAR) is None
+    assert store.calls["head"] == 1
+    assert "WARNING" not in [record.levelname for record in caplog.records]
+
+
+async def test_what_is_gone_is_scanned(store, caplog):
+    """Indexes that are gone or replaced since they were listed."""
+    shards = fill(store, 20)
     async with source(store) as published:
         assert await published.find(BUCKET, shards[0], Form.TAR)
         for shard in shards[1:]:

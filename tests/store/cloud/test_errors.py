@@ -33,6 +33,7 @@ def reply(status: int, code: str = "", message: str = "") -> str:
         (obs.GenericError(reply(500)), Unavailable, "HTTP 500"),
         (obs.GenericError(reply(501, "NotImplemented", "A header")), Unsupported, "NotImplemented: A header"),
         (obs.GenericError(reply(409, "OperationAborted", "conflict")), Unavailable, "OperationAborted"),
+        (obs.AlreadyExistsError(reply(409, "PendingCopyOperation", "x")), Unavailable, "PendingCopy"),
         (obs.GenericError(reply(404, "NoSuchBucket", "none")), BucketNotFound, "NoSuchBucket"),
         (FileNotFoundError(reply(404, "ContainerNotFound", "none")), BucketNotFound, "Container"),
         (FileNotFoundError(reply(404, "NoSuchKey", "none")), NotFound, "NoSuchKey"),

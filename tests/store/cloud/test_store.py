@@ -12,6 +12,7 @@ from aisfs.config import ClusterSettings
 from aisfs.core.namespace.listing import ListingBuilder
 from aisfs.errors import (
     AccessDenied,
+    AisfsError,
     AlreadyExists,
     ContentUnreadable,
     DeadlineExceeded,
@@ -20,7 +21,7 @@ from aisfs.errors import (
     Unavailable,
 )
 from aisfs.model import Bucket, Provider
-from aisfs.store.cloud import listings, uploads
+from aisfs.store.cloud import conditional_parts, listings, uploads
 from aisfs.store.cloud.store import CloudStore
 from aisfs.store.content import BytesContent
 from aisfs.store.pages import pages_of
@@ -99,11 +100,16 @@ async def test_requests_are_counted(store):
     }  # fmt: skip
 
 
-async def test_a_part_that_failed_is_sent_again_alone(store, server: RunningServer):
+KINDS = pytest.mark.parametrize("only_new", ["", "mine"], ids=["over", "only new"])
+"""obstore sends what may overwrite, boto3 what may not."""
+
+
+@KINDS
+async def test_a_part_that_failed_is_sent_again_alone(store, server: RunningServer, only_new: str):
     server.faults(
         [{"action": "status", "status": 503, "match": {"query_contains": "partNumber=2"}}]
     )
-    await store.upload(PETS, "big", BytesContent(BIG))
+    await store.upload(PETS, "big", BytesContent(BIG), only_new=only_new)
     info = await store.head(PETS, "big")
     buffer = bytearray(info.size)
     await store.read_range(PETS, info, 0, memoryview(buffer))
@@ -112,12 +118,28 @@ async def test_a_part_that_failed_is_sent_again_alone(store, server: RunningServ
     await store.remove(PETS, "big")
 
 
-async def test_a_cancelled_upload_leaves_no_parts(store, server: RunningServer, monkeypatch):
-    monkeypatch.setattr(uploads, "_AT_ONCE", 1)
+@pytest.mark.parametrize("data", [b"small", BIG], ids=["whole", "parts"])
+async def test_a_head_that_failed_after_an_upload_is_asked_again_alone(
+    store, server: RunningServer, data: bytes
+):
+    server.faults([{"action": "status", "status": 503, "match": {"method": "HEAD"}, "times": 3}])
+    info = await CallPipeline(store, deadline=30).upload(PETS, "sent", BytesContent(data))
+    assert info.size == len(data)
+    assert store.counted["put"] == (1 if data == b"small" else 2 + 3)
+    assert store.counted["head"] == 4
+    await store.remove(PETS, "sent")
+
+
+@KINDS
+async def test_a_cancelled_upload_leaves_no_parts(
+    store, server: RunningServer, monkeypatch: pytest.MonkeyPatch, only_new: str
+):
+    for module in (uploads, conditional_parts):
+        monkeypatch.setattr(module, "AT_ONCE", 1)
     slow = {"action": "stall", "seconds": 0.5, "times": -1}
     server.faults([{**slow, "match": {"query_contains": "partNumber"}}])
     with trio.move_on_after(0.7) as scope:
-        await store.upload(PETS, "cancelled", BytesContent(BIG))
+        await store.upload(PETS, "cancelled", BytesContent(BIG), only_new=only_new)
     assert scope.cancelled_caught
     server.faults([])
     left = S3("s3", f"{server.endpoint}/s3", {})._ask("GET", "/pets?uploads")
@@ -150,6 +172,59 @@ async def test_a_new_object_whose_reply_was_lost_is_nobody_else_s(store, server:
     with pytest.raises(AlreadyExists):
         await pipeline.upload(PETS, "lock", BytesContent(b"mine"), only_new="mine")
     await store.remove(PETS, "lock")
+
+
+async def test_a_large_new_object_is_put_together_on_a_condition(store, server: RunningServer):
+    """Another client makes it while the last parts are under way."""
+    slow = {"action": "stall", "seconds": 1, "times": -1}
+    server.faults([{**slow, "match": {"query_contains": "partNumber"}}])
+
+    async def make() -> None:
+        for _ in range(1000):
+            await trio.sleep(0.01)
+            if server.struck() == [3]:
+                break
+        await trio.sleep(0.3)
+        (server.root / "pets" / "large").write_bytes(b"theirs")
+
+    failed: list[AisfsError] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(make)
+        try:
+            await store.upload(PETS, "large", BytesContent(BIG), only_new="mine")
+        except AisfsError as error:
+            failed.append(error)
+    assert [type(error) for error in failed] == [AlreadyExists]
+    assert (server.root / "pets" / "large").read_bytes() == b"theirs"
+    assert b"<UploadId>" not in S3("s3", f"{server.endpoint}/s3", {})._ask("GET", "/pets?uploads")
+    await store.remove(PETS, "large")
+
+
+async def test_a_large_new_object_whose_reply_was_lost_is_known(store, server: RunningServer):
+    match = {"method": "POST", "query_contains": "uploadId"}
+    server.faults([{"action": "reset", "stage": "done", "match": match}])
+    pipeline = CallPipeline(store, deadline=30)
+    info = await pipeline.upload(PETS, "large", BytesContent(BIG), only_new="mine")
+    assert info.size == len(BIG)
+    assert (server.root / "pets" / "large").read_bytes() == BIG
+    await pipeline.upload(PETS, "large", BytesContent(BIG + b"?"), only_new="mine")
+    assert (server.root / "pets" / "large").read_bytes() == BIG + b"?"
+    sent = store.counted["put"]
+    with pytest.raises(AlreadyExists):
+        await pipeline.upload(PETS, "large", BytesContent(BIG), only_new="another's")
+    assert store.counted["put"] == sent, "that was found out before anything was sent"
+    await store.remove(PETS, "large")
+
+
+async def test_a_cloud_that_puts_nothing_together_on_a_condition(
+    store, server: RunningServer, caplog: pytest.LogCaptureFixture
+):
+    match = {"method": "POST", "query_contains": "uploadId"}
+    server.faults([{"action": "status", "status": 501, "match": match}])
+    await store.upload(PETS, "large", BytesContent(BIG), only_new="mine")
+    assert (server.root / "pets" / "large").read_bytes() == BIG
+    assert [r.levelname for r in caplog.records if "O_EXCL" in r.message] == ["WARNING"]
+    await store.remove(PETS, "large")
 
 
 async def test_a_cloud_without_conditions_is_looked_into(store, server: RunningServer, caplog):
@@ -210,6 +285,8 @@ async def test_keys_that_obstore_refuses_are_left_out_of_listings(
             1,
         )
         assert (await store.first_keys(bucket, "", 1)).found
+        keys = await store.first_keys(bucket, "d/", 10_000)
+        assert (len(keys.found), keys.complete) == (1001 + 8, True)
         for key in ODD:
             with pytest.raises(NotFound):
                 await store.head(bucket, key)
@@ -238,6 +315,67 @@ async def test_a_page_that_is_none_does_not_end_a_listing(store, server: Running
         await store.list_page(PETS, "many/")
     server.faults([])
     assert len((await store.list_page(PETS, "many/")).objects) == 1005
+
+
+def make_many(server: RunningServer, name: str, count: int) -> None:
+    folder = server.root / "pets" / name
+    folder.mkdir(exist_ok=True)
+    for number in range(count):
+        (folder / f"{number:04}").write_bytes(b"")
+        os.utime(folder / f"{number:04}", (BEFORE, BEFORE))
+
+
+async def test_the_keys_below_a_directory_do_not_end_at_a_page_that_is_none(
+    store, server: RunningServer
+):
+    make_many(server, "keys", 1005)
+    lie = {"action": "lie", "status": 200, "body": "<html>log in</html>", "times": -1}
+    server.faults([{**lie, "match": LATER_PAGES}])
+    with pytest.raises(Unavailable, match="not the end"):
+        await store.first_keys(PETS, "keys/", 10_000)
+    server.faults([])
+    keys = await store.first_keys(PETS, "keys/", 10_000)
+    assert (len(keys.found), keys.complete) == (1005, True)
+
+
+async def test_a_page_of_another_directory_is_refused(store, server: RunningServer):
+    make_many(server, "other", 1005)
+    body = (
+        "<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>elsewhere/x</Key>"
+        "<LastModified>2020-01-01T00:00:00.000Z</LastModified><ETag>1</ETag><Size>0</Size>"
+        "</Contents></ListBucketResult>"
+    )
+    lie = {"action": "lie", "status": 200, "body": body, "times": -1, "match": LATER_PAGES}
+    server.faults([lie])
+    with pytest.raises(Unavailable, match="names 'elsewhere/x', which is not in it"):
+        await store.list_page(PETS, "other/")
+    with pytest.raises(Unavailable, match="which is not in it"):
+        await store.first_keys(PETS, "other/", 10_000)
+
+
+async def test_whoever_asks_for_certainty_does_not_get_a_page_that_is_none(
+    store, server: RunningServer
+):
+    """That a directory is empty is asked before another is put in its place."""
+    make_many(server, "full", 1)
+    await store.list_page(PETS, "full/")
+    lie = {"action": "lie", "status": 200, "body": "<html>log in</html>"}
+    server.faults([{**lie, "match": {"query_contains": "list-type"}, "times": 3}])
+    with pytest.raises(Unavailable, match="which is there"):
+        await store.first_keys(PETS, "full/", 1, sure=True)
+
+
+async def test_a_listing_whose_page_is_cancelled_is_over(store, server: RunningServer):
+    """Nobody could ask for the rest of it."""
+    hang = {"action": "stall", "seconds": 60, "until_cleared": True, "times": -1}
+    server.faults([{**hang, "match": {"query_contains": "list-type"}}])
+    begun = []
+    begin = store._listings._begin
+    store._listings._begin = lambda *args: begun.append(begin(*args)) or begun[-1]
+    with trio.move_on_after(0.3) as scope:
+        await store.list_page(PETS, "")
+    assert scope.cancelled_caught
+    assert [future.cancelled() for future in begun] == [True]
 
 
 async def test_a_directory_may_grow_at_its_end_while_it_is_listed(store, server: RunningServer):

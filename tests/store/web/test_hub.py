@@ -89,6 +89,11 @@ async def test_what_is_wrong_is_named(hub, store, monkeypatch):
         await stranger.head(PETS, "small")
     assert "hf_of_nobody" not in str(caught.value)
     await stranger.aclose()
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    anonymous = open_hub(ClusterSettings(anonymous=True), [PETS])
+    with pytest.raises(AccessDenied, match="HF_TOKEN"):
+        await anonymous.head(PETS, "small")
+    await anonymous.aclose()
 
 
 async def test_a_hub_that_is_away(monkeypatch, hub):

@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from aisfs.config import ClusterSettings
 from aisfs.errors import ProtocolError
+from aisfs.model import Bucket, Provider
+from aisfs.store.pages import pages_of
+from aisfs.store.web import store as store_module
 from aisfs.store.web.index_pages import Names, names_in_index, names_in_multistatus
+from aisfs.store.web.store import WebStore
+from tests.support.web_servers import nginx
 
 PAGES = Path(__file__).parent / "pages"
 URL = "http://h:1/a%20b/d/"
@@ -129,3 +135,27 @@ def test_hrefs_of_webdav():
 def test_broken_answers_of_webdav(body):
     with pytest.raises(ProtocolError):
         names_in_multistatus(URL, body)
+
+
+async def test_the_index_of_a_large_directory_is_fetched_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(store_module, "_PAGE", 10)
+    for number in range(45):
+        (tmp_path / f"{number:02}").write_bytes(b"")
+    (tmp_path / "sub").mkdir()
+    with nginx(tmp_path) as server:
+        bucket = Bucket(server.url.removeprefix("http://"), Provider.HTTP)
+        store = WebStore(ClusterSettings(), buckets=[bucket])
+        pages = [page async for page in pages_of(store, bucket, "")]
+        assert [len(page.objects) for page in pages] == [10, 10, 10, 10, 5]
+        assert [name for page in pages for name in page.directories] == ["sub/"]
+        assert server.log().count('"GET / ') == 1
+        (tmp_path / "99").write_bytes(b"")
+        assert "99" in [info.key async for p in pages_of(store, bucket, "") for info in p.objects]
+        # One that is continued later, as by a mount that forgot the names, fetches it anew.
+        first = await store.list_page(bucket, "")
+        store._rest.clear()
+        again = await store.list_page(bucket, "", token=first.next_token)
+        assert [info.key for info in again.objects] == [f"{number:02}" for number in range(10, 20)]
+        await store.aclose()

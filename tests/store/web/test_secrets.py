@@ -48,10 +48,11 @@ async def test_a_redirect_elsewhere_takes_no_secret_along(tmp_path):
             assert await read(store, bucket, info) == DATA
             await store.aclose()
             assert {seen.headers["cookie"] for seen in server.seen} == {"a=b; c=d"}
-            store = CallPipeline(WebStore(ClusterSettings()), deadline=10)
-            with pytest.raises(AccessDenied, match="--http-headers"):
-                await store.head(bucket, "k")
-            await store.aclose()
+            for without in (ClusterSettings(), ClusterSettings(http_headers=path, anonymous=True)):
+                store = CallPipeline(WebStore(without), deadline=10)
+                with pytest.raises(AccessDenied, match="--http-headers"):
+                    await store.head(bucket, "k")
+                await store.aclose()
         assert storage.seen
         for seen in storage.seen:
             assert not {"authorization", "cookie"} & seen.headers.keys()
@@ -110,9 +111,16 @@ def test_secrets_are_struck_out(tmp_path):
     assert TOKEN not in repr(HostHeaders.load(headers_file(tmp_path, f"h A: {TOKEN}")))
 
 
-@pytest.mark.parametrize(("module", "extra"), [("huggingface_hub", "hf"), ("fsspec", "fsspec")])
-def test_a_missing_extra_is_named(module, extra):
-    source = {"hf": "hf://datasets/o/n", "fsspec": "memory://x/y"}[extra]
+EXTRAS = {
+    "cloud": ("obstore", "s3+direct://b"),
+    "hf": ("huggingface_hub", "hf://datasets/o/n"),
+    "fsspec": ("fsspec", "memory://x/y"),
+}
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_a_missing_extra_is_named(extra):
+    module, source = EXTRAS[extra]
     code = (
         f"import sys; sys.modules[{module!r}] = None\n"
         "from aisfs.cli.main import main\n"

@@ -32,7 +32,15 @@ from aisfs.core.namespace.keys import INDEX_DIRECTORY
 from aisfs.core.namespace.listing import Listing
 from aisfs.engine.fetch.writer_thread import unattended
 from aisfs.engine.read.sources.source import FormedShard, FoundIndex
-from aisfs.errors import AisfsError, IndexOutdated, IndexRefused, Unsupported
+from aisfs.errors import (
+    AccessDenied,
+    AisfsError,
+    IndexOutdated,
+    IndexRefused,
+    NotFound,
+    Stale,
+    Unsupported,
+)
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.store.at_once import all_of
 from aisfs.store.pages import pages_of
@@ -44,6 +52,8 @@ log = logging.getLogger(__name__)
 
 LIST_SECONDS = 60.0
 """How long a listing of indexes is used at least; one published meanwhile is not missed but late."""
+FAILED_SECONDS = 5.0
+"""Until indexes are looked for again after a failure of the store, which was retried before."""
 DIRECTORIES_MAX = 1000
 BATCH_MOST = 64
 """Indexes of one request."""
@@ -54,6 +64,9 @@ AHEAD_BYTES = 64 << 20
 each index is read by itself."""
 BATCH_LEAST = 8
 """As for other batches: fewer are read one by one, at once."""
+
+_ABSENT = (NotFound, AccessDenied)
+"""Answers. Many sites refuse whatever begins with a dot, and S3 whatever is missing to those who may not list."""
 
 TryDirectory = Callable[[Bucket, str], Dated[Listing] | None]
 """Returns the listing of a directory if it is known."""
@@ -80,6 +93,8 @@ class _Directory:
     """What was looked up by name and is not there."""
     told: bool = False
     """Whether it was said that an index is outdated."""
+    failure_told: bool = False
+    """Whether it was said that the store failed."""
     refused: set[ObjectInfo] = field(default_factory=set)
     """Versions of shards for which the index is not good."""
 
@@ -238,9 +253,12 @@ class PublishedSource:
         async def one(bucket: Bucket, directory: _Directory, key: str) -> None:
             try:
                 info = await self._store.head(bucket, key)
-            except AisfsError as error:
+            except _ABSENT as error:
                 log.debug("%s/%s: not to be had: %s", bucket, key, error)
                 directory.absent.add(key)
+                return
+            except AisfsError as error:  # asked for again with the next shard that is opened
+                self._failed(bucket, directory, error)
                 return
             if key not in directory.infos and info.size:
                 insort(directory.unread, key)
@@ -250,21 +268,34 @@ class PublishedSource:
 
     async def _list(self, bucket: Bucket, prefix: str) -> _Directory:
         infos: dict[str, ObjectInfo] = {}
-        listed = True
+        listed, seconds, failed = True, self._list_ttl, None
         try:
             async for page in pages_of(self._store, bucket, f"{prefix}{INDEX_DIRECTORY}/"):
                 infos.update((info.key, info) for info in page.objects)
         except Unsupported as error:
             log.debug("%s", error)
             listed = False
-        except AisfsError as error:  # whatever it is, the shards can be scanned
+        except _ABSENT as error:
             log.info("%s/%s: its published indexes cannot be listed: %s", bucket, prefix, error)
             infos.clear()
-        expires = trio.current_time() + self._list_ttl
+        except AisfsError as error:
+            infos.clear()
+            seconds, failed = FAILED_SECONDS, error
         unread = sorted(key for key, info in infos.items() if info.size)
-        found = _Directory(infos, expires, unread, listed=listed)
+        found = _Directory(infos, trio.current_time() + seconds, unread, listed=listed)
+        if failed is not None:
+            known = self._directories.get((bucket, prefix))
+            found.failure_told = known is not None and known.failure_told
+            self._failed(bucket, found, failed)
         self._directories[bucket, prefix] = found
         return found
+
+    def _failed(self, bucket: Bucket, directory: _Directory, error: AisfsError) -> None:
+        """Say, once for a directory, that shards are scanned which may have indexes."""
+        level = logging.DEBUG if directory.failure_told else logging.WARNING
+        directory.failure_told = True
+        line = "%s: published indexes cannot be had now, and shards without are scanned: %s"
+        log.log(level, line, bucket, error)
 
     # What they say -------------------------------------------------------------------------------
 
@@ -309,7 +340,7 @@ class PublishedSource:
                 (info, memoryview(bytearray(info.size)))
                 for info in map(directory.infos.__getitem__, keys)
             ]
-            filled = await self._read_many(bucket, wanted)
+            filled = await self._read_many(bucket, directory, wanted)
             for key, (info, buffer), there in zip(keys, wanted, filled, strict=True):
                 if there:
                     directory.ahead[key] = bytes(buffer)
@@ -320,7 +351,10 @@ class PublishedSource:
             done.set()
 
     async def _read_many(
-        self, bucket: Bucket, wanted: list[tuple[ObjectInfo, memoryview]]
+        self,
+        bucket: Bucket,
+        directory: _Directory,
+        wanted: list[tuple[ObjectInfo, memoryview]],
     ) -> list[bool]:
         """Fill the buffers; return which of them were filled."""
         filled = [False] * len(wanted)
@@ -337,8 +371,10 @@ class PublishedSource:
             try:
                 await self._store.read_range(bucket, info, 0, buffer)
                 filled[at] = True
-            except AisfsError as error:  # replaced or removed since it was listed, for example
+            except (*_ABSENT, Stale) as error:  # replaced or removed since it was listed
                 log.info("%s/%s cannot be read: %s", bucket, info.key, error)
+            except AisfsError as error:
+                self._failed(bucket, directory, error)
 
         await all_of(partial(read, at) for at, there in enumerate(filled) if not there)
         return filled
