@@ -101,6 +101,8 @@ class Metrics:
         self._registry = CollectorRegistry()
         self.lane_times, self.trio_times, self.pyfuse_times = (OperationTimes() for _ in range(3))
         """Requests that the fast path, a task, or pyfuse3 answered."""
+        self.receiver_times = OperationTimes()
+        """READs that were answered as their bytes came; one of several at once may be lost to the count."""
         self.journal_times = OperationTimes()
         """Closes that the journal's thread answered; one that needed no disk may be lost to the count."""
         self.registry = self._complete()
@@ -113,8 +115,8 @@ class Metrics:
         self.operations = self._counter(
             "aisfs_operations",
             "Requests of the kernel that reached the daemon, by operation and by what answered: the"
-            " thread of the fast path (lane), a task of its own (trio), the journal of --write-back,"
-            " or pyfuse3.",
+            " thread of the fast path (lane), the one that received the bytes (receiver), a task of its"
+            " own (trio), the journal of --write-back, or pyfuse3.",
             ["operation", "answered_by"],
         )
         self.failures = self._counter(
@@ -263,6 +265,7 @@ class Metrics:
         complete.register(self._registry)
         times = {
             "lane": self.lane_times,
+            "receiver": self.receiver_times,
             "trio": self.trio_times,
             "journal": self.journal_times,
             "pyfuse3": self.pyfuse_times,

@@ -29,7 +29,7 @@ from aisfs.core.namespace.listing import ListingBounds
 from aisfs.errors import AisfsError, BucketNotFound, IsADirectory, NotFound, Stale, Unavailable
 from aisfs.model import NO_CUSTOM, Bucket, Keys, ObjectInfo, Page, Provider
 from aisfs.store.custom import encode_custom
-from aisfs.store.port import Announce, Content, Progress, Sink, UploadAhead
+from aisfs.store.port import Announce, Arrived, Content, Progress, Sink, UploadAhead
 from aisfs.store.retry import Retrier
 
 log = logging.getLogger(__name__)
@@ -161,7 +161,12 @@ class AISClient:
         return reply
 
     async def read_range(
-        self, bucket: Bucket, expected: ObjectInfo, start: int, buffer: memoryview
+        self,
+        bucket: Bucket,
+        expected: ObjectInfo,
+        start: int,
+        buffer: memoryview,
+        arrived: Arrived | None = None,
     ) -> None:
         """Fill `buffer` with the bytes from `start` on of exactly the version `expected`."""
         stop = start + len(buffer)
@@ -175,7 +180,7 @@ class AISClient:
             with self._originals.open(
                 connections, bucket, expected, request, facts, start, stop
             ) as body:
-                got = body.read_into(buffer)
+                got = body.read_into(buffer, arrived)
             if got < len(buffer):
                 raise _cut_short(subject, got, len(buffer))
 

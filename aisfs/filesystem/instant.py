@@ -7,6 +7,7 @@ In a mount that can be written the caller holds `OpenFiles.namespace_lock` meanw
 """
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from aisfs.cache.metadata_cache import WOULD_WAIT, WouldWait
@@ -133,6 +134,23 @@ class InstantAnswers:
             return self._reader.try_read_member(shard.reads, view.index, row, wanted)
         except AisfsError:
             return None
+
+    def when_here(
+        self, ino: int, offset: int, size: int, then: Callable[[Data | None], None]
+    ) -> bool:
+        """Read a range of an object when it has been received, if it is under way.
+
+        `then` gets it in the thread that receives it, or trio's; None means that it will not come so.
+
+        Returns:
+            Whether `then` will be called.
+        """
+        node = self._nodes.get(ino)
+        if not isinstance(node, ObjectNode) or ino in self._written:
+            return False
+        return self._reader.when_here(
+            node.bucket, node.info, ByteRange(offset, offset + size), then
+        )
 
     def _open(self, ino: int, node: ShardNode) -> _OpenShard | None:
         slot = slot_of(ino)

@@ -2,6 +2,7 @@
 
 import logging
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -257,6 +258,8 @@ class _Threads:
                 "a notification hangs; the connection was %saborted", "" if aborted else "not "
             )
         self.dispatcher.stop()
+        while self.reads.answering:
+            time.sleep(0.001)  # noqa: TID251 - a worker thread; they copy into the kernel's memory
         self.device.unmount()
         self.device.close()
 

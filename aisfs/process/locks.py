@@ -29,6 +29,7 @@ class Rank(IntEnum):
     UNPACKED_CONTENTS = auto()
     OPEN_OBJECTS = auto()
     READ_AHEAD = auto()
+    ARRIVALS = auto()
     LISTING_VALIDITY = auto()
     DIRECTORY_ATTRIBUTES = auto()
     METADATA = auto()

@@ -30,7 +30,7 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.model import Bucket, Keys, ObjectInfo, Page, Provider
-from aisfs.store.port import Count, Sink, WritableStore, uncounted
+from aisfs.store.port import Arrived, Count, Sink, WritableStore, uncounted
 from aisfs.store.read_only import ReadOnlyStore
 
 T = TypeVar("T")
@@ -127,7 +127,12 @@ class FsspecStore(ReadOnlyStore):
         return await self._run(bucket, key, partial(_head, bucket, key))
 
     async def read_range(
-        self, bucket: Bucket, expected: ObjectInfo, start: int, buffer: memoryview
+        self,
+        bucket: Bucket,
+        expected: ObjectInfo,
+        start: int,
+        buffer: memoryview,
+        arrived: Arrived | None = None,
     ) -> None:
         """Fill `buffer` with the bytes from `start` on of exactly the version `expected`."""
         stop = start + len(buffer)

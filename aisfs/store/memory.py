@@ -19,7 +19,7 @@ from aisfs.errors import AlreadyExists, BucketNotFound, NotFound, Stale, Unsuppo
 from aisfs.model import NO_CUSTOM, Bucket, Keys, ObjectInfo, Page, Provider
 from aisfs.store.custom import encode_custom
 from aisfs.store.no_multipart import NoMultipart
-from aisfs.store.port import Announce, Content, Progress, Sink, UploadAhead
+from aisfs.store.port import Announce, Arrived, Content, Progress, Sink, UploadAhead
 
 T = TypeVar("T")
 
@@ -169,7 +169,12 @@ class MemoryStore(NoMultipart):
         return self._object(bucket, key)[0]
 
     async def read_range(
-        self, bucket: Bucket, expected: ObjectInfo, start: int, buffer: memoryview
+        self,
+        bucket: Bucket,
+        expected: ObjectInfo,
+        start: int,
+        buffer: memoryview,
+        arrived: Arrived | None = None,
     ) -> None:
         """Fill `buffer` with the bytes from `start` on of exactly the version `expected`."""
         if not 0 <= start < start + len(buffer) <= expected.size:

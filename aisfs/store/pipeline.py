@@ -8,9 +8,8 @@ A write is safe to repeat: an upload writes the same whole object, and what else
 `Unavailable` either had no effect or may have it twice. An upload has its deadline from the last
 new byte that went out, and the time a server takes to read it all again. Copying and renaming may
 rightly take a server longer than any deadline: an attempt under way ends by itself, and only no
-further attempt begins after it.
-
-Metrics count a call once, with all its attempts.
+further attempt begins after it. Metrics count a call once, with all
+its attempts.
 
 Must not know: what an error means beyond `error.transient`.
 """
@@ -39,7 +38,7 @@ from aisfs.metrics import Metrics
 from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo
 from aisfs.process.request_log import NETWORK, request_log
 from aisfs.store.content import PIECE
-from aisfs.store.port import Announce, Content, Progress, Sink, UploadAhead, WritableStore
+from aisfs.store.port import Announce, Arrived, Content, Progress, Sink, UploadAhead, WritableStore
 from aisfs.store.retry import ProgressDeadline, Retrier
 from aisfs.store.whole_stream import CountingSink, stream_whole
 
@@ -133,12 +132,13 @@ class CallPipeline:
     _begin_upload = _call(WritableStore.begin_upload, once=True)
 
     async def read_range(
-        self, bucket: Bucket, expected: ObjectInfo, start: int, buffer: memoryview
-    ) -> None:
+        self, bucket: Bucket, expected: ObjectInfo, start: int, buffer: memoryview,
+        arrived: Arrived | None = None,
+    ) -> None:  # fmt: skip
         """See `ObjectStore`."""
         await self._wait_for_turn(len(buffer))
         try:
-            await self._read_range(bucket, expected, start, buffer)
+            await self._read_range(bucket, expected, start, buffer, arrived)
         except NoRanges:
             self._whole.add(bucket)
             raise

@@ -13,6 +13,9 @@ from aisfs.process.threads import any_thread
 
 Sink = Callable[[memoryview], None]
 """Takes the next bytes of a stream, in order. The view is only valid during the call."""
+Arrived = Callable[[int], None]
+"""Told how many of the first bytes of a buffer have arrived, for good, in the thread that receives them. Must
+not raise, nor wait for anything but the processor."""
 Count = Callable[[str, int], None]
 """Told, in any thread, the class of requests that are sent (list, head, get, put, copy, delete) and their
 number."""
@@ -79,12 +82,18 @@ class ObjectStore(Protocol):
         ...
 
     async def read_range(
-        self, bucket: Bucket, expected: ObjectInfo, start: int, buffer: memoryview
+        self,
+        bucket: Bucket,
+        expected: ObjectInfo,
+        start: int,
+        buffer: memoryview,
+        arrived: Arrived | None = None,
     ) -> None:
         """Fill `buffer` with the bytes from `start` on of exactly the version `expected`.
 
         The range must be non-empty and lie within `expected.size`, else ValueError: the caller's
-        bug. On an error the content of `buffer` is undefined.
+        bug. On an error the content of `buffer` is undefined, but for what had `arrived`: stores that
+        receive a range piece by piece tell it, those of an attempt that fails and of the next one.
 
         Raises:
             Stale: the object is now another version; nothing of it was delivered as `expected`.

@@ -7,14 +7,14 @@ from aisfs.cache import metadata_cache
 from aisfs.cache.disk import bookkeeping, format, maintenance, resident
 from aisfs.core.policy import readahead, scan_pace
 from aisfs.core.views import samples
-from aisfs.engine.fetch import buffers, retained_parts
+from aisfs.engine.fetch import buffers, fetcher, retained_parts
 from aisfs.engine.read import header_scan, indexer
 from aisfs.fuse.mounting import kernel_settings
 from tests.docs.documents import SEMANTICS, section
 
 MIB = 1 << 20
 TOLD = [
-    (f"One GET is {buffers.PART_MAX // MIB} MiB at most", True),
+    (f"One GET is {buffers.WHOLE_PART_MAX // MIB} MiB at most", True),
     (
         "a sixteenth of `--cache-size`, 1 GiB",
         (services.INDEX_SHARE, services.INDEX_DISK_LIMIT) == (16, 1 << 30),
@@ -25,6 +25,9 @@ TOLD = [
     (f"for {resident.PAUSE_SECONDS:.0f} seconds nothing new is kept", True),
     (f"the last {bookkeeping._BATCH_BYTES // MIB} MiB of what", maintenance.SYNC_SECONDS == 1),
     (f"a window of {readahead.START_WINDOW // MIB} MiB ahead", True),
+    (f"{readahead.LARGE_START // MIB} MiB if its first read is", True),
+    (f"is of {readahead.LARGE_READ >> 10} KiB or more", True),
+    (f"up to {readahead.NEAR_WINDOW // MIB} MiB or", fetcher.HIGH_LATENCY_SECONDS == 0.02),
     (f"Up to {readahead.MAX_STREAMS} readers of one object", True),
     (f"up to {readahead.FORWARD // MIB} MiB forward", True),
     (f"or {readahead.BACKWARD // MIB} MiB back", True),

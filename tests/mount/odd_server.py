@@ -23,9 +23,17 @@ PROPS = {"provider": "ais", "versioning": {"enabled": True}, "checksum": {"type"
 
 
 @contextmanager
-def serving_keys(objects: Mapping[str, bytes]) -> Iterator[str]:
-    """Serve these keys as the bucket `odd`; yields the endpoint."""
-    members = {"objects": dict(objects)}
+def serving_keys(
+    objects: Mapping[str, bytes],
+    *,
+    held_from: int | None = None,
+    release: threading.Event | None = None,
+) -> Iterator[str]:
+    """Serve these keys as the bucket `odd`; yields the endpoint.
+
+    Bytes of objects from `held_from` on are sent after `release`.
+    """
+    members = {"objects": dict(objects), "held_from": held_from, "release": release}
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), members))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -40,6 +48,8 @@ def serving_keys(objects: Mapping[str, bytes]) -> Iterator[str]:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     objects: dict[str, bytes]
+    held_from: int | None
+    release: threading.Event | None
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -104,16 +114,26 @@ class _Handler(BaseHTTPRequestHandler):
         if first >= len(data):
             return self._reply(416, b"{}", {"Content-Range": f"bytes */{len(data)}"})
         headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
-        return self._reply(206, data[first : last + 1], headers)
+        at_once = None if self.held_from is None else max(self.held_from - first, 0)
+        return self._reply(206, data[first : last + 1], headers, at_once)
 
     def _json(self, value: object) -> None:
         self._reply(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
-    def _reply(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+    def _reply(
+        self,
+        status: int,
+        body: bytes,
+        headers: Mapping[str, str] | None = None,
+        at_once: int | None = None,
+    ) -> None:
         self.send_response(status)
         for name, value in (headers or {}).items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(body)
+            self.wfile.write(body[:at_once])
+            if self.release is not None and at_once is not None and at_once < len(body):
+                self.release.wait(60)
+                self.wfile.write(body[at_once:])

@@ -72,7 +72,7 @@ class Whole(MemoryStore):
 
     breaks = 0
 
-    async def read_range(self, bucket, expected, start, buffer):
+    async def read_range(self, bucket, expected, start, buffer, arrived=None):
         raise NoRanges("only whole")
 
     async def stream(self, bucket, expected, sink):
@@ -213,7 +213,7 @@ class Breaking(MemoryStore):
 
         await super().stream(bucket, expected, cut)
 
-    async def read_range(self, bucket, expected, start, buffer):
+    async def read_range(self, bucket, expected, start, buffer, arrived=None):
         self.reads = [*self.reads, (start, start + len(buffer))]
         await super().read_range(bucket, expected, start, buffer)
 

@@ -30,6 +30,7 @@ from aisfs.connections.exchange import Exchange
 from aisfs.connections.network import network, tls_options
 from aisfs.connections.reply import Reply
 from aisfs.errors import ProtocolError, Unavailable
+from aisfs.store.port import Arrived
 
 VERSION = __version__
 _AGENT = f"aisfs/{VERSION}"
@@ -46,10 +47,10 @@ class Body:
         self._sent = sent
         self._subject = subject
 
-    def read_into(self, view: memoryview) -> int:
+    def read_into(self, view: memoryview, arrived: Arrived | None = None) -> int:
         """Read until `view` is full or the body ends; return how many bytes came."""
         with network(self._subject):
-            return self._sent.read_into(view)
+            return self._sent.read_into(view, arrived)
 
     def read(self, most: int, seconds: float | None) -> bytes:
         """Read all of it, which may be `most` bytes and take so many seconds.

@@ -19,7 +19,7 @@ import trio
 from aisfs.engine.fetch.object_state import Source
 from aisfs.errors import AccessDenied, AisfsError, ProtocolError, Unsupported
 from aisfs.model import Bucket, ObjectInfo
-from aisfs.store.port import ObjectStore
+from aisfs.store.port import Arrived, ObjectStore
 
 log = logging.getLogger(__name__)
 
@@ -176,7 +176,7 @@ class BatchSlot:
                 self._awaited = False
                 self._batch.left()
 
-    async def _read(self, start: int, buffer: memoryview) -> None:
+    async def _read(self, start: int, buffer: memoryview, arrived: Arrived) -> None:
         """Fill a buffer, with others of the batch if it is for all of the object."""
         if self._awaited and len(buffer) == self._info.size:
             waiting = _Waiting(self._info, buffer)
@@ -185,4 +185,4 @@ class BatchSlot:
             await waiting.done.wait()
             if waiting.filled:
                 return
-        await self._batch.store.read_range(self._batch.bucket, self._info, start, buffer)
+        await self._batch.store.read_range(self._batch.bucket, self._info, start, buffer, arrived)

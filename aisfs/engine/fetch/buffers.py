@@ -15,11 +15,11 @@ from aisfs.model import ByteRange
 from aisfs.process.threads import any_thread
 
 PART_MAX = 8 << 20
-"""Bytes of one GET for a reader. Two round trips of 1 ms then cost a fifth at 1 GB/s, and a reader that
-needs the first byte of a part waits 8 ms for it."""
+"""Bytes of one GET of a stream that somebody follows. Two round trips of 1 ms then cost a fifth at 1 GB/s, and
+who needs all of a part waits 8 ms for it."""
 WHOLE_PART_MAX = 16 << 20
-"""Bytes of one GET of an object that is of use only as a whole: a part costs as much as 2 MiB of bytes,
-here and in the server, whatever its length."""
+"""Bytes of one GET of an object that is of use only as a whole, or ahead of a reader, who waits for no more of a
+part than it reads: a part costs as much as 2 MiB of bytes, here and in the server, whatever its length."""
 FIRST_PART = 1 << 20
 """Bytes of the first GET of a whole object; the next ones are larger (`core.ranges.GROWTH`)."""
 COPIED_MAX = 1 << 20
@@ -48,6 +48,11 @@ _LENT_MAX = 4
 def buffer_size(length: int) -> int:
     """Return how much memory a part of so many bytes takes."""
     return length if length < FIRST_PART else 1 << (length - 1).bit_length()
+
+
+def _power(length: int) -> int:
+    """Return the largest power of two that is not greater."""
+    return 1 << length.bit_length() >> 1
 
 
 def _new_buffer(size: int) -> mmap.mmap:
@@ -100,6 +105,8 @@ class BufferPool:
         self._used = used
         self._free = {size: _Free() for size in _CAPACITIES}
         self._lent: deque[mmap.mmap] = deque()
+        self.longest = max(_power(min(limit // WHOLE_SHARE, WHOLE_PART_MAX)), FIRST_PART)
+        """Length of the longest parts."""
         self.read = ReadCounts()
         """What was read of all parts that have their buffers here, and past them from the disk cache."""
 
@@ -125,8 +132,8 @@ class BufferPool:
         """
         if not as_whole:
             return growing_pieces(whole, FIRST_PART, PART_MAX)
-        most = min(len(whole) // WHOLE_PARTS, self._limit // WHOLE_SHARE, WHOLE_PART_MAX)
-        return pieces(whole, max(1 << most.bit_length() >> 1, FIRST_PART))
+        most = min(len(whole) // WHOLE_PARTS, self.longest)
+        return pieces(whole, max(_power(most), FIRST_PART))
 
     def take(self, length: int) -> mmap.mmap | bytearray:
         """Return a buffer of at least `length` bytes; what is in it is undefined.

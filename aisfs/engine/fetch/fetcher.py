@@ -25,7 +25,7 @@ from aisfs.core.policy.link import LinkEstimate
 from aisfs.core.policy.readahead import ReadAhead
 from aisfs.core.ranges import RangeSet, pieces
 from aisfs.engine.fetch.batches import BatchWindow
-from aisfs.engine.fetch.buffers import COPIED_MAX, FIRST_PART, PART_MAX, WHOLE_PART_MAX, BufferPool
+from aisfs.engine.fetch.buffers import COPIED_MAX, FIRST_PART, WHOLE_PART_MAX, BufferPool
 from aisfs.engine.fetch.checksums import RunningSums
 from aisfs.engine.fetch.disk import DiskPace, WrongContent, look, lost, report_wrong, store
 from aisfs.engine.fetch.object_state import OpenObject, OpenObjects, Source
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 STREAM_BYTES = 32 << 20
 """Bytes under way when a stream begins: what 1 Gbit/s carries in 250 ms."""
 HIGH_LATENCY_SECONDS = 0.02
-"""A part that took longer came over a slow link, or one with latency: more may be under way at once."""
+"""A part whose first bytes took longer came over a slow link, or one with latency: more may be under way."""
 SPARE_SECONDS = 2.0
 """How long an unused buffer is kept: longer than the pause between two batches."""
 
@@ -97,7 +97,7 @@ class Fetcher:
         self.link = LinkEstimate()
         """What the parts that landed show of the link to the store."""
         self.high_latency = False
-        """Whether the latest part to land took longer than `HIGH_LATENCY_SECONDS`."""
+        """Whether the first bytes of the latest part to land took longer than `HIGH_LATENCY_SECONDS`."""
         self.buffered = 0
         """Bytes of memory that all parts take, under way or retained."""
         self._unwritten = 0
@@ -169,7 +169,7 @@ class Fetcher:
         self, opened: OpenObject, wanted: ByteRange, together: BatchWindow | None = None
     ) -> None:
         """Fetch a range that no reader waits for yet, as far as memory permits."""
-        for piece in pieces(wanted, PART_MAX):
+        for piece in pieces(wanted, self.pool.longest):
             if not self._make_room(len(piece), reading=opened):
                 with opened.lock:
                     opened.read_ahead.shrink()
@@ -281,16 +281,15 @@ class Fetcher:
                 opened.become_content(*self.take_whole(opened.bucket, opened.info))
                 kept = await self._fetch_and_store(opened, part, opened.source)
         except AisfsError as error:
-            part.error = untraced(error)
             opened.note_failure(part.range)
+            part.finish(untraced(error))
         except Exception as error:
             log.exception("fetching failed: this is a bug in aisfs, please report it")
             if not part.done.is_set():  # what landed is good, even if it could not be kept
-                part.error = untraced(error)
+                part.finish(untraced(error))
         finally:
-            if not part.done.is_set() and part.error is None:
-                part.error = Unavailable("the mount is going away")
-            part.done.set()
+            if not part.done.is_set():
+                part.finish(Unavailable("the mount is going away"))
             if not kept:
                 self._drop(opened, part)
 
@@ -310,10 +309,10 @@ class Fetcher:
             since, before = trio.current_time(), self.link.arrived
             for gap, _ in missing:
                 start = gap.start - part.range.start
-                await source(gap.start, room[start : start + len(gap)])
+                await source(gap.start, room[start : start + len(gap)], part.arriving(start))
             seconds = trio.current_time() - since
             if not opened.cached_by_source:  # making content says nothing about the link
-                self.high_latency = seconds > HIGH_LATENCY_SECONDS
+                self.high_latency = (part.first_seconds or seconds) > HIGH_LATENCY_SECONDS
                 if len(missing) == 1 and source is opened.source:  # not one of a batch
                     self.link.observe(len(missing[0][0]), seconds, before)
             self._land(part)  # readers need not wait for the disk
@@ -343,7 +342,7 @@ class Fetcher:
         self._hooks.content_was_wrong(opened.bucket, opened.info)
 
     def _land(self, part: Part) -> None:
-        part.done.set()
+        part.finish()
         self._hooks.landed()
 
     async def _finish(self, reservations: list[Reservation]) -> None:

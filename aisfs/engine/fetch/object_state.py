@@ -3,6 +3,7 @@
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
+from functools import partial
 from weakref import WeakValueDictionary
 
 from aisfs.cache.disk.block_cache import BlockCache
@@ -14,14 +15,15 @@ from aisfs.model import Bucket, ByteRange, ObjectInfo
 from aisfs.process.locks import Rank, ranked_lock
 from aisfs.process.request_log import DISK, MEMORY, request_log
 from aisfs.process.threads import any_thread
+from aisfs.store.port import Arrived
 
 _FAILED_MAX = 16
 """Failed ranges that are remembered of an object: what readers and their read-ahead have under way."""
 OBJECTS_MAX = 10_000
 """Objects whose read-ahead is remembered."""
 
-Source = Callable[[int, memoryview], Awaitable[None]]
-"""Fills a buffer with the bytes from an offset on; raises as `ObjectStore.read_range` does."""
+Source = Callable[[int, memoryview, Arrived], Awaitable[None]]
+"""Fills a buffer with the bytes from an offset on; tells and raises what `ObjectStore.read_range` does."""
 
 
 class OpenObject:
@@ -122,11 +124,8 @@ class OpenObject:
     @any_thread
     def in_memory(self, wanted: ByteRange) -> int:
         """Return how many bytes of a range have landed and are in memory still."""
-        return sum(
-            min(part.range.stop, wanted.stop) - max(part.range.start, wanted.start)
-            for part in self.overlapping(wanted, self.parts.copy())
-            if part.landed
-        )
+        parts = self.overlapping(wanted, self.parts.copy())
+        return sum(part.share(wanted) for part in parts if part.landed)
 
     @any_thread
     def border(self, position: int) -> int:
@@ -170,7 +169,7 @@ class OpenObject:
             at = bisect_right(parts, wanted.start, key=_start) - 1
             part = parts[at]
             there = part.range
-            if not (there.start <= wanted.start < there.stop and part.landed):
+            if not (there.start <= wanted.start < there.stop and part.has(wanted)):
                 return None
             if wanted.stop <= there.stop:
                 return part.view(wanted, push=push)
@@ -178,10 +177,35 @@ class OpenObject:
         except IndexError:
             return None
         rest = behind.range
-        if rest.start == there.stop and wanted.stop <= rest.stop and behind.landed:
-            views = (part.view(wanted, push=push), behind.view(wanted, push=push))
-            return memoryview(b"".join(views))
+        if rest.start == there.stop and wanted.stop <= rest.stop and behind.has(wanted):
+            room, border = self._pool.lend(len(wanted)), there.stop - wanted.start
+            room[:border] = part.view(wanted, push=push)
+            room[border:] = behind.view(wanted, push=push)
+            return room
         return None
+
+    @any_thread
+    def when_here(self, wanted: ByteRange, then: Callable[[Data | None], None]) -> bool:
+        """Have `then` called with a range that parts under way have all of, as soon as it is received.
+
+        In the thread that receives it, or trio's. None means that it will not come in that way.
+
+        Returns:
+            Whether it will be called.
+        """
+        parts = self.overlapping(wanted, self.parts.copy())
+        if sum(part.share(wanted) for part in parts) < len(wanted):
+            return False
+        due = next((part for part in parts if not part.has(wanted)), None)
+        return due is not None and due.when_here(wanted, partial(self._received, wanted, then))
+
+    def _received(self, wanted: ByteRange, then: Callable[[Data | None], None]) -> None:
+        data = self._landed(wanted, push=False)
+        if data is None and self.when_here(wanted, then):  # the rest is in the part behind
+            return
+        if data is not None:
+            self._pool.read.network += len(data)
+        then(data)
 
     def become_content(self, cache: BlockCache, entry: EntryId, source: Source) -> None:
         """Read from now on what `source` makes and writes to disk. Only in the trio thread."""

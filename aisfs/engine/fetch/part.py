@@ -2,15 +2,20 @@
 
 import mmap
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import trio
 
 from aisfs.engine.fetch.buffers import BufferPool, ReadCounts, buffer_size
 from aisfs.errors import untraced
 from aisfs.model import ByteRange
+from aisfs.process.locks import Rank, ranked_lock
 from aisfs.process.request_log import DISK, request_log
 from aisfs.process.threads import any_thread
+from aisfs.store.port import Arrived
 
 BOOKS = 2048
 """Bytes that a part costs beside its content: itself, its event, the object it belongs to, its places
@@ -22,6 +27,9 @@ _PUSH_SECONDS = 0.02
 """A push takes some milliseconds from one batch to the next; after so long it has left a part behind."""
 
 Data = bytes | bytearray | memoryview
+
+_arrivals = ranked_lock(Rank.ARRIVALS)
+"""Guards who waits for bytes of which part, of all parts together."""
 
 
 class _Room:
@@ -45,8 +53,9 @@ class _Room:
 class Part:
     """A range of an object under way, or landed and kept in memory."""
 
-    __slots__ = ("__weakref__", "_furthest", "_pool", "_pushed_at", "_room", "content", "done",
-                 "error", "from_disk", "given", "pushed", "range", "to_disk")  # fmt: skip
+    __slots__ = ("__weakref__", "_asked", "_furthest", "_pool", "_pushed_at", "_room", "_waiting",
+                 "arrived", "content", "done", "error", "first_seconds", "from_disk", "given",
+                 "pushed", "range", "to_disk")  # fmt: skip
 
     def __init__(self, wanted: ByteRange, pool: BufferPool, *, to_disk: bool = True) -> None:
         """Start without bytes."""
@@ -56,7 +65,14 @@ class Part:
         self.to_disk = to_disk
         """Whether the disk cache is to get the bytes."""
         self.content = memoryview(b"")
-        """The bytes, once `done` is set without an error."""
+        """Room for the bytes, and once `done` is set without an error the bytes."""
+        self.arrived = 0
+        """How many of the first ones are there already."""
+        self.first_seconds: float | None = None
+        """How long the first of them took, if they came piece by piece."""
+        self._asked = 0.0
+        self._waiting: list[tuple[int, Callable[[], None]]] = []
+        """Who waits for how many of the first ones."""
         self.done = trio.Event()
         self.error: Exception | None = None
         self.from_disk = False
@@ -85,6 +101,80 @@ class Part:
         self._room = _Room(self._pool, self._pool.take(length), length)
         self.content = self._room.content
         return self.content
+
+    @any_thread
+    def share(self, wanted: ByteRange) -> int:
+        """Return how many bytes of `wanted`, which overlaps with it, lie in the part."""
+        return min(self.range.stop, wanted.stop) - max(self.range.start, wanted.start)
+
+    @any_thread
+    def has(self, wanted: ByteRange) -> bool:
+        """Return whether the bytes of `wanted` that lie in the part are there."""
+        return self.arrived >= min(wanted.stop, self.range.stop) - self.range.start
+
+    @any_thread
+    def when_here(self, wanted: ByteRange, then: Callable[[], None]) -> bool:
+        """Have `then` called as soon as it has the bytes of `wanted` that lie in it, or they will not come.
+
+        In the thread that receives them, or trio's. It must not raise, nor wait.
+
+        Returns:
+            Whether it will be called; False if the bytes are there, or none will come any more.
+        """
+        length = min(wanted.stop, self.range.stop) - self.range.start
+        with _arrivals:
+            if self.arrived >= length or self.done.is_set():
+                return False
+            self._waiting.append((length, then))
+            return True
+
+    def settled(self, wanted: ByteRange) -> bool:
+        """Return whether there is nothing to wait for."""
+        return self.done.is_set() or self.has(wanted)
+
+    async def wait(self, wanted: ByteRange) -> None:
+        """Wait until the bytes of `wanted` that lie in the part are there, or will not come."""
+        if wanted.stop < self.range.stop:
+            here, token = trio.Event(), trio.lowlevel.current_trio_token()
+
+            def then() -> None:
+                with suppress(trio.RunFinishedError):
+                    token.run_sync_soon(here.set)
+
+            if self.when_here(wanted, then):
+                await here.wait()
+        else:
+            await self.done.wait()
+
+    def arriving(self, start: int) -> Arrived:
+        """Return what is to be told of the bytes from `start` on, which are asked for now."""
+        self._asked = time.monotonic()
+        return partial(self._have_arrived, start)
+
+    def _have_arrived(self, start: int, length: int) -> None:
+        """Take note that the first `start + length` bytes are there. In the thread that receives them."""
+        length += start
+        if self.first_seconds is None:
+            self.first_seconds = time.monotonic() - self._asked
+        with _arrivals:
+            self.arrived = max(self.arrived, length)  # another attempt begins anew
+            if not self._waiting:
+                return
+            here = [then for wanted, then in self._waiting if wanted <= length]
+            self._waiting = [each for each in self._waiting if each[0] > length]
+        for then in here:
+            then()
+
+    def finish(self, error: Exception | None = None) -> None:
+        """Take note that all bytes are there, or that no more will come. In the trio thread."""
+        with _arrivals:
+            self.error = error
+            if error is None:
+                self.arrived = len(self.range)
+            self.done.set()
+            waiting, self._waiting = self._waiting, []
+        for _, then in waiting:
+            then()
 
     @property
     def passed(self) -> bool:
@@ -131,7 +221,7 @@ class Reading:
     @property
     def ready(self) -> bool:
         """Whether nothing has to be waited for."""
-        return all(not isinstance(p, Part) or p.done.is_set() for p in self.pieces)
+        return all(not isinstance(p, Part) or p.settled(self.wanted) for p in self.pieces)
 
     async def wait(self, *, by_reader: bool = True) -> Data:
         """Wait for the parts and return the bytes; `by_reader` as in `Part.view`.
@@ -140,11 +230,11 @@ class Reading:
             AisfsError: a part could not be fetched.
         """
         found: list[Data] = []
-        was_done = [isinstance(piece, Part) and piece.done.is_set() for piece in self.pieces]
+        was_done = [isinstance(each, Part) and each.settled(self.wanted) for each in self.pieces]
         for piece, landed in zip(self.pieces, was_done, strict=True):
             if isinstance(piece, Part):
-                await piece.done.wait()
-                if piece.error is not None:
+                await piece.wait(self.wanted)
+                if piece.error is not None and not piece.has(self.wanted):
                     raise untraced(piece.error)
                 found.append(piece.view(self.wanted, by_reader=by_reader))
                 source = "disk" if piece.from_disk else "memory" if landed else "network"

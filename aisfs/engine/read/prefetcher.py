@@ -29,6 +29,8 @@ DIRECTORIES_MAX = 1000
 """Directories of which is remembered how their shards are read."""
 AT_ONCE = 2
 """Shards prefetched at once; each keeps several requests busy."""
+PAUSE_SECONDS = 0.5
+"""A reader that did not read on for so long may not come back: then the rest is fetched."""
 AGAIN_SECONDS = 300.0
 """A shard that was fetched whole is not looked at again for so long, should it have been evicted."""
 
@@ -87,15 +89,20 @@ class Prefetcher:
             self._look_around(bucket, info, self._fetch_following)
 
     def streamed(self, bucket: Bucket, info: ObjectInfo) -> None:
-        """An object is being read in order: if it is a shard, fetch it whole if `touched` would."""
+        """An object is being read in order: if it is a shard, fetch it whole if `touched` would.
+
+        What its reader does not fetch itself: the more is under way, the later comes what it waits for.
+        """
         if is_shard(_name(info)):
-            self.touched(bucket, info)
+            self._whole(bucket, info, partial(self._fetch_fitting, after_reader=True))
 
     def touched(self, bucket: Bucket, info: ObjectInfo) -> None:
         """A shard is being read: if all shards beside it fit the cache, fetch it whole."""
-        if self._fetcher.cache is None or (bucket, info) in self._done:
-            return
-        self._look_around(bucket, info, self._fetch_fitting)
+        self._whole(bucket, info, self._fetch_fitting)
+
+    def _whole(self, bucket: Bucket, info: ObjectInfo, decide: _Decide) -> None:
+        if self._fetcher.cache is not None and (bucket, info) not in self._done:
+            self._look_around(bucket, info, decide)
 
     def folder_listed(self, bucket: Bucket, info: ObjectInfo) -> None:
         """The folder of a shard is being listed: the second of two neighbours brings the next one."""
@@ -114,10 +121,21 @@ class Prefetcher:
             if listed is not None:
                 self._fetch(bucket, listed)
 
-    def _fetch_fitting(self, bucket: Bucket, info: ObjectInfo, directory: _Directory) -> None:
+    def _fetch_fitting(
+        self, bucket: Bucket, info: ObjectInfo, directory: _Directory, *, after_reader: bool = False
+    ) -> None:
         cache = self._fetcher.cache
         if cache is not None and fits(directory.total, cache.limit):
-            self._fetch(bucket, info)
+            if after_reader:
+                self._widen(self._fetcher.open(bucket, info))
+            self._fetch(bucket, info, after_reader=after_reader)
+
+    def _widen(self, opened: OpenObject) -> None:
+        """Fetch as far ahead of a reader as is of use: nothing of it is wasted."""
+        with opened.lock:
+            ahead = opened.read_ahead.widen()
+        if ahead is not None:
+            self._fetcher.ahead(opened, ahead)
 
     def _open_following(self, bucket: Bucket, info: ObjectInfo, directory: _Directory) -> None:
         name = _name(info)
@@ -172,21 +190,38 @@ class Prefetcher:
         found = self._directories[key] = _Directory(listing, shards, total, queue, folder)
         return found
 
-    def _fetch(self, bucket: Bucket, info: ObjectInfo) -> None:
+    def _fetch(self, bucket: Bucket, info: ObjectInfo, *, after_reader: bool = False) -> None:
         key = (bucket, info)
         if key not in self._under_way and key not in self._done:
             self._under_way.add(key)
             what = f"prefetch of {bucket}/{info.key}"
-            self._services.start_soon(unattended, what, partial(self._run, bucket, info))
+            self._services.start_soon(
+                unattended, what, partial(self._run, bucket, info, after_reader)
+            )
 
-    async def _run(self, bucket: Bucket, info: ObjectInfo) -> None:
+    async def _run(self, bucket: Bucket, info: ObjectInfo, after_reader: bool) -> None:
         """Fetch all of an object; what goes wrong is left for a reader to find."""
         try:
+            opened = self._fetcher.open(bucket, info)
+            if after_reader:
+                await _readers_pause(opened)
             async with self._limiter:
-                await fill(self._fetcher, self._fetcher.open(bucket, info))
+                await fill(self._fetcher, opened)
             self._done[bucket, info] = True
         finally:
             self._under_way.discard((bucket, info))
+
+
+async def _readers_pause(opened: OpenObject) -> None:
+    """Wait while an object is read in order."""
+    before: list[int] | None = None
+    while True:
+        with opened.lock:
+            now = opened.read_ahead.positions
+        if now == before:
+            return
+        before = now
+        await trio.sleep(PAUSE_SECONDS)
 
 
 async def fill(fetcher: Fetcher, opened: OpenObject) -> None:

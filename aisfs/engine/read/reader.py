@@ -130,6 +130,28 @@ class Reader:
         return data
 
     @any_thread
+    def when_here(
+        self,
+        bucket: Bucket,
+        info: ObjectInfo,
+        wanted: ByteRange,
+        then: Callable[[Data | None], None],
+    ) -> bool:
+        """Read a range of an object when it has been received, if it is under way: see `OpenObject.when_here`."""
+        wanted = ByteRange(wanted.start, min(wanted.stop, info.size))
+        opened = self._fetcher.open(bucket, info)
+        if not opened.when_here(wanted, then):
+            return False
+        far = self._fetcher.high_latency
+        with opened.lock:
+            plan = opened.read_ahead.observe(wanted, stalled=True, high_latency=far)
+        self._fetch_ahead(opened, plan.ahead)
+        if plan.sequential and _is_due(opened):
+            self._later(lambda: self._prefetcher.streamed(bucket, info))
+            self._later(lambda: self._prefetcher.in_order(bucket, info))
+        return True
+
+    @any_thread
     def try_read_member(
         self, reads: MemberReads, index: MemberIndex, row: int, wanted: ByteRange
     ) -> Data | None:

@@ -37,6 +37,7 @@ from aisfs.errors import AisfsError, ArchiveTooLarge, ShardDamaged, Unavailable,
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 from aisfs.process.locks import Rank, ranked_lock
 from aisfs.process.threads import any_thread
+from aisfs.store.port import Arrived
 
 log = logging.getLogger(__name__)
 
@@ -259,7 +260,9 @@ class Unpacker:
 
     # Reading -------------------------------------------------------------------------------------
 
-    async def _read(self, content: _Content, start: int, buffer: memoryview) -> None:
+    async def _read(
+        self, content: _Content, start: int, buffer: memoryview, _: Arrived | None = None
+    ) -> None:
         """Fill a buffer with what is not in the cache."""
         wanted = WantedRange(start, buffer)
         gone_by = content.passing and start < content.position

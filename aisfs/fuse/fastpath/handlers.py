@@ -140,7 +140,8 @@ class Handlers:
         _, offset, size, *_ = abi.READ.unpack_from(message, abi.BODY)
         data = self._answers.try_read(nodeid, offset, size)
         if data is None:
-            self._reads.hand_over(unique, nodeid, offset, size, pid)
+            when_here = partial(self._answers.when_here, nodeid, offset, size)
+            self._reads.hand_over(unique, nodeid, offset, size, pid, when_here)
             return SILENCE
         return (abi.data_header(unique, len(data)), data)
 

@@ -1,4 +1,7 @@
-"""READs that have to wait: tasks of trio, which answer to the device themselves.
+"""READs that have to wait: for bytes under way, or for a task of trio; whoever has them answers to the device.
+
+The thread that receives the bytes of a READ answers it at once, while they are in the processor's cache and
+the rest of their part is still on its way (docs/adr/0034). All other READs become tasks.
 
 They do not pass pyfuse3. It would not tell `read` the inode, a reply would be copied through a socket
 that has no room for large ones, and each would cost two wake-ups more (docs/adr/0012).
@@ -6,8 +9,10 @@ that has no room for large ones, and each would cost two wake-ups more (docs/adr
 
 import errno
 import logging
+import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import trio
@@ -21,8 +26,9 @@ from aisfs.fuse.fastpath.observer import Observer
 from aisfs.fuse.fastpath.pending import Pending
 from aisfs.fuse.wire import abi
 from aisfs.fuse.wire.abi import Opcode
-from aisfs.metrics import Metrics
+from aisfs.metrics import Metrics, OperationTimes
 from aisfs.process.request_log import request_log
+from aisfs.process.threads import any_thread
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +55,9 @@ class WaitingReads:
         self._token = trio.lowlevel.current_trio_token()
         self._inbox: Inbox[_Read] = Inbox(self._begin, self._refuse)
         self._reply: Callable[[int, Reply], None] = lambda *_: None
+        self._by_receiver = metrics.operations.labels("read", "receiver")
+        self._answering: set[int] = set()
+        """Threads that receive bytes and answer a READ with them just now."""
 
     def open(self, nursery: trio.Nursery, reply: Callable[[int, Reply], None]) -> None:
         """Begin to take READs; their tasks run in `nursery` and answer with `reply`."""
@@ -59,14 +68,57 @@ class WaitingReads:
         """Take no more; those under way go on."""
         self._inbox.close()
 
-    def hand_over(self, unique: int, ino: int, offset: int, size: int, pid: int) -> None:
-        """Hand a READ to the trio thread. For the dispatcher."""
+    def hand_over(
+        self,
+        unique: int,
+        ino: int,
+        offset: int,
+        size: int,
+        pid: int,
+        when_here: Callable[[Callable[[Data | None], None]], bool],
+    ) -> None:
+        """Hand a READ to the thread that receives its bytes, or to trio's. For the dispatcher.
+
+        Args:
+            unique: The request's number.
+            ino: What to read.
+            offset: Where.
+            size: How much.
+            pid: The process that made the request; 0 when it is not known.
+            when_here: See `InstantAnswers.when_here`, for this range.
+        """
         scope = trio.CancelScope()
         self._pending.add(
             unique, Opcode.READ, pid, cancel=lambda: self._token.run_sync_soon(scope.cancel)
         )
-        self._inbox.put(_Read(unique, ino, offset, size, scope))
+        read = _Read(unique, ino, offset, size, scope)
+        if not when_here(partial(self._received, read)):
+            self._to_trio(read)
+
+    @any_thread
+    def _to_trio(self, read: _Read) -> None:
+        self._inbox.put(read)
         self._inbox.tell()
+
+    @any_thread
+    def _received(self, read: _Read, data: Data | None) -> None:
+        """Answer a READ whose bytes have come; if they have not, a task finds out why."""
+        if data is None:
+            self._to_trio(read)
+            return
+        self._by_receiver.inc()
+        self._answering.add(me := threading.get_ident())
+        try:
+            reply = (abi.data_header(read.unique, len(data)), data)
+            self._answer_with(read, *reply, times=self._metrics.receiver_times)
+        finally:
+            self._answering.discard(me)
+        self._observer.was_read(read.ino, read.offset, len(data))
+
+    @property
+    def answering(self) -> bool:
+        """Whether a thread that receives bytes may be writing to the device. None begins to after `refuse`."""
+        return bool(self._answering)
 
     def _begin(self, nursery: trio.Nursery, read: _Read) -> None:
         nursery.start_soon(self._serve, read)
@@ -91,12 +143,17 @@ class WaitingReads:
         if data is not None:
             self._observer.was_read(read.ino, read.offset, len(data))
 
-    def _answer_with(self, read: _Read, *reply: bytes | bytearray | memoryview) -> None:
+    def _answer_with(
+        self,
+        read: _Read,
+        *reply: bytes | bytearray | memoryview,
+        times: OperationTimes | None = None,
+    ) -> None:
         request = self._pending.take(read.unique)
         if request is None:
             return
         self._reply(Opcode.READ, reply)
         seconds = time.monotonic() - request.since
-        self._metrics.trio_times.observe("read", seconds)
+        (times or self._metrics.trio_times).observe("read", seconds)
         if seconds >= request_log.least:
             request_log.answered(log, "read", self._filesystem.describe(read.ino), seconds)

@@ -38,7 +38,16 @@ from aisfs.store.cloud.objects import REFUSED, condition, described, version_of
 from aisfs.store.cloud.uploads import Uploads
 from aisfs.store.custom import encode_custom
 from aisfs.store.no_multipart import NoMultipart
-from aisfs.store.port import Announce, Content, Count, Progress, Sink, UploadAhead, uncounted
+from aisfs.store.port import (
+    Announce,
+    Arrived,
+    Content,
+    Count,
+    Progress,
+    Sink,
+    UploadAhead,
+    uncounted,
+)
 from aisfs.store.retry import Retrier
 
 _PIECE = 1 << 20
@@ -130,7 +139,12 @@ class CloudStore(NoMultipart):
         return refused
 
     async def read_range(
-        self, bucket: Bucket, expected: ObjectInfo, start: int, buffer: memoryview
+        self,
+        bucket: Bucket,
+        expected: ObjectInfo,
+        start: int,
+        buffer: memoryview,
+        arrived: Arrived | None = None,
     ) -> None:
         """Fill `buffer` with the bytes from `start` on of exactly the version `expected`."""
         stop = start + len(buffer)

@@ -35,7 +35,7 @@ from aisfs.store.local import metadata, writes
 from aisfs.store.local.errors import error_of, os_errors, writing_errors
 from aisfs.store.local.paths import KeyPaths, raw_key
 from aisfs.store.no_multipart import NoMultipart
-from aisfs.store.port import Announce, Content, Progress, Sink, UploadAhead
+from aisfs.store.port import Announce, Arrived, Content, Progress, Sink, UploadAhead
 
 T = TypeVar("T")
 
@@ -101,7 +101,12 @@ class LocalStore(NoMultipart):
         return await self._run(work)
 
     async def read_range(
-        self, bucket: Bucket, expected: ObjectInfo, start: int, buffer: memoryview
+        self,
+        bucket: Bucket,
+        expected: ObjectInfo,
+        start: int,
+        buffer: memoryview,
+        arrived: Arrived | None = None,
     ) -> None:
         """Fill `buffer` with the bytes from `start` on of exactly the version `expected`."""
         if not 0 <= start < start + len(buffer) <= expected.size:

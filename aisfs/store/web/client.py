@@ -29,7 +29,7 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.redaction import shown
-from aisfs.store.port import Count, uncounted
+from aisfs.store.port import Arrived, Count, uncounted
 from aisfs.store.web.host_headers import HostHeaders
 
 _AGENT = f"aisfs/{__version__}"
@@ -69,10 +69,10 @@ class WebReply:
         self._subject = subject
         self._seconds = seconds
 
-    def read_into(self, view: memoryview) -> int:
+    def read_into(self, view: memoryview, arrived: Arrived | None = None) -> int:
         """Read until `view` is full or the body ends; return how many bytes came."""
         with network(self._subject):
-            return self._sent.read_into(view)
+            return self._sent.read_into(view, arrived)
 
     def read(self, most: int) -> bytes:
         """Read all of it, which may be `most` bytes.

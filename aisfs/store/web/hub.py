@@ -31,7 +31,7 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.model import Bucket, Keys, ObjectInfo, Page, Provider
-from aisfs.store.port import Count, Sink, WritableStore, uncounted
+from aisfs.store.port import Arrived, Count, Sink, WritableStore, uncounted
 from aisfs.store.read_only import ReadOnlyStore
 from aisfs.store.web import reading
 from aisfs.store.web.client import WebClient
@@ -139,7 +139,12 @@ class HubStore(ReadOnlyStore):
         raise NotFound(f"{subject}: no such file in commit {at.commit}")
 
     async def read_range(
-        self, bucket: Bucket, expected: ObjectInfo, start: int, buffer: memoryview
+        self,
+        bucket: Bucket,
+        expected: ObjectInfo,
+        start: int,
+        buffer: memoryview,
+        arrived: Arrived | None = None,
     ) -> None:
         """Fill `buffer` with the bytes from `start` on of exactly the version `expected`."""
         if not 0 <= start < start + len(buffer) <= expected.size:
@@ -149,7 +154,9 @@ class HubStore(ReadOnlyStore):
         same = structs.replace(expected, version="")
 
         def work(connections: ConnectionSet) -> None:
-            reading.read_range(self._client, connections, url, subject, same, start, buffer)
+            reading.read_range(
+                self._client, connections, url, subject, same, start, buffer, arrived
+            )
 
         await self._client.pool.run(subject, work)
 

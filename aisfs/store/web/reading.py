@@ -6,7 +6,7 @@ Everything here blocks; must not know trio.
 from aisfs.connections.connection_set import ConnectionSet
 from aisfs.errors import NoRanges, Stale, Unavailable
 from aisfs.model import ObjectInfo
-from aisfs.store.port import Sink
+from aisfs.store.port import Arrived, Sink
 from aisfs.store.web.client import WebClient, WebReply
 from aisfs.store.web.validators import check_range, check_version, check_whole, conditions
 
@@ -25,6 +25,7 @@ def read_range(
     expected: ObjectInfo,
     start: int,
     buffer: memoryview,
+    arrived: Arrived | None = None,
 ) -> None:
     """Fill `buffer` with the bytes from `start` on.
 
@@ -36,6 +37,7 @@ def read_range(
         expected: The version; without one, only the size is compared.
         start: Where to begin.
         buffer: To be filled; lies within the file.
+        arrived: As the port has it.
 
     Raises:
         NoRanges: the server sends the file only whole, and it is not small.
@@ -47,7 +49,7 @@ def read_range(
         if reply.head.status == 206:
             check_version(subject, expected, reply.head)
             check_range(subject, expected, start, stop, reply.head)
-            _fill(subject, reply, buffer)
+            _fill(subject, reply, buffer, arrived)
             return
         check_whole(subject, expected, reply.head)
         if len(buffer) == expected.size:
@@ -86,8 +88,10 @@ def stream(
         raise _cut_short(subject, done, expected.size)
 
 
-def _fill(subject: str, reply: WebReply, buffer: memoryview) -> None:
-    got = reply.read_into(buffer)
+def _fill(
+    subject: str, reply: WebReply, buffer: memoryview, arrived: Arrived | None = None
+) -> None:
+    got = reply.read_into(buffer, arrived)
     if got < len(buffer):
         raise _cut_short(subject, got, len(buffer))
 

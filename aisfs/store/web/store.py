@@ -29,7 +29,7 @@ from aisfs.errors import (
 )
 from aisfs.model import Bucket, Keys, ObjectInfo, Page, Provider
 from aisfs.store.at_once import all_of
-from aisfs.store.port import Count, Sink, uncounted
+from aisfs.store.port import Arrived, Count, Sink, uncounted
 from aisfs.store.read_only import ReadOnlyStore
 from aisfs.store.retry import Retrier
 from aisfs.store.web import reading
@@ -165,7 +165,12 @@ class WebStore(ReadOnlyStore):
             raise NotFound(str(error)) from error
 
     async def read_range(
-        self, bucket: Bucket, expected: ObjectInfo, start: int, buffer: memoryview
+        self,
+        bucket: Bucket,
+        expected: ObjectInfo,
+        start: int,
+        buffer: memoryview,
+        arrived: Arrived | None = None,
     ) -> None:
         """Fill `buffer` with the bytes from `start` on of exactly the version `expected`."""
         if not 0 <= start < start + len(buffer) <= expected.size:
@@ -174,7 +179,9 @@ class WebStore(ReadOnlyStore):
         subject, url = f"{bucket}/{expected.key}", url_of(bucket, expected.key)
 
         def work(connections: ConnectionSet) -> None:
-            reading.read_range(self._client, connections, url, subject, expected, start, buffer)
+            reading.read_range(
+                self._client, connections, url, subject, expected, start, buffer, arrived
+            )
 
         await self._client.pool.run(subject, work)
 

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aisfs.core.policy.readahead import FORWARD, MAX_STREAMS, ReadAhead
+from aisfs.core.policy.readahead import (
+    FORWARD,
+    LARGE_READ,
+    LARGE_START,
+    MAX_STREAMS,
+    NEAR_WINDOW,
+    START_WINDOW,
+    ReadAhead,
+)
 from aisfs.model import ByteRange
 
 KIB = 1 << 10
@@ -101,7 +109,39 @@ def test_window_grows_only_while_the_reader_stalls():
     observe(readahead, reads(REQUEST, 100))
     assert readahead.windows == [MIB]
     observe(readahead, reads(101 * REQUEST, 2000), stalled=True)
+    assert readahead.windows == [NEAR_WINDOW]
+
+
+def test_window_grows_further_where_the_first_bytes_take_long():
+    readahead = ReadAhead(GIB, max_window=64 * MIB)
+    observe(readahead, reads(0, 2000), stalled=True)
+    for each in reads(2000 * REQUEST, 2000):
+        readahead.observe(each, stalled=True, high_latency=True)
     assert readahead.windows == [64 * MIB]
+    observe(readahead, reads(4000 * REQUEST, 2000), stalled=True)
+    assert readahead.windows == [64 * MIB], "one part that came quickly takes nothing back"
+
+
+@pytest.mark.parametrize(
+    ("first", "window"),
+    [(LARGE_READ, LARGE_START), (LARGE_READ - 1, START_WINDOW), (MIB, LARGE_START)],
+)
+def test_who_begins_with_a_large_read_has_a_larger_window(first, window):
+    readahead = ReadAhead(GIB, max_window=64 * MIB)
+    plan = readahead.observe(ByteRange(0, first), stalled=True)
+    assert plan.ahead == ByteRange(first, first + window)
+    assert ReadAhead(GIB, max_window=MIB).observe(ByteRange(0, MIB), stalled=True).ahead == (
+        ByteRange(MIB, 2 * MIB)
+    )
+
+
+def test_only_whole_halves_of_a_window_are_asked_for():
+    readahead = ReadAhead(GIB, max_window=64 * MIB)
+    plans = observe(
+        readahead, [ByteRange(at * MIB, (at + 1) * MIB) for at in range(500)], stalled=True
+    )
+    lengths = [len(plan.ahead) for plan in plans if plan.ahead]
+    assert set(lengths[-10:]) == {NEAR_WINDOW // 2}
 
 
 def test_requests_that_wait_together_double_the_window_once():
@@ -151,7 +191,7 @@ def test_short_skips_and_ways_back_keep_the_stream():
     ).sequential
     stop += FORWARD + 1
     assert readahead.observe(ByteRange(stop - MIB, stop - MIB + 1), stalled=False).sequential
-    assert readahead.windows == [64 * MIB]
+    assert readahead.windows == [NEAR_WINDOW]
 
 
 def test_long_jumps_start_anew():
@@ -203,7 +243,7 @@ def test_shrinking_stops_at_one_mebibyte():
     readahead = ReadAhead(GIB, max_window=64 * MIB)
     observe(readahead, reads(0, 4000), stalled=True)
     readahead.shrink()
-    assert readahead.windows == [32 * MIB]
+    assert readahead.windows == [NEAR_WINDOW // 2]
     for _ in range(10):
         readahead.shrink()
     assert readahead.windows == [MIB]
@@ -282,3 +322,17 @@ def test_what_is_pushed_for_a_reader_moves_its_window():
         assert readahead.observe(behind, stalled=False).sequential
     assert len(readahead.windows) == 1
     assert readahead.windows[0] > 16 * MIB
+
+
+def test_of_what_is_worth_fetching_anyway_a_window_is_fetched_at_once():
+    readahead = ReadAhead(GIB, max_window=64 * MIB)
+    assert readahead.widen() is None, "nobody reads"
+    readahead.observe(ByteRange(0, MIB), stalled=True)
+    ahead = readahead.widen()
+    assert ahead == ByteRange(MIB + LARGE_START, MIB + LARGE_START + NEAR_WINDOW // 2)
+    assert readahead.widen() is None, "half a window is under way"
+    assert readahead.windows == [NEAR_WINDOW]
+    small = ReadAhead(GIB, max_window=2 * MIB)
+    small.observe(ByteRange(0, MIB), stalled=True)
+    small.widen()
+    assert small.windows == [2 * MIB]

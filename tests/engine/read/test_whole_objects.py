@@ -21,7 +21,7 @@ DATA = random.Random(3).randbytes(30 * MIB + 17)
 class WholeStore(MemoryStore):
     """A store without ranges."""
 
-    async def read_range(self, bucket, expected, start, buffer):
+    async def read_range(self, bucket, expected, start, buffer, arrived=None):
         await trio.lowlevel.checkpoint()
         raise NoRanges(f"{expected.key}: only whole")
 
