@@ -22,7 +22,7 @@ from aisfs.connections.reply import Reply
 SMALL = 64 << 10
 """Bytes of a body that are worth a copy in memory, so that they are read once."""
 _PIECE = 1 << 20
-"""Bytes received at once where somebody waits for the first of them: one READ of the kernel."""
+"""Bytes received at first where somebody may wait for them: one READ of the kernel."""
 _IN_TARGET = "".join(set(string.punctuation) - set('"<>\\^`{|}'))
 
 
@@ -90,16 +90,17 @@ class Exchange:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
             self._sent = True
 
-    def read_into(self, view: memoryview, arrived: Callable[[int], None] | None = None) -> int:
+    def read_into(self, view: memoryview, arrived: Callable[[int], int] | None = None) -> int:
         """Read until `view` is full or the body ends; return how many bytes came.
 
-        With `arrived`, which is told after each piece how many have come so far.
+        With `arrived`, which is told after each piece how many have come so far, and returns how long
+        the next one should be.
         """
         done, most = 0, len(view) if arrived is None else _PIECE
         while done < len(view) and (got := self._reply.readinto(view[done : done + most])):
             done += got
             if arrived is not None:
-                arrived(done)
+                most = arrived(done)
         return done
 
     def take(self, most: int, seconds: float | None) -> bytes:

@@ -13,9 +13,9 @@ from aisfs.process.threads import any_thread
 
 Sink = Callable[[memoryview], None]
 """Takes the next bytes of a stream, in order. The view is only valid during the call."""
-Arrived = Callable[[int], None]
-"""Told how many of the first bytes of a buffer have arrived, for good, in the thread that receives them. Must
-not raise, nor wait for anything but the processor."""
+Arrived = Callable[[int], int]
+"""Told how many of the first bytes of a buffer have arrived, for good, in the thread that receives them. Returns
+after how many more it had best be told again. Must not raise, nor wait for anything but the processor."""
 Count = Callable[[str, int], None]
 """Told, in any thread, the class of requests that are sent (list, head, get, put, copy, delete) and their
 number."""

@@ -23,6 +23,11 @@ in dicts. 1,840 were measured; what small objects take is mostly this."""
 
 _UNREAD_TAIL = 16 << 10
 """Bytes at the end of a part that a reader of members may leave out: padding and the next header."""
+_AWAITED, _UNAWAITED = 1 << 20, 4 << 20
+"""Bytes received at once while somebody waits for them, one READ of the kernel, and otherwise: each time costs
+two waits for the interpreter's lock."""
+_QUICK_SECONDS = 0.05
+"""Who comes while so many bytes are received had better not wait longer for the last of them than four times this."""
 _PUSH_SECONDS = 0.02
 """A push takes some milliseconds from one batch to the next; after so long it has left a part behind."""
 
@@ -53,7 +58,7 @@ class _Room:
 class Part:
     """A range of an object under way, or landed and kept in memory."""
 
-    __slots__ = ("__weakref__", "_asked", "_furthest", "_pool", "_pushed_at", "_room", "_waiting",
+    __slots__ = ("__weakref__", "_furthest", "_pool", "_pushed_at", "_room", "_told", "_waiting",
                  "arrived", "content", "done", "error", "first_seconds", "from_disk", "given",
                  "pushed", "range", "to_disk")  # fmt: skip
 
@@ -70,7 +75,8 @@ class Part:
         """How many of the first ones are there already."""
         self.first_seconds: float | None = None
         """How long the first of them took, if they came piece by piece."""
-        self._asked = 0.0
+        self._told = 0.0
+        """When the bytes were asked for, or some of them came last, in seconds of `time.monotonic`."""
         self._waiting: list[tuple[int, Callable[[], None]]] = []
         """Who waits for how many of the first ones."""
         self.done = trio.Event()
@@ -148,22 +154,29 @@ class Part:
 
     def arriving(self, start: int) -> Arrived:
         """Return what is to be told of the bytes from `start` on, which are asked for now."""
-        self._asked = time.monotonic()
+        self._told = time.monotonic()
         return partial(self._have_arrived, start)
 
-    def _have_arrived(self, start: int, length: int) -> None:
-        """Take note that the first `start + length` bytes are there. In the thread that receives them."""
+    def _have_arrived(self, start: int, length: int) -> int:
+        """Take note that the first `start + length` bytes are there. In the thread that receives them.
+
+        Returns:
+            How many more are best received at once.
+        """
         length += start
+        now = time.monotonic()
+        seconds, self._told = now - self._told, now
         if self.first_seconds is None:
-            self.first_seconds = time.monotonic() - self._asked
+            self.first_seconds = seconds
         with _arrivals:
             self.arrived = max(self.arrived, length)  # another attempt begins anew
             if not self._waiting:
-                return
+                return _UNAWAITED if seconds < _QUICK_SECONDS else _AWAITED
             here = [then for wanted, then in self._waiting if wanted <= length]
             self._waiting = [each for each in self._waiting if each[0] > length]
         for then in here:
             then()
+        return _AWAITED
 
     def finish(self, error: Exception | None = None) -> None:
         """Take note that all bytes are there, or that no more will come. In the trio thread."""

@@ -2,6 +2,7 @@
 
 import pytest
 
+from aisfs.engine.fetch import part as part_module
 from aisfs.engine.fetch.buffers import BufferPool
 from aisfs.engine.fetch.part import Part
 from aisfs.errors import Unavailable
@@ -30,6 +31,23 @@ def test_each_is_told_when_its_bytes_are_there(part):
     assert not part.when_here(ByteRange(120, 150), lambda: told.append("late"))
     part.finish()
     assert told == [150, 110, 200, 250], "what lies in the part, of a range that leaves it"
+
+
+def test_bytes_come_in_small_pieces_where_somebody_waits_or_may_have_to_wait_long(
+    part, monkeypatch
+):
+    now = 100.0
+    monkeypatch.setattr(part_module.time, "monotonic", lambda: now)
+    arrived = part.arriving(0)
+    few, many = arrived(1), None
+    now += 1
+    assert arrived(2) == MIB, "a slow link"
+    many = arrived(3)
+    assert few == many == 4 * MIB
+    part.when_here(ByteRange(100, 150), lambda: None)
+    assert arrived(10) == MIB
+    assert arrived(60) == MIB, "who read these reads on"
+    assert arrived(70) == 4 * MIB
 
 
 def test_another_attempt_takes_nothing_back(part):
