@@ -14,7 +14,7 @@ from aisfs.cache.metadata_cache import WOULD_WAIT, WouldWait
 from aisfs.core.namespace.inodes import slot_of, split_member
 from aisfs.core.namespace.keys import NAME_MAX
 from aisfs.core.views.directory_tree import MembersView
-from aisfs.engine.fetch.part import Data
+from aisfs.engine.fetch.part import Data, Received
 from aisfs.engine.read.open_member import MemberReads
 from aisfs.engine.read.reader import Reader
 from aisfs.errors import AisfsError
@@ -135,12 +135,10 @@ class InstantAnswers:
         except AisfsError:
             return None
 
-    def when_here(
-        self, ino: int, offset: int, size: int, then: Callable[[Data | None], None]
-    ) -> bool:
+    def when_here(self, ino: int, offset: int, size: int, then: Callable[[Received], None]) -> bool:
         """Read a range of an object when it has been received, if it is under way.
 
-        `then` gets it in the thread that receives it, or trio's; None means that it will not come so.
+        `then` gets it in the thread that receives it, or trio's; or an error, or None: see `Received`.
 
         Returns:
             Whether `then` will be called.

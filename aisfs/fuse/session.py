@@ -29,7 +29,7 @@ from aisfs.fuse.notifier import Notifier
 from aisfs.fuse.pyfuse.operations import Operations
 from aisfs.fuse.pyfuse.serving import serve_descriptor, terminate
 from aisfs.fuse.watchdog import Watchdog
-from aisfs.fuse.wire.abi import name_of_opcode
+from aisfs.fuse.wire.abi import Opcode, name_of_opcode
 from aisfs.fuse.wire.init import Negotiation
 from aisfs.metrics import Metrics
 from aisfs.process.threads import any_thread
@@ -115,6 +115,8 @@ class FastPathSession:
                     threads.reads.close()
                     if threads.requests is not None:
                         threads.requests.close()
+                while threads.has_reads:  # noqa: ASYNC110 - those that wait for bytes are no tasks
+                    await trio.sleep(LAST_CHANGES_SECONDS)
         finally:
             its.close()
             with trio.CancelScope(shield=True):
@@ -243,6 +245,11 @@ class _Threads:
     requests: WriteRequests | None
     """On a mount that can be written."""
     pending: Pending
+
+    @property
+    def has_reads(self) -> bool:
+        """Whether READs are under way."""
+        return any(request.opcode == Opcode.READ for request in self.pending.all())
 
     def take_down(self) -> None:
         """End them in the order that leaves none stuck; then unmount, and let go of the device.

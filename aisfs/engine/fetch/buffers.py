@@ -20,6 +20,8 @@ who needs all of a part waits 8 ms for it."""
 WHOLE_PART_MAX = 16 << 20
 """Bytes of one GET of an object that is of use only as a whole, or ahead of a reader, who waits for no more of a
 part than it reads: a part costs as much as 2 MiB of bytes, here and in the server, whatever its length."""
+QUICK_SECONDS = 0.01
+"""Where the first MiB of a part takes no longer, two connections keep a window full."""
 FIRST_PART = 1 << 20
 """Bytes of the first GET of a whole object; the next ones are larger (`core.ranges.GROWTH`)."""
 COPIED_MAX = 1 << 20
@@ -107,6 +109,8 @@ class BufferPool:
         self._lent: deque[mmap.mmap] = deque()
         self.longest = max(_power(min(limit // WHOLE_SHARE, WHOLE_PART_MAX)), FIRST_PART)
         """Length of the longest parts."""
+        self.ahead = min(self.longest, PART_MAX)
+        """Length of parts ahead of a reader."""
         self.read = ReadCounts()
         """What was read of all parts that have their buffers here, and past them from the disk cache."""
 
@@ -134,6 +138,13 @@ class BufferPool:
             return growing_pieces(whole, FIRST_PART, PART_MAX)
         most = min(len(whole) // WHOLE_PARTS, self.longest)
         return pieces(whole, max(_power(most), FIRST_PART))
+
+    def fit(self, seconds: float) -> None:
+        """Choose `ahead` by how long the first bytes of a part took.
+
+        Two connections that are slow would not fill a window by themselves.
+        """
+        self.ahead = self.longest if seconds < QUICK_SECONDS else min(self.longest, PART_MAX)
 
     def take(self, length: int) -> mmap.mmap | bytearray:
         """Return a buffer of at least `length` bytes; what is in it is undefined.

@@ -55,7 +55,7 @@ def look(
     Returns:
         What is missing, each with its reservation; None where it is not to be kept.
     """
-    room = part.allocate()
+    room = part.content or part.allocate()  # a second look: some of what had arrived may be in use
     if cache.read(entry, part.range, room) is not None:
         part.from_disk = True
         return []

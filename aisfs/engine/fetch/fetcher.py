@@ -169,7 +169,7 @@ class Fetcher:
         self, opened: OpenObject, wanted: ByteRange, together: BatchWindow | None = None
     ) -> None:
         """Fetch a range that no reader waits for yet, as far as memory permits."""
-        for piece in pieces(wanted, self.pool.longest):
+        for piece in pieces(wanted, self.pool.ahead):
             if not self._make_room(len(piece), reading=opened):
                 with opened.lock:
                     opened.read_ahead.shrink()
@@ -312,7 +312,8 @@ class Fetcher:
                 await source(gap.start, room[start : start + len(gap)], part.arriving(start))
             seconds = trio.current_time() - since
             if not opened.cached_by_source:  # making content says nothing about the link
-                self.high_latency = (part.first_seconds or seconds) > HIGH_LATENCY_SECONDS
+                self.pool.fit(first := part.first_seconds or seconds)
+                self.high_latency = first > HIGH_LATENCY_SECONDS
                 if len(missing) == 1 and source is opened.source:  # not one of a batch
                     self.link.observe(len(missing[0][0]), seconds, before)
             self._land(part)  # readers need not wait for the disk

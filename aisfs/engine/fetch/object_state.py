@@ -1,5 +1,6 @@
 """One version of one object while it is read: its parts, its place on disk, its readers."""
 
+import logging
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
@@ -10,12 +11,15 @@ from aisfs.cache.disk.block_cache import BlockCache
 from aisfs.cache.disk.format import SEGMENT, EntryId
 from aisfs.core.policy.readahead import ReadAhead
 from aisfs.engine.fetch.buffers import BufferPool
-from aisfs.engine.fetch.part import Data, Part
+from aisfs.engine.fetch.part import Data, Part, Received
+from aisfs.errors import untraced
 from aisfs.model import Bucket, ByteRange, ObjectInfo
 from aisfs.process.locks import Rank, ranked_lock
 from aisfs.process.request_log import DISK, MEMORY, request_log
 from aisfs.process.threads import any_thread
 from aisfs.store.port import Arrived
+
+log = logging.getLogger(__name__)
 
 _FAILED_MAX = 16
 """Failed ranges that are remembered of an object: what readers and their read-ahead have under way."""
@@ -185,10 +189,10 @@ class OpenObject:
         return None
 
     @any_thread
-    def when_here(self, wanted: ByteRange, then: Callable[[Data | None], None]) -> bool:
+    def when_here(self, wanted: ByteRange, then: Callable[[Received], None]) -> bool:
         """Have `then` called with a range that parts under way have all of, as soon as it is received.
 
-        In the thread that receives it, or trio's. None means that it will not come in that way.
+        In the thread that receives it, or trio's; with the error of its part if that failed.
 
         Returns:
             Whether it will be called.
@@ -197,15 +201,23 @@ class OpenObject:
         if sum(part.share(wanted) for part in parts) < len(wanted):
             return False
         due = next((part for part in parts if not part.has(wanted)), None)
-        return due is not None and due.when_here(wanted, partial(self._received, wanted, then))
+        if due is None:
+            return False
+        return due.when_here(wanted, partial(self._received, due, wanted, then))
 
-    def _received(self, wanted: ByteRange, then: Callable[[Data | None], None]) -> None:
-        data = self._landed(wanted, push=False)
-        if data is None and self.when_here(wanted, then):  # the rest is in the part behind
-            return
-        if data is not None:
-            self._pool.read.network += len(data)
-        then(data)
+    def _received(self, due: Part, wanted: ByteRange, then: Callable[[Received], None]) -> None:
+        got: Received = None
+        try:
+            got = self._landed(wanted, push=False)
+            if got is not None:
+                self._pool.read.network += len(got)
+            elif due.error is not None:
+                got = untraced(due.error)
+            elif self.when_here(wanted, then):  # the rest is in the part behind
+                return
+        except Exception:  # no memory, perhaps; others wait for bytes in this thread
+            log.exception("a READ is left to a task")
+        then(got)
 
     def become_content(self, cache: BlockCache, entry: EntryId, source: Source) -> None:
         """Read from now on what `source` makes and writes to disk. Only in the trio thread."""

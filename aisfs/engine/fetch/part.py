@@ -32,6 +32,8 @@ _PUSH_SECONDS = 0.02
 """A push takes some milliseconds from one batch to the next; after so long it has left a part behind."""
 
 Data = bytes | bytearray | memoryview
+Received = Data | Exception | None
+"""What came of bytes that were under way; None where their part ended without them or an error."""
 
 _arrivals = ranked_lock(Rank.ARRIVALS)
 """Guards who waits for bytes of which part, of all parts together."""

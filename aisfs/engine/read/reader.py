@@ -26,7 +26,7 @@ from aisfs.core.ranges import aligned
 from aisfs.core.views.samples import SPAN_MAX, member_span, sample_span
 from aisfs.engine.fetch.fetcher import Fetcher
 from aisfs.engine.fetch.object_state import OpenObject
-from aisfs.engine.fetch.part import Data, Reading
+from aisfs.engine.fetch.part import Data, Reading, Received
 from aisfs.engine.read.open_member import MemberReads, OpenMember
 from aisfs.engine.read.prefetcher import Prefetcher
 from aisfs.engine.read.sparse_reader import SparseReader
@@ -135,10 +135,12 @@ class Reader:
         bucket: Bucket,
         info: ObjectInfo,
         wanted: ByteRange,
-        then: Callable[[Data | None], None],
+        then: Callable[[Received], None],
     ) -> bool:
         """Read a range of an object when it has been received, if it is under way: see `OpenObject.when_here`."""
         wanted = ByteRange(wanted.start, min(wanted.stop, info.size))
+        if wanted.start >= wanted.stop:  # another version of it is known by now
+            return False
         opened = self._fetcher.open(bucket, info)
         if not opened.when_here(wanted, then):
             return False
@@ -147,7 +149,8 @@ class Reader:
             plan = opened.read_ahead.observe(wanted, stalled=True, high_latency=far)
         self._fetch_ahead(opened, plan.ahead)
         if plan.sequential and _is_due(opened):
-            self._later(lambda: self._prefetcher.streamed(bucket, info))
+            if wanted.start or len(wanted) >= LARGE:
+                self._later(lambda: self._prefetcher.streamed(bucket, info))
             self._later(lambda: self._prefetcher.in_order(bucket, info))
         return True
 

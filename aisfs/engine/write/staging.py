@@ -283,10 +283,10 @@ class StagingArea:
             raise ConfigError(f"staging directory {directory}: {error.strerror}") from error
         self.count_unsent()
         if journal:
-            # Those made first are taken first. Were they beside the journal in the table of inodes, a file
-            # system without a journal of its own would write that block, too, with each flush.
+            # Made first, and taken first. A file system without a journal would write their inodes with each flush.
             with suppress(AisfsError):  # the first write runs into it as well
-                self._spare += [self._new_slot() for _ in range(_SPARE_MOST)][::-1]
+                while len(self._spare) < _SPARE_MOST:
+                    self._spare.insert(0, self._new_slot())
             self.journal = Journal(self._session, self.take, self.give_back)
 
     @property

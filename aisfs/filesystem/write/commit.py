@@ -263,7 +263,10 @@ class Committer:
                 file.staged.discard()
         else:
             assert file.staged is not None, "what is dirty is staged"
-            file.staged.park(str(error))
+            if file.staged.record is None:  # an empty one, and the disk is full
+                file.staged.discard()
+            else:
+                file.staged.park(str(error))
         file.staged = None
         if not self._back_to_waiting(file):
             self._detach(file, error)

@@ -36,6 +36,11 @@ class Inbox(Generic[AskedT]):
         """Take no more; those under way go on."""
         self._nursery = None
 
+    @property
+    def closed(self) -> bool:
+        """Whether requests are refused."""
+        return self._nursery is None
+
     def put(self, asked: AskedT) -> None:
         """Add a request; `tell` delivers it. In the dispatcher."""
         self._asked.append(asked)

@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 import trio
 
-from aisfs.engine.fetch.part import Data
+from aisfs.engine.fetch.part import Data, Received
+from aisfs.errors import Stale
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.fuse.fastpath.dispatcher import Reply
 from aisfs.fuse.fastpath.failures import failure
@@ -75,7 +76,7 @@ class WaitingReads:
         offset: int,
         size: int,
         pid: int,
-        when_here: Callable[[Callable[[Data | None], None]], bool],
+        when_here: Callable[[Callable[[Received], None]], bool],
     ) -> None:
         """Hand a READ to the thread that receives its bytes, or to trio's. For the dispatcher.
 
@@ -92,7 +93,9 @@ class WaitingReads:
             unique, Opcode.READ, pid, cancel=lambda: self._token.run_sync_soon(scope.cancel)
         )
         read = _Read(unique, ino, offset, size, scope)
-        if not when_here(partial(self._received, read)):
+        if self._inbox.closed:  # what is in `pending` by then is refused with all others
+            self._refuse(read)
+        elif not when_here(partial(self._received, read)):
             self._to_trio(read)
 
     @any_thread
@@ -101,11 +104,18 @@ class WaitingReads:
         self._inbox.tell()
 
     @any_thread
-    def _received(self, read: _Read, data: Data | None) -> None:
-        """Answer a READ whose bytes have come; if they have not, a task finds out why."""
-        if data is None:
+    def _received(self, read: _Read, got: Received) -> None:
+        """Answer a READ whose bytes have come, or have failed to."""
+        if got is None or isinstance(got, Stale):  # which a task knows what to do about
             self._to_trio(read)
-            return
+        elif isinstance(got, Exception):
+            self._answer_with(
+                read, abi.error_reply(read.unique, failure(self._metrics, "read", got))
+            )
+        else:
+            self._answer_received(read, got)
+
+    def _answer_received(self, read: _Read, data: Data) -> None:
         self._by_receiver.inc()
         self._answering.add(me := threading.get_ident())
         try:

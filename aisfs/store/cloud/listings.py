@@ -24,12 +24,11 @@ from aisfs.config import ClusterSettings
 from aisfs.core.namespace.keys import never_below
 from aisfs.errors import AccessDenied, AisfsError, NotFound, ProtocolError, Unavailable
 from aisfs.model import Bucket, Keys, Page, Provider
-from aisfs.store.cloud.boto3_client import has_boto3
 from aisfs.store.cloud.clients import Client
 from aisfs.store.cloud.errors import cloud_errors
 from aisfs.store.cloud.futures import Futures, settled
 from aisfs.store.cloud.objects import REFUSED, described
-from aisfs.store.cloud.odd_keys import OddKeys
+from aisfs.store.cloud.odd_keys import OddKeys, are_listed
 from aisfs.store.port import Count
 
 _PATIENCE = 10.0
@@ -297,7 +296,7 @@ def _requests(entries: int) -> int:
 
 
 def _lists_odd_keys(bucket: Bucket) -> bool:
-    return bucket.provider is Provider.S3 and has_boto3()
+    return bucket.provider is Provider.S3 and are_listed()
 
 
 def _check_inside(bucket: Bucket, prefix: str, paths: Sequence[str]) -> None:

@@ -7,6 +7,9 @@ quotes, since Azure's listings leave them out.
 import re
 from typing import Any
 
+from msgspec import structs
+
+from aisfs.errors import Stale, Unavailable
 from aisfs.model import ObjectInfo
 
 _WEAK = "W/"
@@ -31,3 +34,16 @@ def condition(info: ObjectInfo) -> dict[str, str]:
     if not info.version or info.version.startswith(_WEAK):
         return {}
     return {"if_match": f'"{info.version}"'}
+
+
+def check_version(subject: str, expected: ObjectInfo, meta: Any) -> None:  # noqa: ANN401
+    """Compare what a GET says of an object with the version that was asked for.
+
+    Raises:
+        Stale: it is another one.
+    """
+    found = structs.replace(described(meta), key=expected.key)
+    if expected.version and not found.version:
+        raise Unavailable(f"{subject}: the answer does not say which version it has")
+    if not expected.same_content(found):
+        raise Stale(f"{subject}: the object changed")

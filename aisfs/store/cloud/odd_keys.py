@@ -4,20 +4,22 @@ Of a key with `//`, with `.` or `..` as a component, or with a control character
 the whole listing. boto3 lists any key, but ten times slower, and in threads that only a timeout ends.
 """
 
+import importlib.util
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from typing import Any
 
 import trio
 
-from aisfs.config import ClusterSettings
-from aisfs.errors import Unavailable
+from aisfs.config import ClusterSettings, clouds
+from aisfs.errors import ProtocolError, Unavailable
 from aisfs.model import Bucket, ObjectInfo, Page
 from aisfs.redaction import shown
-from aisfs.store.cloud.boto3_client import boto3_errors, make_client
+from aisfs.store.cloud.errors import error_of_status
 from aisfs.store.cloud.objects import REFUSED, version_of
 
 log = logging.getLogger(__name__)
@@ -25,6 +27,11 @@ log = logging.getLogger(__name__)
 TOKEN = "boto3 "
 """How the tokens of these listings begin."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def are_listed() -> bool:
+    """Return whether boto3 is installed."""
+    return importlib.util.find_spec("boto3") is not None
 
 
 class OddKeys:
@@ -83,11 +90,51 @@ class OddKeys:
         return found
 
     def _list(self, bucket: Bucket, words: dict[str, object]) -> dict[str, Any]:
-        with boto3_errors(f"{bucket}/{words['Prefix']}"):
+        with _errors(f"{bucket}/{words['Prefix']}"):
             if self._client is None:
-                self._client = make_client(self._settings)
+                self._client = _make_client(self._settings)
             found: dict[str, Any] = self._client.list_objects_v2(Bucket=bucket.name, **words)
         return found
+
+
+def _make_client(settings: ClusterSettings) -> Any:  # noqa: ANN401 - boto3 has no types
+    import boto3
+    import botocore
+    from botocore.config import Config
+
+    endpoint = clouds.endpoint_of("s3") or None
+    config = Config(
+        connect_timeout=settings.connect_timeout or None,
+        read_timeout=settings.read_timeout or settings.io_timeout,
+        retries={"total_max_attempts": 1},
+        max_pool_connections=settings.max_connections,
+        s3={"addressing_style": "path"} if endpoint else None,
+        signature_version=botocore.UNSIGNED if settings.anonymous else None,
+    )
+    return boto3.Session(region_name=clouds.aws_region() or None).client(
+        "s3",
+        endpoint_url=endpoint,
+        config=config,
+        verify=False
+        if settings.skip_verify_crt
+        else settings.client_ca and str(settings.client_ca),
+    )
+
+
+@contextmanager
+def _errors(subject: str) -> Iterator[None]:
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        yield
+    except ClientError as error:
+        told = error.response
+        code = str(told.get("Error", {}).get("Code", ""))
+        raise error_of_status(subject, told["ResponseMetadata"]["HTTPStatusCode"], code) from error
+    except (BotoCoreError, OSError) as error:
+        raise Unavailable(f"{subject}: {shown(str(error))}") from None
+    except ValueError as error:
+        raise ProtocolError(f"{subject}: {shown(str(error))}") from None
 
 
 def _described(row: Any) -> ObjectInfo:  # noqa: ANN401

@@ -34,7 +34,7 @@ from aisfs.store.cloud.clients import Client, Clients, make_clients
 from aisfs.store.cloud.errors import cloud_errors
 from aisfs.store.cloud.futures import Futures
 from aisfs.store.cloud.listings import Listings
-from aisfs.store.cloud.objects import REFUSED, condition, described, version_of
+from aisfs.store.cloud.objects import REFUSED, check_version, condition, described, version_of
 from aisfs.store.cloud.uploads import Uploads
 from aisfs.store.custom import encode_custom
 from aisfs.store.no_multipart import NoMultipart
@@ -154,7 +154,7 @@ class CloudStore(NoMultipart):
         client = self._reads(bucket)
         async with self._limiter:
             result = await self._get(client, bucket, expected, {"range": (start, stop)})
-            _check(subject, expected, result.meta)
+            check_version(subject, expected, result.meta)
             if result.range != (start, stop):
                 raise Unavailable(f"{subject}: sent {result.range}, not {(start, stop)}")
             with cloud_errors(subject):
@@ -182,7 +182,7 @@ class CloudStore(NoMultipart):
         done = 0
         async with self._limiter:
             result = await self._get(client, bucket, expected, {})
-            _check(subject, expected, result.meta)
+            check_version(subject, expected, result.meta)
             pieces = result.stream(min_chunk_size=_PIECE)
             while True:
                 try:
@@ -237,7 +237,7 @@ class CloudStore(NoMultipart):
         subject, client = self._subject(bucket, key), self._writes(bucket)
         await self._check_spelling(bucket, key)
         async with self._limiter:
-            etag = await self._uploads.send(client, bucket, key, content, progress, only_new)
+            etag = await self._uploads.send(client, key, content, subject, progress, only_new)
         # Only this is repeated: the content is there.
         info = await self._retrier.run(subject, partial(self.head, bucket, key))
         version = version_of(etag)
@@ -395,12 +395,3 @@ class CloudStore(NoMultipart):
         if bucket not in self._clients:
             self._clients[bucket] = make_clients(bucket, self._settings)
         return self._clients[bucket]
-
-
-def _check(subject: str, expected: ObjectInfo, meta: Any) -> None:  # noqa: ANN401
-    """Compare what a GET says of the object with the version that was asked for."""
-    found = structs.replace(described(meta), key=expected.key)
-    if expected.version and not found.version:
-        raise Unavailable(f"{subject}: the answer does not say which version it has")
-    if not expected.same_content(found):
-        raise Stale(f"{subject}: the object changed")

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,13 +12,9 @@ import trio
 
 from aisfs.config import ClusterSettings
 from aisfs.errors import AisfsError, AlreadyExists, NotFound, Unavailable, Unsupported
-from aisfs.model import Bucket, Provider
-from aisfs.store.cloud.boto3_client import has_boto3
 from aisfs.store.cloud.clients import Client
-from aisfs.store.cloud.conditional_parts import ABORT_SECONDS, AT_ONCE, ConditionalParts
 from aisfs.store.cloud.errors import cloud_errors
 from aisfs.store.cloud.futures import Futures, settled
-from aisfs.store.cloud.sending import Sending
 from aisfs.store.port import Content, Count, Progress
 
 log = logging.getLogger(__name__)
@@ -28,8 +25,14 @@ _PART_USUAL = 16 << 20
 """Bytes; hides the latency of a request, and a few of them are little memory."""
 _PARTS_MOST = 9_000
 """S3 and Azure take 10,000 and 50,000."""
-_LOOKS = 3
+_AT_ONCE = 4
+"""Parts under way, each of which is in memory."""
+_SLOWEST = 100e3
+"""Bytes a second that a line sends at least of one upload; obstore does not tell how much it has sent."""
+_LOOKS = 4
 """How often the cloud is asked whether it answers, in the time that it may be silent."""
+_ABORT_SECONDS = 5.0
+"""To tell the cloud to drop the parts of an upload that was cancelled; else they stay, as after a crash."""
 _MADE_BY = "aisfsupload"
 """Metadata of an object that was to be a new one: `only_new`. Azure takes no hyphen in such a name."""
 
@@ -46,64 +49,46 @@ class Uploads:
         self._count = count
         self._part_size = settings.part_size
         self._silence = settings.read_timeout or settings.io_timeout
-        self._conditional = ConditionalParts(settings)
         self._is_conditional = True
         """Whether the cloud is not known to lack `If-None-Match: *`."""
 
     async def send(
         self,
         client: Client,
-        bucket: Bucket,
         key: str,
         content: Content,
+        subject: str,
         progress: Progress | None,
         only_new: str = "",
     ) -> str | None:
-        """Write an object, and return its ETag; for `only_new` see `WritableStore.upload`."""
-        subject = f"{bucket}/{key}"
+        """Write an object, and return its ETag; for `only_new` see `WritableStore.upload`.
+
+        obstore completes no upload in parts on a condition. So for large contents, and in a cloud that
+        has no conditions, it is only looked whether somebody has made the object meanwhile.
+        """
         marks = {_MADE_BY: only_new} if only_new else {}
-        sending = Sending(client, key, content, subject, progress, marks)
+        upload = _Upload(client, key, content, subject, progress, marks)
         look = partial(self._is_own, client, key, subject, only_new) if only_new else None
-        in_parts = content.size > self._part_size
+        if content.size > self._part_size:
+            return await self._in_parts(upload, look)
+        whole = partial(self._whole, upload)
         if look is None:
-            return await (self._in_parts(sending, None) if in_parts else self._whole(sending))
-        if in_parts:
-            return await self._new_in_parts(bucket, sending, look)
+            return await whole()
         if not self._is_conditional:
             await look()
-            return await self._whole(sending)
+            return await whole()
         try:
-            return await self._whole(sending, mode="create")
+            return await whole(mode="create")
         except AlreadyExists:
             if not await look():  # what S3 says of two writers at once, too
                 raise Unavailable(f"{subject}: somebody else writes it, too") from None
-            return await self._whole(sending)
+            return await whole()
         except Unsupported as error:
             await look()
-            etag = await self._whole(sending)
-            self._refused(error)
+            etag = await whole()
+            log.warning("O_EXCL may overwrite what other clients make: %s", error)
+            self._is_conditional = False
             return etag
-
-    async def _new_in_parts(
-        self, bucket: Bucket, sending: Sending, look: Callable[[], Awaitable[bool]]
-    ) -> str | None:
-        """Write a large object that is to be new: on a condition where boto3 knows how to.
-
-        obstore completes no upload in parts on a condition. Elsewhere it is looked just before.
-        """
-        is_new = not await look()  # else an earlier try has sent it, perhaps with other content
-        if is_new and bucket.provider is Provider.S3 and self._is_conditional and has_boto3():
-            size = self._part_of(sending)
-            send = partial(self._conditional.send, bucket, sending, size, look)
-            try:
-                return await self._answered(sending, lambda _: send())
-            except Unsupported as error:
-                self._refused(error)
-        return await self._in_parts(sending, look)
-
-    def _refused(self, error: AisfsError) -> None:
-        log.warning("O_EXCL may overwrite what other clients make: %s", error)
-        self._is_conditional = False
 
     async def _is_own(self, client: Client, key: str, subject: str, only_new: str) -> bool:
         """Return whether there is an object, of an earlier try.
@@ -122,102 +107,136 @@ class Uploads:
             raise AlreadyExists(f"{subject}: another client has made it meanwhile")
         return True
 
-    async def _whole(self, sending: Sending, mode: str = "overwrite") -> str | None:
-        data = await sending.read(0, sending.content.size)
+    async def _whole(self, upload: "_Upload", mode: str = "overwrite") -> str | None:
+        content = upload.content
+        data = await trio.to_thread.run_sync(_read, content, 0, content.size)
         self._count("put", 1)
-        sending.begin(len(data))
-
-        async def send(_: trio.Nursery) -> str | None:
-            call = partial(obstore.put_async, sending.client, sending.key, data)
-            call = partial(call, attributes=sending.marks, use_multipart=False, mode=mode)
-            with cloud_errors(sending.subject):
-                return (await self._futures.wait(call))["e_tag"]
-
-        return await self._answered(sending, send)
+        upload.begin(content.size)
+        return await self._put(upload, lambda _: data, use_multipart=False, mode=mode)
 
     async def _in_parts(
-        self, sending: Sending, at_end: Callable[[], Awaitable[object]] | None
+        self, upload: "_Upload", at_end: Callable[[], Awaitable[object]] | None
     ) -> str | None:
-        size = self._part_of(sending)
-
-        async def send(nursery: trio.Nursery) -> str | None:
-            parts = _Parts(sending, size, self._futures.loop, nursery, at_end)
-            call = partial(obstore.put_async, sending.client, sending.key, parts)
-            call = partial(call, attributes=sending.marks, use_multipart=True, chunk_size=size)
-            try:
-                with cloud_errors(sending.subject):
-                    future = self._futures.begin(call, max_concurrency=AT_ONCE)
-                    await _settled_or_aborted(future, parts)
-                    etag: str | None = future.result()["e_tag"]
-                    return etag
-            except (AisfsError, _Stopped) as error:
-                raise parts.failure or error from None
-
-        return await self._answered(sending, send)
-
-    def _part_of(self, sending: Sending) -> int:
-        """Return the size of the parts, and count them, the beginning and the end."""
-        total = sending.content.size
+        total = upload.content.size
         size = max(min(self._part_size, _PART_USUAL), PART_LEAST, -(-total // _PARTS_MOST))
         self._count("put", 2 + -(-total // size))
-        sending.begin(0)
-        return size
+        upload.begin(0)
 
-    async def _answered(
-        self, sending: Sending, send: Callable[[trio.Nursery], Awaitable[str | None]]
+        def body(nursery: trio.Nursery) -> _Parts:
+            return _Parts(upload, size, self._futures.loop, nursery, at_end)
+
+        return await self._put(
+            upload, body, use_multipart=True, chunk_size=size, max_concurrency=_AT_ONCE
+        )
+
+    async def _put(
+        self,
+        upload: "_Upload",
+        body: Callable[[trio.Nursery], "bytearray | _Parts"],
+        **options: object,
     ) -> str | None:
-        """Send until it is done, or the cloud is silent for too long."""
+        """Have obstore send a body until it is done, or the cloud is silent for too long."""
         failed: Exception | None = None
         etag: str | None = None
         async with trio.open_nursery() as nursery:
+            sent = body(nursery)
+            parts = sent if isinstance(sent, _Parts) else None
+            call = partial(obstore.put_async, upload.client, upload.key, sent)
+            call = partial(call, attributes=upload.marks, **options)
             with trio.move_on_after(self._silence) as scope:
-                nursery.start_soon(self._watch, sending, scope)
+                nursery.start_soon(self._watch, upload, scope)
                 try:
-                    etag = await send(nursery)
-                except Exception as error:  # noqa: BLE001 - a nursery would put it into a group
+                    with cloud_errors(upload.subject):
+                        future = self._futures.begin(call)
+                        await _settled_or_aborted(future, parts)
+                        etag = future.result()["e_tag"]
+                except (AisfsError, _Stopped) as error:  # a nursery would put it into a group
                     failed = error
             nursery.cancel_scope.cancel()
-        if scope.cancelled_caught:
-            failed = Unavailable(f"{sending.subject}: the cloud is silent")
+        if parts is not None and parts.failure is not None:
+            failed = parts.failure
+        elif scope.cancelled_caught:
+            failed = Unavailable(f"{upload.subject}: the cloud is silent")
         if failed is not None:
             raise failed
-        await sending.tell(sending.content.size)
+        await upload.tell(upload.content.size)
         return etag
 
-    async def _watch(self, sending: Sending, scope: trio.CancelScope) -> None:
+    async def _watch(self, upload: "_Upload", scope: trio.CancelScope) -> None:
         """Let an upload go on for as long as the cloud answers others, and a slow line needs."""
         confirmed = 0
         while True:
             await trio.sleep(self._silence / _LOOKS)
-            slowly = sending.sent_slowly()
-            if sending.confirmed > confirmed:
-                confirmed = sending.confirmed
-            elif slowly is None or not await self._answers(sending):
-                continue
+            slowly, answered = upload.sent_slowly(), False
+            if slowly is not None and upload.confirmed == confirmed:
+                with trio.move_on_after(self._silence / _LOOKS):  # its line may be full, or dead
+                    answered = await self._answers(upload)
+            if upload.confirmed > confirmed:
+                confirmed = upload.confirmed
+            elif slowly is not None and answered:
+                await upload.tell(slowly)
             else:
-                await sending.tell(slowly)
+                continue
             scope.deadline = trio.current_time() + self._silence
 
-    async def _answers(self, sending: Sending) -> bool:
+    async def _answers(self, upload: "_Upload") -> bool:
         self._count("head", 1)
         try:
-            with cloud_errors(sending.subject):
-                await self._futures.wait(obstore.head_async, sending.client, sending.key)
+            with cloud_errors(upload.subject):
+                await self._futures.wait(obstore.head_async, upload.client, upload.key)
         except AisfsError as error:
             return not error.transient
         return True
 
 
-async def _settled_or_aborted(future: "asyncio.Future[Any]", parts: "_Parts") -> None:
+async def _settled_or_aborted(future: "asyncio.Future[Any]", parts: "_Parts | None") -> None:
     """Wait for an upload; a cancellation has obstore tell the cloud to drop its parts."""
     try:
-        await settled(future, keep=True)
+        await settled(future, keep=parts is not None)
     except trio.Cancelled:
-        parts.stop()
-        with trio.CancelScope(shield=True), trio.move_on_after(ABORT_SECONDS):
-            await settled(future, keep=True)
-        future.cancel()
+        if parts is not None:
+            parts.stop()
+            with trio.CancelScope(shield=True), trio.move_on_after(_ABORT_SECONDS):
+                await settled(future, keep=True)
+            future.cancel()
         raise
+
+
+@dataclass
+class _Upload:
+    """One try of an upload, and what is known of how far it is."""
+
+    client: Client
+    key: str
+    content: Content
+    subject: str
+    progress: Progress | None
+    marks: dict[str, str]
+    handed: int = 0
+    """Bytes that obstore was given."""
+    confirmed: int = 0
+    """Bytes that the cloud is known to have."""
+    _since: float = 0.0
+    """When the cloud last confirmed any."""
+
+    def begin(self, handed: int) -> None:
+        """Start to count."""
+        self.handed, self.confirmed, self._since = handed, 0, trio.current_time()
+
+    def confirm(self, size: int) -> None:
+        """Note that the cloud has the first `size` bytes."""
+        if size > self.confirmed:
+            self.confirmed, self._since = size, trio.current_time()
+
+    def sent_slowly(self) -> int | None:
+        """Return how much the slowest line would have sent; None if that is all it was given."""
+        sent = self.confirmed + int((trio.current_time() - self._since) * _SLOWEST)
+        return sent if sent < self.handed else None
+
+    async def tell(self, sent: int) -> None:
+        """Tell how much was sent."""
+        if self.progress is not None:
+            await trio.to_thread.run_sync(self.progress, sent)
 
 
 class _Parts:
@@ -225,14 +244,14 @@ class _Parts:
 
     def __init__(
         self,
-        sending: Sending,
+        upload: _Upload,
         size: int,
         loop: asyncio.AbstractEventLoop,
         nursery: trio.Nursery,
         at_end: Callable[[], Awaitable[object]] | None,
     ) -> None:
-        self._sending = sending
-        self._content = sending.content
+        self._upload = upload
+        self._content = upload.content
         self._size = size
         self._loop = loop
         self._nursery = nursery
@@ -260,7 +279,7 @@ class _Parts:
         self._asked = future
         if self._stopped:
             future.set_exception(_Stopped())
-        elif self._sending.handed >= self._content.size:
+        elif self._upload.handed >= self._content.size:
             self._nursery.start_soon(self._end, future)
         else:
             self._nursery.start_soon(self._fill, future)
@@ -277,15 +296,15 @@ class _Parts:
             future.set_exception(over)
 
     async def _fill(self, future: "asyncio.Future[Any]") -> None:
-        start = self._sending.handed
+        start = self._upload.handed
         size = min(self._size, self._content.size - start)
-        self._sending.handed += size
+        self._upload.handed += size
         # What is under way besides this part was not all received yet.
-        sent = max(0, start - (AT_ONCE - 1) * self._size)
-        self._sending.confirm(sent)
+        sent = max(0, start - (_AT_ONCE - 1) * self._size)
+        self._upload.confirm(sent)
         try:
-            data = await self._sending.read(start, size)
-            await self._sending.tell(sent)
+            data = await trio.to_thread.run_sync(_read, self._content, start, size)
+            await self._upload.tell(sent)
         except Exception as error:  # noqa: BLE001 - comes out of `send`
             self.failure = error
             if not future.done():
@@ -293,3 +312,9 @@ class _Parts:
             return
         if not future.done():
             future.set_result(data)
+
+
+def _read(content: Content, start: int, size: int) -> bytearray:
+    data = bytearray(size)
+    content.read_into(start, memoryview(data))
+    return data

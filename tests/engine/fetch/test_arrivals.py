@@ -4,10 +4,11 @@ import pytest
 
 from aisfs.engine.fetch import part as part_module
 from aisfs.engine.fetch.buffers import BufferPool
+from aisfs.engine.fetch.disk import look
 from aisfs.engine.fetch.part import Part
 from aisfs.errors import Unavailable
 from aisfs.model import ByteRange
-from tests.engine.fetch.test_fetcher import fetching
+from tests.engine.fetch.test_fetcher import FakeCache, fetching
 
 MIB = 1 << 20
 
@@ -88,11 +89,24 @@ async def test_a_range_of_two_parts_is_read_when_the_second_has_its_share():
         assert not opened.when_here(wanted, got.append)
 
 
-async def test_the_end_of_a_part_without_the_bytes_is_told_as_none():
+async def test_the_end_of_a_part_without_the_bytes_is_told_with_its_error():
     async with fetching(4 * MIB) as setup:
         part = Part(ByteRange(0, MIB), BufferPool(0))
         setup.opened.add(part)
         got = []
         assert setup.opened.when_here(ByteRange(0, 10), got.append)
-        part.finish(Unavailable("gone"))
-        assert got == [None]
+        part.finish(error := Unavailable("gone"))
+        assert [(type(found), str(found)) for found in got] == [(Unavailable, str(error))]
+
+
+async def test_bytes_that_came_stay_what_they_are_when_the_rest_comes_another_way():
+    """An attempt that began to send ranges breaks off, and the server sends only all of it then."""
+    cache = FakeCache()
+    async with fetching(2 * MIB, cache=cache) as setup:
+        part = Part(ByteRange(0, MIB), BufferPool(64 * MIB))
+        setup.opened.add(part)
+        part.allocate()[:] = setup.content[:MIB]
+        part.arriving(0)(MIB // 2)
+        before = setup.opened.try_read(ByteRange(0, 100))
+        assert look(cache, setup.opened.entry, part, keep=False)
+        assert setup.opened.try_read(ByteRange(0, 100)) == before == setup.content[:100]

@@ -10,7 +10,7 @@ import trio
 from aisfs.config import ClusterSettings
 from aisfs.errors import AisfsError, DeadlineExceeded
 from aisfs.model import Bucket, Provider
-from aisfs.store.cloud import sending
+from aisfs.store.cloud import uploads
 from aisfs.store.cloud.store import CloudStore
 from aisfs.store.content import BytesContent
 from aisfs.store.pipeline import CallPipeline
@@ -77,7 +77,7 @@ async def test_a_dead_line_ends_an_upload(s3: S3, line: SlowLine, data: bytes):
 async def test_a_dead_connection_ends_though_the_cloud_answers_others(
     s3: S3, line: SlowLine, data: bytes, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(sending, "_SLOWEST", 2e6)
+    monkeypatch.setattr(uploads, "_SLOWEST", 2e6)
     sent = Sent(s3, deadline=2)
     line.dead_from = 100_000
     with trio.fail_after(60), pytest.raises(AisfsError):

@@ -12,7 +12,6 @@ from aisfs.config import ClusterSettings
 from aisfs.core.namespace.listing import ListingBuilder
 from aisfs.errors import (
     AccessDenied,
-    AisfsError,
     AlreadyExists,
     ContentUnreadable,
     DeadlineExceeded,
@@ -21,7 +20,7 @@ from aisfs.errors import (
     Unavailable,
 )
 from aisfs.model import Bucket, Provider
-from aisfs.store.cloud import conditional_parts, listings, uploads
+from aisfs.store.cloud import listings, uploads
 from aisfs.store.cloud.store import CloudStore
 from aisfs.store.content import BytesContent
 from aisfs.store.pages import pages_of
@@ -100,16 +99,11 @@ async def test_requests_are_counted(store):
     }  # fmt: skip
 
 
-KINDS = pytest.mark.parametrize("only_new", ["", "mine"], ids=["over", "only new"])
-"""obstore sends what may overwrite, boto3 what may not."""
-
-
-@KINDS
-async def test_a_part_that_failed_is_sent_again_alone(store, server: RunningServer, only_new: str):
+async def test_a_part_that_failed_is_sent_again_alone(store, server: RunningServer):
     server.faults(
         [{"action": "status", "status": 503, "match": {"query_contains": "partNumber=2"}}]
     )
-    await store.upload(PETS, "big", BytesContent(BIG), only_new=only_new)
+    await store.upload(PETS, "big", BytesContent(BIG))
     info = await store.head(PETS, "big")
     buffer = bytearray(info.size)
     await store.read_range(PETS, info, 0, memoryview(buffer))
@@ -130,16 +124,12 @@ async def test_a_head_that_failed_after_an_upload_is_asked_again_alone(
     await store.remove(PETS, "sent")
 
 
-@KINDS
-async def test_a_cancelled_upload_leaves_no_parts(
-    store, server: RunningServer, monkeypatch: pytest.MonkeyPatch, only_new: str
-):
-    for module in (uploads, conditional_parts):
-        monkeypatch.setattr(module, "AT_ONCE", 1)
+async def test_a_cancelled_upload_leaves_no_parts(store, server: RunningServer, monkeypatch):
+    monkeypatch.setattr(uploads, "_AT_ONCE", 1)
     slow = {"action": "stall", "seconds": 0.5, "times": -1}
     server.faults([{**slow, "match": {"query_contains": "partNumber"}}])
     with trio.move_on_after(0.7) as scope:
-        await store.upload(PETS, "cancelled", BytesContent(BIG), only_new=only_new)
+        await store.upload(PETS, "cancelled", BytesContent(BIG))
     assert scope.cancelled_caught
     server.faults([])
     left = S3("s3", f"{server.endpoint}/s3", {})._ask("GET", "/pets?uploads")
@@ -172,59 +162,6 @@ async def test_a_new_object_whose_reply_was_lost_is_nobody_else_s(store, server:
     with pytest.raises(AlreadyExists):
         await pipeline.upload(PETS, "lock", BytesContent(b"mine"), only_new="mine")
     await store.remove(PETS, "lock")
-
-
-async def test_a_large_new_object_is_put_together_on_a_condition(store, server: RunningServer):
-    """Another client makes it while the last parts are under way."""
-    slow = {"action": "stall", "seconds": 1, "times": -1}
-    server.faults([{**slow, "match": {"query_contains": "partNumber"}}])
-
-    async def make() -> None:
-        for _ in range(1000):
-            await trio.sleep(0.01)
-            if server.struck() == [3]:
-                break
-        await trio.sleep(0.3)
-        (server.root / "pets" / "large").write_bytes(b"theirs")
-
-    failed: list[AisfsError] = []
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(make)
-        try:
-            await store.upload(PETS, "large", BytesContent(BIG), only_new="mine")
-        except AisfsError as error:
-            failed.append(error)
-    assert [type(error) for error in failed] == [AlreadyExists]
-    assert (server.root / "pets" / "large").read_bytes() == b"theirs"
-    assert b"<UploadId>" not in S3("s3", f"{server.endpoint}/s3", {})._ask("GET", "/pets?uploads")
-    await store.remove(PETS, "large")
-
-
-async def test_a_large_new_object_whose_reply_was_lost_is_known(store, server: RunningServer):
-    match = {"method": "POST", "query_contains": "uploadId"}
-    server.faults([{"action": "reset", "stage": "done", "match": match}])
-    pipeline = CallPipeline(store, deadline=30)
-    info = await pipeline.upload(PETS, "large", BytesContent(BIG), only_new="mine")
-    assert info.size == len(BIG)
-    assert (server.root / "pets" / "large").read_bytes() == BIG
-    await pipeline.upload(PETS, "large", BytesContent(BIG + b"?"), only_new="mine")
-    assert (server.root / "pets" / "large").read_bytes() == BIG + b"?"
-    sent = store.counted["put"]
-    with pytest.raises(AlreadyExists):
-        await pipeline.upload(PETS, "large", BytesContent(BIG), only_new="another's")
-    assert store.counted["put"] == sent, "that was found out before anything was sent"
-    await store.remove(PETS, "large")
-
-
-async def test_a_cloud_that_puts_nothing_together_on_a_condition(
-    store, server: RunningServer, caplog: pytest.LogCaptureFixture
-):
-    match = {"method": "POST", "query_contains": "uploadId"}
-    server.faults([{"action": "status", "status": 501, "match": match}])
-    await store.upload(PETS, "large", BytesContent(BIG), only_new="mine")
-    assert (server.root / "pets" / "large").read_bytes() == BIG
-    assert [r.levelname for r in caplog.records if "O_EXCL" in r.message] == ["WARNING"]
-    await store.remove(PETS, "large")
 
 
 async def test_a_cloud_without_conditions_is_looked_into(store, server: RunningServer, caplog):

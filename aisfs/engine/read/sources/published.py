@@ -268,7 +268,7 @@ class PublishedSource:
 
     async def _list(self, bucket: Bucket, prefix: str) -> _Directory:
         infos: dict[str, ObjectInfo] = {}
-        listed, seconds, failed = True, self._list_ttl, None
+        listed, seconds, failed, began = True, self._list_ttl, None, trio.current_time()
         try:
             async for page in pages_of(self._store, bucket, f"{prefix}{INDEX_DIRECTORY}/"):
                 infos.update((info.key, info) for info in page.objects)
@@ -280,7 +280,8 @@ class PublishedSource:
             infos.clear()
         except AisfsError as error:
             infos.clear()
-            seconds, failed = FAILED_SECONDS, error
+            # As long as it took at least: who waits for a store that is down does so half of the time.
+            seconds, failed = max(FAILED_SECONDS, trio.current_time() - began), error
         unread = sorted(key for key, info in infos.items() if info.size)
         found = _Directory(infos, trio.current_time() + seconds, unread, listed=listed)
         if failed is not None:
