@@ -22,6 +22,8 @@ START_SECONDS = 60.0
 """A loaded two-core machine needs seconds for the imports alone."""
 STOP_SECONDS = 10.0
 _MARK = "AISFS_DEMO"
+_KEPT = ("AIS_CLIENT_CA",)
+"""What of the user's settings holds: whom a `--source` of the user's own is trusted by."""
 _SOCKET = "/aisfs-demo-12345678/tmp/pymp-12345678/listener-12345678"
 _LONGEST_SOCKET = 107
 _VERSUS_PROXIES = "127.0.0.1,localhost"
@@ -141,7 +143,11 @@ def _base() -> Path:
 def _environment(directory: Path) -> dict[str, str]:
     """What commands see: this `aisfs`, nothing of the user's cluster, and a mark to find them by."""
     inherited = dict(os.environ)  # noqa: TID251 (aisfs.config is for aisfs, this is a program)
-    kept = {name: value for name, value in inherited.items() if not name.startswith("AIS_")}
+    kept = {
+        name: value
+        for name, value in inherited.items()
+        if name in _KEPT or not name.startswith("AIS_")
+    }
     path = [str(Path(sys.executable).parent), kept.get("PATH", os.defpath)]
     modules = [str(REPOSITORY), *filter(None, [kept.get("PYTHONPATH")])]
     return kept | {

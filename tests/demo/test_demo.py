@@ -19,7 +19,7 @@ from demo.pictures import class_name, draw_pictures, find_pictures, read_picture
 from demo.stage import _base, _marked
 from tests.programs.pictures import write_samples
 from tests.support.mounts import eventually
-from tests.support.web_servers import nginx
+from tests.support.web_servers import make_certificate, nginx
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LIMIT = 300
@@ -196,9 +196,11 @@ def ended_with(command: str, place: Place) -> int:
 
 def test_shows_what_a_web_server_has(place, tmp_path):
     write_samples(tmp_path / "data", shards=2, samples=4)
-    with nginx(tmp_path) as server:
-        done = demo(place, "--source", f"{server.url}/data/samples-{{00..01}}.tar")
-        refused = demo(place, "--source", f"{server.url}/nowhere/")
+    certificate = make_certificate(tmp_path)
+    with nginx(tmp_path, certificate=certificate) as server:
+        source, trust = f"{server.url}/data/samples-{{00..01}}.tar", str(certificate[0])
+        done = demo(place, "--source", source, env={"AIS_CLIENT_CA": trust})
+        refused = demo(place, "--source", f"{server.url}/nowhere/", env={"AIS_CLIENT_CA": trust})
     assert (done.returncode, done.stderr) == (0, "")
     assert re.search(r"^\$ ls mnt \| head -n 10\nsamples-00\nsamples-01\n", done.stdout, re.M)
     assert len(re.findall(r"^[0-9a-f]{32}  mnt/samples-00/sample_0000", done.stdout, re.M)) == 3
