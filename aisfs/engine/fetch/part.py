@@ -26,7 +26,7 @@ _UNREAD_TAIL = 16 << 10
 _AWAITED, _UNAWAITED = 1 << 20, 4 << 20
 """Bytes received at once while somebody waits for them, one READ of the kernel, and otherwise: each time costs
 two waits for the interpreter's lock."""
-_QUICK_SECONDS = 0.05
+_PIECE_SECONDS = 0.05
 """Who comes while so many bytes are received had better not wait longer for the last of them than four times this."""
 _PUSH_SECONDS = 0.02
 """A push takes some milliseconds from one batch to the next; after so long it has left a part behind."""
@@ -173,7 +173,7 @@ class Part:
         with _arrivals:
             self.arrived = max(self.arrived, length)  # another attempt begins anew
             if not self._waiting:
-                return _UNAWAITED if seconds < _QUICK_SECONDS else _AWAITED
+                return _UNAWAITED if seconds < _PIECE_SECONDS else _AWAITED
             here = [then for wanted, then in self._waiting if wanted <= length]
             self._waiting = [each for each in self._waiting if each[0] > length]
         for then in here:
