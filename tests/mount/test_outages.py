@@ -232,11 +232,14 @@ def test_bytes_that_do_not_come(rule: Rule, store: FaultyStore, mountpoint: Path
 def test_a_server_that_sends_half_of_each_body(
     store: FaultyStore, mountpoint: Path, expected: Path
 ):
-    """What came is read, or the read fails within its time; the rest is waited for by nobody."""
+    """What came is read, or the read fails within its time; the rest is waited for by nobody.
+
+    The kernel goes on where a READ failed, so that each wait brings half of what is left of this 1 MiB.
+    """
     half = {"action": "stall", "seconds": 45, "until_cleared": True, "fraction": 0.5}
-    with store.mounted(mountpoint, *QUICK) as mount:
+    with store.mounted(mountpoint, *QUICK, "--io-timeout", "1") as mount:
         with (
-            Reader(mount.path / "big.bin", expected, stop=SIZE // 2 + (2 << 20)) as reader,
+            Reader(mount.path / "big.bin", expected, stop=SIZE // 2 + (1 << 20)) as reader,
             store.failing({**half, "match": store.bytes_of("big.bin")}),
         ):
             assert reader.finish() in FAILED | {"complete"}
