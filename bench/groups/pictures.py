@@ -87,7 +87,10 @@ class PictureEpoch:
         folder = partial(self.stage.folder, "cache")
         caches = [(ON_DISK, folder, ())]
         if not self.workers:  # the disk of this machine is told from aisfs
-            caches += [(ON_TMPFS, _on_tmpfs, ()), (NO_CACHE, folder, ("--cache-size", "0"))]
+            # By default, a cache takes a tenth of what is free there.
+            room = str(2 * (self.once.stored + self.again.stored))
+            caches += [(ON_TMPFS, _on_tmpfs, ("--cache-size", room))]
+            caches += [(NO_CACHE, folder, ("--cache-size", "0"))]
         return [
             self._contender(WEB, partial(self._plain, self._web), baseline=True),
             self._contender(SDK_SHARDS, partial(self._plain, self._sdk)),

@@ -44,10 +44,11 @@ def fits(total: int, capacity: int) -> bool:
 class ScanPace:
     """The pieces in which one tar is read."""
 
-    def __init__(self, size: int) -> None:
-        """Begin a tar of `size` bytes."""
+    def __init__(self, size: int, length: int = 0) -> None:
+        """Begin a tar of `size` bytes with a piece of `length`, if that is known from others like it."""
         self._size = size
-        self._length = 0
+        self.length = length
+        """Of the next piece, if no bounds forbid it."""
 
     def next_piece(self, needed: int, even: int | None) -> ByteRange:
         """Return what to read next.
@@ -59,8 +60,8 @@ class ScanPace:
         """
         first = GLANCE_MIN if even is None else min(max(even // 8, GLANCE_MIN), GLANCE_MAX)
         most = UNMEASURED if even is None else PIECE_MAX
-        self._length = min(max(self._length, first), most)
-        return ByteRange(needed, min(needed + self._length, self._size))
+        self.length = min(max(self.length, first), most)
+        return ByteRange(needed, min(needed + self.length, self._size))
 
     def observe(self, read: int, skippable: int) -> None:
         """Record a piece.
@@ -71,9 +72,9 @@ class ScanPace:
                 looked at.
         """
         if too_long(read, skippable):
-            self._length = 0
+            self.length = 0
         elif skippable * 4 <= read:
-            self._length *= 2
+            self.length *= 2
 
 
 def step(length: int) -> int:

@@ -149,10 +149,10 @@ class RetainedParts:
         looks, until = 0, trio.current_time() + WAIT_SECONDS
         before = unwritten()
         while (
-            self._copies_size + (lag := unwritten()) > COPIES_MAX
+            self._copies_size + self._scanned_size + (lag := unwritten()) > COPIES_MAX
             and (now := trio.current_time()) >= self._stuck_until
         ):
-            if passed := self.passed():
+            if passed := self.passed() + self._scanned_and_passed():
                 drop(passed)
                 looks = 0
             elif lag < before:
@@ -168,6 +168,13 @@ class RetainedParts:
     def passed(self) -> list[Retained]:
         """Return the copies that a reader has passed."""
         return [kept for kept in self._copies.items() if kept[0].passed]
+
+    @property
+    def _scanned_size(self) -> int:
+        return sum(part.cost for part in self._scanned)
+
+    def _scanned_and_passed(self) -> list[Retained]:
+        return [(part, opened) for part, (opened, _) in self._scanned.items() if part.passed]
 
     def idle(self, now: float) -> list[Retained]:
         """Return the copies that were there at the last call and were not read since.

@@ -55,7 +55,7 @@ DALI_INDEX_MAX = 64 << 20
 LOG_SECONDS = 10.0
 """Between lines of the log about scans that skip data."""
 DIRECTORIES_MAX = 1000
-"""Directories of which is remembered how much data they have."""
+"""Directories of which is remembered how much data they have, and how their shards are best read."""
 
 
 class TarSight:
@@ -197,6 +197,8 @@ class TarFeeder:
         self._mode = mode
         self._expected: int | None = None
         self._sizes: LRUCache[tuple[Bucket, str], tuple[object, int]] = LRUCache(DIRECTORIES_MAX)
+        self._lengths: LRUCache[tuple[Bucket, str], int] = LRUCache(DIRECTORIES_MAX)
+        """Of the pieces in which the latest shard was read at its end: the next one begins with such."""
         self._turns = StreamTurns()
         self._walks = 0
         """Walks under way."""
@@ -249,8 +251,7 @@ class TarFeeder:
 
     async def _size_around(self, bucket: Bucket, shard: ObjectInfo) -> int:
         """Return the bytes of all objects in a shard's directory, as it was last listed."""
-        prefix, slash, _ = shard.key.rpartition("/")
-        directory = bucket, prefix + slash
+        directory = _directory(bucket, shard)
         listing = self._lister.last_listing(*directory) if self._lister is not None else None
         if listing is None:
             return shard.size
@@ -263,7 +264,8 @@ class TarFeeder:
     async def _walk(self, opened: OpenObject, sight: TarSight) -> None:
         size, read, looked_until = opened.info.size, 0, 0
         ahead = HeadersAhead(self._fetcher, opened, await self._said_headers(opened))
-        pace, link, report = ScanPace(size), self._fetcher.link, self.report
+        link, report, directory = self._fetcher.link, self.report, _directory(opened.bucket, opened.info)
+        pace = ScanPace(size, self._lengths.get(directory, 0))
         report.walked_size += size
         while (needed := sight.needed) < size:
             report.latency, report.rate = link.latency, link.rate
@@ -279,13 +281,14 @@ class TarFeeder:
             pace.observe(looked, skippable)
             read += looked
             report.walked_read += looked
+        self._lengths[directory] = pace.length
         self._tell(opened, read)
 
     async def _said_headers(self, opened: OpenObject) -> Sequence[int]:
         """Return where a DALI index beside a tar says that headers are; nothing if there is none."""
-        bucket, key = opened.bucket, opened.info.key
-        directory, slash, name = key.rpartition("/")
-        listing = self._lister.last_listing(bucket, directory + slash) if self._lister else None
+        bucket, directory = _directory(opened.bucket, opened.info)
+        name = opened.info.key.removeprefix(directory)
+        listing = self._lister.last_listing(bucket, directory) if self._lister else None
         beside = (shard_stem(name) + DALI_SUFFIX).encode(errors="surrogateescape")
         info = listing[beside] if listing is not None and beside in listing else None
         if info is None or not 0 < info.size <= DALI_INDEX_MAX:
@@ -340,3 +343,9 @@ class TarFeeder:
             "?" if report.latency is None else f"{1000 * report.latency:.1f} ms",
             "?" if report.rate is None else f"{report.rate / 1e6:.0f} MB/s",
         )  # fmt: skip
+
+
+def _directory(bucket: Bucket, shard: ObjectInfo) -> tuple[Bucket, str]:
+    """Return where a shard lies."""
+    prefix, slash, _ = shard.key.rpartition("/")
+    return bucket, prefix + slash

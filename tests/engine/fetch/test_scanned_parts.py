@@ -99,9 +99,9 @@ async def test_link_is_measured_by_what_comes_from_the_store(autojump_clock):
         assert len(setup.fetcher.link._latencies) == 1, "that came from memory"
 
 
-async def test_what_fetches_and_what_passes_do_not_drift_apart(monkeypatch, autojump_clock):
+@pytest.mark.parametrize("cache", [None, FakeCache()], ids=["no cache", "cache"])
+async def test_what_fetches_and_what_passes_do_not_drift_apart(cache, monkeypatch, autojump_clock):
     monkeypatch.setattr(retained_parts, "COPIES_MAX", 8 * MIB)
-    cache = FakeCache()
     async with fetching(96 * MIB, cache=cache, memory_limit=90 * MIB) as setup:
         most, at = 0, 0
 

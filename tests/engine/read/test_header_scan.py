@@ -176,6 +176,32 @@ async def test_many_shards_at_once_only_where_data_is_skipped():
             await feeder.feed(BUCKET, shard, sight_of(LARGE))
 
 
+SMALL_MEMBERS = b"".join(entry(b"%d.bin" % n, bytes(BREAK_EVEN_MIN // 2)) for n in range(512)) + END
+
+
+async def test_a_scan_begins_as_that_of_the_shard_before_it_in_the_directory_ended():
+    async with fetching(memory_limit=256 * MIB) as setup:
+        feeder, requests, found = TarFeeder(setup.fetcher), [], []
+        for key, data in [
+            ("d/0.tar", SMALL_MEMBERS),
+            ("d/1.tar", SMALL_MEMBERS),
+            ("d/2.tar", LARGE),
+            ("d/3.tar", LARGE),
+            ("e/0.tar", SMALL_MEMBERS),
+        ]:
+            shard, before = setup.store.put(BUCKET, key, data), setup.store.calls["read_range"]
+            scanner = TarScanner(len(data))
+            await feeder.feed(BUCKET, shard, TarSight(scanner))
+            requests.append(setup.store.calls["read_range"] - before)
+            found.append(len(scanner.finish()))
+        assert found == [512, 512, 8, 8, 512]
+        first, next_one, *_, elsewhere = requests
+        assert next_one < first / 2 < elsewhere
+        assert feeder.report.walked_read < 3 * len(SMALL_MEMBERS) + len(LARGE) + MIB, (
+            "data is skipped from the second shard with large members on"
+        )
+
+
 # With a DALI index beside it
 
 MANY = b"".join(entry(b"%02d.bin" % n, bytes(MIB)) for n in range(24)) + END

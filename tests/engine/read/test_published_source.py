@@ -126,8 +126,10 @@ async def test_where_nothing_is_published_there_is_one_request_or_none(store):
 
 
 @pytest.mark.parametrize("by_name", [False, True], ids=["listed", "by name"])
-async def test_a_store_that_failed_is_asked_again(store, caplog, monkeypatch, by_name):
-    """A failure is no answer; it is told once."""
+async def test_a_store_that_failed_is_asked_again(
+    store, caplog, monkeypatch, autojump_clock, by_name
+):
+    """A failure is no answer; it is told once. The clock stands still: a failure counts as long as it took."""
     monkeypatch.setattr(source_module, "FAILED_SECONDS", 0)
     shards = fill(store, 20)
     failing: type[AisfsError] | None = Unavailable
