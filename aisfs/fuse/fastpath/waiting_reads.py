@@ -28,7 +28,7 @@ from aisfs.fuse.fastpath.pending import Pending
 from aisfs.fuse.wire import abi
 from aisfs.fuse.wire.abi import Opcode
 from aisfs.metrics import Metrics, OperationTimes
-from aisfs.process.request_log import request_log
+from aisfs.process.request_log import NETWORK, request_log
 from aisfs.process.threads import any_thread
 
 log = logging.getLogger(__name__)
@@ -117,6 +117,8 @@ class WaitingReads:
 
     def _answer_received(self, read: _Read, data: Data) -> None:
         self._by_receiver.inc()
+        request_log.begin()
+        request_log.note(NETWORK)
         self._answering.add(me := threading.get_ident())
         try:
             reply = (abi.data_header(read.unique, len(data)), data)
