@@ -10,6 +10,7 @@ replace all that it had read by what is read last.
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from itertools import islice
 
 import trio
 
@@ -27,7 +28,7 @@ WAIT_SECONDS = 0.25
 STUCK_SECONDS = 1.0
 """How long nobody waits after either, so that a twentieth of the rate is lost where nobody reads."""
 LOOKS = 64
-"""Parts that may be looked at, on average, to find one that was passed."""
+"""Parts that may be looked at, on average or at once, to find one that was passed."""
 SCANNED_SECONDS = 600.0
 """How long what a scan has read waits for readers: they come after the listing, or not at all."""
 
@@ -43,6 +44,8 @@ class RetainedParts:
         """On disk as well."""
         self._scanned: OrderedDict[Part, tuple[OpenObject, float]] = OrderedDict()
         """In memory only, not read by any reader, and when a scan had read them; the first first."""
+        self._scanned_size = 0
+        """What these take: they can be many, and small."""
         self._passed: list[Part] = []
         """Some of these that were passed, the first to go last."""
         self._calls = 0
@@ -81,17 +84,20 @@ class RetainedParts:
         spent = [part for part in unread if opened.cache is not None and not part.to_disk]
         for part in unread:
             self._scanned[part] = self._only.pop(part), now
+            self._scanned_size += part.cost
         return [(part, opened) for part in spent]
 
     def _unscan(self, part: Part) -> None:
         if part in self._scanned:
             self._only[part], _ = self._scanned.pop(part)
+            self._scanned_size -= part.cost
 
     def remove(self, part: Part) -> None:
         """Stop retaining a part, if it was."""
         self._only.pop(part, None)
         self._copies.pop(part, None)
-        self._scanned.pop(part, None)
+        if self._scanned.pop(part, None) is not None:
+            self._scanned_size -= part.cost
         self._seen.pop(part, None)
 
     def first_to_go(self, reading: OpenObject | None = None) -> Retained | None:
@@ -169,12 +175,10 @@ class RetainedParts:
         """Return the copies that a reader has passed."""
         return [kept for kept in self._copies.items() if kept[0].passed]
 
-    @property
-    def _scanned_size(self) -> int:
-        return sum(part.cost for part in self._scanned)
-
     def _scanned_and_passed(self) -> list[Retained]:
-        return [(part, opened) for part, (opened, _) in self._scanned.items() if part.passed]
+        """Return some of those: pushes come to the first ones first."""
+        some = islice(self._scanned.items(), LOOKS)
+        return [(part, opened) for part, (opened, _) in some if part.passed]
 
     def idle(self, now: float) -> list[Retained]:
         """Return the copies that were there at the last call and were not read since.
