@@ -77,6 +77,10 @@ class Members:
         """Return a copy of them."""
         return shard.reads.opened.try_copy(wanted, push=True)
 
+    def will_be_read(self, shard: OpenShard, row: int) -> None:
+        """Prepare for a READ of a member."""
+        shard.reads.opened.will_be_read(shard.view.index.data_range(row))
+
     def pushed(
         self, shard: OpenShard, row: int, last: int, rows: Sequence[int], lacking: Sequence[int]
     ) -> None:

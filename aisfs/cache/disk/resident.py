@@ -111,6 +111,16 @@ class ResidentSet:
         self.distrust(file.view)
         return None
 
+    def will_need(self, entry: EntryId, wanted: ByteRange) -> None:
+        """Have the kernel read what `hit` would return, so that it need not wait for the disk then."""
+        with self.lock:
+            segment = self.segments.get(entry.key(wanted.start // SEGMENT))
+            there = segment is not None and segment.verified.covers(wanted)
+            file = segment.file if segment is not None and there else None
+        if file is not None:
+            with contextlib.suppress(OSError):  # whoever reads them gets the same error
+                file.will_need(wanted)
+
     def distrust(self, data: bytes | bytearray | memoryview) -> None:
         """Verify the file that `data` is a view of again before its next use: reading it failed."""
         mapping = memoryview(data).obj

@@ -114,6 +114,12 @@ class SegmentFile:
             self._lost = lost_writes(self.descriptor)
         return self._lost
 
+    def will_need(self, wanted: ByteRange) -> None:
+        """Have the kernel read a range of the object from the disk, and nothing around it. Does not wait."""
+        os.posix_fadvise(
+            self.descriptor, wanted.start - self.base, len(wanted), os.POSIX_FADV_WILLNEED
+        )
+
     def write(self, start: int, data: memoryview, *, past_page_cache: bool) -> None:
         """Write bytes of the object.
 

@@ -198,6 +198,16 @@ class ShardPush:
             self._batch = self._walk_whole(self._whole, room)
         return self._batch
 
+    def left_out(self) -> list[int]:
+        """Return the rows that a reader will ask for first after the last batch, if that ends a window.
+
+        Of one that was only listed: its reader may come late, when these are only on disk.
+        """
+        stream = self._giver
+        if stream is None or stream.seen or not stream.window or stream.pending:
+            return []
+        return [row for row in (stream.marker, stream.top + 1) if 0 <= row < len(self)]
+
     def settle(
         self, stored: int, unknown: Collection[int] = (), *, missing: bool = False
     ) -> tuple[int, int] | None:

@@ -140,6 +140,12 @@ class OpenObject:
             return parts[at].range.stop
         return self.info.size
 
+    @any_thread
+    def will_be_read(self, wanted: ByteRange) -> None:
+        """Have a range that is on disk in the page cache before its reader comes."""
+        if self.cache is not None and self.entry is not None:
+            self.cache.will_need(self.entry, wanted)
+
     def mapped(self, wanted: ByteRange) -> memoryview | None:
         """Return a range that the disk cache has mapped, for the kernel alone."""
         if self.cache is None or self.entry is None:

@@ -264,7 +264,8 @@ class TarFeeder:
     async def _walk(self, opened: OpenObject, sight: TarSight) -> None:
         size, read, looked_until = opened.info.size, 0, 0
         ahead = HeadersAhead(self._fetcher, opened, await self._said_headers(opened))
-        link, report, directory = self._fetcher.link, self.report, _directory(opened.bucket, opened.info)
+        link, report = self._fetcher.link, self.report
+        directory = _directory(opened.bucket, opened.info)
         pace = ScanPace(size, self._lengths.get(directory, 0))
         report.walked_size += size
         while (needed := sight.needed) < size:

@@ -220,8 +220,11 @@ class Pusher:
         stored, unknown, missing = self._store(shard, batch)
         with self._books:
             reader = shard.decide.settle(stored, unknown, missing=missing)
+            left_out = shard.decide.left_out()
             if self._shards.get(shard.first) is shard:
                 self._note_ahead(shard)
+        for row in left_out:
+            self._members.will_be_read(shard.members, row)
         if reader is not None:
             self._members.pushed(shard.members, *reader, batch[:stored], batch[stored:])
         self._work_off()

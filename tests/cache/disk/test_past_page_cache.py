@@ -5,6 +5,7 @@ import errno
 import mmap
 import os
 import random
+import time
 from itertools import pairwise
 
 import pytest
@@ -80,6 +81,26 @@ def test_it_takes_no_page_cache(cache, tmp_path, past, pages):
         (file,) = data_files(tmp_path)
         assert cached_pages(file) in pages
     assert cache.read(entry, ByteRange(0, entry.size)) == content(entry)
+
+
+def test_what_will_be_read_is_brought_from_the_disk_and_nothing_around_it(cache, tmp_path):
+    if not has_a_disk(tmp_path):
+        pytest.skip(f"{tmp_path} is not on a disk: try --basetemp")
+    entry, there = an_entry(size=4 * MIB), ByteRange(0, 2 * MIB)
+    with cache.reserve(entry, there) as reservation:
+        data = in_memory(content(entry, 0, 2 * MIB))
+        reservation.write(0, data, past_page_cache=True)
+        assert reservation.publish(there, data)
+    (file,) = data_files(tmp_path)
+    assert not cached_pages(file)
+    cache.will_need(entry, ByteRange(3 * MIB, 3 * MIB + PAGE))
+    assert not cached_pages(file), "that is not there yet"
+    cache.will_need(entry, ByteRange(MIB + 100, MIB + 5 * PAGE))
+    deadline = time.monotonic() + 20
+    while cached_pages(file) < 5 and time.monotonic() < deadline:  # the kernel does not wait
+        time.sleep(0.01)
+    assert cached_pages(file) == 5
+    assert cache.hit(entry, ByteRange(MIB, MIB + PAGE)) == content(entry, MIB, MIB + PAGE)
 
 
 @settings(

@@ -82,6 +82,21 @@ class Kernel:
         self.cached.clear()
 
 
+def test_what_a_window_leaves_out_is_told_once_and_only_until_its_reader_comes():
+    kernel = Kernel(shard([50_000] * 300), listed=False)
+    kernel.push.listed(range(300), in_memory=True)
+    told = []
+    while kernel.push.pending:
+        kernel.work()
+        told.append(kernel.push.left_out())
+    assert told[-1] == sorted(set(range(300)) - kernel.cached)
+    assert not any(told[:-1])
+    for row in range(300):
+        kernel.read(row)
+        assert kernel.push.left_out() == []
+    assert kernel.requests == told[-1]
+
+
 def test_reader_in_order_asks_for_one_member_in_hundreds():
     kernel = Kernel(shard([1000] * 20_000), pace=4)
     for row in range(20_000):

@@ -51,6 +51,8 @@ class Members:
         self.shards = dict(shards)
         self.told: list[tuple[int, int, bool]] = []
         self.asked: list[ByteRange] = []
+        self.expected: list[int] = []
+        """Rows of which a READ was said to come."""
 
     def find(self, ino: int, last: object) -> Shard | None:
         return self.shards.get((split_member(ino) or (0,))[0])
@@ -70,6 +72,9 @@ class Members:
     def copied(self, shard: Shard, wanted: ByteRange) -> bytearray | None:
         found = self.stored(shard, wanted)
         return None if found is None else bytearray(found)
+
+    def will_be_read(self, shard: Shard, row: int) -> None:
+        self.expected.append(row)
 
     def pushed(
         self, shard: Shard, row: int, last: int, rows: list[int], lacking: list[int]
@@ -158,13 +163,14 @@ def test_members_of_all_sizes_are_stored_whole():
 def test_what_a_scan_left_in_memory_is_pushed_when_it_is_listed(size):
     shard = Shard([size] * 300)
     shard.in_memory = True
-    pusher, sender, _ = make((FIRST, shard))
+    pusher, sender, members = make((FIRST, shard))
     pusher.was_listed(directory_number(FIRST, 0))
     sender.run()
     # Two rows tell how far a reader is: one in the middle and the last.
     rows = check(sender, FIRST, shard)
     assert len(rows) == 298
     assert 299 not in rows
+    assert members.expected == sorted(set(range(300)) - rows)
 
 
 @pytest.mark.parametrize("size", [1000, 50_000])
