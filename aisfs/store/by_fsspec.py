@@ -7,7 +7,7 @@ Only this module imports fsspec, which is an extra.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -140,18 +140,6 @@ class FsspecStore(ReadOnlyStore):
             raise ValueError(f"{len(buffer)} bytes from {start} on of {expected.size}")
         # Copied here: a thread that was left behind has no buffer of anybody's.
         buffer[:] = await self._read(bucket, expected, start, stop)
-
-    async def read_many(
-        self, bucket: Bucket, wanted: Sequence[tuple[ObjectInfo, memoryview]]
-    ) -> list[bool]:
-        """Refuse: files are read one by one."""
-        raise Unsupported(f"{bucket}: files are read one by one")
-
-    async def read_ranges(
-        self, bucket: Bucket, wanted: Sequence[tuple[ObjectInfo, int, memoryview]]
-    ) -> list[bool]:
-        """Refuse: ranges of files are read one by one."""
-        raise Unsupported(f"{bucket}: ranges of files are read one by one")
 
     async def stream(self, bucket: Bucket, expected: ObjectInfo, sink: Sink) -> None:
         """Send the whole file, version `expected`, to `sink`."""

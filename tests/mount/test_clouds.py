@@ -15,7 +15,17 @@ from demo.vision import ImageFolder
 from tests.mount.content import payload
 from tests.mount.datasets import encode, sample, tree
 from tests.mount.test_class_view import jpeg
-from tests.support.clouds import Azure, Cloud, azurite, fake_gcs, moto, s3_environment
+from tests.support.clouds import (
+    S3,
+    Azure,
+    Cloud,
+    Google,
+    azurite,
+    fake_gcs,
+    google_names,
+    moto,
+    s3_environment,
+)
 from tests.support.late_copies import late_copies
 from tests.support.mounts import Mount, aisfs, eventually, mounted
 from tests.support.servers import RunningServer, running_server
@@ -38,6 +48,12 @@ def s3() -> Iterator[Cloud]:
 @pytest.fixture(scope="module")
 def gcs() -> Iterator[Cloud]:
     with fake_gcs() as cloud:
+        yield cloud
+
+
+@pytest.fixture(scope="module")
+def google(s3: S3) -> Iterator[Google]:
+    with google_names(s3) as cloud:
         yield cloud
 
 
@@ -257,7 +273,7 @@ def test_a_key_that_cannot_be_a_file_spoils_no_more_than_the_listing_of_its_dire
     bucket = cloud.make_bucket()
     for key in ("d//x", "d/../y", "d/fine.txt", "d/e/fine.txt", "fine.txt", "other/fine.txt"):
         cloud.put(bucket, key, key.encode())
-    log = ["lists nothing beside a key such as 'd/"]
+    log = ["cannot be listed while a key there begins with 'd/.*rename such keys"]
     with mount_of(cloud, cloud.source(bucket), mountpoint, expected_log=log) as mount:
         assert sorted(os.listdir(mount.path)) == ["d", "fine.txt", "other"]
         assert (mount.path / "d" / "fine.txt").read_bytes() == b"d/fine.txt"
@@ -270,6 +286,65 @@ def test_a_key_that_cannot_be_a_file_spoils_no_more_than_the_listing_of_its_dire
         cloud.delete(bucket, "d/../y")
         assert eventually(lambda: listable(mount.path / "d"))
         assert sorted(os.listdir(mount.path / "d")) == ["e", "fine.txt"]
+
+
+def test_rmdir_removes_what_other_tools_leave_for_a_directory(
+    s3: S3, mountpoint: Path, tmp_path: Path
+):
+    bucket = s3.make_bucket()
+    for key in ("empty/", "full/", "full/sub/", "full/sub/x", "beside", "beside/", "more/", "new/"):
+        s3.put(bucket, key, b"")
+    s3.put(bucket, "more/", b"content")
+    s3.put(bucket, "odd/", b"")
+    s3.put(bucket, "odd//x", b"")
+    options = ["--writable", "--staging-dir", str(tmp_path / "staging")]
+    log = ["and stays: .*/more/: an object of 7 bytes", "keys such as 'odd//' cannot be files"]
+    with mount_of(s3, s3.source(bucket), mountpoint, *options, expected_log=log) as mount:
+        names = ["beside", "empty", "full", "more", "new", "odd"]
+        assert sorted(os.listdir(mount.path)) == names
+        assert all(entry.is_dir() for entry in os.scandir(mount.path))
+        for name in ("empty", "beside", "more", "odd"):
+            assert os.listdir(mount.path / name) == []
+        (mount.path / "empty").rmdir()
+        (mount.path / "beside").rmdir()
+        for name in ("full", "full/sub", "more", "odd"):
+            with pytest.raises(OSError, match="not empty"):
+                (mount.path / name).rmdir()
+        os.rename(mount.path / "full" / "sub", mount.path / "new")
+        assert os.listdir(mount.path / "new") == ["x"]
+        subprocess.run(["rm", "-r", mount.path / "new"], check=True)
+    left = [
+        key for key in ("empty/", "beside/", "new/", "new/x") if s3.get(bucket, key) is not None
+    ]
+    assert left == []
+    assert s3.get(bucket, "more/") == b"content"
+    assert s3.get(bucket, "beside") == s3.get(bucket, "full/") == s3.get(bucket, "odd/") == b""
+    with mount_of(s3, s3.source(bucket), mountpoint, expected_log=log) as mount:
+        assert sorted(os.listdir(mount.path)) == ["beside", "full", "more", "odd"]
+
+
+@pytest.mark.parametrize("name", ["google", "azure"])
+def test_what_other_tools_leave_for_a_directory_elsewhere_stays(
+    name: str, request: pytest.FixtureRequest, mountpoint: Path, tmp_path: Path
+):
+    """obstore would remove the object of that name without the slash. On Azure it does not list it."""
+    cloud: Google | Azure = request.getfixturevalue(name)
+    bucket = cloud.make_bucket()
+    cloud.put(bucket, "empty/", b"")
+    options = ["--writable", "--staging-dir", str(tmp_path / "staging")]
+    log = ["and stays: .*/empty/: only the cloud's own tools"]
+    with mount_of(cloud, cloud.source(bucket), mountpoint, *options, expected_log=log) as mount:
+        assert os.listdir(mount.path) == ["empty"]
+        assert os.listdir(mount.path / "empty") == []
+        if name == "azure":
+            (mount.path / "empty").rmdir()
+            assert os.listdir(mount.path) == []
+        else:
+            with pytest.raises(OSError, match="not empty"):
+                (mount.path / "empty").rmdir()
+    assert cloud.get(bucket, "empty/") == b""
+    with mount_of(cloud, cloud.source(bucket), mountpoint) as mount:
+        assert os.listdir(mount.path) == ["empty"]
 
 
 def listable(path: Path) -> bool:

@@ -185,18 +185,6 @@ class WebStore(ReadOnlyStore):
 
         await self._client.pool.run(subject, work)
 
-    async def read_many(
-        self, bucket: Bucket, wanted: Sequence[tuple[ObjectInfo, memoryview]]
-    ) -> list[bool]:
-        """Refuse: files are read one by one."""
-        raise Unsupported(f"{bucket}: files of a web server are read one by one")
-
-    async def read_ranges(
-        self, bucket: Bucket, wanted: Sequence[tuple[ObjectInfo, int, memoryview]]
-    ) -> list[bool]:
-        """Refuse: ranges of files are read one by one."""
-        raise Unsupported(f"{bucket}: files of a web server are read one by one")
-
     async def stream(self, bucket: Bucket, expected: ObjectInfo, sink: Sink) -> None:
         """Send the whole file, version `expected`, to `sink` as the bytes arrive."""
         _check(bucket)
