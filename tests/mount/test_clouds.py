@@ -456,6 +456,11 @@ def test_what_cannot_work_is_one_clear_line(s3: Cloud, mountpoint: Path, tmp_pat
     unreachable = {**s3_environment("http://127.0.0.1:1"), "AIS_ENDPOINT": ""}
     done = aisfs("mount", s3.source(bucket), mountpoint, env=unreachable)
     assert done.returncode == Exit.UNREACHABLE, done.stderr
+    assert b"no connection to http://127.0.0.1:1: Connection refused" in done.stderr
+    plain = s3_environment(s3.url.replace("http", "https"))
+    done = aisfs("ls", s3.source(bucket), env=plain)
+    assert done.returncode == Exit.USAGE, done.stderr
+    assert b"the server does not speak TLS: use http:// in the endpoint" in done.stderr
 
 
 def test_a_private_certificate_authority(s3: Cloud, tmp_path: Path):
@@ -467,6 +472,18 @@ def test_a_private_certificate_authority(s3: Cloud, tmp_path: Path):
         refused = aisfs("ls", s3.source(bucket), env=environment)
         assert refused.returncode == Exit.USAGE
         assert b"not trusted (UnknownIssuer): name its CA in AIS_CLIENT_CA" in refused.stderr
+        without = s3_environment(front.url.replace("https", "http"))
+        refused = aisfs("ls", s3.source(bucket), env=without)
+        assert refused.returncode == Exit.USAGE
+        assert b"the server speaks TLS: use https:// in the endpoint" in refused.stderr
+        own = {
+            "AIS_CRT": str(certificate[0]),
+            "AIS_CRT_KEY": str(certificate[1]),
+            "AIS_ENDPOINT": "",
+        }
+        refused = aisfs("ls", s3.source(bucket), env={**environment, **own})
+        assert refused.returncode == Exit.USAGE
+        assert b"takes no client certificate" in refused.stderr
         for more in ({"AIS_CLIENT_CA": str(certificate[0])}, {"AIS_SKIP_VERIFY_CRT": "true"}):
             done = aisfs("ls", s3.source(bucket, "/d/"), env={**environment, **more})
             assert done.stdout == b"big.bin\n", done.stderr

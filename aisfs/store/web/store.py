@@ -273,6 +273,8 @@ class WebStore(ReadOnlyStore):
             self._without_propfind.add(bucket)
         if names is None:
             why = "its page is none that a server makes" if status == 200 else f"HTTP {status}"
+            if status == 400:
+                why += ", as where a client certificate is missing"
             raise Unsupported(
                 f"{subject}: the server has no index of this directory ({why}): name the files,"
                 " with braces such as x-{000..099}.tar or in a list file"
