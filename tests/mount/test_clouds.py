@@ -560,3 +560,41 @@ def test_recover(faulty: RunningServer, mountpoint: Path, tmp_path: Path):
     done = aisfs("recover", "--upload", "--all", *staging, env=here)
     assert done.returncode == Exit.OK, done
     assert (faulty.root / "pets" / "new.txt").read_bytes() == b"written"
+
+
+@pytest.mark.parametrize("part_size", ["256MiB", "5MiB"], ids=["whole", "parts"])
+def test_questions_that_hang_beside_an_upload(
+    part_size: str, faulty: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    """The cloud is asked whether it answers while a slow line sends; some of the answers never come."""
+    bucket, data = S3("s3", f"{faulty.endpoint}/s3", {}), payload(7 << 20)
+    hang = {"action": "stall", "seconds": 600, "until_cleared": True, "times": -1}
+    options = ["--writable", "--staging-dir", str(tmp_path / "staging")]
+    options += ["--io-timeout", "4", "--part-size", part_size]
+    log = ["given up", "was not uploaded", "kept"]
+    with slow_line(f"{faulty.endpoint}/s3", 2e6) as line:
+        env = {**s3_environment(line.url), "AIS_READ_TIMEOUT": "1"}
+        with mounted(
+            "s3+direct://pets", mountpoint, options=options, env=env, expected_log=log
+        ) as mount:
+            with open(mount.path / f"sent-{part_size}", "wb") as file:
+                file.write(data)
+                file.flush()
+                faulty.faults([{**hang, "match": {"method": "HEAD"}, "every": 3}])
+            assert sum(faulty.struck()) > 0, "nothing hung"
+            faulty.faults([])
+            assert bucket.get("pets", f"sent-{part_size}") == data
+
+            lost = open(mount.path / f"lost-{part_size}", "wb")  # noqa: SIM115 - its close fails
+            lost.write(data)
+            lost.flush()
+            faulty.faults([{**hang, "match": {"method": "HEAD"}}])
+            with pytest.raises(OSError, match="timed out"):
+                lost.close()
+            assert sum(faulty.struck()) > 0, "nothing hung"
+            faulty.faults([])
+            (mount.path / "later").write_bytes(b"later")
+            assert bucket.get("pets", "later") == b"later"
+        done = aisfs("recover", "--upload", "--all", "--force", *options[1:3], env=env)
+        assert done.returncode == Exit.OK, done
+    assert bucket.get("pets", f"lost-{part_size}") == data
