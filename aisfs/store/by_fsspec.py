@@ -42,6 +42,9 @@ _TAGS = ("etag", "ctag", "version_id", "versionid", "generation", "md5", "md5has
 _TIMES = ("mtime", "modified", "modify", "last_modified", "lastmodified", "updated", "created")
 """Names of times of changes there."""
 _NS = 1_000_000_000
+_AZURE = "az://CONTAINER or az+direct://ACCOUNT/CONTAINER"
+_OWN = {"gcs": "gs://", "s3a": "s3://", "s3n": "s3://", "abfs": _AZURE, "abfss": _AZURE}
+"""What other tools call clouds that have a store of their own here."""
 _MOST_AT_ONCE = 8
 """Calls at once, each on a connection of its own: servers of files often permit ten for a client."""
 _STAMP = re.compile(r"[0-9]{14}")
@@ -69,7 +72,11 @@ def open_fsspec(bucket: Bucket, most: int, count: Count = uncounted) -> Writable
     try:
         fsspec.get_filesystem_class(scheme)
     except (ImportError, ValueError) as error:
-        raise ConfigError(f"{bucket}: fsspec cannot open {scheme}:// here: {error}") from error
+        own = _OWN.get(scheme)
+        hint = f"; {own} is read without fsspec" if own else ""
+        raise ConfigError(
+            f"{bucket}: fsspec cannot open {scheme}:// here: {error}{hint}"
+        ) from error
     return FsspecStore(fsspec.url_to_fs, bucket, most, count)
 
 

@@ -445,6 +445,8 @@ def test_what_cannot_work_is_one_clear_line(s3: Cloud, mountpoint: Path, tmp_pat
         (["--writable", "--anonymous", s3.source(bucket)], Exit.USAGE, "--anonymous"),
         (["--writable", "https://host/dir"], Exit.USAGE, "https://host can only be read"),
         (["--writable", "hf://datasets/o/n"], Exit.USAGE, "can only be read"),
+        (["s3a://bucket"], Exit.USAGE, "; s3:// is read without fsspec"),
+        (["gcs://bucket"], Exit.USAGE, "; gs:// is read without fsspec"),
         ([s3.source(bucket, "/x.tar"), "https://host/x.tar"], Exit.USAGE, "what one store has"),
         (["https://u:secret@host/x.tar"], Exit.USAGE, "no user or password"),
     ):
@@ -457,6 +459,14 @@ def test_what_cannot_work_is_one_clear_line(s3: Cloud, mountpoint: Path, tmp_pat
     done = aisfs("mount", s3.source(bucket), mountpoint, env=unreachable)
     assert done.returncode == Exit.UNREACHABLE, done.stderr
     assert b"no connection to http://127.0.0.1:1: Connection refused" in done.stderr
+    for more, reason in (
+        ({"AWS_ENDPOINT_URL": "host:9000x://y"}, b"is no URL such as http://host:9000"),
+        ({"GOOGLE_APPLICATION_CREDENTIALS": "/no/key.json"}, b"(credentials: GOOGLE_APPLICATION_CREDENTIALS)"),
+    ):  # fmt: skip
+        source = s3.source(bucket) if "AWS_ENDPOINT_URL" in more else "gs+direct://pets"
+        done = aisfs("ls", source, env={"AIS_ENDPOINT": "", **s3.environment, **more})
+        assert done.returncode == Exit.USAGE, done.stderr
+        assert (reason in done.stderr, done.stderr.count(b"\n")) == (True, 1), done.stderr
     plain = s3_environment(s3.url.replace("http", "https"))
     done = aisfs("ls", s3.source(bucket), env=plain)
     assert done.returncode == Exit.USAGE, done.stderr

@@ -154,11 +154,12 @@ class WebClient:
         """
         url, sent = self._follow(connections, method, url, subject, headers, kind)
         try:
-            if sent.head.status == 400:
-                self._check_scheme(url, subject)
-            else:
+            status = sent.head.status
+            if status != 400:
                 self._answered.add(urlsplit(url).netloc)
-            if sent.head.status not in accepted:
+            elif status not in accepted or kind == "list":  # some say so to a HEAD alone
+                self._check_scheme(url, subject)
+            if status not in accepted:
                 raise _failure(subject, self._drain(sent, subject))
             yield WebReply(url, sent, subject, self._deadline)
         finally:
