@@ -5,7 +5,7 @@ No errno here (filesystem/ maps to errno) and no HTTP status as identity (ais/ m
 Every message names the thing that failed and, where there is one, what the user can do.
 """
 
-import copy
+from typing import Any, cast
 
 from aisfs.redaction import shown
 
@@ -178,4 +178,15 @@ def untraced(error: Exception) -> Exception:
     A traceback keeps all frames it passed, and with them the buffers they filled. And one object that
     several waiters raise gets the frames of all of them.
     """
-    return copy.copy(error).with_traceback(None)
+    kind = type(error)
+    # Not through the constructor of its class, as copy.copy does: that may take other arguments.
+    built_in: Any = next(each for each in kind.__mro__ if each.__module__ == "builtins")
+    _, arguments, *state = built_in.__reduce__(error)
+    try:
+        made = built_in.__new__(kind, *arguments)
+    except TypeError:  # a class of an extension that only makes its errors itself
+        return error.with_traceback(None)
+    built_in.__init__(made, *arguments)
+    if state:
+        made.__setstate__(*state)
+    return cast("Exception", made)

@@ -93,6 +93,19 @@ def refuse_read_only(source: Source, cluster: ClusterSettings, option: str = "")
             raise ConfigError(f"{option}{bucket}: --anonymous only reads")
 
 
+def _refuse_certificate(bucket: Bucket, cluster: ClusterSettings) -> None:
+    """Refuse a certificate of this client where the library that sends the requests takes none."""
+    own = cluster.client_cert or cluster.client_key
+    if not own or bucket.provider in (Provider.HTTP, Provider.HTTPS):
+        return
+    if not cluster.endpoint:
+        raise ConfigError(
+            f"{bucket}: takes no client certificate ({own}): only AIStore and web servers "
+            "do; leave out --client-cert and AIS_CRT, or put a proxy with the certificate in between"
+        )
+    log.info("%s: does not get the client certificate, which is for %s", bucket, cluster.endpoint)
+
+
 def named_files(source: Source) -> list[tuple[Bucket, str]]:
     """Return the files of web servers that a source names one by one, and whose directories it does not name."""
     if not isinstance(source, DatasetSource) or source.local:
@@ -135,6 +148,7 @@ def open_store(
     if bucket.store:
         why = "" if cluster.endpoint else "; no endpoint of AIStore is known"
         log.info("%s: without AIStore in between%s", bucket, why)
+        _refuse_certificate(bucket, cluster)
     match bucket.provider:
         case Provider.S3 | Provider.GS | Provider.AZ:
             if importlib.util.find_spec("obstore") is None:

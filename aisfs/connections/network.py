@@ -9,6 +9,7 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 from requests.adapters import DEFAULT_CA_BUNDLE_PATH
 from urllib3.exceptions import HTTPError
@@ -23,6 +24,8 @@ _OTHER_NAME = frozenset({62, 64})
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"})
 _NO_CERTIFICATE = frozenset({"TLSV13_ALERT_CERTIFICATE_REQUIRED", "SSLV3_ALERT_HANDSHAKE_FAILURE"})
 
+_PROBE_SECONDS = 3.0
+"""For a handshake that only shows why another request failed."""
 _MOST_TEXT = 300
 """Characters of what a library says that are passed on."""
 
@@ -79,7 +82,7 @@ def say_whose(error: ssl.SSLCertVerificationError, address: tuple[str, int], ca:
     try:
         # A failed handshake shows no certificate: this one is over before anything is sent.
         with (
-            socket.create_connection(address, 3) as plain,
+            socket.create_connection(address, _PROBE_SECONDS) as plain,
             context.wrap_socket(plain, server_hostname=address[0]) as sock,
         ):
             shown: Any = sock.getpeercert() or {}
@@ -88,6 +91,24 @@ def say_whose(error: ssl.SSLCertVerificationError, address: tuple[str, int], ca:
         names = []
     whose = " or ".join(names) or "another host"
     raise WrongHost(f"the certificate is for {whose}, not {address[0]}") from error
+
+
+def speaks_tls(url: str) -> bool:
+    """Return whether a server that was spoken to without TLS wants it; its certificate is not checked."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    place = urlsplit(url)
+    host = place.hostname or ""
+    try:
+        with (
+            socket.create_connection((host, place.port or 80), _PROBE_SECONDS) as plain,
+            context.wrap_socket(plain, server_hostname=host),
+        ):
+            return True
+    except ssl.SSLError as error:
+        return error.reason in _NO_CERTIFICATE
+    except (OSError, ValueError):
+        return False
 
 
 @contextmanager

@@ -7,7 +7,7 @@ Only this module imports fsspec, which is an extra.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -42,6 +42,9 @@ _TAGS = ("etag", "ctag", "version_id", "versionid", "generation", "md5", "md5has
 _TIMES = ("mtime", "modified", "modify", "last_modified", "lastmodified", "updated", "created")
 """Names of times of changes there."""
 _NS = 1_000_000_000
+_AZURE = "az://CONTAINER or az+direct://ACCOUNT/CONTAINER"
+_OWN = {"gcs": "gs://", "s3a": "s3://", "s3n": "s3://", "abfs": _AZURE, "abfss": _AZURE}
+"""What other tools call clouds that have a store of their own here."""
 _MOST_AT_ONCE = 8
 """Calls at once, each on a connection of its own: servers of files often permit ten for a client."""
 _STAMP = re.compile(r"[0-9]{14}")
@@ -69,7 +72,11 @@ def open_fsspec(bucket: Bucket, most: int, count: Count = uncounted) -> Writable
     try:
         fsspec.get_filesystem_class(scheme)
     except (ImportError, ValueError) as error:
-        raise ConfigError(f"{bucket}: fsspec cannot open {scheme}:// here: {error}") from error
+        own = _OWN.get(scheme)
+        hint = f"; {own} is read without fsspec" if own else ""
+        raise ConfigError(
+            f"{bucket}: fsspec cannot open {scheme}:// here: {error}{hint}"
+        ) from error
     return FsspecStore(fsspec.url_to_fs, bucket, most, count)
 
 
@@ -140,18 +147,6 @@ class FsspecStore(ReadOnlyStore):
             raise ValueError(f"{len(buffer)} bytes from {start} on of {expected.size}")
         # Copied here: a thread that was left behind has no buffer of anybody's.
         buffer[:] = await self._read(bucket, expected, start, stop)
-
-    async def read_many(
-        self, bucket: Bucket, wanted: Sequence[tuple[ObjectInfo, memoryview]]
-    ) -> list[bool]:
-        """Refuse: files are read one by one."""
-        raise Unsupported(f"{bucket}: files are read one by one")
-
-    async def read_ranges(
-        self, bucket: Bucket, wanted: Sequence[tuple[ObjectInfo, int, memoryview]]
-    ) -> list[bool]:
-        """Refuse: ranges of files are read one by one."""
-        raise Unsupported(f"{bucket}: ranges of files are read one by one")
 
     async def stream(self, bucket: Bucket, expected: ObjectInfo, sink: Sink) -> None:
         """Send the whole file, version `expected`, to `sink`."""

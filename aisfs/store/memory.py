@@ -18,7 +18,7 @@ from aisfs.core.namespace.keys import check_new_bucket, check_new_key
 from aisfs.errors import AlreadyExists, BucketNotFound, NotFound, Stale, Unsupported
 from aisfs.model import NO_CUSTOM, Bucket, Keys, ObjectInfo, Page, Provider
 from aisfs.store.custom import encode_custom
-from aisfs.store.no_multipart import NoMultipart
+from aisfs.store.plain import PlainStore
 from aisfs.store.port import Announce, Arrived, Content, Progress, Sink, UploadAhead
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class _Contents:
         return self._sorted
 
 
-class MemoryStore(NoMultipart):
+class MemoryStore(PlainStore):
     """Buckets of objects in memory."""
 
     def __init__(

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 from aisfs.errors import ReadOnly
 from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo
-from aisfs.store.no_multipart import NoMultipart
+from aisfs.store.plain import PlainStore
 from aisfs.store.port import Announce, Content, Progress, UploadAhead
 
 
-class ReadOnlyStore(NoMultipart):
+class ReadOnlyStore(PlainStore):
     """The part of `WritableStore` that changes anything: all of it is refused."""
 
     async def create_bucket(self, bucket: Bucket) -> None:

@@ -15,7 +15,17 @@ from demo.vision import ImageFolder
 from tests.mount.content import payload
 from tests.mount.datasets import encode, sample, tree
 from tests.mount.test_class_view import jpeg
-from tests.support.clouds import Azure, Cloud, azurite, fake_gcs, moto, s3_environment
+from tests.support.clouds import (
+    S3,
+    Azure,
+    Cloud,
+    Google,
+    azurite,
+    fake_gcs,
+    google_names,
+    moto,
+    s3_environment,
+)
 from tests.support.late_copies import late_copies
 from tests.support.mounts import Mount, aisfs, eventually, mounted
 from tests.support.servers import RunningServer, running_server
@@ -38,6 +48,12 @@ def s3() -> Iterator[Cloud]:
 @pytest.fixture(scope="module")
 def gcs() -> Iterator[Cloud]:
     with fake_gcs() as cloud:
+        yield cloud
+
+
+@pytest.fixture(scope="module")
+def google(s3: S3) -> Iterator[Google]:
+    with google_names(s3) as cloud:
         yield cloud
 
 
@@ -257,7 +273,7 @@ def test_a_key_that_cannot_be_a_file_spoils_no_more_than_the_listing_of_its_dire
     bucket = cloud.make_bucket()
     for key in ("d//x", "d/../y", "d/fine.txt", "d/e/fine.txt", "fine.txt", "other/fine.txt"):
         cloud.put(bucket, key, key.encode())
-    log = ["lists nothing beside a key such as 'd/"]
+    log = ["cannot be listed while a key there begins with 'd/.*rename such keys"]
     with mount_of(cloud, cloud.source(bucket), mountpoint, expected_log=log) as mount:
         assert sorted(os.listdir(mount.path)) == ["d", "fine.txt", "other"]
         assert (mount.path / "d" / "fine.txt").read_bytes() == b"d/fine.txt"
@@ -270,6 +286,65 @@ def test_a_key_that_cannot_be_a_file_spoils_no_more_than_the_listing_of_its_dire
         cloud.delete(bucket, "d/../y")
         assert eventually(lambda: listable(mount.path / "d"))
         assert sorted(os.listdir(mount.path / "d")) == ["e", "fine.txt"]
+
+
+def test_rmdir_removes_what_other_tools_leave_for_a_directory(
+    s3: S3, mountpoint: Path, tmp_path: Path
+):
+    bucket = s3.make_bucket()
+    for key in ("empty/", "full/", "full/sub/", "full/sub/x", "beside", "beside/", "more/", "new/"):
+        s3.put(bucket, key, b"")
+    s3.put(bucket, "more/", b"content")
+    s3.put(bucket, "odd/", b"")
+    s3.put(bucket, "odd//x", b"")
+    options = ["--writable", "--staging-dir", str(tmp_path / "staging")]
+    log = ["and stays: .*/more/: an object of 7 bytes", "keys such as 'odd//' cannot be files"]
+    with mount_of(s3, s3.source(bucket), mountpoint, *options, expected_log=log) as mount:
+        names = ["beside", "empty", "full", "more", "new", "odd"]
+        assert sorted(os.listdir(mount.path)) == names
+        assert all(entry.is_dir() for entry in os.scandir(mount.path))
+        for name in ("empty", "beside", "more", "odd"):
+            assert os.listdir(mount.path / name) == []
+        (mount.path / "empty").rmdir()
+        (mount.path / "beside").rmdir()
+        for name in ("full", "full/sub", "more", "odd"):
+            with pytest.raises(OSError, match="not empty"):
+                (mount.path / name).rmdir()
+        os.rename(mount.path / "full" / "sub", mount.path / "new")
+        assert os.listdir(mount.path / "new") == ["x"]
+        subprocess.run(["rm", "-r", mount.path / "new"], check=True)
+    left = [
+        key for key in ("empty/", "beside/", "new/", "new/x") if s3.get(bucket, key) is not None
+    ]
+    assert left == []
+    assert s3.get(bucket, "more/") == b"content"
+    assert s3.get(bucket, "beside") == s3.get(bucket, "full/") == s3.get(bucket, "odd/") == b""
+    with mount_of(s3, s3.source(bucket), mountpoint, expected_log=log) as mount:
+        assert sorted(os.listdir(mount.path)) == ["beside", "full", "more", "odd"]
+
+
+@pytest.mark.parametrize("name", ["google", "azure"])
+def test_what_other_tools_leave_for_a_directory_elsewhere_stays(
+    name: str, request: pytest.FixtureRequest, mountpoint: Path, tmp_path: Path
+):
+    """obstore would remove the object of that name without the slash. On Azure it does not list it."""
+    cloud: Google | Azure = request.getfixturevalue(name)
+    bucket = cloud.make_bucket()
+    cloud.put(bucket, "empty/", b"")
+    options = ["--writable", "--staging-dir", str(tmp_path / "staging")]
+    log = ["and stays: .*/empty/: only the cloud's own tools"]
+    with mount_of(cloud, cloud.source(bucket), mountpoint, *options, expected_log=log) as mount:
+        assert os.listdir(mount.path) == ["empty"]
+        assert os.listdir(mount.path / "empty") == []
+        if name == "azure":
+            (mount.path / "empty").rmdir()
+            assert os.listdir(mount.path) == []
+        else:
+            with pytest.raises(OSError, match="not empty"):
+                (mount.path / "empty").rmdir()
+    assert cloud.get(bucket, "empty/") == b""
+    with mount_of(cloud, cloud.source(bucket), mountpoint) as mount:
+        assert os.listdir(mount.path) == ["empty"]
 
 
 def listable(path: Path) -> bool:
@@ -370,6 +445,8 @@ def test_what_cannot_work_is_one_clear_line(s3: Cloud, mountpoint: Path, tmp_pat
         (["--writable", "--anonymous", s3.source(bucket)], Exit.USAGE, "--anonymous"),
         (["--writable", "https://host/dir"], Exit.USAGE, "https://host can only be read"),
         (["--writable", "hf://datasets/o/n"], Exit.USAGE, "can only be read"),
+        (["s3a://bucket"], Exit.USAGE, "; s3:// is read without fsspec"),
+        (["gcs://bucket"], Exit.USAGE, "; gs:// is read without fsspec"),
         ([s3.source(bucket, "/x.tar"), "https://host/x.tar"], Exit.USAGE, "what one store has"),
         (["https://u:secret@host/x.tar"], Exit.USAGE, "no user or password"),
     ):
@@ -381,6 +458,19 @@ def test_what_cannot_work_is_one_clear_line(s3: Cloud, mountpoint: Path, tmp_pat
     unreachable = {**s3_environment("http://127.0.0.1:1"), "AIS_ENDPOINT": ""}
     done = aisfs("mount", s3.source(bucket), mountpoint, env=unreachable)
     assert done.returncode == Exit.UNREACHABLE, done.stderr
+    assert b"no connection to http://127.0.0.1:1: Connection refused" in done.stderr
+    for more, reason in (
+        ({"AWS_ENDPOINT_URL": "host:9000x://y"}, b"is no URL such as http://host:9000"),
+        ({"GOOGLE_APPLICATION_CREDENTIALS": "/no/key.json"}, b"(credentials: GOOGLE_APPLICATION_CREDENTIALS)"),
+    ):  # fmt: skip
+        source = s3.source(bucket) if "AWS_ENDPOINT_URL" in more else "gs+direct://pets"
+        done = aisfs("ls", source, env={"AIS_ENDPOINT": "", **s3.environment, **more})
+        assert done.returncode == Exit.USAGE, done.stderr
+        assert (reason in done.stderr, done.stderr.count(b"\n")) == (True, 1), done.stderr
+    plain = s3_environment(s3.url.replace("http", "https"))
+    done = aisfs("ls", s3.source(bucket), env=plain)
+    assert done.returncode == Exit.USAGE, done.stderr
+    assert b"the server does not speak TLS: use http:// in the endpoint" in done.stderr
 
 
 def test_a_private_certificate_authority(s3: Cloud, tmp_path: Path):
@@ -392,6 +482,18 @@ def test_a_private_certificate_authority(s3: Cloud, tmp_path: Path):
         refused = aisfs("ls", s3.source(bucket), env=environment)
         assert refused.returncode == Exit.USAGE
         assert b"not trusted (UnknownIssuer): name its CA in AIS_CLIENT_CA" in refused.stderr
+        without = s3_environment(front.url.replace("https", "http"))
+        refused = aisfs("ls", s3.source(bucket), env=without)
+        assert refused.returncode == Exit.USAGE
+        assert b"the server speaks TLS: use https:// in the endpoint" in refused.stderr
+        own = {
+            "AIS_CRT": str(certificate[0]),
+            "AIS_CRT_KEY": str(certificate[1]),
+            "AIS_ENDPOINT": "",
+        }
+        refused = aisfs("ls", s3.source(bucket), env={**environment, **own})
+        assert refused.returncode == Exit.USAGE
+        assert b"takes no client certificate" in refused.stderr
         for more in ({"AIS_CLIENT_CA": str(certificate[0])}, {"AIS_SKIP_VERIFY_CRT": "true"}):
             done = aisfs("ls", s3.source(bucket, "/d/"), env={**environment, **more})
             assert done.stdout == b"big.bin\n", done.stderr
@@ -468,3 +570,41 @@ def test_recover(faulty: RunningServer, mountpoint: Path, tmp_path: Path):
     done = aisfs("recover", "--upload", "--all", *staging, env=here)
     assert done.returncode == Exit.OK, done
     assert (faulty.root / "pets" / "new.txt").read_bytes() == b"written"
+
+
+@pytest.mark.parametrize("part_size", ["256MiB", "5MiB"], ids=["whole", "parts"])
+def test_questions_that_hang_beside_an_upload(
+    part_size: str, faulty: RunningServer, mountpoint: Path, tmp_path: Path
+):
+    """The cloud is asked whether it answers while a slow line sends; some of the answers never come."""
+    bucket, data = S3("s3", f"{faulty.endpoint}/s3", {}), payload(7 << 20)
+    hang = {"action": "stall", "seconds": 600, "until_cleared": True, "times": -1}
+    options = ["--writable", "--staging-dir", str(tmp_path / "staging")]
+    options += ["--io-timeout", "4", "--part-size", part_size]
+    log = ["given up", "was not uploaded", "kept"]
+    with slow_line(f"{faulty.endpoint}/s3", 2e6) as line:
+        env = {**s3_environment(line.url), "AIS_READ_TIMEOUT": "1"}
+        with mounted(
+            "s3+direct://pets", mountpoint, options=options, env=env, expected_log=log
+        ) as mount:
+            with open(mount.path / f"sent-{part_size}", "wb") as file:
+                file.write(data)
+                file.flush()
+                faulty.faults([{**hang, "match": {"method": "HEAD"}, "every": 3}])
+            assert sum(faulty.struck()) > 0, "nothing hung"
+            faulty.faults([])
+            assert bucket.get("pets", f"sent-{part_size}") == data
+
+            lost = open(mount.path / f"lost-{part_size}", "wb")  # noqa: SIM115 - its close fails
+            lost.write(data)
+            lost.flush()
+            faulty.faults([{**hang, "match": {"method": "HEAD"}}])
+            with pytest.raises(OSError, match="timed out"):
+                lost.close()
+            assert sum(faulty.struck()) > 0, "nothing hung"
+            faulty.faults([])
+            (mount.path / "later").write_bytes(b"later")
+            assert bucket.get("pets", "later") == b"later"
+        done = aisfs("recover", "--upload", "--all", "--force", *options[1:3], env=env)
+        assert done.returncode == Exit.OK, done
+    assert bucket.get("pets", f"lost-{part_size}") == data

@@ -4,7 +4,11 @@ import errno
 import io
 import json
 import os
+import ssl
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -271,3 +275,63 @@ def test_a_dataset_of_the_hub(hub: Hub, mountpoint: Path):
     with mounted("hf://datasets/own/pets", mountpoint, env=env) as mount:
         assert (mount.path / "README.md").read_bytes() == b"# Pets\n"
         assert (mount.path / "data" / "x-000.tar").read_bytes() == b"another commit"
+
+
+@contextmanager
+def python_with_tls(certificate: tuple[Path, Path]) -> Iterator[str]:
+    """Run a server that closes a connection on which somebody speaks without TLS."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"https://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_the_wrong_one_of_http_and_https(
+    site: Path, secure: WebServer, certificate: tuple[Path, Path], mountpoint: Path
+):
+    with python_with_tls(certificate) as closing:
+        for url in (secure.url, closing):
+            for rest in ("/data/x-000.tar", "/data/"):
+                done = aisfs("mount", url.replace("https", "http") + rest, mountpoint)
+                text = done.stderr.decode()
+                assert (done.returncode, text.count("\n")) == (Exit.USAGE, 1), text
+                assert "the server speaks TLS: use https://" in text, text
+    with nginx(site) as plain, python_server(site) as other:
+        for url in (plain.url, other.url):
+            done = aisfs("mount", url.replace("http", "https") + "/data/x-000.tar", mountpoint)
+            text = done.stderr.decode()
+            assert (done.returncode, text.count("\n")) == (Exit.USAGE, 1), text
+            assert "the server does not speak TLS: use http://" in text, text
+
+
+def test_a_server_that_wants_a_certificate(
+    site: Path, certificate: tuple[Path, Path], trusted: dict[str, str], mountpoint: Path
+):
+    crt, key = certificate
+    with nginx(site, certificate=certificate, trusts=crt) as server:
+        source = f"{server.url}/data/x-000.tar"
+        for place in (source, f"{server.url}/data/"):
+            done = aisfs("mount", place, mountpoint, env=trusted)
+            assert done.returncode == Exit.FAILURE
+            assert b"client certificate" in done.stderr, done.stderr
+        options = ["--client-cert", str(crt), "--client-key", str(key), "--view", "class"]
+        with mounted(source, mountpoint, options=options, env=trusted) as mount:
+            assert len(tree(mount.path)) == EACH
+
+
+def test_who_takes_no_client_certificate_says_so(certificate: tuple[Path, Path], mountpoint: Path):
+    crt, key = (str(path) for path in certificate)
+    for source in ("hf://datasets/own/pets", "ftp://127.0.0.1:1/x.tar", "gs+direct://pets"):
+        options = ["--client-cert", crt, "--client-key", key]
+        done = aisfs("mount", *options, source, mountpoint, env={"AIS_ENDPOINT": ""})
+        text = done.stderr.decode()
+        assert (done.returncode, text.count("\n")) == (Exit.USAGE, 1), text
+        assert "takes no client certificate" in text, text

@@ -65,6 +65,7 @@ def nginx(
     form: str = "html",
     autoindex: bool = True,
     certificate: tuple[Path, Path] | None = None,
+    trusts: Path | None = None,
     more: str = "",
 ) -> Iterator[WebServer]:
     """Run nginx over a directory until the block ends.
@@ -74,11 +75,13 @@ def nginx(
         form: Of its index: `html` or `json`.
         autoindex: Whether it has an index.
         certificate: For TLS, with its key.
+        trusts: The certificate that clients must have.
         more: Directives for all files.
     """
     port = _free_port()
     crt, key = certificate or ("", "")
     tls = f"ssl_certificate {crt}; ssl_certificate_key {key};" if certificate else ""
+    tls += f" ssl_client_certificate {trusts}; ssl_verify_client on;" if trusts else ""
     scheme = "https" if certificate else "http"
     with TemporaryDirectory(prefix="aisfs-nginx-") as directory:
         state = Path(directory)

@@ -8,7 +8,8 @@ from aisfs.config import ClusterSettings, clouds
 from aisfs.core.namespace.sources import Source
 from aisfs.errors import AccessDenied, AisfsError, ConfigError, NotFound, Unavailable
 
-_NAMES = {"s3": "S3", "gs": "Google Cloud Storage", "az": "Azure Blob Storage"}
+_CLOUDS = {"s3": "S3", "gs": "Google Cloud Storage", "az": "Azure Blob Storage"}
+_NAMES = {**_CLOUDS, "web": "web server", "hf": "Hugging Face"}
 
 
 async def direct_checks(
@@ -21,10 +22,10 @@ async def direct_checks(
         source: What is to be read, as it is served.
         store: Which one; see `Bucket.store`.
     """
-    name = _NAMES.get(store, store)
+    name = _NAMES.get(store, f"{store}:// by fsspec")
     endpoint = clouds.endpoint_of(store)
     yield ok("store", f"{name}{f' at {endpoint}' if endpoint else ''}, without AIStore in between")
-    if store in _NAMES:
+    if store in _CLOUDS:
         yield _credentials(settings, store)
     try:
         async with open_source(source, settings):

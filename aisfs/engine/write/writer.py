@@ -21,7 +21,7 @@ from aisfs.engine.write.journal import CONTENT_MAX, Journal
 from aisfs.engine.write.journal_segment import JournalEntry
 from aisfs.engine.write.shard_copy import END_MARK, NewMember
 from aisfs.engine.write.staging import StagedFile, StagingArea
-from aisfs.errors import CrossDevice, NotFound
+from aisfs.errors import CrossDevice, InvalidName, NotFound, Unsupported
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.process.threads import any_thread
 from aisfs.store.content import BytesContent
@@ -220,7 +220,7 @@ class Writer:
         others: set[str] = set()
         own = f"{prefix}{INDEX_DIRECTORY}/"
         async for page in pages_of(self._store, bucket, prefix):
-            if page.objects:
+            if any(info.key != prefix for info in page.objects):  # which is a marker
                 return False
             others.update(page.directories)
         for directory in others - {own}:  # AIStore goes on listing empty ones
@@ -237,6 +237,17 @@ class Writer:
             with suppress(NotFound):
                 await self._store.remove(bucket, key)
         return bool(indexes)
+
+    async def remove_marker(self, bucket: Bucket, prefix: str) -> bool:
+        """Remove the marker of a directory if there is nothing else in it; return whether."""
+        if (await self._store.first_keys(bucket, prefix, 2, sure=True)).found != [prefix]:
+            return False
+        try:
+            await self.remove(bucket, prefix)
+        except (InvalidName, Unsupported) as error:
+            log.warning("an object has the name of the empty directory, and stays: %s", error)
+            return False
+        return True
 
     async def _occupied(self, bucket: Bucket, prefix: str) -> bool:
         return bool((await self._store.first_keys(bucket, prefix, 1, sure=True)).found)

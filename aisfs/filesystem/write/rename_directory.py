@@ -39,11 +39,13 @@ class DirectoryRenamer:
     async def check_empty(self, node: DirectoryNode) -> None:
         """Raise `NotEmpty` if there is something in a directory, whatever was believed about it.
 
-        Published indexes, which are not listed, go with the last of what is listed.
+        Published indexes and markers of directories, which are not listed, go with the last of what is
+        listed.
         """
         if await self._overlay.is_empty(node.bucket, node.prefix):
             return
         removed = await self._writer.remove_indexes(node.bucket, node.prefix)
+        removed |= await self._writer.remove_marker(node.bucket, node.prefix)
         if not removed or not await self._overlay.is_empty(node.bucket, node.prefix):
             raise NotEmpty(f"{node.bucket}/{node.prefix} is not empty")
 

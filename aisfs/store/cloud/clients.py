@@ -4,6 +4,7 @@ Must not know: what they are used for, trio.
 """
 
 import importlib.util
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,6 +21,8 @@ Client = S3Store | GCSStore | AzureStore
 _RETRIES_OF_PARTS = 3
 """Of one part of an upload, without which all of it would be sent again; `aisfs.store.pipeline` retries
 whole calls, so no other request is repeated here."""
+_GENERIC = re.compile(r"^Generic \w+ error: ")
+"""What obstore begins texts with that it has no kind of error for."""
 _ONE_SEND = timedelta(hours=1)
 """Longest request; the caller's deadline is shorter, but an upload's moves on with what was sent."""
 
@@ -54,12 +57,16 @@ def make_clients(bucket: Bucket, settings: ClusterSettings) -> Clients:
         raise ConfigError(f"{bucket}: {error}") from error
     except Exception as error:
         if type(error).__module__.startswith("obstore"):
-            text = str(error).partition("\n\nDebug")[0]
-            raise ConfigError(f"{bucket}: {text}") from None
+            text = _GENERIC.sub("", str(error).partition("\n\nDebug")[0])
+            found = clouds.credentials_of(bucket.store)
+            whose = f" (credentials: {found})" if found else ""
+            raise ConfigError(f"{bucket}: {text}{whose}") from None
         raise
 
 
 def _options(endpoint: str, settings: ClusterSettings) -> dict[str, Any]:
+    if endpoint and not endpoint.startswith(("http://", "https://")):
+        raise ConfigError(f"the endpoint {endpoint} is no URL such as http://host:9000")
     options: dict[str, Any] = {
         "timeout": _ONE_SEND,
         "user_agent": "aisfs",

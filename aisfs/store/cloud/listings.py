@@ -22,7 +22,7 @@ from obstore.exceptions import InvalidPathError
 
 from aisfs.config import ClusterSettings
 from aisfs.core.namespace.keys import never_below
-from aisfs.errors import AccessDenied, AisfsError, NotFound, ProtocolError, Unavailable
+from aisfs.errors import AccessDenied, AisfsError, NotFound, ProtocolError, Unavailable, Unsupported
 from aisfs.model import Bucket, Keys, Page, Provider
 from aisfs.store.cloud.clients import Client
 from aisfs.store.cloud.errors import cloud_errors
@@ -67,8 +67,8 @@ def _odd_key(bucket: Bucket, prefix: str, refused: BaseException) -> _OddKey:
     found = _NAMED.search(str(refused).partition("\n\n")[0])
     key = found[1] if found else prefix
     error = _OddKey(
-        f"{bucket}/{prefix}: not listed, since the cloud's client lists nothing beside a key such as "
-        f"{key!r}; other files can be opened by name"
+        f"{bucket}/{prefix}: cannot be listed while a key there begins with {key!r}, which the cloud's "
+        "client refuses: rename such keys with the cloud's own tools; files can be opened by name"
     )
     error.key = key
     return error
@@ -192,6 +192,18 @@ class Listings:
         marker = prefix.removesuffix("/")
         keys = [prefix if path == marker else path for path, _ in found]
         return Keys(keys[:most], len(keys) <= most)
+
+    async def remove_marker(self, bucket: Bucket, prefix: str) -> None:
+        """Remove the marker of a directory, the object `dir/`; obstore would remove the object `dir`.
+
+        Raises:
+            Unsupported: only the cloud's own tools can do it.
+        """
+        if not _lists_odd_keys(bucket):
+            raise Unsupported(
+                f"{bucket}/{prefix}: only the cloud's own tools remove such an object"
+            )
+        await self._odd_keys.remove_marker(bucket, prefix)
 
     def close(self) -> None:
         """Cancel the listings that are under way."""

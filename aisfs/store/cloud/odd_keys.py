@@ -1,4 +1,4 @@
-"""Directories of S3 that have keys which obstore refuses, listed with boto3.
+"""Keys of S3 which obstore refuses, listed with boto3; and markers of directories, removed with it.
 
 Of a key with `//`, with `.` or `..` as a component, or with a control character, obstore makes an error of
 the whole listing. boto3 lists any key, but ten times slower, and in threads that only a timeout ends.
@@ -10,13 +10,12 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 import trio
 
 from aisfs.config import ClusterSettings, clouds
-from aisfs.errors import ProtocolError, Unavailable
+from aisfs.errors import ProtocolError, Unavailable, Unsupported
 from aisfs.model import Bucket, ObjectInfo, Page
 from aisfs.redaction import shown
 from aisfs.store.cloud.errors import error_of_status
@@ -51,7 +50,8 @@ class OddKeys:
         objects = [_described(row) for row in found.get("Contents", ())]
         directories = [row["Prefix"] for row in found.get("CommonPrefixes", ())]
         names = [*(info.key for info in objects), *directories]
-        odd = [name for name in names if REFUSED.search(name[len(prefix) :].removesuffix("/"))]
+        below = [name for name in names if name != prefix]  # which is the directory's marker
+        odd = [name for name in below if REFUSED.search(name[len(prefix) :].removesuffix("/"))]
         if odd and bucket not in self._told:
             self._told.add(bucket)
             log.warning(
@@ -81,20 +81,35 @@ class OddKeys:
                 return first
             more = {"ContinuationToken": token}
 
+    async def remove_marker(self, bucket: Bucket, key: str) -> None:
+        """Remove an object with a slash at its end.
+
+        Raises:
+            Unsupported: it has content, so it is more than the marker of a directory.
+        """
+        self._count("head", 1)
+        found = await self._call(bucket, key, "head_object", Key=key)
+        if found["ContentLength"]:
+            raise Unsupported(f"{bucket}/{key}: an object of {found['ContentLength']} bytes")
+        self._count("delete", 1)
+        await self._call(bucket, key, "delete_object", Key=key)
+
     async def _ask(self, bucket: Bucket, **words: object) -> dict[str, Any]:
         self._count("list", 1)
-        call = partial(self._list, bucket, words)
-        found: dict[str, Any] = await trio.to_thread.run_sync(call, abandon_on_cancel=True)
+        found = await self._call(bucket, str(words["Prefix"]), "list_objects_v2", **words)
         if found.get("Name") != bucket.name or found.get("IsTruncated") is None:
             raise Unavailable(f"{bucket}: the answer is no listing of it")
         return found
 
-    def _list(self, bucket: Bucket, words: dict[str, object]) -> dict[str, Any]:
-        with _errors(f"{bucket}/{words['Prefix']}"):
-            if self._client is None:
-                self._client = _make_client(self._settings)
-            found: dict[str, Any] = self._client.list_objects_v2(Bucket=bucket.name, **words)
-        return found
+    async def _call(self, bucket: Bucket, key: str, name: str, **words: object) -> dict[str, Any]:
+        def call() -> dict[str, Any]:
+            with _errors(f"{bucket}/{key}"):
+                if self._client is None:
+                    self._client = _make_client(self._settings)
+                found: dict[str, Any] = getattr(self._client, name)(Bucket=bucket.name, **words)
+            return found
+
+        return await trio.to_thread.run_sync(call, abandon_on_cancel=True)
 
 
 def _make_client(settings: ClusterSettings) -> Any:  # noqa: ANN401 - boto3 has no types

@@ -6,7 +6,7 @@ compared again, so no file mixes two versions even where a server ignores the co
 A cloud keeps no custom metadata in its listings, and changes it only by copying: this store has none.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -37,7 +37,7 @@ from aisfs.store.cloud.listings import Listings
 from aisfs.store.cloud.objects import REFUSED, check_version, condition, described, version_of
 from aisfs.store.cloud.uploads import Uploads
 from aisfs.store.custom import encode_custom
-from aisfs.store.no_multipart import NoMultipart
+from aisfs.store.plain import PlainStore
 from aisfs.store.port import (
     Announce,
     Arrived,
@@ -58,7 +58,7 @@ _COPIED_A_SECOND = 20e6
 """A cloud that copies may be silent meanwhile; slower than any of them."""
 
 
-class CloudStore(NoMultipart):
+class CloudStore(PlainStore):
     """All buckets of one cloud that the environment has credentials for."""
 
     def __init__(self, settings: ClusterSettings, count: Count = uncounted) -> None:
@@ -163,18 +163,6 @@ class CloudStore(NoMultipart):
             raise Unavailable(f"{subject}: sent {len(data)} of {len(buffer)} bytes")
         buffer[:] = memoryview(data)
 
-    async def read_many(
-        self, bucket: Bucket, wanted: Sequence[tuple[ObjectInfo, memoryview]]
-    ) -> list[bool]:
-        """Refuse: clouds give objects one by one."""
-        raise Unsupported(f"{bucket}: objects are read one by one")
-
-    async def read_ranges(
-        self, bucket: Bucket, wanted: Sequence[tuple[ObjectInfo, int, memoryview]]
-    ) -> list[bool]:
-        """Refuse: clouds give ranges one by one."""
-        raise Unsupported(f"{bucket}: ranges are read one by one")
-
     async def stream(self, bucket: Bucket, expected: ObjectInfo, sink: Sink) -> None:
         """Send the whole object, version `expected`, to `sink` as the bytes arrive."""
         subject = self._subject(bucket, expected.key)
@@ -248,11 +236,14 @@ class CloudStore(NoMultipart):
         return info
 
     async def remove(self, bucket: Bucket, key: str) -> None:
-        """Delete one object."""
-        subject, client = self._subject(bucket, key), self._writes(bucket)
+        """Delete one object, or the marker of a directory."""
+        client = self._writes(bucket)
+        if key.endswith("/"):
+            await self._listings.remove_marker(bucket, key)
+            return
         if bucket.provider is Provider.S3:  # which does not say whether there was one
             await self.head(bucket, key)
-        await self._change(bucket, "delete", partial(obstore.delete_async, client, key), subject)
+        await self._delete(client, bucket, key)
 
     async def copy(self, bucket: Bucket, key: str, to_bucket: Bucket, new_key: str) -> ObjectInfo:
         """Copy an object within its bucket; the cloud does it."""
@@ -301,12 +292,10 @@ class CloudStore(NoMultipart):
         if key == new_key:
             raise ValueError(f"{bucket}/{key}: a rename to itself")
         info = await self.copy(bucket, key, bucket, new_key)
-        client, subject = self._writes(bucket), self._subject(bucket, key)
-        call = partial(obstore.delete_async, client, key)
-        delete = partial(self._change, bucket, "delete", call, subject)
+        delete = partial(self._delete, self._writes(bucket), bucket, key)
         # Only this is repeated: nothing could be copied again after a removal whose answer was lost.
         with suppress(NotFound):
-            await self._retrier.run(subject, delete)
+            await self._retrier.run(f"{bucket}/{key}", delete)
         return info
 
     async def set_custom(
@@ -321,6 +310,10 @@ class CloudStore(NoMultipart):
         """Cancel the listings under way; obstore's connections go with its clients."""
         self._listings.close()
         self._clients.clear()
+
+    async def _delete(self, client: Client, bucket: Bucket, key: str) -> None:
+        call = partial(obstore.delete_async, client, key)
+        await self._change(bucket, "delete", call, self._subject(bucket, key))
 
     async def _change(
         self,

@@ -14,7 +14,7 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -34,7 +34,7 @@ from aisfs.store.custom import encode_custom
 from aisfs.store.local import metadata, writes
 from aisfs.store.local.errors import error_of, os_errors, writing_errors
 from aisfs.store.local.paths import KeyPaths, raw_key
-from aisfs.store.no_multipart import NoMultipart
+from aisfs.store.plain import PlainStore
 from aisfs.store.port import Announce, Arrived, Content, Progress, Sink, UploadAhead
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ _MOST_THREADS = 16
 """Threads at once; a disk gains nothing from more, and the pool is shared with nobody."""
 
 
-class LocalStore(NoMultipart):
+class LocalStore(PlainStore):
     """One bucket, named after the directory it is."""
 
     def __init__(self, root: Path) -> None:
@@ -125,18 +125,6 @@ class LocalStore(NoMultipart):
                 _check_version(descriptor, bucket, expected)
 
         await self._run(work)
-
-    async def read_many(
-        self, bucket: Bucket, wanted: Sequence[tuple[ObjectInfo, memoryview]]
-    ) -> list[bool]:
-        """Refuse: files are read one by one."""
-        raise Unsupported(f"{bucket}: files of a directory are read one by one")
-
-    async def read_ranges(
-        self, bucket: Bucket, wanted: Sequence[tuple[ObjectInfo, int, memoryview]]
-    ) -> list[bool]:
-        """Refuse: ranges of files are read one by one."""
-        raise Unsupported(f"{bucket}: ranges of files are read one by one")
 
     async def stream(self, bucket: Bucket, expected: ObjectInfo, sink: Sink) -> None:
         """Send the whole file, version `expected`, to `sink`."""

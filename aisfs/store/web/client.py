@@ -16,11 +16,12 @@ from aisfs.config import ClusterSettings
 from aisfs.connections.connection_pool import ConnectionPool
 from aisfs.connections.connection_set import ConnectionSet
 from aisfs.connections.exchange import Exchange
-from aisfs.connections.network import network, tls_options
+from aisfs.connections.network import network, speaks_tls, tls_options
 from aisfs.connections.reply import Reply
 from aisfs.errors import (
     AccessDenied,
     AisfsError,
+    ConfigError,
     IsADirectory,
     NotFound,
     ProtocolError,
@@ -43,6 +44,10 @@ _MOST_TEXT = 300
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 _MEANINGS: dict[int, tuple[type[AisfsError], str]] = {
+    400: (
+        ProtocolError,
+        "the server does not understand the request, or wants a client certificate",
+    ),
     401: (AccessDenied, "the server wants to know who asks: see --http-headers"),
     403: (AccessDenied, "the server does not permit this"),
     404: (NotFound, "no such file"),
@@ -113,6 +118,8 @@ class WebClient:
         self._tls = tls_options(settings)
         headers = None if settings.anonymous else settings.http_headers
         self._secrets = HostHeaders.load(headers) if secrets is None else secrets
+        self._answered: set[str] = set()
+        """Hosts, with their ports, that have understood a request."""
         self.pool = ConnectionPool(self._connections, settings.max_connections)
 
     def _connections(self) -> ConnectionSet:
@@ -147,7 +154,12 @@ class WebClient:
         """
         url, sent = self._follow(connections, method, url, subject, headers, kind)
         try:
-            if sent.head.status not in accepted:
+            status = sent.head.status
+            if status != 400:
+                self._answered.add(urlsplit(url).netloc)
+            elif status not in accepted or kind == "list":  # some say so to a HEAD alone
+                self._check_scheme(url, subject)
+            if status not in accepted:
                 raise _failure(subject, self._drain(sent, subject))
             yield WebReply(url, sent, subject, self._deadline)
         finally:
@@ -186,9 +198,24 @@ class WebClient:
         # Identity: a range of a compressed body is a range of other bytes.
         said = {"User-Agent": _AGENT, "Accept-Encoding": "identity", **headers}
         said |= self._secrets.of(url)
-        with network(subject):
-            connection = connections.connected(url)
-            return Exchange(connection, method, target, said, timeout=self._timeouts[1])
+        try:
+            with network(subject):
+                connection = connections.connected(url)
+                return Exchange(connection, method, target, said, timeout=self._timeouts[1])
+        except Unavailable as error:
+            if isinstance(error.__cause__, ConnectionResetError):
+                self._check_scheme(url, subject)
+            raise
+
+    def _check_scheme(self, url: str, subject: str) -> None:
+        """Find out whether a server that gives no answer wants TLS.
+
+        Raises:
+            ConfigError: it does.
+        """
+        place = urlsplit(url)
+        if place.scheme == "http" and place.netloc not in self._answered and speaks_tls(url):
+            raise ConfigError(f"{subject}: the server speaks TLS: use https://")
 
     def _drain(self, sent: Exchange, subject: str) -> Reply:
         """Return a reply with its body, the start of a long one, and be done with it."""

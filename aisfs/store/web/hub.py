@@ -9,7 +9,7 @@ imports huggingface_hub, which is an extra.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -28,7 +28,6 @@ from aisfs.errors import (
     NotFound,
     ProtocolError,
     Unavailable,
-    Unsupported,
 )
 from aisfs.model import Bucket, Keys, ObjectInfo, Page, Provider
 from aisfs.store.port import Arrived, Count, Sink, WritableStore, uncounted
@@ -169,18 +168,6 @@ class HubStore(ReadOnlyStore):
             reading.stream(self._client, connections, url, subject, same, sink)
 
         await self._client.pool.run(subject, work)
-
-    async def read_many(
-        self, bucket: Bucket, wanted: Sequence[tuple[ObjectInfo, memoryview]]
-    ) -> list[bool]:
-        """Refuse: files are read one by one."""
-        raise Unsupported(f"{bucket}: files of a repository are read one by one")
-
-    async def read_ranges(
-        self, bucket: Bucket, wanted: Sequence[tuple[ObjectInfo, int, memoryview]]
-    ) -> list[bool]:
-        """Refuse: ranges of files are read one by one."""
-        raise Unsupported(f"{bucket}: files of a repository are read one by one")
 
     async def aclose(self) -> None:
         """Close all connections, make the calls in progress fail, and wait until they have."""

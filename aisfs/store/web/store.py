@@ -185,18 +185,6 @@ class WebStore(ReadOnlyStore):
 
         await self._client.pool.run(subject, work)
 
-    async def read_many(
-        self, bucket: Bucket, wanted: Sequence[tuple[ObjectInfo, memoryview]]
-    ) -> list[bool]:
-        """Refuse: files are read one by one."""
-        raise Unsupported(f"{bucket}: files of a web server are read one by one")
-
-    async def read_ranges(
-        self, bucket: Bucket, wanted: Sequence[tuple[ObjectInfo, int, memoryview]]
-    ) -> list[bool]:
-        """Refuse: ranges of files are read one by one."""
-        raise Unsupported(f"{bucket}: files of a web server are read one by one")
-
     async def stream(self, bucket: Bucket, expected: ObjectInfo, sink: Sink) -> None:
         """Send the whole file, version `expected`, to `sink` as the bytes arrive."""
         _check(bucket)
@@ -285,6 +273,8 @@ class WebStore(ReadOnlyStore):
             self._without_propfind.add(bucket)
         if names is None:
             why = "its page is none that a server makes" if status == 200 else f"HTTP {status}"
+            if status == 400:
+                why += ", as where a client certificate is missing"
             raise Unsupported(
                 f"{subject}: the server has no index of this directory ({why}): name the files,"
                 " with braces such as x-{000..099}.tar or in a list file"

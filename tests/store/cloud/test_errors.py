@@ -7,6 +7,7 @@ from aisfs.errors import (
     AccessDenied,
     AisfsError,
     BucketNotFound,
+    ConfigError,
     IsADirectory,
     NotFound,
     ProtocolError,
@@ -17,6 +18,12 @@ from aisfs.errors import (
 from aisfs.store.cloud.errors import cloud_errors, error_of
 
 GET = "Generic S3 error: Error performing GET https://h/b/k?sig=SECRET&x=1 in 2ms - "
+CONNECT = """
+
+Debug source:
+kind: Connect,
+ConnectError("tcp connect error", Os { code: 111, kind: ConnectionRefused, message: "Connection refused" })
+"""
 DEBUG = "\n\nDebug source:\nGeneric { headers: SECRET }"
 
 
@@ -48,6 +55,16 @@ def reply(status: int, code: str = "", message: str = "") -> str:
         (obs.GenericError(reply(400, "ErrMv", "a directory")), IsADirectory, "ErrMv"),
         (obs.GenericError(reply(301, "PermanentRedirect", "x")), Unsupported, "set AWS_REGION"),
         (obs.GenericError(GET + "HTTP error: error sending request"), Unavailable, "error sending"),
+        (obs.GenericError(f"{GET}HTTP error: error sending request{CONNECT}"), Unavailable, "no connection to https://h: Connection refused"),
+        (obs.GenericError(f"{GET}HTTP error: error sending request\n\nDebug source:\nCustom(InvalidContentType)"), ConfigError, "use http://"),
+        *(
+            (obs.GenericError(reply(400).replace(DEBUG, body + DEBUG)), ConfigError, "use https://")
+            for body in (
+                "<center>The plain HTTP request was sent to HTTPS port</center>",
+                "Client sent an HTTP request to an HTTPS server.",
+                "You're speaking plain HTTP to an SSL-enabled server port.",
+            )
+        ),
         (obs.InvalidPathError('Path "a//b" contained empty path segment'), ProtocolError, "a//b"),
         *(
             (obs.GenericError(reply(503, "SlowDown", "x").replace("/b/k", f"/b/{key}")), Unavailable, "SlowDown")
