@@ -128,9 +128,7 @@ class BufferPool:
                     os.preadv(zeros.fileno(), [buffer], 0)  # the kernel maps all pages at once
                     free.buffers.append(buffer)
 
-    def parts(
-        self, whole: ByteRange, *, as_whole: bool, near: bool = False
-    ) -> Iterator[ByteRange]:
+    def parts(self, whole: ByteRange, *, as_whole: bool, near: bool = False) -> Iterator[ByteRange]:
         """Yield the parts in which a range is fetched in its order.
 
         The first ones are small, as somebody waits for them, unless all are of use only `as_whole`:
