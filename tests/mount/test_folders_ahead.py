@@ -46,11 +46,18 @@ def fetched(server: RunningServer, since: int) -> int:
 
 def test_the_second_neighbour_brings_the_next(server: RunningServer, mount: Mount):
     before = fetched(server, 0)
-    list_folder(mount, "a.tar")
     list_folder(mount, "b.tar")
+    list_folder(mount, "c.tar")
     assert eventually(lambda: fetched(server, before) == 3)
-    list_folder(mount, "c.tar")  # which was asked of nobody, and brings d.tar in its turn
+    list_folder(mount, "d.tar")  # which was asked of nobody, and brings e.tar in its turn
     assert eventually(lambda: fetched(server, before) == 4)
+
+
+def test_a_walk_from_the_first_folder_never_waits_again(server: RunningServer, mount: Mount):
+    before = fetched(server, 0)
+    for place, name in enumerate(SHARDS[:4]):
+        list_folder(mount, name)
+        assert eventually(lambda number=place + 2: fetched(server, before) == number)
 
 
 def test_so_does_a_walk_backwards(server: RunningServer, mount: Mount):

@@ -347,12 +347,12 @@ class ShardPush:
             stream.window = min(2 * stream.window, WINDOW_MAX)
             self._rest_next = REST_FIRST
         stream.pushed = stream.wasted = 0
+        stream.bytes_max = WINDOW_BYTES
         self._aim(stream)
 
     def _aim(self, stream: Stream) -> None:
         stream.rows_left = stream.at + stream.window - stream.top
-        stream.bytes_max = WINDOW_BYTES
-        stream.bytes_left = WINDOW_BYTES - stream.ahead
+        stream.bytes_left = stream.bytes_max - stream.ahead
         stream.marker = -1
         stream.behind_marker = 0
 

@@ -128,16 +128,18 @@ class BufferPool:
                     os.preadv(zeros.fileno(), [buffer], 0)  # the kernel maps all pages at once
                     free.buffers.append(buffer)
 
-    def parts(self, whole: ByteRange, *, as_whole: bool) -> Iterator[ByteRange]:
+    def parts(self, whole: ByteRange, *, as_whole: bool, near: bool = False) -> Iterator[ByteRange]:
         """Yield the parts in which a range is fetched in its order.
 
         The first ones are small, as somebody waits for them, unless all are of use only `as_whole`:
-        then all but the last have the same length, a power of two.
+        then all but the last have the same length, a power of two. From a store that is `near` a few MiB
+        come in less time than several requests for them take.
         """
         if not as_whole:
             return growing_pieces(whole, FIRST_PART, PART_MAX)
         most = min(len(whole) // WHOLE_PARTS, self.longest)
-        return pieces(whole, max(_power(most), FIRST_PART))
+        least = min(PART_MAX, self.longest) if near else FIRST_PART
+        return pieces(whole, max(_power(most), least))
 
     def fit(self, seconds: float) -> None:
         """Choose `ahead` by how long the first bytes of a part took.

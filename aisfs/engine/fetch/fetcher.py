@@ -204,8 +204,8 @@ class Fetcher:
             lacking: Pieces that have none of these bytes are left out.
         """
         under_way, ahead = deque[Reading](), 0
-        whole = wanted or ByteRange(0, opened.info.size)
-        for piece in self.pool.parts(whole, as_whole=as_whole):
+        whole, near = wanted or ByteRange(0, opened.info.size), not (lacking or self.high_latency)
+        for piece in self.pool.parts(whole, as_whole=as_whole, near=near):
             if lacking is not None and lacking.missing(piece) == [piece]:
                 continue
             while under_way and ahead + len(piece) > at_once:

@@ -31,6 +31,8 @@ AT_ONCE = 2
 """Shards prefetched at once; each keeps several requests busy."""
 PAUSE_SECONDS = 0.5
 """A reader that did not read on for so long may not come back: then the rest is fetched."""
+GUESSED_MAX = 16 << 20
+"""Bytes of a shard that is opened because the first one was, perhaps in vain: it comes in some 20 ms."""
 AGAIN_SECONDS = 300.0
 """A shard that was fetched whole is not looked at again for so long, should it have been evicted."""
 
@@ -105,7 +107,10 @@ class Prefetcher:
             self._look_around(bucket, info, decide)
 
     def folder_listed(self, bucket: Bucket, info: ObjectInfo) -> None:
-        """The folder of a shard is being listed: the second of two neighbours brings the next one."""
+        """The folder of a shard is being listed: the second of two neighbours brings the next one.
+
+        So does the first shard of a directory, if its folder is the first to be listed: a walk begins there.
+        """
         if self._prefetches_beside(info):
             self._look_around(bucket, info, self._open_following)
 
@@ -142,9 +147,11 @@ class Prefetcher:
         if name == directory.folder:
             return
         before, directory.folder = directory.folder, name
-        following = _behind(before, name, directory.shards)
+        following, most = _behind(before, name, directory.shards), self._budget
+        if not before and directory.shards[:1] == [name]:
+            following, most = next(iter(directory.shards[1:]), None), min(GUESSED_MAX, most)
         listed = directory.listing[following] if following is not None else None
-        if listed is not None and listed.size <= self._budget and self._open_folder is not None:
+        if listed is not None and listed.size <= most and self._open_folder is not None:
             what = f"opening {bucket}/{listed.key} early"
             work = partial(self._open_folder, bucket, listed)
             self._services.start_soon(unattended, what, work)

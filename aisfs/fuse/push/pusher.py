@@ -32,6 +32,11 @@ SHARDS_MAX = 1000
 ROWS_MAX = 2_000_000
 """Shards, and members of all of them, that are kept in mind: their indexes stay in memory so long,
 80 bytes a member."""
+LISTED_MAX = 32 << 20
+"""Bytes of shards that were listed and wait for a reader before they are pushed. While folders are listed both
+processors may be busy with that; while files are read there is time. Too little to hold up the scans of more."""
+LISTED_SHARD_MAX = 16 << 20
+"""Larger shards do not wait: their bytes would take the memory that those of the next ones are to be received into."""
 PIECE = 1 << 20
 """Larger members are stored in pieces of so many bytes, a multiple of the page."""
 SPAN_MAX = 4 << 20
@@ -102,6 +107,11 @@ class Pusher:
         """By the first inode number; the one used last is the last."""
         self._ready: OrderedDict[int, _Shard] = OrderedDict()
         """Those that may have something to push."""
+        self._listed: OrderedDict[int, _Shard] = OrderedDict()
+        """Those that were listed, and wait for a reader."""
+        self._listed_bytes = 0
+        self._reading = False
+        """Whether a READ came after the last of them."""
         self._rows = 0
         self._ahead = 0
         self._busy = False
@@ -142,7 +152,7 @@ class Pusher:
         while self._events and self._books.acquire(blocking=False):
             try:
                 self._handle_events()
-                wake = bool(self._ready) and not self._busy
+                wake = (bool(self._ready) or self._listed_due) and not self._busy
                 self._busy |= wake
             finally:
                 self._books.release()
@@ -186,20 +196,46 @@ class Pusher:
         self._rows -= len(shard.decide)
         del self._shards[shard.first]
         self._ready.pop(shard.first, None)
+        self._end_waiting(shard)
 
     def _on_read(self, ino: int) -> None:
+        self._reading = True
         shard = self._shard(ino)
         _, _, row = _split(ino)
         if shard is not None and row < len(shard.decide) and shard.decide.read(row):
+            self._end_waiting(shard)
             self._ready[shard.first] = shard
 
     def _on_listed(self, ino: int) -> None:
         shard = self._shard(ino)
         if shard is not None:
             rows = shard.members.view.directory(_split(ino)[2]).rows
-            shard.decide.listed(rows, in_memory=self._members.in_memory(shard.members, rows))
+            in_memory = self._members.in_memory(shard.members, rows)
+            shard.decide.listed(rows, in_memory=in_memory)
             if shard.decide.pending:
-                self._ready[shard.first] = shard
+                if in_memory and shard.first not in self._ready and not shard.decide.awaited:
+                    self._wait_for_reader(shard)
+                else:
+                    self._ready[shard.first] = shard
+
+    def _wait_for_reader(self, shard: _Shard) -> None:
+        """Have a listed shard pushed when somebody reads, or when too much waits for that."""
+        size = shard.decide.index.object_size
+        if size > LISTED_SHARD_MAX:
+            self._ready[shard.first] = shard
+        elif shard.first not in self._listed:
+            self._listed[shard.first] = shard
+            self._listed_bytes += size
+            self._reading = False
+
+    def _end_waiting(self, shard: _Shard) -> None:
+        if self._listed.pop(shard.first, None) is not None:
+            self._listed_bytes -= shard.decide.index.object_size
+
+    @property
+    def _listed_due(self) -> bool:
+        """Whether the shard listed first need not wait any longer."""
+        return bool(self._listed) and (self._reading or self._listed_bytes > LISTED_MAX)
 
     def _on_landed(self, _: int) -> None:
         for shard in self._shards.values():
@@ -232,7 +268,11 @@ class Pusher:
 
     def _choose(self) -> tuple[_Shard | None, Sequence[int]]:
         """Take turns between the shards that have something to push."""
-        while self._ready and not self._sender.closing:
+        while (self._ready or self._listed_due) and not self._sender.closing:
+            if not self._ready:  # the next one, while nothing is to be done for readers
+                shard = next(iter(self._listed.values()))
+                self._end_waiting(shard)
+                self._ready[shard.first] = shard
             first, shard = self._ready.popitem(last=False)
             self._note_ahead(shard)
             room = self._room() - self._ahead

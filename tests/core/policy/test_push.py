@@ -106,6 +106,15 @@ def test_reader_in_order_asks_for_one_member_in_hundreds():
     assert kernel.counts.wasted < 100
 
 
+def test_what_was_listed_is_pushed_to_its_end_even_if_its_reader_comes_first():
+    kernel = Kernel(shard([1000] * 5000), listed=False)
+    kernel.push.listed(range(5000), in_memory=True)
+    for row in range(100):
+        kernel.read(row)
+    assert kernel.requests == [0]
+    assert len(kernel.cached) == 4999, "all but the one in the middle"
+
+
 def test_window_starts_small_and_doubles_while_the_reader_follows():
     kernel = Kernel(shard([1000] * 20_000), listed=False)
     kernel.listed_long_ago()

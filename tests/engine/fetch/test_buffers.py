@@ -139,3 +139,20 @@ def test_what_is_of_use_only_as_a_whole_comes_in_few_parts_of_little_of_the_memo
     parts = list(BufferPool(limit).parts(ByteRange(0, size), as_whole=True))
     assert [len(part) for part in parts] == lengths
     assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
+
+
+@pytest.mark.parametrize(
+    ("size", "limit", "lengths"),
+    [
+        (0, 512 * MIB, []),
+        (1000, 512 * MIB, [1000]),
+        (7 * MIB, 512 * MIB, [7 * MIB]),
+        (7 * MIB, 16 * MIB, [2 * MIB] * 3 + [MIB]),
+        (20 * MIB, 512 * MIB, [8 * MIB] * 2 + [4 * MIB]),
+        (53 * MIB, 512 * MIB, [16 * MIB] * 3 + [5 * MIB]),
+    ],
+)
+def test_few_mib_come_from_a_near_store_with_one_request(size, limit, lengths):
+    parts = list(BufferPool(limit).parts(ByteRange(0, size), as_whole=True, near=True))
+    assert [len(part) for part in parts] == lengths
+    assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]

@@ -159,6 +159,13 @@ def test_members_of_all_sizes_are_stored_whole():
     assert not {sizes[row] for row in rows} & {0, 9 << 20}
 
 
+@pytest.fixture
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have all that is listed be pushed as large shards are."""
+    monkeypatch.setattr(pushers, "LISTED_SHARD_MAX", 0)
+
+
+@pytest.mark.usefixtures("no_waiting")
 @pytest.mark.parametrize("size", [1000, 50_000, PIECE + 1])
 def test_what_a_scan_left_in_memory_is_pushed_when_it_is_listed(size):
     shard = Shard([size] * 300)
@@ -173,6 +180,56 @@ def test_what_a_scan_left_in_memory_is_pushed_when_it_is_listed(size):
     assert members.expected == sorted(set(range(300)) - rows)
 
 
+def small_shards(number: int) -> list[tuple[int, Shard]]:
+    shards = [Shard([1000] * 300) for _ in range(number)]
+    for shard in shards:
+        shard.in_memory = True
+    return [(FIRST | at << 25, shard) for at, shard in enumerate(shards)]
+
+
+def test_small_shards_are_pushed_when_a_reader_comes_his_first():
+    shards = small_shards(4)
+    pusher, sender, _ = make(*shards)
+    for first, _ in shards:
+        pusher.was_listed(directory_number(first, 0))
+    assert sender.jobs.empty(), "while folders are listed there is no time for it"
+    read(pusher, sender, member_number(SECOND, 0))
+    sender.run()
+    # Behind a reader who was seen, the row in the middle and the last show how far it is.
+    for first, shard in shards:
+        assert len(check(sender, first, shard)) >= 297
+    order = list(dict.fromkeys((split_member(ino) or (0,))[0] for ino in sender.pages))
+    others = [first for first, _ in shards if first != SECOND]
+    assert order == [SECOND, *others]
+
+
+def test_no_more_small_shards_wait_than_memory_is_for(monkeypatch: pytest.MonkeyPatch):
+    shards = small_shards(4)
+    monkeypatch.setattr(pushers, "LISTED_MAX", 2 * len(shards[0][1].tar))
+    pusher, sender, _ = make(*shards)
+    pushed = []
+    for first, _ in shards:
+        pusher.was_listed(directory_number(first, 0))
+        sender.run()
+        pushed.append([bool(check(sender, *each)) for each in shards].count(True))
+    assert pushed == [0, 0, 1, 2]
+    assert check(sender, *shards[0])
+    assert check(sender, *shards[1])
+
+
+def test_what_is_listed_while_somebody_reads_waits_for_the_next_read():
+    shards = small_shards(2)
+    pusher, sender, _ = make(*shards)
+    read(pusher, sender, member_number(FIRST, 0))
+    pusher.was_listed(directory_number(SECOND, 0))
+    sender.run()
+    assert not check(sender, *shards[1])
+    read(pusher, sender, member_number(FIRST, 200))
+    sender.run()
+    assert check(sender, *shards[1])
+
+
+@pytest.mark.usefixtures("no_waiting")
 @pytest.mark.parametrize("size", [1000, 50_000])
 def test_of_two_buffers_only_the_member_that_lies_in_both_is_put_together(size):
     shard = Shard([size] * 300)
@@ -191,6 +248,7 @@ def test_of_two_buffers_only_the_member_that_lies_in_both_is_put_together(size):
     assert all(len(wanted) < size + 512 for wanted in across), across
 
 
+@pytest.mark.usefixtures("no_waiting")
 def test_rows_that_are_not_in_memory_are_not_waited_for():
     shard = Shard([50_000] * 300)
     shard.in_memory = True
@@ -208,6 +266,7 @@ def test_rows_that_are_not_in_memory_are_not_waited_for():
     assert len(check(sender, FIRST, shard)) > 155
 
 
+@pytest.mark.usefixtures("no_waiting")
 def test_listings_take_no_room_from_readers():
     first, second = Shard([50_000] * 100), Shard([50_000] * 100)
     first.in_memory = second.in_memory = True
