@@ -29,7 +29,7 @@ from aisfs.filesystem.write.setattr import AttributeChanges
 from aisfs.filesystem.written.files import WrittenFile
 from aisfs.model import Bucket
 from tests.filesystem.user import BUCKET, OFF, build, new_store
-from tests.support.mounts import PATIENCE, eventually
+from tests.support.mounts import eventually
 
 DOWN = Unavailable("the cluster is down")
 REFUSED = AccessDenied("read-only for you")
@@ -115,9 +115,7 @@ async def test_files_may_be_closed_while_those_that_are_due_are_looked_for(
     gc.callbacks.append(close_another)
     try:
         nursery.start_soon(write_back.run)
-        with trio.fail_after(PATIENCE):
-            while file.dirty:
-                await trio.sleep(0.01)
+        assert await trio.to_thread.run_sync(eventually, lambda: not file.dirty)
     finally:
         gc.callbacks.remove(close_another)
     assert scene.stored() == {"k": b"content"}
