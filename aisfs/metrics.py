@@ -66,7 +66,7 @@ class OperationTimes:
 
     def rows(self) -> list[tuple[str, list[float]]]:
         """Return what was counted, by name of the operation. For any thread."""
-        return [(self.name_of(key), row.copy()) for key, row in list(self._rows.items())]
+        return [(self.name_of(key), row.copy()) for key, row in self._rows.copy().items()]
 
 
 class _OperationSeconds(Collector):

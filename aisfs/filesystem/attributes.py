@@ -72,12 +72,16 @@ class AttrMaker:
         return self._mounted_at_ns + int(seconds * 1e9)
 
     def directory(
-        self, ino: int, mtime_ns: int | None = None, timeout: float = LONGEST_TIMEOUT
+        self,
+        ino: int,
+        mtime_ns: int | None = None,
+        timeout: float = LONGEST_TIMEOUT,
+        permissions: int | None = None,
     ) -> Attr:
-        """Describe a directory."""
+        """Describe a directory; without `permissions` it has those of the mount."""
         settings = self._settings
         mtime = self._mounted_at_ns if mtime_ns is None else mtime_ns
-        mode = stat.S_IFDIR | settings.dir_mode
+        mode = stat.S_IFDIR | (settings.dir_mode if permissions is None else permissions)
         return Attr(ino, mode, BLOCK_SIZE, mtime, settings.uid, settings.gid, timeout)
 
     def file(self, ino: int, size: int, mtime_ns: int, *, executable: bool = False) -> Attr:

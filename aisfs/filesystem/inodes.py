@@ -291,8 +291,7 @@ class Inodes:
             mtime_ns = None if since is None else self._make.wall_ns(since - self._started)
             return self._make.directory(ino, mtime_ns, timeout)
         mode, mtime_ns = self.directory_attributes.of(node.bucket, node.prefix)
-        attr = self._make.directory(ino, mtime_ns, timeout)
-        return attr if mode is None else structs.replace(attr, mode=stat.S_IFDIR | mode)
+        return self._make.directory(ino, mtime_ns, timeout, mode)
 
     def opens_anew(self, ino: int) -> bool:
         """Return whether the kernel has to drop what it listed of a directory that is being opened.

@@ -107,7 +107,8 @@ class Overlay:
         with self.namespace_lock:
             if listed is not None:
                 self._set(bucket, key, listed, None)
-            for prefix in [key, *_directories_above(key)] if listed is None else []:
+                return
+            for prefix in [key, *_directories_above(key)]:
                 self.removed.discard(*_place(bucket, prefix))
                 self._set(bucket, prefix, None, None)
                 self.held.make(bucket, prefix)
@@ -298,7 +299,9 @@ class Overlay:
         directory, name = _place(bucket, key)
         with self.namespace_lock:
             self.changes += 1
-            known = self._directories.setdefault(directory, _Directory())
+            known = self._directories.get(directory)
+            if known is None:
+                known = self._directories[directory] = _Directory()
             known.changes[name] = _Change(listed, self.changes, expires)
             known.last = self.changes
             self._cache.forget((*directory, name))

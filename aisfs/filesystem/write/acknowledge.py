@@ -49,6 +49,12 @@ class Acknowledger:
         """Return how many bytes wait."""
         return sum(file.entry.size for file in list(self.waiting) if file.entry is not None)
 
+    def due(self) -> list[WrittenFile]:
+        """Return the files that have waited long enough."""
+        now = self._clock()
+        # The copy is one step. A list of pairs is not: it may collect garbage, and run other threads.
+        return [file for file, when in self.waiting.copy().items() if when <= now]
+
     # a close -------------------------------------------------------------------------------------
 
     @any_thread

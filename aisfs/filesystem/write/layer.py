@@ -51,7 +51,7 @@ def write_layer(
     if writer.journal is not None:
         acknowledger = Acknowledger(writer.journal, writer, settings.write_back, clock)
     committer = Committer(filesystem, tree, overlay, writer, acknowledger)
-    write_back = WriteBack(committer, acknowledger, clock) if acknowledger is not None else None
+    write_back = WriteBack(committer, acknowledger) if acknowledger is not None else None
     files = OpenFiles(filesystem, committer, overlay, writer)
     buckets = BucketMaker(tree, lister.buckets, writer, allowed=settings.allow_bucket_changes)
     creator = Creator(filesystem, tree, committer, files, overlay, writer, buckets, clock)

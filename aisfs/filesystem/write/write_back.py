@@ -23,13 +23,10 @@ RETRY_SECONDS = 10.0
 class WriteBack:
     """Uploads in the background; reports what has failed to whoever asks next."""
 
-    def __init__(
-        self, committer: Committer, acknowledger: Acknowledger, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, committer: Committer, acknowledger: Acknowledger) -> None:
         """Upload with `committer` what `acknowledger` lets wait."""
         self._committer = committer
         self._acknowledger = acknowledger
-        self._clock = clock
         self._refused: dict[WrittenFile, AisfsError] = {}
         """Files that cannot be uploaded, and that some program still has open, or that the local disk
         could not keep for `aisfs recover`."""
@@ -53,8 +50,7 @@ class WriteBack:
         troubled = False
         while True:
             await trio.sleep(LOOK_SECONDS)
-            now = self._clock()
-            due = [file for file, when in list(self._acknowledger.waiting.items()) if when <= now]
+            due = self._acknowledger.due()
             problem = await self._upload_all(due)
             if problem is not None:
                 if not troubled:

@@ -1,9 +1,12 @@
 """Files that wait for their upload: none is forgotten, whatever fails meanwhile."""
 
 import errno
+import gc
+import math
 import os
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +95,30 @@ async def changed(scene: Scene) -> WrittenFile:
     await scene.layer.flush()
     assert scene.stored() == {"k": b"old"}
     return await scene.write(b"k", b"new content")
+
+
+async def test_files_may_be_closed_while_those_that_are_due_are_looked_for(
+    scene: Scene, nursery: trio.Nursery
+):
+    file = await scene.write(b"k", b"content")
+    write_back, acknowledger = scene.layer.write_back, scene.layer.acknowledger
+    assert write_back is not None
+    assert acknowledger is not None
+    waiting = acknowledger.waiting
+    waiting.update((replace(file), math.inf) for _ in range(5000))
+    waiting[file] = 0.0
+
+    def close_another(phase: str, info: dict[str, int]) -> None:
+        waiting[replace(file)] = math.inf
+
+    # When garbage is collected, the interpreter may switch to the dispatcher, which adds files.
+    gc.callbacks.append(close_another)
+    try:
+        nursery.start_soon(write_back.run)
+        assert await trio.to_thread.run_sync(eventually, lambda: not file.dirty)
+    finally:
+        gc.callbacks.remove(close_another)
+    assert scene.stored() == {"k": b"content"}
 
 
 async def test_a_rename_that_fails_leaves_the_file_waiting(scene: Scene):
