@@ -173,10 +173,10 @@ class SourceMissing(AisfsError):
 
 
 def untraced(error: Exception) -> Exception:
-    """Return a copy of an error that holds on to nothing.
+    """Return a copy of an error without its traceback.
 
-    A traceback keeps all frames it passed, and with them the buffers they filled. And one object that
-    several waiters raise gets the frames of all of them.
+    That keeps all frames it passed, and with them the buffers they filled. And one object that several
+    waiters raise gets the frames of all of them. An error that only an extension can make is not copied.
     """
     kind = type(error)
     # Not through the constructor of its class, as copy.copy does: that may take other arguments.

@@ -323,6 +323,43 @@ def test_rmdir_removes_what_other_tools_leave_for_a_directory(
         assert sorted(os.listdir(mount.path)) == ["beside", "full", "more", "odd"]
 
 
+def test_an_object_with_the_name_of_a_directory_is_there_when_the_directory_is_gone(
+    s3: S3, mountpoint: Path, tmp_path: Path
+):
+    bucket = s3.make_bucket()
+    for name in ("marked", "filled", "moved", "emptied"):
+        s3.put(bucket, name, name.encode())
+        s3.put(bucket, f"{name}/" if name == "marked" else f"{name}/x", b"")
+    options = ["--writable", "--staging-dir", str(tmp_path / "staging")]
+    with mount_of(s3, s3.source(bucket), mountpoint, *options) as mount:
+        (mount.path / "marked").rmdir()
+        subprocess.run(["rm", "-r", mount.path / "filled"], check=True)
+        os.rename(mount.path / "moved", mount.path / "elsewhere")
+        os.rename(mount.path / "emptied" / "x", mount.path / "elsewhere" / "y")
+        (mount.path / "emptied").rmdir()
+        for name in ("marked", "filled", "moved", "emptied"):
+            assert name in os.listdir(mount.path)
+            assert (mount.path / name).read_bytes() == name.encode()
+            with open(mount.path / name, "ab") as file:
+                file.write(b" and more")
+    for name in ("marked", "filled", "moved", "emptied"):
+        assert s3.get(bucket, name) == f"{name} and more".encode()
+
+
+def test_the_marker_of_a_directory_stays_when_a_rename_onto_it_fails(
+    s3: S3, mountpoint: Path, tmp_path: Path
+):
+    bucket = s3.make_bucket()
+    for key in ("a/1", "a/2", "onto/"):
+        s3.put(bucket, key, b"")
+    options = ["--writable", "--staging-dir", str(tmp_path / "s"), "--rename-dir-limit", "1"]
+    with mount_of(s3, s3.source(bucket), mountpoint, *options) as mount:
+        with pytest.raises(OSError, match="cross-device"):
+            os.rename(mount.path / "a", mount.path / "onto")
+        assert os.listdir(mount.path / "onto") == []
+    assert s3.get(bucket, "onto/") == b""
+
+
 @pytest.mark.parametrize("name", ["google", "azure"])
 def test_what_other_tools_leave_for_a_directory_elsewhere_stays(
     name: str, request: pytest.FixtureRequest, mountpoint: Path, tmp_path: Path
@@ -332,7 +369,7 @@ def test_what_other_tools_leave_for_a_directory_elsewhere_stays(
     bucket = cloud.make_bucket()
     cloud.put(bucket, "empty/", b"")
     options = ["--writable", "--staging-dir", str(tmp_path / "staging")]
-    log = ["and stays: .*/empty/: only the cloud's own tools"]
+    log = ["and stays: .*/empty/: obstore cannot do it; the cloud's own tools can"]
     with mount_of(cloud, cloud.source(bucket), mountpoint, *options, expected_log=log) as mount:
         assert os.listdir(mount.path) == ["empty"]
         assert os.listdir(mount.path / "empty") == []

@@ -113,6 +113,8 @@ class ResidentSet:
 
     def will_need(self, entry: EntryId, wanted: ByteRange) -> None:
         """Have the kernel read what `hit` would return, so that it need not wait for the disk then."""
+        if not wanted:  # which the kernel takes for all that follows
+            return
         with self.lock:
             segment = self.segments.get(entry.key(wanted.start // SEGMENT))
             there = segment is not None and segment.verified.covers(wanted)

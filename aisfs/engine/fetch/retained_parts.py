@@ -154,8 +154,9 @@ class RetainedParts:
         """
         looks, until = 0, trio.current_time() + WAIT_SECONDS
         before = unwritten()
+        began = self._waiting_size + before
         while (
-            self._copies_size + self._scanned_size + (lag := unwritten()) > COPIES_MAX
+            self._waiting_size + (lag := unwritten()) > COPIES_MAX
             and (now := trio.current_time()) >= self._stuck_until
         ):
             if passed := self.passed() + self._scanned_and_passed():
@@ -166,6 +167,8 @@ class RetainedParts:
             elif looks == LOOKS_MAX:  # those who listed a folder do not read it, or not yet
                 self._stuck_until = now + STUCK_SECONDS
             elif now >= until:
+                if self._waiting_size + lag >= began:  # others go on, and this is not theirs
+                    self._stuck_until = now + STUCK_SECONDS
                 return
             else:
                 await trio.sleep(LOOK_SECONDS)
@@ -175,10 +178,14 @@ class RetainedParts:
         """Return the copies that a reader has passed."""
         return [kept for kept in self._copies.items() if kept[0].passed]
 
+    @property
+    def _waiting_size(self) -> int:
+        return self._copies_size + self._scanned_size
+
     def _scanned_and_passed(self) -> list[Retained]:
-        """Return some of those: pushes come to the first ones first."""
-        some = islice(self._scanned.items(), LOOKS)
-        return [(part, opened) for part, (opened, _) in some if part.passed]
+        """Return those in memory only that were scanned lately, and pushed nearly whole."""
+        some = islice(reversed(self._scanned.items()), LOOKS)
+        return [(part, opened) for part, (opened, _) in some if _is_spent(part)]
 
     def idle(self, now: float) -> list[Retained]:
         """Return the copies that were there at the last call and were not read since.
@@ -187,10 +194,15 @@ class RetainedParts:
         """
         idle = [kept for kept in self._copies.items() if self._seen.get(kept[0]) == kept[0].given]
         self._seen = {part: part.given for part in self._copies}
-        for part in [part for part in self._scanned if part.given]:
+        for part in [part for part in self._scanned if part.given and not _is_spent(part)]:
             self._unscan(part)
         for part, (opened, since) in self._scanned.items():
             if now - since < SCANNED_SECONDS:
                 break
             idle.append((part, opened))
         return idle
+
+
+def _is_spent(part: Part) -> bool:
+    """Return whether the page cache has nearly all of it: what it has not would have to be fetched again."""
+    return part.passed and part.pushed * 8 >= len(part.range) * 7

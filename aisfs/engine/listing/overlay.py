@@ -235,14 +235,14 @@ class Overlay:
             if isinstance(change.listed, ObjectInfo) and change.expires and now < change.expires
         }
 
-    async def is_empty(self, bucket: Bucket, prefix: str) -> bool:
+    async def is_empty(self, bucket: Bucket, prefix: str, *, but_for_marker: bool = False) -> bool:
         """Return whether a directory may be removed now, whatever is believed about it.
 
-        Directories with nothing below them, which AIStore goes on listing, do not count; those that
+        Its marker counts, or not. Directories with nothing below them, which AIStore goes on listing, do not count; those that
         this mount shows do.
         """
         asked = self.changes
-        if await self._probes.is_occupied(bucket, prefix, sure=True):
+        if await self._probes.is_occupied(bucket, prefix, sure=True, but_for_marker=but_for_marker):
             return False
         known = self._directories.get((bucket, prefix))
         return known is None or not any(

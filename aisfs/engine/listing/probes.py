@@ -60,9 +60,12 @@ class Probes:
             return await self.page(directory)
         return await self._store.list_page(*directory)
 
-    async def is_occupied(self, bucket: Bucket, prefix: str, *, sure: bool = False) -> bool:
+    async def is_occupied(
+        self, bucket: Bucket, prefix: str, *, sure: bool = False, but_for_marker: bool = False
+    ) -> bool:
         """Return whether there is any object below a directory; see `first_keys`."""
-        return bool((await self._store.first_keys(bucket, prefix, 1, sure=sure)).found)
+        keys = await self._store.first_keys(bucket, prefix, 1 + but_for_marker, sure=sure)
+        return any(key != prefix or not but_for_marker for key in keys.found)
 
     async def occupied(self, directory: DirectoryId, names: Collection[bytes]) -> set[bytes]:
         """Return which directories in a directory have any object below them."""

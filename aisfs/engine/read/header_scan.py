@@ -47,6 +47,8 @@ WALKS = 16
 """Shards at once whose headers are read: each waits for one request at a time."""
 AT_ONCE_MAX = 64 << 10
 """Bytes that are scanned in less time than handing them to a thread takes."""
+LEARNED_MAX = 4 << 20
+"""Bytes of the longest first piece of a scan. What is under way of it is in vain where this shard has larger members."""
 AHEAD_MAX = 8
 """Headers under way that a scan has not come to; after as many that it never came to, the rest is
 not believed."""
@@ -282,7 +284,7 @@ class TarFeeder:
             pace.observe(looked, skippable)
             read += looked
             report.walked_read += looked
-        self._lengths[directory] = pace.length
+        self._lengths[directory] = min(pace.length, LEARNED_MAX)
         self._tell(opened, read)
 
     async def _said_headers(self, opened: OpenObject) -> Sequence[int]:

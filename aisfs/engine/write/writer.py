@@ -21,7 +21,7 @@ from aisfs.engine.write.journal import CONTENT_MAX, Journal
 from aisfs.engine.write.journal_segment import JournalEntry
 from aisfs.engine.write.shard_copy import END_MARK, NewMember
 from aisfs.engine.write.staging import StagedFile, StagingArea
-from aisfs.errors import CrossDevice, InvalidName, NotFound, Unsupported
+from aisfs.errors import CrossDevice, InvalidName, NotFound, Stale, Unsupported
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.process.threads import any_thread
 from aisfs.store.content import BytesContent
@@ -244,7 +244,7 @@ class Writer:
             return False
         try:
             await self.remove(bucket, prefix)
-        except (InvalidName, Unsupported) as error:
+        except (InvalidName, Stale, Unsupported) as error:
             log.warning("an object has the name of the empty directory, and stays: %s", error)
             return False
         return True

@@ -178,8 +178,9 @@ class Renamer:
         if not isinstance(node, DirectoryNode):
             raise NotADirectory(f"{name!r} is not a directory")
         await self._directories.check_empty(node)
+        beside = await self._directories.beside(node)
         with self._overlay.namespace_lock:
-            self._overlay.remove(node.bucket, node.prefix)
+            self._directories.removed(node, beside)
             self._inodes.directory_attributes.drop(node.bucket, node.prefix)
             self._touch(where)
 

@@ -2,12 +2,20 @@
 
 import logging
 from contextlib import AsyncExitStack
+from functools import partial
 
 from msgspec import structs
 
 from aisfs.engine.listing.overlay import Overlay
 from aisfs.engine.write.writer import Writer
-from aisfs.errors import AisfsError, InvalidName, NotADirectory, NotEmpty
+from aisfs.errors import (
+    AccessDenied,
+    AisfsError,
+    InvalidName,
+    NotADirectory,
+    NotEmpty,
+    NotFound,
+)
 from aisfs.filesystem.inodes import Inodes
 from aisfs.filesystem.nodes import DirectoryNode, ObjectNode
 from aisfs.filesystem.trees.bucket_tree import Found
@@ -36,18 +44,35 @@ class DirectoryRenamer:
         self._writer = writer
         self._limit = limit
 
-    async def check_empty(self, node: DirectoryNode) -> None:
+    async def check_empty(self, node: DirectoryNode, *, keep_marker: bool = False) -> None:
         """Raise `NotEmpty` if there is something in a directory, whatever was believed about it.
 
         Published indexes and markers of directories, which are not listed, go with the last of what is
-        listed.
+        listed; a marker may be kept for the directory that takes the place of this one.
         """
-        if await self._overlay.is_empty(node.bucket, node.prefix):
+        empty = partial(self._overlay.is_empty, node.bucket, node.prefix)
+        if await empty():
             return
-        removed = await self._writer.remove_indexes(node.bucket, node.prefix)
-        removed |= await self._writer.remove_marker(node.bucket, node.prefix)
-        if not removed or not await self._overlay.is_empty(node.bucket, node.prefix):
+        await self._writer.remove_indexes(node.bucket, node.prefix)
+        rest = await empty(but_for_marker=True)
+        if rest and not keep_marker:
+            await self._writer.remove_marker(node.bucket, node.prefix)
+            rest = await empty()
+        if not rest:
             raise NotEmpty(f"{node.bucket}/{node.prefix} is not empty")
+
+    async def beside(self, node: DirectoryNode) -> ObjectInfo | None:
+        """Return the object that has the name of a directory: it is there when the directory is gone."""
+        try:
+            return await self._writer.head(node.bucket, node.prefix.removesuffix("/"))
+        except (NotFound, AccessDenied):
+            return None
+
+    def removed(self, node: DirectoryNode, beside: ObjectInfo | None) -> None:
+        """Show a directory no more, but an object of its name."""
+        self._overlay.remove(node.bucket, node.prefix)
+        if beside is not None:
+            self._overlay.settle(node.bucket, beside.key, beside)
 
     async def rename(self, node: DirectoryNode, victim: Found | None, new_prefix: str) -> None:
         """Rename every object below a directory, or none; nothing is lost on the way."""
@@ -55,7 +80,7 @@ class DirectoryRenamer:
         if victim is not None:
             if not isinstance(victim.node, DirectoryNode):
                 raise NotADirectory(f"{bucket}/{new_prefix[:-1]} is not a directory")
-            await self.check_empty(victim.node)
+            await self.check_empty(victim.node, keep_marker=True)
         if new_prefix.startswith(prefix):
             raise InvalidName(f"{bucket}/{prefix} cannot be moved into itself")
         async with AsyncExitStack() as locks:
@@ -70,6 +95,7 @@ class DirectoryRenamer:
         """Rename what the store has below a directory."""
         bucket, prefix = node.bucket, node.prefix
         found = await self._writer.objects_below(bucket, prefix, self._limit)
+        beside = await self.beside(node)
         moved: dict[str, ObjectInfo] = {}
         try:
             for info in found:
@@ -80,6 +106,7 @@ class DirectoryRenamer:
             raise
         with self._overlay.namespace_lock:
             self._moved_directory(node, new_prefix, moved)
+            self.removed(node, beside)
 
     async def _rename_back(
         self,
@@ -131,7 +158,6 @@ class DirectoryRenamer:
             self._overlay.remove(bucket, old_key, hold=False, below=prefix)
             self._overlay.settle(bucket, new_info.key, new_info, below=new_prefix)
         self._inodes.directory_attributes.rename(bucket, prefix, new_prefix)
-        self._overlay.remove(bucket, prefix)
         if not moved:
             self._overlay.set_pending(bucket, new_prefix, None)
 

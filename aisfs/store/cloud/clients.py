@@ -22,6 +22,8 @@ _RETRIES_OF_PARTS = 3
 """Of one part of an upload, without which all of it would be sent again; `aisfs.store.pipeline` retries
 whole calls, so no other request is repeated here."""
 _GENERIC = re.compile(r"^Generic \w+ error: ")
+_ENDPOINT = re.compile(r"https?://\S+", re.I)
+_OF_CREDENTIALS = re.compile(r"credential|key|token|SAS", re.I)
 """What obstore begins texts with that it has no kind of error for."""
 _ONE_SEND = timedelta(hours=1)
 """Longest request; the caller's deadline is shorter, but an upload's moves on with what was sent."""
@@ -59,18 +61,19 @@ def make_clients(bucket: Bucket, settings: ClusterSettings) -> Clients:
         if type(error).__module__.startswith("obstore"):
             text = _GENERIC.sub("", str(error).partition("\n\nDebug")[0])
             found = clouds.credentials_of(bucket.store)
-            whose = f" (credentials: {found})" if found else ""
+            whose = f" (credentials: {found})" if found and _OF_CREDENTIALS.search(text) else ""
             raise ConfigError(f"{bucket}: {text}{whose}") from None
         raise
 
 
 def _options(endpoint: str, settings: ClusterSettings) -> dict[str, Any]:
-    if endpoint and not endpoint.startswith(("http://", "https://")):
-        raise ConfigError(f"the endpoint {endpoint} is no URL such as http://host:9000")
+    if endpoint and not _ENDPOINT.fullmatch(endpoint):
+        place = endpoint.rpartition("@")[2].partition("?")[0]  # the rest may be secret
+        raise ConfigError(f"the endpoint {place} is no URL such as http://host:9000")
     options: dict[str, Any] = {
         "timeout": _ONE_SEND,
         "user_agent": "aisfs",
-        "allow_http": endpoint.startswith("http://"),
+        "allow_http": endpoint.lower().startswith("http://"),
     }
     if settings.skip_verify_crt:
         options["allow_invalid_certificates"] = True

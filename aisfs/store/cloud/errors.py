@@ -37,14 +37,15 @@ _METADATA = "//169.254."
 _CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(\w+)")
 """Stands nowhere else than in `_DEBUG`."""
 _NO_TLS = "InvalidContentType"
-"""Stands there if a server that is spoken to with TLS answers without."""
+"""Stands there, and not in a URL, if a server that is spoken to with TLS answers without."""
 _WANTS_TLS = re.compile(r"plain HTTP|HTTP request to an HTTPS server")
 """What nginx, Apache and Go answer to a request without TLS."""
 _CONNECTING = "kind: Connect,"
 """Stands there if no connection was made."""
 _CAUSE = re.compile(r'(?:message|error): "([^"\\]+)"')
 """Why, as the system says it."""
-_HOST = re.compile(r"https?://[^\s/?]+")
+_HOST = re.compile(r"(https?://)(?:[^\s/?@]*@)?([^\s/?]+)")
+"""Without the name and password that an endpoint may have."""
 _DEBUG = "\n\nDebug source"
 """What follows repeats it all, with more of the request."""
 _SHOWN = 300
@@ -87,20 +88,20 @@ def cloud_errors(subject: str) -> Iterator[None]:
 def error_of(subject: str, error: Exception) -> AisfsError:
     """Return an error of obstore as one of ours."""
     text, _, debug = str(error).partition(_DEBUG)
-    if found := _CERTIFICATE.search(debug):
-        why = f"the certificate is not trusted ({found[1]}): name its CA in AIS_CLIENT_CA"
-        return ConfigError(f"{subject}: {why}")
-    if _NO_TLS in debug:
-        return ConfigError(f"{subject}: the server does not speak TLS: use http:// in the endpoint")
     status = int(found[1]) if (found := _STATUS.search(text)) else 0
     code = found[1] if (found := _CODE.search(text)) else ""
     # The URL has the key, which may have any of the words that tell errors apart.
-    words = _URL.sub("", text)
+    words, debug = _URL.sub("", text), _URL.sub("", debug)
+    if not status and (found := _CERTIFICATE.search(debug)):
+        why = f"the certificate is not trusted ({found[1]}): name its CA in AIS_CLIENT_CA"
+        return ConfigError(f"{subject}: {why}")
+    if not status and _NO_TLS in debug:
+        return ConfigError(f"{subject}: the server does not speak TLS: use http:// in the endpoint")
     if status == 400 and _WANTS_TLS.search(words):
         return ConfigError(f"{subject}: the server speaks TLS: use https:// in the endpoint")
     kind = AccessDenied if _METADATA in text else _kind(error, words, status, code)
     if kind is Unavailable and _CONNECTING in debug and (found := _CAUSE.search(debug)):
-        place = found_url[0] if (found_url := _HOST.search(text)) else "the cloud"
+        place = "".join(found_url.groups()) if (found_url := _HOST.search(text)) else "the cloud"
         return Unavailable(f"{subject}: no connection to {place}: {shown(found[1])}")
     return kind(f"{subject}: {_reason(text, words, status, code)}")
 
@@ -172,5 +173,5 @@ def _reason(text: str, words: str, status: int, code: str) -> str:
     if status:
         message = found[1].strip() if (found := _MESSAGE.search(text)) else ""
         return f"HTTP {status} {code}{': ' if code and message else ''}{message}".strip()
-    line = " ".join(_QUERY.sub(r"\1", text).split())
+    line = " ".join(_HOST.sub(r"\1\2", _QUERY.sub(r"\1", text)).split())
     return line[:_SHOWN]

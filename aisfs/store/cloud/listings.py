@@ -200,9 +200,8 @@ class Listings:
             Unsupported: only the cloud's own tools can do it.
         """
         if not _lists_odd_keys(bucket):
-            raise Unsupported(
-                f"{bucket}/{prefix}: only the cloud's own tools remove such an object"
-            )
+            what = "this takes boto3" if bucket.provider is Provider.S3 else "obstore cannot do it"
+            raise Unsupported(f"{bucket}/{prefix}: {what}; the cloud's own tools can")
         await self._odd_keys.remove_marker(bucket, prefix)
 
     def close(self) -> None:

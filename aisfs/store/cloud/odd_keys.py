@@ -82,17 +82,18 @@ class OddKeys:
             more = {"ContinuationToken": token}
 
     async def remove_marker(self, bucket: Bucket, key: str) -> None:
-        """Remove an object with a slash at its end.
+        """Remove the marker of a directory, an object whose key ends in a slash.
 
         Raises:
-            Unsupported: it has content, so it is more than the marker of a directory.
+            Unsupported: it has content, so it is more than that.
+            Stale: somebody has just written it.
         """
         self._count("head", 1)
         found = await self._call(bucket, key, "head_object", Key=key)
         if found["ContentLength"]:
             raise Unsupported(f"{bucket}/{key}: an object of {found['ContentLength']} bytes")
         self._count("delete", 1)
-        await self._call(bucket, key, "delete_object", Key=key)
+        await self._call(bucket, key, "delete_object", Key=key, IfMatch=found["ETag"])
 
     async def _ask(self, bucket: Bucket, **words: object) -> dict[str, Any]:
         self._count("list", 1)

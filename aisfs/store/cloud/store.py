@@ -239,7 +239,8 @@ class CloudStore(PlainStore):
         """Delete one object, or the marker of a directory."""
         client = self._writes(bucket)
         if key.endswith("/"):
-            await self._listings.remove_marker(bucket, key)
+            async with self._limiter:
+                await self._listings.remove_marker(bucket, key)
             return
         if bucket.provider is Provider.S3:  # which does not say whether there was one
             await self.head(bucket, key)

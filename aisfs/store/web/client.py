@@ -118,8 +118,8 @@ class WebClient:
         self._tls = tls_options(settings)
         headers = None if settings.anonymous else settings.http_headers
         self._secrets = HostHeaders.load(headers) if secrets is None else secrets
-        self._answered: set[str] = set()
-        """Hosts, with their ports, that have understood a request."""
+        self._without_tls: set[str] = set()
+        """Hosts, with their ports, that have understood a request, or a greeting of TLS not."""
         self.pool = ConnectionPool(self._connections, settings.max_connections)
 
     def _connections(self) -> ConnectionSet:
@@ -156,7 +156,7 @@ class WebClient:
         try:
             status = sent.head.status
             if status != 400:
-                self._answered.add(urlsplit(url).netloc)
+                self._without_tls.add(urlsplit(url).netloc)
             elif status not in accepted or kind == "list":  # some say so to a HEAD alone
                 self._check_scheme(url, subject)
             if status not in accepted:
@@ -214,8 +214,10 @@ class WebClient:
             ConfigError: it does.
         """
         place = urlsplit(url)
-        if place.scheme == "http" and place.netloc not in self._answered and speaks_tls(url):
-            raise ConfigError(f"{subject}: the server speaks TLS: use https://")
+        if place.scheme == "http" and place.netloc not in self._without_tls:
+            if speaks_tls(url):
+                raise ConfigError(f"{subject}: the server speaks TLS: use https://")
+            self._without_tls.add(place.netloc)
 
     def _drain(self, sent: Exchange, subject: str) -> Reply:
         """Return a reply with its body, the start of a long one, and be done with it."""

@@ -121,6 +121,46 @@ async def test_what_fetches_and_what_passes_do_not_drift_apart(cache, monkeypatc
         assert setup.store.bytes_read == 96 * MIB
 
 
+async def test_a_part_in_memory_only_stays_until_nearly_all_of_it_was_read(monkeypatch):
+    monkeypatch.setattr(retained_parts, "COPIES_MAX", 4 * MIB)
+    async with fetching(32 * MIB, memory_limit=64 * MIB) as setup:
+        async for start, data in setup.fetcher.stream(setup.opened, at_once=8 * MIB):
+            stop = start + len(data)  # its last half is read, and the first one later
+            assert setup.opened.try_read(ByteRange((start + stop) // 2, stop)) is not None
+        assert await setup.read(0, 32 * MIB) == setup.content
+        assert setup.store.bytes_read == 32 * MIB
+
+
+async def test_a_scan_is_not_held_up_again_and_again_by_what_nobody_reads(
+    monkeypatch, autojump_clock
+):
+    monkeypatch.setattr(retained_parts, "COPIES_MAX", 8 * MIB)
+    retained = retained_parts.RetainedParts()
+    opened, unread = Mock(cache=None), Mock(spec=Part, cost=16 * MIB, given=0, passed=False)
+    retained.add(unread, opened, on_disk=False)
+    retained.scanned(opened, [unread], trio.current_time())
+    other = Mock(cost=MIB, passed=False, given=0)
+
+    async def read() -> None:
+        while True:
+            await trio.sleep(0.04)
+            retained.add(other, None, on_disk=True)
+            other.passed = True
+
+    def drop(passed: object) -> None:
+        other.passed = False
+        retained.remove(other)
+
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        for _ in range(40):
+            await retained.wait_for_readers(drop, lambda: 0)
+            await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+    assert trio.current_time() - began <= 2 * retained_parts.WAIT_SECONDS + 1
+
+
 async def test_a_scan_whose_bytes_nobody_wants_goes_on(monkeypatch, autojump_clock):
     monkeypatch.setattr(retained_parts, "COPIES_MAX", 8 * MIB)
     cache = FakeCache()
