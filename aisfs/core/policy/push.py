@@ -126,6 +126,7 @@ class ShardPush:
                 if in_memory and rows[-1] - start > WINDOW_FIRST:
                     size = self.index.object_size + len(rows) * PAGE
                     stream.open_window(rows[-1] - start, size)
+                    stream.scanned = True
                 else:
                     stream.open_window(WINDOW_FIRST)
                 self._streams.insert(0, stream)
@@ -222,13 +223,14 @@ class ShardPush:
             For an ordered reader: the row it was last seen at, and the last row pushed for it.
         """
         batch, stream = self._batch, self._giver
+        waits = stream is not None and stream.seen and not stream.scanned
         self._batch = []
         self._stored(batch[:stored], unknown, stream)
         if stored == len(batch):
             pass
         elif stream is not None:
             skipped = 0
-            if missing and stream.seen:
+            if missing and waits:
                 stream.stalled = True
             elif missing:
                 skipped = stream.skip(stored)
@@ -236,7 +238,7 @@ class ShardPush:
                 stream.put_back(rest, sum(footprint(self.index.size(row)) for row in rest))
         elif self._of_whole:
             self._whole, self._whole_stalled = batch[stored], missing
-        if stream is None or not stream.window or (missing and not stream.seen):
+        if stream is None or not stream.window or (missing and not waits):
             return None
         return stream.at, stream.top
 
@@ -347,7 +349,7 @@ class ShardPush:
             stream.window = min(2 * stream.window, WINDOW_MAX)
             self._rest_next = REST_FIRST
         stream.pushed = stream.wasted = 0
-        stream.bytes_max = WINDOW_BYTES
+        stream.bytes_max, stream.scanned = WINDOW_BYTES, False
         self._aim(stream)
 
     def _aim(self, stream: Stream) -> None:

@@ -62,7 +62,7 @@ class Stream:
     """One reader going through a shard."""
 
     __slots__ = ("ahead", "at", "behind_marker", "bytes_left", "bytes_max", "has_gaps", "marker",
-                 "misses", "pushed", "rows_left", "seen", "stalled", "top", "wasted", "window")  # fmt: skip
+                 "misses", "pushed", "rows_left", "scanned", "seen", "stalled", "top", "wasted", "window")  # fmt: skip
 
     def __init__(self, at: int, top: int, *, seen: bool = True) -> None:
         """Begin after the row `top`."""
@@ -76,6 +76,8 @@ class Stream:
         self.bytes_left = self.bytes_max = WINDOW_BYTES
         self.seen = seen
         """Whether there was a READ. Where there was only a listing, missing bytes are not waited for."""
+        self.scanned = False
+        """Whether the window is what a scan left in memory. What is missing there only a READ will bring."""
         self.has_gaps = False
         """Whether rows up to `top` were skipped because their bytes were missing."""
         self.misses = 0

@@ -203,6 +203,22 @@ def test_small_shards_are_pushed_when_a_reader_comes_his_first():
     assert order == [SECOND, *others]
 
 
+def test_a_reader_of_what_was_listed_is_not_held_up_by_what_the_scan_left_out():
+    [(first, shard)] = small_shards(1)
+    pusher, sender, members = make((first, shard))
+    gap = shard.view.index.data_range(50)
+    there = members.stored
+    members.stored = lambda shard, wanted: (
+        None if wanted.start < gap.stop and gap.start < wanted.stop else there(shard, wanted)
+    )
+    pusher.was_listed(directory_number(first, 0))
+    read(pusher, sender, member_number(first, 0))
+    sender.run()
+    rows = check(sender, first, shard)
+    assert 50 not in rows
+    assert len(rows) >= 290
+
+
 def test_no_more_small_shards_wait_than_memory_is_for(monkeypatch: pytest.MonkeyPatch):
     shards = small_shards(4)
     monkeypatch.setattr(pushers, "LISTED_MAX", 2 * len(shards[0][1].tar))
