@@ -238,9 +238,16 @@ class FileSystem:
         Raises:
             Stale: the object changed or went away since it was looked up.
         """
-        if isinstance(self.inodes.node(ino), ObjectNode):
+        node = self.inodes.node(ino)
+        if isinstance(node, ObjectNode):
             return await self.read_object(ino, offset, size)
-        return await self.read(await self.open(ino, again=offset > 0), offset, size)
+        try:
+            handle = await self.open(ino, again=offset > 0)
+        except (Stale, NotFound) as error:  # a shard that has to be scanned again
+            if not isinstance(node, ShardNode):
+                raise
+            raise self._no_longer(node, error) from error
+        return await self.read(handle, offset, size)
 
     async def read_object(self, ino: int, offset: int, size: int) -> Data:
         """Read the current content of an object in this mount, staged or stored, for any handle."""
@@ -282,11 +289,7 @@ class FileSystem:
                 return await self._reader.read_object(node.bucket, node.info, wanted)
             return await self._reader.read_member(handle.member, wanted)
         except (Stale, NotFound) as error:
-            self._changed(node)
-            what = "changed" if isinstance(error, Stale) else "is gone"
-            raise Stale(
-                f"{node.bucket}/{node.info.key} {what} since it was opened: {error}"
-            ) from error
+            raise self._no_longer(node, error) from error
 
     async def readlink(self, ino: int) -> bytes:
         """Return the target of a symbolic link inside a shard."""
@@ -306,6 +309,12 @@ class FileSystem:
         except (Stale, NotFound):
             self._changed(node)
             raise
+
+    def _no_longer(self, node: ObjectNode | ShardNode, error: AisfsError) -> Stale:
+        """Return what a reader of an object is told that is another one now, or none."""
+        self._changed(node)
+        what = "changed" if isinstance(error, Stale) else "is gone"
+        return Stale(f"{node.bucket}/{node.info.key} {what} since it was opened: {error}")
 
     def _changed(self, node: ObjectNode | ShardNode) -> None:
         """Forget what was known about an object that turned out to have changed."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import trio
 
 from aisfs.engine.fetch.part import Data, Received
-from aisfs.errors import Stale
+from aisfs.errors import NotFound, Stale
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.fuse.fastpath.dispatcher import Reply
 from aisfs.fuse.fastpath.failures import failure
@@ -106,7 +106,7 @@ class WaitingReads:
     @any_thread
     def _received(self, read: _Read, got: Received) -> None:
         """Answer a READ whose bytes have come, or have failed to."""
-        if got is None or isinstance(got, Stale):  # which a task knows what to do about
+        if got is None or isinstance(got, Stale | NotFound):  # which a task knows what to do about
             self._to_trio(read)
         elif isinstance(got, Exception):
             self._answer_with(
