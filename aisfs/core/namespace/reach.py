@@ -14,10 +14,16 @@ from aisfs.errors import ConfigError
 from aisfs.model import SERVED, Bucket, Provider
 
 _HEAD = re.compile(r"([a-z0-9+]+)://")
+_MOST_TEXT = 200
+"""Characters of a text that are repeated in a message."""
 _USUAL_PORTS = {"http": ":80", "https": ":443"}
 _OF_LISTS = (
     "a list that is fetched names shards of its own store and host only; save it as a file of this"
     " machine, which may name any"
+)
+_OF_TENANTS = (
+    "a volume shows buckets of AIStore, and what the operator of the node permits with --allow-scheme"
+    " and --allow-host"
 )
 GRANTABLE = tuple(
     provider.scheme
@@ -65,19 +71,24 @@ class Reach:
         web, named = (Provider.HTTP.scheme, Provider.HTTPS.scheme), frozenset(map(str.lower, hosts))
         places = {provider.scheme: None for provider in SERVED}
         granted = {scheme: named if scheme in web else None for scheme in schemes}
-        remedy = "the operator of the node permits more with --allow-scheme and --allow-host"
-        return cls(places | granted, remedy)
+        return cls(places | granted, _OF_TENANTS)
 
     def check_text(self, what: str, text: str) -> None:
         """Refuse a text that does not begin with a scheme that may be named, before anything looks at it.
+
+        Args:
+            what: What messages call it.
+            text: As it was written; its braces can change nothing before them.
 
         Raises:
             ConfigError: it begins otherwise: as a path, with braces, with another scheme.
         """
         head = _HEAD.match(text)
         if head is None:
-            raise self._refused(what, "it has no scheme, such as ais://")
-        self._check_scheme(what, head[1], provider_of(head[1]).scheme)
+            named = f"{what} {text[:_MOST_TEXT]}"
+            raise self._refused(named, "it does not begin with a scheme, as ais://BUCKET does")
+        # No more of it is repeated: there may be a password in it.
+        self._check_scheme(f"{what} {head[0]}…", head[1], provider_of(head[1]).scheme)
 
     def check(self, what: str, bucket: Bucket | None) -> None:
         """Refuse a place that may not be named.

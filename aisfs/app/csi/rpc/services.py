@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,8 +16,9 @@ from google.protobuf.wrappers_pb2 import BoolValue
 from aisfs.ais.transport.client import VERSION
 from aisfs.app.csi.failures import Code, VolumeError, code_of
 from aisfs.app.csi.mounter import connect
+from aisfs.app.csi.permitted import Permitted
 from aisfs.app.csi.rpc import csi_pb2
-from aisfs.app.csi.targets import State, Targets, state_of
+from aisfs.app.csi.targets import State, Targets, facts_of
 from aisfs.app.csi.volumes import parse_volume
 from aisfs.errors import AisfsError
 
@@ -24,8 +26,11 @@ log = logging.getLogger(__name__)
 
 DRIVER = "csi.aisfs"
 """The name that manifests call the driver by."""
-CALLS_AT_ONCE = 16
-"""A volume that shows a large dataset takes minutes to open, and others should not wait for it."""
+PUBLISHES_AT_ONCE = 192
+"""A volume that shows a large dataset takes minutes to open, and others do not wait for it. Twice as many as pods that a
+node has by default."""
+CALLS_AT_ONCE = PUBLISHES_AT_ONCE + 64
+"""Threads, which are made when they are needed. No other call ever waits for volumes that are being published."""
 GRACE_SECONDS = 5
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -60,10 +65,12 @@ class Identity:
 class Node:
     """Mounts volumes on this node."""
 
-    def __init__(self, node_id: str, targets: Targets) -> None:
-        """Mount with `targets`, on the node that Kubernetes calls `node_id`."""
+    def __init__(self, node_id: str, targets: Targets, permitted: Permitted) -> None:
+        """Mount with `targets` what is `permitted`, on the node that Kubernetes calls `node_id`."""
         self._node_id = node_id
         self._targets = targets
+        self._permitted = permitted
+        self._publishes = threading.BoundedSemaphore(PUBLISHES_AT_ONCE)
 
     def NodeGetInfo(self, request: csi_pb2.NodeGetInfoRequest) -> csi_pb2.NodeGetInfoResponse:
         """Return the name of the node."""
@@ -94,9 +101,21 @@ class Node:
             modes.MULTI_NODE_READER_ONLY,
         )
         volume = parse_volume(
-            request.volume_context, wanted.mount.mount_flags, request.secrets, read_only=read_only
+            request.volume_context,
+            wanted.mount.mount_flags,
+            request.secrets,
+            read_only=read_only,
+            permitted=self._permitted,
         )
-        self._targets.publish(target, volume)
+        if not self._publishes.acquire(blocking=False):
+            raise VolumeError(
+                Code.RESOURCE_EXHAUSTED,
+                f"{PUBLISHES_AT_ONCE} volumes of this node are being published: try again later",
+            )
+        try:
+            self._targets.publish(target, volume)
+        finally:
+            self._publishes.release()
         log.info("volume %s is on %s", request.volume_id, target)
         return csi_pb2.NodePublishVolumeResponse()
 
@@ -104,7 +123,7 @@ class Node:
         self, request: csi_pb2.NodeUnpublishVolumeRequest
     ) -> csi_pb2.NodeUnpublishVolumeResponse:
         """Unmount a volume; nothing to do if it is not mounted."""
-        target = _target(request.volume_id, request.target_path)
+        target = _resolved(_target(request.volume_id, request.target_path))
         self._targets.unpublish(target)
         log.info("volume %s is no more on %s", request.volume_id, target)
         return csi_pb2.NodeUnpublishVolumeResponse()
@@ -113,15 +132,14 @@ class Node:
         self, request: csi_pb2.NodeGetVolumeStatsRequest
     ) -> csi_pb2.NodeGetVolumeStatsResponse:
         """Return the size that `df` shows, and whether the daemon of the volume answers."""
-        target = _target(request.volume_id, request.volume_path)
-        state = state_of(target)
+        target = _resolved(_target(request.volume_id, request.volume_path))
+        state, facts = facts_of(target)
         if state is State.FREE:
             raise VolumeError(Code.NOT_FOUND, f"{target}: no volume is mounted there")
-        if state is not State.SERVED:
+        if facts is None:
             condition = csi_pb2.VolumeCondition(abnormal=True, message=state.value)
             usage = csi_pb2.VolumeUsage(unit=csi_pb2.VolumeUsage.BYTES)
             return csi_pb2.NodeGetVolumeStatsResponse(usage=[usage], volume_condition=condition)
-        facts = os.statvfs(target)
         size = facts.f_blocks * facts.f_frsize
         bytes_ = csi_pb2.VolumeUsage(
             unit=csi_pb2.VolumeUsage.BYTES, total=size, available=facts.f_bavail * facts.f_frsize
@@ -135,7 +153,7 @@ class Node:
         )
 
 
-def run(path: Path, node_id: str, mounter: Path) -> None:
+def run(path: Path, node_id: str, mounter: Path, permitted: Permitted) -> None:
     """Serve calls until SIGTERM. Volumes stay mounted.
 
     Raises:
@@ -145,7 +163,7 @@ def run(path: Path, node_id: str, mounter: Path) -> None:
     server = grpc.server(ThreadPoolExecutor(CALLS_AT_ONCE))
     for name, service in (
         ("Identity", Identity(mounter)),
-        ("Node", Node(node_id, Targets(mounter))),
+        ("Node", Node(node_id, Targets(mounter), permitted)),
     ):
         server.add_generic_rpc_handlers((_handlers(name, service),))
     path.unlink(missing_ok=True)
@@ -190,6 +208,14 @@ def _answering(method: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def _target(volume: str, path: str) -> Path:
-    if not volume or not os.path.isabs(path):
+    target = Path(path)
+    if not volume or not target.is_absolute() or not target.name or "\0" in path:
         raise VolumeError(Code.INVALID_ARGUMENT, "a call needs a volume id and an absolute path")
-    return Path(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+    if ".." in target.parts:
+        raise VolumeError(Code.INVALID_ARGUMENT, f"{target}: a path with `..`")
+    return target
+
+
+def _resolved(target: Path) -> Path:
+    """Return a target as the kernel calls it, if an older version of this driver has mounted there through a link."""
+    return Path(os.path.realpath(target.parent), target.name)
