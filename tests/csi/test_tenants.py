@@ -12,6 +12,9 @@ from pathlib import Path
 import grpc
 import pytest
 
+from aisfs.app.csi import targets
+from aisfs.app.csi.failures import Code, VolumeError
+from aisfs.app.csi.volumes import parse_volume
 from tests.csi.conftest import Kubelet, running_kubelet
 from tests.csi.test_driver import refusal
 from tests.docs.documents import ROOT
@@ -41,18 +44,18 @@ def slow_volumes(kubelet: Kubelet, count: int) -> Iterator[dict[Path, grpc.RpcEr
             ended[target] = error
 
     kubelet.server.faults([SLOW])
-    targets = [kubelet.place / "pods" / f"slow-{number}" for number in range(count)]
-    threads = [threading.Thread(target=publish, args=(target,)) for target in targets]
+    places = [kubelet.place / "pods" / f"slow-{number}" for number in range(count)]
+    threads = [threading.Thread(target=publish, args=(place,)) for place in places]
     kubelet.call("Probe", "Identity")  # connects
     try:
         for thread in threads:
             thread.start()
-        assert eventually(lambda: all(map(is_mountpoint, targets)), 90), ended
+        assert eventually(lambda: all(map(is_mountpoint, places)), 90), ended
         assert eventually(lambda: kubelet.server.struck()[0] >= count, 90), ended
         yield ended
     finally:
-        for target in targets:
-            kubelet.unpublish(target)
+        for place in places:
+            kubelet.unpublish(place)
         for thread in threads:
             thread.join(60)
         kubelet.server.faults([])
@@ -74,6 +77,18 @@ def test_slow_volumes_hold_up_nobody_else(kubelet: Kubelet, target: Path):
     assert {error and error.code() for error in ended.values()} == {grpc.StatusCode.ABORTED}
     assert len(ended) == MANY
     assert not any(is_mountpoint(place) or place.exists() for place in ended)
+
+
+def test_of_too_many_at_once_the_rest_is_to_come_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(targets, "PUBLISHES_AT_ONCE", 0)
+    node = targets.Targets(tmp_path / "mounter.sock")
+    with pytest.raises(VolumeError, match="try again later") as caught:
+        node.publish(tmp_path / "v", parse_volume({"source": "ais://b"}, read_only=True))
+    assert caught.value.code is Code.RESOURCE_EXHAUSTED
+    assert not (tmp_path / "v").exists()
+    node.unpublish(tmp_path / "v")  # is never refused
 
 
 def test_a_volume_that_is_not_ready_in_time_is_given_up(tmp_path: Path):

@@ -7,7 +7,7 @@ from aisfs.core.namespace.urls import split_url
 from aisfs.errors import ConfigError
 
 SCHEMES = GRANTABLE
-IO_TIMEOUT_MOST = 300.0
+IO_TIMEOUT_MOST: float = 300
 """Seconds, unless the operator says otherwise: many times the default, and not for ever."""
 
 

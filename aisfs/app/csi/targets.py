@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 5.0
 """A daemon that has not answered statfs(2) by then, which asks no cluster, hangs."""
+PUBLISHES_AT_ONCE = 192
+"""A volume that shows a large dataset takes minutes to open, and others do not wait for it. Twice as many as a node has
+pods by default."""
 _FSNAME_MAX = 200
 
 
@@ -61,6 +64,11 @@ class Targets:
         Raises:
             VolumeError: with its code.
         """
+        if len(self._busy) >= PUBLISHES_AT_ONCE:
+            raise VolumeError(
+                Code.RESOURCE_EXHAUSTED,
+                f"{PUBLISHES_AT_ONCE} volumes of this node are being published: try again later",
+            )
         with self._alone(target) as turn:
             match state_of(target):
                 case State.SERVED:

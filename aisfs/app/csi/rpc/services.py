@@ -3,7 +3,6 @@
 import logging
 import os
 import signal
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +17,7 @@ from aisfs.app.csi.failures import Code, VolumeError, code_of
 from aisfs.app.csi.mounter import connect
 from aisfs.app.csi.permitted import Permitted
 from aisfs.app.csi.rpc import csi_pb2
-from aisfs.app.csi.targets import State, Targets, facts_of
+from aisfs.app.csi.targets import PUBLISHES_AT_ONCE, State, Targets, facts_of
 from aisfs.app.csi.volumes import parse_volume
 from aisfs.errors import AisfsError
 
@@ -26,9 +25,6 @@ log = logging.getLogger(__name__)
 
 DRIVER = "csi.aisfs"
 """The name that manifests call the driver by."""
-PUBLISHES_AT_ONCE = 192
-"""A volume that shows a large dataset takes minutes to open, and others do not wait for it. Twice as many as pods that a
-node has by default."""
 CALLS_AT_ONCE = PUBLISHES_AT_ONCE + 64
 """Threads, which are made when they are needed. No other call ever waits for volumes that are being published."""
 GRACE_SECONDS = 5
@@ -70,7 +66,6 @@ class Node:
         self._node_id = node_id
         self._targets = targets
         self._permitted = permitted
-        self._publishes = threading.BoundedSemaphore(PUBLISHES_AT_ONCE)
 
     def NodeGetInfo(self, request: csi_pb2.NodeGetInfoRequest) -> csi_pb2.NodeGetInfoResponse:
         """Return the name of the node."""
@@ -107,15 +102,7 @@ class Node:
             read_only=read_only,
             permitted=self._permitted,
         )
-        if not self._publishes.acquire(blocking=False):
-            raise VolumeError(
-                Code.RESOURCE_EXHAUSTED,
-                f"{PUBLISHES_AT_ONCE} volumes of this node are being published: try again later",
-            )
-        try:
-            self._targets.publish(target, volume)
-        finally:
-            self._publishes.release()
+        self._targets.publish(target, volume)
         log.info("volume %s is on %s", request.volume_id, target)
         return csi_pb2.NodePublishVolumeResponse()
 
