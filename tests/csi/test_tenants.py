@@ -79,6 +79,14 @@ def test_slow_volumes_hold_up_nobody_else(kubelet: Kubelet, target: Path):
     assert not any(is_mountpoint(place) or place.exists() for place in ended)
 
 
+def test_the_driver_ends_beside_a_volume_that_is_not_ready(kubelet: Kubelet):
+    with slow_volumes(kubelet, 1) as ended:
+        kubelet.end("driver")
+        kubelet.start("driver")
+        assert kubelet.call("Probe", "Identity").ready.value
+        assert all(map(is_mountpoint, ended))
+
+
 def test_of_too_many_at_once_the_rest_is_to_come_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

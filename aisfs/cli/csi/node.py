@@ -80,7 +80,6 @@ def driver(
                 f"{error.name} is missing: install aisfs with its extra csi"
             ) from error
     run(socket, node_id, mounter, permitted)
-    return Exit.OK
 
 
 @csi.command(cls=Documented)

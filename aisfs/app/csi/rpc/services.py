@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 from google.protobuf.message_factory import GetMessageClass
@@ -140,8 +140,8 @@ class Node:
         )
 
 
-def run(path: Path, node_id: str, mounter: Path, permitted: Permitted) -> None:
-    """Serve calls until SIGTERM. Volumes stay mounted.
+def run(path: Path, node_id: str, mounter: Path, permitted: Permitted) -> NoReturn:
+    """Serve calls until SIGTERM; then end the process. Volumes stay mounted.
 
     Raises:
         VolumeError: `path` cannot be listened on.
@@ -162,6 +162,9 @@ def run(path: Path, node_id: str, mounter: Path, permitted: Permitted) -> None:
     log.info("driver %s serves node %s on %s", DRIVER, node_id, path)
     signal.sigwait(_ENDING)
     server.stop(GRACE_SECONDS).wait()
+    logging.shutdown()
+    # Python would wait for the threads of volumes that are not ready. These go on without this process.
+    os._exit(0)
 
 
 _ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
