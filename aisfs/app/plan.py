@@ -24,6 +24,7 @@ from aisfs.config import (
 )
 from aisfs.core.namespace.keys import is_shard
 from aisfs.core.namespace.patterns import EVERY_KEY, KeyFilter, is_pattern
+from aisfs.core.namespace.reach import Reach
 from aisfs.core.namespace.shard_lists import is_shard_list, parse_shard_list
 from aisfs.core.namespace.sources import (
     LIST_SUFFIX,
@@ -65,6 +66,8 @@ class SourcePlan:
     """Whether only a part of the source is read, so that the whole of it need not be listable."""
     rescan: bool = False
     """Whether no index is taken from the disk cache."""
+    reach: Reach | None = None
+    """Where redirects of web servers may lead, if somebody else than the user named the source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

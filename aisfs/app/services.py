@@ -122,7 +122,7 @@ async def open_services(plan: SourcePlan) -> AsyncIterator[Services]:
     metrics = Metrics()
     may = {"may_be_unlistable": plan.partly, "create_bucket": plan.writing.create_bucket}
     async with (
-        open_source(plan.source, plan.cluster, metrics, **may) as opened,
+        open_source(plan.source, plan.cluster, metrics, reach=plan.reach, **may) as opened,
         _open_disk(plan) as (blocks, staging),
         background_thread() as background,
         trio.open_nursery() as nursery,

@@ -15,6 +15,7 @@ from aisfs.ais.client import AISClient
 from aisfs.ais.identification import check_answers, identify_endpoint
 from aisfs.app.stores import as_served, is_writable, open_store
 from aisfs.config import ClusterSettings
+from aisfs.core.namespace.reach import Reach
 from aisfs.core.namespace.sources import (
     BucketSource,
     DatasetSource,
@@ -61,13 +62,19 @@ class OpenSource:
         return self.root.bucket
 
 
-def connect(source: Source, cluster: ClusterSettings, metrics: Metrics | None = None) -> OpenSource:
+def connect(
+    source: Source,
+    cluster: ClusterSettings,
+    metrics: Metrics | None = None,
+    reach: Reach | None = None,
+) -> OpenSource:
     """Return a source with the store that has its objects, without asking the store anything.
 
     Args:
         source: As planned.
         cluster: How to reach its store.
         metrics: Where requests are counted that may cost money.
+        reach: Where redirects of web servers may lead, if that is limited.
 
     Raises:
         ConfigError: no store has it, or no single one.
@@ -84,7 +91,7 @@ def connect(source: Source, cluster: ClusterSettings, metrics: Metrics | None = 
             return OpenSource(source, DirectoryNode(local.bucket, ""), local)
         case BucketSource(bucket, prefix):
             return OpenSource(
-                source, DirectoryNode(bucket, prefix), open_store(source, cluster, count)
+                source, DirectoryNode(bucket, prefix), open_store(source, cluster, count, reach)
             )
         case Everything():
             return OpenSource(source, RootNode(), AISClient(cluster))
@@ -94,7 +101,7 @@ def connect(source: Source, cluster: ClusterSettings, metrics: Metrics | None = 
             found = source.below(root, local.bucket, os.path.realpath)
             return OpenSource(found, DatasetNode(), local)
         case DatasetSource():
-            return OpenSource(source, DatasetNode(), open_store(source, cluster, count))
+            return OpenSource(source, DatasetNode(), open_store(source, cluster, count, reach))
         case _:
             assert_never(source)
 
@@ -107,6 +114,7 @@ async def open_source(
     *,
     may_be_unlistable: bool = False,
     create_bucket: bool = False,
+    reach: Reach | None = None,
 ) -> AsyncIterator[OpenSource]:
     """Connect the store of a source, with retries, once it has answered; count its calls.
 
@@ -116,11 +124,12 @@ async def open_source(
         metrics: Where calls are counted.
         may_be_unlistable: Accept a bucket whose listing is denied, and a web server without an index.
         create_bucket: Make the bucket of the source if it is missing.
+        reach: Where redirects of web servers may lead, if that is limited.
 
     Raises:
         AisfsError: the store cannot be reached, or the source does not exist.
     """
-    found = connect(source, cluster, metrics)
+    found = connect(source, cluster, metrics, reach)
     limit = None if isinstance(found.store, LocalStore) else cluster.bandwidth_limit
     pipeline = CallPipeline(
         found.store, deadline=cluster.io_timeout, download_limit=limit, metrics=metrics

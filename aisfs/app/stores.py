@@ -5,6 +5,7 @@ import logging
 
 from aisfs.ais.client import AISClient
 from aisfs.config import ClusterSettings, clouds
+from aisfs.core.namespace.reach import Reach
 from aisfs.core.namespace.sources import (
     BucketSource,
     DatasetSource,
@@ -133,6 +134,7 @@ def open_store(
     source: BucketSource | DatasetSource,
     cluster: ClusterSettings,
     count: Count = uncounted,
+    reach: Reach | None = None,
 ) -> WritableStore:
     """Return the store that has what a source names, without asking it anything.
 
@@ -140,6 +142,7 @@ def open_store(
         source: Its buckets are those of one store.
         cluster: How to reach it.
         count: Told the class and the number of requests that somebody may charge for.
+        reach: Where redirects of web servers may lead, if that is limited.
 
     Raises:
         ConfigError: there is none, or what it needs is not installed.
@@ -160,7 +163,11 @@ def open_store(
             return CloudStore(cluster, count)
         case Provider.HTTP | Provider.HTTPS:
             return WebStore(
-                cluster, buckets=_buckets(source), named=named_files(source), count=count
+                cluster,
+                buckets=_buckets(source),
+                named=named_files(source),
+                count=count,
+                reach=reach,
             )
         case Provider.HF:
             return open_hub(cluster, _buckets(source), count)

@@ -1,4 +1,4 @@
-"""TLS settings, and what the failures of connections mean.
+"""TLS settings, how far peers are, and what the failures of connections mean.
 
 Must not know: requests and replies.
 """
@@ -8,6 +8,9 @@ import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import IntEnum
+from functools import lru_cache
+from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,6 +31,35 @@ _PROBE_SECONDS = 3.0
 """For a handshake that only shows why another request failed."""
 _MOST_TEXT = 300
 """Characters of what a library says that are passed on."""
+
+
+class Distance(IntEnum):
+    """How far a peer is, as far as its address tells."""
+
+    MACHINE = 0
+    """This one, or what it alone sees: metadata services have addresses of the link."""
+    NETWORK = 1
+    """A private network."""
+    WORLD = 2
+
+
+@lru_cache(maxsize=1024)
+def distance(peer: str, own: str) -> Distance:
+    """Return how far a peer is, by its address and that which this machine has towards it."""
+    address = ip_address(peer.partition("%")[0])
+    address = getattr(address, "ipv4_mapped", None) or address
+    if peer == own or address.is_loopback or address.is_link_local or address.is_unspecified:
+        return Distance.MACHINE
+    return Distance.WORLD if address.is_global else Distance.NETWORK
+
+
+def distance_of(sock: socket.socket) -> Distance:
+    """Return how far the peer of a connected socket is.
+
+    Raises:
+        OSError: it is connected no more.
+    """
+    return distance(sock.getpeername()[0], sock.getsockname()[0])
 
 
 class WrongHost(OSError):

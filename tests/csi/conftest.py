@@ -17,7 +17,7 @@ from aisfs.app.csi.rpc import csi_pb2
 from tests.mount.content import fill
 from tests.support.mounts import environment, eventually, is_mountpoint, start_aisfs
 from tests.support.preloaded import Started
-from tests.support.servers import running_server
+from tests.support.servers import RunningServer, running_server
 from tests.support.tars import END, entry
 
 TOKEN = "a-secret-token"
@@ -29,7 +29,7 @@ class Kubelet:
     """Calls of kubelet, and the processes behind them."""
 
     place: Path
-    endpoint: str
+    server: RunningServer
     processes: dict[str, Started] = field(default_factory=dict)
     channel: grpc.Channel | None = None
 
@@ -42,7 +42,7 @@ class Kubelet:
                 "--mounter", str(self.place / "mounter.sock"),
             ),
         }[name]  # fmt: skip
-        env = {"AIS_ENDPOINT": self.endpoint, "AISFS_CACHE_DIR": str(self.place / "cache")}
+        env = {"AIS_ENDPOINT": self.server.endpoint, "AISFS_CACHE_DIR": str(self.place / "cache")}
         said = "serves node" if name == "driver" else "waiting for volumes"
         before = self.log().count(said)
         with open(self.place / f"{name}.log", "ab") as output:
@@ -133,10 +133,13 @@ def running_kubelet() -> Iterator[Kubelet]:
         place = Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="aisfs-csi-"))
         ).resolve()
-        fill(place / "store" / "b", {"a.txt": b"a", "#.tar": shard, "x.tar": shard})
+        fill(
+            place / "store" / "b",
+            {"a.txt": b"a", "#.tar": shard, "x.tar": shard, "slow.tar": shard},
+        )
         (place / "pods").mkdir()
-        server = stack.enter_context(running_server(place / "store"))
-        kubelet = Kubelet(place, server.endpoint)
+        server = stack.enter_context(running_server(place / "store", faulty=True))
+        kubelet = Kubelet(place, server)
         try:
             kubelet.start("mounter")
             kubelet.start("driver")

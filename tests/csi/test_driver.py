@@ -152,11 +152,36 @@ def test_without_a_mounter_the_driver_is_not_ready(kubelet: Kubelet, target: Pat
 WRONG = {
     "no bucket": ("ais://missing", {}, "NOT_FOUND", "ais://missing"),
     "no source": ("", {}, "INVALID_ARGUMENT", "no attribute source"),
-    "a directory": ("/etc", {}, "INVALID_ARGUMENT", "/etc: a volume shows buckets"),
+    "a directory": ("/etc", {}, "INVALID_ARGUMENT", "source /etc: it does not begin with a scheme"),
     "a list file": ("/proc/self/x.json", {}, "INVALID_ARGUMENT", "a volume shows buckets"),
+    "a file as a URL": ("file:///etc/", {}, "INVALID_ARGUMENT", "file:// is not permitted"),
+    "files of the mounter": ("local://etc/", {}, "INVALID_ARGUMENT", "local:// is not permitted"),
+    "a path in braces": ("ais://b {ais://b,/etc}", {}, "INVALID_ARGUMENT", "source {ais://b,/etc}: it"),
+    "a web server": ("https://127.0.0.1/x/", {}, "INVALID_ARGUMENT", "https:// is not permitted"),
+    "a password": ("https://u:pass@h/x/", {}, "INVALID_ARGUMENT", "source https://…: https://"),
+    "a cloud itself": ("s3+direct://b", {}, "INVALID_ARGUMENT", "s3+direct:// is not permitted"),
+    "a source as a mount option": (
+        "ais://b", {"flags": ["source=file://etc/"]}, "INVALID_ARGUMENT", "file:// is not permitted",
+    ),
+    "labels of the mounter": (
+        "ais://b/x.tar", {"view": "class", "label": "csv:file://etc/passwd"},
+        "INVALID_ARGUMENT", "file:// is not permitted",
+    ),
+    "labels of a web server": (
+        "ais://b/x.tar", {"view": "class", "label": "csv:http://127.0.0.1/x.csv"},
+        "INVALID_ARGUMENT", "http:// is not permitted",
+    ),
+    "a long wait": ("ais://b", {"io_timeout": 86400}, "INVALID_ARGUMENT", "at most 300 seconds"),
+    "an endless wait": ("ais://b", {"io_timeout": "inf"}, "INVALID_ARGUMENT", "at most 300 seconds"),
+    "no cluster": ("s3://b", {"endpoint": ""}, "INVALID_ARGUMENT", "endpoint: it is empty"),
+    "metadata": (
+        "ais://b", {"endpoint": "http://169.254.169.254"}, "INVALID_ARGUMENT",
+        "the host 169.254.169.254 is not permitted",
+    ),
+    "a NUL": ("ais://b", {"include": "a\0b"}, "INVALID_ARGUMENT", "NUL"),
     "a file of labels": (
         "ais://b/x.tar", {"view": "class", "label": "csv:/proc/1/environ"},
-        "INVALID_ARGUMENT", "name the object with its bucket",
+        "INVALID_ARGUMENT", "label csv: /proc/1/environ: it does not begin with a scheme",
     ),
     "a cache": ("ais://b", {"cache_dir": "/x"}, "INVALID_ARGUMENT", "cache-dir: no option of volumes"),
     "a log": ("ais://b", {"log_file": "/x"}, "INVALID_ARGUMENT", "log-file: no option of volumes"),
@@ -166,7 +191,7 @@ WRONG = {
     "a bad value": ("ais://b", {"attr_ttl": "soon"}, "INVALID_ARGUMENT", "--attr-ttl: "),
     "an unknown secret": ("ais://b", {"secrets": {"x": "y"}}, "INVALID_ARGUMENT", "secret x: "),
     "another cluster": (
-        "ais://b", {"endpoint": "http://127.0.0.1:9", "io_timeout": 1}, "UNAVAILABLE", "127.0.0.1:9"
+        "ais://b", {"endpoint": "http://127.0.0.1:9"}, "INVALID_ARGUMENT", "127.0.0.1:9 is not permitted"
     ),
 }  # fmt: skip
 

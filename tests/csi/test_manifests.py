@@ -20,18 +20,26 @@ CHART = DEPLOY / "chart"
 TEMPLATES = sorted((CHART / "templates").glob("*.yaml"))
 PLAIN = sorted(DEPLOY.glob("*.yaml"))
 _PLACE = re.compile(r"\{\{ \.(Values|Release)\.(\w+)( \| quote)? \}\}")
+_EACH = re.compile(r" *\{\{- range \.Values\.(\w+) \}\}\n(.*?\n) *\{\{- end \}\}\n", re.DOTALL)
 """All that the templates use of helm's language."""
+LISTS = {"allowSchemes": ["https", "hf"], "allowHosts": ["data.example.com", "10.0.0.7:8080"]}
+"""What the values have no elements of by default."""
 
 
 def rendered(template: Path) -> str:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert all(values[name] == [] for name in LISTS)
+    values |= LISTS
     known = {"Values": values, "Release": {"Namespace": "aisfs"}}
 
     def value(match: re.Match[str]) -> str:
         found = str(known[match[1]][match[2]])
         return f'"{found}"' if match[3] else found
 
-    text = _PLACE.sub(value, template.read_text())
+    def each(match: re.Match[str]) -> str:
+        return "".join(match[2].replace("{{ . }}", item) for item in values[match[1]])
+
+    text = _PLACE.sub(value, _EACH.sub(each, template.read_text()))
     assert "{{" not in text, "helm's language beyond what this test renders"
     return text
 

@@ -1,9 +1,12 @@
 """What a volume may ask for."""
 
+from pathlib import Path
+
 import pytest
 
-from aisfs.app.csi.mounter import check_token
-from aisfs.app.csi.volumes import ALLOWED, parse_volume
+from aisfs.app.csi.permitted import Permitted
+from aisfs.app.csi.volumes import ALLOWED, check_endpoint, check_plan, parse_volume
+from aisfs.app.plan import plan_mount
 from aisfs.config import ALL_SETTINGS
 from aisfs.errors import ConfigError
 from tests.docs.documents import ROOT, section
@@ -36,10 +39,65 @@ def test_certificates_are_in_memory_only():
         assert file.read() == TEXT
 
 
-def test_the_token_of_the_node_goes_to_its_own_cluster_only(monkeypatch: pytest.MonkeyPatch):
+def test_another_cluster_needs_a_permission_and_a_token_of_its_own(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("AIS_ENDPOINT", "http://own:8080")
     monkeypatch.setenv("AIS_AUTHN_TOKEN", "secret")
-    check_token({"endpoint": "http://own:8080"})
-    check_token({"endpoint": "http://other:8080", "token": "its own"})
+
+    def check(endpoint: str, token: str = "", hosts: tuple[str, ...] = ()) -> None:
+        check_endpoint(
+            parse_volume(
+                {"source": "ais://b", "endpoint": endpoint},
+                secrets={"token": token} if token else {},
+                read_only=True,
+                permitted=Permitted(hosts=hosts),
+            )
+        )
+
+    check("http://own:8080")
+    check("own:8080/")
+    check("http://other:8080", "its own", ("other:8080",))
     with pytest.raises(ConfigError, match="the token of this node is for another cluster"):
-        check_token({"endpoint": "http://other:8080"})
+        check("http://other:8080", hosts=("other:8080",))
+    for endpoint in ("http://other:8080", "http://own", "http://u@own:8080", ""):
+        with pytest.raises(ConfigError, match=r"endpoint|no user or password"):
+            check(endpoint, "its own")
+
+
+@pytest.mark.parametrize("host", ["", "https://h", "h/x", "u@h", "h:x", "*.h", "h "])
+def test_hosts_that_are_none(host: str):
+    with pytest.raises(ConfigError):
+        Permitted(hosts=(host,))
+
+
+@pytest.mark.parametrize(
+    ("attributes", "reason"),
+    [
+        ({"source": "https://ok/a.tar https://{ok,127.0.0.1}/b.tar"}, "host 127.0.0.1 is not"),
+        (
+            {"source": "https://ok/a.tar", "view": "class", "label": "csv:https://no/t.csv"},
+            "host no",
+        ),
+        ({"source": "http://ok:81/d/"}, "host ok:81 is not permitted"),
+        ({"source": "https://ok@169.254.169.254/x.tar"}, "no user or password"),
+        ({"source": "s3://b/x.tar"}, "s3\\+direct:// is not permitted"),
+        ({"source": "oc://b/x.tar"}, "oci:// is not permitted"),
+    ],
+)
+def test_what_names_turn_out_to_mean_counts(
+    attributes: dict[str, str], reason: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Here no endpoint is known, so that AIStore's clouds would be the clouds themselves."""
+    monkeypatch.delenv("AIS_ENDPOINT", raising=False)
+    permitted = Permitted(("http", "https"), ("ok",))
+    volume = parse_volume(attributes, read_only=True, permitted=permitted)
+    with pytest.raises(ConfigError, match=reason):
+        check_plan(volume, plan_mount(volume.sources, Path("/dev/fd/3"), (), volume.settings))
+
+
+def test_what_is_permitted_passes():
+    volume = parse_volume(
+        {"source": "https://ok/{a,b}.tar", "view": "class", "label": "csv:https://ok/t.csv"},
+        read_only=True,
+        permitted=Permitted(("https",), ("OK:443",)),
+    )
+    check_plan(volume, plan_mount(volume.sources, Path("/dev/fd/3"), (), volume.settings))

@@ -195,7 +195,7 @@ def test_a_list_in_a_bucket_names_no_file_of_this_machine(
         (folder / "files.json").write_text(json.dumps({"shardlist": [{"url": url}]}))
         try:
             with (
-                pytest.raises(MountFailedError, match="cannot name local files") as caught,
+                pytest.raises(MountFailedError, match="it is a file of this machine") as caught,
                 mounted("ais://pets/files.json", mountpoint, endpoint=server.endpoint),
             ):
                 pass

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from aisfs.app.csi.permitted import IO_TIMEOUT_MOST, SCHEMES, Permitted
 from aisfs.cli.exits import Exit
 from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import log_options, start_logging
@@ -35,13 +36,42 @@ def csi() -> None:
     type=click.Path(path_type=Path),
     help="Socket of `aisfs csi mounter`.",
 )
+@click.option(
+    "--allow-scheme",
+    multiple=True,
+    type=click.Choice(SCHEMES),
+    help="Let volumes show this, too, besides what AIStore serves.",
+)
+@click.option(
+    "--allow-host",
+    metavar="HOST[:PORT]",
+    multiple=True,
+    help="Let volumes name this web server, or this endpoint of another AIStore.",
+)
+@click.option(
+    "--max-io-timeout",
+    metavar="S",
+    default=IO_TIMEOUT_MOST,
+    show_default=True,
+    type=click.FloatRange(min=0, min_open=True),
+    help="Most seconds that a volume may set as its io-timeout.",
+)
 @log_options
-def driver(node_id: str, socket: Path, mounter: Path, **log_settings: object) -> int:
+def driver(
+    node_id: str,
+    socket: Path,
+    mounter: Path,
+    allow_scheme: tuple[str, ...],
+    allow_host: tuple[str, ...],
+    max_io_timeout: float,
+    **log_settings: object,
+) -> int:
     """Take the calls of kubelet on this node, as root.
 
     Each volume is mounted and handed to `aisfs csi mounter`. Volumes stay mounted when the driver ends.
     """
     start_logging(LogSettings.load(log_settings), foreground=True)
+    permitted = Permitted(allow_scheme, allow_host, max_io_timeout)
     with loading():
         try:
             from aisfs.app.csi.rpc.services import run
@@ -49,8 +79,7 @@ def driver(node_id: str, socket: Path, mounter: Path, **log_settings: object) ->
             raise ConfigError(
                 f"{error.name} is missing: install aisfs with its extra csi"
             ) from error
-    run(socket, node_id, mounter)
-    return Exit.OK
+    run(socket, node_id, mounter, permitted)
 
 
 @csi.command(cls=Documented)

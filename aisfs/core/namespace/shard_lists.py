@@ -94,7 +94,8 @@ def _patterns(name: str, found: _List, directory: str, base: str | None) -> Iter
 
 def _joined(place: str, url: str) -> str:
     """Return where a URL leads that may be relative to `place`, a directory."""
-    url = url.removeprefix("file://")
+    if url.startswith("file:///") or not place_end(place):
+        url = url.removeprefix("file://")
     if "://" in url or url.startswith("/"):
         return url
     end = place_end(place)

@@ -10,6 +10,7 @@ from itertools import chain, pairwise
 
 from aisfs.core.namespace.keys import entry_name, is_shard
 from aisfs.core.namespace.patterns import GlobPattern, KeyFilter
+from aisfs.core.namespace.reach import Reach
 from aisfs.core.namespace.shard_lists import LIST_MAX, parse_shard_list
 from aisfs.core.namespace.sources import (
     DatasetSource,
@@ -249,7 +250,7 @@ async def read_shard_list(
     """Return the shards that a list in a bucket names.
 
     Raises:
-        ConfigError: the object is no such list.
+        ConfigError: the object is no such list, or names what a list in a bucket may not.
     """
     assert pattern.bucket is not None, "a list file of this machine was read before"
     if info.size > LIST_MAX:
@@ -259,13 +260,11 @@ async def read_shard_list(
         await store.read_range(pattern.bucket, info, 0, memoryview(data))
     place = url_of(pattern.bucket, pattern.directory)
     found = parse_shard_list(str(pattern), bytes(data), directory=place)
-    if local := next((shard for shard in found if shard.bucket is None), None):
-        raise ConfigError(f"{pattern} names {local}: a list in a bucket cannot name local files")
     if pattern.bucket.store:
         found = tuple(pattern_without_aistore(shard) for shard in found)
+    reach = Reach.of_list(pattern.bucket)
     for shard in found:
-        if shard.bucket is not None and shard.bucket.store != pattern.bucket.store:
-            raise ConfigError(f"{pattern} names {shard}, which another store has")
+        reach.check(f"{pattern} names {shard}", shard.bucket)
     return found
 
 

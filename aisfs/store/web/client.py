@@ -16,8 +16,10 @@ from aisfs.config import ClusterSettings
 from aisfs.connections.connection_pool import ConnectionPool
 from aisfs.connections.connection_set import ConnectionSet
 from aisfs.connections.exchange import Exchange
-from aisfs.connections.network import network, speaks_tls, tls_options
+from aisfs.connections.network import Distance, distance_of, network, speaks_tls, tls_options
 from aisfs.connections.reply import Reply
+from aisfs.core.namespace.reach import Reach
+from aisfs.core.namespace.urls import split_url
 from aisfs.errors import (
     AccessDenied,
     AisfsError,
@@ -100,6 +102,7 @@ class WebClient:
         settings: ClusterSettings,
         secrets: HostHeaders | None = None,
         count: Count = uncounted,
+        reach: Reach | None = None,
     ) -> None:
         """Read the TLS settings; nothing is sent.
 
@@ -107,6 +110,8 @@ class WebClient:
             settings: Timeouts, TLS and connections.
             secrets: Headers for some hosts; by default those of the settings.
             count: Told of each request, those that were redirected too.
+            reach: Where redirects may lead; None for any host that is not nearer than the one
+                that redirects.
 
         Raises:
             ConfigError: a file that the settings name is unusable.
@@ -115,6 +120,7 @@ class WebClient:
         self._timeouts = settings.connect_timeout or None, settings.read_timeout or None
         self._deadline = settings.io_timeout
         self._count = count
+        self._reach = reach
         self._tls = tls_options(settings)
         headers = None if settings.anonymous else settings.http_headers
         self._secrets = HostHeaders.load(headers) if secrets is None else secrets
@@ -175,14 +181,16 @@ class WebClient:
         kind: str,
     ) -> tuple[str, Exchange]:
         """Send a request and go where it is redirected to."""
+        far = Distance.MACHINE
         for _ in range(_HOPS_MOST):
             self._count(kind, 1)
-            sent = self._transmit(connections, method, url, subject, headers)
+            sent, far = self._transmit(connections, method, url, subject, headers, far)
             location = sent.head.headers.get("location")
             if sent.head.status not in _REDIRECTS or not location:
                 return url, sent
             self._drain(sent, subject)
             url = _next_url(subject, url, location)
+            self._check_reach(subject, url)
         raise ProtocolError(f"{subject}: redirected in circles, to {_where(url)}")
 
     def _transmit(
@@ -192,7 +200,9 @@ class WebClient:
         url: str,
         subject: str,
         headers: Mapping[str, str],
-    ) -> Exchange:
+        least: Distance,
+    ) -> tuple[Exchange, Distance]:
+        """Send a request to a peer that is no nearer than `least`; return how far it is, too."""
         parts = urlsplit(url)
         target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
         # Identity: a range of a compressed body is a range of other bytes.
@@ -201,11 +211,32 @@ class WebClient:
         try:
             with network(subject):
                 connection = connections.connected(url)
-                return Exchange(connection, method, target, said, timeout=self._timeouts[1])
+                far = distance_of(connection.sock)
+                if far >= least:
+                    sent = Exchange(connection, method, target, said, timeout=self._timeouts[1])
+                    return sent, far
+            raise ProtocolError(
+                f"{subject}: redirected to {_where(url)}, which is nearer to this machine than the"
+                " server: name that place itself, if it is meant"
+            )
         except Unavailable as error:
             if isinstance(error.__cause__, ConnectionResetError):
                 self._check_scheme(url, subject)
             raise
+
+    def _check_reach(self, subject: str, url: str) -> None:
+        """Refuse to be redirected to a host that may not be named.
+
+        Raises:
+            AccessDenied: it is such a host.
+        """
+        if self._reach is None:
+            return
+        place = urlsplit(url)
+        try:
+            self._reach.check("it", split_url(f"{place.scheme}://{place.netloc}")[0])
+        except ConfigError as error:
+            raise AccessDenied(f"{subject}: redirected to {_where(url)}: {error}") from error
 
     def _check_scheme(self, url: str, subject: str) -> None:
         """Find out whether a server that gives no answer wants TLS.

@@ -19,6 +19,7 @@ from cachetools import TTLCache
 from aisfs.config import ClusterSettings
 from aisfs.connections.connection_set import ConnectionSet
 from aisfs.core.namespace.keys import INDEX_DIRECTORY
+from aisfs.core.namespace.reach import Reach
 from aisfs.core.namespace.urls import has_no_path, url_of
 from aisfs.errors import (
     BucketNotFound,
@@ -70,6 +71,7 @@ class WebStore(ReadOnlyStore):
         buckets: Iterable[Bucket] = (),
         named: Iterable[tuple[Bucket, str]] = (),
         count: Count = uncounted,
+        reach: Reach | None = None,
     ) -> None:
         """Read the TLS settings; nothing is sent.
 
@@ -79,11 +81,12 @@ class WebStore(ReadOnlyStore):
             named: Files that were named one by one. A directory with any of them is taken to have
                 no others.
             count: Told of each request.
+            reach: Where redirects may lead, if that is limited.
 
         Raises:
             ConfigError: a file that the settings name is unusable.
         """
-        self._client = WebClient(settings, count=count)
+        self._client = WebClient(settings, count=count, reach=reach)
         self._buckets = sorted(buckets)
         self._at_once = settings.max_connections
         self._retrier = Retrier(deadline=settings.io_timeout)

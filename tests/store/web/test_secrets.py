@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from aisfs.config import ClusterSettings
+from aisfs.connections.network import Distance
+from aisfs.core.namespace.reach import Reach
 from aisfs.errors import AccessDenied, ConfigError, ProtocolError
 from aisfs.model import Bucket, Provider
 from aisfs.redaction import shown
@@ -70,6 +72,63 @@ async def test_redirects_to_nowhere(location):
     async with store_over(front, deadline=3) as (store, bucket, _):
         with pytest.raises(ProtocolError, match="redirected"):
             await store.head(bucket, "k")
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "follows"),
+    [
+        (Distance.WORLD, Distance.WORLD, True),
+        (Distance.WORLD, Distance.NETWORK, False),
+        (Distance.WORLD, Distance.MACHINE, False),
+        (Distance.NETWORK, Distance.WORLD, True),
+        (Distance.NETWORK, Distance.NETWORK, True),
+        (Distance.NETWORK, Distance.MACHINE, False),
+        (Distance.MACHINE, Distance.MACHINE, True),
+    ],
+)
+async def test_a_redirect_leads_no_nearer_to_this_machine(first, then, follows, monkeypatch):
+    with scripted_server(MiniSite()) as inner:
+
+        def front(seen: Seen, connection: socket.socket) -> bool:
+            connection.sendall(reply(302, {"Location": f"{inner.endpoint}/k?secret=x"}))
+            return True
+
+        async with store_over(front, deadline=3) as (store, bucket, _):
+            port = urlsplit(f"http://{bucket.name}").port
+            monkeypatch.setattr(
+                "aisfs.store.web.client.distance_of",
+                lambda sock: first if sock.getpeername()[1] == port else then,
+            )
+            if follows:
+                assert (await store.head(bucket, "k")).size == len(DATA)
+                return
+            with pytest.raises(ProtocolError, match="nearer to this machine") as caught:
+                await store.head(bucket, "k")
+        assert "secret" not in str(caught.value)
+        assert not inner.seen
+
+
+@pytest.mark.parametrize(("hosts", "follows"), [((), False), (("inner",), True)])
+async def test_a_redirect_leads_only_where_a_tenant_may_go(hosts, follows):
+    with scripted_server(MiniSite()) as inner:
+        inner_host = urlsplit(inner.endpoint).netloc
+
+        def front(seen: Seen, connection: socket.socket) -> bool:
+            connection.sendall(reply(302, {"Location": f"{inner.endpoint}/k"}))
+            return True
+
+        with scripted_server(front) as server:
+            bucket = Bucket(urlsplit(server.endpoint).netloc, Provider.HTTP)
+            permitted = [bucket.name, *(inner_host for _ in hosts)]
+            reach = Reach.of_tenant(["http"], permitted)
+            store = CallPipeline(WebStore(ClusterSettings(), reach=reach), deadline=3)
+            if follows:
+                assert (await store.head(bucket, "k")).size == len(DATA)
+            else:
+                with pytest.raises(AccessDenied, match=f"the host {inner_host} is not permitted"):
+                    await store.head(bucket, "k")
+            await store.aclose()
+        assert bool(inner.seen) is follows
 
 
 async def test_redirects_in_circles():

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 from google.protobuf.message_factory import GetMessageClass
@@ -15,8 +15,9 @@ from google.protobuf.wrappers_pb2 import BoolValue
 from aisfs.ais.transport.client import VERSION
 from aisfs.app.csi.failures import Code, VolumeError, code_of
 from aisfs.app.csi.mounter import connect
+from aisfs.app.csi.permitted import Permitted
 from aisfs.app.csi.rpc import csi_pb2
-from aisfs.app.csi.targets import State, Targets, state_of
+from aisfs.app.csi.targets import PUBLISHES_AT_ONCE, State, Targets, facts_of
 from aisfs.app.csi.volumes import parse_volume
 from aisfs.errors import AisfsError
 
@@ -24,8 +25,8 @@ log = logging.getLogger(__name__)
 
 DRIVER = "csi.aisfs"
 """The name that manifests call the driver by."""
-CALLS_AT_ONCE = 16
-"""A volume that shows a large dataset takes minutes to open, and others should not wait for it."""
+CALLS_AT_ONCE = PUBLISHES_AT_ONCE + 64
+"""Threads, which are made when they are needed. No other call ever waits for volumes that are being published."""
 GRACE_SECONDS = 5
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -60,10 +61,11 @@ class Identity:
 class Node:
     """Mounts volumes on this node."""
 
-    def __init__(self, node_id: str, targets: Targets) -> None:
-        """Mount with `targets`, on the node that Kubernetes calls `node_id`."""
+    def __init__(self, node_id: str, targets: Targets, permitted: Permitted) -> None:
+        """Mount with `targets` what is `permitted`, on the node that Kubernetes calls `node_id`."""
         self._node_id = node_id
         self._targets = targets
+        self._permitted = permitted
 
     def NodeGetInfo(self, request: csi_pb2.NodeGetInfoRequest) -> csi_pb2.NodeGetInfoResponse:
         """Return the name of the node."""
@@ -94,7 +96,11 @@ class Node:
             modes.MULTI_NODE_READER_ONLY,
         )
         volume = parse_volume(
-            request.volume_context, wanted.mount.mount_flags, request.secrets, read_only=read_only
+            request.volume_context,
+            wanted.mount.mount_flags,
+            request.secrets,
+            read_only=read_only,
+            permitted=self._permitted,
         )
         self._targets.publish(target, volume)
         log.info("volume %s is on %s", request.volume_id, target)
@@ -104,7 +110,7 @@ class Node:
         self, request: csi_pb2.NodeUnpublishVolumeRequest
     ) -> csi_pb2.NodeUnpublishVolumeResponse:
         """Unmount a volume; nothing to do if it is not mounted."""
-        target = _target(request.volume_id, request.target_path)
+        target = _resolved(_target(request.volume_id, request.target_path))
         self._targets.unpublish(target)
         log.info("volume %s is no more on %s", request.volume_id, target)
         return csi_pb2.NodeUnpublishVolumeResponse()
@@ -113,15 +119,14 @@ class Node:
         self, request: csi_pb2.NodeGetVolumeStatsRequest
     ) -> csi_pb2.NodeGetVolumeStatsResponse:
         """Return the size that `df` shows, and whether the daemon of the volume answers."""
-        target = _target(request.volume_id, request.volume_path)
-        state = state_of(target)
+        target = _resolved(_target(request.volume_id, request.volume_path))
+        state, facts = facts_of(target)
         if state is State.FREE:
             raise VolumeError(Code.NOT_FOUND, f"{target}: no volume is mounted there")
-        if state is not State.SERVED:
+        if facts is None:
             condition = csi_pb2.VolumeCondition(abnormal=True, message=state.value)
             usage = csi_pb2.VolumeUsage(unit=csi_pb2.VolumeUsage.BYTES)
             return csi_pb2.NodeGetVolumeStatsResponse(usage=[usage], volume_condition=condition)
-        facts = os.statvfs(target)
         size = facts.f_blocks * facts.f_frsize
         bytes_ = csi_pb2.VolumeUsage(
             unit=csi_pb2.VolumeUsage.BYTES, total=size, available=facts.f_bavail * facts.f_frsize
@@ -135,8 +140,8 @@ class Node:
         )
 
 
-def run(path: Path, node_id: str, mounter: Path) -> None:
-    """Serve calls until SIGTERM. Volumes stay mounted.
+def run(path: Path, node_id: str, mounter: Path, permitted: Permitted) -> NoReturn:
+    """Serve calls until SIGTERM; then end the process. Volumes stay mounted.
 
     Raises:
         VolumeError: `path` cannot be listened on.
@@ -145,7 +150,7 @@ def run(path: Path, node_id: str, mounter: Path) -> None:
     server = grpc.server(ThreadPoolExecutor(CALLS_AT_ONCE))
     for name, service in (
         ("Identity", Identity(mounter)),
-        ("Node", Node(node_id, Targets(mounter))),
+        ("Node", Node(node_id, Targets(mounter), permitted)),
     ):
         server.add_generic_rpc_handlers((_handlers(name, service),))
     path.unlink(missing_ok=True)
@@ -157,6 +162,9 @@ def run(path: Path, node_id: str, mounter: Path) -> None:
     log.info("driver %s serves node %s on %s", DRIVER, node_id, path)
     signal.sigwait(_ENDING)
     server.stop(GRACE_SECONDS).wait()
+    logging.shutdown()
+    # Python would wait for the threads of volumes that are not ready. These go on without this process.
+    os._exit(0)
 
 
 _ENDING = frozenset({signal.SIGTERM, signal.SIGINT})
@@ -190,6 +198,14 @@ def _answering(method: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def _target(volume: str, path: str) -> Path:
-    if not volume or not os.path.isabs(path):
+    target = Path(path)
+    if not volume or not target.is_absolute() or not target.name or "\0" in path:
         raise VolumeError(Code.INVALID_ARGUMENT, "a call needs a volume id and an absolute path")
-    return Path(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+    if ".." in target.parts:
+        raise VolumeError(Code.INVALID_ARGUMENT, f"{target}: a path with `..`")
+    return target
+
+
+def _resolved(target: Path) -> Path:
+    """Return a target as the kernel calls it, if an older version of this driver has mounted there through a link."""
+    return Path(os.path.realpath(target.parent), target.name)
