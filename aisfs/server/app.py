@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from aisfs.server.api.appends import Appends
+from aisfs.server.api.attached import Attached
 from aisfs.server.api.buckets import Buckets, check_provider
 from aisfs.server.api.cluster import Cluster
 from aisfs.server.api.get_batch import Batches
@@ -65,6 +66,8 @@ _ALLOWED = {
     "download": "DELETE, GET, POST",
     "ml": "GET",
 }
+_ONLY_HERE = frozenset({"uploadId", "append_type", "archpath", "etl_name"})
+"""Queries of a PUT that AIStore passes on to other clusters, and this server does not."""
 
 
 def make_app(
@@ -94,6 +97,12 @@ class Server:
         self._cluster = Cluster(root, rules or JobRules())
         node = self._cluster.node_id
         self._objects = Objects(self._storage, node)
+        self._attached = Attached(
+            self._storage.state / "attached" if traps.attaches else None,
+            node,
+            self._cluster.proxy_id,
+            self.counters,
+        )
         self._appends = Appends(self._storage, self._objects, node)
         self._parts = Parts(self._storage, self._objects)
         self._batches = Batches(self._storage, self._cluster.proxy_id, self.counters)
@@ -110,7 +119,14 @@ class Server:
             deleted=self._indexes.forget,
         )
         jobs = ListJobs(self._storage, self._objects, registry)
-        self._buckets = Buckets(self._storage, self._cluster, jobs, self._indexes, self.counters)
+        self._buckets = Buckets(
+            self._storage,
+            self._cluster,
+            jobs,
+            self._indexes,
+            self.counters,
+            self._attached.in_use,
+        )
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Serve one request."""
@@ -180,7 +196,8 @@ class Server:
                 bucket, _, key = rest.partition(b"/")
                 return self._object(request, text_of(bucket), key)
             case "buckets":
-                return self._buckets.serve(request, text_of(rest).strip("/"))
+                far = self._attached.named_in(request)
+                return (far or self._buckets).serve(request, text_of(rest).strip("/"))
         return self._rest(request, name, text_of(rest))
 
     def _serve_s3(self, request: Request) -> Reply:
@@ -192,10 +209,15 @@ class Server:
     def _rest(self, request: Request, name: str, rest: str) -> Reply:
         if name == "ml":
             self.counters.add("batch" if request.marked else "redirect")
-            return self._batches.serve(request, rest)
+            far = self._attached.named_in(request)
+            return (far.batches if far else self._batches).serve(request, rest)
         self.counters.add("cluster")
         if name in ("daemon", "cluster") and request.method == "GET":
+            if request.query.get("what") == "remote":
+                return self._attached.listed()
             return self._cluster.what(request)
+        if name == "cluster" and request.method == "PUT" and rest in ("attach", "detach"):
+            return self._attached.change(request, rest)
         if name == "cluster" and request.method == "PUT":
             return self._cluster.jobs.change(request)
         if name == "reverse" and request.method == "GET":
@@ -221,39 +243,46 @@ class Server:
         return self._object(request, bucket, key)
 
     def _object(self, request: Request, name: str, key: bytes) -> Reply:
-        check_provider(request)
+        far = self._attached.named_in(request)
+        if far is None:
+            check_provider(request)
         if not name or not key:
             raise self._too_short(request, name)
         if request.method == "HEAD" and key.endswith(b"/"):
             raise no_object(name, key)
         check_key(key)
-        bucket = self._bucket(request, name)
+        bucket = self._bucket(request, name) if far is None else far.copies.bucket(name)
         if not request.marked:
             return self._redirect(request)
+        objects = self._objects if far is None else far.objects
+        return self._at_target(request, objects, bucket, key)
+
+    def _at_target(self, request: Request, objects: Objects, bucket: Bucket, key: bytes) -> Reply:
         count = self.counters.add
         match request.method:
             case "GET":
                 member = any(request.query.get(k) for k in ("archpath", "archmode"))
-                reply = self._objects.get(request, bucket, key)
+                reply = objects.get(request, bucket, key)
                 count("get_member" if member else "get")
                 count("get_bytes", _length(reply))
                 return reply
             case "HEAD":
                 count("head")
-                return self._objects.head(request, bucket, key)
+                return objects.head(request, bucket, key)
             case "PUT":
-                return self._put(request, bucket, key)
+                return self._put(request, objects, bucket, key)
             case "DELETE":
                 if "uploadId" in request.query:
                     return self._parts.abort(request, bucket, key)
                 count("delete")
-                reply = self._objects.delete(request, bucket, key)
-                self._indexes.forget(bucket, key)
+                reply = objects.delete(request, bucket, key)
+                if objects is self._objects:
+                    self._indexes.forget(bucket, key)
                 return reply
             case "PATCH":
                 count("patch")
-                return self._objects.patch(request, bucket, key)
-        return self._post(request, bucket, key)
+                return objects.patch(request, bucket, key)
+        return self._post(request, objects, bucket, key)
 
     def _too_short(self, request: Request, name: str) -> Failure:
         if request.method == "POST" and name:
@@ -269,17 +298,21 @@ class Server:
                 error.status = 400  # as a target says; 404 is what a proxy says of it
             raise
 
-    def _put(self, request: Request, bucket: Bucket, key: bytes) -> Reply:
+    def _put(self, request: Request, objects: Objects, bucket: Bucket, key: bytes) -> Reply:
         query, count = request.query, self.counters.add
+        if to := query.get("object_to"):
+            count("copy")
+            if objects is self._objects and to.split("/")[1:2] in (["@#"], ["@"], [""]):
+                return objects.copy(bucket, key, to)
+            return self._attached.copy(objects, bucket, key, to)
+        if objects is not self._objects and query.keys() & _ONLY_HERE:
+            raise unsupported("parts and appends in a remote bucket")
         if "uploadId" in query:
             count("part")
             count("put_bytes", request.length)
             return self._parts.put(request, bucket, key)
         if "etl_name" in query:
             raise unsupported("ETL")
-        if to := query.get("object_to"):
-            count("copy")
-            return self._objects.copy(bucket, key, to)
         if "append_type" in query:
             count("append")
             return self._appends.handle_request(request, bucket, key)
@@ -288,10 +321,12 @@ class Server:
             return self._appends.archive(request, bucket, key)
         count("put")
         count("put_bytes", request.length)
-        return self._objects.put(request, bucket, key)
+        return objects.put(request, bucket, key)
 
-    def _post(self, request: Request, bucket: Bucket, key: bytes) -> Reply:
+    def _post(self, request: Request, objects: Objects, bucket: Bucket, key: bytes) -> Reply:
         message = request.action()
+        if objects is not self._objects:
+            raise unsupported(f"{message.get('action')} in a remote bucket")
         match message.get("action"):
             case "mpt-complete":
                 return self._parts.complete(request, message.get("value"), bucket, key)

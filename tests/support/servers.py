@@ -69,6 +69,12 @@ class RunningServer:
         state = {"joined": joined} if ready is None else {"joined": joined, "ready": ready}
         self._control("POST", "/-/targets", state)
 
+    def attach(self, alias: str, other: "RunningServer") -> None:
+        """Attach another cluster (only with `traps`), as `@alias#`."""
+        names = {"Ais-Remote-Ais-Alias": alias, "Ais-Remote-Ais-Url": other.endpoint}
+        path = "/v1/cluster/attach?what=remote"
+        urlopen(Request(self.endpoint + path, headers=names, method="PUT"), timeout=10).close()
+
     def kill(self) -> None:
         """Kill the whole process group the hard way, as a power cut would."""
         _signal_group(self._process, signal.SIGKILL)

@@ -35,6 +35,8 @@ class Kindness:
     holds_both = False
     """An object and a directory may have one name, where they are on different disks; a target whose
     disk has the object then gives up listing that directory, as often as not."""
+    attaches = False
+    """Other clusters can be attached, with what is wrong about that: see `aisfs.server.api.attached`."""
     targets = 1
     """The simulated number of targets, each with two disks."""
 
@@ -81,6 +83,7 @@ class Traps(Kindness):
     loses_names = True
     like_amazon = False
     holds_both = True
+    attaches = True
 
     def __init__(self, folder: Path) -> None:
         """Directories that outlive their objects are kept in `folder`."""
