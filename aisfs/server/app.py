@@ -3,13 +3,19 @@
 One listener plays proxy and target. An object request that carries `pid` and `utm` was redirected
 and is served; any other one is redirected to this same address, as a proxy would do.
 
-One path is ours and not AIStore's:
+Two paths are ours and not AIStore's, the second only with traps:
 
     GET /-/requests    counts since the start, as JSON: list_page, list_buckets, head_bucket,
                        bucket_change, redirect, get, get_bytes, get_member, head, put, part, put_bytes,
                        append, delete, rename, patch, copy, batch, health, cluster, refused
                        (error replies). Those of the S3 API count too. `get` counts data requests, whole or ranged; `get_bytes` the
                        bytes their replies announced.
+
+    POST /-/move       data begins to move between targets as `aisfs.server.storage.moving` says; the
+                       body is a `Plan` in JSON, where all has a default. While it moves, it goes on
+                       by the new plan from its beginning.
+    DELETE /-/move     all data has moved
+    GET /-/move        as the others: {"moving": bool, "incomplete": bool, "version": of the map}
 """
 
 import errno
@@ -94,7 +100,7 @@ class Server:
         self._token = token
         self.counters = Counters()
         self._storage = Storage(root, traps)
-        self._cluster = Cluster(root, rules or JobRules())
+        self._cluster = Cluster(root, rules or JobRules(), traps.moving)
         node = self._cluster.node_id
         self._objects = Objects(self._storage, node)
         self._attached = Attached(
@@ -168,6 +174,8 @@ class Server:
         root = parts[1] if len(parts) > 1 else b""
         if request.raw_path == b"/-/requests":
             return json_reply(self.counters.snapshot())
+        if request.raw_path == b"/-/move" and self._storage.traps.moves_data:
+            return self._cluster.move(request)
         if caller := request.header("Ais-Caller-Id"):
             text = f"unexpected intra-cluster header on pub: 'Ais-Caller-Id={caller}'"
             raise Failure(403, text)
@@ -259,6 +267,7 @@ class Server:
 
     def _at_target(self, request: Request, objects: Objects, bucket: Bucket, key: bytes) -> Reply:
         count = self.counters.add
+        objects.check_moved(request, bucket, key)
         match request.method:
             case "GET":
                 member = any(request.query.get(k) for k in ("archpath", "archmode"))

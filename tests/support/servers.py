@@ -69,6 +69,18 @@ class RunningServer:
         state = {"joined": joined} if ready is None else {"joined": joined, "ready": ready}
         self._control("POST", "/-/targets", state)
 
+    def move(self, **plan: Any) -> dict[str, Any]:
+        """Let data move between targets (only with `traps`): see `aisfs.server.storage.moving.Plan`."""
+        return dict(self._control("POST", "/-/move", plan))
+
+    def moved(self) -> dict[str, Any]:
+        """Let all data have moved."""
+        return dict(self._control("DELETE", "/-/move"))
+
+    def move_state(self) -> dict[str, Any]:
+        """Say whether data moves."""
+        return dict(self._control("GET", "/-/move"))
+
     def attach(self, alias: str, other: "RunningServer") -> None:
         """Attach another cluster (only with `traps`), as `@alias#`."""
         names = {"Ais-Remote-Ais-Alias": alias, "Ais-Remote-Ais-Url": other.endpoint}

@@ -97,7 +97,7 @@ class Targets:
             return send(reply, environ, start_response)
         if request.path.startswith("/v1/objects/"):
             return self._object(request, asked, port, start_response)
-        if request.path == "/v1/daemon" and request.query.get("what") == "smap":
+        if request.path in ("/v1/daemon", "/v1/cluster") and request.query.get("what") == "smap":
             return self._map(environ, port, start_response)
         return self._app(environ, start_response)
 
@@ -151,7 +151,10 @@ class Targets:
             name: _node(node, name, f"http://{host}:{port}")
             for name, host in zip(self._all[: self._joined], HOSTS, strict=False)
         }
-        found["version"] = str(1 + self._joined)  # a proxy that starts anew counts anew
+        for each in list(found["tmap"])[:-1]:  # one is the cause of data that moves
+            found["tmap"][each]["flags"] = 0
+        # A proxy that starts anew counts anew.
+        found["version"] = str(int(found["version"]) + self._joined)
         return send(json_reply(found), environ, start_response)
 
 

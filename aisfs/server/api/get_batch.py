@@ -151,6 +151,7 @@ class Batches:
     def _read(self, bucket: Bucket, item: Item) -> BatchItem:
         key = os.fsencode(item.objname)
         check_key(key)
+        self._storage.traps.moving.check_readable(bucket.name, key)
         with self._storage.locks.reading((bucket.name, key)):
             found = bucket.find(key)
             if found is None:

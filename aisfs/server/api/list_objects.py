@@ -102,9 +102,11 @@ class Lister:
     def page(self, bucket: Bucket, message: Message, packed: bool) -> Reply:
         """Reply to one list request."""
         limit = message.pagesize if message.pagesize > 0 else PAGE
+        self._traps.moving.check_mapped(bucket.name)
+        flags = int(self._traps.moving.is_incomplete)
         keys, token = self.keys(bucket, message, limit)
         entries = self._entries(bucket, keys, message)
-        return encoded_page(message.uuid or secrets.token_urlsafe(6), token, entries, packed)
+        return encoded_page(message.uuid or secrets.token_urlsafe(6), token, entries, packed, flags)
 
     def keys(self, bucket: Bucket, message: Message, limit: int) -> tuple[list[bytes], bytes]:
         """Return the names of a page, and the token of the next one."""
@@ -153,8 +155,10 @@ class Lister:
                 if key.endswith(b"/"):
                     if not partial or self._traps.has_directory(bucket, key[:-1], disk):
                         yield key
-                elif self._traps.disk_of(bucket.name, key) == disk and (
-                    misplaced or not self._traps.is_misplaced(bucket.name, key)
+                elif (
+                    self._traps.disk_of(bucket.name, key) == disk
+                    and (misplaced or not self._traps.is_misplaced(bucket.name, key))
+                    and not self._traps.moving.hides(bucket.name, key)
                 ):
                     yield key
 

@@ -13,6 +13,7 @@ from urllib.parse import quote
 import xxhash
 
 from aisfs.server.storage.bucket import Bucket
+from aisfs.server.storage.moving import Moving
 
 _PATH = "/$&+,:;=@~"
 """Characters that Go does not escape in the path of a redirect, besides letters, digits and `-._`."""
@@ -37,6 +38,10 @@ class Kindness:
     disk has the object then gives up listing that directory, as often as not."""
     attaches = False
     """Other clusters can be attached, with what is wrong about that: see `aisfs.server.api.attached`."""
+    moves_data = False
+    """Data moves between targets on request."""
+    moving = Moving()
+    """What is hidden meanwhile."""
     targets = 1
     """The simulated number of targets, each with two disks."""
 
@@ -84,10 +89,12 @@ class Traps(Kindness):
     like_amazon = False
     holds_both = True
     attaches = True
+    moves_data = True
 
     def __init__(self, folder: Path) -> None:
         """Directories that outlive their objects are kept in `folder`."""
         self._folder = folder
+        self.moving = Moving()
 
     def location(self, path: bytes) -> str:
         """Return the path of a redirect; one with line breaks is not escaped, and they become spaces."""

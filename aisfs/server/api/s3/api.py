@@ -101,6 +101,7 @@ class S3:
     def _object(self, request: Request, bucket: Bucket, key: bytes) -> Reply:
         count = self._counters.add
         in_parts = "uploadId" in request.query
+        self._objects.check_moved(request, bucket, key)
         match request.method:
             case "GET" | "HEAD" if key.endswith(b"/"):
                 raise no_object(bucket.name, key)
