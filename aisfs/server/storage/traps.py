@@ -5,6 +5,7 @@ a laptop, `Traps` to test clients that have to be safe on a real cluster.
 """
 
 import os
+import re
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,8 @@ from aisfs.server.storage.moving import Moving
 
 _PATH = "/$&+,:;=@~"
 """Characters that Go does not escape in the path of a redirect, besides letters, digits and `-._`."""
+_CONTROL = re.compile(rb"[\x01-\x08\x0a-\x1f\x7f]")
+_ASCII = "".join(map(chr, range(0x01, 0x80)))
 
 
 class Kindness:
@@ -97,11 +100,13 @@ class Traps(Kindness):
         self.moving = Moving()
 
     def location(self, path: bytes) -> str:
-        """Return the path of a redirect; one with line breaks is not escaped, and they become spaces."""
-        if b"\n" not in path and b"\r" not in path:
+        """Return the path of a redirect; one with control characters is not escaped.
+
+        Line breaks in it become spaces, and the others stay.
+        """
+        if not _CONTROL.search(path):
             return super().location(path)
-        printable = "".join(map(chr, range(0x20, 0x7F)))
-        return quote(path.replace(b"\n", b" ").replace(b"\r", b" "), safe=printable)
+        return quote(path.replace(b"\n", b" ").replace(b"\r", b" "), safe=_ASCII)
 
     def keep_directory(self, bucket: str, key: bytes) -> None:
         """Keep the parent directories of an object on its disk, until `drop_directory`."""
