@@ -11,9 +11,8 @@ Two paths are ours and not AIStore's, the second only with traps:
                        (error replies). Those of the S3 API count too. `get` counts data requests, whole or ranged; `get_bytes` the
                        bytes their replies announced.
 
-    POST /-/move       data begins to move between targets as `aisfs.server.storage.moving` says; the
-                       body is a `Plan` in JSON, where all has a default. While it moves, it goes on
-                       by the new plan from its beginning.
+    POST /-/move       data begins to move between targets, by the `aisfs.server.storage.moving.Plan`
+                       in the body; while it moves, it goes on by the new plan from its beginning
     DELETE /-/move     all data has moved
     GET /-/move        as the others: {"moving": bool, "incomplete": bool, "version": of the map}
 """
@@ -49,11 +48,11 @@ from aisfs.server.messages import (
     WsgiApp,
     error_reply,
     json_reply,
-    redirect,
     send,
     text_reply,
 )
 from aisfs.server.names import check_key
+from aisfs.server.redirects import Redirects
 from aisfs.server.storage.bucket import Bucket
 from aisfs.server.storage.objects import STATE_DIRECTORY, Storage
 from aisfs.server.storage.traps import Kindness, Traps
@@ -77,25 +76,37 @@ _ONLY_HERE = frozenset({"uploadId", "append_type", "archpath", "etl_name"})
 
 
 def make_app(
-    root: Path, token: str | None = None, *, traps: bool = False, jobs: JobRules | None = None
+    root: Path,
+    token: str | None = None,
+    *,
+    traps: bool = False,
+    jobs: JobRules | None = None,
+    signs: bool = False,
 ) -> WsgiApp:
     """Return the application that serves a directory.
 
     With a token, requests to the proxy without it get 401; with traps, it destroys and hides what a
-    real AIStore would; `jobs` says which jobs its build lacks, and what they wait for.
+    real AIStore would; `jobs` says which jobs its build lacks, and what they wait for. If it `signs`,
+    the target takes only what the proxy has redirected so.
 
     Raises:
         ConfigError: the directory is missing or cannot hold the server's own files.
     """
     harm = Traps(root / STATE_DIRECTORY / "disks") if traps else Kindness()
-    return Server(root, token, harm, jobs)
+    return Server(root, token, harm, jobs, signs=signs)
 
 
 class Server:
     """The application; one instance per directory and process."""
 
     def __init__(
-        self, root: Path, token: str | None, traps: Kindness, rules: JobRules | None = None
+        self,
+        root: Path,
+        token: str | None,
+        traps: Kindness,
+        rules: JobRules | None = None,
+        *,
+        signs: bool = False,
     ) -> None:
         self._token = token
         self.counters = Counters()
@@ -103,15 +114,18 @@ class Server:
         self._cluster = Cluster(root, rules or JobRules(), traps.moving)
         node = self._cluster.node_id
         self._objects = Objects(self._storage, node)
+        self.redirects = Redirects(
+            self._cluster.proxy_id, lambda: traps.moving.version, signs=signs
+        )
         self._attached = Attached(
             self._storage.state / "attached" if traps.attaches else None,
             node,
-            self._cluster.proxy_id,
+            self.redirects,
             self.counters,
         )
         self._appends = Appends(self._storage, self._objects, node)
         self._parts = Parts(self._storage, self._objects)
-        self._batches = Batches(self._storage, self._cluster.proxy_id, self.counters)
+        self._batches = Batches(self._storage, self.redirects, self.counters)
         registry = self._cluster.jobs
         self._sorts = Sorts(self._storage, self._objects, registry, node)
         self._indexes = ShardIndexes(self._storage, self._objects, registry)
@@ -121,7 +135,7 @@ class Server:
             self._parts,
             self.counters,
             node_id=node,
-            proxy_id=self._cluster.proxy_id,
+            redirects=self.redirects,
             deleted=self._indexes.forget,
         )
         jobs = ListJobs(self._storage, self._objects, registry)
@@ -179,6 +193,8 @@ class Server:
         if caller := request.header("Ais-Caller-Id"):
             text = f"unexpected intra-cluster header on pub: 'Ais-Caller-Id={caller}'"
             raise Failure(403, text)
+        if request.marked:
+            self.redirects.check(request)
         if is_s3(request):
             return self._serve_s3(request)
         if root == b"ais" and len(parts) > 2 and parts[2]:
@@ -365,7 +381,7 @@ class Server:
         self.counters.add("redirect")
         path = self._storage.traps.location(request.raw_path)
         status = 301 if request.method == "GET" else 307
-        reply = redirect(status, request, path, self._cluster.proxy_id)
+        reply = self.redirects.make(status, request, path)
         if request.method in ("GET", "HEAD"):
             link = html.escape(dict(reply.headers)["Location"])
             reply.headers.append(("Content-Type", "text/html; charset=utf-8"))

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import socket
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -248,15 +247,6 @@ def error_reply(failure: Failure, request: Request, node_id: str) -> Reply:
 def _as_go(text: str) -> str:
     """Replace bytes that are not UTF-8, as Go does: JSON must not contain surrogates."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
-def redirect(status: int, request: Request, path: str, proxy_id: str) -> Reply:
-    """Return a redirect from the proxy to the target, which is this same listener."""
-    query = request.environ.get("QUERY_STRING", "")
-    mark = f"pid={proxy_id}&utm={base36(time.time_ns())}"
-    start = "&" if "?" in path else "?"
-    location = f"{request.base_url}{path}{start}{query}{'&' if query else ''}{mark}"
-    return Reply(status, [("Location", location)])
 
 
 def base36(number: int) -> str:

@@ -34,6 +34,7 @@ from aisfs.server.counters import Counters
 from aisfs.server.failures import Failure, unsupported, uri_of
 from aisfs.server.messages import REPEATED, Reply, Request, json_reply
 from aisfs.server.names import check_key
+from aisfs.server.redirects import Redirects
 from aisfs.server.storage.bucket import Bucket, Found
 from aisfs.server.storage.objects import STATE_DIRECTORY, Storage
 from aisfs.server.storage.records import Record
@@ -186,9 +187,9 @@ class _FarBatches(Batches):
     """GetBatch of objects of another cluster."""
 
     def __init__(
-        self, storage: Storage, proxy_id: str, counters: Counters, objects: _FarObjects
+        self, storage: Storage, redirects: Redirects, counters: Counters, objects: _FarObjects
     ) -> None:
-        super().__init__(storage, proxy_id, counters)
+        super().__init__(storage, redirects, counters)
         self._objects = objects
 
     def _read(self, bucket: Bucket, item: Item) -> BatchItem:
@@ -202,13 +203,13 @@ class AttachedCluster:
     """What this cluster answers about the buckets of another one."""
 
     def __init__(
-        self, far: Far, state: Path, node_id: str, proxy_id: str, counters: Counters
+        self, far: Far, state: Path, node_id: str, redirects: Redirects, counters: Counters
     ) -> None:
         self.far = far
         self._counters = counters
         self.copies = _Copies(state / far.uuid, far)
         self.objects = _FarObjects(self.copies, node_id, far)
-        self.batches = _FarBatches(self.copies, proxy_id, counters, self.objects)
+        self.batches = _FarBatches(self.copies, redirects, counters, self.objects)
 
     def serve(self, request: Request, name: str) -> Reply:
         """Answer a request below `/v1/buckets`."""
@@ -281,10 +282,12 @@ class AttachedCluster:
 class Attached:
     """The clusters that are attached to this one; they are remembered over restarts."""
 
-    def __init__(self, state: Path | None, node_id: str, proxy_id: str, counters: Counters) -> None:
+    def __init__(
+        self, state: Path | None, node_id: str, redirects: Redirects, counters: Counters
+    ) -> None:
         """Keep the copies in the directory `state`; None allows no other cluster."""
         self._state = state
-        self._of_node = (node_id, proxy_id, counters)
+        self._of_node = (node_id, redirects, counters)
         self._lock = threading.Lock()
         self._clusters: dict[str, AttachedCluster] = {}
         self._version = 0

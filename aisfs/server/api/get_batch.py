@@ -20,8 +20,9 @@ from aisfs.server import failures
 from aisfs.server.api import archives
 from aisfs.server.counters import Counters
 from aisfs.server.failures import Failure
-from aisfs.server.messages import Reply, Request, redirect
+from aisfs.server.messages import Reply, Request
 from aisfs.server.names import check_key
+from aisfs.server.redirects import Redirects
 from aisfs.server.storage.bucket import Bucket
 from aisfs.server.storage.objects import Storage
 
@@ -74,9 +75,9 @@ class BatchItem:
 class Batches:
     """Serves GetBatch."""
 
-    def __init__(self, storage: Storage, proxy_id: str, counters: Counters) -> None:
+    def __init__(self, storage: Storage, redirects: Redirects, counters: Counters) -> None:
         self._storage = storage
-        self._proxy_id = proxy_id
+        self._redirects = redirects
         self._counters = counters
 
     def serve(self, request: Request, rest: str) -> Reply:
@@ -103,8 +104,8 @@ class Batches:
 
     def _redirect(self, request: Request, default: str) -> Reply:
         work = f"gbt-{uuid.uuid4().hex[:9]}/{uuid.uuid4().hex[:9]}/1"
-        path = "/v1/ml/moss/" + (f"{quote(default)}/" if default else "") + work
-        reply = redirect(307, request, path, self._proxy_id)
+        path = "/v1/ml/moss/" + (f"{default}/" if default else "") + work
+        reply = self._redirects.make(307, request, quote(path), path.encode())
         reply.headers.append(("Content-Type", "text/html; charset=utf-8"))
         return reply
 
