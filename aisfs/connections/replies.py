@@ -25,9 +25,10 @@ _LONG = 64 << 10
 _PIECE = 64 << 10
 """Bytes read at once; what is announced is no reason to make room for it."""
 
-# Other control characters could end a line for some readers, or reach a terminal.
+# Other control characters could end a line for some readers, or reach a terminal. But AIStore writes those
+# in the name of an object as they are, where only what comes before and after the name is of use.
 _STATUS = re.compile(rb"[^\x00-\x08\x0b-\x1f\x7f]*\r?\n")
-_HEADER = re.compile(rb"[!-9;-~]+:[^\x00-\x08\x0b-\x1f\x7f]*\r?\n")
+_HEADER = re.compile(rb"(?:[!-9;-~]+:[^\x00-\x08\x0b-\x1f\x7f]*|(?i:Location):[^\x00\r\n]*)\r?\n")
 
 
 class SpeaksTls(HTTPException):

@@ -3,13 +3,18 @@
 One listener plays proxy and target. An object request that carries `pid` and `utm` was redirected
 and is served; any other one is redirected to this same address, as a proxy would do.
 
-One path is ours and not AIStore's:
+Two paths are ours and not AIStore's, the second only with traps:
 
     GET /-/requests    counts since the start, as JSON: list_page, list_buckets, head_bucket,
                        bucket_change, redirect, get, get_bytes, get_member, head, put, part, put_bytes,
                        append, delete, rename, patch, copy, batch, health, cluster, refused
                        (error replies). Those of the S3 API count too. `get` counts data requests, whole or ranged; `get_bytes` the
                        bytes their replies announced.
+
+    POST /-/move       data begins to move between targets, by the `aisfs.server.storage.moving.Plan`
+                       in the body; while it moves, it goes on by the new plan from its beginning
+    DELETE /-/move     all data has moved
+    GET /-/move        as the others: {"moving": bool, "incomplete": bool, "version": of the map}
 """
 
 import errno
@@ -20,6 +25,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from aisfs.server.api.appends import Appends
+from aisfs.server.api.attached import Attached
 from aisfs.server.api.buckets import Buckets, check_provider
 from aisfs.server.api.cluster import Cluster
 from aisfs.server.api.get_batch import Batches
@@ -42,11 +48,11 @@ from aisfs.server.messages import (
     WsgiApp,
     error_reply,
     json_reply,
-    redirect,
     send,
     text_reply,
 )
 from aisfs.server.names import check_key
+from aisfs.server.redirects import Redirects
 from aisfs.server.storage.bucket import Bucket
 from aisfs.server.storage.objects import STATE_DIRECTORY, Storage
 from aisfs.server.storage.traps import Kindness, Traps
@@ -65,38 +71,61 @@ _ALLOWED = {
     "download": "DELETE, GET, POST",
     "ml": "GET",
 }
+_ONLY_HERE = frozenset({"uploadId", "append_type", "archpath", "etl_name"})
+"""Queries of a PUT that AIStore passes on to other clusters, and this server does not."""
 
 
 def make_app(
-    root: Path, token: str | None = None, *, traps: bool = False, jobs: JobRules | None = None
+    root: Path,
+    token: str | None = None,
+    *,
+    traps: bool = False,
+    jobs: JobRules | None = None,
+    signs: bool = False,
 ) -> WsgiApp:
     """Return the application that serves a directory.
 
     With a token, requests to the proxy without it get 401; with traps, it destroys and hides what a
-    real AIStore would; `jobs` says which jobs its build lacks, and what they wait for.
+    real AIStore would; `jobs` says which jobs its build lacks, and what they wait for. If it `signs`,
+    the target takes only what the proxy has redirected so.
 
     Raises:
         ConfigError: the directory is missing or cannot hold the server's own files.
     """
     harm = Traps(root / STATE_DIRECTORY / "disks") if traps else Kindness()
-    return Server(root, token, harm, jobs)
+    return Server(root, token, harm, jobs, signs=signs)
 
 
 class Server:
     """The application; one instance per directory and process."""
 
     def __init__(
-        self, root: Path, token: str | None, traps: Kindness, rules: JobRules | None = None
+        self,
+        root: Path,
+        token: str | None,
+        traps: Kindness,
+        rules: JobRules | None = None,
+        *,
+        signs: bool = False,
     ) -> None:
         self._token = token
         self.counters = Counters()
         self._storage = Storage(root, traps)
-        self._cluster = Cluster(root, rules or JobRules())
+        self._cluster = Cluster(root, rules or JobRules(), traps.moving)
         node = self._cluster.node_id
         self._objects = Objects(self._storage, node)
+        self.redirects = Redirects(
+            self._cluster.proxy_id, lambda: traps.moving.version, signs=signs
+        )
+        self._attached = Attached(
+            self._storage.state / "attached" if traps.attaches else None,
+            node,
+            self.redirects,
+            self.counters,
+        )
         self._appends = Appends(self._storage, self._objects, node)
         self._parts = Parts(self._storage, self._objects)
-        self._batches = Batches(self._storage, self._cluster.proxy_id, self.counters)
+        self._batches = Batches(self._storage, self.redirects, self.counters)
         registry = self._cluster.jobs
         self._sorts = Sorts(self._storage, self._objects, registry, node)
         self._indexes = ShardIndexes(self._storage, self._objects, registry)
@@ -106,11 +135,18 @@ class Server:
             self._parts,
             self.counters,
             node_id=node,
-            proxy_id=self._cluster.proxy_id,
+            redirects=self.redirects,
             deleted=self._indexes.forget,
         )
         jobs = ListJobs(self._storage, self._objects, registry)
-        self._buckets = Buckets(self._storage, self._cluster, jobs, self._indexes, self.counters)
+        self._buckets = Buckets(
+            self._storage,
+            self._cluster,
+            jobs,
+            self._indexes,
+            self.counters,
+            self._attached.in_use,
+        )
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Serve one request."""
@@ -152,9 +188,13 @@ class Server:
         root = parts[1] if len(parts) > 1 else b""
         if request.raw_path == b"/-/requests":
             return json_reply(self.counters.snapshot())
+        if request.raw_path == b"/-/move" and self._storage.traps.moves_data:
+            return self._cluster.move(request)
         if caller := request.header("Ais-Caller-Id"):
             text = f"unexpected intra-cluster header on pub: 'Ais-Caller-Id={caller}'"
             raise Failure(403, text)
+        if request.marked:
+            self.redirects.check(request)
         if is_s3(request):
             return self._serve_s3(request)
         if root == b"ais" and len(parts) > 2 and parts[2]:
@@ -180,7 +220,8 @@ class Server:
                 bucket, _, key = rest.partition(b"/")
                 return self._object(request, text_of(bucket), key)
             case "buckets":
-                return self._buckets.serve(request, text_of(rest).strip("/"))
+                far = self._attached.named_in(request)
+                return (far or self._buckets).serve(request, text_of(rest).strip("/"))
         return self._rest(request, name, text_of(rest))
 
     def _serve_s3(self, request: Request) -> Reply:
@@ -192,10 +233,15 @@ class Server:
     def _rest(self, request: Request, name: str, rest: str) -> Reply:
         if name == "ml":
             self.counters.add("batch" if request.marked else "redirect")
-            return self._batches.serve(request, rest)
+            far = self._attached.named_in(request)
+            return (far.batches if far else self._batches).serve(request, rest)
         self.counters.add("cluster")
         if name in ("daemon", "cluster") and request.method == "GET":
+            if request.query.get("what") == "remote":
+                return self._attached.listed()
             return self._cluster.what(request)
+        if name == "cluster" and request.method == "PUT" and rest in ("attach", "detach"):
+            return self._attached.change(request, rest)
         if name == "cluster" and request.method == "PUT":
             return self._cluster.jobs.change(request)
         if name == "reverse" and request.method == "GET":
@@ -221,39 +267,47 @@ class Server:
         return self._object(request, bucket, key)
 
     def _object(self, request: Request, name: str, key: bytes) -> Reply:
-        check_provider(request)
+        far = self._attached.named_in(request)
+        if far is None:
+            check_provider(request)
         if not name or not key:
             raise self._too_short(request, name)
         if request.method == "HEAD" and key.endswith(b"/"):
             raise no_object(name, key)
         check_key(key)
-        bucket = self._bucket(request, name)
+        bucket = self._bucket(request, name) if far is None else far.copies.bucket(name)
         if not request.marked:
             return self._redirect(request)
+        objects = self._objects if far is None else far.objects
+        return self._at_target(request, objects, bucket, key)
+
+    def _at_target(self, request: Request, objects: Objects, bucket: Bucket, key: bytes) -> Reply:
         count = self.counters.add
+        objects.check_moved(request, bucket, key)
         match request.method:
             case "GET":
                 member = any(request.query.get(k) for k in ("archpath", "archmode"))
-                reply = self._objects.get(request, bucket, key)
+                reply = objects.get(request, bucket, key)
                 count("get_member" if member else "get")
                 count("get_bytes", _length(reply))
                 return reply
             case "HEAD":
                 count("head")
-                return self._objects.head(request, bucket, key)
+                return objects.head(request, bucket, key)
             case "PUT":
-                return self._put(request, bucket, key)
+                return self._put(request, objects, bucket, key)
             case "DELETE":
                 if "uploadId" in request.query:
                     return self._parts.abort(request, bucket, key)
                 count("delete")
-                reply = self._objects.delete(request, bucket, key)
-                self._indexes.forget(bucket, key)
+                reply = objects.delete(request, bucket, key)
+                if objects is self._objects:
+                    self._indexes.forget(bucket, key)
                 return reply
             case "PATCH":
                 count("patch")
-                return self._objects.patch(request, bucket, key)
-        return self._post(request, bucket, key)
+                return objects.patch(request, bucket, key)
+        return self._post(request, objects, bucket, key)
 
     def _too_short(self, request: Request, name: str) -> Failure:
         if request.method == "POST" and name:
@@ -269,17 +323,21 @@ class Server:
                 error.status = 400  # as a target says; 404 is what a proxy says of it
             raise
 
-    def _put(self, request: Request, bucket: Bucket, key: bytes) -> Reply:
+    def _put(self, request: Request, objects: Objects, bucket: Bucket, key: bytes) -> Reply:
         query, count = request.query, self.counters.add
+        if to := query.get("object_to"):
+            count("copy")
+            if objects is self._objects and to.split("/")[1:2] in (["@#"], ["@"], [""]):
+                return objects.copy(bucket, key, to)
+            return self._attached.copy(objects, bucket, key, to)
+        if objects is not self._objects and query.keys() & _ONLY_HERE:
+            raise unsupported("parts and appends in a remote bucket")
         if "uploadId" in query:
             count("part")
             count("put_bytes", request.length)
             return self._parts.put(request, bucket, key)
         if "etl_name" in query:
             raise unsupported("ETL")
-        if to := query.get("object_to"):
-            count("copy")
-            return self._objects.copy(bucket, key, to)
         if "append_type" in query:
             count("append")
             return self._appends.handle_request(request, bucket, key)
@@ -288,10 +346,12 @@ class Server:
             return self._appends.archive(request, bucket, key)
         count("put")
         count("put_bytes", request.length)
-        return self._objects.put(request, bucket, key)
+        return objects.put(request, bucket, key)
 
-    def _post(self, request: Request, bucket: Bucket, key: bytes) -> Reply:
+    def _post(self, request: Request, objects: Objects, bucket: Bucket, key: bytes) -> Reply:
         message = request.action()
+        if objects is not self._objects:
+            raise unsupported(f"{message.get('action')} in a remote bucket")
         match message.get("action"):
             case "mpt-complete":
                 return self._parts.complete(request, message.get("value"), bucket, key)
@@ -321,7 +381,7 @@ class Server:
         self.counters.add("redirect")
         path = self._storage.traps.location(request.raw_path)
         status = 301 if request.method == "GET" else 307
-        reply = redirect(status, request, path, self._cluster.proxy_id)
+        reply = self.redirects.make(status, request, path)
         if request.method in ("GET", "HEAD"):
             link = html.escape(dict(reply.headers)["Location"])
             reply.headers.append(("Content-Type", "text/html; charset=utf-8"))

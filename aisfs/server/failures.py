@@ -56,6 +56,11 @@ def no_object(bucket: str, key: bytes, *, status: int = 404) -> Failure:
     return Failure(status, f"t[{{node}}]: {uri_of(bucket, key)} does not exist", "ErrNotFound")
 
 
+def no_object_to_delete(bucket: str, key: bytes) -> Failure:
+    """Return the error for the removal of an object that does not exist."""
+    return Failure(404, f"{uri_of(bucket, key)} doesn't exist")
+
+
 def no_bucket(bucket: str) -> Failure:
     """Return the error for a bucket that does not exist."""
     return Failure(404, f'bucket "ais://{bucket}" does not exist', "ErrBckNotFound")

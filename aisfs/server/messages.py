@@ -4,7 +4,6 @@ import json
 import os
 import re
 import socket
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -31,6 +30,9 @@ S3_METADATA = "Aisfs-S3-Metadata"
 """The header that run.py makes of all `x-amz-meta-…`: WSGI tells their `_` and `-` not apart."""
 _HOST = re.compile(r"[A-Za-z0-9.\-_\[\]:]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_RAW = re.compile(r"[\x01-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_ESCAPED = re.compile(r"%(0[1-8BC]|0[EF]|1[0-9A-F]|7F)")
+"""Those of `_RAW`, as they are escaped here."""
 
 
 class ShortBody(Exception):
@@ -181,13 +183,23 @@ def send(reply: Reply, environ: Environ, start_response: StartResponse) -> Itera
     headers = [(name, _header_text(value)) for name, value in reply.headers]
     if reply.file is None and reply.stream is None and environ["REQUEST_METHOD"] != "HEAD":
         headers.append(("Content-Length", str(len(reply.body))))
-    start_response(f"{reply.status} {phrase}", headers)
+    write = start_response(f"{reply.status} {phrase}", headers)
+    if _RAW.search(dict(reply.headers).get("Location", "")):
+        _unescape_location(write)
     if environ["REQUEST_METHOD"] == "HEAD":
         return []
     if reply.file is not None:
         wrapper: Callable[[HeldFile, int], Iterable[bytes]] = environ["wsgi.file_wrapper"]
         return wrapper(reply.file, PIECE)
     return reply.stream if reply.stream is not None else [reply.body]
+
+
+def _unescape_location(write: object) -> None:
+    """Send control characters in `Location` raw, as AIStore does; gunicorn takes none from an application."""
+    found = getattr(getattr(write, "__self__", None), "headers", [])
+    for at, (name, value) in enumerate(found):
+        if name == "Location":
+            found[at] = name, _ESCAPED.sub(lambda code: chr(int(code[1], 16)), value)
 
 
 def _header_text(value: str) -> str:
@@ -235,15 +247,6 @@ def error_reply(failure: Failure, request: Request, node_id: str) -> Reply:
 def _as_go(text: str) -> str:
     """Replace bytes that are not UTF-8, as Go does: JSON must not contain surrogates."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
-def redirect(status: int, request: Request, path: str, proxy_id: str) -> Reply:
-    """Return a redirect from the proxy to the target, which is this same listener."""
-    query = request.environ.get("QUERY_STRING", "")
-    mark = f"pid={proxy_id}&utm={base36(time.time_ns())}"
-    start = "&" if "?" in path else "?"
-    location = f"{request.base_url}{path}{start}{query}{'&' if query else ''}{mark}"
-    return Reply(status, [("Location", location)])
 
 
 def base36(number: int) -> str:

@@ -94,6 +94,8 @@ async def test_a_head_that_breaks_off_is_no_reply(head):
         OK + b"Ais-Version: 1\rContent-Length: 0\r\nContent-Length: 5\r\n\r\n",
         OK + b"Ais-Version: \x1b[31m\r\nContent-Length: 5\r\n\r\n",
         OK + b"Ais-Version: 1\0\r\nContent-Length: 5\r\n\r\n",
+        OK + b"Location: /v1/\0\r\nContent-Length: 5\r\n\r\n",
+        OK + b"Location: /v1/\rContent-Length: 5\r\n\r\n",
         b"HTTP/1.1 200 \x1b[31mOK\r\nContent-Length: 5\r\n\r\n",
         b"\x1b]0;title\x07\r\n\r\n",
         OK + b"A: b\r\n" * 101 + b"\r\n",
@@ -105,6 +107,26 @@ async def test_a_head_of_something_else_is_no_reply(head):
             with pytest.raises(Unavailable) as caught:
                 await (client.head(B, "k") if method == "HEAD" else client.list_page(B, ""))
             assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("code", [*range(1, 10), 11, 12, *range(14, 32), 127, 0x85])
+async def test_a_control_character_in_a_location_is_one_of_the_name(code):
+    """As AIStore writes it; of the place only host and query count."""
+    key = f"a{chr(code)}b"
+    cluster = MiniCluster({key: b"12345"})
+
+    def redirect(seen, connection):
+        if "/v1/objects/" not in seen.path or "pid" in seen.query:
+            return None
+        name, host = key.encode("latin-1"), seen.headers["host"].encode()
+        place = b"http://" + host + b"/v1/objects/b/" + name + b"?provider=ais&pid=p1&utm=x"
+        head = b"HTTP/1.1 307 Temporary Redirect\r\nContent-Length: 0\r\nlocation: "
+        connection.sendall(head + place + b"\r\n\r\n")
+        return True
+
+    cluster.before = redirect
+    async with connected(cluster) as (client, _):
+        assert (await client.head(B, key)).size == 5
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,9 @@
-"""Names with line breaks, which AIStore's redirects turn into spaces: the name of another file."""
+"""Names with line breaks, which AIStore's redirects turn into spaces: the name of another file.
 
+Other control characters stay in its redirects, as they are.
+"""
+
+import os
 from pathlib import Path
 
 import pytest
@@ -26,3 +30,17 @@ def test_a_line_break_is_not_a_space(tmp_path: Path):
             file.unlink()
             assert place.stored("a b") == b"the only copy"
             assert place.stored(name) is None
+
+
+def test_other_control_characters(tmp_path: Path):
+    names = [f"a{chr(code)}b" for code in (1, 9, 11, 12, 27, 28, 31, 127, 0x85)]
+    with writable(tmp_path, traps=True) as place:
+        for name in names:
+            (place.path / name).write_bytes(name.encode())
+        assert sorted(os.listdir(place.path)) == sorted(names)
+        for name in names:
+            file = place.path / name
+            assert place.stored(name) == file.read_bytes() == name.encode()
+            file.rename(place.path / f"{name}2")
+            (place.path / f"{name}2").unlink()
+        assert os.listdir(place.path) == []

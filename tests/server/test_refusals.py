@@ -53,7 +53,6 @@ UNSUPPORTED = [
     ("DELETE", "buckets/b", "destroy-inventory"),
     ("PUT", "cluster", "start"),
     ("PUT", "cluster", "set-config"),
-    ("PUT", "cluster/attach?what=remote", None),
     ("PUT", "daemon", "set-config"),
     ("POST", "download", None),
     ("GET", "etl", None),
@@ -67,6 +66,13 @@ def test_what_is_not_offered_is_501(
     message = {"action": action, "name": "/var/lib/ais/promote/x", "value": {}} if action else None
     reply = http.request(method, f"{server.endpoint}/v1/{path}", json=message)
     assert answer(reply) == (501, "ErrUnsupp")
+
+
+def test_only_a_server_with_traps_attaches_clusters(tmp_path: Path, http: requests.Session) -> None:
+    """It would ask any URL for anybody."""
+    with running_server(tmp_path, traps=False) as server:
+        reply = http.put(f"{server.endpoint}/v1/cluster/attach?what=remote")
+        assert answer(reply) == (501, "ErrUnsupp")
 
 
 def test_the_log_of_a_node_is_501_by_way_of_the_proxy(

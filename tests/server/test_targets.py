@@ -9,6 +9,7 @@ import pytest
 import requests
 
 from tests.support.servers import RunningServer, running_server
+from tests.support.targets import HOSTS
 
 KEYS = [f"dir/{number}" for number in range(24)]
 
@@ -194,7 +195,7 @@ def test_what_no_proxy_has_led_to_a_target(server: RunningServer, http: requests
     """Is read there, if that is the right target, and never changed."""
     port = urlsplit(server.endpoint).port
     statuses = []
-    for host, key in product(("127.1", "127.0.1"), KEYS):
+    for host, key in product(HOSTS, KEYS):
         http.put(url(server, key), data=b"1")
         place = f"http://{host}:{port}/v1/objects/b/{key}"
         read = http.get(place, allow_redirects=False)
@@ -206,8 +207,8 @@ def test_what_no_proxy_has_led_to_a_target(server: RunningServer, http: requests
             assert "is expected to be redirected" in refused.json()["message"]
             assert refused.json()["node"].startswith("t[")
         assert http.get(url(server, key)).content == b"1"
-    for of_host in (statuses[: len(KEYS)], statuses[len(KEYS) :]):
-        assert set(of_host) == {200, 404}
+    for at in range(0, len(statuses), len(KEYS)):
+        assert set(statuses[at : at + len(KEYS)]) == {200, 404}
 
 
 def test_an_expired_token_is_quoted(tmp_path: Path, http: requests.Session) -> None:

@@ -94,6 +94,20 @@ def test_line_breaks_in_a_redirect(
     assert followed.content == (b"with a space" if traps else b"with a line feed")
 
 
+def test_other_control_characters_in_a_redirect(server: RunningServer, traps: bool) -> None:
+    """Come as they are, which Python's `requests` is not to be asked about."""
+    host = server.endpoint.removeprefix("http://")
+    name = "%01%0b%1b%1f%7f"
+    with socket.create_connection(("127.0.0.1", int(host.rpartition(":")[2]))) as raw:
+        request = (
+            f"HEAD /v1/objects/b/a{name}%25b HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
+        )
+        raw.sendall(f"{request}\r\n".encode())
+        head = raw.makefile("rb").read()
+    shown = b"\x01\x0b\x1b\x1f\x7f%b" if traps else b"%01%0B%1B%1F%7F%25b"
+    assert b"/v1/objects/b/a" + shown + b"?pid=" in head
+
+
 def padded_tar(*members: str) -> bytes:
     """A tar as GNU tar and Python make them: padded to 10 KiB."""
     file = io.BytesIO()

@@ -71,6 +71,7 @@ from aisfs.server.messages import (
 )
 from aisfs.server.run import serve_app
 from aisfs.server.storage.objects import STATE_DIRECTORY
+from aisfs.server.storage.traps import Kindness
 from tests.support.forward import Forward
 from tests.support.job_gate import JobGate
 from tests.support.targets import SpreadTraps, Targets
@@ -314,6 +315,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--token")
     parser.add_argument("--traps", action="store_true")
+    parser.add_argument("--signs", action="store_true")
     parser.add_argument("--targets", type=int, default=1)
     parser.add_argument("--joined", type=int)
     parser.add_argument("--no-faults", action="store_true")
@@ -329,13 +331,16 @@ def main(arguments: list[str] | None = None) -> int:
         root, count, joined = options.directory, options.targets, options.joined
         gate = JobGate()
         rules = JobRules(frozenset(options.without_job), gate.before_step)
-        if count > 1 and options.traps:
-            traps = SpreadTraps(root / STATE_DIRECTORY / "disks", count)
-            app: WsgiApp = Server(root, options.token, traps, rules)
-        else:
-            app = make_app(root, options.token, traps=options.traps, jobs=rules)
+        signs = options.signs
         if count > 1:
-            app = Targets(app, root, count, count if joined is None else joined, options.traps)
+            disks = root / STATE_DIRECTORY / "disks"
+            traps = SpreadTraps(disks, count) if options.traps else Kindness()
+            server = Server(root, options.token, traps, rules, signs=signs)
+            closed = signs or options.token is not None
+            joined = count if joined is None else joined
+            app: WsgiApp = Targets(server, root, count, joined, options.traps, closed=closed)
+        else:
+            app = make_app(root, options.token, traps=options.traps, jobs=rules, signs=signs)
         return gate.around(app if options.no_faults else FaultInjector(app))
 
     def ready(port: int) -> None:

@@ -69,6 +69,24 @@ class RunningServer:
         state = {"joined": joined} if ready is None else {"joined": joined, "ready": ready}
         self._control("POST", "/-/targets", state)
 
+    def move(self, **plan: Any) -> dict[str, Any]:
+        """Let data move between targets (only with `traps`): see `aisfs.server.storage.moving.Plan`."""
+        return dict(self._control("POST", "/-/move", plan))
+
+    def moved(self) -> dict[str, Any]:
+        """Let all data have moved."""
+        return dict(self._control("DELETE", "/-/move"))
+
+    def move_state(self) -> dict[str, Any]:
+        """Say whether data moves."""
+        return dict(self._control("GET", "/-/move"))
+
+    def attach(self, alias: str, other: "RunningServer") -> None:
+        """Attach another cluster (only with `traps`), as `@alias#`."""
+        names = {"Ais-Remote-Ais-Alias": alias, "Ais-Remote-Ais-Url": other.endpoint}
+        path = "/v1/cluster/attach?what=remote"
+        urlopen(Request(self.endpoint + path, headers=names, method="PUT"), timeout=10).close()
+
     def kill(self) -> None:
         """Kill the whole process group the hard way, as a power cut would."""
         _signal_group(self._process, signal.SIGKILL)
@@ -110,6 +128,7 @@ def running_server(
     targets: int = 1,
     joined: int | None = None,
     without_jobs: Sequence[str] = (),
+    signs: bool = False,
     forward: str = "",
 ) -> Iterator[RunningServer]:
     """Run the server over `root` on a loopback port until the block ends.
@@ -118,7 +137,7 @@ def running_server(
     ask for `Authorization: Bearer <token>`; `port` 0 takes a free one; `traps` makes it
     destroy and hide what a real AIStore would, so that only clients which are safe there pass. `targets` up to 3 make it look like a cluster of these, of
     which the first `joined` are known at the start; see `tests.support.targets`. `without_jobs` are
-    the kinds of jobs that this build lacks. `forward` is the URL of a server that answers instead, and
+    the kinds of jobs that this build lacks. If it `signs`, targets take only what the proxy has redirected so. `forward` is the URL of a server that answers instead, and
     this one only spoils its replies.
     """
     words = [str(root), "--port", str(port), "--stop-with-stdin"]
@@ -126,6 +145,7 @@ def running_server(
     words += ["--forward", forward] if forward else []
     words += ["--token", token] if token else []
     words += ["--traps"] if traps else []
+    words += ["--signs"] if signs else []
     words += ["--targets", str(targets)] if targets > 1 else []
     words += ["--joined", str(joined)] if joined is not None else []
     words += [f"--without-job={kind}" for kind in without_jobs]

@@ -12,8 +12,8 @@ the objects of the others are not there: GET, HEAD and DELETE are answered 404, 
 keeps the object where nobody looks for it once all have joined. Until then listings and whatever else
 concerns buckets are 503 without a body. `health?prr=true` is 503 until it is `ready`.
 
-What no proxy has led to a target, that target serves if it is a GET or HEAD, and refuses otherwise.
-This cannot be told of the first, whose address is the proxy's.
+What no proxy has led to a target, that target serves if it is a GET or HEAD, and refuses otherwise; where
+redirects are signed, or tokens are needed, it refuses that as well.
 """
 
 import json
@@ -23,14 +23,13 @@ from typing import Any
 
 from xxhash import xxh64_intdigest
 
-from aisfs.server.app import make_app
+from aisfs.server.app import Server, make_app
 from aisfs.server.failures import Failure, text_of
 from aisfs.server.messages import (
     Environ,
     Reply,
     Request,
     StartResponse,
-    WsgiApp,
     error_reply,
     json_reply,
     send,
@@ -38,8 +37,9 @@ from aisfs.server.messages import (
 from aisfs.server.storage.checksums import NODE_SEED, digest_of
 from aisfs.server.storage.traps import Traps
 
-HOSTS = ("127.0.0.1", "127.1", "127.0.1")
-"""Spellings of one address; the proxy goes by the first as well."""
+PROXY = "127.0.0.1"
+HOSTS = ("127.1", "127.0.1", "0x7f.1")
+"""Other spellings of its address, by which the targets go."""
 _SHARD_INDEXES = b".sys-shardidx"
 _WORD = (1 << 64) - 1
 
@@ -70,7 +70,17 @@ class SpreadTraps(Traps):
 class Targets:
     """The middleware; the application below keeps what every target rightly has."""
 
-    def __init__(self, app: WsgiApp, root: Path, count: int, joined: int, traps: bool) -> None:
+    def __init__(
+        self,
+        app: Server,
+        root: Path,
+        count: int,
+        joined: int,
+        traps: bool,
+        *,
+        closed: bool = False,
+    ) -> None:
+        """If it is `closed`, the targets serve nothing that no proxy has led there."""
         self._app = app
         self._root = root
         self._all = _names(count)
@@ -79,12 +89,13 @@ class Targets:
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
         self._wrong = {f.name: (f, make_app(f, traps=traps)) for f in folders}
+        self._closed = closed
         self._joined, self._ready = joined, joined == count
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         host, _, port = environ.get("HTTP_HOST", "").rpartition(":")
-        asked = self._all[HOSTS.index(host)] if host in HOSTS[: len(self._all)] else self._all[0]
-        environ["HTTP_HOST"] = f"{HOSTS[0]}:{port}"
+        asked = self._all[HOSTS.index(host)] if host in HOSTS[: len(self._all)] else ""
+        environ["HTTP_HOST"] = f"{PROXY}:{port}"
         request = Request(environ)
         if request.path == "/-/targets":
             return send(self._control(request), environ, start_response)
@@ -97,7 +108,7 @@ class Targets:
             return send(reply, environ, start_response)
         if request.path.startswith("/v1/objects/"):
             return self._object(request, asked, port, start_response)
-        if request.path == "/v1/daemon" and request.query.get("what") == "smap":
+        if request.path in ("/v1/daemon", "/v1/cluster") and request.query.get("what") == "smap":
             return self._map(environ, port, start_response)
         return self._app(environ, start_response)
 
@@ -123,25 +134,35 @@ class Targets:
         self, request: Request, asked: str, port: str, start_response: StartResponse
     ) -> Iterable[bytes]:
         _, _, _, bucket, key = [*request.raw_path.split(b"/", 4), b"", b""][:5]
-        if not request.marked and asked != self._all[0]:  # which the proxy goes by as well
-            if request.method not in ("GET", "HEAD"):
-                request.drain()
-                text = f"{{role}}[{{node}}]: {request.method}(obj) is expected to be redirected"
-                refused = Failure(400, text, node="t")
-                return send(error_reply(refused, request, asked), request.environ, start_response)
+        try:
+            self._check(request, asked)
+        except Failure as refused:
+            request.drain()
+            return send(error_reply(refused, request, asked), request.environ, start_response)
+        if not request.marked and asked:
             query = request.environ.get("QUERY_STRING", "")
             request.environ["QUERY_STRING"] = f"{query}&pid=none&utm=none"
         elif not request.marked:
             goal = _owner(self._all[: self._joined], bucket, key)
             url = f"http://{HOSTS[self._all.index(goal)]}:{port}"
             return self._app(request.environ, _elsewhere(start_response, url))
-        if asked == _holder(self._all, bucket, key):
+        if asked in ("", _holder(self._all, bucket, key)):
             return self._app(request.environ, start_response)
         folder, app = self._wrong[asked]
         name = text_of(bucket)
         if (self._root / name).is_dir():
             (folder / name).mkdir(exist_ok=True)
         return app(request.environ, start_response)
+
+    def _check(self, request: Request, asked: str) -> None:
+        """Refuse what a target does not serve."""
+        if request.marked:
+            self._app.redirects.check(request)
+        elif asked and self._closed:
+            raise Failure(403, "direct target access denied", node="t")
+        elif asked and request.method not in ("GET", "HEAD"):
+            text = f"{{role}}[{{node}}]: {request.method}(obj) is expected to be redirected"
+            raise Failure(400, text, node="t")
 
     def _map(self, environ: Environ, port: str, start_response: StartResponse) -> Iterable[bytes]:
         environ["HTTP_ACCEPT_ENCODING"] = ""
@@ -151,7 +172,10 @@ class Targets:
             name: _node(node, name, f"http://{host}:{port}")
             for name, host in zip(self._all[: self._joined], HOSTS, strict=False)
         }
-        found["version"] = str(1 + self._joined)  # a proxy that starts anew counts anew
+        for each in list(found["tmap"])[:-1]:  # one is the cause of data that moves
+            found["tmap"][each]["flags"] = 0
+        # A proxy that starts anew counts anew.
+        found["version"] = str(int(found["version"]) + self._joined)
         return send(json_reply(found), environ, start_response)
 
 

@@ -65,7 +65,7 @@ class Request:
     patience: float = 0.0
     """Seconds that the server may be silent beyond the usual, since it works."""
     beside: str = ""
-    """Path and query of the object on whose target this one lies, if not where its own name says."""
+    """Path and query of the object on whose target this one may lie, instead of where its own name says."""
     most_reply: int = _CONTROL_REPLY
     """Bytes of a reply that is read into memory; content of objects is not."""
 

@@ -13,7 +13,8 @@ The offset is that of the header block right before the data, not of the pax or 
 that come first, so data starts 512 bytes after it.
 
 The index lies on the target of its shard, and not where its own name would have it: nobody finds it by
-its name on most clusters of several targets. Who asks for one goes where the shard is (`shard_of_index`).
+its name on most clusters of several targets. So the target of the shard is asked first (`shard_of_index`),
+without the proxy. Where that is not allowed, most of these indexes cannot be read.
 
 What a scan of ours knows and this index does not:
 - mtimes and execute bits: members get the shard's time and 0444;

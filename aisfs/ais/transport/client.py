@@ -21,7 +21,7 @@ from aisfs.ais.protocol.errors import failure, is_of_restart
 from aisfs.ais.protocol.requests import Request
 from aisfs.ais.transport.auth import Credentials
 from aisfs.ais.transport.readiness import Readiness
-from aisfs.ais.transport.redirects import REDIRECTS, RedirectChain, is_target
+from aisfs.ais.transport.redirects import REDIRECTS, RedirectChain, is_signed, is_target
 from aisfs.ais.transport.upload_pace import UploadPace
 from aisfs.config import ClusterSettings
 from aisfs.connections.connection_set import ConnectionSet
@@ -81,6 +81,9 @@ class Transport:
         self._timeouts = settings.connect_timeout or None, settings.read_timeout or None
         self._deadline = settings.io_timeout or None
         self._tls = tls_options(settings)
+        self._announces = False
+        """Redirects are signed, with the length of the body: the proxy has to know it. That costs a
+        connection each, since a proxy that waits for the body cannot be asked anything else."""
         self._pace = UploadPace(settings.upload_limit) if settings.upload_limit else None
         self.readiness = Readiness(self._credentials.authorization, self._timeouts[1])
 
@@ -141,13 +144,15 @@ class Transport:
         """
         if not size:
             return self.fetch(connections, request)
-        if "Ais-Checksum-Value" not in request.headers:
-            # Whoever would serve this must find that the body is missing.
-            headers = {**request.headers, "Content-Length": str(size), "Connection": "close"}
-            asked = replace(request, headers=headers)
-        else:
-            asked = request
+        headers = {**request.headers, "Content-Length": str(size), "Connection": "close"}
+        announced = replace(request, headers=headers)
+        # Whoever would serve this must find that the body is missing.
+        is_announced = self._announces or "Ais-Checksum-Value" not in request.headers
+        asked = announced if is_announced else request
         way, sent = self._send(connections, asked, up_to_target=True)
+        if is_signed(way.url) and not is_announced:
+            self._announces = True
+            way, sent = self._send(connections, announced, up_to_target=True)
         if not is_target(way.url):
             reply = self._refusal(connections, self._drain(connections, sent, request.subject))
             if reply.status == 200:
@@ -209,20 +214,37 @@ class Transport:
             The way there, and what came back at its end. If it goes `up_to_target` only, the target
             was not asked: what came back is the redirect to it, which is drained.
         """
+        if request.beside and (found := self._at_neighbour(connections, request, authorization)):
+            return found
         way = self._way(connections, request, authorization)
         while True:
             sent = self._transmit(connections, request, way)
-            status, location = sent.head.status, sent.head.headers.get("location")
-            if status not in REDIRECTS or not location:
-                if way.arrived or status not in (200, 206):
-                    return way, sent
-                sent.end()
-                connections.sockets.release()
-                raise ProtocolError(f"{request.subject}: no redirect to a target; {_NO_PROXY}")
+            location = sent.head.headers.get("location")
+            if sent.head.status not in REDIRECTS or not location:
+                return way, sent
             self._drain(connections, sent, request.subject)
             way.go(way.absolute(location))
             if up_to_target and is_target(way.url):
                 return way, sent
+
+    def _at_neighbour(
+        self, connections: ConnectionSet, request: Request, authorization: str | None
+    ) -> tuple[RedirectChain, Exchange] | None:
+        """Ask the target of the other object that this one is kept with; None if it is not read there.
+
+        A redirect holds for the name that was asked for and no other. But AIStore lets a target be read
+        without one, as long as it needs no tokens and signs nothing.
+        """
+        path, _, query = request.beside.partition("?")
+        other = replace(request, path=path, query=query, beside="")
+        way, sent = self._follow(connections, other, authorization, up_to_target=True)
+        if is_target(way.url):
+            way.go(way.url.partition("/v1/")[0] + request.target)
+            sent = self._transmit(connections, request, way)
+            if sent.head.status in (200, 206):
+                return way, sent
+        self._drain(connections, sent, request.subject)
+        return None
 
     def _transmit(
         self,

@@ -19,6 +19,7 @@ _MAX_HOPS = 3
 """Redirects in a row: AIStore needs one; a load balancer in front may add another."""
 _TARGET_MARKS = (re.compile(r"[?&]pid="), re.compile(r"[?&]utm="))
 """What a proxy adds to the query when it redirects to a target."""
+_SIGNATURE = re.compile(r"[?&]u=")
 
 
 class RedirectChain:
@@ -34,13 +35,12 @@ class RedirectChain:
 
     def __init__(self, endpoint: str, request: Request, authorization: str | None) -> None:
         """Begin at the endpoint."""
-        self.url = self._origin = endpoint + (request.beside or request.target)
+        self.url = self._origin = endpoint + request.target
         """Where to send the request now."""
         self.authorization = authorization
         """What to say there."""
         self._endpoint = endpoint
-        self._path, self._query = request.path, request.query
-        self._beside = request.beside
+        self._path = request.path
         self._subject = request.subject
         self._hops = 0
 
@@ -62,26 +62,10 @@ class RedirectChain:
             if parts.scheme in ("http", "https") and host and parts.port != 0 and version:
                 # A name need not be escaped there: its question mark is not the last one.
                 query = place[place.rfind("?") :] if "?" in place else ""
-                path = self._path
-                if self._beside and is_target(query):
-                    query = self._own_query(query)
-                elif self._beside:
-                    path = self._beside.partition("?")[0]
-                elif _is_job(path, there := f"/v1/{rest}"):
-                    path = there
+                there = f"/v1/{rest}"
+                path = there if _is_job(self._path, there) else self._path
                 return f"{parts.scheme}://{parts.netloc}{before}{path}{query}"
         raise ProtocolError(f"{self._subject}: redirected to {shown(place)[:_MOST_TEXT]!r}")
-
-    def _own_query(self, query: str) -> str:
-        """Return the query of the request itself, with what the proxy has added to another one."""
-        known = {part.partition("=")[0] for part in self._beside.partition("?")[2].split("&")}
-        added = [part for part in query[1:].split("&") if part.partition("=")[0] not in known]
-        return "?" + "&".join([self._query, *added])
-
-    @property
-    def arrived(self) -> bool:
-        """Whether this is where the answer to the request itself comes from."""
-        return not self._beside or is_target(self.url)
 
     def go(self, target: str) -> None:
         """Go where the request is redirected to.
@@ -107,6 +91,11 @@ def _is_job(path: str, there: str) -> bool:
 def is_target(url: str) -> bool:
     """Return whether a redirect of a proxy leads to the target that is to do the work."""
     return all(mark.search(url) for mark in _TARGET_MARKS)
+
+
+def is_signed(url: str) -> bool:
+    """Return whether a redirect holds only for a body of the length that was announced to the proxy."""
+    return bool(_SIGNATURE.search(url))
 
 
 def may_have_token(endpoint: str, current: str, target: str) -> bool:

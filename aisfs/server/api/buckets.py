@@ -1,6 +1,7 @@
 """Requests about buckets, answered by the proxy itself."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from aisfs.server.api import properties
@@ -43,11 +44,14 @@ class Buckets:
         jobs: ListJobs,
         indexes: ShardIndexes,
         counters: Counters,
+        elsewhere: Callable[[], list[dict[str, Any]]],
     ) -> None:
+        """`elsewhere` gives the buckets of other clusters that are in use."""
         self._storage = storage
         self._jobs = jobs
         self._indexes = indexes
         self._counters = counters
+        self._elsewhere = elsewhere
         self._lister = Lister(cluster.node_id, storage.traps)
         self._renames = Renames(storage, cluster.jobs)
         self._summaries = Summaries(storage, cluster.jobs)
@@ -61,7 +65,7 @@ class Buckets:
         if not name and request.method != "GET":
             text = f"URL '{request.path.lstrip('/')}' is too short: expected 3 items, got 2"
             raise Failure(400, text)
-        message = self._message(request, name)
+        message = message_in(request, name)
         if request.method == "GET":
             return self._get(request, name, message)
         self._counters.add("bucket_change")
@@ -76,13 +80,6 @@ class Buckets:
                 return self._set(name, message)
             case _:
                 return self._job(request, name, message)
-
-    @staticmethod
-    def _message(request: Request, name: str) -> dict[str, Any]:
-        if request.method == "GET" and not name:
-            is_json = "json" in request.environ.get("CONTENT_TYPE", "")
-            return request.action() if is_json else {"action": "list"}
-        return request.action()
 
     def _head(self, request: Request, path: str) -> Reply:
         """Describe a bucket; with `bsumm_remote` also its objects, or those below a prefix."""
@@ -120,8 +117,10 @@ class Buckets:
             self._counters.add("list_buckets")
             identity = {"provider": "ais", "namespace": {"uuid": "", "name": ""}}
             asked = request.query.get("provider", "")
-            names = self._storage.names() if asked in ("", "ais") else []
-            return json_reply([{"name": n, **identity} for n in names])
+            if asked not in ("", "ais"):
+                return json_reply([])
+            here = [{"name": n, **identity} for n in self._storage.names()]
+            return json_reply(here + self._elsewhere())
         bucket = self._storage.bucket(name)
         self._counters.add("list_page")
         packed = "msgpack" in request.header("Accept")
@@ -166,6 +165,14 @@ class Buckets:
             case "PUT", "archive":
                 return self._jobs.archive(self._storage.bucket(name), value)
         raise Failure(400, f'invalid action "{action}"')
+
+
+def message_in(request: Request, name: str) -> dict[str, Any]:
+    """Return the message of a request about a bucket, or about all of them for an empty name."""
+    if request.method == "GET" and not name:
+        is_json = "json" in request.environ.get("CONTENT_TYPE", "")
+        return request.action() if is_json else {"action": "list"}
+    return request.action()
 
 
 def check_provider(request: Request) -> None:

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from aisfs.server.api.jobs.registry import JobRules, Registry
+import msgspec
+
+from aisfs.server.api.jobs.registry import Job, JobRules, Registry
 from aisfs.server.failures import Failure, unsupported
 from aisfs.server.messages import Reply, Request, json_reply, text_reply
 from aisfs.server.storage.checksums import digest_of
+from aisfs.server.storage.moving import Moving, Plan
 
 VERSION = "5.0"
 """The AIStore release whose recorded behaviour this server follows."""
@@ -32,13 +35,14 @@ _OF_THE_CLUSTER = frozenset(
 class Cluster:
     """Answers what a proxy answers about itself and the cluster."""
 
-    def __init__(self, root: Path, rules: JobRules) -> None:
+    def __init__(self, root: Path, rules: JobRules, moving: Moving) -> None:
         # The same directory has the same ids after a restart, as real nodes do.
         mark = zlib.crc32(str(root.resolve()).encode())
         self.node_id = f"aisfs{mark:08x}"
         self.proxy_id = f"p{mark:08x}"
         self._started_ns = time.time_ns()
         self.jobs = Registry(self.node_id, rules)
+        self._moving = moving
 
     def health(self) -> Reply:
         """Report that the node is up."""
@@ -67,14 +71,30 @@ class Cluster:
         """Pass a `what=` on to the node named in a header."""
         node = request.header("Ais-Node-Id")
         if node not in (self.node_id, self.proxy_id):
-            text = f"p[{{node}}]: cannot forward request to node node {node} not present in Smap v1"
+            smap = f"Smap v{self._moving.version}"
+            text = f"p[{{node}}]: cannot forward request to node node {node} not present in {smap}"
             failure = Failure(404, text, "errNodeNotFound")
             failure.path = request.path.replace("/reverse", "", 1)
             raise failure
         return self.what(request)
 
+    def move(self, request: Request) -> Reply:
+        """Begin or end to move data between targets, or say whether it moves."""
+        if request.method == "POST":
+            try:
+                plan = msgspec.json.decode(request.body() or b"{}", type=Plan)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise Failure(400, f"no such plan: {error}") from error
+            if self._moving.begin(plan):
+                job = Job("rebalance", uuid=f"g{self._moving.version}")
+                self.jobs.start(job, self._moving.wait)
+        elif request.method == "DELETE":
+            self._moving.end()
+        return json_reply(self._moving.describe())
+
     def _map(self, url: str) -> dict[str, Any]:
         proxy, target = _node(self.proxy_id, "proxy", url), _node(self.node_id, "target", url)
+        target["flags"] = self._moving.flags
         created = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self._started_ns / 1e9))
         return {
             "pmap": {self.proxy_id: proxy},
@@ -82,7 +102,7 @@ class Cluster:
             "tmap": {self.node_id: target},
             "uuid": self.node_id,
             "creation_time": created,
-            "version": "1",
+            "version": str(self._moving.version),
         }
 
 

@@ -20,8 +20,9 @@ from aisfs.server import failures
 from aisfs.server.api import archives
 from aisfs.server.counters import Counters
 from aisfs.server.failures import Failure
-from aisfs.server.messages import Reply, Request, redirect
+from aisfs.server.messages import Reply, Request
 from aisfs.server.names import check_key
+from aisfs.server.redirects import Redirects
 from aisfs.server.storage.bucket import Bucket
 from aisfs.server.storage.objects import Storage
 
@@ -62,7 +63,7 @@ _decode = msgspec.json.Decoder(Message).decode
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class BatchItem:
     """An item's bytes, or the error."""
 
     name: str
@@ -74,9 +75,9 @@ class _Found:
 class Batches:
     """Serves GetBatch."""
 
-    def __init__(self, storage: Storage, proxy_id: str, counters: Counters) -> None:
+    def __init__(self, storage: Storage, redirects: Redirects, counters: Counters) -> None:
         self._storage = storage
-        self._proxy_id = proxy_id
+        self._redirects = redirects
         self._counters = counters
 
     def serve(self, request: Request, rest: str) -> Reply:
@@ -103,8 +104,8 @@ class Batches:
 
     def _redirect(self, request: Request, default: str) -> Reply:
         work = f"gbt-{uuid.uuid4().hex[:9]}/{uuid.uuid4().hex[:9]}/1"
-        path = "/v1/ml/moss/" + (f"{quote(default)}/" if default else "") + work
-        reply = redirect(307, request, path, self._proxy_id)
+        path = "/v1/ml/moss/" + (f"{default}/" if default else "") + work
+        reply = self._redirects.make(307, request, quote(path), path.encode())
         reply.headers.append(("Content-Type", "text/html; charset=utf-8"))
         return reply
 
@@ -134,7 +135,7 @@ class Batches:
             self._counters.add("get_bytes", len(piece))
             yield piece
 
-    def _all(self, message: Message, items: list[Item], default: str) -> Iterator[_Found]:
+    def _all(self, message: Message, items: list[Item], default: str) -> Iterator[BatchItem]:
         missing = 0
         for item in items:
             bucket = self._storage.bucket(_bucket_of(item, default))
@@ -146,11 +147,12 @@ class Batches:
                 missing += 1
                 if missing > MOST_MISSING:
                     raise
-                yield _Found(f"__404__/{name}", error=error)
+                yield BatchItem(f"__404__/{name}", error=error)
 
-    def _read(self, bucket: Bucket, item: Item) -> _Found:
+    def _read(self, bucket: Bucket, item: Item) -> BatchItem:
         key = os.fsencode(item.objname)
         check_key(key)
+        self._storage.traps.moving.check_readable(bucket.name, key)
         with self._storage.locks.reading((bucket.name, key)):
             found = bucket.find(key)
             if found is None:
@@ -164,11 +166,11 @@ class Batches:
                     member = archives.find_member(file, form, item.archpath, bucket.name, key)
                     if member.content is not None:
                         start, length = _range(item, len(member.content))
-                        return _Found("", member.content[start : start + length])
+                        return BatchItem("", member.content[start : start + length])
                     offset, size = member.offset, member.size
                 start, length = _range(item, size)
                 content = os.pread(file.fileno(), length, offset + start)
-        return _Found("", content, found.atime_ns // 10**9)
+        return BatchItem("", content, found.atime_ns // 10**9)
 
 
 def _message(request: Request) -> Message:
@@ -202,7 +204,7 @@ def _range(item: Item, size: int) -> tuple[int, int]:
     return start, length
 
 
-def _chain(first: _Found, rest: Iterator[_Found]) -> Iterator[_Found]:
+def _chain(first: BatchItem, rest: Iterator[BatchItem]) -> Iterator[BatchItem]:
     yield first
     try:
         yield from rest
@@ -232,7 +234,7 @@ class _Outlet:
         return taken
 
 
-def _pack(found: Iterator[_Found], form: archives.Format) -> Iterator[bytes]:
+def _pack(found: Iterator[BatchItem], form: archives.Format) -> Iterator[bytes]:
     outlet = _Outlet()
     if form is archives.Format.ZIP:
         with zipfile.ZipFile(cast("IO[bytes]", outlet), "w") as archive:
@@ -257,7 +259,7 @@ def _tar(outlet: _Outlet, mode: str) -> tarfile.TarFile:
 
 
 def _multipart(
-    message: Message, items: list[Item], default: str, found: list[_Found], form: archives.Format
+    message: Message, items: list[Item], default: str, found: list[BatchItem], form: archives.Format
 ) -> Reply:
     out = []
     for item, result in zip(items, found, strict=True):

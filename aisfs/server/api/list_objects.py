@@ -102,27 +102,11 @@ class Lister:
     def page(self, bucket: Bucket, message: Message, packed: bool) -> Reply:
         """Reply to one list request."""
         limit = message.pagesize if message.pagesize > 0 else PAGE
+        self._traps.moving.check_mapped(bucket.name)
+        flags = int(self._traps.moving.is_incomplete)
         keys, token = self.keys(bucket, message, limit)
         entries = self._entries(bucket, keys, message)
-        uuid = message.uuid or secrets.token_urlsafe(6)
-        page: Fields
-        if packed:
-            page = {
-                "UUID": uuid,
-                "ContinuationToken": _packed(token),
-                "Entries": [_packed_entry(entry) for entry in entries],
-                "Flags": 0,
-            }
-            kind, body = "application/msgpack", msgspec.msgpack.encode(page)
-        else:
-            page = {
-                "uuid": uuid,
-                "continuation_token": _quoted(token),
-                "entries": [_quoted_entry(entry) for entry in entries] or None,
-                "flags": 0,
-            }
-            kind, body = "application/json; charset=utf-8", msgspec.json.encode(page)
-        return Reply(headers=[("Content-Type", kind)], body=body)
+        return encoded_page(message.uuid or secrets.token_urlsafe(6), token, entries, packed, flags)
 
     def keys(self, bucket: Bucket, message: Message, limit: int) -> tuple[list[bytes], bytes]:
         """Return the names of a page, and the token of the next one."""
@@ -171,8 +155,10 @@ class Lister:
                 if key.endswith(b"/"):
                     if not partial or self._traps.has_directory(bucket, key[:-1], disk):
                         yield key
-                elif self._traps.disk_of(bucket.name, key) == disk and (
-                    misplaced or not self._traps.is_misplaced(bucket.name, key)
+                elif (
+                    self._traps.disk_of(bucket.name, key) == disk
+                    and (misplaced or not self._traps.is_misplaced(bucket.name, key))
+                    and not self._traps.moving.hides(bucket.name, key)
                 ):
                     yield key
 
@@ -202,7 +188,7 @@ class Lister:
         return bool(hits) and random.random() < 0.5
 
     def _entries(self, bucket: Bucket, keys: list[bytes], message: Message) -> list[Fields]:
-        props, flags = _props(message), int(message.flags)
+        props, flags = props_of(message), int(message.flags)
         if _only_names(message):
             props = {"name"}
         bare = props <= {"name", "cached", "status"} and not flags & ARCHIVE_CONTENTS
@@ -255,14 +241,39 @@ class Lister:
         return entry
 
 
-def _props(message: Message) -> set[str]:
+def encoded_page(
+    uuid: str, token: bytes, entries: list[Fields], packed: bool, flags: int = 0
+) -> Reply:
+    """Return the reply with a page, in JSON or `packed` in MessagePack."""
+    page: Fields
+    if packed:
+        page = {
+            "UUID": uuid,
+            "ContinuationToken": _packed(token),
+            "Entries": [_packed_entry(entry) for entry in entries],
+            "Flags": flags,
+        }
+        kind, body = "application/msgpack", msgspec.msgpack.encode(page)
+    else:
+        page = {
+            "uuid": uuid,
+            "continuation_token": _quoted(token),
+            "entries": [_quoted_entry(entry) for entry in entries] or None,
+            "flags": flags,
+        }
+        kind, body = "application/json; charset=utf-8", msgspec.json.encode(page)
+    return Reply(headers=[("Content-Type", kind)], body=body)
+
+
+def props_of(message: Message) -> set[str]:
+    """Return the properties that a listing is to have."""
     cached = int(message.flags) & ONLY_CACHED
     usual = "name,size,checksum,atime" if cached else "name,size,cached"
     return set((message.props or usual).split(","))
 
 
 def _only_names(message: Message) -> bool:
-    return bool(int(message.flags) & NAME_ONLY) or _props(message) == {"name"}
+    return bool(int(message.flags) & NAME_ONLY) or props_of(message) == {"name"}
 
 
 def _contents(bucket: Bucket, key: bytes, shard: Fields) -> list[Fields]:

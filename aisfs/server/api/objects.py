@@ -40,6 +40,29 @@ class Objects:
         self._storage = storage
         self._location = f"t[{node_id}]:mp[/]"
 
+    def check_moved(self, request: Request, bucket: Bucket, key: bytes) -> None:
+        """Check that the target of a name has its object, if there is one, for what is requested.
+
+        Raises:
+            Failure: the object is still to come there.
+        """
+        moving, query = self._storage.traps.moving, request.query
+        moving.check_mapped(bucket.name, key)
+        match request.method:
+            case "GET":
+                moving.check_readable(bucket.name, key)
+            case "PUT" if query.get("object_to") or query.get("archpath"):
+                self._check_there(bucket, key)
+            case "HEAD" | "PATCH":
+                self._check_there(bucket, key)
+            case "DELETE" if "uploadId" not in query and moving.hides(bucket.name, key):
+                request.drain()
+                raise failures.no_object_to_delete(bucket.name, key)
+
+    def _check_there(self, bucket: Bucket, key: bytes) -> None:
+        if self._storage.traps.moving.hides(bucket.name, key):
+            raise failures.no_object(bucket.name, key)
+
     # HEAD
 
     def head(self, request: Request, bucket: Bucket, key: bytes) -> Reply:
@@ -219,7 +242,8 @@ class Objects:
         if given_type and given_type not in HASHERS:
             raise Failure(400, f'invalid checksum type "{given_type}"')
         if given:
-            now = bucket.find(key)
+            moving = self._storage.traps.moving
+            now = None if moving.hides(bucket.name, key) else bucket.find(key)
             if now and (now.record.checksum_type, now.record.checksum) == (given_type, given):
                 request.drain()
                 return Reply()
@@ -276,6 +300,8 @@ class Objects:
             old = bucket.find(key)
             if check is not None:
                 check(old)
+            # A target that the previous version has not reached begins anew.
+            fresh = fresh or self._storage.traps.moving.hides(bucket.name, key)
             known = None if fresh or old is None else old.record
             kept = {k: v for k, v in (known.custom if known else {}).items() if not outdated(k)}
             count = int(known.version) if known and known.version.isdecimal() else 0
@@ -293,13 +319,14 @@ class Objects:
         """Remove an object."""
         request.drain()
         if not self._storage.delete(bucket, key):
-            raise Failure(404, f"{uri_of(bucket.name, key)} doesn't exist")
+            raise failures.no_object_to_delete(bucket.name, key)
         return Reply()
 
     def rename(self, bucket: Bucket, key: bytes, name: str) -> Reply:
         """Move an object within its bucket."""
         new_key = os.fsencode(name)
         check_key(new_key)
+        self._check_there(bucket, key)
         if new_key == key:
             text = f"cannot rename {uri_of(bucket.name, key)} to self, nothing to do"
             raise Failure(400, text)

@@ -173,6 +173,7 @@ class Storage:
         keep = old.identity if old else None
         bucket.records.store(key, status.st_size, status.st_mtime_ns, record, keep)
         self._rename(bucket, key, work)
+        self.traps.moving.placed(bucket.name, key)
         return Bucket.found(status, record)
 
     def _rename(self, bucket: Bucket, key: bytes, work: Path) -> None:
@@ -264,6 +265,7 @@ class Storage:
             bucket.records.store(new_key, source.size, source.mtime_ns, source.record, keep)
             self._make_way(bucket, new_key)  # which may put this very object aside
             self._rename(bucket, new_key, Path(os.fsdecode(bucket.path_of(key))))
+            self.traps.moving.placed(bucket.name, new_key)
             bucket.beside.forget(key)
             bucket.records.forget(key)
             self.traps.keep_directory(bucket.name, key)

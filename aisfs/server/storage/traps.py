@@ -5,6 +5,7 @@ a laptop, `Traps` to test clients that have to be safe on a real cluster.
 """
 
 import os
+import re
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -13,9 +14,12 @@ from urllib.parse import quote
 import xxhash
 
 from aisfs.server.storage.bucket import Bucket
+from aisfs.server.storage.moving import Moving
 
 _PATH = "/$&+,:;=@~"
 """Characters that Go does not escape in the path of a redirect, besides letters, digits and `-._`."""
+_CONTROL = re.compile(rb"[\x01-\x08\x0a-\x1f\x7f]")
+_ASCII = "".join(map(chr, range(0x01, 0x80)))
 
 
 class Kindness:
@@ -35,6 +39,12 @@ class Kindness:
     holds_both = False
     """An object and a directory may have one name, where they are on different disks; a target whose
     disk has the object then gives up listing that directory, as often as not."""
+    attaches = False
+    """Other clusters can be attached, with what is wrong about that: see `aisfs.server.api.attached`."""
+    moves_data = False
+    """Data moves between targets on request."""
+    moving = Moving()
+    """What is hidden meanwhile."""
     targets = 1
     """The simulated number of targets, each with two disks."""
 
@@ -81,17 +91,22 @@ class Traps(Kindness):
     loses_names = True
     like_amazon = False
     holds_both = True
+    attaches = True
+    moves_data = True
 
     def __init__(self, folder: Path) -> None:
         """Directories that outlive their objects are kept in `folder`."""
         self._folder = folder
+        self.moving = Moving()
 
     def location(self, path: bytes) -> str:
-        """Return the path of a redirect; one with line breaks is not escaped, and they become spaces."""
-        if b"\n" not in path and b"\r" not in path:
+        """Return the path of a redirect; one with control characters is not escaped.
+
+        Line breaks in it become spaces, and the others stay.
+        """
+        if not _CONTROL.search(path):
             return super().location(path)
-        printable = "".join(map(chr, range(0x20, 0x7F)))
-        return quote(path.replace(b"\n", b" ").replace(b"\r", b" "), safe=printable)
+        return quote(path.replace(b"\n", b" ").replace(b"\r", b" "), safe=_ASCII)
 
     def keep_directory(self, bucket: str, key: bytes) -> None:
         """Keep the parent directories of an object on its disk, until `drop_directory`."""

@@ -1,9 +1,12 @@
 """AIStore's shard index: bytes made by another encoder, and which of them may be believed."""
 
 import io
+import socket
 import struct
 import tarfile
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import xxhash
@@ -11,19 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aisfs.ais.client import AISClient
-from aisfs.ais.protocol import requests, shard_index
+from aisfs.ais.protocol import shard_index
 from aisfs.ais.protocol.shard_index import (
     SYSTEM_BUCKET,
     decode_shard_index,
     shard_index_location,
     shard_of_index,
 )
-from aisfs.ais.transport.redirects import RedirectChain
 from aisfs.config import ClusterSettings
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.tar.scanner import TarScanner
 from aisfs.errors import NotFound
 from aisfs.model import Bucket, ObjectInfo, Provider
+from tests.ais.scripted_server import Seen, reply, scripted_server
 from tests.support.servers import running_server
 from tests.support.tars import BLOCK, END, GNU, entry, long_name, pax, shard
 
@@ -394,42 +397,67 @@ def test_which_shard_an_index_is_of():
         assert shard_of_index(bucket, key) is None
 
 
+def with_indexes(root: Path) -> list[str]:
+    """Make shards, and put in the place of the index of each its name."""
+    shards = [f"d/s{n} +&?%41.tar" for n in range(12)]
+    (root / "b" / "d").mkdir(parents=True)
+    for key in shards:
+        (root / "b" / key).write_bytes(b"the shard of that name" * 10)
+        place, name = shard_index_location(Bucket("b"), key)
+        index = root / place.name / name
+        index.parent.mkdir(parents=True, exist_ok=True)
+        index.write_bytes(key.encode())
+    return shards
+
+
+async def read_index(client: AISClient, shard: str) -> bytes:
+    place, name = shard_index_location(Bucket("b"), shard)
+    info = await client.head(place, name)
+    buffer = bytearray(info.size)
+    await client.read_range(place, info, 0, memoryview(buffer))
+    return bytes(buffer)
+
+
 @pytest.mark.parametrize("count", [1, 3])
 async def test_every_index_is_found_with_its_shard(count: int, tmp_path: Path):
     """By their own names two of three are not there."""
-    shards = [f"d/s{n} +&?%41.tar" for n in range(12)]
-    (tmp_path / "b" / "d").mkdir(parents=True)
-    for key in shards:
-        (tmp_path / "b" / key).write_bytes(b"the shard of that name" * 10)
-        place, name = shard_index_location(Bucket("b"), key)
-        index = tmp_path / place.name / name
-        index.parent.mkdir(parents=True, exist_ok=True)
-        index.write_bytes(key.encode())
+    shards = with_indexes(tmp_path)
     with running_server(tmp_path, targets=count) as server:
-        client = AISClient(ClusterSettings(endpoint=server.endpoint, skip_verify_crt=False))
+        client = AISClient(ClusterSettings(endpoint=server.endpoint))
         for key in shards:
-            place, name = shard_index_location(Bucket("b"), key)
-            info = await client.head(place, name)
-            buffer = bytearray(info.size)
-            await client.read_range(place, info, 0, memoryview(buffer))
-            assert bytes(buffer) == key.encode()
-        place, name = shard_index_location(Bucket("b"), "d/none.tar")
+            assert await read_index(client, key) == key.encode()
         with pytest.raises(NotFound):
-            await client.head(place, name)
+            await read_index(client, "d/none.tar")
         await client.aclose()
 
 
-def test_the_shard_is_never_taken_for_its_index():
+@pytest.mark.parametrize("options", [{"signs": True}, {"token": "t"}])
+@pytest.mark.parametrize("count", [1, 3])
+async def test_where_targets_are_closed_an_index_is_found_where_its_name_says_or_not_at_all(
+    count: int, options: dict[str, Any], tmp_path: Path
+):
+    shards = with_indexes(tmp_path)
+    with running_server(tmp_path, targets=count, **options) as server:
+        client = AISClient(ClusterSettings(endpoint=server.endpoint, token=options.get("token")))
+        found = []
+        for key in shards:
+            with suppress(NotFound):
+                assert await read_index(client, key) == key.encode()
+                found.append(key)
+        await client.aclose()
+    assert found == shards if count == 1 else 0 < len(found) < len(shards)
+
+
+async def test_the_shard_is_never_taken_for_its_index():
     """A server that redirects nobody answers with the shard that was asked for."""
-    request = requests.get_range(*shard_index_location(Bucket("b"), "x.tar"), 0, 10)
-    way = RedirectChain("http://proxy", request, None)
-    assert way.url == "http://proxy/v1/objects/b/x.tar?provider=ais"
-    assert not way.arrived
-    way.go(way.absolute("http://other/v1/objects/b/x.tar?provider=ais"))
-    assert way.url == "http://other/v1/objects/b/x.tar?provider=ais"
-    assert not way.arrived
-    way.go(way.absolute("http://t/v1/objects/b/x.tar?provider=ais&pid=p1&utm=2&u=a%3D"))
-    assert way.url == (
-        "http://t/v1/objects/.sys-shardidx/ais/%40%23/b/x.tar.idx?provider=ais&pid=p1&utm=2&u=a%3D"
-    )
-    assert way.arrived
+
+    def answer(seen: Seen, connection: socket.socket) -> bool:
+        body = b"index" if ".idx" in seen.path else b"shard"
+        headers = {"Ais-Version": "1", "Content-Length": "5"}
+        connection.sendall(reply(200, headers, b"" if seen.method == "HEAD" else body))
+        return True
+
+    with scripted_server(answer) as server:
+        client = AISClient(ClusterSettings(endpoint=server.endpoint))
+        assert await read_index(client, "x.tar") == b"index"
+        await client.aclose()

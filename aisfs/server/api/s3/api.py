@@ -15,7 +15,8 @@ from aisfs.server.api.s3.objects import S3Objects
 from aisfs.server.api.s3.uploads import S3Uploads
 from aisfs.server.counters import Counters
 from aisfs.server.failures import no_object, text_of
-from aisfs.server.messages import S3_METADATA, Reply, Request, redirect
+from aisfs.server.messages import S3_METADATA, Reply, Request
+from aisfs.server.redirects import Redirects
 from aisfs.server.storage.bucket import Bucket
 from aisfs.server.storage.objects import Storage
 
@@ -65,13 +66,13 @@ class S3:
         counters: Counters,
         *,
         node_id: str,
-        proxy_id: str,
+        redirects: Redirects,
         deleted: Callable[[Bucket, bytes], None],
     ) -> None:
         """`deleted` is called with every object that is gone."""
         self._storage = storage
         self._counters = counters
-        self._proxy_id = proxy_id
+        self._redirects = redirects
         self._objects = S3Objects(storage, objects, deleted)
         self._uploads = S3Uploads(parts, self._objects, storage.traps)
         self._buckets = S3Buckets(storage, self._uploads, self._objects, node_id, counters)
@@ -101,6 +102,7 @@ class S3:
     def _object(self, request: Request, bucket: Bucket, key: bytes) -> Reply:
         count = self._counters.add
         in_parts = "uploadId" in request.query
+        self._objects.check_moved(request, bucket, key)
         match request.method:
             case "GET" | "HEAD" if key.endswith(b"/"):
                 raise no_object(bucket.name, key)
@@ -147,7 +149,7 @@ class S3:
         self._counters.add("redirect")
         # AIStore does not escape a question mark: the target finds the name shorter.
         path = self._storage.traps.location(request.raw_path).replace("%3F", "?")
-        reply = redirect(307, request, path, self._proxy_id)
+        reply = self._redirects.make(307, request, path)
         reply.headers.append(("Content-Type", "application/xml"))
         if request.method != "HEAD":
             about = [("Code", "TemporaryRedirect"), ("Message", "Redirect")]

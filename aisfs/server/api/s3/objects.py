@@ -65,6 +65,10 @@ class S3Objects:
                 reply.file.hold(held)
         return reply
 
+    def check_moved(self, request: Request, bucket: Bucket, key: bytes) -> None:
+        """Do what that of the other API does."""
+        self._objects.check_moved(request, bucket, key)
+
     def _open(self, bucket: Bucket, key: bytes, held: ExitStack) -> tuple[int, Found]:
         try:
             return self._objects.open(bucket, key, held)
