@@ -197,6 +197,8 @@ class Page:
     """Page token of the next page; empty when this is the last one."""
     unusable: Sequence[str] = ()
     """Whole keys and prefixes besides these that the store cannot be asked for."""
+    complete: bool = True
+    """Whether no name is missing between the page before and the next one; False while the store moves objects."""
 
     @property
     def names(self) -> list[str]:

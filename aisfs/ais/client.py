@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TypeVar
 
+from aisfs.ais.absence import FoundByGet, check_absent, incomplete
 from aisfs.ais.get_batch import Batches
 from aisfs.ais.multipart import BegunUpload, Parts
 from aisfs.ais.mutations import Mutations
@@ -83,6 +84,16 @@ class AISClient:
 
     async def list_page(self, bucket: Bucket, prefix: str, *, token: str = "") -> Page:
         """List one page of the directory `prefix`."""
+        page = await self._page(bucket, prefix, token)
+        if not page.complete:
+            raise incomplete(f"{bucket}/{prefix}")
+        return page
+
+    async def peek_page(self, bucket: Bucket, prefix: str) -> Page:
+        """Return the first page of the directory `prefix` as it is listed now."""
+        return await self._page(bucket, prefix, "")
+
+    async def _page(self, bucket: Bucket, prefix: str, token: str) -> Page:
         if names.never_below(prefix):
             return Page([], [], "")
         request = requests.list_page(bucket, prefix, token, self.page_size)
@@ -91,7 +102,8 @@ class AISClient:
             facts = self.facts_of(connections, bucket)
             reply = self.transport.fetch(connections, request)
             page = listings.parse_page(reply, bucket, prefix, facts, after=token)
-            self._settle(connections, bucket, request.subject)
+            if page.complete:
+                self._settle(connections, bucket, request.subject, listed=True)
             return page
 
         return await self.run(request.subject, work, bucket)
@@ -118,13 +130,17 @@ class AISClient:
                 pages += 1
                 request = requests.first_keys(bucket, prefix, token, most + 1, beside=beside)
                 reply = self.transport.fetch(connections, request)
-                keys, token = listings.parse_keys(reply, bucket, prefix)
+                keys, token, complete = listings.parse_keys(reply, bucket, prefix)
                 found += [key for key in keys if key.startswith(prefix)]
+                if not complete and len(found) < most:
+                    raise incomplete(subject)
                 if not token or len(found) >= most or beside:
-                    self._settle(connections, bucket, subject)
+                    if complete:
+                        self._settle(connections, bucket, subject, listed=True)
                     to_the_end = not token or not all(key.startswith(prefix) for key in keys)
                     # Between pages AIStore loses names.
-                    is_all = to_the_end and (pages == 1 or bucket.provider is not Provider.AIS)
+                    is_all = to_the_end and complete
+                    is_all &= pages == 1 or bucket.provider is not Provider.AIS
                     return Keys(found[:most], is_all and len(found) <= most)
                 bounds.check(keys, token)
 
@@ -151,7 +167,11 @@ class AISClient:
                 reply = object_replies.with_size(reply, self._first_byte(connections, byte), byte)
             return object_replies.parse_object(reply, bucket, key, facts)
 
-        return await self.run(request.subject, work, bucket)
+        try:
+            return await self.run(request.subject, work, bucket, key)
+        except FoundByGet as found:
+            facts = self._facts.get(bucket, requests.BucketFacts())
+            return object_replies.parse_first_byte(found.reply, bucket, key, facts)
 
     def _first_byte(self, connections: ConnectionSet, request: requests.Request) -> Reply:
         """Ask for the first byte of an object, which may be empty."""
@@ -184,7 +204,7 @@ class AISClient:
             if got < len(buffer):
                 raise _cut_short(subject, got, len(buffer))
 
-        await self.run(subject, work, bucket)
+        await self.run(subject, work, bucket, expected.key)
 
     async def read_many(
         self, bucket: Bucket, wanted: Sequence[tuple[ObjectInfo, memoryview]]
@@ -218,7 +238,7 @@ class AISClient:
             if done < size:
                 raise _cut_short(subject, done, size)
 
-        await self.run(subject, work, bucket)
+        await self.run(subject, work, bucket, expected.key)
 
     async def create_bucket(self, bucket: Bucket) -> None:
         """Make an empty bucket."""
@@ -304,11 +324,18 @@ class AISClient:
         await self._pool.aclose()
 
     async def run(
-        self, subject: str, work: Callable[[ConnectionSet], T], bucket: Bucket | None = None
+        self,
+        subject: str,
+        work: Callable[[ConnectionSet], T],
+        bucket: Bucket | None = None,
+        key: str = "",
     ) -> T:
-        """Run `work` in a thread, on connections of its own; a cancellation aborts them."""
+        """Run `work` in a thread, on connections of its own; a cancellation aborts them.
+
+        If `work` does not find the object `key`, it is missing, or this raises `Unavailable`.
+        """
         try:
-            return await self._pool.run(subject, partial(self._work, subject, work, bucket))
+            return await self._pool.run(subject, partial(self._work, subject, work, bucket, key))
         except BucketNotFound:
             # Created again under the same name, it would be another bucket.
             if bucket:
@@ -320,20 +347,31 @@ class AISClient:
         subject: str,
         work: Callable[[ConnectionSet], T],
         bucket: Bucket | None,
+        key: str,
         connections: ConnectionSet,
     ) -> T:
         """Do the work. In the thread."""
         connections.map_version = self.transport.readiness.version
         try:
             return work(connections)
-        except NotFound:
-            self._settle(connections, bucket, subject)
+        except NotFound as error:
+            if bucket and key and not isinstance(error, BucketNotFound):
+                check_absent(self.transport, connections, bucket, key)
+            else:
+                self._settle(connections, bucket, subject)
             raise
 
-    def _settle(self, connections: ConnectionSet, bucket: Bucket | None, subject: str) -> None:
+    def _settle(
+        self,
+        connections: ConnectionSet,
+        bucket: Bucket | None,
+        subject: str,
+        *,
+        listed: bool = False,
+    ) -> None:
         """Make sure that what was not found is on no target of this cluster. In the thread."""
         if bucket and bucket.is_local:
-            self.transport.settle(connections, subject)
+            self.transport.settle(connections, subject, listed=listed)
 
     def facts_of(self, connections: ConnectionSet, bucket: Bucket) -> requests.BucketFacts:
         """Look the bucket's properties up, once; two threads may both do it, to the same end."""

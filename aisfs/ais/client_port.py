@@ -19,9 +19,16 @@ class Session(Protocol):
     remotes: Remotes
 
     async def run(
-        self, subject: str, work: Callable[[ConnectionSet], T], bucket: Bucket | None = None
+        self,
+        subject: str,
+        work: Callable[[ConnectionSet], T],
+        bucket: Bucket | None = None,
+        key: str = "",
     ) -> T:
-        """Run `work` in a thread, on connections of its own; a cancellation aborts them."""
+        """Run `work` in a thread, on connections of its own; a cancellation aborts them.
+
+        If `work` does not find the object `key`, it is missing, or this raises `Unavailable`.
+        """
         ...
 
     def facts_of(self, connections: ConnectionSet, bucket: Bucket) -> BucketFacts:

@@ -60,7 +60,7 @@ class Mutations:
 
     async def remove(self, bucket: Bucket, key: str) -> None:
         """Delete one object."""
-        await self._do(write_requests.delete_object(bucket, key), bucket)
+        await self._do(write_requests.delete_object(bucket, key), bucket, key)
 
     async def copy(self, bucket: Bucket, key: str, to_bucket: Bucket, new_key: str) -> ObjectInfo:
         """Copy an object and make sure that the copy is one."""
@@ -97,7 +97,9 @@ class Mutations:
                 f"{bucket}/{expected.key}: the bucket keeps neither versions nor checksums, so "
                 "nothing would tell for which content custom metadata was written"
             )
-        await self._do(write_requests.patch_custom(bucket, expected.key, text), bucket)
+        await self._do(
+            write_requests.patch_custom(bucket, expected.key, text), bucket, expected.key
+        )
         return await self._session.head(bucket, expected.key)
 
     async def with_custom(
@@ -139,7 +141,8 @@ class Mutations:
             if to_bucket.cluster:
                 look_up = partial(self._session.remotes.by_uuid, bucket=to_bucket)
                 place = await self._session.run(str(to_bucket), look_up)
-            await self._do(write_requests.copy_object(bucket, source, place, new_key), bucket)
+            request = write_requests.copy_object(bucket, source, place, new_key)
+            await self._do(request, bucket, source.key)
         except (Unsupported, ProtocolError) as error:
             log.info("%s/%s: not copied by the cluster: %s", bucket, source.key, error)
             return None
@@ -177,11 +180,11 @@ class Mutations:
         except NotFound:
             return None
 
-    async def _do(self, request: Request, bucket: Bucket) -> None:
+    async def _do(self, request: Request, bucket: Bucket, key: str = "") -> None:
         transport = self._session.transport
 
         def work(connections: ConnectionSet) -> None:
             with transport.readiness.undisturbed(request.subject):
                 transport.fetch(connections, request)
 
-        await self._session.run(request.subject, work, bucket)
+        await self._session.run(request.subject, work, bucket, key)

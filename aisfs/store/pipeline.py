@@ -120,6 +120,7 @@ class CallPipeline:
 
     list_buckets = _call(WritableStore.list_buckets)
     list_page = _call(WritableStore.list_page)
+    peek_page = _call(WritableStore.peek_page)
     first_keys = _call(WritableStore.first_keys)
     head = _call(WritableStore.head)
     abandon_upload = _call(WritableStore.abandon_upload)

@@ -2,16 +2,25 @@
 
 import sys
 from collections.abc import Sequence
+from typing import Protocol
 
 from aisfs.errors import NotFound, Unsupported
-from aisfs.model import Bucket, ObjectInfo
+from aisfs.model import Bucket, ObjectInfo, Page
 from aisfs.store.port import UploadAhead
+
+
+class _Listed(Protocol):
+    async def list_page(self, bucket: Bucket, prefix: str, *, token: str = "") -> Page: ...
 
 
 class PlainStore:
     """The parts of `WritableStore` that send ahead, and that read several objects at once: for a store that does neither."""
 
     ahead_above = sys.maxsize
+
+    async def peek_page(self: "_Listed", bucket: Bucket, prefix: str) -> Page:
+        """See `ObjectStore`; nothing is ever moved here."""
+        return await self.list_page(bucket, prefix)
 
     async def begin_upload(self, bucket: Bucket, key: str) -> UploadAhead | None:
         """See `WritableStore`."""

@@ -46,6 +46,14 @@ class ObjectStore(Protocol):
         Raises:
             BucketNotFound: the bucket does not exist.
             NotFound: the store knows directories, and says that there is no such one.
+            Unavailable: names may be missing, since the store moves objects.
+        """
+        ...
+
+    async def peek_page(self, bucket: Bucket, prefix: str) -> Page:
+        """Return the first page of a directory, which may not be `complete`; see `list_page`.
+
+        While a store moves objects, what is listed is there, and what is not listed may be there.
         """
         ...
 

@@ -200,6 +200,8 @@ def _bad_request(request: Request, details: _Details) -> _Verdict:
         return Unavailable, "a part of the cluster is not there"
     if details.message.startswith("remote-cluster[") and _PASSING.search(details.message):
         return Unavailable, "the cluster that has this is not there"
+    if "Smap v0" in details.message:
+        return Unavailable, "a target that joins the cluster has no map of it yet"
     if details.tcode == "ErrInvalidBackendProvider":
         return Unsupported, "the cluster does not know this provider"
     return ProtocolError, "the cluster does not understand the request"

@@ -43,6 +43,7 @@ class _Entry(msgspec.Struct, gc=False):
 class _Listing(msgspec.Struct):
     entries: list[_Entry] | None = msgspec.field(name="Entries", default=None)
     token: str = msgspec.field(name="ContinuationToken", default="")
+    flags: int = msgspec.field(name="Flags", default=0)
 
 
 class _RawEntry(msgspec.Struct):
@@ -59,6 +60,7 @@ class _RawEntry(msgspec.Struct):
 class _RawListing(msgspec.Struct):
     entries: list[_RawEntry] | None = msgspec.field(name="Entries", default=None)
     token: msgspec.Raw = msgspec.field(name="ContinuationToken", default_factory=msgspec.Raw)
+    flags: int = msgspec.field(name="Flags", default=0)
 
 
 class _JsonEntry(msgspec.Struct, gc=False):
@@ -73,6 +75,7 @@ class _JsonEntry(msgspec.Struct, gc=False):
 class _JsonListing(msgspec.Struct):
     entries: list[_JsonEntry] | None = None
     token: str = msgspec.field(name="continuation_token", default="")
+    flags: int = 0
 
 
 class _Namespace(msgspec.Struct):
@@ -121,7 +124,7 @@ def parse_page(
     Raises:
         ProtocolError: the reply is not a listing, or does not get on.
     """
-    entries, token = _decode_listing(reply, f"{bucket}/{prefix}")
+    entries, token, complete = _decode_listing(reply, bucket, prefix)
     if token and bucket.provider is Provider.AIS:
         if entries:
             token = resume_after([entry.name for entry in entries], prefix, token)
@@ -153,7 +156,7 @@ def parse_page(
         checksum = label + checksum if len(checksum) == usual else labelled(kind, checksum)
         info = ObjectInfo(name, entry.size, version, checksum, mtime)
         objects.append(with_custom(info, entry.custom) if entry.custom else info)
-    return Page(objects, list(dict.fromkeys(directories)), token)
+    return Page(objects, list(dict.fromkeys(directories)), token, complete=complete)
 
 
 _TYPE_OF_LENGTH = {8: "crc32c", 16: "xxhash2", 32: "md5", 64: "sha256", 128: "sha512"}
@@ -178,42 +181,54 @@ def _same_length(kind: str) -> str:
     return "xxhash2" if kind == "xxhash" else kind
 
 
-def parse_keys(reply: Reply, bucket: Bucket, prefix: str) -> tuple[list[str], str]:
-    """Read one page of a listing of names, and the cluster's token of the next.
+def parse_keys(reply: Reply, bucket: Bucket, prefix: str) -> tuple[list[str], str, bool]:
+    """Read one page of a listing of names, the cluster's token of the next, and whether no name is missing.
 
     Raises:
         ProtocolError: the reply is not a listing.
     """
-    entries, token = _decode_listing(reply, f"{bucket}/{prefix}")
-    return [entry.name for entry in entries], token
+    entries, token, complete = _decode_listing(reply, bucket, prefix)
+    return [entry.name for entry in entries], token, complete
 
 
-def _decode_listing(reply: Reply, subject: str) -> tuple[Sequence[_Entry | _JsonEntry], str]:
+def _decode_listing(
+    reply: Reply, bucket: Bucket, prefix: str
+) -> tuple[Sequence[_Entry | _JsonEntry], str, bool]:
+    """Return the entries of a page, the token of the next, and whether no name is missing.
+
+    A target flags what it lists while a rebalance is under way, may have begun, or was interrupted. A
+    cloud lists its buckets itself, whatever the targets move.
+    """
     # The server decides: it may send JSON although it was asked for msgpack.
     kind = reply.headers.get("content-type", "").partition(";")[0].strip().lower()
+    subject, decode = f"{bucket}/{prefix}", _decode_msgpack_listing
+    if kind != MSGPACK:
+        decode = _decode_json_listing
     if reply.body.count(b"\xa1n" if kind == MSGPACK else b'"name"') > _MOST_ENTRIES:
         raise ProtocolError(f"{subject}: a page of more than {_MOST_ENTRIES} names")
     try:
-        if kind != MSGPACK:
-            return _decode_json_listing(reply.body)
-        try:
-            listing = _decode_msgpack(reply.body)
-        except UnicodeDecodeError:
-            raw = _decode_raw_msgpack(reply.body)
-            entries = [_entry_of_raw(entry) for entry in raw.entries or []]
-            return entries, _text(raw.token)
-        return listing.entries or [], listing.token
+        listing = decode(reply.body)
     except _UNREADABLE as error:
         raise ProtocolError(f"{subject}: the listing is unreadable: {error}") from error
+    complete = not listing.flags or bucket.provider is not Provider.AIS
+    return listing.entries or [], listing.token, complete
 
 
-def _decode_json_listing(body: bytes) -> tuple[list[_JsonEntry], str]:
+def _decode_msgpack_listing(body: bytes) -> _Listing | _JsonListing:
     try:
-        listing = _decode_json(body)
+        return _decode_msgpack(body)
+    except UnicodeDecodeError:
+        raw = _decode_raw_msgpack(body)
+        entries = [_entry_of_raw(entry) for entry in raw.entries or []]
+        return _Listing(entries, _text(raw.token), raw.flags)
+
+
+def _decode_json_listing(body: bytes) -> _Listing | _JsonListing:
+    try:
+        return _decode_json(body)
     except UnicodeDecodeError:
         value = json.loads(body.decode("utf-8", "surrogateescape"))
-        listing = msgspec.convert(value, _JsonListing, strict=False)
-    return listing.entries or [], listing.token
+        return msgspec.convert(value, _JsonListing, strict=False)
 
 
 def _entry_of_raw(raw: _RawEntry) -> _Entry:

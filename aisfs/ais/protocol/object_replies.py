@@ -75,6 +75,25 @@ def parse_object(reply: Reply, bucket: Bucket, key: str, facts: BucketFacts) -> 
     return with_custom(info, custom) if custom else info
 
 
+def parse_first_byte(reply: Reply, bucket: Bucket, key: str, facts: BucketFacts) -> ObjectInfo:
+    """Read what the reply to a GET of the first byte says of the whole object.
+
+    Raises:
+        ProtocolError: it does not say how large that is.
+    """
+    subject, size = f"{bucket}/{key}", reply.headers.get("content-length", "")
+    headers = dict(reply.headers)
+    if reply.status == 206:
+        size = str(_content_range(reply, subject)[2])
+        if facts.checksum_of_ranges:
+            headers.pop("ais-checksum-value", None)
+    elif reply.status == 416:
+        size = headers.get("content-range", "bytes */0").removeprefix("bytes */")
+    return parse_object(
+        replace(reply, headers={**headers, "content-length": size}), bucket, key, facts
+    )
+
+
 def check_content(
     reply: Reply, bucket: Bucket, expected: ObjectInfo, facts: BucketFacts, start: int, stop: int
 ) -> None:

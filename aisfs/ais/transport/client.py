@@ -106,22 +106,37 @@ class Transport:
         timeouts, readiness = self._timeouts, self.readiness
         return ConnectionSet(self.endpoint, self._tls, timeouts, readiness.admit, readiness.greet)
 
-    def settle(self, connections: ConnectionSet, subject: str) -> None:
+    def settle(self, connections: ConnectionSet, subject: str, *, listed: bool = False) -> None:
         """Make sure that what the cluster does not have is nowhere: each target was asked.
+
+        Args:
+            connections: The connections to use.
+            subject: What it is about, in messages.
+            listed: A listing said that nothing is missing in it. Of a cluster with one target that is enough.
 
         Raises:
             Unavailable: it may be somewhere.
         """
-        if self.readiness.may_miss:
-            with self._watched(connections, self.endpoint, subject):
-                connection = connections.connected(self.endpoint)
-                try:
-                    doubt = self.readiness.settle(connection, connections.map_version)
-                except BaseException:
-                    connection.close()
-                    raise
+        if self.readiness.may_miss or not listed:
+            doubt = self._doubt(connections, subject)
             if doubt:
                 raise Unavailable(f"{subject}: {doubt}")
+        if listed:
+            self.readiness.calmed()
+
+    def moves_nothing(self, connections: ConnectionSet, subject: str) -> bool:
+        """Return whether the cluster is known to move no objects."""
+        return self._doubt(connections, subject) is None and self.readiness.moves_nothing
+
+    def _doubt(self, connections: ConnectionSet, subject: str) -> Unavailable | None:
+        """Ask for the map; see `Readiness.settle`."""
+        with self._watched(connections, self.endpoint, subject):
+            connection = connections.connected(self.endpoint)
+            try:
+                return self.readiness.settle(connection, connections.map_version)
+            except BaseException:
+                connection.close()
+                raise
 
     def upload(
         self, connections: ConnectionSet, request: Request, size: int, pieces: Iterator[memoryview]

@@ -40,6 +40,9 @@ _MOST_MAP = 16 << 20
 _LEAVING = 4 | 8
 """Flags of a target in maintenance, or being taken out for good."""
 _NS = 1_000_000_000
+MAP_SETTLES = 10.0
+"""Seconds after a change of the map in which nothing counts as missing. A target that joins does not ask the
+others for what it lacks in its first two or three."""
 
 
 class _Node(msgspec.Struct):
@@ -82,6 +85,11 @@ class Readiness:
         """Of the map that is known; 0 when none is."""
         self._looked = float("-inf")
         """When the map was last asked for, on the clock of `time.monotonic`."""
+        self._changed = float("-inf")
+        """When it was first seen to be another one than before, on the same clock."""
+        self._calm = 0
+        """Version of the map with which a listing was complete: the cluster moves nothing as long as it is this
+        one; 0 for none."""
 
     def disturbed(self, episode: int) -> None:
         """Note a sign of a restart that showed on a connection of `episode`."""
@@ -150,7 +158,19 @@ class Readiness:
             return self._incomplete()
         if before and self.version != before:
             return Unavailable("the cluster's map changed meanwhile")
+        since = time.monotonic() - self._changed
+        if since < MAP_SETTLES:
+            return Unavailable(f"targets joined or left the cluster {since:.0f} s ago")
         return None
+
+    def calmed(self) -> None:
+        """Note that a listing was complete, after `settle` has found nothing against it."""
+        self._calm = self.version
+
+    @property
+    def moves_nothing(self) -> bool:
+        """Whether nothing has moved since a listing was complete."""
+        return self._calm != 0 and self._calm == self.version
 
     def _incomplete(self) -> Unavailable:
         return Unavailable(f"the cluster misses {_named(self.missed)}")
@@ -192,6 +212,8 @@ class Readiness:
             log.warning("the cluster is complete again")
         if not first and found.version < self.version:
             self.episode += 1
+        if self.version and found.version != self.version:
+            self._changed = time.monotonic()
         self.missed, self._targets = missed, active | missed
         self._cluster, self.version = found.uuid, found.version
 
