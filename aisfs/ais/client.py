@@ -255,13 +255,14 @@ class AISClient:
         ahead: UploadAhead | None = None,
         announce: Announce | None = None,
         only_new: str = "",
+        replaces: ObjectInfo | None = None,
     ) -> ObjectInfo:
         """Write one object whole, or not at all."""
         assert ahead is None or isinstance(ahead, BegunUpload), "made by `begin_upload`"
         names.check_new_key(bucket, key)
         encode_custom(custom, "")
         told, named = progress or (lambda done: None), announce or (lambda name: None)
-        upload = Upload(bucket, key, content, custom, told, named)
+        upload = Upload(bucket, key, content, custom, told, named, only_new, replaces)
         async with self._telling_of_emptied(bucket, key):
             info = await self._uploads.upload(upload, ahead)
         return await self._edits.with_custom(bucket, info, custom)

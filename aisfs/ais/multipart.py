@@ -20,7 +20,7 @@ import trio
 from aisfs.ais.client_port import Session
 from aisfs.ais.multipart_commit import MultipartCommit
 from aisfs.ais.protocol import write_requests
-from aisfs.ais.sending import Upload, checksum_for, send_content
+from aisfs.ais.sending import Upload, check_condition, checksum_for, send_content
 from aisfs.connections.connection_set import ConnectionSet
 from aisfs.errors import (
     AisfsError,
@@ -163,6 +163,7 @@ class Parts:
         done = False
         try:
             sizes = await self._send_rest(upload, begun)
+            await check_condition(self._session, upload)
             info = await self._completion.complete(upload, begun.name, sizes)
             done = True
             return info

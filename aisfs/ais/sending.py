@@ -11,7 +11,8 @@ from aisfs.ais.protocol.requests import BucketFacts, Request
 from aisfs.connections.connection_set import ConnectionSet
 from aisfs.connections.reply import Reply
 from aisfs.core.checksums import DEFAULT_TYPE, is_known
-from aisfs.model import NO_CUSTOM, Bucket
+from aisfs.errors import AisfsError, AlreadyExists, BucketNotFound, NotFound, Stale
+from aisfs.model import NO_CUSTOM, Bucket, ObjectInfo
 from aisfs.store.content import checksum_of, pieces_of
 from aisfs.store.port import Announce, Content, Progress
 
@@ -26,9 +27,55 @@ class Upload:
     custom: Mapping[str, str] = field(default_factory=lambda: NO_CUSTOM)
     progress: Progress = lambda done: None
     announce: Announce = lambda name: None
+    only_new: str = ""
+    replaces: ObjectInfo | None = None
+    earlier: ObjectInfo | None = None
+    """What an earlier upload on such a condition sent, whose reply may have been lost."""
 
     def __str__(self) -> str:
         return f"{self.bucket}/{self.key}"
+
+
+async def check_condition(session: Session, upload: Upload) -> None:
+    """Make sure that an upload may replace what is there now. AIStore has no conditional writes.
+
+    What an earlier try has sent, whose reply was lost, may be replaced.
+
+    Raises:
+        AlreadyExists, Stale: it may not.
+    """
+    if not upload.only_new and upload.replaces is None:
+        return
+    conflict: AisfsError = AlreadyExists(f"{upload}: another client has made it meanwhile")
+    try:
+        now = await session.head(upload.bucket, upload.key, latest=True)
+    except BucketNotFound:
+        raise
+    except NotFound as error:
+        if upload.replaces is None:
+            return
+        raise Stale(f"{upload}: another client has removed it meanwhile") from error
+    if upload.replaces is not None:
+        if now.same_content(upload.replaces):
+            return
+        conflict = Stale(f"{upload}: another client has changed it meanwhile")
+    if not await _is_own(session, upload, now):
+        raise conflict
+
+
+async def _is_own(session: Session, upload: Upload, now: ObjectInfo) -> bool:
+    """Return whether an object is what an upload, or one before it, has sent."""
+    sent, kind = upload.earlier, now.checksum.partition(":")[0]
+    if not is_known(kind):
+        return False
+    if sent is not None and (sent.size, sent.checksum) == (now.size, now.checksum):
+        return True
+
+    def sum_up(connections: ConnectionSet) -> str:
+        return checksum_as(kind, upload.content, connections)
+
+    same_size = now.size == upload.content.size
+    return same_size and await session.run(str(upload), sum_up) == now.checksum
 
 
 def send_content(

@@ -7,20 +7,26 @@ Must not know: HTTP, requests, errnos.
 """
 
 import logging
+from dataclasses import replace
+
+from cachetools import LRUCache
 
 from aisfs.ais.client_port import Session
 from aisfs.ais.multipart import BegunUpload, Parts
 from aisfs.ais.protocol import write_requests
-from aisfs.ais.sending import Upload, checksum_for, send_content
+from aisfs.ais.sending import Upload, check_condition, checksum_for, send_content
 from aisfs.connections.connection_set import ConnectionSet
 from aisfs.connections.counted_body import BodyDelivered
 from aisfs.connections.exchange import SMALL
 from aisfs.errors import NotFound, Unavailable
-from aisfs.model import ObjectInfo, Provider
+from aisfs.model import Bucket, ObjectInfo, Provider
 from aisfs.store.content import in_memory
 from aisfs.store.custom import encode_custom, stamp_of
 
 log = logging.getLogger(__name__)
+
+SENT_MAX = 1000
+"""Objects of which the last upload is remembered, some 1 KB each."""
 
 
 class Uploads:
@@ -30,6 +36,8 @@ class Uploads:
         """Write as a part of the client `session`; what is large by `parts`."""
         self._session = session
         self._parts = parts
+        self._sent: LRUCache[tuple[Bucket, str], tuple[str, ObjectInfo]] = LRUCache(SENT_MAX)
+        """What was last sent on a condition, and `Upload.only_new` of it."""
 
     async def upload(self, upload: Upload, begun: BegunUpload | None = None) -> ObjectInfo:
         """Write one object; its custom metadata may still be that of before.
@@ -37,7 +45,22 @@ class Uploads:
         Args:
             upload: What to write.
             begun: What of it is in the cluster already.
+
+        Raises:
+            AlreadyExists, Stale: another client has made or changed it.
         """
+        mark, sent = self._sent.get((upload.bucket, upload.key), ("", None))
+        if sent is not None and mark == upload.only_new:
+            upload = replace(upload, earlier=sent)
+        info = await self._upload(upload, begun)
+        self._note(upload, info)
+        return info
+
+    def _note(self, upload: Upload, sent: ObjectInfo) -> None:
+        if upload.only_new or upload.replaces is not None:
+            self._sent[upload.bucket, upload.key] = upload.only_new, sent
+
+    async def _upload(self, upload: Upload, begun: BegunUpload | None) -> ObjectInfo:
         size = upload.content.size
         if begun is not None and not begun.over:
             if begun.fits(size) and (begun.bucket, begun.key) == (upload.bucket, upload.key):
@@ -51,12 +74,16 @@ class Uploads:
         return await self._whole(upload)
 
     async def _whole(self, upload: Upload) -> ObjectInfo:
+        await check_condition(self._session, upload)
+        meant = ObjectInfo(upload.key, upload.content.size)
+
         def work(connections: ConnectionSet) -> tuple[ObjectInfo | None, str]:
             facts = self._session.facts_of(connections, upload.bucket)
             content = in_memory(upload.content) if upload.content.size <= SMALL else upload.content
             checksum, custom = checksum_for(facts, content, connections), ""
+            nonlocal meant
+            meant = ObjectInfo(upload.key, upload.content.size, checksum=checksum)
             if upload.custom and checksum:
-                meant = ObjectInfo(upload.key, upload.content.size, checksum=checksum)
                 custom = encode_custom(upload.custom, stamp_of(meant))
             request = write_requests.put_object(
                 upload.bucket, upload.key, checksum=checksum, custom=custom
@@ -77,7 +104,11 @@ class Uploads:
                 reply, upload.bucket, upload.key, size, facts
             ), checksum
 
-        info, checksum = await self._session.run(str(upload), work, upload.bucket)
+        try:
+            info, checksum = await self._session.run(str(upload), work, upload.bucket)
+        except BaseException:
+            self._note(upload, meant)
+            raise
         if info is None or upload.bucket.provider is not Provider.AIS:
             info = await self._confirmed(upload)
         wanted = ObjectInfo(upload.key, upload.content.size, checksum=checksum)

@@ -137,6 +137,10 @@ class FileSystem:
             if ino in change.gone:
                 raise NameGone("it was removed or replaced while it was being opened")
 
+    def stands(self, node: Node, ino: int) -> bool:
+        """Return whether an inode is still this node, with no change of its name under way."""
+        return self.inodes.node(ino) == node and self.name_changes.of(node) is None
+
     async def new_member(self, node: ShardNode, parent: int, name: bytes) -> WrittenFile | None:
         """Return the file that is being written under this name as a new member of the shard."""
         if not self.inodes.files.members:

@@ -18,7 +18,7 @@ from aisfs.core.namespace.keys import check_new_bucket, check_new_key
 from aisfs.errors import AlreadyExists, BucketNotFound, NotFound, Stale, Unsupported
 from aisfs.model import NO_CUSTOM, Bucket, Keys, ObjectInfo, Page, Provider
 from aisfs.store.custom import encode_custom
-from aisfs.store.plain import PlainStore
+from aisfs.store.plain import PlainStore, check_condition
 from aisfs.store.port import Announce, Arrived, Content, Progress, Sink, UploadAhead
 
 T = TypeVar("T")
@@ -250,6 +250,7 @@ class MemoryStore(PlainStore):
         ahead: UploadAhead | None = None,
         announce: Announce | None = None,
         only_new: str = "",
+        replaces: ObjectInfo | None = None,
     ) -> ObjectInfo:
         """Write one object whole, or not at all."""
         check_new_key(bucket, key)
@@ -257,6 +258,8 @@ class MemoryStore(PlainStore):
         await self._enter("upload", bucket, key)
         self._contents(bucket)
         data = await self._in_thread(lambda: _bytes_of(content, self.piece_size, progress))
+        there = self._buckets[bucket].objects.get(key)
+        check_condition(f"{bucket}/{key}", only_new, replaces, there and there[0])
         self.bytes_written += len(data)
         return self._write(bucket, key, data, custom)
 

@@ -229,6 +229,7 @@ class CallPipeline:
         ahead: UploadAhead | None = None,
         announce: Announce | None = None,
         only_new: str = "",
+        replaces: ObjectInfo | None = None,
     ) -> ObjectInfo:
         """See `WritableStore`; its deadline is postponed while new bytes go out."""
         assert ahead is None or isinstance(ahead, _CountedUpload), "made by `begin_upload`"
@@ -255,6 +256,7 @@ class CallPipeline:
             ahead=inner,
             announce=announce,
             only_new=only_new,
+            replaces=replaces,
         )
         try:
             told(0)

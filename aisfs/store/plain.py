@@ -4,9 +4,24 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol
 
-from aisfs.errors import NotFound, Unsupported
+from aisfs.errors import AlreadyExists, NotFound, Stale, Unsupported
 from aisfs.model import Bucket, ObjectInfo, Page
 from aisfs.store.port import UploadAhead
+
+
+def check_condition(
+    subject: str, only_new: str, replaces: ObjectInfo | None, there: ObjectInfo | None
+) -> None:
+    """Make sure that an upload may replace what is there; see `WritableStore.upload`.
+
+    Raises:
+        AlreadyExists, Stale: it may not.
+    """
+    if only_new and there is not None:
+        raise AlreadyExists(f"{subject}: another client has made it meanwhile")
+    if replaces is not None and (there is None or not there.same_content(replaces)):
+        what = "removed" if there is None else "changed"
+        raise Stale(f"{subject}: another client has {what} it meanwhile")
 
 
 class _Listed(Protocol):

@@ -240,7 +240,7 @@ class WritableStore(ObjectStore, Protocol):
     What a call reports done is done: the object is in the store, whole, with these bytes. A call
     that fails leaves the old object, or none; after `Unavailable`, `DeadlineExceeded` and a
     cancellation it is unknown which of old and new is there, but never a mixture. All calls but
-    an upload with `only_new` overwrite what is there; the last one to end wins.
+    an upload with `only_new` or `replaces` overwrite what is there; the last one to end wins.
 
     Names are checked before anything is sent: `InvalidName` or `NameTooLong` for one that a store
     refuses or would never list (`aisfs.core.namespace.keys.check_new_key`). Where a store keeps objects
@@ -273,6 +273,7 @@ class WritableStore(ObjectStore, Protocol):
         ahead: UploadAhead | None = None,
         announce: Announce | None = None,
         only_new: str = "",
+        replaces: ObjectInfo | None = None,
     ) -> ObjectInfo:
         """Write one object whole, or not at all, and describe it.
 
@@ -287,11 +288,16 @@ class WritableStore(ObjectStore, Protocol):
                 is over after this call, which need not make use of it.
             announce: See `Announce`; not called where nothing can be left behind.
             only_new: Write only if there is no such object but one that a call with this same text,
-                which no other writer has, put there: a try whose answer was lost. Empty to
-                overwrite, which a store without conditional writes always does.
+                which no other writer has, put there: a try whose answer was lost. Empty to overwrite.
+            replaces: Write only if the object is still this version, or what a call before this one sent,
+                whose answer was lost.
+
+        Where a store has no conditional writes, it looks right before it writes; what another client writes
+        between the two is overwritten.
 
         Raises:
             AlreadyExists: `only_new`, and somebody else's object is there; nothing was changed.
+            Stale: `replaces`, and the object is another one, or gone; nothing was changed.
             ContentUnreadable: what `content` gave; nothing was changed.
         """
         ...

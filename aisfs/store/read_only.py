@@ -26,6 +26,7 @@ class ReadOnlyStore(PlainStore):
         ahead: UploadAhead | None = None,
         announce: Announce | None = None,
         only_new: str = "",
+        replaces: ObjectInfo | None = None,
     ) -> ObjectInfo:
         """Refuse."""
         raise _refusal(bucket)

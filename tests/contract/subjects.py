@@ -56,7 +56,8 @@ class Subject:
     odd_names: Sequence[str] = ODD_NAMES
     names_are_bytes = True
     follows_changes = True
-    keeps_only_new = False
+    knows_own_tries = False
+    """Whether an upload with a condition replaces what one before it wrote, whose answer may have been lost."""
     knows_directories = False
 
     def put(self, key: str, data: bytes) -> None:
@@ -217,7 +218,7 @@ class FsspecSubject(Subject):
 class CloudSubject(Subject):
     """A cloud without AIStore; the environment leads to it."""
 
-    name_may_be_file_and_directory = keeps_only_new = True
+    name_may_be_file_and_directory = knows_own_tries = True
     lists_buckets = keeps_custom = names_are_bytes = False
     odd_names = tuple(name for name in ODD_NAMES if "\n" not in name)
     """obstore takes no control characters."""
@@ -242,6 +243,8 @@ class CloudSubject(Subject):
 
 
 class ClusterSubject(Subject):
+    knows_own_tries = True
+
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
         self.bucket = Bucket(f"contract-{uuid.uuid4().hex[:12]}")

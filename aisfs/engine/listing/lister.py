@@ -19,13 +19,20 @@ from aisfs import errors
 from aisfs.cache.listing_cache import ListingCache
 from aisfs.cache.metadata_cache import WOULD_WAIT, Dated, DirectoryId, MetadataCache, WouldWait
 from aisfs.cache.single_flight import SingleFlight
-from aisfs.core.namespace.keys import child_key, child_prefix, refusal
+from aisfs.core.namespace.keys import child_key, refusal
 from aisfs.core.namespace.listing import Listed, Listing, ListingBounds, ListingBuilder, Wanted
 from aisfs.engine.hooks import Hooks
 from aisfs.engine.listing.bucket_list import BucketList
 from aisfs.engine.listing.overlay import Overlay
 from aisfs.engine.listing.probes import Probes
-from aisfs.errors import AccessDenied, AisfsError, InvalidName, NotFound, ProtocolError
+from aisfs.errors import (
+    AccessDenied,
+    AisfsError,
+    BucketNotFound,
+    InvalidName,
+    NotFound,
+    ProtocolError,
+)
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, Page
 from aisfs.process.threads import any_thread
@@ -243,7 +250,9 @@ class Lister:
             return recalled
         with self.overlay.listing() as changes:
             asked = _Asked(changes, self._refreshes, self._clock())
-            page = await self._probes.first_page(directory)
+            page = await self._probes.peek(directory)
+            if not page.complete:  # listing it has to wait for the store, single names need not
+                return None
             if not page.next_token:
                 return await self._list_on(directory, page, asked)
         self._single_lookups[directory] = []
@@ -359,18 +368,39 @@ class Lister:
             return Dated(listed, self._clock())
         return self.cache.keep_found(place, listed)
 
+    async def is_missing(
+        self, bucket: Bucket, prefix: str, name: bytes, *, only_object: bool = False
+    ) -> bool:
+        """Return whether the store has nothing of this name now, whatever is believed about it.
+
+        What it has is believed from now on.
+
+        Args:
+            bucket: The bucket.
+            prefix: The directory.
+            name: What is about to be made in it.
+            only_object: Whether a directory of that name does not matter.
+
+        Raises:
+            Unavailable, DeadlineExceeded: the store cannot tell now.
+        """
+        try:
+            if only_object:
+                listed: Listed = await self._store.head(bucket, child_key(prefix, name))
+            else:
+                listed = await self._ask_for(bucket, prefix, name)
+        except BucketNotFound:
+            raise
+        except (NotFound, InvalidName):
+            return True
+        log.info("%s/%s%r: another client has made it", bucket, prefix, name)
+        self.drop(bucket, prefix, name)
+        self.cache.keep_found((bucket, prefix, name), listed)
+        return False
+
     async def _ask_for(self, bucket: Bucket, prefix: str, name: bytes) -> Listed:
         """Return what the store has under a name; raise NotFound or InvalidName if it has nothing."""
-        directory = (bucket, prefix)
-        below, key = child_prefix(prefix, name), child_key(prefix, name)
-        sure = self._probes.is_beside(directory)
-        if self._shows(below) and await self._probes.is_occupied(bucket, below, sure=sure):
-            if await self._probes.may_be_object(bucket, key):
-                self._probes.note_beside(directory, [name])
-            return None
-        if not self._shows(key):
-            raise NotFound(f"{bucket}/{key} is left out")
-        return await self._store.head(bucket, key)
+        return await self._probes.find((bucket, prefix), name, self._shows)
 
     def _shows(self, key: str) -> bool:
         return self._wanted is None or self._wanted(key)

@@ -5,16 +5,17 @@ an object whose metadata is corrupt. Both can be found out by asking for what is
 """
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 
+import trio
 from cachetools import LRUCache
 
 from aisfs.cache.metadata_cache import DirectoryId
 from aisfs.core.namespace.keys import child_key, child_prefix, entry_name
 from aisfs.core.namespace.listing import Listed
-from aisfs.errors import AccessDenied, AisfsError, NotFound, ProtocolError
+from aisfs.errors import AccessDenied, AisfsError, InvalidName, NotFound, ProtocolError
 from aisfs.model import Bucket, ObjectInfo, Page, Provider
 from aisfs.store.at_once import all_of
 from aisfs.store.port import ObjectStore
@@ -31,6 +32,9 @@ BESIDE_MAX = 10_000
 CHECKED = 8
 """Names asked for of those that a listing lacks. A cut listing lacks all behind the cut, so the first
 and the last of them tell."""
+
+SECOND_ANSWER_SECONDS = 1.0
+"""How long to wait whether a name that stands for something stands for something else, too."""
 
 
 class Probes:
@@ -60,6 +64,12 @@ class Probes:
             return await self.page(directory)
         return await self._store.list_page(*directory)
 
+    async def peek(self, directory: DirectoryId) -> Page:
+        """Return the first page of a directory's listing, which need not be complete."""
+        if self.is_beside(directory):
+            return await self.page(directory)
+        return await self._store.peek_page(*directory)
+
     async def is_occupied(
         self, bucket: Bucket, prefix: str, *, sure: bool = False, but_for_marker: bool = False
     ) -> bool:
@@ -85,15 +95,54 @@ class Probes:
         await all_of(partial(ask, name) for name in unclear)
         return occupied
 
-    async def may_be_object(self, bucket: Bucket, key: str) -> bool:
-        """Return whether there is an object of a name, or whether that cannot be told now."""
-        try:
-            await self._store.head(bucket, key)
-        except (NotFound, AccessDenied):
-            return False
-        except AisfsError as error:
-            log.info("%s/%s: taken for an object's name too: %s", bucket, key, error)
-        return True
+    async def find(
+        self, directory: DirectoryId, name: bytes, shows: Callable[[str], bool]
+    ) -> Listed:
+        """Return what the store has under a name: an object, or None for a directory.
+
+        Both are asked for at once. Once there is the one, the other is not waited for any longer: a store
+        that moves objects can tell what is there, but not what is not.
+
+        Args:
+            directory: The directory.
+            name: The name in it.
+            shows: Whether a key, or the prefix of a directory, is of interest.
+
+        Raises:
+            NotFound, InvalidName: there is neither.
+            AisfsError: the store cannot tell whether there is one.
+        """
+        bucket, prefix = directory
+        below, key = child_prefix(prefix, name), child_key(prefix, name)
+        sure = self.is_beside(directory)
+        errors: list[AisfsError] = [NotFound(f"{bucket}/{key}: no such name")]
+        is_directory, info = False, None
+
+        async def ask(question: Callable[[], Awaitable[None]]) -> None:
+            try:
+                await question()
+            except AisfsError as error:
+                errors.append(error)
+            if is_directory or info is not None:
+                nursery.cancel_scope.deadline = trio.current_time() + SECOND_ANSWER_SECONDS
+
+        async def look_below() -> None:
+            nonlocal is_directory
+            is_directory = await self.is_occupied(bucket, below, sure=sure)
+
+        async def look() -> None:
+            nonlocal info
+            info = await self._store.head(bucket, key)
+
+        async with trio.open_nursery() as nursery:
+            for question in [look_below] * shows(below) + [look] * shows(key):
+                nursery.start_soon(ask, question)
+        if is_directory and info is not None:
+            self.note_beside(directory, [name])
+        if is_directory or info is not None:
+            return None if is_directory else info
+        unclear = [error for error in errors if not isinstance(error, NotFound | InvalidName)]
+        raise unclear[0] if unclear else errors[-1]
 
     async def page(self, directory: DirectoryId) -> Page:
         """List a directory that has the name of an object, or is below one that has.

@@ -5,8 +5,8 @@ to the staging directory, gets its members there and is uploaded like any other 
 succeeded the store has the shard as it was. While one upload of a shard is under way, further members
 of it wait, and go together with the next. The copy stays for a while, for the next to come.
 
-The store cannot write on a condition. That the shard is still the version the copy was made of is
-checked right before the upload; a client that writes it during the upload is overwritten, or overwrites.
+A shard that another client changes meanwhile is read again. Where the store has no conditional writes, that is
+noticed up to the moment before the upload ends; see `WritableStore.upload`.
 """
 
 import time
@@ -215,15 +215,17 @@ class Appender:
             view = await trio.to_thread.run_sync(
                 self._indexer.view_of, shard.index, shard.staged.size, shard.staged.read
             )
-        now = await self._store.head(bucket, base.key, latest=True)
-        if not now.same_content(base):
-            return None
         if not growth.changed:
-            return Appended(bucket, base, base, growth)
+            now = await self._store.head(bucket, base.key, latest=True)
+            return Appended(bucket, base, base, growth) if now.same_content(base) else None
         custom = NO_CUSTOM
         if base.custom:
             custom = with_posix_metadata(base.custom, mtime_ns=time.time_ns(), mode=mode_of(base))
-        info = await self._store.upload(bucket, base.key, shard.content(), custom=custom)
+        content, key = shard.content(), base.key
+        try:
+            info = await self._store.upload(bucket, key, content, custom=custom, replaces=base)
+        except Stale:
+            return None
         # No other task may run before all of them know.
         appended = Appended(bucket, base, info, growth)
         if self._indexer is not None and view is not None:

@@ -125,6 +125,7 @@ class Writer:
         mtime_ns: int,
         mode: int | None,
         only_new: str = "",
+        replaces: ObjectInfo | None = None,
     ) -> ObjectInfo:
         """Make the staged content the object's, whole."""
         custom = with_posix_metadata(base.custom if base else {}, mtime_ns=mtime_ns, mode=mode)
@@ -138,6 +139,7 @@ class Writer:
                 ahead=ahead,
                 announce=staged.note_upload,
                 only_new=only_new,
+                replaces=replaces,
             )
         finally:
             if ahead is not None:
@@ -153,11 +155,12 @@ class Writer:
         mtime_ns: int,
         mode: int | None,
         only_new: str = "",
+        replaces: ObjectInfo | None = None,
     ) -> ObjectInfo:
         """Do the same with content that is in the journal."""
         custom = with_posix_metadata(base.custom if base else {}, mtime_ns=mtime_ns, mode=mode)
         return await self._store.upload(
-            bucket, key, entry.content(), custom=custom, only_new=only_new
+            bucket, key, entry.content(), custom=custom, only_new=only_new, replaces=replaces
         )
 
     def park_entry(self, entry: JournalEntry, record: StagedRecord, mtime_ns: int) -> Path:
@@ -258,9 +261,13 @@ class Writer:
 
     # shards ----------------------------------------------------------------------------------
 
-    async def make_shard(self, bucket: Bucket, key: str) -> ObjectInfo:
-        """Make a shard without members."""
-        return await self._store.upload(bucket, key, BytesContent(END_MARK))
+    async def make_shard(self, bucket: Bucket, key: str, only_new: str) -> ObjectInfo:
+        """Make a shard without members.
+
+        Raises:
+            AlreadyExists: another client has made it meanwhile.
+        """
+        return await self._store.upload(bucket, key, BytesContent(END_MARK), only_new=only_new)
 
     async def append(
         self,

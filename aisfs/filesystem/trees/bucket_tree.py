@@ -161,6 +161,30 @@ class Tree:
                 return await self._find_in_bucket(node, ino, name)
         return None
 
+    async def find_to_make(
+        self, where: DirectoryNode, ino: int, name: bytes, *, only_object: bool = False
+    ) -> Found | None:
+        """Look up a name that is to be made; None if it is missing by the word of the store as of now.
+
+        Another client may have made it since its directory was listed, and must not lose it.
+
+        Args:
+            where: The directory.
+            ino: Its number.
+            name: The name.
+            only_object: Whether a directory of that name, which is not known here, does not matter.
+
+        Raises:
+            Unavailable, DeadlineExceeded: the store cannot tell now.
+        """
+        found = await self.find(where, ino, name)
+        if found is not None:
+            return found
+        missing = await self._lister.is_missing(
+            where.bucket, where.prefix, name, only_object=only_object
+        )
+        return None if missing else await self.find(where, ino, name)
+
     @any_thread
     def try_find(self, node: Node, ino: int, name: bytes) -> Found | WouldWait | None:
         """Look a name up without asking anybody."""

@@ -111,7 +111,7 @@ class Committer:
             file.staged.mark_clean()
         with self._overlay.namespace_lock:
             file.base = info
-            file.dirty = False
+            file.dirty = file.overwrites = False
             file.failed = None
             if not file.member:
                 self._overlay.settle(file.bucket, file.key, info)
@@ -130,6 +130,7 @@ class Committer:
                 mtime_ns=file.mtime_ns,
                 mode=file.mode,
                 only_new=file.only_new,
+                replaces=file.replaces,
             )
         if file.member:
             return await self._append(file, staged)
@@ -141,6 +142,7 @@ class Committer:
             mtime_ns=file.mtime_ns,
             mode=file.mode,
             only_new=file.only_new,
+            replaces=file.replaces,
         )
 
     def end_waiting(self, file: WrittenFile) -> None:

@@ -63,7 +63,7 @@ class Creator:
         self._token = trio.lowlevel.current_trio_token()
         self._made_by = os.urandom(12).hex()
         self._made = count()
-        """With a number each, names for files made with O_EXCL; asking the kernel for one would take longer."""
+        """With a number each, names for files that are to be new; asking the kernel for one would take longer."""
 
     async def create(
         self, parent: int, name: bytes, mode: int, flags: int
@@ -74,12 +74,18 @@ class Creator:
             AlreadyExists: it is there, and O_EXCL asks for a new one.
             InvalidName: AIStore refuses such a name, or would never list it.
         """
-        node = await self._filesystem.settled(parent)
-        if isinstance(node, ShardNode):
-            return await self._create_member(node, parent, name, mode, flags)
-        where = writable_directory(node)
-        key = new_key(where, name)
-        found = await self._tree.find(where, parent, name)
+        while True:
+            node = await self._filesystem.settled(parent)
+            if isinstance(node, ShardNode):
+                return await self._create_member(node, parent, name, mode, flags)
+            where = writable_directory(node)
+            key = new_key(where, name)
+            if _overwrites(flags):
+                found = await self._tree.find(where, parent, name)
+            else:
+                found = await self._tree.find_to_make(where, parent, name, only_object=True)
+            if self._filesystem.stands(where, parent):
+                break
         if found is None:
             return self._make_file(where, key, parent, name, mode, flags)
         if flags & os.O_EXCL:
@@ -102,13 +108,13 @@ class Creator:
         flags: int,
         made: Callable[[Entry, OpenFile], None],
     ) -> bool:
-        """Make a file and open it, if its directory is known to lack it; False if that is to be asked.
+        """Make a file that overwrites whatever is there, and open it; False if something is to be asked.
 
         For the fast path, which does not wait for what changes names at this moment. `made` is called before
         all that can be done later.
         """
         where = self._inodes.get(parent)
-        if not isinstance(where, DirectoryNode):
+        if not isinstance(where, DirectoryNode) or not _overwrites(flags):
             return False
         key = new_key(where, name)
         lock = self._overlay.namespace_lock
@@ -191,11 +197,16 @@ class Creator:
         lock = ContentLock(self._token)
         times = time.time_ns()
         file = WrittenFile(ino, spelled, node, None, mode & 0o777, times, member, lock=lock)
-        if flags & os.O_EXCL and not member:
-            file.made_only_new = f"{self._made_by}{next(self._made):08x}"
+        if not _overwrites(flags) and not member:
+            file.made_only_new = self._mark()
         file.staged = self._writer.new()
         file.dirty = True
         return file
+
+    @any_thread
+    def _mark(self) -> str:
+        """Return a text that no other writer of a new object has; see `WritableStore.upload`."""
+        return f"{self._made_by}{next(self._made):08x}"
 
     def _record(self, file: WrittenFile) -> None:
         try:
@@ -222,7 +233,7 @@ class Creator:
             return self._inodes.counted(made)
         where = writable_directory(node)
         key = new_key(where, name)
-        if await self._tree.find(where, parent, name) is not None:
+        if await self._tree.find_to_make(where, parent, name) is not None:
             raise AlreadyExists(f"{where.bucket}/{key} exists")
         attributes = self._inodes.directory_attributes
         shard = self._shard_of(name)
@@ -230,7 +241,9 @@ class Creator:
             shard_key = new_key(where, shard)
             if not keys.is_plain_tar(shard):
                 raise Unsupported(f"{where.bucket}/{shard_key}: only plain tars can be begun")
-            info = await self._writer.make_shard(where.bucket, shard_key)
+            if shard != name and await self._tree.find_to_make(where, parent, shard) is not None:
+                raise AlreadyExists(f"{where.bucket}/{shard_key} exists")
+            info = await self._writer.make_shard(where.bucket, shard_key, self._mark())
             self._overlay.settle(where.bucket, shard_key, info)
             self._committer.invalidate(parent, shard)
         else:
@@ -269,6 +282,11 @@ class Creator:
             entry = await self._folders.resolve(now, self._inodes.number(now), path)
         self._inodes.remember(entry.attr.ino, now)
         return entry
+
+
+def _overwrites(flags: int) -> bool:
+    """Return whether an open is to replace whatever has the name."""
+    return bool(flags & os.O_TRUNC and not flags & os.O_EXCL)
 
 
 def writable_directory(node: Node) -> DirectoryNode:

@@ -295,6 +295,7 @@ class OpenFiles:
         try:
             self._touch(file)
             staged.truncate(size)
+            file.overwrites |= size == 0
         except BaseException:
             if not was_dirty:
                 file.dirty = False

@@ -20,7 +20,14 @@ from aisfs.errors import (
     ReadOnly,
 )
 from aisfs.filesystem.filesystem import FileSystem
-from aisfs.filesystem.nodes import DirectoryNode, ObjectNode, ProviderNode, ShardNode, identity
+from aisfs.filesystem.nodes import (
+    DirectoryNode,
+    Node,
+    ObjectNode,
+    ProviderNode,
+    ShardNode,
+    identity,
+)
 from aisfs.filesystem.trees.bucket_tree import Tree
 from aisfs.filesystem.write.commit import Committer
 from aisfs.filesystem.write.create import find_name, new_key, writable_directory
@@ -220,7 +227,10 @@ class Renamer:
             raise CrossDevice("objects are not renamed from bucket to bucket")
         key = new_key(target, new_name)
         found = await find_name(self._tree, where, parent, name)
-        victim = await self._tree.find(target, new_parent, new_name)
+        if flags & RENAME_NOREPLACE or not self._waits_for_first_upload(found.node):
+            victim = await self._tree.find_to_make(target, new_parent, new_name)
+        else:  # it takes the name without asking the store, and overwrites what is there
+            victim = await self._tree.find(target, new_parent, new_name)
         if victim is not None and flags & RENAME_NOREPLACE:
             raise AlreadyExists(f"{target.bucket}/{key} exists")
         if victim is not None and identity(victim.node) == identity(found.node):
@@ -273,6 +283,10 @@ class Renamer:
         self._committer.invalidate_aliases(node.parent, node.name)
         self._committer.invalidate_aliases(parent, name)
 
+    def _waits_for_first_upload(self, node: Node) -> bool:
+        file = self._inodes.current(node) if isinstance(node, ObjectNode) else None
+        return file is not None and file.waits and file.base is None
+
     async def _rename_waiting(
         self, file: WrittenFile, victim: ObjectNode | None, gone: WrittenFile | None, key: str
     ) -> bool:
@@ -304,7 +318,7 @@ class Renamer:
                 self._unname(gone)
             self._files.rename(file, key, parent, name)
             file.base = base
-            file.made_only_new = ""
+            file.made_only_new, file.overwrites = "", True
             self._overlay.remove(bucket, old)
             self._overlay.set_pending(bucket, key, file.node.info)
 

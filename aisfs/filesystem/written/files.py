@@ -62,7 +62,9 @@ class WrittenFile:
     shared: bool = False
     """Whether others opened it while there were such handles."""
     made_only_new: str = ""
-    """A name of its own for a file made with O_EXCL: see `only_new`."""
+    """A name of its own for a file that is to be new: see `only_new`."""
+    overwrites: bool = False
+    """Whether its content owes nothing to `base`, so that it replaces whatever the store has."""
     lock: ContentLock = field(default_factory=ContentLock)
     """Held while content or name change, and while it is uploaded."""
 
@@ -88,8 +90,13 @@ class WrittenFile:
 
     @property
     def only_new(self) -> str:
-        """What `WritableStore.upload` calls so; empty once the store has a version, or without O_EXCL."""
+        """What `WritableStore.upload` calls so; empty once the store has a version, or to overwrite what it has."""
         return self.made_only_new if self.base is None else ""
+
+    @property
+    def replaces(self) -> ObjectInfo | None:
+        """The only version that an upload may replace; None for any."""
+        return None if self.overwrites else self.base
 
     @property
     def busy(self) -> bool:

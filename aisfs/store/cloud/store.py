@@ -35,7 +35,7 @@ from aisfs.store.cloud.errors import cloud_errors
 from aisfs.store.cloud.futures import Futures
 from aisfs.store.cloud.listings import Listings
 from aisfs.store.cloud.objects import REFUSED, check_version, condition, described, version_of
-from aisfs.store.cloud.uploads import Uploads
+from aisfs.store.cloud.uploads import Condition, Uploads
 from aisfs.store.custom import encode_custom
 from aisfs.store.plain import PlainStore
 from aisfs.store.port import (
@@ -218,6 +218,7 @@ class CloudStore(PlainStore):
         ahead: UploadAhead | None = None,
         announce: Announce | None = None,
         only_new: str = "",
+        replaces: ObjectInfo | None = None,
     ) -> ObjectInfo:
         """Write one object whole, or not at all."""
         check_new_key(bucket, key)
@@ -225,7 +226,8 @@ class CloudStore(PlainStore):
         subject, client = self._subject(bucket, key), self._writes(bucket)
         await self._check_spelling(bucket, key)
         async with self._limiter:
-            etag = await self._uploads.send(client, key, content, subject, progress, only_new)
+            condition = Condition(only_new, replaces)
+            etag = await self._uploads.send(client, key, content, subject, progress, condition)
         # Only this is repeated: the content is there.
         info = await self._retrier.run(subject, partial(self.head, bucket, key))
         version = version_of(etag)

@@ -5,16 +5,19 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import obstore
 import trio
 
 from aisfs.config import ClusterSettings
-from aisfs.errors import AisfsError, AlreadyExists, NotFound, Unavailable, Unsupported
+from aisfs.errors import AisfsError, AlreadyExists, NotFound, Stale, Unavailable, Unsupported
+from aisfs.model import ObjectInfo
 from aisfs.store.cloud.clients import Client
 from aisfs.store.cloud.errors import cloud_errors
 from aisfs.store.cloud.futures import Futures, settled
+from aisfs.store.cloud.objects import described
+from aisfs.store.plain import check_condition
 from aisfs.store.port import Content, Count, Progress
 
 log = logging.getLogger(__name__)
@@ -35,6 +38,20 @@ _ABORT_SECONDS = 5.0
 """To tell the cloud to drop the parts of an upload that was cancelled; else they stay, as after a crash."""
 _MADE_BY = "aisfsupload"
 """Metadata of an object that was to be a new one: `only_new`. Azure takes no hyphen in such a name."""
+
+
+class Condition(NamedTuple):
+    """On which an object is written; see `WritableStore.upload`."""
+
+    only_new: str = ""
+    replaces: ObjectInfo | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.only_new) or self.replaces is not None
+
+
+_Version = dict[str, str]
+"""What is to be replaced, as obstore takes it: `e_tag` and `version`, where the cloud has them."""
 
 
 class _Stopped(Exception):
@@ -59,55 +76,74 @@ class Uploads:
         content: Content,
         subject: str,
         progress: Progress | None,
-        only_new: str = "",
+        condition: Condition,
     ) -> str | None:
-        """Write an object, and return its ETag; for `only_new` see `WritableStore.upload`.
+        """Write an object, and return its ETag; for the condition see `WritableStore.upload`.
 
         obstore completes no upload in parts on a condition. So for large contents, and in a cloud that
-        has no conditions, it is only looked whether somebody has made the object meanwhile.
+        has no conditions, it is only looked whether somebody has changed the object meanwhile.
         """
-        marks = {_MADE_BY: only_new} if only_new else {}
+        marks = {_MADE_BY: condition.only_new} if condition.only_new else {}
         upload = _Upload(client, key, content, subject, progress, marks)
-        look = partial(self._is_own, client, key, subject, only_new) if only_new else None
+        look = partial(self._look, upload, condition) if condition else None
         if content.size > self._part_size:
             return await self._in_parts(upload, look)
         whole = partial(self._whole, upload)
         if look is None:
             return await whole()
+        mode = await look() if condition.replaces is not None else "create"
         if not self._is_conditional:
             await look()
             return await whole()
         try:
-            return await whole(mode="create")
-        except AlreadyExists:
-            if not await look():  # what S3 says of two writers at once, too
+            return await whole(mode=mode)
+        except (AlreadyExists, Stale):
+            if await look() == "create":  # what S3 says of two writers at once, too
                 raise Unavailable(f"{subject}: somebody else writes it, too") from None
             return await whole()
         except Unsupported as error:
             await look()
             etag = await whole()
-            log.warning("O_EXCL may overwrite what other clients make: %s", error)
+            log.warning("what other clients write at the same time may be overwritten: %s", error)
             self._is_conditional = False
             return etag
 
-    async def _is_own(self, client: Client, key: str, subject: str, only_new: str) -> bool:
-        """Return whether there is an object, of an earlier try.
+    async def _look(self, upload: "_Upload", condition: Condition) -> str | _Version:
+        """Return the mode in which what is there now may be replaced.
 
         Raises:
-            AlreadyExists: there is one of somebody else.
+            AlreadyExists, Stale: it may not; it is not of an earlier try, whose answer was lost.
         """
         self._count("head", 1)
-        call = partial(obstore.get_async, client, key, options={"head": True})
+        call = partial(obstore.get_async, upload.client, upload.key, options={"head": True})
         try:
-            with cloud_errors(subject):
+            with cloud_errors(upload.subject):
                 found = await self._futures.wait(call)
         except NotFound:
-            return False
-        if found.attributes.get(_MADE_BY) != only_new:
-            raise AlreadyExists(f"{subject}: another client has made it meanwhile")
-        return True
+            check_condition(upload.subject, "", condition.replaces, None)
+            return "create"
+        there = described(found.meta)
+        if condition.replaces is None:
+            if found.attributes.get(_MADE_BY) != condition.only_new:
+                check_condition(upload.subject, condition.only_new, None, there)
+        elif not there.same_content(condition.replaces) and not await self._has(upload, there):
+            check_condition(upload.subject, "", condition.replaces, there)
+        return {name: text for name in ("e_tag", "version") if (text := found.meta[name])}
 
-    async def _whole(self, upload: "_Upload", mode: str = "overwrite") -> str | None:
+    async def _has(self, upload: "_Upload", there: ObjectInfo) -> bool:
+        """Return whether an object has the bytes of an upload already."""
+        content = upload.content
+        if there.size != content.size or content.size > self._part_size:
+            return False
+        self._count("get", 1)
+        call = partial(obstore.get_async, upload.client, upload.key)
+        with cloud_errors(upload.subject):
+            result = await self._futures.wait(call)
+            data = await self._futures.wait(result.bytes_async)
+        wanted = await trio.to_thread.run_sync(_read, content, 0, content.size)
+        return memoryview(data) == wanted
+
+    async def _whole(self, upload: "_Upload", mode: str | _Version = "overwrite") -> str | None:
         content = upload.content
         data = await trio.to_thread.run_sync(_read, content, 0, content.size)
         self._count("put", 1)

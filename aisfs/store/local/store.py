@@ -15,6 +15,7 @@ import logging
 import os
 import stat
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -24,6 +25,7 @@ import trio
 from aisfs.errors import (
     AlreadyExists,
     InvalidName,
+    NotFound,
     Stale,
     Unsupported,
 )
@@ -34,7 +36,7 @@ from aisfs.store.custom import encode_custom
 from aisfs.store.local import metadata, writes
 from aisfs.store.local.errors import error_of, os_errors, writing_errors
 from aisfs.store.local.paths import KeyPaths, raw_key
-from aisfs.store.plain import PlainStore
+from aisfs.store.plain import PlainStore, check_condition
 from aisfs.store.port import Announce, Arrived, Content, Progress, Sink, UploadAhead
 
 T = TypeVar("T")
@@ -163,12 +165,15 @@ class LocalStore(PlainStore):
         ahead: UploadAhead | None = None,
         announce: Announce | None = None,
         only_new: str = "",
+        replaces: ObjectInfo | None = None,
     ) -> ObjectInfo:
         """Write one file whole, or not at all."""
         encode_custom(custom, "")
 
         def write(descriptor: int) -> None:
             writes.write_content(descriptor, content, progress)
+            if only_new or replaces is not None:
+                check_condition(f"{bucket}/{key}", only_new, replaces, self._there(bucket, key))
 
         return await self._run(partial(self._publish, bucket, key, write, custom))
 
@@ -230,6 +235,11 @@ class LocalStore(PlainStore):
     async def _run(self, work: Callable[[], T]) -> T:
         # Not abandoned when cancelled: a disk answers by itself, and the buffer is the caller's.
         return await trio.to_thread.run_sync(work, limiter=self._limiter)
+
+    def _there(self, bucket: Bucket, key: str) -> ObjectInfo | None:
+        with suppress(NotFound), self._paths.open(bucket, key) as descriptor:
+            return _described(key, descriptor)
+        return None
 
     # In worker threads ------------------------------------------------------------------------
 

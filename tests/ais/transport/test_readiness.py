@@ -15,6 +15,7 @@ import pytest
 import trio
 
 from aisfs.ais.client import AISClient
+from aisfs.ais.transport import readiness
 from aisfs.config import ClusterSettings
 from aisfs.errors import AisfsError, DeadlineExceeded, NotFound, ProtocolError
 from aisfs.model import Bucket, ObjectInfo, Provider
@@ -123,6 +124,11 @@ class Cluster(MiniCluster):
         for name in self.known:
             self.objects |= self.targets[name]
         return super().listing(seen)
+
+
+@pytest.fixture(autouse=True)
+def quickly_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readiness, "MAP_SETTLES", 0.2)
 
 
 @asynccontextmanager

@@ -1,0 +1,261 @@
+"""What is not found while a cluster moves objects between its targets: never missing, and never listed short."""
+
+import json
+import random
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from aisfs.ais.client import AISClient
+from aisfs.ais.transport import readiness
+from aisfs.config import ClusterSettings
+from aisfs.errors import DeadlineExceeded, NotFound
+from aisfs.model import Bucket
+from aisfs.store.pipeline import CallPipeline
+from tests.ais.scripted_server import MiniCluster, Seen, error, reply, scripted_server
+
+B = Bucket("b")
+
+
+class Moving(MiniCluster):
+    """A cluster that may hide objects as a rebalance does."""
+
+    def __init__(self) -> None:
+        super().__init__({"k": b"12345", "d/x": b"1"})
+        self.not_by_head: set[str] = set()
+        self.not_by_get: set[str] = set()
+        self.unlisted: set[str] = set()
+        self.flags = 0
+        self.map_version = 7
+        self.map_status = 200
+        self.targets = ["t1", "t2"]
+        self.has_no_map = 0
+        """Requests that are still answered by a target without a map."""
+        self.asked: list[str] = []
+
+    def calm(self) -> None:
+        self.not_by_head, self.not_by_get, self.unlisted, self.flags = set(), set(), set(), 0
+
+    def answer(self, seen: Seen) -> bytes:
+        if seen.path == "/v1/daemon":
+            self.asked.append("map")
+            nodes = {name: {"flags": 0} for name in self.targets}
+            text = json.dumps({"uuid": "u", "version": str(self.map_version), "tmap": nodes})
+            return reply(self.map_status, {"Content-Type": "application/json"}, text.encode())
+        if "pid" in seen.query or seen.path == "/v1/buckets/b":
+            self.asked.append(seen.method)
+        if self.has_no_map and seen.path.startswith("/v1/objects/"):
+            self.has_no_map -= 1
+            headers, body = error(400, "", "t[t2]: cannot handle bucket request: Smap v0")
+            return reply(400, headers, b"" if seen.method == "HEAD" else body)
+        return super().answer(seen)
+
+    def object(self, seen: Seen, key: str) -> bytes:
+        hidden = self.not_by_get if seen.method == "GET" else self.not_by_head
+        if seen.method == "DELETE" and key in self.objects and key not in hidden:
+            del self.objects[key]
+            return reply(200)
+        whole, self.objects = (
+            self.objects,
+            {k: v for k, v in self.objects.items() if k not in hidden},
+        )
+        try:
+            return super().object(seen, key)
+        finally:
+            self.objects = whole
+
+    def listing(self, seen: Seen) -> bytes:
+        prefix = json.loads(seen.body)["value"]["prefix"]
+        names = [k for k in self.objects if k.startswith(prefix) and k not in self.unlisted]
+        entries = [{"name": name, "size": str(len(self.objects[name]))} for name in names]
+        page = {"uuid": "u", "continuation_token": "", "entries": entries, "flags": self.flags}
+        kind = {"Content-Type": "application/json; charset=utf-8"}
+        return reply(200, kind, json.dumps(page).encode())
+
+
+@asynccontextmanager
+async def store_of(cluster: Moving, *, deadline: float = 30.0) -> AsyncIterator[CallPipeline]:
+    with scripted_server(cluster) as server:
+        client = AISClient(ClusterSettings(endpoint=server.endpoint, io_timeout=deadline))
+        store = CallPipeline(client, deadline=deadline, rng=random.Random(1))
+        try:
+            yield store
+        finally:
+            await store.aclose()
+
+
+@pytest.fixture(autouse=True)
+def quickly_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readiness, "MAP_SETTLES", 0.5)
+
+
+async def test_what_head_does_not_find_is_described_by_get():
+    cluster = Moving()
+    async with store_of(cluster) as store:
+        known = await store.head(B, "k")
+        cluster.flags, cluster.not_by_head, cluster.unlisted = 1, {"k"}, {"k"}
+        assert await store.head(B, "k") == known
+
+
+async def test_an_empty_object_that_head_does_not_find_is_there():
+    cluster = Moving()
+    cluster.objects["k"] = b""
+    async with store_of(cluster) as store:
+        cluster.not_by_head = {"k"}
+        assert (await store.head(B, "k")).size == 0
+
+
+async def test_what_neither_finds_is_waited_for_while_listings_are_flagged():
+    cluster = Moving()
+    cluster.flags, cluster.not_by_head, cluster.not_by_get = 1, {"k"}, {"k"}
+    left = [3]
+
+    def end_soon(seen: Seen, connection: socket.socket) -> None:
+        left[0] -= seen.method == "HEAD" and "pid" in seen.query
+        if not left[0]:
+            cluster.calm()
+
+    async with store_of(cluster) as store:
+        cluster.before = end_soon
+        assert (await store.head(B, "k")).size == 5
+
+
+@pytest.mark.parametrize("key", ["k", "nothing"])
+async def test_what_cannot_be_told_before_the_deadline_is_not_missing(key):
+    cluster = Moving()
+    cluster.flags, cluster.not_by_head, cluster.not_by_get = 1, {"k"}, {"k"}
+    async with store_of(cluster, deadline=1.0) as store:
+        with pytest.raises(DeadlineExceeded, match="the cluster is moving objects"):
+            await store.head(B, key)
+
+
+async def test_what_is_missing_is_missing():
+    cluster = Moving()
+    async with store_of(cluster) as store:
+        with pytest.raises(NotFound):
+            await store.head(B, "nothing")
+        # From then on nothing moves as long as the map is the same: the word of HEAD is enough.
+        cluster.asked.clear()
+        with pytest.raises(NotFound):
+            await store.head(B, "nothing")
+        assert cluster.asked == ["HEAD", "map"]
+
+
+async def test_a_complete_listing_saves_the_proof_of_single_names():
+    cluster = Moving()
+    async with store_of(cluster) as store:
+        await store.list_page(B, "")
+        cluster.asked.clear()
+        with pytest.raises(NotFound):
+            await store.head(B, "nothing")
+        assert cluster.asked == ["HEAD", "map"]
+
+
+@pytest.mark.parametrize("targets", [["t1", "t2", "t3"], ["t1"]])
+async def test_nothing_is_missing_right_after_a_target_joined(targets):
+    cluster = Moving()
+    cluster.targets = targets
+    async with store_of(cluster) as store:
+        await store.list_page(B, "")
+        cluster.targets, cluster.map_version = [*targets, "t9"], 8
+        cluster.not_by_head, cluster.not_by_get = {"k"}, {"k"}
+        left = [2]
+
+        def has_joined(seen: Seen, connection: socket.socket) -> None:
+            left[0] -= seen.method == "HEAD" and "pid" in seen.query
+            if not left[0]:
+                cluster.calm()
+
+        cluster.before = has_joined
+        assert (await store.head(B, "k")).size == 5
+
+
+async def test_without_the_right_to_see_the_map_both_are_always_asked():
+    cluster = Moving()
+    cluster.map_status = 403
+    async with store_of(cluster) as store:
+        await store.list_page(B, "")
+        cluster.not_by_head = {"k"}
+        assert (await store.head(B, "k")).size == 5
+        with pytest.raises(NotFound):
+            await store.head(B, "nothing")
+
+
+async def test_an_object_that_delete_does_not_find_is_not_removed():
+    cluster = Moving()
+    async with store_of(cluster, deadline=1.0) as store:
+        cluster.not_by_head = {"k"}
+        with pytest.raises(DeadlineExceeded, match="moving it"):
+            await store.remove(B, "k")
+        cluster.calm()
+        await store.remove(B, "k")
+        assert "k" not in cluster.objects
+        with pytest.raises(NotFound):
+            await store.remove(B, "k")
+
+
+async def test_bytes_that_are_on_their_way_are_waited_for():
+    cluster = Moving()
+    async with store_of(cluster) as store:
+        info, left, buffer = await store.head(B, "k"), [3], bytearray(5)
+        cluster.flags, cluster.not_by_get = 1, {"k"}
+
+        def end_soon(seen: Seen, connection: socket.socket) -> None:
+            left[0] -= seen.method == "GET" and "pid" in seen.query
+            if not left[0]:
+                cluster.calm()
+
+        cluster.before = end_soon
+        await store.read_range(B, info, 0, memoryview(buffer))
+        assert buffer == b"12345"
+
+
+async def test_a_flagged_listing_is_asked_for_until_it_is_complete():
+    cluster = Moving()
+    cluster.flags, cluster.unlisted, left = 1, {"k"}, [3]
+
+    def end_soon(seen: Seen, connection: socket.socket) -> None:
+        left[0] -= seen.path == "/v1/buckets/b" and seen.method == "GET"
+        if not left[0]:
+            cluster.calm()
+
+    cluster.before = end_soon
+    async with store_of(cluster) as store:
+        assert "k" in [info.key for info in (await store.list_page(B, "")).objects]
+
+
+async def test_a_listing_that_stays_flagged_is_an_error_even_if_it_has_all_names():
+    cluster = Moving()
+    cluster.flags = 1
+    async with store_of(cluster, deadline=1.0) as store:
+        with pytest.raises(DeadlineExceeded, match="not complete"):
+            await store.list_page(B, "")
+
+
+async def test_a_look_at_the_first_page_does_not_wait():
+    cluster = Moving()
+    cluster.flags, cluster.unlisted = 1, {"k"}
+    async with store_of(cluster) as store:
+        page = await store.peek_page(B, "")
+        assert (page.complete, [info.key for info in page.objects]) == (False, ["d/x"])
+
+
+async def test_a_directory_is_not_empty_by_a_flagged_listing():
+    cluster = Moving()
+    cluster.flags, cluster.unlisted = 1, {"d/x"}
+    async with store_of(cluster, deadline=1.0) as store:
+        with pytest.raises(DeadlineExceeded, match="not complete"):
+            await store.first_keys(B, "d/", 1)
+        cluster.unlisted = set()
+        assert (await store.first_keys(B, "d/", 1)).found == [
+            "d/x"
+        ]  # that is there, flagged or not
+
+
+async def test_a_target_without_a_map_is_asked_again():
+    cluster = Moving()
+    cluster.has_no_map = 2
+    async with store_of(cluster) as store:
+        assert (await store.head(B, "k")).size == 5
