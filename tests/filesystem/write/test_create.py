@@ -37,7 +37,7 @@ def make(scene: Scene, name: bytes) -> tuple[OpenFile, int]:
         assert scene.filesystem.inodes.get(entry.attr.ino) is not None, "a FORGET may follow"
         made.append((opened, records(scene)))
 
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     assert scene.layer.creator.try_create(ROOT, name, 0o644, flags, told)
     ((opened, before),) = made
     return opened, before
@@ -70,8 +70,23 @@ async def test_what_was_not_recorded_is_recorded_by_the_first_write(
     await scene.close(opened)
 
 
-async def test_files_made_to_be_new_have_different_marks(scene: Scene):
-    files = [make(scene, b"%d" % number)[0].file for number in range(3)]
-    marks = {file.only_new for file in files if file is not None}
+@pytest.mark.parametrize("flags", [os.O_EXCL, os.O_APPEND, os.O_EXCL | os.O_TRUNC, 0])
+async def test_what_does_not_overwrite_is_asked_for_and_has_a_mark_of_its_own(
+    scene: Scene, flags: int
+):
+    marks = set()
+    for number in range(3):
+        name, flags = b"%d" % number, flags | os.O_WRONLY | os.O_CREAT
+        assert not scene.layer.creator.try_create(ROOT, name, 0o644, flags, lambda *_: None)
+        _, opened = await scene.layer.creator.create(ROOT, name, 0o644, flags)
+        assert isinstance(opened, OpenFile)
+        assert opened.file is not None
+        marks.add(opened.file.only_new)
     assert len(marks) == 3
     assert all(len(mark) == 32 for mark in marks)
+
+
+async def test_what_overwrites_is_made_without_a_mark(scene: Scene):
+    opened, _ = make(scene, b"new")
+    assert opened.file is not None
+    assert opened.file.only_new == ""
