@@ -13,7 +13,7 @@ from aisfs.engine.listing.overlay import Overlay
 from aisfs.engine.write.appender import Appended
 from aisfs.engine.write.staging import StagedFile
 from aisfs.engine.write.writer import Writer
-from aisfs.errors import AisfsError, DeadlineExceeded, Stale, Unavailable
+from aisfs.errors import AisfsError, AlreadyExists, DeadlineExceeded, Stale, Unavailable
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.nodes import ShardNode, identity
 from aisfs.filesystem.trees.bucket_tree import Tree
@@ -290,6 +290,8 @@ class Committer:
 
     def _detach(self, file: WrittenFile, error: AisfsError) -> None:
         """Show what the store has under a name again."""
+        if isinstance(error, AlreadyExists | Stale):  # another client has written it
+            self._tree.changed(file.node)
         with self._overlay.namespace_lock:
             file.dirty = False
             file.detached_because = error

@@ -1,0 +1,124 @@
+"""A mount while the cluster moves data between its targets: nothing is missing, short or written over."""
+
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.mount.content import fill
+from tests.mount.writable import Writable, writable
+from tests.support.servers import RunningServer
+
+pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
+
+NAMES = [f"f{number}" for number in range(60)]
+FRESH = ("--attr-ttl", "0", "--list-ttl", "0", "--negative-ttl", "0")
+DEFAULT: tuple[str, ...] = ()
+MOVES = {"unmapped": 0.5, "joining": 2.0, "moving": 8.0, "incomplete": 1.0}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    fill(tmp_path / "store" / "b", {f"d/{name}": f"{name} old\n".encode() for name in NAMES})
+    return tmp_path
+
+
+@pytest.fixture
+def place(files: Path) -> Iterator[Writable]:
+    with writable(files, traps=True) as place:
+        yield place
+
+
+def server_of(place: Writable) -> RunningServer:
+    assert isinstance(place.server, RunningServer)
+    return place.server
+
+
+@pytest.mark.parametrize("cause", ["join", "maintenance"])
+@pytest.mark.parametrize("options", [FRESH, DEFAULT], ids=["fresh", "default"])
+def test_what_is_appended_is_appended(files: Path, cause: str, options: tuple[str, ...]):
+    with writable(files, traps=True, options=options) as place:
+        if options == DEFAULT:
+            assert len(os.listdir(place.path / "d")) == len(NAMES)
+        append_while_data_moves(place, cause)
+
+
+def append_while_data_moves(place: Writable, cause: str) -> None:
+    folder, server = place.path / "d", server_of(place)
+    server.move(cause=cause, **MOVES)
+    failed = []
+
+    def append(name: str) -> None:
+        script = 'echo tail >> "$0"'
+        if subprocess.run(["sh", "-c", script, folder / name], check=False).returncode:
+            failed.append(name)
+
+    threads = [threading.Thread(target=append, args=(name,)) for name in NAMES[:20]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    server.moved()
+    for name in NAMES[:20]:
+        wanted = f"{name} old\n" + "tail\n" * (name not in failed)
+        assert place.stored(f"d/{name}") == wanted.encode()
+    assert not failed
+
+
+def test_readers_see_every_name_and_byte(place: Writable):
+    folder, server = place.path / "d", server_of(place)
+    server.move(cause="join", **MOVES)
+    for name in NAMES:
+        assert (folder / name).read_bytes() == f"{name} old\n".encode()
+    assert sorted(os.listdir(folder)) == sorted(NAMES)
+    assert sorted(os.listdir(place.path)) == ["d"]
+
+
+def test_new_names_are_made_once_it_is_sure_that_they_are_new(place: Writable):
+    folder, server = place.path / "d", server_of(place)
+    server.move(cause="join", **MOVES)
+    for name in NAMES[:10]:
+        with pytest.raises(FileExistsError):
+            os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    (folder / "overwritten").write_bytes(b"at once")
+    with open(folder / "new", "xb") as file:
+        file.write(b"new")
+    assert place.stored("d/new") == b"new"
+    assert place.stored("d/overwritten") == b"at once"
+    with pytest.raises(FileExistsError):
+        os.mkdir(place.path / "d")
+
+
+def test_what_is_removed_is_gone(place: Writable):
+    folder, server = place.path / "d", server_of(place)
+    server.move(cause="maintenance", **MOVES)
+    for name in NAMES[:10]:
+        os.unlink(folder / name)
+    with pytest.raises(OSError, match="not empty"):
+        os.rmdir(folder)
+    server.moved()
+    assert place.names() == {f"d/{name}" for name in NAMES[10:]}
+
+
+def test_what_cannot_be_told_in_time_is_an_error_and_nothing_is_made(files: Path):
+    with writable(
+        files, traps=True, options=["--io-timeout", "2"], expected_log=["given up", "failed"]
+    ) as place:
+        folder, server = place.path / "d", server_of(place)
+        server.move(cause="maintenance", moving=None)
+        for flags in (os.O_EXCL, os.O_APPEND):
+            with pytest.raises(TimeoutError):
+                os.open(folder / "new", os.O_WRONLY | os.O_CREAT | flags)
+        with pytest.raises(TimeoutError):
+            os.listdir(folder)
+        with pytest.raises(TimeoutError):
+            os.stat(folder / "new")
+        with pytest.raises(TimeoutError):
+            os.mkdir(place.path / "new")
+        for name in NAMES:
+            assert (folder / name).read_bytes() == f"{name} old\n".encode()
+        server.moved()
+        assert place.names() == {f"d/{name}" for name in NAMES}

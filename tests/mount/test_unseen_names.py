@@ -1,0 +1,190 @@
+"""Names that another client has made since this mount looked: nothing is made over them."""
+
+import errno
+import io
+import os
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.mount.content import fill
+from tests.mount.writable import Writable, writable
+from tests.support.mounts import eventually
+
+pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
+
+LONG = ("--attr-ttl", "600", "--list-ttl", "600", "--negative-ttl", "600")
+THEIRS = b"theirs\n"
+NUMBERS = iter(range(1000))
+
+
+@pytest.fixture(scope="module", params=["ais", "local"])
+def place(
+    request: pytest.FixtureRequest, fastpath: bool, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Writable]:
+    base = tmp_path_factory.mktemp("unseen").resolve()
+    fill(base / "store" / "b", {"there.txt": b"there"})
+    with writable(
+        base,
+        backend=request.param,
+        options=LONG,
+        traps=request.param == "ais",
+        expected_log=["was not uploaded", "another client"],
+    ) as place:
+        yield place
+
+
+@pytest.fixture
+def name(place: Writable) -> str:
+    """A name that this mount has listed, and looked up, as missing."""
+    name = f"n{next(NUMBERS)}"
+    assert name not in os.listdir(place.path)
+    assert not (place.path / name).exists()
+    assert not (place.path / f"{name}.tar").exists()
+    return name
+
+
+def kept_since(place: Writable, before: int) -> list[bytes]:
+    """What is kept for `aisfs recover`; a program does not wait for that, only the next one who looks."""
+    assert eventually(lambda: len(place.parked()) > before)
+    return [path.with_suffix(".data").read_bytes() for path in place.parked()[before:]]
+
+
+def test_appending_keeps_what_is_there(place: Writable, name: str):
+    place.put(name, THEIRS)
+    subprocess.run(["sh", "-c", 'echo ours >> "$0"', place.path / name], check=True)
+    assert place.stored(name) == THEIRS + b"ours\n"
+
+
+def test_opening_without_truncation_opens_what_is_there(place: Writable, name: str):
+    place.put(name, THEIRS)
+    fd = os.open(place.path / name, os.O_RDWR | os.O_CREAT)
+    try:
+        assert os.pread(fd, 100, 0) == THEIRS
+        os.pwrite(fd, b"T", 0)
+    finally:
+        os.close(fd)
+    assert place.stored(name) == b"T" + THEIRS[1:]
+
+
+@pytest.mark.parametrize("flags", [0, os.O_TRUNC])
+def test_what_must_be_new_exists(place: Writable, name: str, flags: int):
+    place.put(name, THEIRS)
+    with pytest.raises(FileExistsError):
+        os.open(place.path / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | flags)
+    assert place.stored(name) == THEIRS
+    assert (place.path / name).read_bytes() == THEIRS
+
+
+def test_touch_changes_no_byte(place: Writable, name: str):
+    place.put(name, THEIRS)
+    (place.path / name).touch()
+    assert place.stored(name) == THEIRS
+
+
+def test_what_truncates_overwrites(place: Writable, name: str):
+    place.put(name, THEIRS)
+    (place.path / name).write_bytes(b"ours")
+    assert place.stored(name) == b"ours"
+
+
+def test_tar_appends_to_the_archive_that_is_there(place: Writable, name: str, tmp_path: Path):
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        for number in range(200):
+            member = tarfile.TarInfo(f"{number}.txt")
+            member.size = 1
+            archive.addfile(member, io.BytesIO(b"x"))
+    place.put(f"{name}.tar", content.getvalue())
+    (tmp_path / "new.txt").write_bytes(b"new")
+    subprocess.run(["tar", "rf", place.path / f"{name}.tar", "-C", tmp_path, "new.txt"], check=True)
+    with tarfile.open(fileobj=io.BytesIO(place.stored(f"{name}.tar") or b"")) as archive:
+        assert len(archive.getnames()) == 201
+
+
+def test_a_shard_is_not_begun_anew(place: Writable, name: str):
+    content = io.BytesIO()
+    tarfile.open(fileobj=content, mode="w").close()
+    place.put(f"{name}.tar", content.getvalue())
+    with pytest.raises(FileExistsError):
+        os.mkdir(place.path / f"{name}.tar.d")
+    assert place.stored(f"{name}.tar") == content.getvalue()
+
+
+def test_a_directory_is_not_made_twice(place: Writable, name: str):
+    place.put(f"{name}/in/it", THEIRS)
+    with pytest.raises(FileExistsError):
+        os.mkdir(place.path / name)
+    assert (place.path / name / "in" / "it").read_bytes() == THEIRS
+
+
+def test_no_directory_is_made_over_a_file(place: Writable, name: str):
+    place.put(name, THEIRS)
+    with pytest.raises(FileExistsError):
+        os.mkdir(place.path / name)
+    assert (place.path / name).read_bytes() == THEIRS
+
+
+def test_a_directory_with_something_new_in_it_is_not_removed(place: Writable, name: str):
+    os.mkdir(place.path / name)
+    assert os.listdir(place.path / name) == []
+    place.put(f"{name}/new", THEIRS)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOTEMPTY)):
+        os.rmdir(place.path / name)
+    assert place.stored(f"{name}/new") == THEIRS
+
+
+def test_a_rename_that_must_not_replace_does_not(place: Writable, name: str):
+    source = place.path / f"{name}-source"
+    source.write_bytes(b"ours")
+    place.put(name, THEIRS)
+    subprocess.run(["mv", "-n", source, place.path / name], check=False)
+    assert place.stored(name) == THEIRS
+    assert source.read_bytes() == b"ours"
+
+
+def test_a_directory_is_not_renamed_onto_one_with_something_in_it(place: Writable, name: str):
+    source = place.path / f"{name}-source"
+    source.mkdir()
+    (source / "f").write_bytes(b"ours")
+    place.put(f"{name}/f", THEIRS)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOTEMPTY)):
+        os.rename(source, place.path / name)
+    assert place.stored(f"{name}/f") == THEIRS
+
+
+@pytest.mark.parametrize("flags", [os.O_APPEND, os.O_EXCL, 0])
+def test_what_another_client_makes_meanwhile_is_kept_beside_ours(
+    place: Writable, name: str, flags: int
+):
+    before = len(place.parked())
+    fd = os.open(place.path / name, os.O_WRONLY | os.O_CREAT | flags)
+    os.write(fd, b"ours")
+    place.put(name, THEIRS)
+    with pytest.raises(FileExistsError):
+        os.close(fd)
+    assert place.stored(name) == THEIRS
+    assert kept_since(place, before) == [b"ours"]
+    assert (place.path / name).read_bytes() == THEIRS
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["at once", "after fsync"])
+def test_what_another_client_writes_meanwhile_is_kept_beside_ours(
+    place: Writable, name: str, again: bool
+):
+    before = len(place.parked())
+    (place.path / name).write_bytes(b"base ")
+    fd = os.open(place.path / name, os.O_WRONLY | os.O_APPEND)
+    if again:
+        os.write(fd, b"and ")
+        os.fsync(fd)
+    os.write(fd, b"ours")
+    place.put(name, THEIRS)
+    with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
+        os.close(fd)
+    assert place.stored(name) == THEIRS
+    assert kept_since(place, before) == [b"base and ours" if again else b"base ours"]
+    assert (place.path / name).read_bytes() == THEIRS
