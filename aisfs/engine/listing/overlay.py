@@ -88,7 +88,7 @@ class Overlay:
         self._clock = clock
         self._directories: dict[DirectoryId, _Directory] = {}
         self.removed = RemovedDirectories()
-        self.held = HeldDirectories()
+        self.held = HeldDirectories(list_ttl, clock)
         self.changes = 0
         """How many changes there were."""
         self._listings = 0

@@ -5,6 +5,9 @@ that was removed here is remembered, since AIStore goes on listing it.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
+
+from cachetools import TTLCache
 
 from aisfs.cache.metadata_cache import DirectoryId
 from aisfs.errors import OutOfSpace
@@ -20,9 +23,10 @@ REMOVED_MAX = 10_000
 class HeldDirectories:
     """Directories that the store does not have, or may not have."""
 
-    def __init__(self) -> None:
-        """Start without any."""
+    def __init__(self, fresh_seconds: float, clock: Callable[[], float]) -> None:
+        """Start without any; one that was made is fresh for so many seconds by `clock`."""
         self._made: dict[DirectoryId, None] = {}
+        self._fresh: TTLCache[DirectoryId, None] = TTLCache(HELD_MAX, fresh_seconds, clock)
         self._emptied: dict[DirectoryId, None] = {}
         """The one emptied first comes first."""
 
@@ -41,7 +45,14 @@ class HeldDirectories:
     def make(self, bucket: Bucket, prefix: str) -> None:
         """Keep a directory until something is put into it or it is removed."""
         self._emptied.pop((bucket, prefix), None)
-        self._made[bucket, prefix] = None
+        self._made[bucket, prefix] = self._fresh[bucket, prefix] = None
+
+    def is_fresh(self, bucket: Bucket, prefix: str) -> bool:
+        """Return whether a directory was made here so lately that nobody else has put anything into it.
+
+        As sure as what was listed then; called with the lock of names held.
+        """
+        return (bucket, prefix) in self._fresh
 
     def empty(self, bucket: Bucket, prefix: str) -> DirectoryId | None:
         """Keep a directory from which a name was removed; return one that is dropped for it."""

@@ -80,10 +80,10 @@ class Creator:
                 return await self._create_member(node, parent, name, mode, flags)
             where = writable_directory(node)
             key = new_key(where, name)
-            if _overwrites(flags):
-                found = await self._tree.find(where, parent, name)
-            else:
+            if self._asks(where, flags):
                 found = await self._tree.find_to_make(where, parent, name, only_object=True)
+            else:
+                found = await self._tree.find(where, parent, name)
             if self._filesystem.stands(where, parent):
                 break
         if found is None:
@@ -108,13 +108,13 @@ class Creator:
         flags: int,
         made: Callable[[Entry, OpenFile], None],
     ) -> bool:
-        """Make a file that overwrites whatever is there, and open it; False if something is to be asked.
+        """Make a file and open it, if that takes no question to the store; return whether it does not.
 
         For the fast path, which does not wait for what changes names at this moment. `made` is called before
         all that can be done later.
         """
         where = self._inodes.get(parent)
-        if not isinstance(where, DirectoryNode) or not _overwrites(flags):
+        if not isinstance(where, DirectoryNode):
             return False
         key = new_key(where, name)
         lock = self._overlay.namespace_lock
@@ -123,7 +123,7 @@ class Creator:
         try:
             if self._filesystem.name_changes.of(where) is not None:
                 return False
-            if self._tree.try_find(where, parent, name) is not None:
+            if self._tree.try_find(where, parent, name) is not None or self._asks(where, flags):
                 return False
             file = self._new_file(pending_node(where.bucket, key, parent, name), mode, flags)
             made(*self._open_new(file, flags))
@@ -204,6 +204,19 @@ class Creator:
         return file
 
     @any_thread
+    def _asks(self, where: DirectoryNode, flags: int) -> bool:
+        """Return whether the store is to be asked for a name that is missing here, before it is made.
+
+        Not for what overwrites anyway. Nor for what must be new in a directory that was made here a moment
+        ago: `cp -r` and `tar x` make all in such, and the upload looks once more.
+        """
+        if _overwrites(flags):
+            return False
+        with self._overlay.namespace_lock:
+            fresh = self._overlay.held.is_fresh(where.bucket, where.prefix)
+        return not (flags & os.O_EXCL and fresh)
+
+    @any_thread
     def _mark(self) -> str:
         """Return a text that no other writer of a new object has; see `WritableStore.upload`."""
         return f"{self._made_by}{next(self._made):08x}"
@@ -233,7 +246,11 @@ class Creator:
             return self._inodes.counted(made)
         where = writable_directory(node)
         key = new_key(where, name)
-        if await self._tree.find_to_make(where, parent, name) is not None:
+        if self._asks(where, os.O_EXCL):
+            found = await self._tree.find_to_make(where, parent, name)
+        else:
+            found = await self._tree.find(where, parent, name)
+        if found is not None:
             raise AlreadyExists(f"{where.bucket}/{key} exists")
         attributes = self._inodes.directory_attributes
         shard = self._shard_of(name)
