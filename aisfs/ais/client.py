@@ -86,11 +86,15 @@ class AISClient:
         if names.never_below(prefix):
             return Page([], [], "")
         request = requests.list_page(bucket, prefix, token, self.page_size)
+        asks_copies = requests.list_custom(bucket, prefix, token, self.page_size)
 
         def work(connections: ConnectionSet) -> Page:
-            facts = self.facts_of(connections, bucket)
+            facts, custom = self.facts_of(connections, bucket), NO_CUSTOM
+            if bucket.is_attached:
+                copies = self.transport.fetch(connections, asks_copies)
+                custom = listings.parse_custom(copies, bucket, prefix)
             reply = self.transport.fetch(connections, request)
-            page = listings.parse_page(reply, bucket, prefix, facts, after=token)
+            page = listings.parse_page(reply, bucket, prefix, facts, after=token, custom=custom)
             self._settle(connections, bucket, request.subject)
             return page
 
@@ -145,6 +149,8 @@ class AISClient:
                 self._head_with_props = False
                 plain = requests.head_object(bucket, key, with_props=False)
                 reply = self.transport.ask(connections, plain)
+            if reply.status == 409 and bucket.is_attached:
+                return self._original(connections, bucket, key, facts)
             if reply.status != 200:
                 raise failure(request, reply)
             if object_replies.lacks_size(reply, facts):
@@ -152,6 +158,20 @@ class AISClient:
             return object_replies.parse_object(reply, bucket, key, facts)
 
         return await self.run(request.subject, work, bucket)
+
+    def _original(
+        self, connections: ConnectionSet, bucket: Bucket, key: str, facts: requests.BucketFacts
+    ) -> ObjectInfo:
+        """Describe an object of an attached cluster, of which AIStore has a copy of another version.
+
+        The copy is renewed when it is read, which may take long.
+        """
+        request = requests.list_original(bucket, key)
+        reply = self.transport.fetch(connections, request)
+        info = listings.parse_original(reply, bucket, key, facts)
+        if info is None:
+            raise Unavailable(f"{request.subject}: changed while it was asked for")
+        return info
 
     def _first_byte(self, connections: ConnectionSet, request: requests.Request) -> Reply:
         """Ask for the first byte of an object, which may be empty."""

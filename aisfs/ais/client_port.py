@@ -28,8 +28,8 @@ class Session(Protocol):
         """Look the bucket's properties up, once. In the thread."""
         ...
 
-    async def head(self, bucket: Bucket, key: str) -> ObjectInfo:
-        """Describe the current version of one object."""
+    async def head(self, bucket: Bucket, key: str, *, latest: bool = False) -> ObjectInfo:
+        """Describe the current version of one object; see `ObjectStore`."""
         ...
 
     async def read_range(

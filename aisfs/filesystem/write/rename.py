@@ -181,7 +181,7 @@ class Renamer:
         beside = await self._directories.beside(node)
         with self._overlay.namespace_lock:
             self._directories.removed(node, beside)
-            self._inodes.directory_attributes.drop(node.bucket, node.prefix)
+            self._inodes.removed(node)
             self._touch(where)
 
     def _touch(self, where: DirectoryNode) -> None:

@@ -164,9 +164,17 @@ class DirectoryRenamer:
     def _move_inodes_below(
         self, node: DirectoryNode, new_prefix: str, moved: dict[str, ObjectInfo]
     ) -> None:
-        """Make the kernel's numbers of what lies in a renamed directory stand for the new names."""
+        """Make the kernel's numbers of what lies in a renamed directory stand for the new names.
+
+        Those of the empty directory that it replaces, and of what others emptied in that, stand for nothing.
+        """
         bucket, prefix = node.bucket, node.prefix
-        for ino, known in self._inodes.known():
+        all_known = self._inodes.known()
+        for _, known in all_known:
+            match known:
+                case DirectoryNode(b, p) if b == bucket and p.startswith(new_prefix):
+                    self._inodes.removed(known)
+        for ino, known in all_known:
             new: ObjectNode | DirectoryNode
             match known:
                 case DirectoryNode(b, p) if b == bucket and p.startswith(prefix):
