@@ -183,6 +183,7 @@ class Renamer:
             self._directories.removed(node, beside)
             self._inodes.directory_attributes.drop(node.bucket, node.prefix)
             self._touch(where)
+        await self._directories.drop_indexes(node)
 
     def _touch(self, where: DirectoryNode) -> None:
         self._inodes.directory_attributes.touch(where.bucket, where.prefix)
