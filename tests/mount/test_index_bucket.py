@@ -226,6 +226,14 @@ def test_moves_only_what_is_verified(server: RunningServer, run: Run):
     assert stored(server, "aisfs-index") == indexes(*KEYS[1:])
 
 
+def test_there_may_be_nowhere_to_move_to(server: RunningServer, run: Run, tmp_path: Path):
+    for words in (["ais://b", "--index-bucket", ""], [tmp_path]):
+        (line,) = run("index", "--move", *words, code=Exit.USAGE).splitlines()
+        assert "there is no bucket for them" in line
+    assert "does not exist" in run("index", "--move", "ais://nowhere", code=Exit.NO_SOURCE)
+    assert "0 indexes moved" in run("index", "--move", "ais://b/nothing/")
+
+
 def test_where_it_may_not_be_made_or_written(server: RunningServer, run: Run, tmp_path: Path):
     denied = {"method": "POST", "path_contains": "/v1/buckets/aisfs-index"}
     server.faults([{"match": denied, "action": "status", "status": 403, "times": -1}])

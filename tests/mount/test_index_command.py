@@ -268,8 +268,6 @@ NONSENSE = [
     (["ais://b", "--write-idx", "dali", "--force"], Exit.USAGE, "--force needs --publish"),
     (["ais://b", "--move", "--publish"], Exit.USAGE, "--move takes only"),
     (["ais://b", "--move", "--check"], Exit.USAGE, "--move takes only"),
-    (["ais://b", "--move", "--index-bucket", ""], Exit.USAGE, "no bucket for them"),
-    (["/nowhere/at/all", "--move"], Exit.NO_SOURCE, "nowhere"),
     (["ais://b", "--check", "--index-bucket", "s3://x"], Exit.USAGE, "a bucket of AIStore"),
     (["ais://b", "--check", "--index-bucket", "a/b"], Exit.USAGE, "--index-bucket: a bucket of"),
     (["ais://b", "--write-idx", "tf"], Exit.USAGE, "expected wids[=PATH] or dali[=PATH]"),
