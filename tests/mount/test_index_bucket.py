@@ -296,3 +296,19 @@ def test_directories_are_moved_and_removed_with_their_indexes(
     os.remove(writable / "new.tar")
     assert tree(writable) == []
     assert stored(server, "aisfs-index") == indexes("top.tar")
+
+
+def test_another_cluster_is_known_by_its_uuid(server: RunningServer, run: Run, tmp_path: Path):
+    """Its bucket of the same name has indexes of its own, whatever the cluster is called here."""
+    (tmp_path / "far" / "b").mkdir(parents=True)
+    with running_server(tmp_path / "far") as far:
+        put(far.endpoint, "b", "top.tar", shard("far", b"far" * 1000))
+        server.attach("far", far)
+        found = requests.get(f"{server.endpoint}/v1/cluster?what=remote", timeout=30).json()["a"]
+        uuid = found[0]["uuid"]
+        assert "1 indexes published" in run("index", "--publish", "ais://@far#/b")
+        run("index", "--publish", "ais://b")
+        own = indexes("top.tar", bucket=f"ais/b@{uuid}#")
+        assert stored(server, "aisfs-index") == sorted([*indexes(*KEYS), *own])
+        for name in ("far", uuid):
+            assert "0 are not" in run("index", "--check", f"ais://@{name}#/b")
