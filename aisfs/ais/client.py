@@ -244,6 +244,10 @@ class AISClient:
         """Make an empty bucket."""
         await self._edits.create_bucket(bucket)
 
+    async def by_uuid(self, bucket: Bucket) -> Bucket:
+        """Name the cluster of a bucket by its uuid, which an alias may stop to stand for."""
+        return await self.run(str(bucket), partial(self.remotes.by_uuid, bucket=bucket))
+
     async def upload(
         self,
         bucket: Bucket,

@@ -183,6 +183,7 @@ class Renamer:
             self._directories.removed(node, beside)
             self._inodes.removed(node)
             self._touch(where)
+        await self._directories.drop_indexes(node)
 
     def _touch(self, where: DirectoryNode) -> None:
         self._inodes.directory_attributes.touch(where.bucket, where.prefix)
