@@ -110,6 +110,11 @@ class Bucket:
         return self.provider is Provider.AIS and not self.cluster
 
     @property
+    def is_attached(self) -> bool:
+        """Whether its objects are in an AIStore cluster that is attached to this one, with copies here."""
+        return self.provider is Provider.AIS and bool(self.cluster)
+
+    @property
     def store(self) -> str:
         """What one store serves, in a word; empty for AIStore, and for a local directory."""
         match self.provider:

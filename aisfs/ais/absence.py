@@ -26,13 +26,6 @@ class FoundByGet(Unavailable):
         self.reply = reply
 
 
-def incomplete(subject: str) -> Unavailable:
-    """Return what a listing is refused with in which names may be missing."""
-    return Unavailable(
-        f"{subject}: the cluster's listing is not complete (flags 1): a rebalance is under way, or was interrupted"
-    )
-
-
 def check_absent(
     transport: Transport, connections: ConnectionSet, bucket: Bucket, key: str
 ) -> None:
@@ -48,7 +41,7 @@ def check_absent(
         return
     if bucket.is_local and transport.moves_nothing(connections, subject):
         return
-    byte = requests.get_range(bucket, key, 0, 1)
+    byte = requests.get_range(bucket, key, 0, 1, latest=bucket.is_attached)
     reply = transport.ask(connections, byte)
     if reply.status in (200, 206, 416):
         raise FoundByGet(subject, reply)

@@ -8,10 +8,11 @@ Must not know: HTTP beyond a reply's status, requests, errnos.
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from aisfs.ais.absence import FoundByGet, check_absent, incomplete
+from aisfs.ais.absence import FoundByGet, check_absent
 from aisfs.ais.get_batch import Batches
 from aisfs.ais.multipart import BegunUpload, Parts
 from aisfs.ais.mutations import Mutations
@@ -84,27 +85,37 @@ class AISClient:
 
     async def list_page(self, bucket: Bucket, prefix: str, *, token: str = "") -> Page:
         """List one page of the directory `prefix`."""
-        page = await self._page(bucket, prefix, token)
-        if not page.complete:
-            raise incomplete(f"{bucket}/{prefix}")
+        page, doubt = await self._page(bucket, prefix, token)
+        if doubt is not None:
+            raise doubt
         return page
 
     async def peek_page(self, bucket: Bucket, prefix: str) -> Page:
         """Return the first page of the directory `prefix` as it is listed now."""
-        return await self._page(bucket, prefix, "")
+        page, doubt = await self._page(bucket, prefix, "")
+        return page if doubt is None else replace(page, complete=False)
 
-    async def _page(self, bucket: Bucket, prefix: str, token: str) -> Page:
+    async def _page(
+        self, bucket: Bucket, prefix: str, token: str
+    ) -> tuple[Page, Unavailable | None]:
+        """Return a page, and why names may be missing in it."""
         if names.never_below(prefix):
-            return Page([], [], "")
+            return Page([], [], ""), None
         request = requests.list_page(bucket, prefix, token, self.page_size)
+        asks_copies = requests.list_custom(bucket, prefix, token, self.page_size)
 
-        def work(connections: ConnectionSet) -> Page:
-            facts = self.facts_of(connections, bucket)
+        def work(connections: ConnectionSet) -> tuple[Page, Unavailable | None]:
+            facts, custom = self.facts_of(connections, bucket), NO_CUSTOM
+            if bucket.is_attached:
+                copies = self.transport.fetch(connections, asks_copies)
+                custom = listings.parse_custom(copies, bucket, prefix)
             reply = self.transport.fetch(connections, request)
-            page = listings.parse_page(reply, bucket, prefix, facts, after=token)
-            if page.complete:
-                self._settle(connections, bucket, request.subject, listed=True)
-            return page
+            page = listings.parse_page(reply, bucket, prefix, facts, after=token, custom=custom)
+            try:
+                self._listed(connections, bucket, request.subject, complete=page.complete)
+            except Unavailable as doubt:
+                return page, doubt
+            return page, None
 
         return await self.run(request.subject, work, bucket)
 
@@ -132,16 +143,14 @@ class AISClient:
                 reply = self.transport.fetch(connections, request)
                 keys, token, complete = listings.parse_keys(reply, bucket, prefix)
                 found += [key for key in keys if key.startswith(prefix)]
-                if not complete and len(found) < most:
-                    raise incomplete(subject)
-                if not token or len(found) >= most or beside:
-                    if complete:
-                        self._settle(connections, bucket, subject, listed=True)
+                if not token or len(found) >= most or beside or not complete:
                     to_the_end = not token or not all(key.startswith(prefix) for key in keys)
                     # Between pages AIStore loses names.
-                    is_all = to_the_end and complete
-                    is_all &= pages == 1 or bucket.provider is not Provider.AIS
-                    return Keys(found[:most], is_all and len(found) <= most)
+                    is_all = pages == 1 or bucket.provider is not Provider.AIS
+                    is_all &= to_the_end and complete and len(found) <= most
+                    if is_all or len(found) < most:
+                        self._listed(connections, bucket, subject, complete=complete)
+                    return Keys(found[:most], is_all)
                 bounds.check(keys, token)
 
         return await self.run(subject, work, bucket)
@@ -161,6 +170,8 @@ class AISClient:
                 self._head_with_props = False
                 plain = requests.head_object(bucket, key, with_props=False)
                 reply = self.transport.ask(connections, plain)
+            if reply.status == 409 and bucket.is_attached:
+                return self._original(connections, bucket, key, facts)
             if reply.status != 200:
                 raise failure(request, reply)
             if object_replies.lacks_size(reply, facts):
@@ -172,6 +183,20 @@ class AISClient:
         except FoundByGet as found:
             facts = self._facts.get(bucket, requests.BucketFacts())
             return object_replies.parse_first_byte(found.reply, bucket, key, facts)
+
+    def _original(
+        self, connections: ConnectionSet, bucket: Bucket, key: str, facts: requests.BucketFacts
+    ) -> ObjectInfo:
+        """Describe an object of an attached cluster, of which AIStore has a copy of another version.
+
+        The copy is renewed when it is read, which may take long.
+        """
+        request = requests.list_original(bucket, key)
+        reply = self.transport.fetch(connections, request)
+        info = listings.parse_original(reply, bucket, key, facts)
+        if info is None:
+            raise Unavailable(f"{request.subject}: changed while it was asked for")
+        return info
 
     def _first_byte(self, connections: ConnectionSet, request: requests.Request) -> Reply:
         """Ask for the first byte of an object, which may be empty."""
@@ -243,6 +268,10 @@ class AISClient:
     async def create_bucket(self, bucket: Bucket) -> None:
         """Make an empty bucket."""
         await self._edits.create_bucket(bucket)
+
+    async def by_uuid(self, bucket: Bucket) -> Bucket:
+        """Name the cluster of a bucket by its uuid, which an alias may stop to stand for."""
+        return await self.run(str(bucket), partial(self.remotes.by_uuid, bucket=bucket))
 
     async def upload(
         self,
@@ -362,17 +391,27 @@ class AISClient:
                 self._settle(connections, bucket, subject)
             raise
 
-    def _settle(
-        self,
-        connections: ConnectionSet,
-        bucket: Bucket | None,
-        subject: str,
-        *,
-        listed: bool = False,
-    ) -> None:
+    def _settle(self, connections: ConnectionSet, bucket: Bucket | None, subject: str) -> None:
         """Make sure that what was not found is on no target of this cluster. In the thread."""
         if bucket and bucket.is_local:
-            self.transport.settle(connections, subject, listed=listed)
+            self.transport.settle(connections, subject)
+
+    def _listed(
+        self, connections: ConnectionSet, bucket: Bucket, subject: str, *, complete: bool
+    ) -> None:
+        """Make sure that what a listing lacks is missing. In the thread.
+
+        Raises:
+            Unavailable: it may be there.
+        """
+        if not complete:
+            self.transport.readiness.moving()
+            raise Unavailable(
+                f"{subject}: the cluster's listing is not complete (flags 1): "
+                "a rebalance is under way, or was interrupted"
+            )
+        if bucket.is_local:
+            self.transport.settle(connections, subject, listed=True)
 
     def facts_of(self, connections: ConnectionSet, bucket: Bucket) -> requests.BucketFacts:
         """Look the bucket's properties up, once; two threads may both do it, to the same end."""

@@ -64,12 +64,12 @@ class Mutations:
 
     async def copy(self, bucket: Bucket, key: str, to_bucket: Bucket, new_key: str) -> ObjectInfo:
         """Copy an object and make sure that the copy is one."""
-        source = await self._session.head(bucket, key)
+        source = await self._session.head(bucket, key, latest=bucket.is_attached)
         return await self._copied(bucket, source, to_bucket, new_key)
 
     async def rename(self, bucket: Bucket, key: str, new_key: str) -> ObjectInfo:
         """Copy, make sure, delete what was copied."""
-        source = await self._session.head(bucket, key)
+        source = await self._session.head(bucket, key, latest=bucket.is_attached)
         renamed = await self._copied(bucket, source, bucket, new_key)
 
         async def remove() -> None:
@@ -97,6 +97,10 @@ class Mutations:
                 f"{bucket}/{expected.key}: the bucket keeps neither versions nor checksums, so "
                 "nothing would tell for which content custom metadata was written"
             )
+        if (
+            bucket.is_attached
+        ):  # it is kept with AIStore's copy, which has to be there, of this version
+            await self._session.head(bucket, expected.key, latest=True)
         await self._do(
             write_requests.patch_custom(bucket, expected.key, text), bucket, expected.key
         )

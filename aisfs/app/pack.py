@@ -22,6 +22,7 @@ from aisfs.app.packing.local_files import find_files
 from aisfs.app.packing.objects import find_objects
 from aisfs.app.packing.tree import Place, ReadFile, Tree
 from aisfs.app.publishing.packed import publish_packed
+from aisfs.app.publishing.published import Shelf
 from aisfs.app.publishing.publisher import DEFAULT_LABEL
 from aisfs.app.source import open_source
 from aisfs.app.stores import as_served, refuse_read_only
@@ -44,6 +45,7 @@ from aisfs.core.synthetic.packing import (
 )
 from aisfs.core.views.spec import LabelRule, parse_label
 from aisfs.engine.dataset.shard_set import Shard
+from aisfs.engine.read.sources.index_bucket import IndexBucket
 from aisfs.errors import (
     AccessDenied,
     ConfigError,
@@ -126,7 +128,7 @@ class Packed:
     size: int = 0
     """Bytes of all shards."""
     unindexed: list[str] = field(default_factory=list)
-    """Shards whose index was not published, each with the reason."""
+    """Shards whose index was not published, each with the reason; or why none was."""
     others: list[str] = field(default_factory=list)
     """Shards of these names beyond the last: a reader of `{000000..}` reads these too."""
 
@@ -141,6 +143,8 @@ class Packer:
     names: ShardNames
     labels: Sequence[LabelRule] | None
     """The labels to publish with the index of each shard; None to publish nothing."""
+    index_bucket: IndexBucket | None = None
+    """Where the indexes go; None for beside the shards."""
 
     async def pack(self, shards: list[Layout], jobs: int, console: Console) -> Packed:
         """Write all shards, `jobs` at a time.
@@ -151,6 +155,7 @@ class Packer:
         """
         keys = [self.names.name(index) for index in range(len(shards))]
         packed = Packed(size=sum(shard.size for shard in shards))
+        shelf, denied = Shelf(self.store, self.index_bucket), list[str]()
         with progress_bar(console) as progress:
             task = progress.add_task("shards", total=packed.size)
 
@@ -168,14 +173,20 @@ class Packer:
                 if info is None:
                     info = await self.store.upload(self.bucket, key, content, progress=told)
                     packed.written += 1
-                if self.labels is not None:
+                if self.labels is not None and not denied:
                     shard = Shard(self.bucket, info, os.fsencode(key))
-                    reason = await publish_packed(self.store, shard, content, self.labels)
-                    packed.unindexed += [f"{self.bucket}/{key}: {reason}"] if reason else []
+                    try:
+                        reason = await publish_packed(shelf, shard, content, self.labels)
+                        packed.unindexed += [f"{self.bucket}/{key}: {reason}"] if reason else []
+                    except AccessDenied as error:
+                        if self.index_bucket is None:
+                            raise
+                        denied.append(str(error))
                 told(layout.size)
 
             pairs = zip(keys, shards, strict=True)
             await each(jobs, [partial(one, key, layout) for key, layout in pairs])
+        packed.unindexed += denied[:1]
         if self.names.width:
             with suppress(AccessDenied):  # permission to write does not imply permission to list
                 there = await shards_there(self.store, self.bucket, self.names)
@@ -286,7 +297,8 @@ async def pack(
         plan.tree.reading() as read_file,
         open_source(plan.place, cluster, may_be_unlistable=True) as place,
     ):
-        packer = Packer(read_file, place.store, place.bucket, plan.names, plan.labels)
+        own = place.index_bucket
+        packer = Packer(read_file, place.store, place.bucket, plan.names, plan.labels, own)
         return await packer.pack(plan.layouts, jobs, console)
 
 

@@ -42,6 +42,7 @@ from aisfs.engine.read.label_reader import LabelReader
 from aisfs.engine.read.prefetcher import Prefetcher
 from aisfs.engine.read.reader import Reader
 from aisfs.engine.read.shard_scanner import ShardScanner
+from aisfs.engine.read.sources.index_bucket import IndexBucket
 from aisfs.engine.read.sources.published import PublishedSource
 from aisfs.engine.read.sources.shard_index import ShardIndexSource
 from aisfs.engine.read.sources.source import IndexSource
@@ -89,6 +90,8 @@ class Services:
     lister: Lister
     fetcher: Fetcher
     indexer: Indexer
+    index_bucket: IndexBucket | None
+    """Has the published indexes; None where they lie beside the shards."""
     scans: TarFeeder
     """Reads shards whose index nobody knows."""
     reader: Reader
@@ -227,7 +230,7 @@ def _build(
         ArchiveForms(fetcher, magic=plan.tree.magic),
         nursery,
         indexes=_open_indexes(plan, blocks) if blocks is not None and not plan.rescan else None,
-        sources=_index_sources(plan, store, nursery, lister, blocks),
+        sources=_index_sources(plan, opened, nursery, lister, blocks),
         labels=LabelReader(store, fetcher),
         lay_out=_lay_out(plan),
         # Common directories hold the indexes of all their shards anyway.
@@ -255,6 +258,7 @@ def _build(
         lister=lister,
         fetcher=fetcher,
         indexer=indexer,
+        index_bucket=opened.index_bucket,
         scans=scans,
         reader=Reader(fetcher, prefetcher, unpacker),
         assembler=SyntheticReader(fetcher, Batches(store, nursery), plan.cache.read_ahead_max),
@@ -310,7 +314,7 @@ def _scan_rules(plan: SourcePlan) -> ScanRules:
 
 def _index_sources(
     plan: SourcePlan,
-    store: WritableStore,
+    opened: OpenSource,
     nursery: trio.Nursery,
     lister: Lister,
     blocks: BlockCache | None,
@@ -318,13 +322,15 @@ def _index_sources(
     """Return where indexes are looked for before shards are scanned, in this order."""
     if plan.only_indexes:
         return []
-    tree, rules = plan.tree, _scan_rules(plan)
+    tree, rules, store = plan.tree, _scan_rules(plan), opened.store
     sources: list[IndexSource] = []
     if tree.published_index:
+        published = partial(PublishedSource, store, nursery, rules, list_ttl=tree.list_ttl)
+        if opened.index_bucket is not None:
+            sources.append(published(own=opened.index_bucket))
         # Most web servers leave out names that begin with a dot.
         hidden = direct_store(plan.source) == "web"
-        known = {} if hidden else {"try_directory": lister.try_directory}
-        sources.append(PublishedSource(store, nursery, rules, list_ttl=tree.list_ttl, **known))
+        sources.append(published() if hidden else published(try_directory=lister.try_directory))
     demanded = tree.shard_index is ShardIndex.ALWAYS
     timeless = plan.view.view in (View.CLASS, View.FLAT)
     wanted = demanded or (tree.shard_index is ShardIndex.AUTO and timeless)

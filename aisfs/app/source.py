@@ -23,6 +23,7 @@ from aisfs.core.namespace.sources import (
     Everything,
     Source,
 )
+from aisfs.engine.read.sources.index_bucket import IndexBucket
 from aisfs.errors import (
     AccessDenied,
     AlreadyExists,
@@ -54,6 +55,8 @@ class OpenSource:
     store: WritableStore
     ping: Callable[[], Awaitable[None]] | None = None
     """Raises `Unavailable` if the cluster does not answer; None where there is no cluster."""
+    index_bucket: IndexBucket | None = None
+    """Has the published indexes; None where they lie beside the shards."""
 
     @property
     def bucket(self) -> Bucket:
@@ -148,7 +151,10 @@ async def open_source(
             await _create_bucket(pipeline, found.bucket)
         client = found.store if isinstance(found.store, AISClient) else None
         ping = partial(check_answers, client) if client is not None else None
-        yield replace(found, store=pipeline, ping=ping)
+        indexes = None
+        if client is not None and cluster.index_bucket:
+            indexes = IndexBucket(Bucket(cluster.index_bucket), client.by_uuid)
+        yield replace(found, store=pipeline, ping=ping, index_bucket=indexes)
     finally:
         with trio.CancelScope(shield=True):
             await found.store.aclose()

@@ -1,4 +1,4 @@
-"""`aisfs index`: indexes beside the shards."""
+"""`aisfs index`: published indexes of shards."""
 
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from aisfs.cli.options import (
     cache_dir_option,
     cache_size_option,
     flag,
+    index_bucket_option,
     io_timeout_option,
     jobs_option,
     setting,
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from aisfs.app.publishing.publisher import Report
 
 
-_SERVER_OPTIONS = {"endpoint", "files_from", "include", "exclude"}
+_SERVER_OPTIONS = ("endpoint", "files_from", "include", "exclude")
+_MOVE_OPTIONS = ("index_bucket", "io_timeout", *_SERVER_OPTIONS)
 _MOST_LINES = 20
 """Lines about single shards, unless --check asks for all of them."""
 
@@ -38,12 +40,20 @@ _MOST_LINES = 20
 @click.command("index", cls=Documented)
 @click.argument("sources", nargs=-1, metavar="SOURCE...")
 @click.option(
-    "--publish", is_flag=True, help="Store an index beside each shard that has no current one."
+    "--publish",
+    is_flag=True,
+    help="Publish an index of each shard that has no current one: on AIStore in the bucket of indexes,"
+    " elsewhere beside the shard.",
 )
 @setting(
     "--publish-to DIR",
     "Store them below DIR on this machine instead, to be copied beside the shards: for web servers and"
     " Hugging Face.",
+)
+@click.option(
+    "--move",
+    is_flag=True,
+    help="Move the indexes that lie beside shards on AIStore into the bucket of indexes.",
 )
 @click.option(
     "--check", is_flag=True, help="Print the shards without a current index; change nothing."
@@ -71,6 +81,7 @@ _MOST_LINES = 20
 @jobs_option("Shards indexed at once.")
 @source_options
 @store_options
+@index_bucket_option
 @flag("--ignore-zeros", "Read past zero blocks, for tars joined by cat.")
 @flag("--recursive", "Also look into tars inside shards.")
 @flag("--magic", "Recognize archives by content, not by name.")
@@ -81,6 +92,7 @@ def index(
     sources: tuple[str, ...],
     publish: bool,
     publish_to: Path | None,
+    move: bool,
     check: bool,
     server: bool,
     write_idx: tuple[str, ...],
@@ -90,7 +102,11 @@ def index(
     jobs: int,
     **settings: object,
 ) -> int:
-    """Store the indexes of shards beside them, so that no mount has to scan the shards.
+    """Publish the indexes of shards, so that no mount has to scan the shards.
+
+    On AIStore they go into a bucket of their own. Elsewhere they lie beside the shards, in .aisfs-index/NAME.idx:
+    mounts do not list them, but other programs that read the whole bucket or directory do, and may take them for
+    data. Leave them out there, as in rclone's --exclude '.aisfs-index/**'.
 
     SOURCE is as for `aisfs mount`: a bucket, a prefix or a directory (all shards at and below it),
     shards by braces and globs, or a list of them. Shards with a current index are skipped, so after
@@ -102,20 +118,13 @@ def index(
 
     logs.configure("error", None, foreground=True)
     given = without_unset(settings)
+    others = bool(publish or publish_to or write_idx or label or force)
     if server:
-        if (
-            publish
-            or publish_to
-            or write_idx
-            or label
-            or force
-            or dry_run
-            or given.keys() - _SERVER_OPTIONS
-        ):
-            raise click.UsageError(
-                "--server takes only --check, --jobs, --endpoint, --files-from, --include and --exclude"
-            )
+        _take_only("--server", "--check", _SERVER_OPTIONS, others or move or dry_run, given)
         return _index_on_server(sources, given, jobs, check=check)
+    if move:
+        _take_only("--move", "--dry-run", _MOVE_OPTIONS, others or check, given)
+        return _move(sources, given, jobs, dry_run=dry_run)
     plan = plan_index(
         sources,
         publish=publish,
@@ -141,7 +150,23 @@ def index(
             click.echo(_line(f"would write {place}"))
     _complain(report)
     click.echo(_summary(report, check=check, dry_run=dry_run, publish=plan.publish))
+    if report.beside:
+        click.echo(
+            f"aisfs: {report.beside} indexes lie beside their shards, where other programs take them for data:"
+            " aisfs index --move SOURCE",
+            err=True,
+        )
     return _exit(report, check=check)
+
+
+def _take_only(
+    option: str, also: str, settings: tuple[str, ...], others: bool, given: dict[str, object]
+) -> None:
+    """Refuse options that mean nothing along with `option`."""
+    if others or given.keys() - set(settings):
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in settings[:-1])
+        last = settings[-1].replace("_", "-")
+        raise click.UsageError(f"{option} takes only {also}, --jobs, {names} and --{last}")
 
 
 def _index_on_server(
@@ -177,6 +202,24 @@ def _index_on_server(
     if coverage.interrupted:
         raise click.Abort
     return Exit.OK if coverage.complete else Exit.FAILURE
+
+
+def _move(
+    sources: tuple[str, ...], settings: dict[str, object], jobs: int, *, dry_run: bool
+) -> int:
+    """Move the indexes that lie beside shards, and tell what became of them."""
+    from aisfs.app.publishing.moving import move_indexes
+
+    moved = run(partial(move_indexes, sources, settings, jobs=jobs, dry_run=dry_run))
+    if dry_run:
+        for name in sorted(moved.moved):
+            click.echo(_line(f"would move {name}"))
+    for name, reason in sorted(moved.left.items()):
+        click.echo(f"aisfs: {shown(_line(f'{name}: left there: {reason}'))}", err=True)
+    done = "would be moved" if dry_run else "moved"
+    there = f", of which it had {moved.dropped}" if moved.dropped else ""
+    click.echo(f"{len(moved.moved)} indexes {done} to {moved.bucket}{there}")
+    return Exit.FAILURE if moved.left else Exit.OK
 
 
 def _line(text: str) -> str:

@@ -17,6 +17,7 @@ from aisfs.cli.options import (
     cache_dir_option,
     cache_size_option,
     flag,
+    index_bucket_option,
     io_timeout_option,
     jobs_option,
     no_published_index_flag,
@@ -54,6 +55,7 @@ LINES_MAX = 20
 @flag("--ignore-zeros", "Read past zero blocks: tars joined by cat.")
 @flag("--recursive", "Also look into tars inside shards.")
 @flag("--magic", "Recognize archives by content, not by name.")
+@index_bucket_option
 @no_published_index_flag
 @scan_option
 @cache_dir_option

@@ -20,6 +20,7 @@ from aisfs.cli.options import (
     config_option,
     files_from_option,
     flag,
+    index_bucket_option,
     io_timeout_option,
     log_options,
     no_published_index_flag,
@@ -112,6 +113,7 @@ class _Mount(Documented):
 @flag("--ignore-zeros", "Read past zero blocks, for tars joined by cat.")
 @flag("--recursive", "Also open tars inside shards.")
 @flag("--magic", "Recognize archives by content, not by name; X.d/ opens any archive X.")
+@index_bucket_option
 @no_published_index_flag
 @click.option(
     "--shard-index",

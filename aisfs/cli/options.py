@@ -90,8 +90,13 @@ staging_dir_option = setting(
     "--staging-dir DIR", "Directory of files until they are uploaded [the user's state directory]."
 )
 
+index_bucket_option = setting(
+    "--index-bucket BUCKET",
+    "Bucket of AIStore that has the published indexes of all others; '': they lie beside the shards"
+    " [aisfs-index].",
+)
 no_published_index_flag = flag(
-    "--no-published-index", "Scan shards even if their indexes are published beside them."
+    "--no-published-index", "Scan shards even if their indexes are published."
 )
 _SWITCHES = {
     "no_fastpath": "fastpath",

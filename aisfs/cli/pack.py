@@ -10,6 +10,7 @@ from aisfs.cli.exits import Exit
 from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import (
     Command,
+    index_bucket_option,
     io_timeout_option,
     jobs_option,
     setting,
@@ -67,7 +68,8 @@ def _common_options(command: Command) -> Command:
     show_default=True,
     help="Which part of a file's name is the key of its sample; see aisfs mount.",
 )
-@click.option("--no-index", is_flag=True, help="Do not publish indexes beside the shards.")
+@click.option("--no-index", is_flag=True, help="Do not publish the indexes of the shards.")
+@index_bucket_option
 @_common_options
 def pack(
     sources: tuple[str, ...],
@@ -88,8 +90,9 @@ def pack(
     it, keys by name, braces and globs, or a list of them. Files are named in the shards by their path below
     the directory or bucket; objects by name, braces and globs by their whole key. SHARDS names them, in a bucket or a directory: 'ais://BUCKET/train-{000000..}.tar'. Shards that
     exist with the same bytes are skipped, so after an error just run it again. Other shards of these
-    names are reported, but not removed. The index of each shard is published beside it, so mounts
-    need not scan it.
+    names are reported, but not removed. The index of each shard is published, so mounts need not scan
+    it: on AIStore in a bucket of its own, elsewhere beside the shards in .aisfs-index, where programs that
+    read the whole bucket or directory find it (--no-index publishes none).
     """
     from aisfs.app import pack as packing
 

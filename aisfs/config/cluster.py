@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
@@ -15,6 +16,8 @@ from aisfs.config.values import MIB, AbsolutePath, Flag, Settings, Size
 from aisfs.errors import NoEndpoint
 
 log = logging.getLogger(__name__)
+
+_BUCKET = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}")
 
 
 class ClusterSettings(Settings):
@@ -43,6 +46,10 @@ class ClusterSettings(Settings):
     """Seconds without a byte from the server; 0 waits indefinitely. The SDK's default."""
     io_timeout: float = Field(default=60.0, gt=0)
     """Seconds until a request, including its retries, fails (invariant I10)."""
+    index_bucket: str = "aisfs-index"
+    """The bucket that has the published indexes of the shards of all others: beside the shards, everything
+    that reads a whole bucket would find them. Empty for beside the shards; so are those of stores without
+    AIStore, where nobody could make one bucket for all."""
     latest: bool = False
     """Make AIStore compare its copy of a remote or cloud object with the original when it is first
     read. Off, since that is a request to the other cluster or the cloud, which may cost money."""
@@ -65,6 +72,14 @@ class ClusterSettings(Settings):
         if value and value < MIB:
             raise ValueError("at least 1MiB, or 0 for no limit")
         return value
+
+    @field_validator("index_bucket")
+    @classmethod
+    def _check_index_bucket(cls, value: str) -> str:
+        name = value.removeprefix("ais://").rstrip("/")
+        if value and (not _BUCKET.fullmatch(name) or ".." in name):
+            raise ValueError("a bucket of AIStore, such as ais://aisfs-index; empty for none")
+        return name
 
     @field_validator("endpoint")
     @classmethod

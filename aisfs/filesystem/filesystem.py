@@ -35,6 +35,7 @@ from aisfs.filesystem.nodes import (
     FileNode,
     Node,
     ObjectNode,
+    RemovedDirectoryNode,
     ShardNode,
     VirtualShardNode,
     describe,
@@ -387,11 +388,13 @@ class FileSystem:
     def _place_of(self, ino: int) -> DirectoryId | None:
         """Return the directory that an inode is, or is in; None for more than one bucket."""
         node = self.inodes.node(ino)
-        if ino == ROOT or not isinstance(node, DirectoryNode | ObjectNode | ShardNode):
+        if ino == ROOT:
             return None
-        if isinstance(node, DirectoryNode):
+        if isinstance(node, DirectoryNode | RemovedDirectoryNode):
             return node.bucket, node.prefix
-        return node.bucket, node.info.key[: node.info.key.rfind("/") + 1]
+        if isinstance(node, ObjectNode | ShardNode):
+            return node.bucket, node.info.key[: node.info.key.rfind("/") + 1]
+        return None
 
 
 def _name(node: FileNode) -> str:

@@ -1,12 +1,14 @@
 """The inodes that the kernel knows, and the entries and attributes it is given of them.
 
 An inode number stands for one version of an object. The exception is a file that this mount writes:
-it keeps the number it began with, and the versions that others write get other numbers.
+it keeps the number it began with, and the versions that others write get other numbers. A directory has
+one number until this mount removes it; another one of its name has another.
 """
 
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count as counter
 
 from msgspec import structs
 
@@ -22,6 +24,7 @@ from aisfs.filesystem.nodes import (
     Node,
     ObjectNode,
     ProviderNode,
+    RemovedDirectoryNode,
     ShardNode,
     VirtualShardNode,
     identity,
@@ -70,6 +73,8 @@ class Inodes:
         self._by_ino = self.files.by_ino
         self.salted: dict[int, bytes] = {}
         """Identities of versions whose own number is that of a written file, by their number."""
+        self._removed = counter()
+        """A number for each directory that was removed."""
 
     def __len__(self) -> int:
         return len(self.table)
@@ -131,6 +136,16 @@ class Inodes:
         """Make a number stand for another node: it was renamed, or became another version here."""
         with self._lock:
             self.table.move(ino, identity(node), node)
+
+    def removed(self, node: DirectoryNode) -> None:
+        """Have the number of a directory that was removed, or replaced, stand for nothing else any more.
+
+        While the kernel knows the number: it lets nothing be made in what it saw removed.
+        """
+        mode, mtime_ns = self.directory_attributes.of(node.bucket, node.prefix)
+        self.directory_attributes.drop(node.bucket, node.prefix)
+        gone = RemovedDirectoryNode(node.bucket, node.prefix, mode, mtime_ns, next(self._removed))
+        self.move(self.number(node), gone)
 
     def known(self) -> list[tuple[int, Node]]:
         """Return every inode the kernel knows; of a shard only its slot."""
@@ -285,6 +300,9 @@ class Inodes:
         return Attr(file.ino, mode, file.size, file.mtime_ns, *owner, LONGEST_TIMEOUT, links)
 
     def _directory_attr(self, node: Node, ino: int) -> Attr:
+        if isinstance(node, RemovedDirectoryNode):
+            gone = self._make.directory(ino, node.mtime_ns, permissions=node.mode)
+            return structs.replace(gone, links=0)
         since, timeout = self.validity.of(ino, self._tree.expires(node))
         timeout = min(timeout, LONGEST_TIMEOUT)
         if not self._writable or not isinstance(node, DirectoryNode):

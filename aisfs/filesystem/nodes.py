@@ -32,6 +32,21 @@ class DirectoryNode:
 
 
 @dataclass(frozen=True, slots=True)
+class RemovedDirectoryNode:
+    """A directory that was removed or replaced here, while a program may still have it open.
+
+    Its inode is dead in the kernel, which lets nothing be made in it ever again.
+    """
+
+    bucket: Bucket
+    prefix: str
+    mode: int | None
+    mtime_ns: int | None
+    serial: int
+    """Tells it from all others that had its name."""
+
+
+@dataclass(frozen=True, slots=True)
 class DatasetNode:
     """The root of a mount of shards that are shown together."""
 
@@ -82,6 +97,7 @@ Node = (
     RootNode
     | ProviderNode
     | DirectoryNode
+    | RemovedDirectoryNode
     | DatasetNode
     | MergedDirectoryNode
     | ObjectNode
@@ -95,6 +111,8 @@ def describe(node: Node) -> str:
     match node:
         case DirectoryNode(bucket, prefix):
             return f"{bucket}/{prefix}"
+        case RemovedDirectoryNode(bucket, prefix):
+            return f"{bucket}/{prefix} (removed)"
         case ObjectNode():
             return f"{node.bucket}/{node.info.key}"
         case ShardNode():
@@ -127,6 +145,8 @@ def identity(node: Node) -> bytes:
             parts = ("provider", provider)
         case DirectoryNode(bucket, prefix):
             parts = ("directory", bucket, prefix)
+        case RemovedDirectoryNode():
+            parts = ("removed directory", node.serial)
         case VirtualShardNode(shard):
             parts = ("virtual shard", shard.digest)
         case ObjectNode(bucket, info):

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from aisfs.core.index.label_column import LabelColumn
 from aisfs.core.index.member_index import MemberIndex
-from aisfs.core.index.published import ScanRules, encode_published, published_key
+from aisfs.core.index.published import ScanRules, encode_published
+from aisfs.core.namespace.index_places import place_in
 from aisfs.core.tar.scanner import TarScanner
 from aisfs.core.views.labels import LabelScan
 from aisfs.core.views.spec import LabelRule, LabelSource
 from aisfs.engine.read.indexer import saved_as
-from aisfs.model import ObjectInfo
+from aisfs.model import Bucket, ObjectInfo
 from bench.data import IMAGE, Samples, write_labelled_shards
 from bench.engine import Contender, Reading, Row, epoch, measure
 from bench.groups.measures import reading
@@ -48,7 +49,7 @@ def run(stage: Stage, progress: Callable[[str], None]) -> list[Row]:
     shards, samples = stage.settings.class_shards, stage.settings.class_samples
     case = case_of(shards, samples)
     progress(f"class view: writing {shards:,} sparse shards")
-    with stage.bucket("classes") as bucket:
+    with stage.bucket("classes") as bucket, stage.bucket("indexes") as indexes:
         data = write_labelled_shards(
             stage.store, bucket, shards=shards, samples=samples, size=IMAGE, at=stage.directory
         )
@@ -57,7 +58,12 @@ def run(stage: Stage, progress: Callable[[str], None]) -> list[Row]:
         ]
         of_server = ("--shard-index", "auto", "--no-published-index", "--include", INDEXED)
         for name, build, options, listed in (
-            (PUBLISHED, _publish, ("--shard-index", "never"), data),
+            (
+                PUBLISHED,
+                partial(_publish, indexes),
+                ("--shard-index", "never", "--index-bucket", indexes),
+                data,
+            ),
             (SERVER, _build_on_server, of_server, _first(data, INDEXED_SHARDS)),
         ):
             progress(f"class view: {name}: building them")
@@ -74,15 +80,16 @@ def _first(data: Samples, shards: int) -> Samples:
     return Samples(data.bucket, keys, *(part * len(keys) // len(data.keys) for part in parts))
 
 
-def _publish(stage: Stage, data: Samples) -> str:
-    """Publish the index of each shard, as `aisfs index --publish` does but from the files themselves.
+def _publish(indexes: str, stage: Stage, data: Samples) -> str:
+    """Publish the index of each shard in the bucket `indexes`, as `aisfs index --publish` does but from the files themselves.
 
     Streaming 110 GB of zeros through the server would take most of the benchmark's time.
     """
     import requests
 
     if not stage.embedded:
-        return _build(stage, data, "--publish")
+        return _build(stage, data, "--publish", "--index-bucket", indexes)
+    place = place_in(Bucket(indexes), Bucket(data.bucket))
     with requests.Session() as session:
         for path in sorted(stage.store.files(data.bucket)):
             url = object_url(stage.endpoint.url, data.bucket, path.name)
@@ -91,9 +98,11 @@ def _publish(stage: Stage, data: Samples) -> str:
             checksum = f"{said['Ais-Checksum-Type']}:{value}" if value else ""
             size = path.stat().st_size
             shard = ObjectInfo(path.name, size, said.get("Ais-Version", ""), checksum)
-            found = encode_published(shard, *_scanned(path, size), ScanRules())
-            stage.store.put(data.bucket, published_key(path.name), found)
-            stage.store.know_checksum(data.bucket, published_key(path.name))
+            found = encode_published(
+                shard, *_scanned(path, size), ScanRules(), renewable=place.renewable
+            )
+            stage.store.put(place.bucket.name, place.key(path.name), found)
+            stage.store.know_checksum(place.bucket.name, place.key(path.name))
     return ""
 
 
@@ -117,9 +126,9 @@ def _build_on_server(stage: Stage, data: Samples) -> str:
     return _build(stage, data, "--server")
 
 
-def _build(stage: Stage, data: Samples, how: str) -> str:
+def _build(stage: Stage, data: Samples, *how: str) -> str:
     """Have the indexes built by a command; return why they are not."""
-    command = [*COMMAND, "index", f"ais://{data.bucket}", how, "--endpoint", stage.endpoint.url]
+    command = [*COMMAND, "index", f"ais://{data.bucket}", *how, "--endpoint", stage.endpoint.url]
     with stage.folder("cache") as cache:
         done = subprocess.run(
             command,
@@ -130,7 +139,7 @@ def _build(stage: Stage, data: Samples, how: str) -> str:
             text=True,
             stdin=subprocess.DEVNULL,
         )
-    return f"aisfs index {how}: {done.stderr.strip()[-200:]}" if done.returncode else ""
+    return f"aisfs index {how[0]}: {done.stderr.strip()[-200:]}" if done.returncode else ""
 
 
 def _listed(

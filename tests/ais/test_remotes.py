@@ -13,6 +13,7 @@ from aisfs.model import Bucket, ObjectInfo, Provider
 from tests.ais.scripted_server import MiniCluster, Seen, error, reply, scripted_server
 
 FAR = Bucket("b", namespace="@far#")
+CLOUD = Bucket("b", Provider.AWS)
 NEW = b"new bytes"
 
 
@@ -20,16 +21,32 @@ class Copies(MiniCluster):
     """AIStore with copies of the objects of the cluster `far`, of which `k` was changed there."""
 
     def __init__(self) -> None:
-        super().__init__({"k": b"old"})
-        self.originals = {"k": NEW}
+        super().__init__({"k": b"old", "a/b-2/k": b"old"})
+        self.originals = {"k": NEW, "a/b-2/k": NEW}
 
     def answer(self, seen: Seen) -> bytes:
         if "object_to" in seen.query and "pid" in seen.query:
             return self.copy(seen)
-        if seen.query.get("latest-ver") == ["true"]:
-            assert seen.method == "GET"  # a HEAD panics the server, or complains
-            self.objects, self.version = dict(self.originals), "2"
+        if seen.query.get("latest-ver") == ["true"] and "pid" in seen.query:
+            if seen.method == "GET":
+                self.objects, self.version = dict(self.originals), "2"
+            else:
+                assert seen.query["namespace"] == ["@far#"]  # else it panics the server
+                if self.objects.get("k") != NEW:
+                    return reply(
+                        409, *error(409, "ErrRemoteMetadataMismatch", "size 3 != 9 remote")
+                    )
         return super().answer(seen)
+
+    def listing(self, seen: Seen) -> bytes:
+        asked = json.loads(seen.body)["value"]
+        assert asked["flags"] == "1024"
+        assert asked["pagesize"] == 1
+        checksum = f"{sum(NEW):x}"
+        key = next(key for key in self.originals if key.startswith(asked["prefix"]))
+        entry = {"name": key, "size": str(len(NEW)), "version": "2", "checksum": checksum}
+        body = json.dumps({"uuid": "u", "continuation_token": key, "entries": [entry]}).encode()
+        return reply(200, {"Content-Type": "application/json; charset=utf-8"}, body)
 
     def copy(self, seen: Seen) -> bytes:
         place = seen.query["object_to"][0]
@@ -70,10 +87,13 @@ async def read(client: AISClient, bucket: Bucket, info: ObjectInfo) -> bytes:
 
 
 def looked(server) -> int:
-    return sum("latest-ver" in seen.query and "pid" in seen.query for seen in server.seen)
+    return sum(
+        "latest-ver" in seen.query and "pid" in seen.query and seen.method == "GET"
+        for seen in server.seen
+    )
 
 
-@pytest.mark.parametrize("bucket", [FAR, Bucket("b", Provider.AWS)])
+@pytest.mark.parametrize("bucket", [FAR, CLOUD])
 async def test_what_was_listed_and_is_not_what_aistore_has_is_fetched_anew(bucket):
     async with connected(Copies()) as (client, server):
         assert await read(client, bucket, ObjectInfo("k", len(NEW), version="2")) == NEW
@@ -95,6 +115,25 @@ async def test_a_mixture_that_a_listing_shows_is_stale_once():
         assert await read(client, FAR, await client.head(FAR, "k")) == NEW
 
 
+@pytest.mark.parametrize("key", ["k", "a/b-2/k"])
+async def test_what_is_looked_up_in_another_cluster_is_the_original(key):
+    async with connected(Copies()) as (client, server):
+        found = await client.head(FAR, key)
+        assert (found.size, found.version) == (len(NEW), "2")
+        assert looked(server) == 0  # the copy is renewed when it is read
+        assert await read(client, FAR, found) == NEW
+        assert looked(server) == 1
+        assert await client.head(FAR, key) == found
+
+
+async def test_no_range_of_a_copy_is_taken_for_the_original():
+    """The original's version would say nothing about bytes of the copy."""
+    async with connected(Copies()) as (client, _):
+        found = await client.head(FAR, "k")
+        wanted = [(found, 0, memoryview(bytearray(2)))]
+        assert await client.read_ranges(FAR, wanted) == [False]
+
+
 async def test_nothing_is_asked_again_of_a_bucket_of_this_cluster():
     async with connected(Copies(), latest=True) as (client, server):
         with pytest.raises(Stale):
@@ -104,14 +143,14 @@ async def test_nothing_is_asked_again_of_a_bucket_of_this_cluster():
 
 async def test_latest_looks_at_the_original_of_what_is_first_read():
     async with connected(Copies(), latest=True) as (client, server):
-        before = await client.head(FAR, "k")
+        before = await client.head(CLOUD, "k")
         with pytest.raises(Stale):  # instead of the old bytes
-            await read(client, FAR, before)
-        now = await client.head(FAR, "k")
+            await read(client, CLOUD, before)
+        now = await client.head(CLOUD, "k")
         for _ in range(3):
-            assert await read(client, FAR, now) == NEW
+            assert await read(client, CLOUD, now) == NEW
         assert looked(server) == 2  # once for each version
-        assert await client.read_many(FAR, [(now, memoryview(bytearray(now.size)))]) == [False]
+        assert await client.read_many(CLOUD, [(now, memoryview(bytearray(now.size)))]) == [False]
 
 
 async def test_a_look_at_the_original_that_failed_is_no_look():
@@ -126,11 +165,11 @@ async def test_a_look_at_the_original_that_failed_is_no_look():
 
     cluster.before = fails_once
     async with connected(cluster, latest=True) as (client, _):
-        before = await client.head(FAR, "k")
+        before = await client.head(CLOUD, "k")
         with pytest.raises(Unavailable):
-            await read(client, FAR, before)
+            await read(client, CLOUD, before)
         with pytest.raises(Stale):  # instead of the old bytes
-            await read(client, FAR, before)
+            await read(client, CLOUD, before)
 
 
 async def test_a_rename_names_the_other_cluster_by_its_uuid():

@@ -1,4 +1,4 @@
-"""`aisfs index` puts indexes beside shards, for mounts elsewhere and for other programs."""
+"""`aisfs index` publishes the indexes of shards, for mounts elsewhere and for other programs."""
 
 import io
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from aisfs.cli.exits import Exit
-from aisfs.core.index.published import published_key
+from aisfs.core.namespace.index_places import published_key
 from tests.mount.content import fill, put
 from tests.mount.datasets import encode, sample, tree
 from tests.support.archives import make
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.mount
 
 SAMPLES = 40
 KEYS = [f"train/s-{n}.tar" for n in range(3)]
-EVERY_PUT = {"method": "PUT", "path_contains": "/.aisfs-index/"}
+EVERY_PUT = {"method": "PUT", "path_contains": "/aisfs-index/"}
 
 
 def shard(number: int, images: bytes = b"x" * 900) -> bytes:
@@ -66,9 +66,14 @@ def index(server: RunningServer, tmp_path: Path) -> Run:
     return run
 
 
+def index_of(key: str) -> str:
+    """The key of the index of a shard in the bucket of indexes."""
+    return f"ais/b/{key}.idx"
+
+
 def published(server: RunningServer) -> dict[str, bytes]:
     """All published indexes, by the shard's key."""
-    paths = {key: server.root / "b" / published_key(key) for key in KEYS}
+    paths = {key: server.root / "aisfs-index" / index_of(key) for key in KEYS}
     return {key: path.read_bytes() for key, path in paths.items() if path.exists()}
 
 
@@ -111,8 +116,8 @@ def test_what_is_not_current_is_named_and_published_anew(index: Run, server: Run
     first = published(server)
     # A shard is replaced, an index is removed, an index is damaged.
     put(server.endpoint, "b", KEYS[0], shard(0, b"y" * 901))
-    (server.root / "b" / published_key(KEYS[1])).unlink()
-    put(server.endpoint, "b", published_key(KEYS[2]), first[KEYS[2]][:-1] + b"!")
+    (server.root / "aisfs-index" / index_of(KEYS[1])).unlink()
+    put(server.endpoint, "aisfs-index", index_of(KEYS[2]), first[KEYS[2]][:-1] + b"!")
     said = index("ais://b", "--check", code=1).stdout.decode().splitlines()
     assert [line.partition(": ")[0] for line in said[:-1]] == [f"ais://b/{key}" for key in KEYS]
     reasons = [line.partition(": ")[2].partition(":")[0] for line in said[:-1]]
@@ -157,7 +162,7 @@ def test_what_this_machine_knows_need_not_be_scanned(server: RunningServer, tmp_
 
     size = (server.root / "b" / KEYS[2]).stat().st_size
     assert fetched() > 2 * size
-    shutil.rmtree(server.root / "b" / "train" / ".aisfs-index")
+    shutil.rmtree(server.root / "aisfs-index" / "ais" / "b" / "train")
     put(server.endpoint, "b", KEYS[2], shard(2, b"new" * 300))
     assert size // 2 < fetched() < 2 * size
     assert fetched("--force") > 2 * size
@@ -209,7 +214,7 @@ def running(
 def test_it_goes_on_where_it_was_ended(
     number: signal.Signals, index: Run, server: RunningServer, tmp_path: Path
 ):
-    refused = {"match": {"path_contains": published_key(KEYS[2]), "method": "PUT"}}
+    refused = {"match": {"path_contains": index_of(KEYS[2]), "method": "PUT"}}
     server.faults([{**refused, "action": "status", "status": 503, "times": -1}])
     with running(server, tmp_path, "--publish", "--jobs", "1") as process:
         assert eventually(lambda: set(published(server)) == set(KEYS[:2]), 60)
@@ -246,7 +251,8 @@ def test_what_cannot_be_written_ends_it_with_one_line(index: Run, server: Runnin
         server.faults([{"match": EVERY_PUT, "action": "status", "status": status, "times": -1}])
         said = index("ais://b", "--publish", "--jobs", "1", code=code)
         (line,) = said.stderr.decode().splitlines()
-        assert published_key(KEYS[0]) in line
+        assert index_of(KEYS[0]) in line
+        assert ("--index-bucket" in line) is (code == Exit.DENIED)
     server.faults([])
     assert files(server) == before
 
@@ -260,6 +266,10 @@ NONSENSE = [
     (["ais://b", "--publish", "--check"], Exit.USAGE, "--check only looks"),
     (["ais://b", "--check", "--force"], Exit.USAGE, "--check only looks"),
     (["ais://b", "--write-idx", "dali", "--force"], Exit.USAGE, "--force needs --publish"),
+    (["ais://b", "--move", "--publish"], Exit.USAGE, "--move takes only"),
+    (["ais://b", "--move", "--check"], Exit.USAGE, "--move takes only"),
+    (["ais://b", "--check", "--index-bucket", "s3://x"], Exit.USAGE, "a bucket of AIStore"),
+    (["ais://b", "--check", "--index-bucket", "a/b"], Exit.USAGE, "--index-bucket: a bucket of"),
     (["ais://b", "--write-idx", "tf"], Exit.USAGE, "expected wids[=PATH] or dali[=PATH]"),
     (["ais://b", "--write-idx", "dali="], Exit.USAGE, "expected wids[=PATH]"),
     (["ais://b", "--write-idx", "wids", "--recursive"], Exit.USAGE, "not with --recursive"),

@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
 NAMES = [f"f{number}" for number in range(60)]
 FRESH = ("--attr-ttl", "0", "--list-ttl", "0", "--negative-ttl", "0")
 DEFAULT: tuple[str, ...] = ()
+MOVES_LOGGED = ("moving objects between", "complete again")
 MOVES = {"unmapped": 0.5, "joining": 2.0, "moving": 8.0, "incomplete": 1.0}
 
 
@@ -28,7 +29,7 @@ def files(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def place(files: Path) -> Iterator[Writable]:
-    with writable(files, traps=True) as place:
+    with writable(files, traps=True, expected_log=MOVES_LOGGED) as place:
         yield place
 
 
@@ -40,7 +41,7 @@ def server_of(place: Writable) -> RunningServer:
 @pytest.mark.parametrize("cause", ["join", "maintenance"])
 @pytest.mark.parametrize("options", [FRESH, DEFAULT], ids=["fresh", "default"])
 def test_what_is_appended_is_appended(files: Path, cause: str, options: tuple[str, ...]):
-    with writable(files, traps=True, options=options) as place:
+    with writable(files, traps=True, options=options, expected_log=MOVES_LOGGED) as place:
         if options == DEFAULT:
             assert len(os.listdir(place.path / "d")) == len(NAMES)
         append_while_data_moves(place, cause)
@@ -105,7 +106,10 @@ def test_what_is_removed_is_gone(place: Writable):
 
 def test_what_cannot_be_told_in_time_is_an_error_and_nothing_is_made(files: Path):
     with writable(
-        files, traps=True, options=["--io-timeout", "2"], expected_log=["given up", "failed"]
+        files,
+        traps=True,
+        options=["--io-timeout", "2"],
+        expected_log=[*MOVES_LOGGED, "given up", "failed"],
     ) as place:
         folder, server = place.path / "d", server_of(place)
         server.move(cause="maintenance", moving=None)

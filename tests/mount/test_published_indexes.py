@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import requests
 
-from aisfs.core.index.published import ScanRules, encode_published, published_key
+from aisfs.core.index.published import ScanRules, encode_published
+from aisfs.core.namespace.index_places import published_key
 from aisfs.core.views.spec import LabelRule, LabelSource
 from aisfs.model import ObjectInfo
 from tests.mount.content import put

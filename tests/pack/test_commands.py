@@ -15,7 +15,7 @@ from typing import IO
 import pytest
 import requests
 
-from aisfs.core.index.published import ScanRules, decode_published, published_key
+from aisfs.core.index.published import ScanRules, decode_published
 from aisfs.core.namespace.keys import INDEX_DIRECTORY
 from aisfs.core.views.spec import LabelRule, LabelSource
 from aisfs.model import ObjectInfo
@@ -121,23 +121,24 @@ def test_indexes_are_published_with_the_shards(tree, tmp_path, server):
     (tree / "dog" / "000.cls").write_bytes(b" 7\n")
     rules = [LabelRule(LabelSource.CONTENT, name) for name in ("cls", "kind")]
     words = ["--max-count", 5, "--class-to", "kind"]
-    for place, folder in (
-        ("ais://b/ix/s-{00..}.tar", server.root / "b" / "ix"),
-        (tmp_path / "out" / "s-{00..}.tar", tmp_path / "out"),
+    for place, folder, indexes in (
+        ("ais://b/ix/s-{00..}.tar", server.root / "b/ix", server.root / "aisfs-index/ais/b/ix"),
+        (tmp_path / "out" / "s-{00..}.tar", tmp_path / "out", tmp_path / "out" / INDEX_DIRECTORY),
     ):
-        for missing in (None, published_key("s-03.tar")):
-            if missing is not None:
-                (folder / missing).unlink()
+        for missing in (False, True):
+            if missing:
+                (indexes / "s-03.tar.idx").unlink()
             run("pack", tree, place, *words, endpoint=server.endpoint)
             shards = sorted(folder.glob("s-*.tar"))
             assert len(shards) == 5
             for shard in shards:
-                data = (folder / published_key(shard.name)).read_bytes()
+                data = (indexes / f"{shard.name}.idx").read_bytes()
                 found = decode_published(data, described(server, shard), ScanRules())
                 index, labels = scanned(shard.read_bytes(), *rules)
                 assert everything(found.index) == everything(index)
                 assert found.labels == labels
                 assert labels["CONTENT kind"].table
+        assert len(list(folder.iterdir())) == 5 + (indexes.parent == folder)
         shutil.rmtree(folder)
     run("pack", tree, place, *words, "--no-index", endpoint=server.endpoint)
     assert len(list(folder.iterdir())) == 5
@@ -219,7 +220,9 @@ def test_objects_make_the_shards_that_files_make(tree, loose, tmp_path, server):
         assert count in done.stdout
     stored = server.root / "b" / loose.rpartition("/")[2]
     assert shards_at(stored) == shards_at(tmp_path / "files")
-    assert len(list((stored / INDEX_DIRECTORY).iterdir())) == 5
+    assert not (stored / INDEX_DIRECTORY).exists()
+    indexes = server.root / "aisfs-index" / "ais" / stored.relative_to(server.root)
+    assert len(list(indexes.iterdir())) == 5
 
 
 def test_objects_by_pattern_and_list(loose, tmp_path, server):

@@ -103,6 +103,7 @@ def test_what_is_removed_there_is_read_here(pair: Pair) -> None:
     assert pair.ask("GET", "k", params={"latest-ver": "true"}).status_code == 404
     assert pair.ask("HEAD", "k", params={"latest-ver": "true"}).status_code == 410
     assert pair.ask("HEAD", "k").status_code == 200
+    assert pair.ask("HEAD", "none", params={"latest-ver": "true"}).status_code == 410
     assert pair.ask("DELETE", "k").status_code == 404
     assert pair.ask("GET", "k").status_code == 404
 
@@ -110,16 +111,40 @@ def test_what_is_removed_there_is_read_here(pair: Pair) -> None:
 def test_what_is_written_here_is_there(pair: Pair) -> None:
     wrong = {"Ais-Checksum-Type": "xxhash2", "Ais-Checksum-Value": "0123456789abcdef"}
     assert pair.ask("PUT", "a/k", data=b"1", headers=wrong).status_code == 500
-    stored = pair.ask("PUT", "a/k", data=b"content", headers={"Ais-Custom-Md": "who=me"})
+    stored = pair.ask("PUT", "a/k", data=b"content")
     assert stored.headers["Ais-Version"] == "1"
     assert pair.there("GET", "a/k").content == b"content"
-    assert pair.there("HEAD", "a/k").headers["Ais-Custom-Md"] == "who=me"
-    assert "who=me" in pair.ask("HEAD", "a/k").headers["Ais-Custom-Md"]
-    pair.ask("PATCH", "a/k", json={"action": "", "value": {"who": "you"}})
-    assert pair.there("HEAD", "a/k").headers["Ais-Custom-Md"] == "who=you"
     assert pair.listed(flags="2048") == {"a/": {"name": "a/", "flags": 256}}
     assert pair.ask("DELETE", "a/k").status_code == 200
     assert pair.there("HEAD", "a/k").status_code == 404
+
+
+def test_custom_metadata_is_kept_with_the_copy(pair: Pair) -> None:
+    change = {"action": "", "value": {"who": "you"}}
+    pair.there("PUT", "k", data=b"1")
+    assert pair.ask("PATCH", "k", json=change).status_code == 404
+    pair.ask("PUT", "k", data=b"22", headers={"Ais-Custom-Md": "who=me"})
+    assert pair.ask("HEAD", "k").headers["Ais-Custom-Md"] == "source=ais"
+    assert pair.ask("PATCH", "k", json=change).status_code == 200
+    assert "who=you" in pair.ask("HEAD", "k").headers["Ais-Custom-Md"]
+    assert "Ais-Custom-Md" not in pair.there("HEAD", "k").headers
+    shown = {"k": {"name": "k", "custom-md": "[source:ais who:you]", "flags": 64}}
+    assert pair.listed(props="name,custom") == shown
+    assert "custom-md" not in pair.listed(props="name,size,custom", flags="1024")["k"]
+    pair.there("PUT", "k", data=b"333")
+    pair.ask("GET", "k", params={"latest-ver": "true"})
+    assert pair.ask("HEAD", "k").headers["Ais-Custom-Md"] == "source=ais"
+
+
+def test_a_listing_of_originals_mixes_nothing(pair: Pair) -> None:
+    pair.there("PUT", "k", data=b"old")
+    old = pair.listed()["k"]
+    pair.ask("GET", "k")
+    pair.there("PUT", "k", data=b"newer")
+    now = pair.listed(flags="1024")["k"]
+    assert (now["version"], now["size"]) == ("2", "5")
+    assert now["checksum"] != old["checksum"]
+    assert pair.listed(flags="1024", prefix="k") == {"k": now}
 
 
 def test_names_of_any_bytes(pair: Pair) -> None:

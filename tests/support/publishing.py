@@ -13,8 +13,8 @@ from aisfs.core.index.published import (
     ScanRules,
     decode_published,
     encode_published,
-    published_key,
 )
+from aisfs.core.namespace.index_places import published_key
 from aisfs.core.tar.scanner import TarScanner
 from aisfs.core.views.labels import LabelScan
 from aisfs.core.views.spec import LabelRule

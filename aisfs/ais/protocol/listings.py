@@ -5,7 +5,7 @@ that are not UTF-8 take a slower way with the same result. Pure, like `aisfs.ais
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import msgspec
@@ -21,7 +21,7 @@ from aisfs.ais.protocol.requests import (
 from aisfs.connections.reply import Reply
 from aisfs.core.checksums import is_known
 from aisfs.errors import ProtocolError
-from aisfs.model import SERVED, Bucket, ObjectInfo, Page, Provider
+from aisfs.model import NO_CUSTOM, SERVED, Bucket, ObjectInfo, Page, Provider
 
 _ENTRY_IS_DIRECTORY = 256
 _MOST_ENTRIES = 200_000
@@ -117,9 +117,17 @@ def _namespace(namespace: _Namespace) -> str:
 
 
 def parse_page(
-    reply: Reply, bucket: Bucket, prefix: str, facts: BucketFacts, *, after: str = ""
+    reply: Reply,
+    bucket: Bucket,
+    prefix: str,
+    facts: BucketFacts,
+    *,
+    after: str = "",
+    custom: Mapping[str, str] = NO_CUSTOM,
 ) -> Page:
     """Read one page of a directory, the one that follows the page token `after`.
+
+    `custom` has metadata of objects, by key, for which the page has none.
 
     Raises:
         ProtocolError: the reply is not a listing, or does not get on.
@@ -130,6 +138,29 @@ def parse_page(
             token = resume_after([entry.name for entry in entries], prefix, token)
         if token <= after:
             raise ProtocolError(f"{bucket}/{prefix}: the listing stands still at {after!r}")
+    objects, directories = _described(entries, bucket, prefix, facts, custom)
+    return Page(objects, list(dict.fromkeys(directories)), token, complete=complete)
+
+
+def parse_original(reply: Reply, bucket: Bucket, key: str, facts: BucketFacts) -> ObjectInfo | None:
+    """Read the reply to `list_original`; None when it says nothing of the object.
+
+    Raises:
+        ProtocolError: the reply is not a listing.
+    """
+    entries, _, _ = _decode_listing(reply, bucket, key)
+    objects, _ = _described(entries, bucket, "", facts, NO_CUSTOM)
+    return next((info for info in objects if info.key == key), None)
+
+
+def _described(
+    entries: Sequence[_Entry | _JsonEntry],
+    bucket: Bucket,
+    prefix: str,
+    facts: BucketFacts,
+    custom: Mapping[str, str],
+) -> tuple[list[ObjectInfo], list[str]]:
+    """Return the objects and the directories of a page."""
     kind = facts.checksum_type if facts.keeps_checksums else "none"
     # Most checksums of a page need no more than the bucket's type before them.
     label, usual = f"{kind}:", _LENGTH_OF_TYPE.get(_same_length(kind), -1)
@@ -155,8 +186,9 @@ def parse_page(
             mtime = last_modified(entry.custom)
         checksum = label + checksum if len(checksum) == usual else labelled(kind, checksum)
         info = ObjectInfo(name, entry.size, version, checksum, mtime)
-        objects.append(with_custom(info, entry.custom) if entry.custom else info)
-    return Page(objects, list(dict.fromkeys(directories)), token, complete=complete)
+        said = entry.custom or custom.get(name, "")
+        objects.append(with_custom(info, said) if said else info)
+    return objects, directories
 
 
 _TYPE_OF_LENGTH = {8: "crc32c", 16: "xxhash2", 32: "md5", 64: "sha256", 128: "sha512"}
@@ -179,6 +211,16 @@ def labelled(kind: str, value: str) -> str:
 
 def _same_length(kind: str) -> str:
     return "xxhash2" if kind == "xxhash" else kind
+
+
+def parse_custom(reply: Reply, bucket: Bucket, prefix: str) -> dict[str, str]:
+    """Read the custom metadata of objects, by key.
+
+    Raises:
+        ProtocolError: the reply is not a listing.
+    """
+    entries, _, _ = _decode_listing(reply, bucket, prefix)
+    return {entry.name: entry.custom for entry in entries if entry.custom}
 
 
 def parse_keys(reply: Reply, bucket: Bucket, prefix: str) -> tuple[list[str], str, bool]:

@@ -11,7 +11,7 @@ Must not know: sockets, threads, sessions, tokens, retries.
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Annotated, Any
@@ -40,6 +40,8 @@ _NO_RECURSION = "2048"  # a string: the server answers 400 to a number
 _WITH_MISPLACED = "2050"
 """No recursion, and objects that are not on the target of their name, as most shard indexes."""
 _NAME_ONLY = "16"
+_ORIGINAL = 1024
+"""All that an entry says is of the object where it comes from; else AIStore mixes in what it has a copy of."""
 _LIST_PROPS = "name,size,version,checksum,custom"
 _HEAD_PROPS = "checksum,version,custom"
 _NS = 1_000_000_000
@@ -165,7 +167,21 @@ def list_page(bucket: Bucket, prefix: str, token: str, page_size: int = 0) -> Re
             the directory with its siblings.
     """
     flags = _WITH_MISPLACED if bucket == SYSTEM_BUCKET else _NO_RECURSION
+    if bucket.is_attached:
+        flags = str(int(flags) | _ORIGINAL)
     return _listing(bucket, prefix, token, page_size, props=_LIST_PROPS, flags=flags)
+
+
+def list_custom(bucket: Bucket, prefix: str, token: str, page_size: int = 0) -> Request:
+    """Ask for the custom metadata on a page of `list_page`: in an attached cluster only copies have it."""
+    props = "name,custom"
+    return _listing(bucket, prefix, token, page_size, props=props, flags=_NO_RECURSION)
+
+
+def list_original(bucket: Bucket, key: str) -> Request:
+    """Ask what an object of an attached cluster is there, by a listing of what begins with its name."""
+    only = {"props": _LIST_PROPS, "flags": str(_ORIGINAL), "begin": key}
+    return replace(_listing(bucket, "", "", 1, **only), subject=f"{bucket}/{key}")
 
 
 def first_keys(bucket: Bucket, prefix: str, token: str, most: int, *, beside: str = "") -> Request:
@@ -214,9 +230,10 @@ def _listing(
 def head_object(bucket: Bucket, key: str, *, with_props: bool = True) -> Request:
     """Ask about one object; servers before 4.2 ignore the props and say everything.
 
-    `latest-ver` is never sent here: the server drops the connection of such a HEAD on `ais://`.
+    Of an attached cluster, the answer is 409 where AIStore's copy is of another version. Otherwise
+    `latest-ver` is not sent: the server drops the connection of such a HEAD on `ais://`.
     """
-    query = bucket_query(bucket)
+    query = bucket_query(bucket, _LATEST if bucket.is_attached else None)
     if with_props:
         query += "&" + urlencode({"props": _HEAD_PROPS})
     path, beside = object_path(bucket, key), _beside(bucket, key)

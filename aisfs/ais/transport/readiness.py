@@ -90,6 +90,8 @@ class Readiness:
         self._calm = 0
         """Version of the map with which a listing was complete: the cluster moves nothing as long as it is this
         one; 0 for none."""
+        self._moves = False
+        """Whether the last listing was not complete."""
 
     def disturbed(self, episode: int) -> None:
         """Note a sign of a restart that showed on a connection of `episode`."""
@@ -163,9 +165,22 @@ class Readiness:
             return Unavailable(f"targets joined or left the cluster {since:.0f} s ago")
         return None
 
+    def moving(self) -> None:
+        """Note that a listing was not complete."""
+        self._calm = 0
+        if not self._moves:
+            self._moves = True
+            log.warning(
+                "the cluster is moving objects between its targets: until it has, listings and what must not be "
+                "there yet wait, and time out"
+            )
+
     def calmed(self) -> None:
         """Note that a listing was complete, after `settle` has found nothing against it."""
         self._calm = self.version
+        if self._moves:
+            self._moves = False
+            log.warning("the cluster's listings are complete again")
 
     @property
     def moves_nothing(self) -> bool:

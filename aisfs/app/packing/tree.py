@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from aisfs.core.index.published import shard_of_published
+from aisfs.core.namespace.index_places import shard_of_published
 from aisfs.core.namespace.sources import BucketSource, DirectorySource
 from aisfs.core.synthetic.packing import File, ShardNames
 

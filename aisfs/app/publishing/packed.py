@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import trio
 
-from aisfs.app.publishing.published import IndexPlace, find_published, publish
+from aisfs.app.publishing.published import Shelf, find_published, publish
 from aisfs.core.index.label_column import LabelColumn
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.index.published import PublishedIndex, ScanRules
@@ -14,32 +14,36 @@ from aisfs.core.views.labels import LabelScan
 from aisfs.core.views.spec import LabelRule
 from aisfs.engine.dataset.shard_set import Shard
 from aisfs.engine.read.indexer import saved_as
-from aisfs.errors import NameTooLong, Unsupported
-from aisfs.store.port import Content, WritableStore
+from aisfs.errors import InvalidName, IsADirectory, NameTooLong, NotADirectory, Unsupported
+from aisfs.store.port import Content
 
 RULES = ScanRules()
 """What usual mounts scan by."""
+_UNPUBLISHABLE = (InvalidName, IsADirectory, NameTooLong, NotADirectory, Unsupported)
+"""What is wrong with the name, or the index, of one shard."""
 _LABEL_READ = 64 << 10
 """Bytes of a label read at once; a number has one or two."""
 
 
 async def publish_packed(
-    store: WritableStore, shard: Shard, content: Content, rules: Sequence[LabelRule]
+    shelf: Shelf, shard: Shard, content: Content, rules: Sequence[LabelRule]
 ) -> str:
     """Publish the index of a shard that has just been written, or was there already.
 
     Returns:
         Why there is no index; empty where there is one.
+
+    Raises:
+        AccessDenied: there will be none of any shard.
     """
-    place = IndexPlace(store)
-    found = await find_published(place, shard, RULES)
+    found = await find_published(shelf, shard, RULES)
     names = set(map(saved_as, rules))
-    if isinstance(found, PublishedIndex) and names <= found.labels.keys():
+    if isinstance(found.index, PublishedIndex) and names <= found.index.labels.keys():
         return ""
     index, labels = await trio.to_thread.run_sync(_scan, content, rules)
     try:
-        await publish(store, place, shard, index, labels, RULES)
-    except (NameTooLong, Unsupported) as error:
+        await publish(shelf.store, shelf, shard, index, labels, RULES)
+    except _UNPUBLISHABLE as error:
         return str(error)
     return ""
 

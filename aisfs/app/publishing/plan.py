@@ -57,7 +57,7 @@ class IndexPlan(SourcePlan):
 
     publish: bool
     publish_to: Path | None
-    """The directory of this machine that has the published indexes; None for beside the shards."""
+    """The directory of this machine that has the published indexes; None for where mounts look for them."""
     check: bool
     """Only look whether what is published is current."""
     labels: tuple[LabelRule, ...]
@@ -88,7 +88,7 @@ def plan_index(
 
     Args:
         words: Each SOURCE as it was typed.
-        publish: Put indexes beside the shards.
+        publish: Put indexes where mounts look for them.
         publish_to: Put them into this directory instead.
         check: Look whether they are there.
         force: Build what is there already.
@@ -103,7 +103,7 @@ def plan_index(
     publish = publish or (publish_to is not None and not check)
     if not (publish or check or write_idx):
         raise ConfigError(
-            "say what to do: --publish, --publish-to DIR, --check, --write-idx FORMAT or --server"
+            "say what to do: --publish, --publish-to DIR, --check, --move, --write-idx FORMAT or --server"
         )
     if check and (publish or write_idx or dry_run or force):
         raise ConfigError("--check only looks: give it alone")

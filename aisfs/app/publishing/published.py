@@ -1,6 +1,7 @@
 """The published index of one shard: looked at and written."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,10 +15,20 @@ from aisfs.core.index.published import (
     decode_published,
     encode_published,
     most_bytes,
-    published_key,
 )
+from aisfs.core.namespace.index_places import IndexPlace
 from aisfs.engine.dataset.shard_set import Shard
-from aisfs.errors import IndexOutdated, IndexRefused, NotFound, Stale, Unsupported
+from aisfs.engine.read.sources.index_bucket import IndexBucket
+from aisfs.errors import (
+    AccessDenied,
+    AlreadyExists,
+    BucketNotFound,
+    IndexOutdated,
+    IndexRefused,
+    NotFound,
+    Stale,
+    Unsupported,
+)
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.store.content import BytesContent
 from aisfs.store.port import ObjectStore, WritableStore
@@ -26,37 +37,85 @@ MISSING = "missing"
 
 
 @dataclass(frozen=True, slots=True)
-class IndexPlace:
-    """Where indexes are published: beside their shards, or elsewhere, to be brought there."""
+class Shelf:
+    """Where indexes are published: in their bucket, beside their shards, or elsewhere, to be brought there."""
 
     store: WritableStore
-    bucket: Bucket | None = None
-    """What has them; None for the buckets of the shards."""
+    own: IndexBucket | None = None
+    """The bucket of indexes; None for beside the shards."""
+    elsewhere: Bucket | None = None
+    """What has them instead."""
     shards: str = ""
-    """The directory of all shards, for which `bucket` stands."""
+    """The directory of all shards, for which `elsewhere` stands."""
 
-    def of(self, shard: Shard) -> tuple[Bucket, str]:
+    async def place(self, bucket: Bucket) -> IndexPlace:
+        """Return where the indexes of a bucket's shards are published."""
+        if self.own is None:
+            return IndexPlace(bucket)
+        with explained(self.own):
+            return await self.own.place(bucket)
+
+    def key(self, place: IndexPlace, shard: Shard) -> tuple[Bucket, str]:
         """Return the bucket and the key of a shard's index."""
-        key = published_key(shard.info.key)
-        if self.bucket is None:
-            return shard.bucket, key
-        return self.bucket, key.removeprefix(self.shards)
+        key = place.key(shard.info.key)
+        if self.elsewhere is None:
+            return place.bucket, key
+        return self.elsewhere, key.removeprefix(self.shards)
 
 
-async def find_published(place: IndexPlace, shard: Shard, scan: ScanRules) -> PublishedIndex | str:
-    """Return what is published of exactly this version, or why that is of no use."""
-    bucket, key = place.of(shard)
+@contextmanager
+def explained(own: IndexBucket) -> Iterator[None]:
+    """Say of a token that may not what the bucket is for, and what there is instead."""
     try:
-        info = await place.store.head(bucket, key)
+        yield
+    except AccessDenied as error:
+        raise AccessDenied(
+            f"{error}: published indexes go into {own.bucket}, which this token may not make, read or"
+            " write: have it made (aisfs mb) and permitted, name another bucket with --index-bucket, or"
+            " put them beside the shards with --index-bucket ''"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What is published of a shard."""
+
+    index: PublishedIndex | str
+    """Of exactly this version; otherwise why what there is is of no use."""
+    beside: bool = False
+    """Whether an index was found beside the shard, though there is a bucket for it."""
+
+
+async def find_published(shelf: Shelf, shard: Shard, scan: ScanRules) -> Found:
+    """Look where it is published now, then beside the shard, where it was published once."""
+    place = await shelf.place(shard.bucket)
+    if shelf.own is None:
+        return Found(await _find_at(shelf.store, *shelf.key(place, shard), place, shard, scan))
+    with explained(shelf.own):
+        found = await _find_at(shelf.store, *shelf.key(place, shard), place, shard, scan)
+    if isinstance(found, PublishedIndex):
+        return Found(found)
+    place = IndexPlace(shard.bucket)
+    beside = await _find_at(shelf.store, *shelf.key(place, shard), place, shard, scan)
+    there = beside != MISSING
+    return Found(beside if isinstance(beside, PublishedIndex) or found == MISSING else found, there)
+
+
+async def _find_at(
+    store: ObjectStore, bucket: Bucket, key: str, place: IndexPlace, shard: Shard, scan: ScanRules
+) -> PublishedIndex | str:
+    try:
+        info = await store.head(bucket, key)
         if info.size > most_bytes(shard.info):
             return f"damaged: {info.size} bytes are too many for an index of it"
         data = bytearray(info.size)
         if data:
-            await place.store.read_range(bucket, info, 0, memoryview(data))
+            await store.read_range(bucket, info, 0, memoryview(data))
     except (NotFound, Stale):  # an index that is replaced right now is not there either
         return MISSING
     try:
-        decode = partial(decode_published, bytes(data), shard.info, scan)
+        renewable = place.renewable
+        decode = partial(decode_published, bytes(data), shard.info, scan, renewable=renewable)
         return await trio.to_thread.run_sync(decode)
     except IndexOutdated as error:
         return f"stale: {error}"
@@ -66,7 +125,7 @@ async def find_published(place: IndexPlace, shard: Shard, scan: ScanRules) -> Pu
 
 async def publish(
     store: ObjectStore,
-    place: IndexPlace,
+    shelf: Shelf,
     shard: Shard,
     index: MemberIndex,
     labels: Mapping[str, LabelColumn],
@@ -76,7 +135,7 @@ async def publish(
 
     Args:
         store: Has the shard.
-        place: Where its index goes.
+        shelf: Where its index goes.
         shard: As it was scanned.
         index: Its members.
         labels: Columns of their labels, by rule.
@@ -89,12 +148,28 @@ async def publish(
     now = await store.head(shard.bucket, shard.info.key)
     if not _is_same(shard.info, now):
         raise Stale(f"{shard.bucket}/{shard.info.key} changed while it was scanned; run it again")
+    place = await shelf.place(shard.bucket)
+    encode = partial(encode_published, now, index, labels, scan, renewable=place.renewable)
     try:
-        data = await trio.to_thread.run_sync(encode_published, now, index, labels, scan)
+        data = await trio.to_thread.run_sync(encode)
     except ValueError as error:
         raise Unsupported(str(error)) from error
-    bucket, key = place.of(shard)
-    await place.store.upload(bucket, key, BytesContent(data))
+    await put(shelf, *shelf.key(place, shard), data)
+
+
+async def put(shelf: Shelf, bucket: Bucket, key: str, data: bytes) -> None:
+    """Write an index; make the bucket of indexes if it is missing."""
+    upload = partial(shelf.store.upload, bucket, key, BytesContent(data))
+    if shelf.own is None:
+        await upload()
+        return
+    with explained(shelf.own):
+        try:
+            await upload()
+        except BucketNotFound:
+            with suppress(AlreadyExists):  # another client was faster
+                await shelf.store.create_bucket(bucket)
+            await upload()
 
 
 def _is_same(before: ObjectInfo, now: ObjectInfo) -> bool:

@@ -10,7 +10,7 @@ import trio
 
 from aisfs.app.publishing.exports import Exporter, common_directory, make_directory
 from aisfs.app.publishing.plan import IndexPlan
-from aisfs.app.publishing.published import IndexPlace, find_published, publish
+from aisfs.app.publishing.published import Shelf, find_published, publish
 from aisfs.app.services import Services, open_services
 from aisfs.core.index.label_column import LabelColumn
 from aisfs.core.index.member_index import MemberIndex
@@ -34,7 +34,6 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.store.local.store import LocalStore
-from aisfs.store.port import WritableStore
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +59,8 @@ class Report:
     current: int = 0
     """Shards whose index was published and current."""
     published: int = 0
+    beside: int = 0
+    """Indexes that were found beside their shards, though there is a bucket for them."""
     wanting: dict[str, str] = field(default_factory=dict)
     """By shard, why its index was not current."""
     written: list[str] = field(default_factory=list)
@@ -121,7 +122,7 @@ class _Work:
         self._store = services.store
         self._shards = shards
         self._report = report
-        self._place = _place(plan, services.store, shards)
+        self._shelf = _shelf(plan, services, shards)
         self._exporters = [Exporter(export, shards, services.store) for export in plan.exports]
 
     async def run(self, jobs: int, progress: Watcher) -> None:
@@ -172,7 +173,9 @@ class _Work:
     async def _index(self, at: int) -> None:
         """Do what is to be done about one shard."""
         plan, report, shard = self._plan, self._report, self._shards[at]
-        found = await find_published(self._place, shard, plan.scan)
+        looked = await find_published(self._shelf, shard, plan.scan)
+        found = looked.index
+        report.beside += looked.beside
         reason = await trio.to_thread.run_sync(self._wanting, found)
         index = found.index if isinstance(found, PublishedIndex) and not plan.force else None
         if reason is None:
@@ -228,7 +231,7 @@ class _Work:
                 if self._has_column(rule, index):
                     labels[saved_as(rule)] = column
         assert index is not None, "there is a rule at least"
-        await publish(self._store, self._place, shard, index, labels, self._plan.scan)
+        await publish(self._store, self._shelf, shard, index, labels, self._plan.scan)
         self._report.published += 1
         return index
 
@@ -240,15 +243,15 @@ class _Work:
                 self._report.left_out[self._name(at)].append(str(error))
 
 
-def _place(plan: IndexPlan, store: WritableStore, shards: list[Shard]) -> IndexPlace:
+def _shelf(plan: IndexPlan, services: Services, shards: list[Shard]) -> Shelf:
     """Return where the indexes of shards are published.
 
     Raises:
         ConfigError: one directory cannot stand for all of theirs.
     """
     if plan.publish_to is None:
-        return IndexPlace(store)
+        return Shelf(services.store, services.index_bucket)
     if len({shard.bucket for shard in shards}) > 1:
         raise ConfigError("--publish-to: shards of several buckets; publish them one by one")
-    own = LocalStore(plan.publish_to)
-    return IndexPlace(own, own.bucket, common_directory(shards))
+    directory = LocalStore(plan.publish_to)
+    return Shelf(directory, elsewhere=directory.bucket, shards=common_directory(shards))

@@ -43,6 +43,7 @@ async def build_write_layer(
         endpoint=origin_of(plan),
         ignore_zeros=plan.tree.ignore_zeros,
         indexer=services.indexer,
+        index_bucket=services.index_bucket,
     )
     layer = write_layer(filesystem, tree, services.lister, writer, plan.writing, CLOCK)
     if layer.write_back is not None:

@@ -51,6 +51,7 @@ _BY_NAME = {
     "files_from": Group.SOURCE,
     "include": Group.SOURCE,
     "exclude": Group.SOURCE,
+    "index_bucket": Group.VIEWS,
     "no_published_index": Group.VIEWS,
     "attr_ttl": Group.CACHING,
     "list_ttl": Group.CACHING,

@@ -1,6 +1,4 @@
-"""The published index of a shard: bytes beside the shard that spare other machines its scan.
-
-    DIR/NAME.tar  ->  DIR/.aisfs-index/NAME.tar.idx
+"""The published index of a shard: bytes that spare other machines its scan.
 
     magic, layout version, length of the header
     header (msgpack): which shard, how it was scanned, lengths of the sections
@@ -16,6 +14,7 @@ docs/FORMATS.md describes every byte. Invariants:
 """
 
 import os
+import re
 import struct
 import zlib
 from array import array
@@ -45,14 +44,14 @@ from aisfs.core.index.label_column import CONTENT_MAX, LabelColumn
 from aisfs.core.index.member_index import MAX_ROWS, MemberIndex, MemberKind
 from aisfs.core.index.nested_tars import MAX_NESTING, NestedTars
 from aisfs.core.index.plausible import TAR_ROW, Implausible, check_count, check_index
-from aisfs.core.namespace.keys import INDEX_DIRECTORY
 from aisfs.errors import IndexOutdated, IndexRefused
 from aisfs.model import ObjectInfo
 
 SCAN_RULES = 2
 """To be raised when scans show members differently than before: older indexes are not used then."""
 
-_SUFFIX = ".idx"
+_COUNTER = re.compile(r"[0-9]{1,10}")
+"""A version that says how often an object was overwritten."""
 _MAGIC = b"AISFSIDX"
 _LAYOUT = 1
 _START = struct.Struct("<8sBI")
@@ -97,22 +96,6 @@ class PublishedIndex:
     """The members as `codec` writes them."""
 
 
-def published_key(key: str) -> str:
-    """Return the key of a shard's published index."""
-    directory, slash, name = key.rpartition("/")
-    return f"{directory}{slash}{INDEX_DIRECTORY}/{name}{_SUFFIX}"
-
-
-def shard_of_published(key: str) -> str | None:
-    """Return the shard that a published index of this key describes; None if it is no such key."""
-    directory, _, name = key.rpartition("/")
-    above, slash, own = directory.rpartition("/")
-    shard = name.removesuffix(_SUFFIX)
-    if own != INDEX_DIRECTORY or not shard or shard == name:
-        return None
-    return f"{above}{slash}{shard}"
-
-
 def most_bytes(shard: ObjectInfo) -> int:
     """Return the length beyond which an index is not even fetched."""
     return min(_MOST_BYTES, _ROOM + shard.size)
@@ -153,11 +136,13 @@ class _Header(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_field
 _decode_header = msgspec.msgpack.Decoder(_Header).decode
 
 
-def _identity(shard: ObjectInfo) -> _Identity:
+def _identity(shard: ObjectInfo, *, renewable: bool) -> _Identity:
     version = shard.version
     # A directory's versions are time and inode number, and a copy has another inode.
     if not shard.checksum and version.startswith(f"{shard.mtime_ns}-"):
         version = f"{shard.mtime_ns}"
+    if renewable and _COUNTER.fullmatch(version):
+        version = f"{version}@{shard.mtime_ns}"
     name = shard.key.rpartition("/")[2]
     # The ETag of a cloud is that of its web server, which sends the quotes along.
     raw = _raw(version.strip('"'))
@@ -168,8 +153,8 @@ def _raw(text: str) -> bytes:
     return text.encode(errors=_SURROGATES)
 
 
-def _check_identity(said: _Identity, shard: ObjectInfo) -> None:
-    now = _identity(shard)
+def _check_identity(said: _Identity, shard: ObjectInfo, *, renewable: bool) -> None:
+    now = _identity(shard, renewable=renewable)
     if said.size != now.size:
         raise IndexOutdated(f"it is of a shard of {said.size} bytes, not {now.size}")
     # The type is not compared: listings may state that of the bucket, not that of the object.
@@ -177,14 +162,18 @@ def _check_identity(said: _Identity, shard: ObjectInfo) -> None:
     if then and here:
         if then != here:
             raise IndexOutdated("it is of another version of the shard")
-    elif not said.version or said.name != now.name or not _is_version(said.version, shard):
+    elif (
+        not said.version
+        or said.name != now.name
+        or not _is_version(said.version, now.version, shard)
+    ):
         raise IndexOutdated(
             "it is of another version of the shard, or nothing tells versions apart"
         )
 
 
-def _is_version(said: bytes, shard: ObjectInfo) -> bool:
-    if said == _identity(shard).version:
+def _is_version(said: bytes, now: bytes, shard: ObjectInfo) -> bool:
+    if said == now:
         return True
     # An index that was made in a web server's directory has the file's time of change.
     of_web = shard.version.startswith('"') or shard.version.endswith(" GMT")
@@ -199,6 +188,8 @@ def encode_published(
     index: MemberIndex,
     labels: Mapping[str, LabelColumn],
     scan: ScanRules,
+    *,
+    renewable: bool = False,
 ) -> bytes:
     """Return the published form of an index.
 
@@ -210,7 +201,7 @@ def encode_published(
     columns = [_encode_labels(column) for _, column in named]
     header = msgspec.msgpack.encode(
         _Header(
-            _identity(shard),
+            _identity(shard, renewable=renewable),
             SCAN_RULES,
             scan.ignore_zeros,
             scan.nesting,
@@ -223,14 +214,18 @@ def encode_published(
     data = b"".join((_START.pack(_MAGIC, _LAYOUT, len(header)), header, members, *columns))
     data += sha256(data).digest()
     try:
-        decode_published(data, shard, scan)
+        decode_published(data, shard, scan, renewable=renewable)
     except IndexRefused as refused:
         raise ValueError(f"{shard.key}: its index cannot be published: {refused}") from None
     return data
 
 
 def decode_published(
-    data: bytes | memoryview, shard: ObjectInfo, scan: ScanRules | None = None
+    data: bytes | memoryview,
+    shard: ObjectInfo,
+    scan: ScanRules | None = None,
+    *,
+    renewable: bool = False,
 ) -> PublishedIndex:
     """Return what a published index says of exactly this version of a shard.
 
@@ -238,6 +233,7 @@ def decode_published(
         data: Its bytes, which are not trusted.
         shard: The shard as it is now.
         scan: The options to which the index must correspond; None to take any.
+        renewable: See `IndexPlace`.
 
     Raises:
         IndexRefused: with the reason; `IndexOutdated` when it was good once, or for other options.
@@ -245,7 +241,7 @@ def decode_published(
     view = memoryview(data)
     try:
         header, sections = _split(view)
-        _check_identity(header.shard, shard)
+        _check_identity(header.shard, shard, renewable=renewable)
         check_count(header.rows, header.form, header.members, shard.size)
         members = bytes(sections.take(header.members))
         index = _decode_members(header, members, shard)

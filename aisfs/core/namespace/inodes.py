@@ -52,6 +52,12 @@ def slot_of(number: int) -> int:
     return number >> _SLOT_BITS << _SLOT_BITS if number & _SHARD else number
 
 
+def _hash(identity: bytes, salt: int = 0, *, shard: bool = False) -> int:
+    digest = blake2b(identity, digest_size=8, salt=salt.to_bytes(16, "little")).digest()
+    value = int.from_bytes(digest, "little")
+    return (value >> _SLOT_BITS << _SLOT_BITS) | _SHARD if shard else value & ~_SHARD
+
+
 def numbers_of(identities: Iterable[bytes]) -> list[int]:
     """Return the numbers that identities have unless they are taken."""
     return [
@@ -82,17 +88,16 @@ class InodeTable(Generic[NodeT]):
     def number(self, identity: bytes, *, shard: bool = False) -> int:
         """Return the number of an identity.
 
-        Of two identities with one hash, the one that the kernel knows keeps the number and the other
-        is hashed again with a salt, so a number with a positive count never changes its meaning.
+        Where the kernel knows that number for something else, of which this is another version, or
+        which has the same hash, the identity is hashed again with a salt. So a number with a positive
+        count never changes its meaning, and an identity that the kernel knows keeps its number.
         """
         moved = self._moved.get(identity)
         if moved is not None:
             return moved
         salt = 0
         while True:
-            digest = blake2b(identity, digest_size=8, salt=salt.to_bytes(16, "little")).digest()
-            value = int.from_bytes(digest, "little")
-            number = (value >> _SLOT_BITS << _SLOT_BITS) | _SHARD if shard else value & ~_SHARD
+            number = _hash(identity, salt, shard=shard)
             if number > ROOT and self._identity(number) in (None, identity):
                 return number
             salt += 1
@@ -128,6 +133,10 @@ class InodeTable(Generic[NodeT]):
             self._counts[slot] = count
         self._nodes[slot] = node
         self._identities[slot] = identity
+        if slot != _hash(identity, shard=bool(slot & _SHARD)):
+            self._settle_on(
+                slot, identity
+            )  # also when the number it was computed from is free again
 
     def remember_all(self, numbers: Sequence[int], nodes: Sequence[NodeT]) -> None:
         """Count one lookup of each of some `numbers`, which are `free` for what `nodes` spell."""
@@ -153,30 +162,35 @@ class InodeTable(Generic[NodeT]):
         del self._nodes[slot]
         identity = self._identities.pop(slot, None)
         if identity is not None:
-            self._settle(identity)
+            self._settle(identity, slot)
         return True
 
     def move(self, number: int, identity: bytes, node: NodeT) -> None:
-        """Change what a known number stands for: it was renamed.
+        """Change what a known number stands for: it was renamed, or removed.
 
         If the old identity reappears, it gets another number.
         """
         before = self._identity(number)
         if before is None or number == ROOT:
             return
-        self._settle(before)
-        self._settle(identity)
-        self._moved[identity] = number
-        natural = numbers_of([identity])[0]
-        self._deserted[natural] = self._deserted.get(natural, 0) + 1
+        self._settle(before, number)
+        self._settle_on(number, identity)
         self._identities[number] = identity
         self._nodes[number] = node
 
-    def _settle(self, identity: bytes) -> None:
-        """Free an identity to have the number computed from it again."""
-        if self._moved.pop(identity, None) is None:
+    def _settle_on(self, number: int, identity: bytes) -> None:
+        """Have an identity keep a number that it was not computed from."""
+        if identity not in self._moved:
+            natural = _hash(identity)
+            self._deserted[natural] = self._deserted.get(natural, 0) + 1
+        self._moved[identity] = number
+
+    def _settle(self, identity: bytes, number: int) -> None:
+        """Free an identity that has a number to have the one computed from it again."""
+        if self._moved.get(identity) != number:
             return
-        natural = numbers_of([identity])[0]
+        del self._moved[identity]
+        natural = _hash(identity)
         self._deserted[natural] -= 1
         if not self._deserted[natural]:
             del self._deserted[natural]

@@ -5,23 +5,33 @@ after an error the store holds what it held before.
 """
 
 import logging
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
 import trio
 
-from aisfs.core.index.published import shard_of_published
+from aisfs.core.namespace.index_places import IndexPlace, shard_of_published
 from aisfs.core.namespace.keys import INDEX_DIRECTORY
 from aisfs.core.staged.posix_metadata import with_posix_metadata
 from aisfs.core.staged.record import StagedRecord, version_text
 from aisfs.engine.read.indexer import Indexer
+from aisfs.engine.read.sources.index_bucket import IndexBucket
 from aisfs.engine.write.appender import Appender, load
 from aisfs.engine.write.early_upload import EarlyUploader
 from aisfs.engine.write.journal import CONTENT_MAX, Journal
 from aisfs.engine.write.journal_segment import JournalEntry
 from aisfs.engine.write.shard_copy import END_MARK, NewMember
 from aisfs.engine.write.staging import StagedFile, StagingArea
-from aisfs.errors import CrossDevice, InvalidName, NotFound, Stale, Unsupported
+from aisfs.errors import (
+    AisfsError,
+    BucketNotFound,
+    CrossDevice,
+    InvalidName,
+    NotFound,
+    Stale,
+    Unsupported,
+)
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.process.threads import any_thread
 from aisfs.store.content import BytesContent
@@ -29,6 +39,9 @@ from aisfs.store.pages import pages_of
 from aisfs.store.port import WritableStore
 
 log = logging.getLogger(__name__)
+
+INDEX_BUCKET_SECONDS = 60.0
+"""How long the bucket of indexes stays missing."""
 
 
 class Writer:
@@ -43,6 +56,7 @@ class Writer:
         endpoint: str,
         ignore_zeros: bool = False,
         indexer: Indexer | None = None,
+        index_bucket: IndexBucket | None = None,
     ) -> None:
         """Write to `store` what is in `staging`.
 
@@ -53,8 +67,10 @@ class Writer:
             endpoint: What the records say about `store`.
             ignore_zeros: See `Appender`.
             indexer: See `Appender`.
+            index_bucket: Has the published indexes, if they do not lie beside the shards.
         """
         self._store = store
+        self._index_bucket = index_bucket
         self._staging = staging
         self._ahead = EarlyUploader(store, services)
         self._endpoint = endpoint
@@ -240,6 +256,40 @@ class Writer:
             with suppress(NotFound):
                 await self._store.remove(bucket, key)
         return bool(indexes)
+
+    async def drop_indexes(self, bucket: Bucket, prefix: str) -> None:
+        """Remove the indexes of a directory that is gone from the bucket of indexes, if that works."""
+
+        async def drop(place: IndexPlace) -> None:
+            async for page in pages_of(self._store, place.bucket, place.directory(prefix)):
+                for info in page.objects:
+                    await self.remove(place.bucket, info.key)
+
+        await self._at_indexes(bucket, drop)
+
+    async def move_indexes(self, bucket: Bucket, prefix: str, new_prefix: str, limit: int) -> None:
+        """Rename those of a directory that was renamed, if that works."""
+
+        async def move(place: IndexPlace) -> None:
+            above, new_above = place.directory(prefix), place.directory(new_prefix)
+            for info in await self.objects_below(place.bucket, above, limit):
+                await self.rename(place.bucket, info.key, new_above + info.key[len(above) :])
+
+        await self._at_indexes(bucket, move)
+
+    async def _at_indexes(
+        self, bucket: Bucket, work: Callable[[IndexPlace], Awaitable[None]]
+    ) -> None:
+        """Do something about a bucket's indexes in the bucket of indexes: what is left there is harmless."""
+        own = self._index_bucket
+        if own is None or not own.usable:
+            return
+        try:
+            await work(await own.place(bucket))
+        except BucketNotFound as error:
+            own.leave(error, INDEX_BUCKET_SECONDS)
+        except AisfsError as error:
+            log.info("%s: indexes of %s stay as they are: %s", own.bucket, bucket, error)
 
     async def remove_marker(self, bucket: Bucket, prefix: str) -> bool:
         """Remove the marker of a directory if there is nothing else in it; return whether."""

@@ -25,6 +25,7 @@ from aisfs.filesystem.nodes import (
     Node,
     ObjectNode,
     ProviderNode,
+    RemovedDirectoryNode,
     RootNode,
     ShardNode,
 )
@@ -208,6 +209,8 @@ class Tree:
                 return self._in_buckets(node, await self._lister.buckets.get())
             case DirectoryNode(bucket, prefix):
                 return self._in_listing(node, ino, await self._lister.directory(bucket, prefix))
+            case RemovedDirectoryNode():
+                return Children(lambda _: iter(()), UNTIL_CHANGED)
         raise AssertionError(f"{node} has no children here")
 
     @any_thread

@@ -23,7 +23,9 @@ from aisfs.filesystem.nodes import (
     Node,
     ObjectNode,
     ProviderNode,
+    RemovedDirectoryNode,
     ShardNode,
+    describe,
     identity,
 )
 from aisfs.filesystem.trees.bucket_tree import Found, Tree
@@ -312,6 +314,8 @@ def writable_directory(node: Node) -> DirectoryNode:
         return node
     if isinstance(node, ShardNode):
         raise ReadOnly("members of a shard cannot be changed")
+    if isinstance(node, RemovedDirectoryNode):
+        raise NotFound(f"{describe(node)}: nothing can be made in it")
     raise ReadOnly("only buckets are here, and only directories can be made")
 
 

@@ -188,8 +188,9 @@ class Renamer:
         beside = await self._directories.beside(node)
         with self._overlay.namespace_lock:
             self._directories.removed(node, beside)
-            self._inodes.directory_attributes.drop(node.bucket, node.prefix)
+            self._inodes.removed(node)
             self._touch(where)
+        await self._directories.drop_indexes(node)
 
     def _touch(self, where: DirectoryNode) -> None:
         self._inodes.directory_attributes.touch(where.bucket, where.prefix)

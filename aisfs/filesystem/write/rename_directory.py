@@ -74,6 +74,10 @@ class DirectoryRenamer:
         if beside is not None:
             self._overlay.settle(node.bucket, beside.key, beside)
 
+    async def drop_indexes(self, node: DirectoryNode) -> None:
+        """Remove what is left of a removed directory in the bucket of indexes."""
+        await self._writer.drop_indexes(node.bucket, node.prefix)
+
     async def rename(self, node: DirectoryNode, victim: Found | None, new_prefix: str) -> None:
         """Rename every object below a directory, or none; nothing is lost on the way."""
         bucket, prefix = node.bucket, node.prefix
@@ -107,6 +111,7 @@ class DirectoryRenamer:
         with self._overlay.namespace_lock:
             self._moved_directory(node, new_prefix, moved)
             self.removed(node, beside)
+        await self._writer.move_indexes(bucket, prefix, new_prefix, self._limit)
 
     async def _rename_back(
         self,
@@ -164,9 +169,17 @@ class DirectoryRenamer:
     def _move_inodes_below(
         self, node: DirectoryNode, new_prefix: str, moved: dict[str, ObjectInfo]
     ) -> None:
-        """Make the kernel's numbers of what lies in a renamed directory stand for the new names."""
+        """Make the kernel's numbers of what lies in a renamed directory stand for the new names.
+
+        Those of the empty directory that it replaces, and of what others emptied in that, stand for nothing.
+        """
         bucket, prefix = node.bucket, node.prefix
-        for ino, known in self._inodes.known():
+        all_known = self._inodes.known()
+        for _, known in all_known:
+            match known:
+                case DirectoryNode(b, p) if b == bucket and p.startswith(new_prefix):
+                    self._inodes.removed(known)
+        for ino, known in all_known:
             new: ObjectNode | DirectoryNode
             match known:
                 case DirectoryNode(b, p) if b == bucket and p.startswith(prefix):

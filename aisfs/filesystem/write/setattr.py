@@ -9,11 +9,17 @@ from msgspec import structs
 from aisfs.config import WriteSettings
 from aisfs.core.staged.posix_metadata import mode_of, mtime_of
 from aisfs.engine.write.writer import Writer
-from aisfs.errors import AisfsError, NotPermitted, ReadOnly, Unsupported
+from aisfs.errors import AisfsError, NotFound, NotPermitted, ReadOnly, Unsupported
 from aisfs.filesystem.attributes import Attr
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.handles import OpenFile
-from aisfs.filesystem.nodes import DirectoryNode, ObjectNode, ShardNode
+from aisfs.filesystem.nodes import (
+    DirectoryNode,
+    ObjectNode,
+    RemovedDirectoryNode,
+    ShardNode,
+    describe,
+)
 from aisfs.filesystem.write.commit import Committer
 from aisfs.filesystem.write.create import Creator
 from aisfs.filesystem.write.open_files import OpenFiles
@@ -78,6 +84,8 @@ class AttributeSetter:
                 mtime_ns if changes.mtime_ns is None else changes.mtime_ns,
             )
             return self._filesystem.inodes.attr(node, ino)
+        if isinstance(node, RemovedDirectoryNode):
+            raise NotFound(f"{describe(node)}: it keeps the mode and times it had")
         if not isinstance(node, ObjectNode):
             raise ReadOnly("the directories of buckets cannot be changed")
         file = handle.file if handle is not None else None

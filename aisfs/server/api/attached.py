@@ -3,7 +3,7 @@
 As AIStore does, the server keeps a copy of every object that was read or written here, and does not look
 at the original again: GET and HEAD go on giving the copy after the object was changed there, while
 listings show the new version, with the checksum and the size of the copy. `latest-ver=true` of a GET
-renews the copy.
+renews the copy. Custom metadata is kept with the copy alone.
 """
 
 import json
@@ -32,7 +32,7 @@ from aisfs.server.api.object_headers import attributes
 from aisfs.server.api.objects import Objects
 from aisfs.server.counters import Counters
 from aisfs.server.failures import Failure, unsupported, uri_of
-from aisfs.server.messages import REPEATED, Reply, Request, json_reply
+from aisfs.server.messages import Reply, Request, json_reply
 from aisfs.server.names import check_key
 from aisfs.server.redirects import Redirects
 from aisfs.server.storage.bucket import Bucket, Found
@@ -40,6 +40,8 @@ from aisfs.server.storage.objects import STATE_DIRECTORY, Storage
 from aisfs.server.storage.records import Record
 from aisfs.server.storage.traps import Traps
 
+ONLY_REMOTE = 1024
+"""Flag of a listing: entries are what the other cluster says, without what the copy is."""
 VERSION_CHANGED = 1024
 """Flag of an entry: the copy is of another version."""
 _KNOWN = "clusters.json"
@@ -80,8 +82,9 @@ class _FarObjects(Objects):
         """Describe the copy, or the original if there is none."""
         found = bucket.find(key)
         query = {"props": request.query["props"]} if "props" in request.query else {}
+        latest = request.query.get("latest-ver") == "true"
         if found is None:
-            answer = self._head(bucket, key, query)
+            answer = self._head(bucket, key, query, latest=latest)
             hidden = ("ais-atime", "ais-location", "ais-present")
             kept = [
                 (name, value)
@@ -90,15 +93,13 @@ class _FarObjects(Objects):
                 and name.lower() not in hidden
             ]
             return Reply(headers=[("Ais-Present", "false"), *kept])
-        if request.query.get("latest-ver") == "true":
+        if latest:
             self._compare(bucket, key, found)
         return super().head(request, bucket, key)
 
     def put(self, request: Request, bucket: Bucket, key: bytes) -> Reply:
-        """Store an object there, and a copy here."""
+        """Store an object there, and a copy here; of neither with custom metadata."""
         headers = [(name, text) for name in _PASSED_ON if (text := request.header(name))]
-        lines = request.header("Ais-Custom-Md")
-        headers += [("Ais-Custom-Md", line) for line in lines.split(REPEATED) if lines]
         with self._storage.work_file() as work:
             with work.open("xb") as file:
                 for piece in request.pieces():
@@ -129,19 +130,6 @@ class _FarObjects(Objects):
         """Refuse, as AIStore does."""
         raise unsupported("rename-obj of a remote bucket")
 
-    def patch(self, request: Request, bucket: Bucket, key: bytes) -> Reply:
-        """Change custom metadata there and here."""
-        body = request.body()
-        headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
-        query = {k: v for k, v in request.query.items() if k == "set-new-custom"}
-        answer = self._far.object("PATCH", bucket.name, key, query, headers, body)
-        if answer.status != 200:
-            self._far.refuse(answer)
-        if bucket.find(key) is not None:
-            custom = _record(self._head(bucket, key)).custom
-            self._storage.annotate(bucket, key, custom, replace_all=True)
-        return Reply()
-
     def open(self, bucket: Bucket, key: bytes, held: ExitStack) -> tuple[int, Found]:
         """Return a descriptor of the copy of an object."""
         self.pull(bucket, key)
@@ -161,18 +149,23 @@ class _FarObjects(Objects):
                 self._far.refuse(answer)
             self._commit(bucket, key, work, answer)
 
-    def _head(self, bucket: Bucket, key: bytes, query: Mapping[str, str] | None = None) -> Answer:
+    def _head(
+        self,
+        bucket: Bucket,
+        key: bytes,
+        query: Mapping[str, str] | None = None,
+        *,
+        latest: bool = False,
+    ) -> Answer:
         answer = self._far.object("HEAD", bucket.name, key, query)
+        if latest and answer.status == 404:
+            answer = Answer(410, answer.headers, answer.body)
         if answer.status != 200:
             self._far.refuse(answer)
         return answer
 
     def _compare(self, bucket: Bucket, key: bytes, found: Found) -> None:
-        answer = self._far.object("HEAD", bucket.name, key)
-        if answer.status == 404:
-            answer = Answer(410, answer.headers, answer.body)
-        if answer.status != 200:
-            self._far.refuse(answer)
+        answer = self._head(bucket, key, latest=True)
         if not _is_of(found, answer):
             size = int(answer.headers.get("Content-Length", 0))
             text = f"{uri_of(bucket.name, key)}: size {found.size} != {size} remote"
@@ -250,7 +243,7 @@ class AttachedCluster:
         )
         page = json.loads(text.decode("utf-8", "surrogateescape"))
         bucket = self.copies.bucket(name)
-        entries = [self._mixture(bucket, entry, asked) for entry in page["entries"] or []]
+        entries = [self._entry(bucket, entry, asked) for entry in page["entries"] or []]
         token = os.fsencode(page["continuation_token"])
         packed = "msgpack" in request.header("Accept")
         return encoded_page(asked.uuid or page["uuid"], token, entries, packed, int(page["flags"]))
@@ -263,19 +256,24 @@ class AttachedCluster:
         return answer.body
 
     @staticmethod
-    def _mixture(bucket: Bucket, entry: dict[str, Any], asked: Message) -> Fields:
-        """Return an entry of its listing with what this cluster mixes in from its copy."""
+    def _entry(bucket: Bucket, entry: dict[str, Any], asked: Message) -> Fields:
+        """Return an entry of its listing, with what this cluster mixes in from its copy."""
         key, size, flags = os.fsencode(entry["name"]), int(entry.get("size", 0)), entry["flags"]
         fields: Fields = {**entry, "name": key, **({"size": size} if size else {})}
+        if int(asked.flags) & ONLY_REMOTE:
+            return fields
         found = None if flags & DIRECTORY else bucket.find(key)
         if found is None:
             return {**fields, "flags": flags & ~CACHED}
         props = props_of(asked)
-        if props & {"version", "checksum"}:
+        if props & {"version", "checksum", "custom"}:
             if "size" in props and size != found.size:
                 fields |= {"size": found.size, "flags": flags | VERSION_CHANGED}
             if "checksum" in props:
                 fields["checksum"] = found.record.checksum
+            if "custom" in props and "custom-md" not in entry:
+                custom = " ".join(f"{k}:{v}" for k, v in found.record.custom.items())
+                fields["custom-md"] = f"[{custom}]"
         return fields
 
 

@@ -77,9 +77,11 @@ def test_head_request_with_namespace():
     bucket = Bucket("b", Provider.AIS, "@rem1#ns")
     request = requests.head_object(bucket, "k")
     assert request.target == (
-        "/v1/objects/b/k?provider=ais&namespace=%40rem1%23ns&props=checksum%2Cversion%2Ccustom"
+        "/v1/objects/b/k?provider=ais&namespace=%40rem1%23ns&latest-ver=true"
+        "&props=checksum%2Cversion%2Ccustom"
     )
-    assert "latest" not in request.target
+    for elsewhere in (Bucket("b", Provider.AIS, "#ns"), Bucket("b", Provider.AWS), Bucket("b")):
+        assert "latest" not in requests.head_object(elsewhere, "k").target
     assert (
         requests.head_bucket(bucket).target == "/v1/buckets/b?provider=ais&namespace=%40rem1%23ns"
     )

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from aisfs.core.archive.formats import Form
 from aisfs.core.index import published
@@ -23,15 +24,14 @@ from aisfs.core.index.published import (
     decode_published,
     encode_published,
     most_bytes,
-    published_key,
-    shard_of_published,
 )
+from aisfs.core.namespace.index_places import published_key, shard_of_published
 from aisfs.core.tar.scanner import TarScanner
 from aisfs.core.views.directory_tree import MembersView
 from aisfs.core.views.labels import LabelScan
 from aisfs.core.views.spec import LabelSource
 from aisfs.core.zip.directory import ZipScanner
-from aisfs.errors import IndexRefused, ShardDamaged
+from aisfs.errors import IndexOutdated, IndexRefused, ShardDamaged
 from aisfs.model import ObjectInfo
 from tests.core.index.test_codec import ODD, webdataset
 from tests.core.views.test_labels import CLS
@@ -458,3 +458,21 @@ def test_an_index_is_not_much_longer_than_its_shard():
     assert most_bytes(info(size=0)) < 1 << 20
     assert most_bytes(info(size=1 << 20)) < 2 << 20
     assert most_bytes(info(size=1 << 50)) <= 256 << 20
+
+
+def test_versions_of_a_bucket_that_was_made_again():
+    """Its indexes are still in the bucket of indexes, and AIStore counts versions from 1 again."""
+    index, rules = scan(entry(b"a", b"1") + END).index, SCAN
+    made, again = (ObjectInfo("s.tar", index.object_size, "1", mtime_ns=at) for at in (10, 20))
+    data = encode_published(made, index, {}, rules, renewable=True)
+    assert decode_published(data, made, rules, renewable=True)
+    with pytest.raises(IndexOutdated, match="another version"):
+        decode_published(data, again, rules, renewable=True)
+    beside = encode_published(made, index, {}, rules)
+    with pytest.raises(IndexOutdated, match="another version"):
+        decode_published(beside, made, rules, renewable=True)
+    # A checksum says it all, and so does a version that is no count.
+    for told in ({"checksum": "xxhash2:01"}, {"version": "1795224024593828335"}):
+        shard = structs.replace(made, **told)
+        data = encode_published(shard, index, {}, rules, renewable=True)
+        assert decode_published(data, structs.replace(shard, mtime_ns=20), rules, renewable=True)

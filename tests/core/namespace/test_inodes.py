@@ -77,6 +77,98 @@ class LookupCounts(RuleBasedStateMachine):
 TestLookupCounts = LookupCounts.TestCase
 
 
+class Inodes(RuleBasedStateMachine):
+    """Names that are looked up, renamed, removed and made again, and forgotten in any order.
+
+    The model: what each number stands for that the kernel knows, and its count. A name that is known
+    has one number until it is renamed or removed; no known number ever stands for something else.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.table = InodeTable(b"root", bytes)
+        self.known: dict[int, bytes] = {}
+        self.counts = Counter()
+        self.removed = 0
+
+    def number(self, identity):
+        return next((n for n, known in self.known.items() if known == identity), None)
+
+    def count(self, number, identity):
+        assert self.known.setdefault(number, identity) == identity, "it stands for something else"
+        self.counts[number] += 1
+
+    def remove(self, number):
+        self.removed += 1
+        self.known[number] = b"removed %d" % self.removed
+        self.table.move(number, self.known[number], self.known[number])
+
+    @rule(identity=st.sampled_from(IDENTITIES))
+    def look_up(self, identity):
+        number = self.table.number(identity)
+        assert self.number(identity) in (None, number)
+        self.table.remember(number, identity, identity)
+        self.count(number, identity)
+
+    @rule(identities=st.lists(st.sampled_from(IDENTITIES), unique=True))
+    def list_some(self, identities):
+        numbers = numbers_of(identities)
+        free = self.table.free(numbers, identities)
+        self.table.remember_all(numbers[:free], identities[:free])
+        for number, identity in zip(numbers[:free], identities[:free], strict=True):
+            self.count(number, identity)
+        for identity in identities[free:]:
+            self.look_up(identity)
+
+    @rule(old=st.sampled_from(IDENTITIES), new=st.sampled_from(IDENTITIES))
+    def rename(self, old, new):
+        number, victim = self.number(old), self.number(new)
+        if old == new:
+            return
+        if victim is not None:
+            self.remove(victim)
+        if number is not None:
+            self.known[number] = new
+            self.table.move(number, new, new)
+
+    @rule(identity=st.sampled_from(IDENTITIES))
+    def remove_one(self, identity):
+        number = self.number(identity)
+        if number is not None:
+            self.remove(number)
+
+    @rule(data=st.data())
+    def forget(self, data):
+        if not self.known:
+            return
+        number = data.draw(st.sampled_from(sorted(self.known)))
+        count = data.draw(st.integers(1, self.counts[number]))
+        assert self.table.forget(number, count) == (count == self.counts[number])
+        self.counts[number] -= count
+        if not self.counts[number]:
+            del self.known[number]
+
+    @invariant()
+    def each_has_its_own(self):
+        assert dict(self.table.known()) == {ROOT: b"root", **self.known}
+        for identity in IDENTITIES:
+            number, now = self.number(identity), self.table.number(identity)
+            assert now == number if number is not None else now not in self.known
+        for number in self.known:
+            assert self.table.lookup_count(number) == self.counts[number]
+
+    @invariant()
+    def nothing_is_kept_of_what_is_forgotten(self):
+        if not self.known:
+            assert [self.table.number(identity) for identity in IDENTITIES] == numbers_of(
+                IDENTITIES
+            )
+            assert self.table.free(numbers_of(IDENTITIES), IDENTITIES) == len(IDENTITIES)
+
+
+TestInodes = Inodes.TestCase
+
+
 @given(st.binary(max_size=20), st.integers(0, 2**24 - 1), st.booleans())
 def test_number_of_a_member_can_be_taken_apart(identity, low, is_directory):
     first = InodeTable(b"root", bytes).number(identity, shard=True)

@@ -7,15 +7,18 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trio
+from msgspec import structs
 
 from aisfs.cache.index_cache import IndexCache
 from aisfs.cache.metadata_cache import Dated
 from aisfs.core.archive.formats import Form
-from aisfs.core.index.published import ScanRules, encode_published, published_key
+from aisfs.core.index.published import ScanRules, encode_published
+from aisfs.core.namespace.index_places import place_in, published_key
 from aisfs.core.namespace.listing import Listing
 from aisfs.core.tar.scanner import TarScanner
 from aisfs.core.views.labels import LabelScan
 from aisfs.engine.read.sources import published as source_module
+from aisfs.engine.read.sources.index_bucket import IndexBucket
 from aisfs.engine.read.sources.published import PublishedSource
 from aisfs.errors import AccessDenied, AisfsError, Unavailable, Unsupported
 from aisfs.model import Bucket, ObjectInfo
@@ -227,3 +230,102 @@ async def test_an_index_is_kept_as_it_was_published(tmp_path, store):
     ):
         assert len((await indexer.open(BUCKET, shard)).index) == 2
     assert kept.get(BUCKET, shard).names() == [b"a.jpg", b"a.cls"]
+
+
+# In the bucket of indexes -------------------------------------------------------------------
+
+OWN = Bucket("aisfs-index")
+
+
+async def uuid_of(bucket: Bucket) -> Bucket:
+    return Bucket(bucket.name, namespace=bucket.namespace.replace("@far", "@uuid"))
+
+
+@asynccontextmanager
+async def own_source(store):
+    async with source(store, own=IndexBucket(OWN, uuid_of)) as published:
+        yield published
+
+
+def publish_in_own(store: MemoryStore, shard: ObjectInfo, bucket: Bucket, data: bytes) -> None:
+    scanner = TarScanner(len(data))
+    scanner.feed(data)
+    place = place_in(OWN, bucket)
+    encoded = encode_published(shard, scanner.finish(), {}, RULES, renewable=place.renewable)
+    store.put(OWN, place.key(shard.key), encoded)
+
+
+async def test_many_are_read_from_the_bucket_of_indexes_with_few_requests(store):
+    store.add_bucket(OWN)
+    shards = fill(store, 300, published=False)
+    for at, shard in enumerate(shards):
+        publish_in_own(store, shard, BUCKET, data_of(at))
+    async with own_source(store) as published:
+        wanted = [(BUCKET, shard, Form.TAR) for shard in shards]
+        found = await published.find_many(wanted, lambda _, found: found)
+        assert all(found)
+    assert store.calls["list_page"] == 1
+    assert store.calls["head"] == store.calls["stream"] == 0
+    if store.batches:
+        assert store.calls["read_many"] + store.calls["read_range"] < 30
+
+
+async def test_a_cluster_is_known_by_its_uuid(store):
+    store.add_bucket(OWN)
+    far, same = Bucket("b", namespace="@far#"), Bucket("b", namespace="@uuid#")
+    (shard,) = fill(store, 1, published=False)
+    publish_in_own(store, shard, same, data_of(0))
+    async with own_source(store) as published:
+        for bucket, there in ((far, True), (same, True), (BUCKET, False)):
+            assert bool(await published.find(bucket, shard, Form.TAR)) is there
+
+
+@pytest.mark.parametrize("denied", [None, "list_page", "read"])
+async def test_without_the_bucket_of_indexes_one_request_is_made_for_all(store, caplog, denied):
+    caplog.set_level(logging.INFO)
+    shards = [store.put(BUCKET, f"{at % 20}/{at}.tar", data_of(at)) for at in range(100)]
+    if denied:
+        store.add_bucket(OWN)
+        for at, shard in enumerate(shards):
+            publish_in_own(store, shard, BUCKET, data_of(at))
+
+    async def hook(method, bucket, key):
+        if denied and bucket == OWN and method.startswith(denied):
+            raise AccessDenied("403")
+
+    store.hook = hook
+    async with own_source(store) as published:
+
+        async def find(shard):
+            assert await published.find(BUCKET, shard, Form.TAR) is None
+
+        await find(shards[0])
+        async with trio.open_nursery() as nursery:
+            for shard in shards[1:]:
+                nursery.start_soon(find, shard)
+    assert sum(store.calls.values()) == (2 if denied == "read" else 1)
+    said = [record.getMessage() for record in caplog.records if "not used" in record.getMessage()]
+    assert len(said) == bool(denied)
+
+
+async def test_a_bucket_of_indexes_that_is_made_later_is_found(store, autojump_clock):
+    (shard,) = fill(store, 1, published=False)
+    async with own_source(store) as published:
+        assert await published.find(BUCKET, shard, Form.TAR) is None
+        store.add_bucket(OWN)
+        publish_in_own(store, shard, BUCKET, data_of(0))
+        assert await published.find(BUCKET, shard, Form.TAR) is None
+        await trio.sleep(61)
+        assert await published.find(BUCKET, shard, Form.TAR)
+
+
+async def test_an_index_of_a_bucket_that_was_made_again_is_not_used(store, caplog):
+    store.add_bucket(OWN)
+    (shard,) = fill(store, 1, published=False)
+    bare = structs.replace(shard, checksum="", version="1", mtime_ns=5)
+    publish_in_own(store, bare, BUCKET, data_of(0))
+    async with own_source(store) as published:
+        again = structs.replace(bare, mtime_ns=6)
+        assert await published.find(BUCKET, again, Form.TAR) is None
+        assert await published.find(BUCKET, bare, Form.TAR)
+    assert "another version" in caplog.text

@@ -1,4 +1,4 @@
-"""Indexes that were published beside their shards: see `core.index.published`.
+"""Indexes that were published, beside their shards or in a bucket of their own: see `core.index.published`.
 
 The directory of the indexes is listed once, so a shard without an index costs no request of its own;
 where it cannot be listed, as on many web servers, indexes are looked up by their names.
@@ -10,6 +10,7 @@ An index that is refused is no error: the shard is scanned.
 """
 
 import logging
+import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,15 +27,16 @@ from aisfs.core.index.published import (
     ScanRules,
     decode_published,
     most_bytes,
-    published_key,
 )
-from aisfs.core.namespace.keys import INDEX_DIRECTORY
+from aisfs.core.namespace.index_places import IndexPlace
 from aisfs.core.namespace.listing import Listing
 from aisfs.engine.fetch.writer_thread import unattended
+from aisfs.engine.read.sources.index_bucket import IndexBucket
 from aisfs.engine.read.sources.source import FormedShard, FoundIndex
 from aisfs.errors import (
     AccessDenied,
     AisfsError,
+    BucketNotFound,
     IndexOutdated,
     IndexRefused,
     NotFound,
@@ -76,6 +78,7 @@ TryDirectory = Callable[[Bucket, str], Dated[Listing] | None]
 class _Directory:
     """The indexes of the shards of one directory."""
 
+    place: IndexPlace
     infos: dict[str, ObjectInfo]
     expires: float
     unread: list[str]
@@ -114,14 +117,16 @@ class _Read(NamedTuple):
         """
         _, shard, form = self.wanted
         assert self.data is not None, "the caller has made sure"
-        found = decode_published(self.data, shard, scan)
+        assert self.directory is not None, "it has the data"
+        renewable = self.directory.place.renewable
+        found = decode_published(self.data, shard, scan, renewable=renewable)
         if found.index.form is not form:
             raise IndexOutdated(f"it is of a {found.index.form.name}, not of a {form.name}")
         return FoundIndex(found.index, found.labels, found.encoded, "published")
 
 
 class PublishedSource:
-    """Reads published indexes."""
+    """Reads published indexes, from one place for each bucket of shards."""
 
     def __init__(
         self,
@@ -130,6 +135,7 @@ class PublishedSource:
         scan: ScanRules,
         *,
         list_ttl: float,
+        own: IndexBucket | None = None,
         try_directory: TryDirectory = lambda bucket, prefix: None,
     ) -> None:
         """Read them from `store`; requests run in `services`.
@@ -139,12 +145,16 @@ class PublishedSource:
             services: Outlives every reader.
             scan: The options that an index must have been made with.
             list_ttl: Seconds that a listing of indexes is used.
+            own: The bucket that has the indexes; None for those beside the shards.
             try_directory: Knows directories without indexes; those are not listed.
         """
         self._store = store
         self._services = services
         self._scan = scan
         self._list_ttl = max(list_ttl, LIST_SECONDS)
+        self._own = own
+        self._lists = trio.CapacityLimiter(math.inf if own is None else 1)
+        """How many are listed at once: one until it is known that the bucket of indexes can be."""
         self._try_directory = try_directory
         self._directories: LRUCache[DirectoryId, _Directory] = LRUCache(DIRECTORIES_MAX)
         self._listings: SingleFlight[DirectoryId, _Directory] = SingleFlight(services)
@@ -175,16 +185,18 @@ class PublishedSource:
         """Return the bytes of a shard's index, if it has one; read those of so many shards at once."""
         bucket, shard, _ = wanted
         directory = await self._directory(bucket, _directory_of(shard))
-        key = published_key(shard.key)
-        info = directory.infos.get(key) if directory is not None else None
-        if directory is None or info is None or shard in directory.refused:
+        if directory is None or shard in directory.refused:
+            return _Read(wanted, None, None)
+        key = directory.place.key(shard.key)
+        info = directory.infos.get(key)
+        if info is None:
             return _Read(wanted, None, None)
         if not 0 < info.size <= most_bytes(shard):
             why = f"{info.size} bytes are no index of a shard of {shard.size}"
-            self._refused(bucket, shard, directory, IndexRefused(why))
+            self._refused(shard, directory, IndexRefused(why))
             return _Read(wanted, None, None)
         directory.batch = max(directory.batch, min(along, BATCH_MOST))
-        return _Read(wanted, directory, await self._read(bucket, directory, key))
+        return _Read(wanted, directory, await self._read(directory, key))
 
     async def _use(
         self, some: Sequence["_Read"], use: Callable[[int, FoundIndex], T | None]
@@ -206,14 +218,11 @@ class PublishedSource:
         made = await trio.to_thread.run_sync(decode_all, limiter=self._decoding)
         for one, result in zip(some, made, strict=True):
             if isinstance(result, IndexRefused) and one.directory is not None:
-                bucket, shard, _ = one.wanted
-                self._refused(bucket, shard, one.directory, result)
+                self._refused(one.wanted[1], one.directory, result)
             good.append(None if isinstance(result, IndexRefused) else result)
         return good
 
-    def _refused(
-        self, bucket: Bucket, shard: ObjectInfo, directory: _Directory, refused: IndexRefused
-    ) -> None:
+    def _refused(self, shard: ObjectInfo, directory: _Directory, refused: IndexRefused) -> None:
         """Say why a shard is scanned: once for each bad index, once for all outdated ones.
 
         Its index is not read again before the directory is listed again.
@@ -224,11 +233,14 @@ class PublishedSource:
         directory.told = directory.told or outdated
         anew = "; publish it anew: aisfs index --publish" if outdated else ""
         line = "%s/%s: this published index is not used, the shard is scanned: %s%s"
-        log.log(level, line, bucket, published_key(shard.key), refused, anew)
+        place = directory.place
+        log.log(level, line, place.bucket, place.key(shard.key), refused, anew)
 
     # Which there are -----------------------------------------------------------------------------
 
     async def _directory(self, bucket: Bucket, prefix: str) -> _Directory | None:
+        if self._own is not None and not self._own.usable:
+            return None
         known = self._directories.get((bucket, prefix))
         if known is not None and trio.current_time() < known.expires:
             return known
@@ -241,16 +253,17 @@ class PublishedSource:
 
     async def _look_up(self, shards: Sequence[FormedShard]) -> None:
         """Look for the indexes of shards whose directories of indexes are not to be listed."""
-        wanted: list[tuple[Bucket, _Directory, str]] = []
+        wanted: list[tuple[_Directory, str]] = []
         for bucket, shard, _ in shards:
             directory = await self._directory(bucket, _directory_of(shard))
             if directory is None or directory.listed:
                 continue
-            key = published_key(shard.key)
+            key = directory.place.key(shard.key)
             if key not in directory.infos and key not in directory.absent:
-                wanted.append((bucket, directory, key))
+                wanted.append((directory, key))
 
-        async def one(bucket: Bucket, directory: _Directory, key: str) -> None:
+        async def one(directory: _Directory, key: str) -> None:
+            bucket = directory.place.bucket
             try:
                 info = await self._store.head(bucket, key)
             except _ABSENT as error:
@@ -258,7 +271,7 @@ class PublishedSource:
                 directory.absent.add(key)
                 return
             except AisfsError as error:  # asked for again with the next shard that is opened
-                self._failed(bucket, directory, error)
+                self._failed(directory, error)
                 return
             if key not in directory.infos and info.size:
                 insort(directory.unread, key)
@@ -267,46 +280,57 @@ class PublishedSource:
         await all_of((partial(one, *each) for each in wanted), BATCH_MOST)
 
     async def _list(self, bucket: Bucket, prefix: str) -> _Directory:
-        infos: dict[str, ObjectInfo] = {}
+        async with self._lists:
+            return await self._list_now(bucket, prefix)
+
+    async def _list_now(self, bucket: Bucket, prefix: str) -> _Directory:
+        place, infos = IndexPlace(bucket), dict[str, ObjectInfo]()
         listed, seconds, failed, began = True, self._list_ttl, None, trio.current_time()
         try:
-            async for page in pages_of(self._store, bucket, f"{prefix}{INDEX_DIRECTORY}/"):
-                infos.update((info.key, info) for info in page.objects)
+            if self._own is not None:
+                place = await self._own.place(bucket)
+            if self._own is None or self._own.usable:
+                async for page in pages_of(self._store, place.bucket, place.directory(prefix)):
+                    infos.update((info.key, info) for info in page.objects)
+                self._lists.total_tokens = math.inf
         except Unsupported as error:
             log.debug("%s", error)
             listed = False
         except _ABSENT as error:
-            log.info("%s/%s: its published indexes cannot be listed: %s", bucket, prefix, error)
+            if self._own is not None:
+                self._own.leave(error, seconds)
+            else:
+                log.info("%s/%s: its published indexes cannot be listed: %s", bucket, prefix, error)
             infos.clear()
         except AisfsError as error:
             infos.clear()
             # As long as it took at least: who waits for a store that is down does so half of the time.
             seconds, failed = max(FAILED_SECONDS, trio.current_time() - began), error
         unread = sorted(key for key, info in infos.items() if info.size)
-        found = _Directory(infos, trio.current_time() + seconds, unread, listed=listed)
+        found = _Directory(place, infos, trio.current_time() + seconds, unread, listed=listed)
         if failed is not None:
             known = self._directories.get((bucket, prefix))
             found.failure_told = known is not None and known.failure_told
-            self._failed(bucket, found, failed)
+            self._failed(found, failed)
         self._directories[bucket, prefix] = found
         return found
 
-    def _failed(self, bucket: Bucket, directory: _Directory, error: AisfsError) -> None:
+    def _failed(self, directory: _Directory, error: AisfsError) -> None:
         """Say, once for a directory, that shards are scanned which may have indexes."""
         level = logging.DEBUG if directory.failure_told else logging.WARNING
         directory.failure_told = True
         line = "%s: published indexes cannot be had now, and shards without are scanned: %s"
-        log.log(level, line, bucket, error)
+        log.log(level, line, directory.place.bucket, error)
 
     # What they say -------------------------------------------------------------------------------
 
-    async def _read(self, bucket: Bucket, directory: _Directory, key: str) -> bytes | None:
+    async def _read(self, directory: _Directory, key: str) -> bytes | None:
         """Return the bytes of a listed index; None if they cannot be had any more."""
         if key not in directory.ahead and key not in directory.pending:
             batch = self._batch(directory, key)
             done = trio.Event()
             directory.pending.update(dict.fromkeys(batch, done))
-            fetch = partial(self._fetch, bucket, directory, batch, done)
+            fetch = partial(self._fetch, directory, batch, done)
             self._services.start_soon(unattended, "reading published indexes", fetch)
         if key in directory.pending:
             await directory.pending[key].wait()
@@ -333,15 +357,13 @@ class PublishedSource:
         del unread[: len(batch) - 1 - behind]
         return batch
 
-    async def _fetch(
-        self, bucket: Bucket, directory: _Directory, keys: list[str], done: trio.Event
-    ) -> None:
+    async def _fetch(self, directory: _Directory, keys: list[str], done: trio.Event) -> None:
         try:
             wanted = [
                 (info, memoryview(bytearray(info.size)))
                 for info in map(directory.infos.__getitem__, keys)
             ]
-            filled = await self._read_many(bucket, directory, wanted)
+            filled = await self._read_many(directory, wanted)
             for key, (info, buffer), there in zip(keys, wanted, filled, strict=True):
                 if there:
                     directory.ahead[key] = bytes(buffer)
@@ -352,12 +374,10 @@ class PublishedSource:
             done.set()
 
     async def _read_many(
-        self,
-        bucket: Bucket,
-        directory: _Directory,
-        wanted: list[tuple[ObjectInfo, memoryview]],
+        self, directory: _Directory, wanted: list[tuple[ObjectInfo, memoryview]]
     ) -> list[bool]:
         """Fill the buffers; return which of them were filled."""
+        bucket = directory.place.bucket
         filled = [False] * len(wanted)
         if len(wanted) >= BATCH_LEAST:
             try:
@@ -373,9 +393,12 @@ class PublishedSource:
                 await self._store.read_range(bucket, info, 0, buffer)
                 filled[at] = True
             except (*_ABSENT, Stale) as error:  # replaced or removed since it was listed
-                log.info("%s/%s cannot be read: %s", bucket, info.key, error)
+                if self._own is not None and isinstance(error, AccessDenied | BucketNotFound):
+                    self._own.leave(error, self._list_ttl)
+                else:
+                    log.info("%s/%s cannot be read: %s", bucket, info.key, error)
             except AisfsError as error:
-                self._failed(bucket, directory, error)
+                self._failed(directory, error)
 
         await all_of(partial(read, at) for at, there in enumerate(filled) if not there)
         return filled
