@@ -55,6 +55,8 @@ class WrittenFile:
     """Why the last attempt to upload it failed; None after the next write."""
     write_error: AisfsError | None = None
     """Why a write failed; None after the next one. Content with a hole in it is not uploaded."""
+    pages_behind: bool = False
+    """Whether the kernel may have pages and a size of what came to nothing: see `Committer.show_again`."""
     handles: int = 0
     writers: int = 0
     bypassing: int = 0
