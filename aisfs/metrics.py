@@ -188,7 +188,7 @@ class Metrics:
         self.waiting_bytes = self._gauge("aisfs_waiting_bytes", "Their bytes.")
         self.failed_uploads = self._gauge(
             "aisfs_failed_uploads",
-            "Files that were closed and could not be uploaded; `aisfs recover` lists them.",
+            "Files that were closed and could not be uploaded: they wait on, or `aisfs recover` lists them.",
         )
         self.names_refused = self._counter(
             "aisfs_refused_names",

@@ -1,9 +1,10 @@
 """`aisfs recover`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import click
 
@@ -48,35 +49,43 @@ def recover(
         if staging_dir is not None:
             raise SourceMissing(f"--staging-dir {directory}: no such directory")
         return Exit.OK
-    found = recovery.find_unsent(directory, () if everything else names)
+    found, lost = recovery.find_unsent(directory, () if everything else names)
+    if (upload or drop) and not names and not everything:
+        raise ConfigError(f"--{'upload' if upload else 'drop'}: say which, or --all")
+    if drop:
+        return max(
+            _finish(found, recovery.drop, "dropped"), _finish(lost, recovery.drop, "dropped")
+        )
     code = Exit.OK
-    if not drop and not force:
+    if not force:
         found, code = _upload_waiting(found)
-    if not upload and not drop:
+    if lost:  # the log, which is the terminal here, has said what
+        code = Exit.FAILURE
+    if not upload:
         for one in found:
             _print(one)
         return code
-    if not names and not everything:
-        raise ConfigError(f"--{'upload' if upload else 'drop'}: say which, or --all")
-    work = partial(recovery.upload, settings=settings, force=force) if upload else recovery.drop
-    return max(code, _finish(found, work, "uploaded" if upload else "dropped"))
+    work = partial(recovery.upload, settings=settings, force=force)
+    return max(code, _finish(found, work, "uploaded"))
 
 
-def _finish(
-    found: list[recovery.UnsentFile], work: Callable[[recovery.UnsentFile], str], done: str
-) -> Exit:
+Kept = TypeVar("Kept", recovery.UnsentFile, recovery.LostPart)
+
+
+def _finish(found: Sequence[Kept], work: Callable[[Kept], str], done: str) -> Exit:
     """Upload or drop files; return the exit code."""
     code = Exit.OK
     for one in found:
+        name = one.name
         try:
             warning = work(one)
         except AisfsError as error:
             code = Exit.FAILURE
-            click.echo(f"aisfs: {one.record.name}: {error}", err=True)
+            click.echo(f"aisfs: {name}: {error}", err=True)
             continue
         if warning:
             click.echo(f"aisfs: {warning}", err=True)
-        click.echo(f"{one.record.name}: {done}")
+        click.echo(f"{name}: {done}")
     return code
 
 

@@ -12,8 +12,9 @@ from aisfs.app.display.units import size_text
 from aisfs.app.doctor.check import Check, note, ok, wrong
 from aisfs.config import CACHE_LEAST, MIB, CacheSettings, WriteSettings
 from aisfs.config.values import existing_directory
-from aisfs.engine.write.unsent import DATA, PARKED, RECORD, unsent_files
-from aisfs.errors import ConfigError
+from aisfs.engine.write.staging_errors import StagingErrors
+from aisfs.engine.write.unsent import DATA, PARKED, RECORD, lost_parts, unsent_files
+from aisfs.errors import AisfsError, ConfigError
 from aisfs.fuse.mounting.kernel_settings import mounted_filesystems
 
 LOCKS = Path("/proc/locks")
@@ -113,10 +114,13 @@ def _staged(directory: Path) -> Check:
     """Check for files that no daemon will upload any more."""
     name = "staged files"
     try:
-        files = unsent_files(directory)
-        left = [path for session in _dead_sessions(directory) for path in _dirty(session)]
-    except OSError as error:
-        return wrong(name, f"{directory}: {error.strerror}", "run this as the user who mounts")
+        with StagingErrors(directory):
+            files, lost = unsent_files(directory), lost_parts(directory)
+            left = [path for session in _dead_sessions(directory) for path in _dirty(session)]
+    except AisfsError as error:
+        return wrong(name, str(error), "run this as the user who mounts")
+    if lost:
+        return wrong(name, f"closed files are damaged: {lost[0]}", "aisfs recover lists them")
     if not files and not left:
         return ok(name, f"nothing is left to upload in {directory}")
     size = sum(file.size for file in files) + sum(path.stat().st_size for path in left)

@@ -17,9 +17,12 @@ from aisfs.core.staged.record import StagedRecord, version_text
 from aisfs.engine.write.appender import Appender
 from aisfs.engine.write.shard_copy import END_MARK, NewMember
 from aisfs.engine.write.staging import StagingArea
+from aisfs.engine.write.staging_errors import StagingErrors
 from aisfs.engine.write.unsent import (
+    LostPart,
     UnsentFile,
     adopt_dead_sessions,
+    lost_parts,
     sole_uploader,
     unsent_files,
 )
@@ -37,7 +40,15 @@ from aisfs.store.content import BytesContent, checksum_of
 from aisfs.store.pipeline import CallPipeline
 from aisfs.store.port import Content, WritableStore
 
-__all__ = ["UnsentFile", "drop", "find_unsent", "upload", "upload_acknowledged", "upload_waiting"]
+__all__ = [
+    "LostPart",
+    "UnsentFile",
+    "drop",
+    "find_unsent",
+    "upload",
+    "upload_acknowledged",
+    "upload_waiting",
+]
 
 _AT_ONCE = 16
 """Files uploaded at once: as many as a mount does."""
@@ -45,22 +56,34 @@ _ABANDON_SECONDS = 10.0
 """How long a cluster may take to discard parts that were uploaded; recovery goes on without it."""
 
 
-def find_unsent(directory: Path, names: Sequence[str]) -> list[UnsentFile]:
+def find_unsent(directory: Path, names: Sequence[str]) -> tuple[list[UnsentFile], list[LostPart]]:
     """List what was never uploaded, the oldest first: all of it, or by id or name of the object.
+
+    Returns:
+        What can be uploaded, and what is damaged.
 
     Raises:
         ConfigError: there is nothing of one of the names.
     """
-    adopt_dead_sessions(directory)
-    found = unsent_files(directory)
-    chosen = []
+    with StagingErrors(directory):
+        adopt_dead_sessions(directory)
+    found, lost = unsent_files(directory), lost_parts(directory)
+    everything: list[UnsentFile | LostPart] = [*found, *lost]
+    chosen: list[UnsentFile | LostPart] = []
     for name in names:
         meant = (name, os.path.realpath(name))  # a file of a directory may be named by any path
-        of_name = [one for one in found if one.id == name or one.record.name in meant]
+        of_name = [
+            one
+            for one in everything
+            if one.id == name or (one.record is not None and one.record.name in meant)
+        ]
         if not of_name:
             raise ConfigError(f"{name}: nothing of this name; `aisfs recover` lists what there is")
         chosen += of_name
-    return [one for one in found if not names or one in chosen]
+    if names:
+        found = [one for one in found if one in chosen]
+        lost = [one for one in lost if one in chosen]
+    return found, lost
 
 
 def upload(one: UnsentFile, settings: WriteSettings, *, force: bool) -> str:
@@ -74,7 +97,7 @@ def upload(one: UnsentFile, settings: WriteSettings, *, force: bool) -> str:
         NotFound: the shard it was to be added to is gone.
     """
     warning = trio.run(_upload, one, force, settings)
-    one.drop()
+    _forget(one)
     return warning
 
 
@@ -113,7 +136,8 @@ async def upload_acknowledged(
     """Upload files whose close was acknowledged, and forget them; return those that stay, and why.
 
     An object that is not what it was then is not overwritten. After an error that may pass, the rest stays.
-    Of the files of one name only the newest is uploaded; the older ones go with it, or stay as it does.
+    Of the files of one name the one that was closed last is uploaded, among those made from the version that
+    is there; the older ones go with it, or stay as it does.
     """
     failures: list[tuple[UnsentFile, AisfsError]] = []
     problems: list[AisfsError] = []
@@ -121,16 +145,21 @@ async def upload_acknowledged(
 
     async def work() -> None:
         for same in remaining:
-            try:
-                if problems:
-                    raise problems[0]
-                await _upload_acknowledged(store, same[0])
-                for one in reversed(same):  # killed in between, the newest is uploaded again
-                    await trio.to_thread.run_sync(_forget, one)
-            except AisfsError as error:
-                failures.extend((one, error) for one in same)
-                if isinstance(error, Unavailable | DeadlineExceeded):
-                    problems.append(error)
+            while same:
+                try:
+                    if problems:
+                        raise problems[0]
+                    await _upload_acknowledged(store, same[0])
+                    for one in reversed(same):  # killed in between, the newest is uploaded again
+                        await trio.to_thread.run_sync(_forget, one)
+                    break
+                except Stale as error:  # an older one may be of the version that is there
+                    failures.append((same.pop(0), error))
+                except AisfsError as error:
+                    failures.extend((one, error) for one in same)
+                    if isinstance(error, Unavailable | DeadlineExceeded):
+                        problems.append(error)
+                    break
 
     async with trio.open_nursery() as nursery:
         for _ in range(_AT_ONCE):
@@ -143,17 +172,11 @@ def _by_name(files: Sequence[UnsentFile]) -> list[list[UnsentFile]]:
     found: dict[tuple[Bucket, str], list[UnsentFile]] = {}
     for one in files:
         found.setdefault((one.record.bucket, one.record.key), []).append(one)
-    for same in found.values():
-        if len(same) > 1:  # of different sessions; the times of the files are what programs set
-            same.sort(key=_last_written, reverse=True)
+    for (
+        same
+    ) in found.values():  # by when they were closed: the times of the files are what programs set
+        same.sort(key=lambda one: one.written_ns, reverse=True)
     return list(found.values())
-
-
-def _last_written(one: UnsentFile) -> int:
-    try:
-        return one.path.stat().st_mtime_ns
-    except OSError:
-        return 0
 
 
 async def _upload_acknowledged(store: WritableStore, one: UnsentFile) -> None:
@@ -169,11 +192,11 @@ async def _upload_acknowledged(store: WritableStore, one: UnsentFile) -> None:
         raise Unavailable(f"{one.path}: {error.strerror}") from error
 
 
-def _forget(one: UnsentFile) -> None:
-    """Remove a file for good.
+def _forget(one: UnsentFile | LostPart) -> None:
+    """Remove it for good.
 
     Raises:
-        Unavailable: the disk refuses it; the file will be found in the store, as it is there.
+        Unavailable: the disk refuses it; what was uploaded will be found in the store, as it is there.
     """
     try:
         one.drop()
@@ -181,14 +204,16 @@ def _forget(one: UnsentFile) -> None:
         raise Unavailable(f"{one.path}: {error.strerror}") from error
 
 
-def drop(one: UnsentFile) -> str:
-    """Remove a file for good, with the parts of it that the cluster has.
+def drop(one: UnsentFile | LostPart) -> str:
+    """Remove a file for good, with the parts of it that the cluster has; or forget what is damaged.
 
     Returns:
         A warning for the user, or nothing.
     """
-    warning = trio.run(_drop_parts, one) if one.record.upload else ""
-    one.drop()
+    warning = ""
+    if isinstance(one, UnsentFile) and one.record.upload:
+        warning = trio.run(_drop_parts, one)
+    _forget(one)
     return warning
 
 

@@ -108,7 +108,7 @@ def _show(layer: WriteLayer, services: Services) -> None:
     files, size = layer.write_back.waiting()
     metrics.waiting_files.set(files)
     metrics.waiting_bytes.set(size)
-    metrics.failed_uploads.set(len(layer.write_back.failures()))
+    metrics.failed_uploads.set(layer.write_back.failed())
 
 
 async def upload_rest(layer: WriteLayer, scope: trio.CancelScope) -> None:

@@ -1,22 +1,36 @@
 """Frames of the journal of acknowledged files: bytes and records that are safe on the local disk.
 
 A journal is frames, one after the other, and zeros behind them. A frame carries the content of one file, or
-none, and ends earlier frames: their files are in the store, were removed, or have newer content here. A
-frame that is cut off or damaged ends the journal: nothing behind it was acknowledged.
+none, and ends earlier frames: their files are in the store, were removed, or have newer content here.
 
-    magic  CRC-32 of all that follows  serial  mtime in ns  number of ended frames, bytes of record and content
-    serials of ended frames    record (`core.staged.record`)    content
+    block    content    the block again
+
+    block: mark  CRC-32 of the rest of the block, beginning with that of the session's name  serial
+           mtime in ns  number of ended frames, bytes of record and content  CRC-32 of the content
+           bytes of the journal  when it was written in ns  serials of ended frames  record
+
+Whose content it is and what it ends is there twice, and each block begins with a mark. So one damaged place
+costs the content of one file at most: what lies behind is found by its marks. A frame of another session, a
+copy of which some file may contain, does not have the right checksum.
+
+Journals of before December 2026 have frames without the second block:
+
+    mark  CRC-32 of the rest  serial  mtime in ns  number of ended frames, bytes of record and content
+    serials of ended frames    record    content
 """
 
+import re
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from aisfs.core.staged.record import StagedRecord
 
-_MAGIC = b"aisJ"
-_HEAD = struct.Struct("<4sIQqIII")
+_MARK, _MARK_AGAIN = b"aisJ", b"Jsia"
+_MARKS = re.compile(_MARK + b"|" + _MARK_AGAIN)
+_HEAD = struct.Struct("<4sIQqIIIIIq")
+_OLD_HEAD = struct.Struct("<4sIQqIII")
 _CHECKED = 8
 """Where the bytes begin that the checksum covers."""
 _TIME_MOST = (1 << 63) - 1
@@ -38,42 +52,177 @@ class Frame:
     """Where the content begins in the journal."""
     size: int
     """Bytes of content."""
+    written_ns: int = 0
+    """When it was written; 0 if it does not say."""
+    damaged: bool = False
+    """Whether the content is not what was written. Everything else is."""
+    repaired: bool = False
+    """Whether one of its blocks is damaged, and nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Bytes of a journal in which no frame can be found, though there was one; or that are missing."""
+
+    start: int
+    size: int
+
+
+def session_seed(name: str) -> int:
+    """Return what the checksums of the frames of a session begin with."""
+    return zlib.crc32(name.encode())
 
 
 def encode(
-    serial: int, mtime_ns: int, ended: Sequence[int], record: bytes = b"", content: bytes = b""
+    serial: int,
+    mtime_ns: int,
+    ended: Sequence[int],
+    record: bytes = b"",
+    content: bytes = b"",
+    *,
+    written_ns: int,
+    seed: int,
+    capacity: int,
 ) -> bytes:
-    """Return a frame; `record` is encoded, and empty if the frame only ends others.
+    """Return a frame.
 
-    A time that does not fit is the nearest that does.
+    Args:
+        serial: See `Frame`.
+        mtime_ns: A time that does not fit is the nearest that does.
+        ended: See `Frame`.
+        record: Encoded, and empty if the frame only ends others.
+        content: What the file has.
+        written_ns: See `Frame`.
+        seed: Of the session.
+        capacity: Bytes of the journal.
     """
     mtime_ns = max(-_TIME_MOST, min(mtime_ns, _TIME_MOST))
     ends = struct.pack(f"<{len(ended)}Q", *ended) if ended else b""
-    head = _HEAD.pack(_MAGIC, 0, serial, mtime_ns, len(ended), len(record), len(content))
-    body = b"".join((head[_CHECKED:], ends, record, content))
-    return b"".join((_MAGIC, zlib.crc32(body).to_bytes(4, "little"), body))
+    counts = len(ended), len(record), len(content)
+    checksum = zlib.crc32(content)
+    head = _HEAD.pack(_MARK, 0, serial, mtime_ns, *counts, checksum, capacity, written_ns)
+    rest = b"".join((head[_CHECKED:], ends, record))
+    rest = zlib.crc32(rest, seed).to_bytes(4, "little") + rest
+    return b"".join((_MARK, rest, content, _MARK_AGAIN, rest))
 
 
 def content_at(frame: bytes, size: int) -> int:
     """Return where the content of so many bytes begins in an encoded frame."""
-    return len(frame) - size
+    return (len(frame) - size) // 2
 
 
-def decode(journal: memoryview) -> Iterator[Frame]:
-    """Yield the whole frames of a journal."""
-    start = 0
-    while start + _HEAD.size <= len(journal):
-        magic, checksum, serial, mtime_ns, ends, recorded, size = _HEAD.unpack_from(journal, start)
-        place = start + _HEAD.size + 8 * ends
-        stop = place + recorded + size
-        whole = magic == _MAGIC and stop <= len(journal)
-        if not whole or zlib.crc32(journal[start + _CHECKED : stop]) != checksum:
-            return
-        ended = struct.unpack_from(f"<{ends}Q", journal, start + _HEAD.size)
-        text = bytes(journal[place : place + recorded])
-        record = StagedRecord.decode(text) if text else None
-        yield Frame(serial, mtime_ns, ended, record, place + recorded, size)
-        start = stop
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A frame, and where it begins and ends."""
+
+    frame: Frame
+    start: int
+    stop: int
+    capacity: int
+
+
+def decode(journal: bytes, seed: int) -> tuple[list[Frame], list[Gap]]:
+    """Return the frames of a journal of a session, and what of it is not understood.
+
+    A frame at the end that was only begun is neither: nothing was acknowledged because of it.
+
+    Raises:
+        ValueError: a record is of another layout.
+    """
+    if not journal:  # it was full of zeros before it was used
+        return [], [Gap(0, 0)]
+    view, used = memoryview(journal), len(journal.rstrip(b"\0"))
+    frames: list[Frame] = []
+    gaps: list[Gap] = []
+    capacity = place = 0
+    while place < used:
+        found = _frame_at(view, place, place, seed) or _next_frame(view, place, frames, seed)
+        if found is None:
+            gaps.append(Gap(place, used - place))
+            break
+        if found.start > place:
+            gaps.append(Gap(place, found.start - place))
+        capacity = max(capacity, found.capacity)
+        frame = found.frame
+        # It was only begun if there is no second block, unless the journal was cut.
+        begun = used <= frame.start + frame.size and len(journal) >= capacity
+        if not begun:
+            frames.append(frame)
+        elif not frame.damaged:
+            frames.append(replace(frame, repaired=False))
+        place = found.stop
+    if capacity > len(journal):
+        gaps.append(Gap(len(journal), capacity - len(journal)))
+    return frames, gaps
+
+
+def _next_frame(
+    journal: memoryview, place: int, before: Sequence[Frame], seed: int
+) -> _Found | None:
+    """Return the next frame from a place on that can be found by a mark."""
+    serial = before[-1].serial if before else -1
+    for mark in _MARKS.finditer(journal, place + 1):
+        found = _frame_at(journal, mark.start(), place, seed)
+        if found is not None and found.frame.serial > serial:
+            return found
+    return None
+
+
+def _frame_at(journal: memoryview, place: int, least: int, seed: int) -> _Found | None:
+    """Return the frame of which a block begins here, unless it begins before `least`, or an old frame."""
+    if place + _HEAD.size <= len(journal):
+        (
+            mark,
+            checksum,
+            serial,
+            mtime_ns,
+            ends,
+            recorded,
+            size,
+            content_sum,
+            capacity,
+            written_ns,
+        ) = _HEAD.unpack_from(journal, place)
+        stop = place + _HEAD.size + 8 * ends + recorded
+        start = stop if mark == _MARK else place - size
+        begin = start - (stop - place)
+        if (
+            mark in (_MARK, _MARK_AGAIN)
+            and begin >= least
+            and stop <= len(journal)
+            and zlib.crc32(journal[place + _CHECKED : stop], seed) == checksum
+        ):
+            ended, record = _ended_and_record(journal, place + _HEAD.size, ends, recorded)
+            damaged = zlib.crc32(journal[start : start + size]) != content_sum
+            other = begin if mark == _MARK_AGAIN else start + size
+            same = (_MARK if other == begin else _MARK_AGAIN) + journal[place + 4 : stop]
+            repaired = not damaged and journal[other : other + len(same)] != same
+            frame = Frame(
+                serial, mtime_ns, ended, record, start, size, written_ns, damaged, repaired
+            )
+            return _Found(frame, begin, start + size + stop - place, capacity)
+    return _old_frame_at(journal, place)
+
+
+def _old_frame_at(journal: memoryview, place: int) -> _Found | None:
+    if place + _OLD_HEAD.size > len(journal):
+        return None
+    mark, checksum, serial, mtime_ns, ends, recorded, size = _OLD_HEAD.unpack_from(journal, place)
+    start = place + _OLD_HEAD.size + 8 * ends + recorded
+    stop = start + size
+    whole = mark == _MARK and stop <= len(journal)
+    if not whole or zlib.crc32(journal[place + _CHECKED : stop]) != checksum:
+        return None
+    ended, record = _ended_and_record(journal, place + _OLD_HEAD.size, ends, recorded)
+    return _Found(Frame(serial, mtime_ns, ended, record, start, size), place, stop, 0)
+
+
+def _ended_and_record(
+    journal: memoryview, place: int, ends: int, recorded: int
+) -> tuple[tuple[int, ...], StagedRecord | None]:
+    ended = struct.unpack_from(f"<{ends}Q", journal, place)
+    text = bytes(journal[place + 8 * ends : place + 8 * ends + recorded])
+    return ended, StagedRecord.decode(text) if text else None
 
 
 def live(frames: Iterable[Frame]) -> list[Frame]:

@@ -7,7 +7,7 @@ from aisfs.model import ObjectInfo
 MODE = "aisfs-mode"
 """Permission bits, octal."""
 MTIME = "aisfs-mtime"
-"""Nanoseconds since the epoch, decimal."""
+"""Nanoseconds since the epoch, decimal; negative before it."""
 
 
 def with_posix_metadata(
@@ -20,8 +20,11 @@ def with_posix_metadata(
 
 def mtime_of(info: ObjectInfo) -> int:
     """Return the modification time to show for an object, in nanoseconds."""
-    value = _number(info.custom.get(MTIME, ""), 10)
-    return info.mtime_ns if value is None else value
+    text = info.custom.get(MTIME, "")
+    value = _number(text.removeprefix("-"), 10)  # of files from before 1970
+    if value is None:
+        return info.mtime_ns
+    return -value if text.startswith("-") else value
 
 
 def mode_of(info: ObjectInfo) -> int | None:

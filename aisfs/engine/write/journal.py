@@ -21,7 +21,7 @@ import trio
 
 from aisfs.core.staged import journal as frames
 from aisfs.engine.write.journal_segment import JournalEntry, JournalSegment
-from aisfs.engine.write.staging_slot import StagingErrors
+from aisfs.engine.write.staging_errors import StagingErrors
 from aisfs.engine.write.unsent import JOURNAL, park_journals
 from aisfs.errors import AisfsError, Unavailable
 from aisfs.process.locks import Rank, ranked_lock
@@ -72,6 +72,7 @@ class Journal:
     ) -> None:
         """Write to the directory of a staging session; `take` and `give_back` count its bytes."""
         self._session = session
+        self._seed = frames.session_seed(session.name)
         self._take = take
         self._give_back = give_back
         self._asked: queue.SimpleQueue[_Asked | None] = queue.SimpleQueue()
@@ -82,6 +83,7 @@ class Journal:
         self._segments: deque[JournalSegment] = deque()
         """Those with entries, the oldest first; only the last one is written to."""
         self._serial = 0
+        self._written_ns = 0
         self._ended = 0
         """How often something was ended."""
         self._settled = 0
@@ -132,7 +134,7 @@ class Journal:
             if self._owed or not self._has_room(len(frame) + ENDS_BYTES):
                 return None
             began = time.monotonic()
-            entry = self._add(frame, len(content), self._segments[-1])
+            entry = self._add(frame, len(content), mtime_ns, self._segments[-1])
             try:
                 entry.segment.write()
             except AisfsError as error:
@@ -300,7 +302,7 @@ class Journal:
                 return None
             frame = self._frame(asked.mtime_ns, asked.ended, asked.record, asked.content)
             segment = self._segment_for(len(frame) + (ENDS_BYTES if asked.record else 0))
-            return self._add(frame, len(asked.content), segment)
+            return self._add(frame, len(asked.content), asked.mtime_ns, segment)
         except AisfsError as error:
             return error
         except Exception as error:  # without this thread no close would be answered any more
@@ -312,12 +314,18 @@ class Journal:
     ) -> bytes:
         self._serial += 1
         serials = [entry.serial for entry in ended]
-        return frames.encode(self._serial, mtime_ns, serials, record, content)
+        self._written_ns = max(
+            self._written_ns + 1, time.time_ns()
+        )  # in order, if the clock is not
+        return frames.encode(
+            self._serial, mtime_ns, serials, record, content,
+            written_ns=self._written_ns, seed=self._seed, capacity=JOURNAL_BYTES,
+        )  # fmt: skip
 
-    def _add(self, frame: bytes, size: int, segment: JournalSegment) -> JournalEntry:
+    def _add(self, frame: bytes, size: int, mtime_ns: int, segment: JournalSegment) -> JournalEntry:
         """Take the last frame, with so many bytes of content, to be written to a journal."""
         at = frames.content_at(frame, size)
-        return JournalEntry(self._serial, segment, segment.add(frame) + at, size)
+        return JournalEntry(self._serial, segment, segment.add(frame) + at, size, mtime_ns)
 
     def _has_room(self, size: int) -> bool:
         """Return whether so many bytes fit into the journal that is written to."""

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from aisfs.engine.write.staging_slot import StagingErrors
+from aisfs.engine.write.staging_errors import StagingErrors
 from aisfs.errors import AisfsError, OutOfSpace
 from aisfs.store.content import FileContent, PartOfContent
 
@@ -69,9 +69,13 @@ class JournalSegment:
             self.used = failed
 
     def _cut(self, length: int) -> bool:
-        """Forget what is behind; return whether the disk did: frames told as failed may be whole."""
+        """Forget what is behind; return whether the disk did: frames told as failed may be whole.
+
+        The journal stays as long as it is, or it would seem to have lost what is behind.
+        """
         with suppress(OSError):
             os.ftruncate(self.descriptor, length)
+            os.ftruncate(self.descriptor, self._capacity)
             os.fsync(self.descriptor)
             return True
         return False
@@ -95,6 +99,8 @@ class JournalEntry:
     segment: JournalSegment
     start: int
     size: int
+    mtime_ns: int
+    """The time of the file."""
 
     def read(self, offset: int, size: int) -> bytes:
         """Read up to `size` bytes; shorter only at the end."""

@@ -18,8 +18,8 @@ import logging
 import os
 import sys
 import uuid
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
@@ -28,7 +28,8 @@ from msgspec import structs
 from aisfs.core.staged.record import StagedRecord
 from aisfs.engine.write.journal import Journal
 from aisfs.engine.write.journal_segment import JournalEntry
-from aisfs.engine.write.staging_slot import StagingErrors, StagingSlot
+from aisfs.engine.write.staging_errors import StagingErrors, of_staging_disk
+from aisfs.engine.write.staging_slot import StagingSlot
 from aisfs.engine.write.unsent import DATA, PARKED, adopt_dead_sessions, park, unsent_files
 from aisfs.errors import AisfsError, ConfigError, FileTooLarge, OutOfSpace
 from aisfs.process import private
@@ -57,7 +58,6 @@ class StagedFile:
         self._slot = slot
         self.path = slot.path
         """Where the bytes are."""
-        self._fd = slot.data
         self.record: StagedRecord | None = None
         """What its bytes are to become; None when they are not wanted."""
         self.encoded_record = b""
@@ -77,8 +77,7 @@ class StagedFile:
 
     def read(self, offset: int, size: int) -> bytes:
         """Read up to `size` bytes; shorter only at the end."""
-        with StagingErrors(self.path):
-            return os.pread(self._fd, max(min(size, self.size - offset), 0), offset)
+        return self._slot.read(offset, max(min(size, self.size - offset), 0))
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
         """Write all of `data`.
@@ -110,8 +109,7 @@ class StagedFile:
         view = memoryview(data)
         while view:
             try:
-                with StagingErrors(self.path):
-                    done = os.pwrite(self._fd, view, offset)
+                done = self._slot.write(offset, view)
             except OutOfSpace:
                 if not self._area.empty_kept():
                     raise
@@ -121,7 +119,7 @@ class StagedFile:
 
     def content(self) -> FileContent:
         """Return the bytes to upload."""
-        return FileContent(self._fd, self.size, str(self.path))
+        return FileContent(self._slot.data, self.size, str(self.path))
 
     def truncate(self, size: int) -> None:
         """Cut or extend with zeros.
@@ -135,8 +133,7 @@ class StagedFile:
         growth = max(size - self.size, 0)
         self._area.take(growth)
         try:
-            with StagingErrors(self.path):
-                os.ftruncate(self._fd, size)
+            self._slot.truncate(size)
         except BaseException:
             self._shrink_back(growth)
             raise
@@ -161,15 +158,15 @@ class StagedFile:
 
     def _shrink_back(self, growth: int) -> None:
         """Free what was to be added to the file, whose size is as it was."""
-        with suppress(OSError):
-            os.ftruncate(self._fd, self.size)
+        with suppress(AisfsError):
+            self._slot.truncate(self.size)
         self._area.give_back(growth)
 
     def empty(self) -> int:
         """Drop the bytes of a clean file, which are the caller's to count; return how many."""
         size, self.size, self.in_order = self.size, 0, 0
-        with suppress(OSError):
-            os.ftruncate(self._fd, 0)
+        with suppress(AisfsError):
+            self._slot.empty()
         return size
 
     def mark_dirty(self, record: StagedRecord) -> None:
@@ -196,19 +193,19 @@ class StagedFile:
     def _write_record(self, record: StagedRecord) -> None:
         if record == self.record:
             return
-        with StagingErrors(self.path):
-            encoded = record.encode()
-            if self.record is None:
-                self._slot.write_record(encoded)
-            else:
-                self._slot.replace_record(encoded)
+        encoded = record.encode()
+        self._slot.record(encoded)
         self.record, self.encoded_record = record, encoded
 
     def mark_clean(self) -> None:
-        """Forget the record: the store has these bytes."""
+        """Forget the record: the bytes are not wanted any more, or are elsewhere too.
+
+        Should the disk refuse that, a recovery finds them once more.
+        """
         if self.record is not None:
             with self._recording:
-                self._slot.clear_record()
+                with self._area.tidying():
+                    self._slot.clear_record()
                 self.record, self.encoded_record = None, b""
                 self._upload = ""
             if self.sent_ahead is not None and self._call is not None:
@@ -221,8 +218,7 @@ class StagedFile:
 
     def set_mtime(self, mtime_ns: int) -> None:
         """Keep the modification time with the bytes, where a recovery finds it."""
-        with StagingErrors(self.path):
-            os.utime(self._fd, ns=(mtime_ns, mtime_ns))
+        self._slot.set_mtime(mtime_ns)
 
     def discard(self) -> None:
         """Remove it, wanted or not."""
@@ -232,15 +228,21 @@ class StagedFile:
         self._area.open.discard(self)
 
     def park(self, reason: str) -> None:
-        """Keep it for `aisfs recover`, since it could not be uploaded."""
+        """Keep it for `aisfs recover`, since it could not be uploaded.
+
+        Should the disk refuse that, it stays in the session, where it is found after the end of the mount.
+        """
         record = self.record
         assert record is not None, "only what is dirty is parked"
-        self.mark_dirty(structs.replace(record, reason=reason))
-        park(self._area.directory, self.path)
+        with self._area.tidying():
+            self.mark_dirty(structs.replace(record, reason=reason))
+        with self._area.tidying():
+            park(self._area.directory, self.path)
         self._slot.close()
         self._area.give_back(self.size)
         self._area.open.discard(self)
-        self._area.count_unsent()
+        with self._area.tidying():
+            self._area.count_unsent()
 
 
 class StagingArea:
@@ -271,6 +273,8 @@ class StagingArea:
         """Held for an instant: the dispatcher writes to staged files too."""
         self._used = 0
         self._unsent = 0
+        self._fails = False
+        """Whether it was logged that the disk fails."""
         self._session = directory / uuid.uuid4().hex[:12]
         try:
             private.make_directory(directory / PARKED)
@@ -302,7 +306,7 @@ class StagingArea:
         except IndexError:
             slot = self._new_slot()
         else:
-            os.utime(slot.data)  # a recovery takes this for when the file was made
+            slot.begin()
         staged = StagedFile(self, slot)
         self.open.add(staged)
         return staged
@@ -313,11 +317,30 @@ class StagingArea:
 
     def take_back(self, slot: StagingSlot) -> None:
         """Keep the files that are no longer needed for the next, or remove them."""
-        if len(self._spare) < _SPARE_MOST:
-            slot.empty()
+        with self.tidying():
+            if slot.recorded or len(self._spare) >= _SPARE_MOST:
+                slot.remove()
+                return
+            try:
+                slot.empty()
+            except AisfsError:
+                slot.close()
+                raise
             self._spare.append(slot)
+
+    @contextmanager
+    def tidying(self) -> Iterator[None]:
+        """Do what no program waits for, as far as the disk lets it be done."""
+        try:
+            yield
+        except AisfsError as error:
+            if not self._fails:  # what is asked for next will fail, and say so
+                log.error(
+                    "what the staging disk cannot forget, `aisfs recover` may list: %s", error
+                )
+            self._fails = True
         else:
-            slot.remove()
+            self._fails = False
 
     def take(self, size: int) -> None:
         """Count `size` more bytes.
@@ -384,17 +407,29 @@ class StagingArea:
         return parked
 
     def close(self) -> None:
-        """End the session; what is still dirty is parked, anything else removed."""
+        """End the session; what is still dirty is parked, anything else removed.
+
+        What the disk refuses stays for the next mount, as after the end of a process.
+        """
         if self.journal is not None:
-            self.journal.close()
+            with self.tidying():
+                self.journal.close()
         for staged in list(self.open):
             if staged.is_dirty:
                 staged.park("the mount ended before it was uploaded")
             else:
                 staged.discard()
         for slot in self._spare:
-            slot.remove()
-        (self._session / "lock").unlink(missing_ok=True)
-        with suppress(OSError):
-            self._session.rmdir()
+            with self.tidying():
+                slot.remove()
+        with self.tidying():
+            self._end_session()
         os.close(self._lock)
+
+    @of_staging_disk
+    def _end_session(self) -> None:
+        """Remove the directory of the session, unless there is something left in it."""
+        lock = self._session / "lock"
+        if os.listdir(self._session) == [lock.name]:
+            lock.unlink()
+            self._session.rmdir()

@@ -5,43 +5,72 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 
 from aisfs.core.staged.record import StagedRecord
+from aisfs.engine.write.staging_errors import all_of_staging_disk
 from aisfs.engine.write.unsent import RECORD
-from aisfs.errors import OutOfSpace, Unavailable
-
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+@all_of_staging_disk
 class StagingSlot:
     """A file for bytes, and one for the record beside it; empty when not in use."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.recorded = False
+        """Whether there is something in the record, or may be: the bytes must stay what they are then."""
         self._record_path = str(path.with_suffix(RECORD))
-        with StagingErrors(path):
-            self.data = _make(str(path))
-            try:
-                self._record = _make(self._record_path)
-            except BaseException:
-                os.close(self.data)
+        self.data = _make(str(path))
+        try:
+            self._record = _make(self._record_path)
+        except BaseException:
+            os.close(self.data)
+            with suppress(OSError):
                 path.unlink()
-                raise
+            raise
+
+    # bytes ---------------------------------------------------------------------------------------
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Read up to `size` bytes; shorter only at the end."""
+        return os.pread(self.data, size, offset)
+
+    def write(self, offset: int, data: memoryview) -> int:
+        """Write; return how many bytes."""
+        return os.pwrite(self.data, data, offset)
+
+    def truncate(self, size: int) -> None:
+        """Cut or extend with zeros."""
+        os.ftruncate(self.data, size)
+
+    def set_mtime(self, mtime_ns: int) -> None:
+        """Keep a time with the bytes."""
+        os.utime(self.data, ns=(mtime_ns, mtime_ns))
+
+    def begin(self) -> None:
+        """Begin to use it again: a recovery takes the time of the bytes for when the file was made."""
+        os.utime(self.data)
+
+    # the record ----------------------------------------------------------------------------------
+
+    def record(self, record: bytes) -> None:
+        """Write a record, encoded, whole or not at all."""
+        if self.recorded:
+            self._replace_record(record)
+            return
+        self.recorded = True
+        try:
+            self.write_record(record)
+        except BaseException:
+            self.clear_record()
+            raise
 
     def write_record(self, record: bytes) -> None:
-        """Write the first record, encoded; an error leaves none."""
-        done = 0
-        try:
-            done = os.pwrite(self._record, record, 0)
-        finally:
-            if done < len(record):
-                os.ftruncate(self._record, 0)
-        if done < len(record):
+        """Write a record to a file that is empty."""
+        if os.pwrite(self._record, record, 0) < len(record):
             raise OSError(errno.ENOSPC, "not all of a record was written")
 
-    def replace_record(self, record: bytes) -> None:
-        """Write another record, whole or not at all."""
+    def _replace_record(self, record: bytes) -> None:
         temporary = f"{self._record_path}.tmp"
         new = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         old, self._record = self._record, new
@@ -56,30 +85,34 @@ class StagingSlot:
         finally:
             os.close(old)
 
+    def clear_record(self) -> None:
+        """Mark the bytes as no longer needed."""
+        os.ftruncate(self._record, 0)
+        self.recorded = False
+
     def fill(self, content: bytes, record: StagedRecord, mtime_ns: int) -> None:
         """Write bytes and record, and return once the disk has them."""
         view = memoryview(content)
         while view:
             view = view[os.pwrite(self.data, view, len(content) - len(view)) :]
-        os.utime(self.data, ns=(mtime_ns, mtime_ns))
+        self.set_mtime(mtime_ns)
         os.fsync(self.data)
-        self.write_record(record.encode())
+        self.record(record.encode())
         os.fsync(self._record)
 
-    def clear_record(self) -> None:
-        """Mark the bytes as no longer needed."""
-        os.ftruncate(self._record, 0)
+    # the end -------------------------------------------------------------------------------------
 
     def empty(self) -> None:
         """Free the disk; the record is cleared already."""
         os.ftruncate(self.data, 0)
 
     def remove(self) -> None:
-        """Remove both files."""
-        with suppress(FileNotFoundError):
-            os.unlink(self._record_path)
-        self.path.unlink(missing_ok=True)
-        self.close()
+        """Remove both files, the record first."""
+        try:
+            Path(self._record_path).unlink(missing_ok=True)
+            self.path.unlink(missing_ok=True)
+        finally:
+            self.close()
 
     @contextmanager
     def removed_on_error(self) -> Iterator[None]:
@@ -98,25 +131,3 @@ class StagingSlot:
 
 def _make(path: str) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-
-
-class StagingErrors:
-    """Turns an `OSError` of a staged file into one of `aisfs.errors`."""
-
-    __slots__ = ("_path",)
-
-    def __init__(self, path: Path) -> None:
-        """Name `path` in the error."""
-        self._path = path
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if isinstance(error, OSError):
-            kept = OutOfSpace if error.errno in _FULL else Unavailable
-            raise kept(f"staging file {self._path}: {error.strerror}") from error

@@ -6,15 +6,18 @@ what is dirty to `parked` and removes the rest. `aisfs recover` lists, uploads o
 
 import errno
 import fcntl
+import functools
 import logging
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from aisfs.core.staged.journal import Frame, decode, live
+from aisfs.core.staged.journal import Frame, Gap, decode, live, session_seed
 from aisfs.core.staged.record import StagedRecord
+from aisfs.engine.write.staging_errors import of_staging_disk
+from aisfs.errors import Unavailable
 from aisfs.store.content import FileContent, PartOfContent
 from aisfs.store.port import Content
 
@@ -44,11 +47,18 @@ class UnsentFile:
     """Of a file in a journal its number there."""
     start: int = 0
     """Where its bytes begin."""
+    written_ns: int = 0
+    """When a file in a journal was closed."""
 
     @property
     def id(self) -> str:
         """A short name for the command line."""
         return f"{self.path.stem}-{self.serial}" if self.acknowledged else self.path.stem
+
+    @property
+    def name(self) -> str:
+        """The name of the object."""
+        return self.record.name
 
     @property
     def acknowledged(self) -> bool:
@@ -71,6 +81,44 @@ class UnsentFile:
         self.path.unlink(missing_ok=True)
 
 
+@dataclass(frozen=True, slots=True)
+class LostPart:
+    """A part of a journal that is not what was written: files that were closed, or the content of one."""
+
+    path: Path
+    """The journal."""
+    number: int | None
+    """What is recorded when it is dropped: the serial of a file, or a negative number. None if the journal
+    cannot be read: it may be readable later."""
+    reason: str
+    """What is wrong, for the user."""
+    record: StagedRecord | None = None
+    """Of the file, if that much is known."""
+
+    @property
+    def id(self) -> str:
+        """A short name for the command line."""
+        if self.number is None:
+            return self.path.stem
+        return f"{self.path.stem}-{self.number if self.record else f'at-{-1 - self.number}'}"
+
+    @property
+    def name(self) -> str:
+        """The name of the file, if it is known, or the journal."""
+        return self.record.name if self.record else str(self.path)
+
+    def __str__(self) -> str:
+        """Say what is lost."""
+        return f"{self.name}: {self.reason}" + (f" in {self.path}" if self.record else "")
+
+    def drop(self) -> None:
+        """Let the journal be removed once nothing else in it waits."""
+        if self.number is None:
+            raise Unavailable(str(self))
+        _end_in_journal(self.path, self.number)
+
+
+@of_staging_disk
 def unsent_files(directory: Path) -> list[UnsentFile]:
     """List what was never uploaded, the oldest first. What cannot be read is logged and kept."""
     found = []
@@ -86,9 +134,31 @@ def unsent_files(directory: Path) -> list[UnsentFile]:
             continue
         found.append(UnsentFile(record, data, status.st_size, status.st_mtime_ns))
     for session in _parked_sessions(directory):
-        waiting, whole = _in_journals(_journals(directory / PARKED, f"{session}-"))
-        found += waiting if whole else []
+        left = _left_in(session, _journals(directory / PARKED, f"{session}-"))
+        found += left.waiting if left.readable else []
+        for part in left.lost:
+            ending = (
+                f"; `aisfs recover --drop {part.id}` forgets it" if part.number is not None else ""
+            )
+            _say_once(f"{part}{ending}")
+        for path, number in left.repaired.items():
+            _say_once(f"{path}: {number} damaged places were made good by their copies")
     return sorted(found, key=lambda one: one.mtime_ns)
+
+
+@functools.cache
+def _say_once(text: str) -> None:
+    """Log what is damaged: what is left is looked at again and again."""
+    log.error("%s", text)
+
+
+@of_staging_disk
+def lost_parts(directory: Path) -> list[LostPart]:
+    """List what was closed, and cannot be uploaded, since it is damaged here."""
+    found = []
+    for session in _parked_sessions(directory):
+        found += _left_in(session, _journals(directory / PARKED, f"{session}-")).lost
+    return found
 
 
 def _parked_sessions(directory: Path) -> list[str]:
@@ -110,44 +180,84 @@ def _journals(directory: Path, prefix: str = "") -> list[Path]:
     return sorted(found, key=lambda path: (len(path.stem), path.stem))  # 9 before 10
 
 
-def _in_journals(paths: Iterable[Path]) -> tuple[list[UnsentFile], bool]:
-    """Return the files that have not ended in the journals of one session, and whether all could be read.
+@dataclass(slots=True)
+class _Left:
+    """What is left in the journals of one session."""
 
-    If not, what has ended is not known either: nothing may be uploaded, or removed.
-    """
+    waiting: list[UnsentFile] = field(default_factory=list)
+    """Files that have not ended."""
+    lost: list[LostPart] = field(default_factory=list)
+    repaired: dict[Path, int] = field(default_factory=dict)
+    """In how many places a journal is damaged without a loss."""
+    readable: bool = True
+    """Whether all could be read. If not, what has ended is not known either: nothing may be uploaded."""
+
+    @property
+    def over(self) -> bool:
+        """Whether the journals are not needed any more."""
+        return self.readable and not self.waiting and not self.lost
+
+
+def _left_in(session: str, paths: Iterable[Path]) -> _Left:
+    """Read the journals of one session."""
     frames: list[Frame] = []
-    places: dict[int, Path] = {}
+    places: dict[int, tuple[Path, int]] = {}
     gone: set[int] = set()
-    whole = True
+    left = _Left()
     for path in paths:
         try:
-            here = list(decode(memoryview(path.read_bytes())))
-            gone |= _ended_in(path)
+            here, gaps = decode(path.read_bytes(), session_seed(session))
+            written_ns = path.stat().st_mtime_ns  # older frames do not say
+            ended = _ended_in(path)
         except FileNotFoundError:
-            whole = False  # nothing waited in any, and another process removes them
+            left.readable = False  # nothing waited in any, and another process removes them
         except (OSError, ValueError) as error:
             log.warning("%s is kept, and what waits with it: %s", path, error)
-            whole = False
+            left.lost.append(LostPart(path, None, f"it cannot be read: {error}"))
+            left.readable = False
         else:
             frames += here
-            places |= {frame.serial: path for frame in here}
-    found = [
-        UnsentFile(
-            frame.record,
-            places[frame.serial],
-            frame.size,
-            frame.mtime_ns,
-            frame.serial,
-            frame.start,
+            if repaired := sum(frame.repaired for frame in here):
+                left.repaired[path] = repaired
+            places |= {frame.serial: (path, written_ns) for frame in here}
+            gone |= {number for number in ended if number >= 0}
+            left.lost += [_lost(path, gap) for gap in gaps if -1 - gap.start not in ended]
+    for frame in live(frames):
+        if frame.record is None or frame.serial in gone:
+            continue
+        path, written_ns = places[frame.serial]
+        if frame.damaged:
+            reason = f"its {frame.size} bytes are damaged"
+            left.lost.append(LostPart(path, frame.serial, reason, frame.record))
+            continue
+        left.waiting.append(
+            UnsentFile(
+                frame.record,
+                path,
+                frame.size,
+                frame.mtime_ns,
+                frame.serial,
+                frame.start,
+                frame.written_ns or written_ns,
+            )
         )
-        for frame in live(frames)
-        if frame.record is not None and frame.serial not in gone
-    ]
-    return found, whole
+    return left
+
+
+def _lost(path: Path, gap: Gap) -> LostPart:
+    reason = (
+        f"{gap.size} bytes from byte {gap.start} on are damaged or missing, and files that were closed with them"
+        if gap.size
+        else "it is empty, and files that were closed may be lost"
+    )
+    return LostPart(path, -1 - gap.start, reason)
 
 
 def _ended_in(path: Path) -> set[int]:
-    """Return what was recorded by `_end_in_journal`; a line that is cut off does not count."""
+    """Return what was recorded by `_end_in_journal`; a line that is cut off does not count.
+
+    Serials, and of parts that are lost -1 less where they begin.
+    """
     try:
         lines = path.with_suffix(ENDED).read_bytes()
     except FileNotFoundError:
@@ -155,6 +265,7 @@ def _ended_in(path: Path) -> set[int]:
     return {int(line) for line in lines[: lines.rfind(b"\n") + 1].split()}
 
 
+@of_staging_disk
 def park_journals(session: Path) -> int:
     """Keep the journals of a session for the next mount, if files in them wait; return how many do.
 
@@ -162,14 +273,14 @@ def park_journals(session: Path) -> int:
     moved before this process is killed: whoever comes next moves the others.
     """
     parked = session.parent / PARKED
-    left = _journals(session)
-    waiting, whole = _in_journals([*_journals(parked, f"{session.name}-"), *left])
-    for path in left:
-        if waiting or not whole:  # the later ones say what has ended in the others
-            path.rename(parked / f"{session.name}-{path.name}")
-        else:
+    paths = _journals(session)
+    left = _left_in(session.name, [*_journals(parked, f"{session.name}-"), *paths])
+    for path in paths:
+        if left.over:
             path.unlink()
-    return len(waiting)
+        else:  # the later ones say what has ended in the others
+            path.rename(parked / f"{session.name}-{path.name}")
+    return len(left.waiting)
 
 
 @contextmanager
@@ -194,16 +305,15 @@ def _remove_ended(directory: Path) -> None:
     """Remove the parked journals of sessions of which no file waits."""
     for session in _parked_sessions(directory):
         paths = _journals(directory / PARKED, f"{session}-")
-        waiting, whole = _in_journals(paths)
-        if whole and not waiting:
+        if _left_in(session, paths).over:
             for path in paths:  # the later ones say what has ended in the others
                 path.unlink(missing_ok=True)
                 path.with_suffix(ENDED).unlink(missing_ok=True)
 
 
-def _end_in_journal(path: Path, serial: int) -> None:
-    """Record that a file of a parked journal is not needed any more."""
-    line = b"%d\n" % serial
+def _end_in_journal(path: Path, number: int) -> None:
+    """Record that a file, or a lost part, of a parked journal is not needed any more."""
+    line = b"%d\n" % number
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     descriptor = os.open(path.with_suffix(ENDED), flags, 0o600)
     try:
@@ -268,6 +378,7 @@ def _locked_if_dead(lock: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
+@of_staging_disk
 def park(directory: Path, data: Path) -> Path:
     """Move a dirty file; the record counts, so it moves when its bytes are there. Return where it is."""
     target = directory / PARKED / _parked_name(data)

@@ -23,6 +23,8 @@ WAITING_MOST = 20_000
 """Files that wait at once, some 3 KB of memory each; then a close waits for the store."""
 REFUSED_SECONDS = 10.0
 """How long the local disk is left alone after it refused to take more."""
+POSTPONED_SECONDS = 10.0
+"""How long a file waits at least that could not be uploaded, perhaps because of what it is."""
 
 
 class Acknowledger:
@@ -54,6 +56,11 @@ class Acknowledger:
         now = self._clock()
         # The copy is one step. A list of pairs is not: it may collect garbage, and run other threads.
         return [file for file, when in self.waiting.copy().items() if when <= now]
+
+    def postpone(self, file: WrittenFile) -> None:
+        """Let others go first: a file that could not be uploaded waits again, for a while at least."""
+        if self.waiting.pop(file, None) is not None:
+            self.waiting[file] = self._clock() + max(self._seconds, POSTPONED_SECONDS)
 
     # a close -------------------------------------------------------------------------------------
 
@@ -176,14 +183,12 @@ class Acknowledger:
     @any_thread
     def _note(self, file: WrittenFile, entry: JournalEntry) -> None:
         file.entry = entry
+        file.entry_overwrites = file.overwrites
         file.acknowledged = True
         self.waiting.pop(file, None)
         self.waiting[file] = self._clock() + self._seconds
         if file.staged is not None:
-            try:
-                file.staged.mark_clean()  # else it would be found a second time
-            except OSError as error:
-                log.warning("%s/%s is recorded twice: %s", file.bucket, file.key, error)
+            file.staged.mark_clean()  # else it would be found a second time
 
     # the end of waiting --------------------------------------------------------------------------
 
@@ -195,8 +200,11 @@ class Acknowledger:
 
     def restore(self, file: WrittenFile) -> None:
         """Let what was acknowledged of a file wait again: a change of it came to nothing."""
+        assert file.entry is not None, "what was acknowledged is in the journal"
         file.acknowledged = file.dirty = True
+        file.overwrites = file.entry_overwrites
         file.failed = file.write_error = None
+        file.mtime_ns = file.entry.mtime_ns
         self.waiting[file] = self._clock() + self._seconds
 
     def _forget(self, file: WrittenFile) -> None:

@@ -9,11 +9,22 @@ from dataclasses import replace
 
 from aisfs.core.namespace import keys
 from aisfs.core.namespace.inodes import directory_number, member_number
+from aisfs.core.staged.posix_metadata import mode_of, mtime_of
 from aisfs.engine.listing.overlay import Overlay
 from aisfs.engine.write.appender import Appended
 from aisfs.engine.write.staging import StagedFile
 from aisfs.engine.write.writer import Writer
-from aisfs.errors import AisfsError, AlreadyExists, DeadlineExceeded, Stale, Unavailable
+from aisfs.errors import (
+    AisfsError,
+    AlreadyExists,
+    ContentUnreadable,
+    DeadlineExceeded,
+    NameGone,
+    NotFound,
+    ProtocolError,
+    Stale,
+    Unavailable,
+)
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.nodes import ShardNode, identity
 from aisfs.filesystem.trees.bucket_tree import Tree
@@ -25,9 +36,18 @@ from aisfs.process.threads import any_thread
 log = logging.getLogger(__name__)
 
 
+def passes(error: AisfsError) -> bool:
+    """Return whether an upload failed because nothing can be uploaded at the moment."""
+    return isinstance(error, Unavailable | DeadlineExceeded)
+
+
 def lasts(error: AisfsError) -> bool:
-    """Return whether an upload that failed so will fail again, whenever it is tried."""
-    return not isinstance(error, Unavailable | DeadlineExceeded)
+    """Return whether the store has refused an upload, so that it will again.
+
+    An answer that is none, or that there is no such object or bucket, may be that of something in between, such
+    as a gateway. Content that the local disk cannot read stays where it is.
+    """
+    return not (passes(error) or isinstance(error, ProtocolError | NotFound | ContentUnreadable))
 
 
 class Committer:
@@ -217,13 +237,11 @@ class Committer:
         async with file.lock:
             if file.handles:
                 return
-            if file.dirty and not file.unlinked and not file.waits:
+            undone = self.undo_failed(file)
+            if file.dirty and not file.unlinked and not file.waits and not undone:
                 if error is None:
                     return  # truncated meanwhile, by a task that will settle it as well
-                if file.write_error is not None:
-                    self.discard(file, error)
-                else:
-                    self.park(file, error)
+                self.park(file, error)
             self.let_go(file)
 
     @any_thread
@@ -273,6 +291,34 @@ class Committer:
         if not self._back_to_waiting(file):
             self._detach(file, error)
 
+    def undo_failed(self, file: WrittenFile) -> bool:
+        """Drop what could not be written whole once nobody writes to it; return whether it was.
+
+        What it was before is seen again, also by those who have it open to read. Of a file that is new they
+        keep what they have. Called with the lock held, or free.
+        """
+        error = file.write_error
+        if error is None or file.writers or file.unlinked or not file.dirty or file.staged is None:
+            return False
+        if file.entry is None and file.base is not None and not file.member:
+            self._back_to_stored(file, file.base)
+        elif file.entry is None and file.handles:
+            return False
+        else:
+            self.discard(file, error)
+        return True
+
+    def _back_to_stored(self, file: WrittenFile, base: ObjectInfo) -> None:
+        """Show the version in the store again."""
+        assert file.staged is not None, "what is dirty is staged"
+        file.staged.discard()
+        with self._overlay.namespace_lock:
+            file.staged = None
+            file.dirty = file.overwrites = False
+            file.failed = file.write_error = None
+            file.mode, file.mtime_ns = mode_of(base), mtime_of(base)
+        self._drop_pages(file)
+
     def discard(self, file: WrittenFile, error: AisfsError) -> None:
         """Drop content that is not whole: the write that failed has told its writer."""
         assert file.staged is not None, "what is dirty is staged"
@@ -286,7 +332,24 @@ class Committer:
         if file.entry is None or self.acknowledger is None:
             return False
         self.acknowledger.restore(file)
+        self._drop_pages(file)
         return True
+
+    def _drop_pages(self, file: WrittenFile) -> None:
+        """Make the kernel forget pages and size of what came to nothing, soon; see `show_again`."""
+        file.pages_behind = True
+        self._filesystem.kernel.drop_pages([file.ino])
+
+    async def show_again(self, file: WrittenFile) -> None:
+        """Have the kernel forget what came to nothing before an open of the file gets to see it.
+
+        Raises:
+            NameGone: it has; its path is to be looked up again, with the size that the file has now.
+        """
+        if file.pages_behind:
+            await self._filesystem.kernel.invalidated(file.node.parent, file.node.name)
+            file.pages_behind = False
+            raise NameGone("what was written to it came to nothing while it was opened")
 
     def _detach(self, file: WrittenFile, error: AisfsError) -> None:
         """Show what the store has under a name again."""

@@ -74,6 +74,7 @@ class OpenFiles:
         known = self._files.by_ino.get(ino)
         if known is not None:
             known.check_attached()
+            await self._committer.show_again(known)
         if not wanted:
             with self.namespace_lock:
                 self.readers[ino] += 1
@@ -166,31 +167,53 @@ class OpenFiles:
     async def flush(self, handle: OpenFile | FileHandle, *, sync: bool = True) -> None:
         """Commit at a close or fsync: after this the store has what was written.
 
-        At a close, without `sync`, it is enough that what was written is safe, and may wait.
+        At a close, without `sync`, it is enough that what was written is safe, and may wait. An fsync is about
+        the file: through a handle that is only for reading it commits what others have written.
 
         Raises:
             AisfsError: it has not, and holds what it held before.
         """
-        if isinstance(handle, OpenFile) and handle.file is not None:
-            await self._committer.commit(handle.file, sync=sync)
+        if not isinstance(handle, OpenFile):
+            return
+        file = handle.file or (self._files.by_ino.get(handle.ino) if sync else None)
+        if file is not None:
+            await self._committer.commit(file, sync=sync)
+
+    @any_thread
+    def is_stored(self, ino: int) -> bool:
+        """Return whether an fsync of what `try_open` opened has nothing to do: nobody writes to it here."""
+        return ino not in self._files.by_ino
 
     async def release(self, handle: OpenFile | FileHandle) -> None:
         """Close a handle for good. What is still dirty after the last one is uploaded or kept."""
-        if isinstance(handle, OpenFile):
+        if isinstance(handle, OpenFile) and not self.try_release(handle):
             file = self._end(handle)
-            if file is not None and not file.handles:
+            if file is None:
+                return
+            async with file.lock:
+                self._committer.undo_failed(file)
+            if not file.handles:
                 await self._committer.settle_unopened(file)
 
     def try_release(self, handle: OpenFile | FileHandle) -> bool:
-        """Close a handle for good, if its file is in the store; returns whether it is."""
+        """Close a handle for good if that need not wait; else do nothing. Return whether it was.
+
+        What could not be written goes here: the kernel does not wait for a RELEASE, and an open that follows
+        must not see it.
+        """
         if not isinstance(handle, OpenFile):
             return False
         file = handle.file or self._files.by_ino.get(handle.ino)
-        if file is not None and ((file.dirty and not file.waits) or not file.lock.is_free):
+        fails = file is not None and file.write_error is not None
+        if file is not None and (
+            (file.dirty and not file.waits and not fails) or not file.lock.is_free
+        ):
             return False
         self._end(handle)
-        if file is not None and not file.handles:
-            self._committer.let_go(file)
+        if file is not None:
+            self._committer.undo_failed(file)
+            if not file.handles:
+                self._committer.let_go(file)
         return True
 
     @any_thread
@@ -287,7 +310,7 @@ class OpenFiles:
         if size == file.size:
             file.write_error = None
             return
-        was_dirty, was_acknowledged = file.dirty, file.acknowledged
+        was_dirty, was_acknowledged, mtime_ns = file.dirty, file.acknowledged, file.mtime_ns
         created = file.staged is None and size == 0
         if created:  # what is cut off need not be loaded
             file.staged = self._writer.new()
@@ -300,7 +323,7 @@ class OpenFiles:
             if not was_dirty:
                 file.dirty = False
                 staged.mark_clean()
-            file.acknowledged = was_acknowledged
+            file.acknowledged, file.mtime_ns = was_acknowledged, mtime_ns
             if created:
                 staged.discard()
                 file.staged = None

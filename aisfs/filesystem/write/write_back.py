@@ -7,7 +7,7 @@ import trio
 
 from aisfs.errors import AisfsError, Unavailable
 from aisfs.filesystem.write.acknowledge import Acknowledger
-from aisfs.filesystem.write.commit import Committer, lasts
+from aisfs.filesystem.write.commit import Committer, lasts, passes
 from aisfs.filesystem.written.files import WrittenFile
 
 log = logging.getLogger(__name__)
@@ -16,6 +16,8 @@ UPLOADS_AT_ONCE = 16
 """Half of the connections of a mount: the others are for those who wait for an answer."""
 LOOK_SECONDS = 0.5
 """How often it is looked for files that are due."""
+DOUBTFUL_MOST = 16
+"""Files that may fail for reasons of their own before the others are left for the next time."""
 RETRY_SECONDS = 10.0
 """After an upload that may succeed later: the store has tried for `--io-timeout` by then."""
 
@@ -30,6 +32,8 @@ class WriteBack:
         self._refused: dict[WrittenFile, AisfsError] = {}
         """Files that cannot be uploaded, and that some program still has open, or that the local disk
         could not keep for `aisfs recover`."""
+        self._doubtful: dict[WrittenFile, AisfsError] = {}
+        """Files that wait on after an answer that may not be the store's last word."""
 
     def waiting(self) -> tuple[int, int]:
         """Return how many files wait, and their bytes."""
@@ -45,6 +49,11 @@ class WriteBack:
         refused = [(f"{file.bucket}/{file.key}", error) for file, error in self._refused.items()]
         return [*self._acknowledger.given_up(), *refused]
 
+    def failed(self) -> int:
+        """Return of how many files the last upload failed, whatever becomes of them."""
+        self._doubtful = {file: error for file, error in self._doubtful.items() if file.waits}
+        return len(self.failures()) + len(self._doubtful)
+
     async def run(self) -> None:
         """Upload what is due, until cancelled."""
         troubled = False
@@ -52,7 +61,7 @@ class WriteBack:
             await trio.sleep(LOOK_SECONDS)
             due = self._acknowledger.due()
             problem = await self._upload_all(due)
-            if problem is not None:
+            if problem is not None and passes(problem):
                 if not troubled:
                     count = len(self._acknowledger.waiting)
                     log.warning("%d closed files still wait for their upload: %s", count, problem)
@@ -84,13 +93,13 @@ class WriteBack:
         return len(files)
 
     async def _upload_all(self, files: Iterable[WrittenFile]) -> AisfsError | None:
-        """Upload files, many at once; stop at an error that may pass, and return it."""
+        """Upload files, many at once; return an error after which some wait on. Stop if nothing can be uploaded."""
         remaining = iter(files)
         problems: list[AisfsError] = []
 
         async def work() -> None:
             for file in remaining:
-                if problems:
+                if len(problems) >= DOUBTFUL_MOST or any(map(passes, problems)):
                     return
                 problem = await self._upload(file)
                 if problem is not None:
@@ -99,23 +108,38 @@ class WriteBack:
         async with trio.open_nursery() as nursery:
             for _ in range(UPLOADS_AT_ONCE):
                 nursery.start_soon(work)
-        return problems[0] if problems else None
+        return next((one for one in problems if passes(one)), problems[0] if problems else None)
 
     async def _upload(self, file: WrittenFile) -> AisfsError | None:
-        """Upload a file; return an error that may pass."""
+        """Upload a file; return an error after which it waits on."""
         try:
             await self._committer.commit_waiting(file)
         except AisfsError as error:
             if lasts(error):
                 await self._give_up(file, error)
                 return None
+            if not passes(error):
+                self._doubt(file, error)
             return error
         except Exception as error:
             log.exception("an upload failed: this is a bug in aisfs, please report it")
             return Unavailable(f"{file.bucket}/{file.key}: {error}")
+        self._doubtful.pop(file, None)
         if file.acknowledged and file.failed is not None:  # a rename, for example, had to upload it
             await self._give_up(file, file.failed)
         return None
+
+    def _doubt(self, file: WrittenFile, error: AisfsError) -> None:
+        """Let a file wait on, and be seen as it is, after an answer that makes no sense."""
+        if self._doubtful.get(file) is None:
+            log.error(
+                "%s/%s was not uploaded: %s; it waits and is tried again",
+                file.bucket,
+                file.key,
+                error,
+            )
+        self._doubtful[file] = error
+        self._acknowledger.postpone(file)
 
     async def _give_up(self, file: WrittenFile, error: AisfsError) -> None:
         """Keep a file for `aisfs recover` once no program has it open."""

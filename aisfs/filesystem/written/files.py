@@ -45,6 +45,8 @@ class WrittenFile:
     """Whether `staged` differs from `base`."""
     entry: JournalEntry | None = None
     """What was acknowledged last and is not in the store yet, with `--write-back`."""
+    entry_overwrites: bool = False
+    """What `overwrites` was then."""
     acknowledged: bool = False
     """Whether `entry` is the content as it is now, so that a close need not wait for the store."""
     unlinked: bool = False
@@ -55,6 +57,8 @@ class WrittenFile:
     """Why the last attempt to upload it failed; None after the next write."""
     write_error: AisfsError | None = None
     """Why a write failed; None after the next one. Content with a hole in it is not uploaded."""
+    pages_behind: bool = False
+    """Whether the kernel may have pages and a size of what came to nothing: see `Committer.show_again`."""
     handles: int = 0
     writers: int = 0
     bypassing: int = 0

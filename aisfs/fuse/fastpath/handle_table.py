@@ -34,7 +34,10 @@ class HandleTable:
         return self._opened[number]
 
     def file(self, number: int) -> FileHandle | OpenFile:
-        """Return the open file that has a number."""
+        """Return the open file that has a number; the dispatcher may have opened it."""
+        ino = object_of(number)
+        if ino is not None:
+            return OpenFile(ino, None)
         opened = self._opened[number]
         assert isinstance(opened, FileHandle | OpenFile), "the kernel uses a file it opened"
         return opened

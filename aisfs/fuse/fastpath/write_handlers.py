@@ -120,20 +120,22 @@ class WriteHandlers:
 
     def flush(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
         """Do nothing for what was opened here; a kernel before 5.16 asks all the same."""
-        return self._commit(unique, Opcode.FLUSH, message, pid)
-
-    def fsync(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
-        """Do nothing for what was opened here: a writer has a handle of its own."""
-        return self._commit(unique, Opcode.FSYNC, message, pid)
-
-    def _commit(self, unique: int, opcode: Opcode, message: memoryview, pid: int) -> Reply | None:
         handle = abi.handle(message)
         if is_fastpath_handle(handle):
             return (abi.error_reply(unique, 0),)
-        if opcode == Opcode.FLUSH:
-            reply = self._requests.try_acknowledge(unique, handle, pid)
-            if reply is not FORWARD:
-                return reply
+        reply = self._requests.try_acknowledge(unique, handle, pid)
+        if reply is not FORWARD:
+            return reply
+        return self._commit(unique, Opcode.FLUSH, handle, pid)
+
+    def fsync(self, unique: int, nodeid: int, message: memoryview, pid: int) -> Reply | None:
+        """Do nothing for what was opened here, unless it is written by others."""
+        handle = abi.handle(message)
+        if is_fastpath_handle(handle) and self._files.is_stored(nodeid):
+            return (abi.error_reply(unique, 0),)
+        return self._commit(unique, Opcode.FSYNC, handle, pid)
+
+    def _commit(self, unique: int, opcode: Opcode, handle: int, pid: int) -> Reply:
         self._requests.hand_over(unique, opcode, handle, pid)
         return SILENCE
 

@@ -244,7 +244,7 @@ async def test_who_asks_is_told_that_a_quick_disk_fails(
 async def test_a_bug_is_told_and_the_next_entry_is_written(
     area: StagingArea, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
 ):
-    def fail(*_: object) -> bytes:
+    def fail(*_: object, **__: object) -> bytes:
         raise ValueError("unforeseen")
 
     kept = await of(area).keep(RECORDS[0], b"kept", 1, [])
