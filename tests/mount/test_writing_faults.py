@@ -19,6 +19,7 @@ from tests.mount.cache_tools import big_directory
 from tests.mount.content import payload
 from tests.mount.faulty_stores import FaultyStore, Rule, faulty_store
 from tests.mount.test_writing_shards_faults import padded
+from tests.mount.writable import writable
 from tests.support.mounts import Mount, eventually
 
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
@@ -179,6 +180,36 @@ def test_a_failed_fsync_can_be_repeated(place: Place):
         os.fsync(file.fileno())
         assert place.store.stored("repeated") == NEW
     assert place.parked() == []
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system that has room for the names of files, and for nothing in them."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=2m,mode=0700", "none", disk]
+    if subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("mounting a tmpfs is not permitted")
+    yield disk
+    subprocess.run(["umount", disk], check=True, timeout=30)
+
+
+@pytest.mark.parametrize("old", [OLD, None], ids=["overwritten", "new"])
+def test_what_a_full_disk_has_refused_is_not_uploaded(
+    old: bytes | None, full_disk: Path, tmp_path: Path
+):
+    options = ["--staging-dir", str(full_disk / "staging")]
+    with writable(tmp_path, options=options, expected_log=["No space left"]) as place:
+        if old is not None:
+            place.put("f", old)
+        with (full_disk / "filler").open("wb", buffering=0) as filler, suppress(OSError):
+            while filler.write(bytes(4096)):
+                pass
+        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+            (place.path / "f").write_bytes(NEW)
+        (full_disk / "filler").unlink()
+        (place.path / "other").write_bytes(NEW)
+        assert place.stored("f") == old
 
 
 CHANGES: dict[str, Rule] = {

@@ -297,8 +297,8 @@ class OpenFiles:
         self, file: WrittenFile, staged: StagedFile, offset: int, data: bytes | memoryview
     ) -> None:
         """Write; called with the lock held."""
-        self._touch(file)
         try:
+            self._touch(file)
             staged.write(offset, data)
         except AisfsError as error:
             file.write_error = error
