@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
 
 LONG = ("--attr-ttl", "600", "--list-ttl", "600", "--negative-ttl", "600")
 THEIRS = b"theirs\n"
+OURS = b"our own"
 NUMBERS = iter(range(1000))
 
 
@@ -32,7 +33,7 @@ def place(
         backend=request.param,
         options=LONG,
         traps=request.param == "ais",
-        expected_log=["was not uploaded", "another client"],
+        expected_log=["was not uploaded", "another client", "by somebody else"],
     ) as place:
         yield place
 
@@ -91,6 +92,42 @@ def test_what_truncates_overwrites(place: Writable, name: str):
     assert place.stored(name) == b"ours"
 
 
+def test_what_is_believed_to_be_empty_is_emptied(place: Writable, name: str):
+    (place.path / name).write_bytes(b"")
+    place.put(name, THEIRS)
+    subprocess.run(["sh", "-c", ': > "$0"', place.path / name], check=True)
+    assert place.stored(name) == b""
+
+
+def test_what_was_believed_to_be_empty_is_overwritten(place: Writable, name: str):
+    (place.path / name).write_bytes(b"")
+    place.delete(name)
+    (place.path / name).write_bytes(b"ours")
+    assert place.stored(name) == b"ours"
+
+
+def test_appending_to_what_was_removed_begins_anew(place: Writable, name: str):
+    (place.path / name).write_bytes(THEIRS)
+    place.delete(name)
+    subprocess.run(["sh", "-c", 'echo ours >> "$0"', place.path / name], check=True)
+    assert place.stored(name) == b"ours\n"
+
+
+def test_cutting_what_is_believed_to_have_that_size_cuts_it(place: Writable, name: str):
+    (place.path / name).write_bytes(b"ours\nX\n")
+    place.put(name, THEIRS * 2)
+    os.truncate(place.path / name, len(THEIRS))
+    assert place.stored(name) == THEIRS
+
+
+def test_cutting_what_was_removed_does_not_make_it_again(place: Writable, name: str):
+    (place.path / name).write_bytes(THEIRS)
+    place.delete(name)
+    with pytest.raises(FileNotFoundError):
+        os.truncate(place.path / name, 0)
+    assert place.stored(name) is None
+
+
 def test_tar_appends_to_the_archive_that_is_there(place: Writable, name: str, tmp_path: Path):
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as archive:
@@ -144,6 +181,57 @@ def test_a_rename_that_must_not_replace_does_not(place: Writable, name: str):
     subprocess.run(["mv", "-n", source, place.path / name], check=False)
     assert place.stored(name) == THEIRS
     assert source.read_bytes() == b"ours"
+
+
+def make_known(place: Writable, key: str, written: bool) -> None:
+    """Have the mount know an object, which it has written or only read; it is as large as `THEIRS`."""
+    path = place.path / key
+    if written:
+        path.write_bytes(OURS)
+    else:
+        place.put(key, OURS)
+        with pytest.raises(FileExistsError):  # now it looks
+            os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    assert path.read_bytes() == OURS
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["read", "written"])
+def test_what_is_renamed_shows_what_it_is(place: Writable, name: str, written: bool):
+    make_known(place, name, written)
+    place.put(name, THEIRS)
+    os.rename(place.path / name, place.path / f"{name}-new")
+    assert place.stored(f"{name}-new") == THEIRS
+    assert place.stored(name) is None
+    assert (place.path / f"{name}-new").read_bytes() == THEIRS
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["read", "written"])
+def test_what_is_in_a_renamed_directory_shows_what_it_is(place: Writable, name: str, written: bool):
+    folder, new = place.path / name, place.path / f"{name}-new"
+    folder.mkdir()
+    make_known(place, f"{name}/own", True)
+    make_known(place, f"{name}/f", written)
+    place.put(f"{name}/f", THEIRS)
+    os.rename(folder, new)
+    assert place.stored(f"{name}-new/f") == THEIRS
+
+    def shows_what_it_is() -> bool:
+        try:
+            return (new / "f").read_bytes() == THEIRS
+        except OSError:  # what was believed until now is stale
+            return False
+
+    assert eventually(shows_what_it_is)
+    assert (new / "own").read_bytes() == OURS
+
+
+def test_what_was_removed_is_not_renamed(place: Writable, name: str):
+    (place.path / name).write_bytes(b"ours")
+    place.delete(name)
+    place.put(f"{name}-new", THEIRS)
+    with pytest.raises(FileNotFoundError):
+        os.rename(place.path / name, place.path / f"{name}-new")
+    assert place.stored(f"{name}-new") == THEIRS
 
 
 def test_a_directory_is_not_renamed_onto_one_with_something_in_it(place: Writable, name: str):

@@ -10,12 +10,13 @@ from aisfs.engine.fetch.part import Data
 from aisfs.engine.listing.overlay import Overlay
 from aisfs.engine.write.staging import StagedFile
 from aisfs.engine.write.writer import Writer
-from aisfs.errors import AisfsError, ReadOnly, Stale
+from aisfs.errors import AisfsError, NotFound, ReadOnly, Stale
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.handles import FileHandle, OpenFile
 from aisfs.filesystem.nodes import ObjectNode, ShardNode, identity
 from aisfs.filesystem.write.commit import Committer
 from aisfs.filesystem.written.files import WrittenFile
+from aisfs.model import ObjectInfo
 from aisfs.process.threads import any_thread
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND
@@ -87,8 +88,8 @@ class OpenFiles:
             async with file.lock:
                 if flags & os.O_TRUNC:
                     await self.truncate(file, 0)
-                elif file.staged is None and file.entry is None and not file.unlinked:
-                    await self._check_version(file)
+                else:
+                    await self.check_version(file)
         except BaseException:
             await self.release(handle)
             raise
@@ -156,13 +157,31 @@ class OpenFiles:
                 self._files.add(file)
         return file
 
-    async def _check_version(self, file: WrittenFile) -> None:
-        """Raise `Stale` if what is to be changed in part is not what it was looked up as."""
-        assert file.base is not None, "a file without a version is staged"
-        with self._filesystem.noticing_change(file.node):
-            now = await self._writer.head(file.bucket, file.key)
-            if not now.same_content(file.base):
-                raise Stale(f"{file.bucket}/{file.key} was changed by somebody else")
+    async def check_version(self, file: WrittenFile) -> None:
+        """Make sure that the store still has what is to be changed in part; called with the lock held.
+
+        Raises:
+            Stale: it has another version, or none; the kernel looks the name up anew.
+        """
+        if file.staged is None and file.entry is None and not file.unlinked:
+            await self.check_stored(file.node, file.base)
+
+    async def check_stored(self, node: ObjectNode, base: ObjectInfo | None) -> None:
+        """Make sure that the store has this version of an object.
+
+        Raises:
+            Stale: it has another one, or none; the kernel looks the name up anew.
+        """
+        assert base is not None, "what the store does not have yet is dirty"
+        with self._filesystem.noticing_change(node):
+            try:
+                now = await self._writer.head(node.bucket, node.info.key)
+            except NotFound as error:
+                raise Stale(
+                    f"{node.bucket}/{node.info.key} was removed by somebody else"
+                ) from error
+            if not now.same_content(base):
+                raise Stale(f"{node.bucket}/{node.info.key} was changed by somebody else")
 
     async def flush(self, handle: OpenFile | FileHandle, *, sync: bool = True) -> None:
         """Commit at a close or fsync: after this the store has what was written.
@@ -306,8 +325,12 @@ class OpenFiles:
         file.write_error = None
 
     async def truncate(self, file: WrittenFile, size: int) -> None:
-        """Cut or extend; called with the lock held."""
-        if size == file.size:
+        """Cut or extend; called with the lock held.
+
+        What this mount believes to be empty may not be so any more: it is emptied all the same.
+        """
+        known = size > 0 or file.staged is not None or file.entry is not None
+        if known and size == file.size:
             file.write_error = None
             return
         was_dirty, was_acknowledged, mtime_ns = file.dirty, file.acknowledged, file.mtime_ns

@@ -18,6 +18,7 @@ from aisfs.errors import (
     NotPermitted,
     OutOfSpace,
     ReadOnly,
+    Stale,
 )
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.nodes import (
@@ -264,8 +265,13 @@ class Renamer:
             if file is not None and await self._rename_waiting(file, victim, gone, key):
                 self._moved_waiting(file, gone, victim, key, parent, name)
                 return
-            if file is not None:
-                await self._committer.commit_locked(file)
+            # Under the new name the kernel goes on using the number, and the pages, that it has for the old one.
+            if file is None:
+                if self._inodes.get(self._inodes.number(node)) is None:
+                    raise Stale(f"{node.bucket}/{node.info.key} was changed by somebody else")
+                await self._open_files.check_stored(node, node.info)
+            elif not await self._committer.commit_locked(file):
+                await self._open_files.check_stored(file.node, file.base)
             info = await self._writer.rename(node.bucket, node.info.key, key)
             with self._overlay.namespace_lock:
                 if gone is not None:

@@ -15,6 +15,7 @@ from aisfs.errors import (
     NotADirectory,
     NotEmpty,
     NotFound,
+    Stale,
 )
 from aisfs.filesystem.inodes import Inodes
 from aisfs.filesystem.nodes import DirectoryNode, ObjectNode
@@ -109,7 +110,9 @@ class DirectoryRenamer:
             await self._rename_back(bucket, prefix, new_prefix, moved, len(found), error)
             raise
         with self._overlay.namespace_lock:
-            self._moved_directory(node, new_prefix, moved)
+            now = {info.key: info for info in found}
+            self._forget_older(bucket, now)
+            self._moved_directory(node, new_prefix, now, moved)
             self.removed(node, beside)
         await self._writer.move_indexes(bucket, prefix, new_prefix, self._limit)
 
@@ -140,8 +143,30 @@ class DirectoryRenamer:
             ", ".join(stranded) or "none",
         )  # fmt: skip
 
+    def _forget_older(self, bucket: Bucket, now: dict[str, ObjectInfo]) -> None:
+        """Have the kernel look up anew what other clients have changed since it did.
+
+        Its numbers, and pages, of such a version do not go on under the new names.
+        """
+        for ino, known in self._inodes.known():
+            file = self._files.by_ino.get(ino)
+            node = known if file is None else file.node
+            if not isinstance(node, ObjectNode) or node.bucket != bucket:
+                continue
+            info = node.info if file is None else file.base
+            if node.info.key not in now or info is None or info.same_content(now[node.info.key]):
+                continue
+            if file is not None:
+                file.detached_because = Stale("another client has changed it")
+                self._files.unname(file)
+            self._committer.invalidate(node.parent, node.name)
+
     def _moved_directory(
-        self, node: DirectoryNode, new_prefix: str, moved: dict[str, ObjectInfo]
+        self,
+        node: DirectoryNode,
+        new_prefix: str,
+        found: dict[str, ObjectInfo],
+        moved: dict[str, ObjectInfo],
     ) -> None:
         """Move everything known below the old name to below the new one."""
         bucket, prefix = node.bucket, node.prefix
@@ -155,7 +180,7 @@ class DirectoryRenamer:
             file.base = info
         for member in self._files.new_members(bucket, prefix):
             self._files.rename(member, renamed(member.key), member.node.parent, member.node.name)
-        self._move_inodes_below(node, new_prefix, moved)
+        self._move_inodes_below(node, new_prefix, found, moved)
         for held in self._overlay.held.below(bucket, prefix):
             self._overlay.remove(bucket, held, hold=False)
             self._overlay.set_pending(bucket, renamed(held), None)
@@ -167,7 +192,11 @@ class DirectoryRenamer:
             self._overlay.set_pending(bucket, new_prefix, None)
 
     def _move_inodes_below(
-        self, node: DirectoryNode, new_prefix: str, moved: dict[str, ObjectInfo]
+        self,
+        node: DirectoryNode,
+        new_prefix: str,
+        found: dict[str, ObjectInfo],
+        moved: dict[str, ObjectInfo],
     ) -> None:
         """Make the kernel's numbers of what lies in a renamed directory stand for the new names.
 
@@ -185,7 +214,7 @@ class DirectoryRenamer:
                 case DirectoryNode(b, p) if b == bucket and p.startswith(prefix):
                     new = DirectoryNode(bucket, new_prefix + p[len(prefix) :])
                 case ObjectNode(b, info) if b == bucket and info.key in moved:
-                    if ino in self._files.by_ino:
+                    if ino in self._files.by_ino or not info.same_content(found[info.key]):
                         continue
                     new = structs.replace(known, info=moved[info.key])
                 case _:

@@ -98,6 +98,8 @@ class AttributeSetter:
             async with file.lock:
                 file.check_attached()
                 if changes.size is not None:
+                    if not file.writers:  # else their open has asked
+                        await self._open_files.check_version(file)
                     await self._open_files.truncate(file, changes.size)
                 if changes.mode is not None or changes.mtime_ns is not None:
                     await self._set_attributes(file, changes)
