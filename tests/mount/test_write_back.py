@@ -201,6 +201,32 @@ def test_large_files_and_shards_do_not_wait(place: Writable):
     assert os.listdir(place.path / "x.tar.d") == ["old"]
 
 
+@pytest.mark.parametrize("backend", ["directory", "ais"])
+@pytest.mark.parametrize("name", ["old", "new", "renamed", "over"])
+def test_what_another_client_writes_while_a_file_waits_stays(
+    backend: str, name: str, tmp_path: Path
+):
+    (tmp_path / "store" / "b").mkdir(parents=True)
+    (tmp_path / "store" / "b" / "old").write_bytes(b"old content")
+    (tmp_path / "store" / "b" / "over").write_bytes(b"old content")
+    expected = ["was not uploaded", "flush failed", "another client", "recover"]
+    with writable(tmp_path, backend=backend, options=WAITING, expected_log=expected) as place:
+        path = place.path / name
+        if name in ("renamed", "over"):
+            (place.path / "temporary").write_bytes(b"ours")
+            (place.path / "temporary").rename(path)
+        else:
+            path.write_bytes(b"ours")
+        place.put(name, b"theirs")
+        code, told = flush(place)
+        assert code, told
+        assert place.stored(name) == b"theirs"
+        assert [kept.with_suffix(".data").read_bytes() for kept in place.parked()] == [b"ours"]
+        assert path.read_bytes() == b"theirs"
+        assert recover(place, "--drop", "--all")[0] == 0
+        assert flush(place)[0] == 0
+
+
 def test_without_room_a_close_waits_for_the_store(tmp_path: Path):
     options = [*WAITING, "--staging-size", "1MiB"]
     expected = ["uploaded at once for a while"]

@@ -359,8 +359,9 @@ class Committer:
             file.dirty = False
             file.detached_because = error
             self._files.unname(file)
-            if file.base is None and not file.member:
+            if not file.member:
                 self._overlay.forget(file.bucket, file.key)
+            if file.base is None and not file.member:
                 folder, slash, _ = file.key.rpartition("/")
                 self._inodes.directory_attributes.touch(file.bucket, folder + slash)
         self.invalidate(file.node.parent, file.node.name)

@@ -199,8 +199,8 @@ class Creator:
         lock = ContentLock(self._token)
         times = time.time_ns()
         file = WrittenFile(ino, spelled, node, None, mode & 0o777, times, member, lock=lock)
-        if not _overwrites(flags) and not member:
-            file.made_only_new = self._mark()
+        if not member:
+            file.made_only_new, file.overwrites = self._mark(), _overwrites(flags)
         file.staged = self._writer.new()
         file.dirty = True
         return file

@@ -325,7 +325,7 @@ class Renamer:
                 self._unname(gone)
             self._files.rename(file, key, parent, name)
             file.base = base
-            file.made_only_new, file.overwrites, file.entry_overwrites = "", True, True
+            file.overwrites = file.entry_overwrites = True
             self._overlay.remove(bucket, old)
             self._overlay.set_pending(bucket, key, file.node.info)
 

@@ -66,7 +66,7 @@ class WrittenFile:
     shared: bool = False
     """Whether others opened it while there were such handles."""
     made_only_new: str = ""
-    """A name of its own for a file that is to be new: see `only_new`."""
+    """A name of its own for a file that began as a new one: see `only_new`."""
     overwrites: bool = False
     """Whether its content owes nothing to `base`, so that it replaces whatever the store has."""
     lock: ContentLock = field(default_factory=ContentLock)
@@ -95,12 +95,17 @@ class WrittenFile:
     @property
     def only_new(self) -> str:
         """What `WritableStore.upload` calls so; empty once the store has a version, or to overwrite what it has."""
-        return self.made_only_new if self.base is None else ""
+        return "" if self.base is not None or self._replaces_any else self.made_only_new
 
     @property
     def replaces(self) -> ObjectInfo | None:
         """The only version that an upload may replace; None for any."""
-        return None if self.overwrites else self.base
+        return None if self._replaces_any else self.base
+
+    @property
+    def _replaces_any(self) -> bool:
+        """Whether it may replace whatever the store has: not what is newer than an upload that has waited."""
+        return self.overwrites and not self.acknowledged
 
     @property
     def busy(self) -> bool:
