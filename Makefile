@@ -61,7 +61,7 @@ fix: .venv/ready  ## what lint and format can mend themselves
 bench: .venv/bench  ## measure beside peers, half an hour (ARGS=--quick: 4 minutes; ARGS=--write-docs: into docs/)
 	@$(BIN)/python -m bench $(ARGS)
 
-torture: .venv/ready  ## write while everything fails, read all of it back (ARGS='--minutes 60'; AIS_ENDPOINT=URL: there)
+torture: .venv/ready  ## two mounts and curl write while everything fails; read it back (ARGS='--minutes 60'; AIS_ENDPOINT=URL: there)
 	@$(BIN)/python -m tests.torture $(ARGS)
 
 dist: .venv/ready  ## wheel and sdist; the wheel is installed and mounts, for each Python that is here

@@ -35,16 +35,19 @@ def main() -> int:
             say=lambda text: print(text, flush=True),
         )
         if outcome.differences:
-            kept = Path(tempfile.gettempdir()) / f"aisfs-torture-{options.seed}.log"
-            kept.write_bytes((Path(base) / "daemon.log").read_bytes())
-            history = kept.with_suffix(".history")
-            history.write_text("\n".join(sorted(outcome.history)))
-            print(f"the daemon's log: {kept}; what the writers did: {history}")
+            kept = Path(tempfile.gettempdir()) / f"aisfs-torture-{options.seed}"
+            kept.mkdir(exist_ok=True)
+            for log in Path(base).glob("*.log"):
+                (kept / log.name).write_bytes(log.read_bytes())
+            (kept / "history").write_text("\n".join(sorted(outcome.history)))
+            print(f"the daemons' logs, and what the writers did: {kept}")
     for title, counts in (("refused", outcome.refusals), ("what went wrong", outcome.events)):
         print(f"\n{title}:")
         print("\n".join(f"{count:6} {what}" for what, count in counts.most_common()))
     print("\n".join(["", *outcome.differences]))
-    print(f"{outcome.acknowledged} changes acknowledged, {len(outcome.differences)} differences")
+    print(
+        f"{outcome.acknowledged} changes acknowledged, {outcome.kept} of them kept, {len(outcome.differences)} differences"
+    )
     return 1 if outcome.differences else 0
 
 

@@ -1,4 +1,4 @@
-"""What is tortured: a mount, and a server that fails in between, or a cluster that is just used."""
+"""What is tortured: two mounts, and a server that fails in between, or a cluster that is just used."""
 
 import os
 import random
@@ -7,44 +7,87 @@ import subprocess
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import requests
 
+from aisfs.engine.write.unsent import unsent_files
 from tests.support.mounts import aisfs, daemons, eventually, is_mountpoint
 from tests.support.servers import RunningServer, running_server
+from tests.torture.ledger import digest
 
 READ_TIMEOUT = 3
 """Seconds; a server that stands still for longer is one whose replies are lost."""
-OPTIONS = ["--writable", "--part-size", "8MiB", "--io-timeout", "20", "--log-level", "info"]
+IO_TIMEOUT = 40
+"""Seconds; what must not overwrite waits until data has moved, and for ten seconds after that."""
+DISK_SIZE = "256m"
+"""Of the local disk of each mount."""
+OPTIONS = [
+    "--writable",
+    "--part-size",
+    "8MiB",
+    "--io-timeout",
+    str(IO_TIMEOUT),
+    "--log-level",
+    "info",
+]
 
 
 class Daemon:
     """A mount that is killed and comes back."""
 
-    def __init__(self, source: str, endpoint: str, base: Path, write_back: float) -> None:
-        self.path = base / "mnt"
-        self.log = base / "daemon.log"
-        self._base = base
-        self._words = [source, str(self.path), "--endpoint", endpoint, *OPTIONS]
-        self._words += ["--write-back", str(write_back)]
-        self.path.mkdir()
+    def __init__(
+        self,
+        name: str,
+        source: str,
+        endpoint: str,
+        base: Path,
+        options: Sequence[str],
+        stack: ExitStack,
+    ) -> None:
+        self.name = name
+        self._home = base / name
+        self.path = self._home / "mnt"
+        self.log = base / f"{name}.log"
+        self.staging = self._home / "disk" / "staging"
+        self._words = [source, str(self.path), "--endpoint", endpoint, *OPTIONS, *options]
+        self.path.mkdir(parents=True)
+        self.disk = Disk(self._home / "disk", stack)
+        stack.callback(self.stop)
 
     def start(self) -> None:
-        words = ["--staging-dir", str(self._base / "staging"), "--log-file", str(self.log)]
-        env = {"AIS_READ_TIMEOUT": str(READ_TIMEOUT), "HOME": str(self._base)}
-        deadline = time.monotonic() + 60
-        while (done := aisfs("mount", *self._words, *words, env=env)).returncode:
+        words = ["--staging-dir", str(self.staging), "--log-file", str(self.log)]
+        deadline = time.monotonic() + 120
+        while (done := self._aisfs("mount", *self._words, *words)).returncode:
             assert time.monotonic() < deadline, done.stderr
             time.sleep(0.5)
 
-    def flush(self, seconds: float) -> None:
-        """Have everything uploaded that waits."""
-        if not eventually(lambda: aisfs("flush", self.path).returncode == 0, seconds):
-            raise AssertionError(aisfs("flush", self.path).stderr)
+    def _aisfs(self, *words: str) -> "subprocess.CompletedProcess[bytes]":
+        return aisfs(*words, env={"AIS_READ_TIMEOUT": str(READ_TIMEOUT), "HOME": str(self._home)})
+
+    def flush(self, seconds: float) -> set[tuple[str, str]]:
+        """Have everything uploaded that waits; return keys and digests of what was kept instead, and drop it."""
+        kept = set[tuple[str, str]]()
+        deadline = time.monotonic() + seconds
+        while True:
+            done = self._aisfs("flush", str(self.path))
+            unsent = unsent_files(self.staging)
+            for file in unsent:
+                data = bytearray(file.size)
+                with file.content() as content:
+                    content.read_into(0, memoryview(data))
+                kept.add((file.record.key, digest(data)))
+            if unsent:
+                ids = [file.id for file in unsent]
+                dropped = self._aisfs("recover", "--staging-dir", str(self.staging), "--drop", *ids)
+                assert dropped.returncode == 0, dropped.stderr
+            elif done.returncode == 0:
+                return kept
+            assert time.monotonic() < deadline, done.stderr
 
     def kill(self) -> None:
         for pid in daemons(self.path):
@@ -58,6 +101,32 @@ class Daemon:
             subprocess.run(["fusermount3", "-uz", self.path], check=False, timeout=60)
         eventually(lambda: not daemons(self.path))
         self.kill()
+
+
+class Disk:
+    """A small disk that can be full."""
+
+    def __init__(self, path: Path, stack: ExitStack) -> None:
+        path.mkdir()
+        self._filler = path / "filler"
+        size = f"size={DISK_SIZE}"
+        command = ["mount", "-t", "tmpfs", "-o", size, "tmpfs", path]
+        self.is_small = (
+            subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode == 0
+        )
+        """Only root can mount one; else it is never full."""
+        if self.is_small:
+            stack.callback(subprocess.run, ["umount", "-l", path], check=True)
+
+    def fill(self) -> None:
+        if self.is_small:
+            for piece in (1 << 20, 1 << 12):
+                with suppress(OSError), self._filler.open("ab", buffering=0) as file:
+                    while file.write(bytes(piece)):
+                        pass
+
+    def make_room(self) -> None:
+        self._filler.unlink(missing_ok=True)
 
 
 class Cluster:
@@ -78,6 +147,15 @@ class Cluster:
 
     def heal(self) -> None:
         self._server.faults([])
+        self._server.moved()
+
+    def move(self, rng: random.Random) -> str:
+        """Let data move between targets, for some seconds."""
+        cause = rng.choice(["join", "maintenance", "leave"])
+        seconds = rng.uniform(2, 5)
+        plan = {"unmapped": 0.5, "joining": 1.5, "moving": seconds, "incomplete": 1.0}
+        self._server.move(cause=cause, share=rng.choice([0.3, 0.7]), **plan)
+        return f"data moved ({cause})"
 
     def fault(self, rng: random.Random) -> str:
         """Let one thing go wrong; return what."""
@@ -118,23 +196,37 @@ RULES: list[dict[str, Any]] = [
 class Chaos:
     """Lets things go wrong from time to time, in a thread, while writers write."""
 
-    def __init__(self, daemon: Daemon, cluster: Cluster | None, seed: int) -> None:
-        self._daemon = daemon
+    def __init__(self, mounts: Sequence[Daemon], cluster: Cluster | None, seed: int) -> None:
         self._rng = random.Random(seed)
         self.told: list[str] = []
         self.problem: BaseException | None = None
-        self._actions: list[Callable[[], str]] = [self._kill_daemon]
+        self._actions: list[Callable[[], str]] = []
+        for daemon in mounts:
+            self._actions += [partial(self._kill, daemon), partial(self._fill, daemon.disk)]
         self._pause = 1 if cluster is not None else 5
         """A daemon that is always killed writes nothing."""
         if cluster is not None:
             self._actions += [lambda: cluster.fault(self._rng)] * 12
             self._actions += [lambda: cluster.stand_still(self._rng)] * 2
-            self._actions += [lambda: cluster.restart(self._rng)]
+            self._actions += [lambda: cluster.restart(self._rng), lambda: cluster.move(self._rng)]
+        self._due: list[Callable[[], str]] = []
+        """The actions in the order in which they come, until each has had its turn."""
 
-    def _kill_daemon(self) -> str:
-        self._daemon.kill()
-        self._daemon.start()
-        return "the daemon was killed and started again"
+    def _kill(self, daemon: Daemon) -> str:
+        daemon.kill()
+        daemon.start()
+        return "a daemon was killed and started again"
+
+    def _fill(self, disk: Disk) -> str:
+        disk.fill()
+        time.sleep(self._rng.uniform(0.5, 2.0))
+        disk.make_room()
+        return "the local disk of a mount was full"
+
+    def _next(self) -> Callable[[], str]:
+        if not self._due:
+            self._due = self._rng.sample(self._actions, len(self._actions))
+        return self._due.pop()
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -152,7 +244,7 @@ class Chaos:
     def _run(self, ended: threading.Event) -> None:
         try:
             while not ended.wait(self._rng.uniform(0.3, 2.0) * self._pause):
-                self.told.append(self._rng.choice(self._actions)())
+                self.told.append(self._next()())
         except BaseException as error:  # noqa: BLE001 - raised by the thread that waits
             self.problem = error
 

@@ -8,9 +8,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.torture.cluster import Chaos, Cluster, Daemon, real_bucket
-from tests.torture.reader import Reader
-from tests.torture.writers import Writers
+from tests.torture.cluster import IO_TIMEOUT, Chaos, Cluster, Daemon, real_bucket
+from tests.torture.foreign import KEEP, Foreign
+from tests.torture.ledger import Shelf
+from tests.torture.ways import SHARED
+from tests.torture.writers import Clients, Writers
+
+TTLS = {"near": 3, "far": 600}
+"""The mounts, and how many seconds each believes what it knows."""
+LIVES = ("--attr-ttl", "--list-ttl", "--negative-ttl")
 
 READY_SECONDS = 120.0
 """A restarted proxy of AIStore needs some 40 s to find its targets."""
@@ -22,6 +28,8 @@ class Outcome:
 
     acknowledged: int = 0
     failed: int = 0
+    kept: int = 0
+    """Of those that were acknowledged, kept for `aisfs recover`: another client wrote meanwhile."""
     differences: list[str] = field(default_factory=list)
     history: list[str] = field(default_factory=list)
     """What the writers did since the last look that found nothing."""
@@ -45,7 +53,7 @@ def torture(
     """Return how many changes were acknowledged, and which of them were lost.
 
     Args:
-        base: A directory for the mount, the server's files and the log.
+        base: A directory for the mounts, the server's files and the logs.
         changes: Ends after so many changes that were acknowledged,
         seconds: or after this time.
         phase: Changes by each worker between two looks.
@@ -66,43 +74,75 @@ def torture(
             cluster, bucket = Cluster(base / "store", stack), "b"
             cluster.create(bucket)
             endpoint = cluster.endpoint
-        daemon = Daemon(f"ais://{bucket}", endpoint, base, write_back)
-        stack.callback(daemon.stop)
-        daemon.start()
-        writers = Writers(daemon.path, workers, seed, largest)
+        foreign = Foreign(endpoint, bucket)
+        for folder in SHARED:
+            foreign.put(folder + KEEP, b"")
+        mounts = []
+        for name, ttl in TTLS.items():
+            options = [word for option in LIVES for word in (option, str(ttl))]
+            options += ["--write-back", str(write_back)]
+            mounts.append(Daemon(name, f"ais://{bucket}", endpoint, base, options, stack))
+            mounts[-1].start()
+        shelf = Shelf(base / "known", 2 * workers)
+        shelf.make()
+        clients = Clients(
+            {mount.name: mount.path for mount in mounts},
+            {name: ttl + IO_TIMEOUT + write_back for name, ttl in TTLS.items()},
+            endpoint,
+            bucket,
+            write_back > 0,
+        )
+        writers = Writers(clients, shelf, workers, seed, largest)
         stack.callback(writers.end)
-        chaos, reader = Chaos(daemon, cluster, seed), Reader(endpoint, bucket)
+        chaos = Chaos(mounts, cluster, seed)
         while outcome.acknowledged < changes and not outcome.differences:
             left = seconds - (time.monotonic() - started)
             if left <= 0:
                 break
             with chaos.running():
-                writers.begin(phase, left)
-                ledgers = writers.ledgers()
+                writers.work(phase, left)
             if cluster is not None:
                 cluster.heal()
-            reader.wait_until_ready(READY_SECONDS)
-            daemon.flush(READY_SECONDS)
-            outcome.differences += [
-                difference
-                for name, ledger in zip(writers.names, ledgers, strict=True)
-                for difference in reader.compare(name, ledger)
-            ]
-            outcome.acknowledged = sum(ledger.acknowledged for ledger in ledgers)
-            outcome.failed = sum(ledger.failed for ledger in ledgers)
+            foreign.wait_until_ready(READY_SECONDS)
+            _look(outcome, mounts, foreign, shelf)
+            outcome.events = Counter(chaos.told)
             say(
                 f"{time.monotonic() - started:6.0f} s: {outcome.acknowledged} changes acknowledged, "
-                f"{outcome.failed} failed, {len(chaos.told)} faults, "
+                f"{outcome.failed} refused or failed, {outcome.kept} kept, {len(chaos.told)} faults, "
                 f"{len(outcome.differences)} differences"
             )
-            if not outcome.differences:
-                for ledger in ledgers:
-                    ledger.history.clear()
-            writers.learn(ledgers)
-        for name, ledger in zip(writers.names, ledgers, strict=True):
-            outcome.refusals.update(ledger.refusals)
-            outcome.history += [f"{name} {line}" for line in ledger.history]
-        outcome.events.update(chaos.told)
-    log = daemon.log.read_text(errors="replace")
-    outcome.differences += re.findall(r".*Traceback.*|.* CRITICAL .*", log)
+    for mount in mounts:
+        log = mount.log.read_text(errors="replace")
+        outcome.differences += re.findall(r".*Traceback.*|.* CRITICAL .*", log)
     return outcome
+
+
+def _look(outcome: Outcome, mounts: list[Daemon], foreign: Foreign, shelf: Shelf) -> None:
+    """Compare all that is there with all that is known."""
+    kept = {
+        (mount.name, key, content)
+        for mount in mounts
+        for key, content in mount.flush(READY_SECONDS)
+    }
+    with ExitStack() as stack:
+        ledgers = [stack.enter_context(shelf.taken(group)) for group in shelf.groups]
+        found = foreign.compare([ledger for ledger in ledgers if ledger is not None])
+        outcome.acknowledged = outcome.failed = 0
+        outcome.refusals.clear()
+        used = set[str]()
+        for group, ledger in enumerate(ledgers):
+            assert ledger is not None
+            for waited in ledger.to_keep:
+                outcome.kept += waited in kept
+                if waited not in kept:
+                    found.append(f"{waited}: acknowledged, not uploaded, and not kept")
+            outcome.acknowledged += ledger.acknowledged
+            outcome.failed += ledger.failed
+            outcome.refusals.update(ledger.refusals)
+            outcome.history += (
+                [f"{line} (group {group})" for line in ledger.history] if found else []
+            )
+            ledger.looked()
+            used.update(*ledger.may_be.values())
+    outcome.differences += found
+    shelf.tidy(used)

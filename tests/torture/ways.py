@@ -1,5 +1,10 @@
-"""The ways of writing: each changes files below one directory and tells the ledger what to expect."""
+"""The ways of writing: each changes names of one group by one client, and notes what that leads to.
 
+No client hears of what the others do, and none waits until what it believes has expired.
+"""
+
+import ctypes
+import errno
 import io
 import mmap
 import os
@@ -7,313 +12,689 @@ import random
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from tests.torture.ledger import ABSENT, Ledger, digest, pick_size
+from tests.torture.foreign import BrokenObject, Foreign
+from tests.torture.ledger import ABSENT, Ledger, Shelf, Waiting, digest, pick_size
 
-FOLDERS = ["", "d0/", "d0/e/", "d0/e/f/", "d1/", "d1/x y/", "d2/", "d2.d/", "d2-/"]
-"""Names that share prefixes, nested: what listings of AIStore stumble over."""
-TRIES = 3
+SHARED = ["", "d0/", "d0/e/", "d0/e/f/", "d1/", "d1/x y/", "d2/", "d2.d/", "d2-/"]
+"""Directories that all groups have names in. They share prefixes, nested: what listings of AIStore
+stumble over."""
+ENDINGS = ["", ".jpg", ".bin", " x", "\n", "%2B+", "é"]
+FILES, SHARDS = 14, 3
+"""Names of a group: few, so that each client comes upon what the others have just made of them."""
+CURL = "curl"
+SURE = {
+    errno.ENOENT, errno.EEXIST, errno.ESTALE, errno.ENOTEMPTY, errno.EISDIR, errno.ENOTDIR, errno.ENOSPC,
+}  # fmt: skip
+"""What says that nothing was changed. After any other error nobody knows."""
+_ERRNOS = {os.strerror(number): number for number in errno.errorcode}
+_libc = ctypes.CDLL(None, use_errno=True)
+AT_FDCWD, RENAME_NOREPLACE = -100, 1
 
 
 class Writer:
-    """One process's files, in a directory that no other process changes."""
+    """One process's way to change all names, by each client in turn."""
 
-    def __init__(self, root: Path, seed: int, largest: int) -> None:
-        self.root = root
-        self.ledger = Ledger()
+    def __init__(
+        self,
+        shelf: Shelf,
+        foreign: Foreign,
+        ttls: Mapping[str, float],
+        enter: Callable[[str], None],
+        *,
+        write_back: bool,
+        seed: int,
+        largest: int,
+    ) -> None:
+        """Keep what is known on `shelf`.
+
+        Args:
+            shelf: The ledgers of the groups.
+            foreign: The client that is no mount.
+            ttls: How long each mount may show what is no longer so.
+            enter: Makes a mount the current directory.
+            write_back: Whether what the mounts have acknowledged may wait there.
+            seed: Of all that is decided by chance.
+            largest: Bytes of the largest file.
+        """
+        self._shelf = shelf
+        self._foreign = foreign
+        self._ttls = ttls
+        self._enter = enter
+        self._write_back = write_back
         self.rng = random.Random(seed)
         self._largest = largest
-        self._names = 0
+        self.ledger = Ledger()
+        self.group = 0
+        self.client = ""
         self._ways: list[tuple[Callable[[], None], int]] = [
-            (self.create, 30),
-            (self.copy_in, 10),
-            (self.overwrite, 12),
+            (self.overwrite, 20),
+            (self.copy_in, 8),
+            (self.create_new, 12),
+            (self.append, 14),
             (self.change_a_part, 8),
-            (self.change_while_sent, 3),
-            (self.append, 8),
-            (self.truncate, 4),
+            (self.change_while_sent, 2),
+            (self.truncate, 6),
             (self.map, 5),
-            (self.unlink, 5),
-            (self.rename, 8),
-            (self.rename_over, 4),
+            (self.unlink, 8),
+            (self.rename, 12),
             (self.rename_folder, 2),
-            (self.remove_folder, 2),
+            (self.remove_folder, 1),
+            (self.make_directory, 3),
+            (self.remove_directory, 3),
             (self.file_for_folder, 1),
-            (self.add_member, 3),
+            (self.add_member, 4),
             (self.untar_into_shard, 1),
-            (self.tar_a_shard, 2),
+            (self.tar_a_shard, 3),
+            (self.append_by_tar, 3),
+            (self.make_shard, 2),
+            (self.unlink_shard, 2),
+        ]
+        self._of_names = (self.unlink, self.rename, self.rename_folder, self.remove_folder)
+        self._foreign_ways: list[tuple[Callable[[], None], int]] = [
+            (self.put, 20),
+            (self.put_more, 10),
+            (self.delete, 12),
+            (self.put_shard, 4),
+            (self.put_longer_shard, 6),
+            (self.delete_shard, 2),
         ]
 
-    def step(self) -> None:
+    def step(self, group: int, ledger: Ledger) -> None:
         """Change something."""
-        ways, weights = zip(*self._ways, strict=True)
-        way = self.rng.choices(ways, weights)[0]
+        self.group, self.ledger = group, ledger
+        self.client = self.rng.choice([*self._ttls, CURL])
+        if self.client == CURL and ledger.waiting and self.rng.random() < 0.3:
+            self.put_over_waiting()
+            return
+        ways, weights = zip(
+            *(self._foreign_ways if self.client == CURL else self._ways), strict=True
+        )
         try:
+            way = self.rng.choices(ways, weights)[0]
+            self._hand_over(names=way in self._of_names)
             way()
         except OSError as error:
-            self.ledger.count(error, "look")  # nothing was asked to change
+            ledger.count(error, "look")  # nothing was asked to change
 
     # What it knows --------------------------------------------------------------------------
 
     def content(self, size: int | None = None) -> bytes:
         return self.rng.randbytes(pick_size(self.rng, self._largest) if size is None else size)
 
-    def new_path(self) -> str:
-        self._names += 1
-        ending = self.rng.choice(["", ".jpg", ".bin", " x", "\n", "%2B+", "é"])
-        return f"{self.rng.choice(FOLDERS)}f{self._names}{ending}"
+    def a_path(self) -> str:
+        """Return a file that may be changed, whether it is there or not."""
+        for _ in range(100):
+            path = self._drawn()
+            if self.ledger.state(path) is not None:
+                return path
+        return self._new(f"more{self.group}-")
 
-    def old_path(self) -> str | None:
-        """Return a file that is there for certain, and in one state."""
-        there = [p for p, states in self.ledger.may_be.items() if len(states) == 1]
-        there = [p for p in there if self.ledger.is_there(p) and not p.endswith(".tar")]
+    def _drawn(self) -> str:
+        moved = [p for p in self.ledger.may_be if p.startswith(tuple(self.own_folders()))]
+        if moved and self.rng.random() < 0.1:
+            return self.rng.choice(moved)
+        number = self.rng.randrange(FILES)
+        folders = [*SHARED, *self.own_folders()]
+        folder = folders[(5 * number + self.group) % len(folders)]
+        return f"{folder}{self.group}-f{number}{ENDINGS[number % len(ENDINGS)]}"
+
+    def a_file(self) -> str | None:
+        """Return one that is there."""
+        there = [p for p in self.ledger.may_be if self._is_there(p) and p not in self._all_shards()]
         return self.rng.choice(there) if there else None
 
-    def place(self, path: str) -> Path:
-        """Return where a file is; its directories are made, as far as they are gone."""
-        place = self.root / path
-        os.makedirs(place.parent, exist_ok=True)
-        return place
+    def a_file_or_not(self) -> str:
+        """Return one that is there, most often."""
+        path = self.a_file() if self.rng.random() < 0.8 else None
+        return self.a_path() if path is None else path
 
-    def attempt(self, way: str, act: Callable[[], None]) -> bool:
-        """Do something, and return whether it was acknowledged."""
+    def own_folders(self) -> list[str]:
+        """Return the directories that only this group has names in."""
+        return [f"a{self.group}/", f"a{self.group}/e/", f"b{self.group}/"]
+
+    def _new(self, start: str) -> str:
+        self.ledger.names += 1
+        return f"{start}{self.ledger.names}"
+
+    def _is_there(self, path: str) -> bool:
+        return self.ledger.state(path) not in (ABSENT, None)
+
+    def known(self, path: str) -> bytes:
+        """Return the content of a file; nothing if there is none."""
+        state = self.ledger.state(path)
+        return self._shelf.content(state) if state not in (ABSENT, None) else b""
+
+    # What clients show ----------------------------------------------------------------------
+
+    def _back(self) -> None:
+        if self.client != CURL:
+            self._enter(self.client)
+
+    def _may_be_stale(self, client: str, path: str) -> bool:
+        """Return whether a mount may still show what a path was before its last change."""
+        moment, by = self.ledger.since.get(path, (0.0, ""))
+        return by != client and time.monotonic() < moment + self._ttls[client]
+
+    def look(self, client: str, path: str) -> None:
+        """Read a file through a mount, which shows what it is, or what it was a while ago."""
+        try:
+            self._enter(client)
+            state = digest(Path(path).read_bytes())
+        except FileNotFoundError:
+            state = ABSENT
+        except OSError:
+            return
+        states = self.ledger.states(path)
+        if self._may_be_stale(client, path):
+            states = states | self.ledger.ever.get(path, {ABSENT})
+        if state not in states and path not in self.ledger.resting:
+            what = f"{client} shows {state} for {path!r}; expected {' or '.join(states)}"
+            self.ledger.note(what)
+            self.ledger.wrong.append(what)
+
+    def _look_around(self, *paths: str) -> None:
+        """Let mounts see what they will believe later."""
+        for client in self._ttls:
+            for path in paths:
+                if self.rng.random() < 0.4:
+                    self.look(client, path)
+            if paths and self.rng.random() < 0.1:
+                with suppress(OSError):
+                    self._enter(client)
+                    os.listdir(os.path.dirname(paths[0]) or ".")
+        self._back()
+
+    def _hand_over(self, *, names: bool = False) -> None:
+        """Have uploaded what waits in a mount before another client changes anything.
+
+        With `names` also what a mount may have acknowledged of a name that it did not know to be taken:
+        it removes and renames no more than it knows.
+        """
+        for path, waited in list(self.ledger.waiting.items()):
+            if waited.mount == self.client and not (names and waited.may_conflict):
+                continue
+            try:
+                self._enter(waited.mount)
+                with open(path, "r+b", buffering=0) as file:
+                    os.fsync(file.fileno())
+            except OSError as error:
+                self.ledger.note(f"fsync in {waited.mount}: {path!r}: {error}")
+                if error.errno in (errno.ESTALE, errno.EEXIST) and waited.may_conflict:
+                    self.ledger.kept(path, "conflict")
+                self.ledger.resting.add(path)
+                continue
+            self.ledger.since[path] = (time.monotonic(), waited.mount)
+            del self.ledger.waiting[path]
+        self._back()
+
+    # What is done ---------------------------------------------------------------------------
+
+    def change(
+        self,
+        way: str,
+        act: Callable[[], None],
+        after: Mapping[str, str],
+        *,
+        needs: str | None = None,
+        creates: str | None = None,
+        refused: bool = False,
+        steps: bool = False,
+    ) -> bool:
+        """Do something, and return whether it was acknowledged.
+
+        Args:
+            way: Its name.
+            act: Does it.
+            after: What the paths that it changes are then.
+            needs: A path without which it cannot be done.
+            creates: A path that it makes if there is none.
+            refused: It must not be acknowledged, and changes nothing.
+            steps: It may fail after having done a part.
+        """
+        paths = [path for path in (needs, creates) if path is not None]
+        self._look_around(*paths)
+        before = self._before(after)
+        error = self._attempt(f"{way} of {', '.join(map(repr, paths))} by {self.client}", way, act)
+        if error is None and not refused:
+            for path, state in after.items():
+                self.ledger.settle(path, state, self.client)
+                self._wait_in_mount(path, before)
+            for path in after:
+                if self.client != CURL and self.rng.random() < 0.3:
+                    self.look(self.client, path)
+            return True
+        if error is None:
+            self._wrong(f"{way} of {paths} by {self.client} was acknowledged")
+            self.ledger.resting.update(paths)
+        elif refused or (error.errno in SURE and not steps):
+            if not self._is_plausible(error.errno or 0, needs, creates, refused):
+                self._wrong(f"{way} of {paths} by {self.client}: {error}")
+        else:
+            for path, state in after.items():
+                self.ledger.doubt(path, state, self.client)
+                self.ledger.waiting.pop(path, None)
+        return False
+
+    def _attempt(self, what: str, way: str, act: Callable[[], None]) -> OSError | None:
+        self.ledger.note(what)
+        error = None
         try:
             act()
-        except OSError as error:
-            self.ledger.count(error, way)
-            return False
-        self.ledger.count(None, way)
-        return True
+        except OSError as raised:
+            error = raised
+        self.ledger.count(error, way)
+        return error
 
-    def store(self, way: str, path: str, content: bytes, act: Callable[[Path], None]) -> None:
-        """Do what makes `content` the content of `path`."""
-        if self.attempt(way, lambda: act(self.place(path))):
-            self.ledger.settle(path, digest(content))
-        else:
-            self.ledger.doubt(path, digest(content))
+    def _wrong(self, what: str) -> None:
+        self.ledger.note(what)
+        self.ledger.wrong.append(what)
+
+    def _wait_in_mount(self, path: str, before: Mapping[str, Waiting]) -> None:
+        """Note that a path now waits, unless it is gone; `before` is what it replaces."""
+        self.ledger.waiting.pop(path, None)
+        if path in before and self.ledger.states(path) != {ABSENT}:
+            self.ledger.waiting[path] = before[path]
+
+    def _before(self, paths: Iterable[str]) -> dict[str, Waiting]:
+        """Return what each path is to replace if a mount lets it wait."""
+        found = dict[str, Waiting]()
+        if self._write_back and self.client != CURL:
+            for path in paths:
+                stale = self._may_be_stale(self.client, path)
+                stored = self.ledger.state(path) or ABSENT
+                found[path] = self.ledger.waiting.get(path, Waiting(self.client, stored, stale))
+        return found
+
+    def _is_plausible(
+        self, number: int, needs: str | None, creates: str | None, refused: bool
+    ) -> bool:
+        """Return whether an error can be true, or come of what this client was right to believe."""
+        if self.client == CURL or refused:
+            return True
+        gone = needs is not None and not self._is_there(needs)
+        stale = needs is not None and self._may_be_stale(self.client, needs)
+        if number == errno.ENOENT and (gone or stale):
+            return True
+        if number == errno.ENOENT and creates is not None:
+            return not os.path.isdir(os.path.dirname(creates) or ".")
+        if number == errno.EEXIST and creates is not None:
+            return self._is_there(creates) or self._may_be_stale(self.client, creates)
+        return number != errno.ENOENT or needs is None
 
     # Files ----------------------------------------------------------------------------------
 
-    def create(self) -> None:
-        content = self.content()
-        self.store("create", self.new_path(), content, lambda place: _write(place, content))
+    def store(self, way: str, path: str, content: bytes, act: Callable[[], None]) -> None:
+        """Do what makes `content` the content of `path`, which need not be there."""
+        self.change(way, act, {path: self._shelf.keep(content)}, creates=path)
+
+    def edit(self, way: str, path: str, content: bytes, act: Callable[[], None]) -> None:
+        """Do what makes `content` the content of `path`, if there is one."""
+        after = {path: self._shelf.keep(content)}
+        self.change(way, act, after, needs=path, refused=not self._is_there(path))
+
+    def overwrite(self) -> None:
+        path, content = self.a_path(), self.content()
+        self.store("overwrite", path, content, lambda: _write(path, "wb", content))
 
     def copy_in(self) -> None:
         """Copy with a program."""
-        content = self.content()
+        path, content = self.a_path(), self.content()
 
-        def act(place: Path) -> None:
-            _run(["cp", "/dev/stdin", os.fspath(place)], content)
+        def act() -> None:
+            _make_parent(path)
+            _run(["cp", "/dev/stdin", f"./{path}"], content)
 
-        self.store("cp", self.new_path(), content, act)
+        self.store("cp", path, content, act)
 
-    def overwrite(self) -> None:
-        if path := self.old_path():
-            content = self.content()
-            self.store("overwrite", path, content, lambda place: _write(place, content))
+    def create_new(self) -> None:
+        """Create what must not be there."""
+        path, content = self.a_path(), self.content()
+        after = {path: self._shelf.keep(content)}
+        refused = self._is_there(path)
+        act = lambda: _write(path, "xb", content)  # noqa: E731
+        self.change("O_EXCL", act, after, creates=path, refused=refused)
+
+    def append(self) -> None:
+        path = self.a_file_or_not()
+        more = self.content(self.rng.randrange(1, 20_000))
+        content = self.known(path) + more
+        self.store("append", path, content, lambda: _write(path, "ab", more))
 
     def change_a_part(self) -> None:
-        if (path := self.old_path()) is None:
-            return
-        known = self.read(path)
-        if known is None:
-            return
+        path = self.a_file_or_not()
+        known = self.known(path)
         offset, piece = self.rng.randrange(len(known) + 5000), self.content(9000)
         changed = known + bytes(max(0, offset - len(known)))
         changed = changed[:offset] + piece + changed[offset + len(piece) :]
 
-        def act(place: Path) -> None:
-            with open(place, "r+b", buffering=0) as file:
+        def act() -> None:
+            with open(path, "r+b", buffering=0) as file:
                 file.seek(offset)
                 _write_all(file, piece)
                 os.fsync(file.fileno())
 
-        self.store("change a part", path, changed, act)
+        self.edit("change a part", path, changed, act)
 
     def change_while_sent(self) -> None:
         """Write a file of several parts, and go back before it is closed."""
-        first = self.content(min(self._largest, 24 << 20))
+        path, first = self.a_path(), self.content(min(self._largest, 24 << 20))
         piece = self.content(70_000)
         offset = self.rng.randrange(len(first))
         content = first[:offset] + piece + first[offset + len(piece) :]
 
-        def act(place: Path) -> None:
-            with open(place, "wb", buffering=0) as file:
+        def act() -> None:
+            _make_parent(path)
+            with open(path, "wb", buffering=0) as file:
                 _write_all(file, first)
                 file.seek(offset)
                 _write_all(file, piece)
 
-        self.store("change while sent", self.new_path(), content, act)
-
-    def append(self) -> None:
-        if (path := self.old_path()) is None or (known := self.read(path)) is None:
-            return
-        more = self.content(self.rng.randrange(1, 20_000))
-
-        def act(place: Path) -> None:
-            with open(place, "ab", buffering=0) as file:
-                _write_all(file, more)
-
-        self.store("append", path, known + more, act)
+        self.store("change while sent", path, content, act)
 
     def truncate(self) -> None:
-        if (path := self.old_path()) is None or (known := self.read(path)) is None:
-            return
-        size = self.rng.randrange(len(known) + 10_000)
+        path = self.a_file_or_not()
+        known = self.known(path)
+        size = self.rng.choice([0, self.rng.randrange(len(known) + 10_000)])
         content = known[:size] + bytes(max(0, size - len(known)))
-        self.store("truncate", path, content, lambda place: os.truncate(place, size))
+        self.edit("truncate", path, content, lambda: os.truncate(path, size))
 
     def map(self) -> None:
-        if (path := self.old_path()) is None or not (known := self.read(path)):
+        if (path := self.a_file()) is None or not (known := self.known(path)):
             return
         piece = self.content(min(len(known), 5000))
         offset = self.rng.randrange(len(known) - len(piece) + 1)
 
-        def act(place: Path) -> None:
-            with open(place, "r+b") as file:
-                with mmap.mmap(file.fileno(), 0) as mapped:
+        def act() -> None:
+            with open(path, "r+b") as file:
+                with mmap.mmap(file.fileno(), len(known)) as mapped:
                     mapped[offset : offset + len(piece)] = piece
                     mapped.flush()
                 os.fsync(file.fileno())
 
-        self.store("mmap", path, known[:offset] + piece + known[offset + len(piece) :], act)
+        self.edit("mmap", path, known[:offset] + piece + known[offset + len(piece) :], act)
 
     def unlink(self) -> None:
-        if path := self.old_path():
-            if self.attempt("unlink", lambda: os.unlink(self.root / path)):
-                self.ledger.settle(path, ABSENT)
-            else:
-                self.ledger.doubt(path, ABSENT)
-
-    def read(self, path: str) -> bytes | None:
-        """Return what the mount has of a file; None when it cannot be read now."""
-        try:
-            content = (self.root / path).read_bytes()
-        except OSError:
-            return None
-        assert digest(content) in self.ledger.states(path), f"the mount shows other bytes of {path}"
-        return content
+        path = self.a_file_or_not()
+        self.change("unlink", lambda: os.unlink(path), {path: ABSENT}, needs=path)
 
     # Names ----------------------------------------------------------------------------------
 
     def rename(self) -> None:
-        self._rename("rename", self.new_path())
-
-    def rename_over(self) -> None:
-        if (onto := self.old_path()) is not None:
-            self._rename("rename over", onto)
-
-    def _rename(self, way: str, new: str) -> None:
-        old = self.old_path()
-        if old is None or old == new:
+        """Rename over what may be there, or only if nothing is."""
+        old, new = self.a_file_or_not(), self.a_path()
+        if old == new:
             return
-        state = next(iter(self.ledger.states(old)))
-        if self.attempt(way, lambda: os.rename(self.root / old, self.place(new))):
-            self.ledger.settle(old, ABSENT)
-            self.ledger.settle(new, state)
-        else:
-            self.ledger.doubt(old, ABSENT)
-            self.ledger.doubt(new, state)
+        state = self.ledger.state(old)
+        assert state is not None
+        keeps = self.rng.random() < 0.4
+
+        def act() -> None:
+            _make_parent(new)
+            flags = RENAME_NOREPLACE if keeps else 0
+            names = os.fsencode(old), os.fsencode(new)
+            if _libc.renameat2(AT_FDCWD, names[0], AT_FDCWD, names[1], flags):
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+        refused = state == ABSENT or (keeps and self._is_there(new))
+        way = "rename to a new name" if keeps else "rename"
+        after = {old: ABSENT, new: state}
+        self.change(way, act, after, needs=old, creates=new, refused=refused)
+
+    def _below(self, folder: str) -> list[str] | None:
+        """Return what is below a directory; None if that is not certain."""
+        paths = [path for path in self.ledger.may_be if path.startswith(folder)]
+        if any(self.ledger.state(path) is None for path in paths):
+            return None
+        return [path for path in paths if self._is_there(path)]
 
     def rename_folder(self) -> None:
-        folder = self.rng.choice(FOLDERS[1:])
-        below = {p: s for p, s in self.ledger.may_be.items() if p.startswith(folder)}
-        there = [p for p in below if below[p] != {ABSENT}]
-        if not there or len(there) > 300:
+        old, new = f"a{self.group}/", f"b{self.group}/"
+        if self.rng.random() < 0.5:
+            old, new = new, old
+        below, there = self._below(old), self._below(new)
+        if not below or there is None:
             return
-        self._names += 1
-        new = f"moved{self._names}/"
-        done = self.attempt("rename folder", lambda: os.rename(self.root / folder, self.root / new))
-        for path in there:
-            moved = new + path[len(folder) :]
-            if done:
-                self.ledger.may_be[moved] = below[path]
-                self.ledger.settle(path, ABSENT)
-            else:
-                self.ledger.doubt(path, ABSENT)
-                self.ledger.doubt(moved, *below[path])
-        lost = [s for s in self.ledger.given_up if s.startswith(folder)]
-        self.ledger.given_up |= {new + shard[len(folder) :] for shard in lost}
-        for shard in [s for s in self.ledger.members if s.startswith(folder)]:
-            members, moved = self.ledger.members.pop(shard), new + shard[len(folder) :]
-            if done:
-                self.ledger.members[moved] = members
-            else:
-                self.ledger.given_up |= {shard, moved}
+        moved = {new + path[len(old) :]: self.ledger.state(path) or "" for path in below}
+        after = {**dict.fromkeys(below, ABSENT), **moved}
+
+        def act() -> None:
+            os.rename(old, new)
+
+        if self.change("rename folder", act, after, needs=below[0], refused=bool(there)):
+            for path in moved:  # what was believed of what is in it goes along
+                self.ledger.since[path] = (time.monotonic(), "a folder")
 
     def remove_folder(self) -> None:
         """Do `rm -r`."""
-        folder = self.rng.choice(FOLDERS[2:])
-        if not (self.root / folder).is_dir():
-            return
-        done = self.attempt("rm -r", lambda: shutil.rmtree(self.root / folder))
-        for path in [p for p in self.ledger.may_be if p.startswith(folder)]:
-            if done:
-                self.ledger.settle(path, ABSENT)
-            else:
-                self.ledger.doubt(path, ABSENT)
-        for shard in [s for s in self.ledger.members if s.startswith(folder)]:
-            del self.ledger.members[shard]
-            self.ledger.given_up |= set() if done else {shard}
+        folder = self.rng.choice(self.own_folders())
+        below = self._below(folder)
+        if below:
+            after = dict.fromkeys(below, ABSENT)
+            act = lambda: shutil.rmtree(folder)  # noqa: E731
+            self.change("rm -r", act, after, needs=below[0], steps=True)
+
+    def make_directory(self) -> None:
+        folder = self.rng.choice([*SHARED[1:], *self.own_folders()])
+        there = folder in SHARED or self._below(folder)
+        if there is not None:
+            self.change("mkdir", lambda: os.mkdir(folder), {}, refused=bool(there))
+
+    def remove_directory(self) -> None:
+        folder = self.rng.choice([*SHARED[1:], *self.own_folders()])
+        there = folder in SHARED or self._below(folder)
+        if there is not None:
+            self.change("rmdir", lambda: os.rmdir(folder), {}, refused=bool(there))
 
     def file_for_folder(self) -> None:
-        """Remove a directory and give a file its name, and the other way round."""
-        self._names += 1
-        name, content = f"turn{self._names}", self.content(1000)
-        self.store("below", f"{name}/x", content, lambda place: _write(place, content))
-        if not self.attempt("rm -r", lambda: shutil.rmtree(self.root / name)):
-            self.ledger.doubt(f"{name}/x", ABSENT)
-            return
-        self.ledger.settle(f"{name}/x", ABSENT)
-        self.store("in its place", name, content, lambda place: _write(place, content))
+        """Remove a directory and give a file its name."""
+        name, content = self._new(f"turn{self.group}-"), self.content(1000)
+        below = f"{name}/x"
+        self.store("below", below, content, lambda: _write(below, "wb", content))
+        remove = lambda: shutil.rmtree(name)  # noqa: E731
+        if self.change("rm -r", remove, {below: ABSENT}, needs=below, steps=True):
+            self.store("in its place", name, content, lambda: _write(name, "wb", content))
 
     # Shards ---------------------------------------------------------------------------------
 
+    def _all_shards(self) -> list[str]:
+        places = [SHARED[(2 * n + self.group) % len(SHARED)] for n in range(SHARDS)]
+        return [f"{place}{self.group}-s{n}.tar" for n, place in enumerate(places)]
+
+    def _free_shards(self) -> list[str]:
+        taken = self.ledger.given_up | self.ledger.resting
+        return [shard for shard in self._all_shards() if shard not in taken]
+
+    def a_shard(self) -> str | None:
+        """Return one that is there."""
+        there = [shard for shard in self._free_shards() if shard in self.ledger.members]
+        return self.rng.choice(there) if there else None
+
+    def a_shard_or_not(self) -> str | None:
+        return self.rng.choice(self._free_shards() or [None])  # type: ignore[list-item]
+
+    def add(
+        self,
+        way: str,
+        shard: str,
+        members: dict[str, bytes],
+        act: Callable[[], None],
+        *,
+        steps: bool = False,
+    ) -> None:
+        """Do what adds members to a shard; in `steps` it may fail after some of them."""
+        self._look_into(shard)
+        error = self._attempt(f"{way} into {shard!r} by {self.client}", way, act)
+        if error is not None and error.errno in SURE and not steps:
+            return
+        if error is not None and shard not in self.ledger.members:
+            self.ledger.given_up.add(shard)
+            return
+        known = self.ledger.members.setdefault(shard, {})
+        for name, content in members.items():
+            known[name] = {digest(content)} if error is None else {digest(content), ABSENT}
+        if error is not None:
+            self.ledger.resting.add(shard)
+
+    def make(
+        self, way: str, shard: str, act: Callable[[], None], members: dict[str, bytes]
+    ) -> None:
+        """Do what makes a shard, whatever was there."""
+        self._look_into(shard)
+        error = self._attempt(f"{way} of {shard!r} by {self.client}", way, act)
+        if error is None:
+            self.ledger.members[shard] = {name: {digest(c)} for name, c in members.items()}
+        elif error.errno not in SURE:
+            self.ledger.given_up.add(shard)
+
+    def _look_into(self, shard: str) -> None:
+        for client in self._ttls:
+            if self.rng.random() < 0.4:
+                with suppress(OSError):
+                    self._enter(client)
+                    os.listdir(f"{shard}.d")
+        self._back()
+
     def tar_a_shard(self) -> None:
-        """Write a shard with GNU tar."""
-        self._names += 1
-        path = f"{self.rng.choice(FOLDERS)}s{self._names}.tar"
-        members = {f"{n:04}.bin": self.content(self.rng.randrange(3000)) for n in range(20)}
-        archive = _tar_of(members)
-        self.store("tar", path, archive, lambda place: _write(place, archive))
-        if self.ledger.is_there(path) and len(self.ledger.states(path)) == 1:
-            self.ledger.members[path] = {name: {digest(c)} for name, c in members.items()}
+        """Write a shard, or another one over it."""
+        if shard := self.a_shard_or_not():
+            members = self._many()
+            archive = _tar_of(members)
+            self.make("tar", shard, lambda: _write(shard, "wb", archive), members)
+
+    def make_shard(self) -> None:
+        """Make a shard without members, unless there is one."""
+        if (shard := self.a_shard_or_not()) is None:
+            return
+        act = lambda: os.mkdir(f"{shard}.d")  # noqa: E731
+        if shard in self.ledger.members:
+            self.change("mkdir x.tar.d", act, {}, refused=True)
+        else:
+            self.make("mkdir x.tar.d", shard, act, {})
 
     def add_member(self) -> None:
-        if shard := self._shard():
-            self._names += 1
-            name, content = f"new/m{self._names}.bin", self.content(self.rng.randrange(1, 40_000))
-            done = self.attempt("member", lambda: _write(self._folder(shard) / name, content))
-            self._expect(shard, {name: content}, done)
+        if shard := self.a_shard():
+            name = self._new("new/m")
+            content = self.content(self.rng.randrange(1, 40_000))
+            act = lambda: _write(f"{shard}.d/{name}", "wb", content)  # noqa: E731
+            self.add("member", shard, {name: content}, act)
 
     def untar_into_shard(self) -> None:
-        if shard := self._shard():
-            self._names += 1
-            members = {f"u{self._names}/{n}.bin": self.content(2000 + n) for n in range(6)}
-            command = ["tar", "-x", "--no-same-owner", "-C", os.fspath(self._folder(shard))]
-            done = self.attempt("tar x", lambda: _run(command, _tar_of(members)))
-            self._expect(shard, members, done)
+        if shard := self.a_shard():
+            members = {self._new("u/"): self.content(2000 + n) for n in range(6)}
 
-    def _shard(self) -> str | None:
-        return self.rng.choice(sorted(self.ledger.members)) if self.ledger.members else None
+            def act() -> None:
+                command = ["tar", "-x", "--no-same-owner", "-C", f"./{shard}.d"]
+                _run(command, _tar_of(members))
 
-    def _folder(self, shard: str) -> Path:
-        folder = self.root / f"{shard}.d"
-        os.makedirs(folder / "new", exist_ok=True)
-        return folder
+            self.add("tar x", shard, members, act, steps=True)
 
-    def _expect(self, shard: str, members: dict[str, bytes], done: bool) -> None:
-        self.ledger.may_be.pop(shard, None)  # its bytes are not ours to foretell; its members are
-        for name, content in members.items():
-            states = {digest(content)} if done else {digest(content), ABSENT}
-            self.ledger.members[shard][name] = states
+    def append_by_tar(self) -> None:
+        """Do `tar r`, which makes an archive if there is none."""
+        if shard := self.a_shard_or_not():
+            name, content = self._new("r"), self.content(3000)
+            source = self._shelf.keep(content)
+            place = self._shelf.folder / "contents"
+
+            def act() -> None:
+                move = f"--transform=s/{source}/{name}/"
+                _run(["tar", "-r", "-f", f"./{shard}", "-C", os.fspath(place), move, source], b"")
+
+            self.add("tar r", shard, {name: content}, act)
+
+    def unlink_shard(self) -> None:
+        if shard := self.a_shard():
+            self._remove_shard("unlink a shard", shard, lambda: os.unlink(shard))
+
+    def _remove_shard(self, way: str, shard: str, act: Callable[[], None]) -> None:
+        self._look_into(shard)
+        error = self._attempt(f"{way} {shard!r} by {self.client}", way, act)
+        if error is None:
+            del self.ledger.members[shard]
+            self.ledger.settle(shard, ABSENT, self.client)
+        elif error.errno not in SURE:
+            self.ledger.given_up.add(shard)
+
+    def _many(self) -> dict[str, bytes]:
+        return {f"{n:04}.bin": self.content(self.rng.randrange(3000)) for n in range(20)}
+
+    # The client that is no mount ------------------------------------------------------------
+
+    def put(self) -> None:
+        path, content = self.a_path(), self.content()
+        self.store("PUT", path, content, lambda: self._put(path, content))
+
+    def _put(self, path: str, content: bytes) -> None:
+        self._foreign.put(path, content)
+
+    def put_more(self) -> None:
+        if path := self.a_file():
+            content = self.known(path) + self.content(self.rng.randrange(1, 20_000))
+            self.store("PUT of more", path, content, lambda: self._put(path, content))
+
+    def delete(self) -> None:
+        if path := self.a_file():
+            self.change("DELETE", lambda: self._foreign.delete(path), {path: ABSENT}, needs=path)
+
+    def put_shard(self) -> None:
+        if shard := self.a_shard_or_not():
+            members = self._many()
+            archive = _tar_of(members)
+            self.make("PUT of a shard", shard, lambda: self._put(shard, archive), members)
+
+    def put_longer_shard(self) -> None:
+        """Replace a shard by itself with more members."""
+        if (shard := self.a_shard()) is None:
+            return
+        try:
+            archive = self._foreign.get(shard)
+        except BrokenObject:
+            return
+        if archive is not None:  # else it is being moved
+            members = {self._new("f"): self.content(4000)}
+            longer = _tar_of(members, archive)
+            self.add("PUT of a longer shard", shard, members, lambda: self._put(shard, longer))
+
+    def delete_shard(self) -> None:
+        if shard := self.a_shard():
+            self._remove_shard("DELETE of a shard", shard, lambda: self._foreign.delete(shard))
+
+    def put_over_waiting(self) -> None:
+        """Write what a mount has acknowledged and not uploaded yet."""
+        paths = [path for path in self.ledger.waiting if self.ledger.state(path) is not None]
+        if not paths:
+            return
+        path, content = self.rng.choice(paths), self.content()
+        waited, state = self.ledger.waiting[path], self.ledger.state(path) or ""
+        before, version = self._foreign.version(path), 0
+
+        def act() -> None:
+            nonlocal version
+            version = self._foreign.put(path, content)
+
+        after = {path: self._shelf.keep(content)}
+        done = self.change("PUT over what waits", act, after, creates=path)
+        self.ledger.resting.add(path)
+        if not done or waited.may_conflict or (before is not None and before[1] == state):
+            return  # nobody knows, or it was uploaded
+        if version == (before[0] if before is not None else 0) + 1:  # nobody wrote between the two
+            self.ledger.to_keep.append((waited.mount, path, state))
 
 
-def _write(place: Path, content: bytes) -> None:
-    os.makedirs(place.parent, exist_ok=True)
-    with open(place, "wb", buffering=0) as file:
+def _make_parent(path: str) -> None:
+    with suppress(FileExistsError):
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+
+
+def _write(path: str, mode: str, content: bytes) -> None:
+    _make_parent(path)
+    file: Any
+    with open(path, mode, buffering=0) as file:
         _write_all(file, content)
 
 
@@ -326,12 +707,15 @@ def _write_all(file: io.FileIO, content: bytes) -> None:
 def _run(command: list[str], content: bytes) -> None:
     done = subprocess.run(command, input=content, capture_output=True, check=False, timeout=300)
     if done.returncode:
-        raise OSError(0, done.stderr.decode(errors="replace").rpartition(": ")[2].strip())
+        reasons = [line.rpartition(": ")[2] for line in done.stderr.decode().splitlines()]
+        number = next((_ERRNOS[reason] for reason in reasons if reason in _ERRNOS), 0)
+        raise OSError(number, reasons[0] if reasons else "")
 
 
-def _tar_of(members: dict[str, bytes]) -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as tar:
+def _tar_of(members: dict[str, bytes], more_than: bytes = b"") -> bytes:
+    """Return a tar of members, behind those that a tar has already."""
+    file = io.BytesIO(more_than)
+    with tarfile.open(fileobj=file, mode="a" if more_than else "w") as tar:
         for name, content in members.items():
             info = tarfile.TarInfo(name)
             info.size = len(content)

@@ -1,59 +1,61 @@
-"""Processes that write, each in a directory of its own, in phases: between two the parent looks."""
+"""Processes that write by all clients, in phases: between two the parent looks."""
 
 import multiprocessing
 import os
+import random
 import time
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from tests.torture.ledger import Ledger
+from tests.torture.foreign import Foreign
+from tests.torture.ledger import Shelf
 from tests.torture.ways import Writer
 
 ANSWER_SECONDS = 600.0
 """A writer that has not answered by then hangs in a call; nothing in the mount waits that long."""
-BACK_SECONDS = 120.0
+BACK_SECONDS = 240.0
+
+
+@dataclass(frozen=True)
+class Clients:
+    """What the writers write by."""
+
+    mountpoints: Mapping[str, Path]
+    ttls: Mapping[str, float]
+    """How long each mount may show what is no longer so."""
+    endpoint: str
+    bucket: str
+    write_back: bool
 
 
 class Writers:
     """All writing processes."""
 
-    def __init__(self, mountpoint: Path, count: int, seed: int, largest: int) -> None:
+    def __init__(self, clients: Clients, shelf: Shelf, count: int, seed: int, largest: int) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
         self._processes = []
-        self.names = [f"w{number}/" for number in range(count)]
-        for number, name in enumerate(self.names):
+        for number in range(count):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_serve,
-                args=(theirs, mountpoint, name, seed + number, largest),
-                daemon=True,
+                target=_serve, args=(theirs, clients, shelf, seed + number, largest), daemon=True
             )
             process.start()
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def begin(self, steps: int, seconds: float) -> None:
+    def work(self, steps: int, seconds: float) -> None:
         """Let each do `steps` changes, or what it can in this time."""
         for pipe in self._pipes:
             pipe.send((steps, seconds))
-
-    def ledgers(self) -> list[Ledger]:
-        """Wait until all have ended their phase."""
-        found = []
-        for pipe, name in zip(self._pipes, self.names, strict=True):
-            assert pipe.poll(ANSWER_SECONDS), f"the writer of {name} hangs"
-            answer = pipe.recv()
-            if isinstance(answer, str):
-                raise AssertionError(f"{name}: {answer}")
-            found.append(answer)
-        return found
-
-    def learn(self, ledgers: list[Ledger]) -> None:
-        """Tell each what has become of the changes that failed."""
-        for pipe, ledger in zip(self._pipes, ledgers, strict=True):
-            pipe.send(ledger)
+        for number, pipe in enumerate(self._pipes):
+            assert pipe.poll(ANSWER_SECONDS + min(seconds, 1e6)), f"writer {number} hangs"
+            problem = pipe.recv()
+            if problem:
+                raise AssertionError(f"writer {number}: {problem}")
 
     def end(self) -> None:
         for process in self._processes:
@@ -61,31 +63,35 @@ class Writers:
             process.join()
 
 
-def _serve(pipe: Connection, mountpoint: Path, name: str, seed: int, largest: int) -> None:
-    _enter(mountpoint)
-    writer = Writer(Path(name), seed, largest)
+def _serve(pipe: Connection, clients: Clients, shelf: Shelf, seed: int, largest: int) -> None:
+    writer = Writer(
+        shelf,
+        Foreign(clients.endpoint, clients.bucket),
+        clients.ttls,
+        lambda client: _enter(clients.mountpoints[client]),
+        write_back=clients.write_back,
+        seed=seed,
+        largest=largest,
+    )
+    rng = random.Random(seed)
     while True:
-        message = pipe.recv()
-        if isinstance(message, Ledger):
-            writer.ledger = message
-            continue
+        steps, seconds = pipe.recv()
         try:
-            _work(writer, mountpoint, *message)
-        except Exception as error:  # noqa: BLE001 - the parent tells it, whatever it is
+            _work(writer, shelf, rng, steps, seconds)
+        except Exception as error:  # noqa: BLE001 - the parent reports it, whatever it is
             pipe.send(f"{type(error).__name__}: {error}")
             return
-        pipe.send(writer.ledger)
+        pipe.send("")
 
 
-def _work(writer: Writer, mountpoint: Path, steps: int, seconds: float) -> None:
+def _work(writer: Writer, shelf: Shelf, rng: random.Random, steps: int, seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    for _ in range(steps):
-        if time.monotonic() > deadline:
-            return
-        failed = writer.ledger.failed
-        writer.step()
-        if writer.ledger.failed != failed:
-            _enter(mountpoint)
+    while steps and time.monotonic() < deadline:
+        group = rng.choice(shelf.groups)
+        with shelf.taken(group, wait=False) as ledger:
+            if ledger is not None:
+                writer.step(group, ledger)
+                steps -= 1
 
 
 def _enter(mountpoint: Path) -> None:
