@@ -191,7 +191,8 @@ class Writer:
         except OSError:
             return
         states = self.ledger.states(path)
-        if self._may_be_stale(client, path):
+        waited = self.ledger.waiting.get(path)
+        if self._may_be_stale(client, path) or (waited is not None and waited.may_conflict):
             states = states | self.ledger.ever.get(path, {ABSENT})
         if state not in states and path not in self.ledger.resting:
             what = f"{client} shows {state} for {path!r}; expected {' or '.join(states)}"
@@ -225,13 +226,25 @@ class Writer:
                     os.fsync(file.fileno())
             except OSError as error:
                 self.ledger.note(f"fsync in {waited.mount}: {path!r}: {error}")
-                if error.errno in (errno.ESTALE, errno.EEXIST) and waited.may_conflict:
-                    self.ledger.kept(path, "conflict")
                 self.ledger.resting.add(path)
+                if error.errno not in (errno.ESTALE, errno.EEXIST):
+                    continue
+            if waited.may_conflict and not self._was_uploaded(path, waited):
+                self.ledger.resting.add(path)
+            if path in self.ledger.resting:
                 continue
             self.ledger.since[path] = (time.monotonic(), waited.mount)
             del self.ledger.waiting[path]
         self._back()
+
+    def _was_uploaded(self, path: str, waited: Waiting) -> bool:
+        """Return whether the store has what has waited, or else note that it is kept, if that is so."""
+        found = self._foreign.version(path)
+        if found is not None and found[1] == self.ledger.state(path):
+            return True
+        if found is not None and found[1] == waited.stored:
+            self.ledger.kept(path, "conflict")
+        return False
 
     # What is done ---------------------------------------------------------------------------
 
