@@ -159,7 +159,7 @@ def test_names_in_log_lines_are_one_line():
 def test_inspect_prints_few_lines_of_any_shard(tmp_path: Path):
     members = [entry(b"s%d.\x1b[2J\n%d" % (at, at), b"") for at in range(3000)]
     (tmp_path / "s.tar").write_bytes(b"".join(members) + END)
-    done = aisfs("inspect", tmp_path, "--labels", env={"XDG_CACHE_HOME": str(tmp_path / "cache")})
+    done = aisfs("inspect", tmp_path, env={"XDG_CACHE_HOME": str(tmp_path / "cache")})
     assert b"\x1b" not in done.stdout + done.stderr
     assert rb"\x1b[2J\n0" in done.stdout
     assert b"more)" in done.stdout
