@@ -15,6 +15,7 @@ from typing import Protocol
 import trio
 
 from aisfs.app.dataset import build_dataset
+from aisfs.app.memory import memory_limits
 from aisfs.app.monitoring.about import About
 from aisfs.app.monitoring.description import describe
 from aisfs.app.monitoring.endpoint import MetricsServer, listen, serve_metrics
@@ -182,8 +183,9 @@ class _Launch:
         This is a task so that it runs after the kernel got the reply to INIT, which sets defaults.
         """
         # The fast path raises the limit on background requests in INIT, which does not need root.
-        background = not self._plan.kernel.fastpath
-        await trio.to_thread.run_sync(_tune, self._plan.mountpoint, background)
+        memory = self._services.fetcher.memory_limit
+        within = None if self._plan.kernel.fastpath else kernel_settings.background_within(memory)
+        await trio.to_thread.run_sync(_tune, self._plan.mountpoint, within)
         log.info("mounted %s on %s", self._plan.source, self._plan.mountpoint)
         if self._services.ping is not None:  # a directory is read from the page cache
             ready = self._services.fetcher.pool.make_ready
@@ -220,6 +222,7 @@ async def run(
     if plan.kernel.fastpath and not serves_descriptors():
         log.warning("mounting without the fast path, which needs libfuse 3.3 or later")
         plan = replace(plan, kernel=plan.kernel.model_copy(update={"fastpath": False}))
+    memory_limits(plan.cache).tell()
     with listen(plan.monitoring) as server:
         await _serve(plan, start, warnings, server, reload)
     log.info("unmounted %s", plan.mountpoint)
@@ -350,6 +353,7 @@ def _build_fast_path(
         InstantAnswers(filesystem, services.reader),
         write,
         services.metrics,
+        background=kernel_settings.background_within(services.fetcher.memory_limit),
         observe=observe,
         on_fault=services.blocks.distrust if services.blocks is not None else lambda _: None,
     )
@@ -363,7 +367,7 @@ def _set_ttls(
     operations.negative_timeout = min(tree.negative_ttl, LONGEST_TIMEOUT)
 
 
-def _tune(mountpoint: Path, background: bool) -> None:
+def _tune(mountpoint: Path, background: int | None) -> None:
     if descriptor_of(mountpoint) is not None:
         return  # to be done by the program that mounted, which knows where
     # This returns only once the kernel has the reply to INIT, which another thread may be sending.

@@ -9,6 +9,7 @@ from functools import partial
 
 import trio
 
+from aisfs.app.memory import memory_limits
 from aisfs.app.plan import MountPlan, SourcePlan, is_local, origin_of
 from aisfs.app.source import OpenSource, open_source
 from aisfs.app.stores import direct_store, named_files
@@ -37,7 +38,7 @@ from aisfs.engine.listing.lister import Lister
 from aisfs.engine.read.archive_forms import ArchiveForms
 from aisfs.engine.read.cache_coverage import CacheCoverage
 from aisfs.engine.read.header_scan import TarFeeder
-from aisfs.engine.read.indexer import INDEX_BYTES_MAX, Indexer
+from aisfs.engine.read.indexer import Indexer
 from aisfs.engine.read.label_reader import LabelReader
 from aisfs.engine.read.prefetcher import Prefetcher
 from aisfs.engine.read.reader import Reader
@@ -204,6 +205,7 @@ def _build(
 ) -> Services:
     store = opened.store
     local = is_local(plan.source)
+    memory = memory_limits(plan.cache)
     hooks = Hooks()
     lister = _build_lister(plan, opened.root, store, nursery, metrics, hooks, blocks)
     fetcher = Fetcher(
@@ -212,7 +214,7 @@ def _build(
         background,
         cache=None if local or plan.only_indexes else blocks,
         origin=origin_of(plan),
-        memory_limit=plan.cache.memory_limit,
+        memory_limit=memory.fetched,
         read_ahead_max=plan.cache.read_ahead_max,
         hooks=hooks,
     )
@@ -234,7 +236,7 @@ def _build(
         labels=LabelReader(store, fetcher),
         lay_out=_lay_out(plan),
         # Common directories hold the indexes of all their shards anyway.
-        memory_limit=float("inf") if plan.view.merged else INDEX_BYTES_MAX,
+        memory_limit=float("inf") if plan.view.merged else memory.indexes,
     )
     prefetcher = Prefetcher(
         fetcher,

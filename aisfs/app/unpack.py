@@ -5,8 +5,9 @@ Within a shard the last member of a path counts, as everywhere.
 """
 
 import errno
-import io
+import logging
 import os
+import sqlite3
 import stat
 import tarfile
 import tempfile
@@ -16,6 +17,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 import trio
 from rich.console import Console
@@ -25,12 +27,19 @@ from aisfs.app.pack import make_directory, parse_extension, progress_bar
 from aisfs.app.packing.at_once import each
 from aisfs.app.plan import load_cluster, read_shards
 from aisfs.app.source import open_source
+from aisfs.core.index.member_index import MemberKind
 from aisfs.core.namespace.sources import DatasetSource
+from aisfs.core.tar.fast_path import PAX_WARNING
+from aisfs.core.tar.header import BLOCK
+from aisfs.core.tar.member_stream import MemberStream, StreamedMember
+from aisfs.core.tar.sparse import sparse_segments
 from aisfs.engine.dataset.shard_set import Shard
 from aisfs.errors import AisfsError, AlreadyExists, OutOfSpace, ShardDamaged
 from aisfs.process.locks import Rank, ranked_lock
 from aisfs.process.threads import any_thread
 from aisfs.store.port import ObjectStore
+
+log = logging.getLogger(__name__)
 
 _WINDOW = 8 << 20
 """Bytes requested at once: hides the latency, and is all the memory a shard takes."""
@@ -40,8 +49,29 @@ _UNFIT = frozenset(
 """Errors of one name that cannot be a file here; any other error would hit all members."""
 
 
+_SHOWN = 300
+"""Characters of a name in a message."""
+_NOTED = 100
+_SPARSE_HEAD = 64 << 10
+"""Bytes read first for the map of a sparse member."""
+_PIECE = 1 << 20
+
 _TICK_TRIES = 3_000
 """Milliseconds to wait for the file system's clock; its ticks are 4 ms as a rule, 2 s at worst."""
+
+
+@dataclass(slots=True)
+class Noted:
+    """Lines about single members, of which there may be millions: the first ones, and how many."""
+
+    first: list[str] = field(default_factory=list)
+    count: int = 0
+
+    def add(self, line: str) -> None:
+        """Note another one."""
+        self.count += 1
+        if len(self.first) < _NOTED:
+            self.first.append(line)
 
 
 @dataclass(slots=True)
@@ -50,9 +80,9 @@ class Unpacked:
 
     shards: int = 0
     files: int = 0
-    skipped: list[str] = field(default_factory=list)
+    skipped: Noted = field(default_factory=Noted)
     """Members that became no file, and why."""
-    damaged: list[str] = field(default_factory=list)
+    damaged: Noted = field(default_factory=Noted)
     """Shards of which not all was read, and why."""
 
 
@@ -129,9 +159,7 @@ class _Unpacker:
             if shard.info.key.endswith(".tar"):
                 plain.append(shard)
             else:
-                done.skipped.append(
-                    f"{_name(shard)}: not a plain tar; copy its folder from a mount"
-                )
+                done.skipped.add(f"{_name(shard)}: not a plain tar; copy its folder from a mount")
         claims = await trio.to_thread.run_sync(_Claims, self.target)
         with progress_bar(console) as progress:
             task = progress.add_task("shards", total=sum(shard.info.size for shard in plain))
@@ -147,51 +175,216 @@ class _Unpacker:
     def _extract(self, shard: Shard, claims: "_Claims", done: Unpacked) -> None:
         """Write the members of one shard. In a thread."""
         subject = _name(shard)
-        file = io.BufferedReader(_ShardFile(self.store, shard), _WINDOW)
-        mine: set[str] = set()
         try:
-            with _errors(subject), tarfile.open(fileobj=file, mode="r|", encoding="utf-8") as tar:
-                for member in tar:
-                    base = os.fsencode(member.name).rpartition(b"/")[2]
-                    if self.without and base.endswith(b"." + self.without):
-                        continue
-                    reason = self._extract_member(tar, member, claims, mine)
-                    if reason:
-                        done.skipped.append(f"{subject}: {reason}")
-                rest = _ShardFile(self.store, shard, tar.offset)
-                while piece := rest.read(_WINDOW):
-                    # tarfile takes any header that is none for the end.
-                    if piece.strip(b"\0"):
-                        raise ShardDamaged(f"{subject}: nothing behind byte {tar.offset} is read: "
-                                           "it is damaged there, or another tar follows")  # fmt: skip
+            with _errors(subject), _Extraction(self, shard, claims, done) as extraction:
+                extraction.run()
         except ShardDamaged as error:
-            done.damaged.append(str(error))
-        done.files += len(mine)
+            done.damaged.add(str(error))
 
-    def _extract_member(
-        self, tar: tarfile.TarFile, member: tarfile.TarInfo, claims: "_Claims", mine: set[str]
-    ) -> str:
-        """Write one member; return why it became no file, or nothing."""
-        if not member.isreg():
-            return "" if member.isdir() else f"{member.name!r} is no file"
+
+class _Extraction:
+    """Writes the members of one shard while its bytes go by. For one thread."""
+
+    def __init__(
+        self, unpacker: _Unpacker, shard: Shard, claims: "_Claims", done: Unpacked
+    ) -> None:
+        self._store, self._shard = unpacker.store, shard
+        self._target, self._without = unpacker.target, unpacker.without
+        self._subject = _name(shard)
+        self._claims = claims
+        self._done = done
+        self._mine = _OwnPaths()
+        self._file: _NewFile | None = None
+        """Of the member that goes by."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.abandon()
+        self._done.files += self._mine.count
+        self._mine.close()
+
+    def run(self) -> None:
+        """Write them all."""
+        size = self._shard.info.size
+        stream, window = MemberStream(size), bytearray(min(_WINDOW, size))
+        rest_is_zeros = True
+        for start in range(0, size, _WINDOW):
+            piece = memoryview(window)[: size - start]
+            self._read(start, piece)
+            found = stream.feed(piece)
+            self._write(start, piece)
+            for member in found:
+                self._begin(member)
+                self._write(start, piece)
+            behind = piece[max(stream.end - start, 0) :] if stream.ended else b""
+            rest_is_zeros &= not bytes(behind).strip(b"\0")
+            if stream.damaged and self._file is None:
+                break
+        stream.finish()
+        for what, count in stream.left_out.items():
+            self._done.skipped.add(f"{self._subject}: {what}: {count} members")
+        self._judge(stream, rest_is_zeros=rest_is_zeros)
+
+    def _judge(self, stream: MemberStream, *, rest_is_zeros: bool) -> None:
+        """Say what is wrong with the shard."""
+        reasons = []
+        for warning in stream.warnings:
+            if warning.startswith(
+                PAX_WARNING
+            ):  # the member is whole, and has what other headers say
+                log.warning("%s: %s", self._subject, warning)
+            else:
+                reasons.append(warning)
+        if not reasons and not rest_is_zeros:
+            reasons.append("it is damaged there, or another tar follows")
+        if reasons:
+            end = stream.end
+            where = f"nothing behind byte {end} is read: " if end < self._shard.info.size else ""
+            self._done.damaged.add(f"{self._subject}: {where}{reasons[0]}")
+
+    def _read(self, start: int, view: memoryview) -> None:
+        trio.from_thread.run(
+            self._store.read_range, self._shard.bucket, self._shard.info, start, view
+        )
+
+    def _begin(self, member: StreamedMember) -> None:
+        """Begin to write a member, or note why it becomes no file."""
+        name = os.fsdecode(member.name)
+        base = member.name.rpartition(b"/")[2]
+        if member.kind is MemberKind.DIRECTORY or (
+            self._without and base.endswith(b"." + self._without)
+        ):
+            return
         try:
-            # A time of 0 means that the packer kept none.
-            times = bool(member.mtime)
-            checked = tarfile.data_filter(member, os.fspath(self.target))
-            path = os.path.normpath(os.path.join(self.target, checked.name))
-            # Before tarfile does so, which does not expect other threads to.
+            if member.kind is not MemberKind.FILE:
+                raise _LeftOutError(f"{name[:_SHOWN]!r} is no file")
+            self._file = self._create(name, member)
+            if member.sparse:
+                self._write_sparse(self._file, member)
+            return
+        except _LeftOutError as error:
+            self._done.skipped.add(f"{self._subject}: {error}")
+        except ShardDamaged as error:
+            self._done.damaged.add(f"{self._subject}: {error}")
+        if self._file is not None:
+            self._file.abandon()
+            self._file = None
+
+    def _create(self, name: str, member: StreamedMember) -> "_NewFile":
+        info = tarfile.TarInfo(name)
+        info.mode, info.size = member.mode, member.size
+        try:
+            checked = tarfile.data_filter(info, os.fspath(self._target))
+            path = os.path.normpath(os.path.join(self._target, checked.name))
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            claims.claim(path, mine)
-            with _whole_or_not_at_all(path):
-                tar.extract(checked, self.target, set_attrs=times, filter="fully_trusted")
+            fd = self._claims.claim(path, self._mine)
         except tarfile.FilterError as error:
-            return str(error)
+            raise _LeftOutError(str(error)[: 2 * _SHOWN]) from None
         except OSError as error:
             if error.errno not in _UNFIT:
                 raise
-            return f"{member.name!r}: {error.strerror}"
-        mine.add(path)
-        return ""
+            raise _LeftOutError(f"{name[:_SHOWN]!r}: {error.strerror}") from None
+        except ValueError:  # a NUL
+            raise _LeftOutError(f"{name[:_SHOWN]!r}: no name of a file") from None
+        return _NewFile(fd, path, member, checked.mode)
+
+    def _write(self, start: int, piece: memoryview) -> None:
+        """Write what a piece of the shard has of the member that goes by."""
+        file = self._file
+        if file is None:
+            return
+        stop = min(file.stop, start + len(piece))
+        file.write(piece[file.at - start : stop - start])
+        if file.at == file.stop:
+            self._file = None
+            file.finish()
+            self._mine.add(file.path)
+
+    def _write_sparse(self, file: "_NewFile", member: StreamedMember) -> None:
+        """Write a sparse member, which is read once more, from its map on."""
+        begin, length, segments = member.offset - member.lead * BLOCK, _SPARSE_HEAD, None
+        while segments is None:
+            head = bytearray(min(length, member.stop - begin, self._shard.info.size - begin))
+            self._read(begin, memoryview(head))
+            segments = sparse_segments(bytes(head), member.size)
+            if segments is None and len(head) < length:
+                raise ShardDamaged(f"{member.name[:_SHOWN]!r} has no usable sparse map")
+            length *= 4
+        room = memoryview(bytearray(_PIECE))
+        for segment in segments:
+            for at in range(0, segment.length, _PIECE):
+                part = room[: segment.length - at]
+                self._read(begin + segment.stored + at, part)
+                os.pwrite(file.fd, part, segment.offset + at)
+        try:
+            os.ftruncate(file.fd, member.size)
+        except OSError as error:
+            if error.errno not in (errno.EFBIG, errno.EINVAL):
+                raise
+            raise _LeftOutError(f"{member.name[:_SHOWN]!r}: {error.strerror}") from None
+        file.at = file.stop
+
+
+class _LeftOutError(Exception):
+    """A member becomes no file; the text says why."""
+
+
+class _NewFile:
+    """A file that is being written, whole or not at all."""
+
+    def __init__(self, fd: int, path: str, member: StreamedMember, mode: int | None) -> None:
+        self.fd, self.path = fd, path
+        self.at, self.stop = member.offset, member.stop
+        """What of the shard comes next, and where it ends."""
+        self._mtime_ns, self._mode = member.mtime_ns, mode
+
+    def write(self, data: memoryview) -> None:
+        """Write the next bytes."""
+        self.at += len(data)
+        while data:
+            data = data[os.write(self.fd, data) :]
+
+    def finish(self) -> None:
+        """Set what the tar says of the file; a time of 0 means that the packer kept none."""
+        try:
+            if self._mtime_ns:
+                if self._mode is not None:
+                    os.fchmod(self.fd, self._mode)
+                os.utime(self.fd, ns=(self._mtime_ns, self._mtime_ns))
+        finally:
+            os.close(self.fd)
+
+    def abandon(self) -> None:
+        """Remove it."""
+        os.close(self.fd)
+        with suppress(OSError):
+            os.unlink(self.path)
+
+
+class _OwnPaths:
+    """What one shard has written: on disk, since it may be a million names. For one thread."""
+
+    def __init__(self) -> None:
+        self._db = sqlite3.connect("", isolation_level=None)
+        self._db.execute("CREATE TABLE paths (path BLOB PRIMARY KEY) WITHOUT ROWID")
+        self._db.execute("BEGIN")
+        self.count = 0
+
+    def add(self, path: str) -> None:
+        """Add a path, perhaps once more."""
+        done = self._db.execute("INSERT OR IGNORE INTO paths VALUES (?)", (os.fsencode(path),))
+        self.count += done.rowcount
+
+    def __contains__(self, path: str) -> bool:
+        found = self._db.execute("SELECT 1 FROM paths WHERE path = ?", (os.fsencode(path),))
+        return found.fetchone() is not None
+
+    def close(self) -> None:
+        """Forget all."""
+        self._db.close()
 
 
 @any_thread
@@ -210,8 +403,8 @@ class _Claims:
                 os.utime(file.fileno())
                 self._since = os.fstat(file.fileno()).st_ctime_ns
 
-    def claim(self, path: str, mine: set[str]) -> None:
-        """Make an empty file for a member of a shard that has written the files `mine`.
+    def claim(self, path: str, mine: _OwnPaths) -> int:
+        """Open an empty file for a member of a shard that has written the files `mine`.
 
         Raises:
             AlreadyExists: another shard has written it.
@@ -219,10 +412,10 @@ class _Claims:
         """
         with self._lock:
             with suppress(FileNotFoundError):
-                if path not in mine and os.lstat(path).st_ctime_ns >= self._since:
+                if os.lstat(path).st_ctime_ns >= self._since and path not in mine:
                     _refuse(path)
                 os.unlink(path)
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+            return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
 
 def _refuse(path: str) -> None:
@@ -233,44 +426,12 @@ def _refuse(path: str) -> None:
     )
 
 
-class _ShardFile(io.RawIOBase):
-    """A shard as a file, read in a thread that trio started."""
-
-    def __init__(self, store: ObjectStore, shard: Shard, start: int = 0) -> None:
-        self._store = store
-        self._bucket, self._info = shard.bucket, shard.info
-        self._at = start
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        view = memoryview(buffer)[: self._info.size - self._at]
-        if view:
-            read = self._store.read_range
-            trio.from_thread.run(read, self._bucket, self._info, self._at, view)
-        self._at += len(view)
-        return len(view)
-
-
-@contextmanager
-def _whole_or_not_at_all(path: str) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(path)
-        raise
-
-
 @contextmanager
 def _errors(subject: str) -> Iterator[None]:
     try:
         yield
     except AisfsError:
         raise
-    except tarfile.TarError as error:
-        raise ShardDamaged(f"{subject}: {error}") from error
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         kind = OutOfSpace if full else AisfsError

@@ -24,6 +24,7 @@ from aisfs.cli.options import (
 )
 from aisfs.cli.running import run
 from aisfs.process import logs
+from aisfs.redaction import escaped
 
 if TYPE_CHECKING:
     from aisfs.app.warming.through_mount import Summary
@@ -71,7 +72,7 @@ def warm_up(words: tuple[str, ...], index_only: bool, jobs: int, **settings: obj
     if not summary.complete:
         click.echo(f"aisfs: {_shortfall(summary)}", err=True)
     for failure in summary.failures:
-        click.echo(f"aisfs: {failure}", err=True)
+        click.echo(f"aisfs: {escaped(str(failure))}", err=True)
     return Exit.FAILURE if summary.failures else Exit.OK
 
 

@@ -16,7 +16,7 @@ from aisfs.errors import (
     SourceMissing,
     Unavailable,
 )
-from aisfs.redaction import shown
+from aisfs.redaction import escaped
 
 
 class Exit(IntEnum):
@@ -63,11 +63,14 @@ def exit_code(error: AisfsError) -> Exit:
 
 def fail(reason: str, code: int) -> int:
     """Print in one line why the command failed; return the code."""
-    line = " ".join(shown(reason).split())
-    click.echo(f"aisfs: {line}", err=True)
+    click.echo(f"aisfs: {_one_line(reason)}", err=True)
     return code
 
 
 def warn(level: str, text: str) -> str:
     """Return the line that tells of a warning or an error which did not end the command."""
-    return f"aisfs: {level}: {' '.join(shown(text).split())}"
+    return f"aisfs: {level}: {_one_line(text)}"
+
+
+def _one_line(text: str) -> str:
+    return escaped(" ".join(text.split()))

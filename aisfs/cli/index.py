@@ -25,7 +25,7 @@ from aisfs.cli.options import (
 )
 from aisfs.cli.running import run
 from aisfs.process import logs
-from aisfs.redaction import shown
+from aisfs.redaction import escaped
 
 if TYPE_CHECKING:
     from aisfs.app.publishing.publisher import Report
@@ -196,7 +196,7 @@ def _index_on_server(
     if len(lines) > most:
         click.echo(f"{len(lines) - most} more: --server --check prints all")
     for error in coverage.errors:
-        click.echo(f"aisfs: {shown(error)}", err=True)
+        click.echo(f"aisfs: {escaped(error)}", err=True)
     done = f"{coverage.current} of AIStore's indexes are current"
     click.echo(f"{coverage.shards} shards: {done}, {len(lines)} are not")
     if coverage.interrupted:
@@ -215,7 +215,7 @@ def _move(
         for name in sorted(moved.moved):
             click.echo(_line(f"would move {name}"))
     for name, reason in sorted(moved.left.items()):
-        click.echo(f"aisfs: {shown(_line(f'{name}: left there: {reason}'))}", err=True)
+        click.echo(f"aisfs: {_line(f'{name}: left there: {reason}')}", err=True)
     done = "would be moved" if dry_run else "moved"
     there = f", of which it had {moved.dropped}" if moved.dropped else ""
     click.echo(f"{len(moved.moved)} indexes {done} to {moved.bucket}{there}")
@@ -224,7 +224,7 @@ def _move(
 
 def _line(text: str) -> str:
     """Return what names keys, which others chose, as one line for any terminal."""
-    return " ".join(shown(text.encode(errors="backslashreplace").decode()).split())
+    return escaped(text)
 
 
 class _Bar(Progress):
@@ -260,7 +260,7 @@ def _complain(report: "Report") -> None:
         lines += [f"{name}: damaged: {reason}" for reason in reasons]
     lines += [str(error) for _, error in sorted(report.failures.items())]
     for line in lines:
-        click.echo(f"aisfs: {shown(line)}", err=True)
+        click.echo(f"aisfs: {escaped(line)}", err=True)
 
 
 def _summary(report: "Report", *, check: bool, dry_run: bool, publish: bool) -> str:

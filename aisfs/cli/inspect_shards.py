@@ -29,6 +29,7 @@ from aisfs.cli.options import (
 )
 from aisfs.cli.running import run
 from aisfs.process import logs
+from aisfs.redaction import escaped
 
 if TYPE_CHECKING:
     from aisfs.app.inspection import Report
@@ -181,7 +182,7 @@ def _totals(report: "Report") -> Table:
     rows: Mapping[str, int] = {
         "other objects": report.loose_objects,
         "labels left out": summary.labels_left_out,
-        **{f"left out: {why}": count for why, count in sorted(summary.skipped.items())},
+        **{f"left out: {_safe(why)}": count for why, count in _most(summary.skipped)},
     }
     for name, count in rows.items():
         if count:
@@ -208,10 +209,24 @@ def _scans(report: "Report") -> Iterator[tuple[str, str]]:
 
 def _components(report: "Report") -> Table:
     table = _table("component", "count", "min", "median", "max", "total")
-    for name, sizes in report.components():
+    found = report.components()
+    for name, sizes in found[:LINES_MAX]:
         numbers = [size_text(n) for n in (sizes.min, sizes.median, sizes.max, sizes.total)]
         table.add_row(_safe(name) or "(no sample)", str(sizes.count), *numbers)
+    if len(found) > LINES_MAX:
+        rest = sum(sizes.count for _, sizes in found[LINES_MAX:])
+        table.add_row(f"({len(found) - LINES_MAX} more)", str(rest))
     return table
+
+
+def _most(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Return the largest of counts, by name, and all others together."""
+    largest = sorted(counts, key=lambda name: counts[name], reverse=True)
+    rest = sum(counts[name] for name in largest[LINES_MAX:])
+    return [
+        *((name, counts[name]) for name in sorted(largest[:LINES_MAX])),
+        ("other reasons", rest),
+    ]
 
 
 def _table(first: str, *others: str, title: str | None = None) -> Table:
@@ -233,4 +248,4 @@ def _print_lines(console: Console, title: str, lines: list[str]) -> None:
 
 def _safe(text: str) -> str:
     """Return text that neither controls the terminal nor is taken for markup."""
-    return escape("".join(c if c.isprintable() else repr(c)[1:-1] for c in text))
+    return escape(escaped(text))

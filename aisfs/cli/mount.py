@@ -147,7 +147,7 @@ class _Mount(Documented):
 @setting(
     "--prefetch-shards N", "Shards fetched ahead of a reader that takes them in name order [2]."
 )
-@setting("--memory-limit SIZE", "Most bytes of objects in memory [512MiB].")
+@setting("--memory-limit SIZE", "Most bytes of objects in memory [512MiB, or what fits].")
 @flag("--no-fastpath", "Serve the kernel through pyfuse3 alone: slower, with the same results.")
 @click.option("--no-lane", is_flag=True, default=None, hidden=True)
 @flag("--writable", "Permit changes: files are staged, and uploaded when they are closed.")

@@ -21,6 +21,7 @@ from aisfs.cli.options import (
 from aisfs.cli.running import run
 from aisfs.config import KeyRule, parse_size
 from aisfs.process import logs
+from aisfs.redaction import escaped
 
 _MOST_LINES = 20
 """Lines printed about single files, of which there may be millions."""
@@ -115,10 +116,9 @@ def pack(
     _print_all(plan.tree.left_out, "left out: ")
     if dry_run:
         for index, layout in enumerate(plan.layouts):
-            click.echo(
-                f"{plan.place}/{plan.names.name(index)}: {layout.samples} samples, "
-                f"{len(layout.files)} files, {layout.size} bytes"
-            )
+            name = escaped(f"{plan.place}/{plan.names.name(index)}")
+            counts = f"{layout.samples} samples, {len(layout.files)} files, {layout.size} bytes"
+            click.echo(f"{name}: {counts}")
     else:
         packed = run(partial(packing.pack, plan, given, jobs, Console(stderr=True)))
         click.echo(
@@ -156,18 +156,22 @@ def unpack(
     given = without_unset(settings)
     if dry_run:
         for name, size in run(partial(unpacking.find_shards, sources, given)):
-            click.echo(f"{name}: {size} bytes")
+            click.echo(f"{escaped(name)}: {size} bytes")
         return Exit.OK
     console = Console(stderr=True)
     done = run(partial(unpacking.unpack, sources, tree, class_to, given, jobs, console))
     click.echo(f"{done.files} files of {done.shards} shards")
-    _print_all(done.skipped, "left out: ")
-    _print_all(done.damaged, "damaged: ")
-    return Exit.DAMAGED if done.damaged else Exit.FAILURE if done.skipped else Exit.OK
+    for noted, before in ((done.skipped, "left out: "), (done.damaged, "damaged: ")):
+        _print_all(noted.first, before, noted.count)
+    if done.damaged.count:
+        return Exit.DAMAGED
+    return Exit.FAILURE if done.skipped.count else Exit.OK
 
 
-def _print_all(lines: list[str], before: str) -> None:
+def _print_all(lines: list[str], before: str, count: int = 0) -> None:
+    """Print the first lines; `count` if there are more of them than are here."""
     for line in lines[:_MOST_LINES]:
-        click.echo(f"aisfs: {before}{line}", err=True)
-    if len(lines) > _MOST_LINES:
-        click.echo(f"aisfs: {before}{len(lines) - _MOST_LINES} more", err=True)
+        click.echo(f"aisfs: {before}{escaped(line)}", err=True)
+    more = max(len(lines), count) - min(len(lines), _MOST_LINES)
+    if more:
+        click.echo(f"aisfs: {before}{more} more", err=True)

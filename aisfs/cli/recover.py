@@ -15,6 +15,7 @@ from aisfs.cli.options import staging_dir_option
 from aisfs.config import WriteSettings
 from aisfs.errors import AisfsError, ConfigError, SourceMissing
 from aisfs.process import logs
+from aisfs.redaction import escaped
 
 
 @click.command(cls=Documented)
@@ -76,7 +77,7 @@ def _finish(found: Sequence[Kept], work: Callable[[Kept], str], done: str) -> Ex
     """Upload or drop files; return the exit code."""
     code = Exit.OK
     for one in found:
-        name = one.name
+        name = escaped(one.name)
         try:
             warning = work(one)
         except AisfsError as error:
@@ -97,17 +98,17 @@ def _upload_waiting(
     left = [one for one in found if not one.acknowledged]
     for one, error in recovery.upload_waiting([one for one in found if one.acknowledged]):
         if error is None:
-            click.echo(f"{one.record.name}: uploaded")
+            click.echo(f"{escaped(one.record.name)}: uploaded")
             continue
         left.append(one)
         code = Exit.FAILURE
-        click.echo(f"aisfs: {one.record.name}: {error}", err=True)
+        click.echo(f"aisfs: {escaped(one.record.name)}: {error}", err=True)
     return sorted(left, key=lambda one: one.mtime_ns), code
 
 
 def _print(one: recovery.UnsentFile) -> None:
     """Print two lines, whatever the width of the terminal."""
     when = datetime.fromtimestamp(one.mtime_ns / 1e9).astimezone().isoformat(" ", "seconds")
-    click.echo(f"{one.id}  {one.size} bytes  {when}  {one.record.name}")
+    click.echo(f"{one.id}  {one.size} bytes  {when}  {escaped(one.record.name)}")
     reason = one.record.reason or "the mount was killed before it was uploaded"
-    click.echo(f"    {'closed, and not uploaded yet' if one.acknowledged else reason}")
+    click.echo(f"    {'closed, and not uploaded yet' if one.acknowledged else escaped(reason)}")

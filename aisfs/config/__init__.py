@@ -3,7 +3,7 @@
 `values` alone reads the environment.
 """
 
-from aisfs.config.caching import CACHE_LEAST, CACHE_MOST, CacheSettings
+from aisfs.config.caching import CACHE_LEAST, CACHE_MOST, MEMORY_LEAST, CacheSettings
 from aisfs.config.cluster import ClusterSettings
 from aisfs.config.logs import LogFormat, LogLevel, LogSettings, log_directory, own_log
 from aisfs.config.monitoring import MonitoringSettings
@@ -36,6 +36,7 @@ __all__ = [
     "CACHE_LEAST",
     "CACHE_MOST",
     "GIB",
+    "MEMORY_LEAST",
     "MIB",
     "WRITABLE_DIR_MODE",
     "WRITABLE_FILE_MODE",

@@ -13,6 +13,9 @@ CACHE_LEAST = 5 * MIB
 CACHE_MOST = 1 << 62
 """Largest that the ledger can count."""
 
+MEMORY_LEAST = 16 * MIB
+"""Smallest memory for fetched bytes."""
+
 
 class CacheSettings(Settings):
     """What is kept on disk and in memory, and how much is fetched ahead."""
@@ -27,8 +30,8 @@ class CacheSettings(Settings):
     at 60 ms of latency."""
     prefetch_shards: int = Field(default=2, ge=0)
     """Shards fetched ahead of a reader that takes them in the order of their names."""
-    memory_limit: Size = Field(default=ByteSize(512 * MIB), ge=16 * MIB)
-    """Bytes of parts in memory; eight readers with a window of 64 MiB each."""
+    memory_limit: Size | None = Field(default=None, ge=MEMORY_LEAST)
+    """Bytes of parts in memory; None is 512 MiB, or what the machine and the control group have room for."""
 
     @field_validator("cache_size")
     @classmethod

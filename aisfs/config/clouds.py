@@ -2,11 +2,14 @@
 tools have for it. obstore reads the rest itself: keys, tokens, regions, files with credentials.
 """
 
+import json
 import os
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 from aisfs.config.values import variable
-from aisfs.redaction import remember
+from aisfs.redaction import remember, remember_query, remember_url
 
 _ENDPOINTS = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
@@ -53,6 +56,14 @@ _SECRETS = (
     "AZURE_CLIENT_SECRET",
     "AZURE_STORAGE_CLIENT_SECRET",
 )
+_SECRET_FILES = (
+    "GOOGLE_APPLICATION_CREDENTIALS",
+    "GOOGLE_SERVICE_ACCOUNT",
+    "GOOGLE_SERVICE_ACCOUNT_PATH",
+)
+_IN_JSON = ("private_key", "refresh_token", "client_secret")
+"""What is secret in Google's files."""
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 
 
 def endpoint_of(store: str) -> str:
@@ -113,3 +124,18 @@ def remember_secrets() -> None:
     for name in _SECRETS:
         if secret := variable(name):
             remember(secret)
+            _remember_json(secret)
+            remember_query(secret)  # a SAS token is several values
+    for name in _SECRET_FILES:
+        with suppress(OSError, UnicodeDecodeError):
+            _remember_json(Path(variable(name) or os.devnull).read_text())
+    for name in (*chain.from_iterable(_ENDPOINTS.values()), *_PROXIES):
+        remember_url(variable(name, name.lower()))
+
+
+def _remember_json(text: str) -> None:
+    with suppress(ValueError, AttributeError):
+        said = json.loads(text)
+        for name in _IN_JSON:
+            if secret := said.get(name):
+                remember(str(secret))

@@ -14,6 +14,7 @@ from pydantic import ByteSize, Field, NonNegativeFloat, SecretStr, field_validat
 from aisfs.config.files import user_file
 from aisfs.config.values import MIB, AbsolutePath, Flag, Settings, Size
 from aisfs.errors import NoEndpoint
+from aisfs.redaction import remember_url, shown
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +87,9 @@ class ClusterSettings(Settings):
     def _check_endpoint(cls, value: str) -> str:
         if not value:
             return value
-        url = urlsplit(value if "//" in value else f"http://{value}")
+        value = value if "//" in value else f"http://{value}"
+        remember_url(value)
+        url = urlsplit(value)
         if url.scheme not in ("http", "https") or not url.hostname or url.path.strip("/"):
             raise ValueError("an endpoint looks like http://host:8080")
         url.hostname.encode("idna"), url.port  # both raise if they are invalid
@@ -103,6 +106,11 @@ class ClusterSettings(Settings):
             return made
         found = {name: value for name, value in _of_cli().items() if not getattr(made, name)}
         return super().load({**options, **found}) if "endpoint" in found else made
+
+    @property
+    def shown_endpoint(self) -> str:
+        """The endpoint without a password that may be in it."""
+        return shown(self.endpoint)
 
     @property
     def without_aistore(self) -> bool:

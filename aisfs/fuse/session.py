@@ -52,6 +52,7 @@ class FastPathSession:
         write: WriteLayer | None,
         metrics: Metrics,
         *,
+        background: int,
         spin: float = SPIN_SECONDS,
         observe: Callable[[Notifier], Observer] = lambda notifier: NullObserver(),
         on_fault: Callable[[Buffer], None] = lambda _: None,
@@ -64,6 +65,7 @@ class FastPathSession:
             answers: What of it can be answered at once.
             write: What changes it; None in a mount that is only read.
             metrics: Where requests are counted.
+            background: Requests that the kernel may send without waiting for answers.
             spin: See `Dispatcher`.
             observe: Makes the one who is told of reads and listings, and may notify.
             on_fault: Told of bytes that the kernel could not read. Must not wait.
@@ -73,6 +75,7 @@ class FastPathSession:
         self._answers = answers
         self._write = write
         self._metrics = metrics
+        self._background = background
         self._spin = spin
         self._observe = observe
         self._on_fault = on_fault
@@ -148,6 +151,7 @@ class FastPathSession:
             without=handlers.without,
             wanted=handlers.wanted,
             max_message=min(grow(ours), grow(its)),
+            background=self._background,
         )
         dispatcher = Dispatcher(
             device.fd,

@@ -44,6 +44,7 @@ class Rank(IntEnum):
     READINESS = auto()
     UPLOAD_PACE = auto()
     SOCKETS = auto()
+    METRICS_CONNECTIONS = auto()
 
 
 class Lock(Protocol):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from aisfs.process import private
 from aisfs.process.request_log import request_log
-from aisfs.redaction import shown
+from aisfs.redaction import escaped, shown
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _IDENT = "aisfs[%(process)d]: "
@@ -37,7 +37,10 @@ def _printable(text: str) -> str:
 
 
 class _Printable(logging.Formatter):
-    """A line of text."""
+    """A line of text; a traceback follows in lines of its own."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return escaped(super().formatMessage(record))
 
     def format(self, record: logging.LogRecord) -> str:
         return _printable(super().format(record))

@@ -30,6 +30,7 @@ from aisfs.errors import (
     Unsupported,
 )
 from aisfs.model import Bucket, Keys, ObjectInfo, Page, Provider
+from aisfs.redaction import remember_settings
 from aisfs.store.port import Arrived, Count, Sink, WritableStore, uncounted
 from aisfs.store.read_only import ReadOnlyStore
 
@@ -65,6 +66,7 @@ def open_fsspec(bucket: Bucket, most: int, count: Count = uncounted) -> Writable
     scheme = bucket.name.partition("://")[0]
     try:
         import fsspec
+        import fsspec.config
     except ImportError as error:
         raise ConfigError(
             f"{scheme}:// needs fsspec; in a clone of aisfs: pip install '.[fsspec]'"
@@ -77,6 +79,7 @@ def open_fsspec(bucket: Bucket, most: int, count: Count = uncounted) -> Writable
         raise ConfigError(
             f"{bucket}: fsspec cannot open {scheme}:// here: {error}{hint}"
         ) from error
+    remember_settings(fsspec.config.conf)
     return FsspecStore(fsspec.url_to_fs, bucket, most, count)
 
 

@@ -40,6 +40,7 @@ COMPUTED = {
     "cache_size": "10GiB or a tenth of the free disk",
     "staging_dir": "the user's state directory",
     "staging_size": "half of the free disk",
+    "memory_limit": "512MiB, or less",
 }
 """Defaults that depend on the user and the machine."""
 OWN = {"pack": ("key_rule",)}

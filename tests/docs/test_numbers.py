@@ -2,13 +2,13 @@
 
 import pytest
 
-from aisfs.app import services
+from aisfs.app import memory, services
 from aisfs.cache import metadata_cache
 from aisfs.cache.disk import bookkeeping, format, maintenance, resident
 from aisfs.core.policy import readahead, scan_pace
 from aisfs.core.views import samples
 from aisfs.engine.fetch import buffers, fetcher, retained_parts
-from aisfs.engine.read import header_scan, indexer
+from aisfs.engine.read import header_scan
 from aisfs.fuse.mounting import kernel_settings
 from tests.docs.documents import SEMANTICS, section
 
@@ -19,7 +19,7 @@ TOLD = [
         "a sixteenth of `--cache-size`, 1 GiB",
         (services.INDEX_SHARE, services.INDEX_DISK_LIMIT) == (16, 1 << 30),
     ),
-    (f"in memory | {indexer.INDEX_BYTES_MAX // MIB} MiB", True),
+    (f"in memory | {memory.MEMORY_MOST // MIB} MiB", True),
     (f"{metadata_cache.LISTED_ENTRIES_MAX:,} entries", True),
     (f"Each {format.STEP >> 10} KiB have a checksum", True),
     (f"for {resident.PAUSE_SECONDS:.0f} seconds nothing new is kept", True),

@@ -55,7 +55,7 @@ class Stand:
             notify=self.notifier.forward, before_sleep=lambda: None, list_by_inode=lambda: False,
             negotiation=Negotiation(
                 lambda flags: None, without=InitFlag(0), wanted=InitFlag.PARALLEL_DIROPS,
-                max_message=1 << 20,
+                max_message=1 << 20, background=12,
             ),
             observer=NullObserver(),
             on_fault=lambda _: None,

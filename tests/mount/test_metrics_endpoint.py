@@ -7,6 +7,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -186,6 +187,63 @@ def test_a_silent_client_holds_up_neither_the_others_nor_the_end(mountpoint: Pat
                 another.sendall(b"GET ")
                 subprocess.run(["fusermount3", "-u", mount.path], check=True, timeout=PATIENCE)
                 assert mount.wait_until_gone(PATIENCE)
+
+
+def dribble(connection: socket.socket) -> bool:
+    """Send another byte of a request that never ends; return whether the server has hung up."""
+    try:
+        connection.sendall(b"x")
+        connection.settimeout(0.5)
+        return connection.recv(100) == b""
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+
+
+@pytest.mark.mount
+def test_slow_clients_hold_up_nobody_and_are_cut(mountpoint: Path, tmp_path: Path):
+    (tmp_path / "source").mkdir()
+    with (
+        mounted(str(tmp_path / "source"), mountpoint, options=["--metrics-addr", "0"]) as mount,
+        ExitStack() as stack,
+    ):
+        base = where(mount)
+        address = ("127.0.0.1", int(base.rpartition(":")[2]))
+        slow = [stack.enter_context(socket.create_connection(address)) for _ in range(50)]
+        for connection in slow:
+            with suppress(OSError):  # it made room already
+                connection.sendall(b"GET /metrics HTTP/1.1\r\nX-Slow: ")
+        assert ask(f"{base}/healthz") == (200, "ok\n")
+        assert ask(f"{base}/metrics")[0] == 200
+        last = slow[-1]
+        assert not dribble(last)
+        assert eventually(lambda: dribble(last), PATIENCE)
+        threads = len(os.listdir(f"/proc/{mount.pid}/task"))
+        assert threads < 50
+
+
+@pytest.mark.mount
+def test_pages_cannot_lead_a_browser_to_the_counters(mountpoint: Path, tmp_path: Path):
+    """A name of somebody else may resolve to our address."""
+    (tmp_path / "source").mkdir()
+    options = ["--metrics-addr", "localhost:0"]
+    with mounted(str(tmp_path / "source"), mountpoint, options=options) as mount:
+        port = where(mount).rpartition(":")[2]
+
+        def status(host: str | None) -> int:
+            lines = ["GET /metrics HTTP/1.0"] + ([] if host is None else [f"Host: {host}"])
+            with socket.create_connection(("localhost", int(port))) as connection:
+                connection.sendall("\r\n".join([*lines, "", ""]).encode())
+                return int(connection.makefile("rb").readline().split()[1])
+
+        good = ["127.0.0.1", f"127.0.0.1:{port}", f"[::1]:{port}", f"LocalHost:{port}", "10.1.2.3"]
+        for host in (None, *good, socket.gethostname()):
+            assert status(host) == 200, host
+        bad = ["evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "localhost.evil",
+               "[", "127.0.0.1@evil.example:80"]  # fmt: skip
+        for host in bad:
+            assert status(host) == 403, host
 
 
 @pytest.mark.mount

@@ -23,6 +23,7 @@ from tests.support.mounts import finish
 from tests.support.preloaded import Preloader, Started
 from tests.support.publishing import everything, scanned
 from tests.support.servers import RunningServer, running_server
+from tests.support.tars import END, entry, header, pad, records, sparse_header
 
 _preloader = Preloader(
     "aisfs",
@@ -419,3 +420,83 @@ def test_a_name_that_cannot_be_a_file_is_left_out(tmp_path, name):
     said = run("unpack", tmp_path / "s.tar", tmp_path / "back", code=1)
     assert f"left out: {tmp_path}/s.tar: {name!r}: " in said.stderr
     assert contents(tmp_path / "back") == {"d/x": b"0", "first": b"1", "after": b"3"}
+
+
+def memory_of(*arguments):
+    """Run the command line in a process of its own; return its code and the most memory it had."""
+    script = (
+        "import resource, sys; from aisfs.__main__ import main\n"
+        "try: main()\n"
+        "except SystemExit as end: code = end.code\n"
+        "print('\\n', code, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    code, kib = done.stdout.split()[-2:]
+    return int(code), int(kib) << 10, done.stderr
+
+
+def test_unpacking_takes_no_memory_in_proportion(tmp_path):
+    """Neither to the number of members, nor to the length of a header."""
+    few, many = tmp_path / "few.tar", tmp_path / "many.tar"
+    for path, count in ((few, 10), (many, 40_000)):
+        with path.open("wb") as file:
+            for at in range(count):
+                file.write(entry(b"d%03d/%06d" % (at // 1000, at), b""))
+            file.write(END)
+    long = tmp_path / "long.tar"
+    said = [(b"comment", b"x" * (24 << 20)), (b"path", b"named.txt")]
+    long.write_bytes(entry(b"p", records(said), kind=b"x") + entry(b"a", b"content") + END)
+    code, base, _ = memory_of("unpack", few, tmp_path / "few")
+    assert code == 0
+    for path, files in ((many, 40_000), (long, 1)):
+        code, taken, _ = memory_of("unpack", path, tmp_path / path.stem)
+        assert code == 0
+        assert sum(one.is_file() for one in (tmp_path / path.stem).rglob("*")) == files
+        assert taken < base + (24 << 20)  # two windows of 8 MiB, and what Python needs
+    assert contents(tmp_path / "long") == {"named.txt": b"content"}
+
+
+@pytest.mark.parametrize("kind", [b"x", b"g", b"L", b"K"])
+def test_a_header_without_end_is_damage(tmp_path, kind):
+    size = 64 << 20
+    with (tmp_path / "s.tar").open("wb") as file:
+        file.write(entry(b"first", b"1") + header(b"p", size=size, kind=kind))
+        file.truncate(file.tell() + size)
+        file.seek(0, os.SEEK_END)
+        file.write(entry(b"a", b"2") + END)
+    said = run("unpack", tmp_path / "s.tar", tmp_path / "back", code=9)
+    assert "s.tar: nothing behind byte 1024 is read" in said.stderr
+    assert contents(tmp_path / "back") == {"first": b"1"}
+
+
+def test_modes_times_and_sparse_members_are_kept(tmp_path):
+    pairs, real = [(4096, 5), (100_000, 3)], 200_000
+    data = entry(b"x.sh", b"#!", mode=0o755, mtime=1_600_000_000)
+    data += entry(b"secret", b"s", mode=0o600, mtime=1_600_000_001)
+    data += sparse_header(b"holes", pairs, 8, real) + pad(b"helloend")
+    data += entry(b"none", b"n", mtime=0) + entry(b"big", b"b" * (9 << 20)) + END
+    (tmp_path / "s.tar").write_bytes(data)
+    run("unpack", tmp_path / "s.tar", tmp_path / "back")
+    found = {path.name: path.stat() for path in (tmp_path / "back").iterdir()}
+    assert found["x.sh"].st_mode & 0o777 == 0o755
+    assert found["secret"].st_mode & 0o777 == 0o600
+    assert found["x.sh"].st_mtime == 1_600_000_000
+    assert found["none"].st_mtime > 1_700_000_000
+    holes = bytearray(real)
+    holes[4096:4101], holes[100_000:100_003] = b"hello", b"end"
+    assert contents(tmp_path / "back")["holes"] == holes
+    assert contents(tmp_path / "back")["big"] == b"b" * (9 << 20)
+
+
+def test_names_do_not_control_a_terminal_nor_flood_it(tmp_path):
+    bad = [b"l\x1b[2J\nfake: line %d" % at for at in range(5000)]
+    data = b"".join(entry(name, kind=b"2", target=b"x") for name in bad)
+    (tmp_path / "s.tar").write_bytes(data + END)
+    said = run("unpack", tmp_path / "s.tar", tmp_path / "back", code=1)
+    assert "\x1b" not in said.stderr
+    assert r"\x1b[2J\nfake: line 0" in said.stderr
+    assert "4980 more" in said.stderr
+    assert len(said.stderr.splitlines()) < 30

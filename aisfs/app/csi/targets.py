@@ -105,7 +105,7 @@ class Targets:
         finally:
             os.close(fd)  # else nobody would notice the death of the daemon
         # Without the fast path the limit would be the default; with it INIT has raised it.
-        kernel_settings.tune(target, background=False)
+        kernel_settings.tune(target)
 
     def unpublish(self, target: Path) -> None:
         """Unmount a volume, whatever became of its daemon, also if it is just being mounted; nothing to do if there is none.

@@ -1,18 +1,14 @@
 """Limits of this machine: open files, memory, the system's log."""
 
-import re
 import resource
 from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
 
 from aisfs.app.display.units import size_text
 from aisfs.app.doctor.check import Check, note, ok, wrong
-from aisfs.config import MIB, CacheSettings, log_directory
+from aisfs.app.memory import memory_limits
+from aisfs.config import MEMORY_LEAST, MIB, CacheSettings, log_directory
 from aisfs.process.logs import SYSLOG_SOCKET
-
-MEMORY = Path("/proc/meminfo")
-CGROUP, CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+from aisfs.process.machine_memory import MachineMemory
 
 _FEW_FILES, _TOO_FEW_FILES = 4096, 1024
 """Connections to 32 targets at once and open cache files; below the second, reads fail early."""
@@ -21,7 +17,7 @@ _FEW_FILES, _TOO_FEW_FILES = 4096, 1024
 def machine_checks(cache: CacheSettings) -> Iterator[Check]:
     """Check what a daemon needs to run."""
     yield _open_files()
-    yield _memory(int(cache.memory_limit))
+    yield _memory(cache, MachineMemory())
     yield _log()
 
 
@@ -38,31 +34,18 @@ def _open_files() -> Check:
     return note("open files", found, cure) if hard < _FEW_FILES else ok("open files", found)
 
 
-def _memory(limit: int) -> Check:
-    available = _available()
+def _memory(cache: CacheSettings, memory: MachineMemory) -> Check:
+    available, limits = memory.available(), memory_limits(cache, memory)
     if available is None:
         return ok("memory", "unknown")
-    found = f"{size_text(available)} available; fetched bytes take up to {size_text(limit)}"
+    limit = limits.fetched
+    found = f"{size_text(max(0, available))} available; fetched bytes take up to {size_text(limit)}"
+    if limits.why:
+        found += f", as {limits.why}"
     if available < limit:
-        return wrong(
-            "memory", found, f"mount with --memory-limit {max(16, available // MIB // 2)}MiB"
-        )
+        least = max(MEMORY_LEAST, available // 2) // MIB
+        return wrong("memory", found, f"mount with --memory-limit {least}MiB")
     return ok("memory", found)
-
-
-def _available() -> int | None:
-    """Return the bytes that may still be taken, of the machine and of our cgroup."""
-    found = []
-    with suppress(OSError):
-        line = re.search(r"^MemAvailable:\s*(\d+) kB$", MEMORY.read_text(), re.MULTILINE)
-        found += [int(line[1]) << 10] if line else []
-    with suppress(OSError, ValueError):
-        group = re.search(r"^0::/(.*)$", CGROUP.read_text(), re.MULTILINE)
-        if group:
-            folder = CGROUPS / group[1]
-            most = int((folder / "memory.max").read_text())  # or the word max
-            found.append(max(0, most - int((folder / "memory.current").read_text())))
-    return min(found, default=None)
 
 
 def _log() -> Check:

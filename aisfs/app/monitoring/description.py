@@ -17,7 +17,7 @@ def describe(
     metrics, blocks, staging = services.metrics, services.blocks, services.staging
     metrics.show_version(VERSION)
     apart = is_local(plan.source) or direct_store(plan.source)
-    endpoint = "" if apart else plan.cluster.endpoint
+    endpoint = "" if apart else plan.cluster.shown_endpoint
     directory = "" if blocks is None else str(plan.cache.cache_dir)
     names = (str(plan.source), endpoint, directory)
     metrics.mount.labels(*(os.fsencode(n).decode(errors="replace") for n in names)).set(1)

@@ -1,7 +1,8 @@
 """Serves `/metrics` for Prometheus and `/healthz` for supervisors.
 
-One thread answers one request after the other: those who ask are few and patient. What is counted
-belongs to the trio thread, so that brings the counters up to date; the text is made here.
+A thread for each of a few connections, so that a slow client holds up nobody; a connection is cut
+after some seconds, or when it is the oldest and another one needs its place. What is counted belongs to the
+trio thread, so that brings the counters up to date; the text is made here.
 """
 
 import errno
@@ -9,9 +10,13 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from ipaddress import ip_address
+from socketserver import ThreadingMixIn
 from typing import Any
+from urllib.parse import urlsplit
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import trio
@@ -20,12 +25,17 @@ from prometheus_client import make_wsgi_app
 from aisfs.app.monitoring.health import Health
 from aisfs.config import MonitoringSettings
 from aisfs.errors import ConfigError
+from aisfs.process.locks import Rank, ranked_lock
 from aisfs.process.threads import start_service_thread
 
 log = logging.getLogger(__name__)
 
-SILENCE_SECONDS = 5.0
-"""How long a client may be silent while others wait for their turn."""
+CONNECTIONS = 8
+"""Connections at once: some Prometheus servers, a supervisor, a person."""
+REQUEST_SECONDS = 10.0
+"""How long a client has from its connection to the last byte of its answer; Prometheus waits as long for it."""
+LOOK_SECONDS = 0.5
+"""How often it is looked which connections are too old."""
 PAUSE_SECONDS = 1.0
 """After a connection could not be accepted, for example for lack of descriptors."""
 
@@ -36,14 +46,14 @@ StartResponse = Callable[[str, list[tuple[str, str]]], object]
 class _Handler(WSGIRequestHandler):
     """Reads one request; leaves nothing on stderr."""
 
-    timeout = SILENCE_SECONDS
+    timeout = REQUEST_SECONDS
 
     def log_message(self, format: str, *args: object) -> None:
         log.debug("metrics: %s", format % args)
 
 
-class MetricsServer(WSGIServer):
-    """Listens from its construction on; answers in a thread between `start` and `stop`."""
+class MetricsServer(ThreadingMixIn, WSGIServer):
+    """Listens from its construction on; answers in threads between `start` and `stop`."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         """Listen on a host and a port; port 0 takes a free one.
@@ -56,9 +66,11 @@ class MetricsServer(WSGIServer):
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         self.address_family = family
+        self._hosts = frozenset({"localhost", host.lower(), socket.gethostname().lower()})
         self._closing = threading.Event()
-        self._asking: socket.socket | None = None
-        """Whose request is being answered."""
+        self._lock = ranked_lock(Rank.METRICS_CONNECTIONS)
+        self._since: dict[socket.socket, float] = {}
+        """When each connection was accepted, the oldest first."""
         self._thread: threading.Thread | None = None
         super().__init__((str(place[0]), int(place[1])), _Handler)
 
@@ -70,22 +82,29 @@ class MetricsServer(WSGIServer):
 
     def start(self, health: Health, token: trio.lowlevel.TrioToken) -> None:
         """Begin to answer."""
-        self.set_app(_Application(health, token))
+        self.set_app(_Application(health, token, self._hosts))
         self._thread = start_service_thread("aisfs metrics", self._answer_all)
 
     def stop(self) -> None:
-        """End the thread, and with it a request under way. Waits, so not for the trio thread."""
+        """End all threads, and with them requests under way. Waits, so not for the trio thread."""
         self._closing.set()
-        for each in (self.socket, self._asking):
-            if each is not None:
-                with suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)
+        self.shutdown()
+        self._cut(float("inf"))
         if self._thread is not None:
             self._thread.join()
+        self.server_close()  # waits for the threads of the requests
 
     def _answer_all(self) -> None:
-        while not self._closing.is_set():
-            self.handle_request()
+        self.serve_forever(LOOK_SECONDS)
+
+    def _cut(self, before: float, but: int = 0) -> None:
+        """End connections that were accepted before a moment, and the oldest ones of more than `but`."""
+        with self._lock:
+            count = len(self._since)
+            for at, (connection, since) in enumerate(self._since.items()):
+                if since < before or (but and at < count - but):
+                    with suppress(OSError):
+                        connection.shutdown(socket.SHUT_RDWR)
 
     # what the servers of Python's library call ---------------------------------------------------
 
@@ -97,38 +116,54 @@ class MetricsServer(WSGIServer):
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
         self.setup_environ()
 
+    def service_actions(self) -> None:
+        """Look at the connections every now and then."""
+        self._cut(time.monotonic() - REQUEST_SECONDS)
+
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Accept a connection."""
+        """Accept a connection, which takes the place of the oldest one if there are too many."""
         try:
-            self._asking, address = super().get_request()
+            connection, address = super().get_request()
         except OSError:
             self._closing.wait(PAUSE_SECONDS)
             raise
-        if self._closing.is_set():  # checked after setting, so that `stop` or this sees it
-            self._asking.close()
-            raise OSError(errno.ECONNABORTED, "the mount ends")
-        return self._asking, address
+        with self._lock:
+            self._since[connection] = time.monotonic()
+        self._cut(float("-inf"), but=CONNECTIONS)
+        return connection, address
 
     def shutdown_request(self, request: Any) -> None:  # noqa: ANN401 - as in the library
         """Close a connection."""
-        self._asking = None
+        with self._lock:
+            self._since.pop(request, None)
         super().shutdown_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Note that a client left, or was silent for too long."""
+        """Note that a client left, or was too slow."""
         log.debug("metrics: a request ended early")
 
 
-class _Application:
-    """Answers requests. In the thread of the server."""
+_NOT_OURS = (
+    "ask by address, by the name of this machine, or by the name in --metrics-addr NAME:PORT"
+)
+"""A web page can lead a browser here by a name of its own (DNS rebinding), and may read the answer then."""
 
-    def __init__(self, health: Health, token: trio.lowlevel.TrioToken) -> None:
+
+class _Application:
+    """Answers requests. In the threads of the server."""
+
+    def __init__(
+        self, health: Health, token: trio.lowlevel.TrioToken, hosts: frozenset[str]
+    ) -> None:
         self._health = health
         self._token = token
+        self._hosts = hosts
         self._metrics = make_wsgi_app(health.metrics.registry)
 
     def __call__(self, environ: Environment, start: StartResponse) -> Iterable[bytes]:
         try:
+            if not self._means_us(environ.get("HTTP_HOST", "")):
+                return _say(start, "403 Forbidden", _NOT_OURS)
             match environ["PATH_INFO"]:
                 case "/metrics":
                     trio.from_thread.run_sync(self._health.metrics.update, trio_token=self._token)
@@ -142,6 +177,18 @@ class _Application:
         except Exception:
             log.exception("a request for metrics failed: this is a bug in aisfs, please report it")
             return _say(start, "500 Internal Server Error", "see the log")
+
+    def _means_us(self, host: str) -> bool:
+        """Return whether this is an address or a name of ours; a browser sends what it was led by."""
+        if not host:
+            return True
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+        except ValueError:
+            return False
+        with suppress(ValueError):
+            return bool(ip_address(name))
+        return name in self._hosts
 
     def _healthz(self, environ: Environment, start: StartResponse) -> list[bytes]:
         if environ["REQUEST_METHOD"] != "GET":

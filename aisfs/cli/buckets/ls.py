@@ -17,6 +17,7 @@ from aisfs.cli.options import files_from_option, io_timeout_option, store_option
 from aisfs.cli.running import run
 from aisfs.errors import AisfsError
 from aisfs.process import logs
+from aisfs.redaction import escaped
 
 if TYPE_CHECKING:
     from aisfs.app.buckets.contents import Entry
@@ -145,9 +146,7 @@ class _Text(_Printer):
 
     def _safe(self, text: str) -> str:
         """Return text that does not control the terminal, if there is one."""
-        if not self._is_terminal or text.isprintable():
-            return text
-        return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+        return escaped(text) if self._is_terminal else text
 
 
 class _Json(_Printer):

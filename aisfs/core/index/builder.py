@@ -15,7 +15,10 @@ from aisfs.core.index.zip_columns import Packing
 MAX_NAMES = 2**32 - 2**24
 """Most bytes of names in one shard: what the column of their ends can hold, less one batch of rows."""
 
-_MAX_WARNINGS = 20  # a hostile shard must not fill memory or terminals
+MAX_WARNINGS = 20
+MAX_REASONS = 64
+"""Why members are not shown. A hostile shard must not fill memory or terminals: a zip may have 65,536 methods."""
+_OTHERS = "other reasons"
 
 
 class MemberIndexBuilder:
@@ -40,11 +43,13 @@ class MemberIndexBuilder:
 
     def warn(self, message: str) -> None:
         """Add a warning about the shard."""
-        if len(self._warnings) < _MAX_WARNINGS:
+        if len(self._warnings) < MAX_WARNINGS:
             self._warnings.append(self._inner.where + message)
 
     def skip(self, reason: str) -> None:
         """Count a member that is not shown, by reason."""
+        if reason not in self._skipped and len(self._skipped) >= MAX_REASONS:
+            reason = _OTHERS
         self._skipped[reason] = self._skipped.get(reason, 0) + 1
 
     def extend(

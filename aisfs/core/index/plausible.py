@@ -11,6 +11,7 @@ of rare kinds are looked at one by one.
 from itertools import compress
 
 from aisfs.core.archive.formats import Form
+from aisfs.core.index.builder import MAX_REASONS, MAX_WARNINGS
 from aisfs.core.index.columns import KIND_BITS, OPENED, MemberColumns
 from aisfs.core.index.integer_codec import TURN, extremes, lanes_of, ones_of, turns
 from aisfs.core.index.member_index import (
@@ -25,8 +26,6 @@ from aisfs.core.index.paths import MAX_DEPTH, HiddenName, all_tidy, normalise
 from aisfs.core.index.regular_names import regular_names
 from aisfs.core.index.zip_columns import DEFLATED, LOCAL_HEADER, STORED
 
-MAX_TEXTS = 1 << 17
-"""Most warnings, and most reasons why members are not shown: a zip may have 65,536 methods."""
 MAX_TEXT = 4096
 """Most bytes of one of them; a scan shows 200 of a name."""
 
@@ -37,6 +36,15 @@ _ROWS_FREE = 256
 """Rows that any index may have; more need bytes."""
 _ROWS_A_BYTE = 64
 """Most members for a byte of the index; equal ones need 1/20 of a byte each."""
+_ROWS_A_COMPRESSED_BYTE = 2
+"""Most members for a byte of a compressed shard: empty ones that are numbered take 1.3 bytes each in xz."""
+_CONTENT_FREE = 1 << 20
+_EXPANSION = {Form.TAR_GZ: 1032, Form.TAR_LZ4: 256}
+"""Longest content of a compressed shard, in lengths of the shard: what deflate and lz4 can reach."""
+_MOST_EXPANSION = 1 << 16
+"""That of others, which have no end: bzip2 reaches 45,000 with zeros, zstd 33,000."""
+_REASONS_FREE = 8
+"""Reasons that are counted without a limit, when all rows are there."""
 
 _BLOCK = 512
 _MAX_SIZE = 2**63 - 1
@@ -66,9 +74,23 @@ def check_count(rows: int, form: Form, encoded: int, size: int) -> None:
         Implausible: so many cannot be in it.
     """
     most = _ROWS_FREE + _ROWS_A_BYTE * encoded
-    if not form.compressed:
+    if form.compressed:
+        most = min(most, _ROWS_FREE + _ROWS_A_COMPRESSED_BYTE * size)
+    else:
         most = min(most, size // (_ZIP_ROW if form is Form.ZIP else TAR_ROW))
     if rows > most:
+        raise Implausible(f"{rows} members cannot be in the shard")
+
+
+def check_content(rows: int, form: Form, content: int, size: int) -> None:
+    """Check the length of what a compressed shard is when it is decompressed.
+
+    Raises:
+        Implausible: the shard cannot be that, or so many members cannot be in that.
+    """
+    if content > _CONTENT_FREE + _EXPANSION.get(form, _MOST_EXPANSION) * size:
+        raise Implausible(f"the shard cannot decompress to {content} bytes")
+    if rows > content // TAR_ROW:
         raise Implausible(f"{rows} members cannot be in the shard")
 
 
@@ -99,10 +121,9 @@ def check_index(index: MemberIndex) -> None:
 
 
 def _check_texts(index: MemberIndex) -> None:
-    texts = [*index.warnings, *index.skipped]
-    if len(texts) > MAX_TEXTS:
+    if len(index.warnings) > MAX_WARNINGS or len(index.skipped) > MAX_REASONS + _REASONS_FREE:
         raise Implausible("it has too many warnings")
-    for text in texts:
+    for text in (*index.warnings, *index.skipped):
         if len(text) > MAX_TEXT or not text.isprintable():
             raise Implausible("a warning is not one line of text")
     if not all(0 < count <= _MAX_SIZE for count in index.skipped.values()):

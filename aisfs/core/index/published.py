@@ -43,7 +43,7 @@ from aisfs.core.index.integer_codec import (
 from aisfs.core.index.label_column import CONTENT_MAX, LabelColumn
 from aisfs.core.index.member_index import MAX_ROWS, MemberIndex, MemberKind
 from aisfs.core.index.nested_tars import MAX_NESTING, NestedTars
-from aisfs.core.index.plausible import TAR_ROW, Implausible, check_count, check_index
+from aisfs.core.index.plausible import Implausible, check_content, check_count, check_index
 from aisfs.errors import IndexOutdated, IndexRefused
 from aisfs.model import ObjectInfo
 
@@ -62,6 +62,11 @@ _ROOM = 1 << 16
 """Bytes that any index may take; beyond that it needs a reason."""
 _MOST_DEFLATED = 512
 """Longest inflated form, in lengths of the deflated one. Names that differ in one digit reach 200."""
+_MOST_DESCRIBED = 32
+"""Longest inflated description, and longest table of labels, in lengths of the deflated section: each value in
+them becomes an object of Python, which takes twenty times as much. Links with one target reach 12."""
+_LABELS_A_ROW = 8
+"""Labels of all rules together for each member; a rule whose labels are all alike takes 40 bytes."""
 _DESCRIBED_A_ROW = 96
 """Bytes of the description for each member, on average: hard links take 30, symlinks their target."""
 _INFLATED_A_ROW = 4096
@@ -245,10 +250,11 @@ def decode_published(
         check_count(header.rows, header.form, header.members, shard.size)
         members = bytes(sections.take(header.members))
         index = _decode_members(header, members, shard)
-        labels = {
-            rule.decode(errors=_SURROGATES): _decode_labels(sections.take(length), index)
-            for rule, length in header.labels
-        }
+        labels: dict[str, LabelColumn] = {}
+        for rule, length in header.labels:
+            left = _LABELS_A_ROW * len(index) - sum(len(one.rows) for one in labels.values())
+            column = _decode_labels(sections.take(length), index, left)
+            labels[rule.decode(errors=_SURROGATES)] = column
         if sections.left:
             raise DamagedIndex("something follows the last section")
     except (DamagedIndex, Implausible, msgspec.MsgspecError, OverflowError, ValueError) as error:
@@ -292,15 +298,14 @@ def _check_scan(found: ScanRules, wanted: ScanRules, index: MemberIndex) -> None
 def _decode_members(header: _Header, data: bytes, shard: ObjectInfo) -> MemberIndex:
     limits = Limits(
         header.rows,
-        _ROOM + _DESCRIBED_A_ROW * header.rows,
+        _ROOM + min(_MOST_DESCRIBED * len(data), _DESCRIBED_A_ROW * header.rows),
         _ROOM + min(_MOST_DEFLATED * len(data), _INFLATED_A_ROW * header.rows),
     )
     index = decode(data, limits)
     if len(index) != header.rows or index.form is not header.form:
         raise DamagedIndex("it does not have the members that its header says")
     if index.form.compressed:
-        if header.rows > index.object_size // TAR_ROW:
-            raise DamagedIndex(f"{header.rows} members cannot be in the shard")
+        check_content(header.rows, index.form, index.object_size, shard.size)
     elif index.object_size != shard.size:
         raise DamagedIndex("its members are of a shard of another size")
     check_index(index)
@@ -331,17 +336,18 @@ def _encode_labels(column: LabelColumn) -> bytes:
     return _LENGTHS.pack(len(raw), len(header)) + zlib.compress(raw, _LEVEL)
 
 
-def _decode_labels(data: memoryview, index: MemberIndex) -> LabelColumn:
-    """Return a column that a scan of these members could have found."""
+def _decode_labels(data: memoryview, index: MemberIndex, left: int) -> LabelColumn:
+    """Return a column, of `left` labels at most, that a scan of these members could have found."""
     if len(data) < _LENGTHS.size:
         raise DamagedIndex("the labels end too soon")
     length, header_length = _LENGTHS.unpack_from(data)
     most = _ROOM + min(_MOST_DEFLATED * len(data), _INFLATED_A_ROW * len(index))
-    if not 0 < header_length <= length <= most:
+    described = _ROOM + _MOST_DESCRIBED * len(data)
+    if not 0 < header_length <= min(length, described) or length > most:
         raise DamagedIndex(f"labels cannot inflate to {length} bytes")
     parts = Planes(inflated(data[_LENGTHS.size :], length))
     header = _decode_label_header(parts.take(header_length))
-    if header.count > len(index):
+    if header.count > min(len(index), left):
         raise DamagedIndex("there are more labels than members")
     rows = _read_rows(header, parts)
     ids = read_numbers(header.ids, header.count, "I", parts)

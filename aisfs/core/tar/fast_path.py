@@ -30,6 +30,8 @@ _MEMO = 1 << 14
 _TEMPLATES = 64
 """Pax headers remembered; webdataset's differ only in the length of a float."""
 _SHOWN_NAME = 200
+PAX_WARNING = "the pax header at byte"
+"""How warnings begin that cost no member."""
 
 _TAIL = 156  # the type flag, where the part that members have in common starts
 _NO_TAIL = b"\xff" * (BLOCK - _TAIL)  # no header has this type
@@ -234,7 +236,7 @@ def _usual_times(times: list[bytes]) -> list[int] | None:
 
 def malformed_time(at: int) -> str:
     """Return the warning for a time of a pax header that does not count."""
-    return f"the pax header at byte {at} has a malformed mtime, which does not count"
+    return f"{PAX_WARNING} {at} has a malformed mtime, which does not count"
 
 
 def truncation(name: bytes, stop: int, object_size: int) -> str:

@@ -4,6 +4,7 @@ These are pure functions of a few bytes. They return None for invalid bytes and 
 the scanner decides whether those are damage.
 """
 
+from collections.abc import Container
 from typing import NamedTuple
 from zlib import adler32
 
@@ -145,8 +146,14 @@ def byte_sum(part: bytes) -> int:
     return (adler32(part) & 0xFFFF) - 1
 
 
-def parse_pax(payload: bytes) -> PaxRecords:
-    """Return the `<length> <key>=<value>` records of a pax payload."""
+def parse_pax(payload: bytes, only: Container[bytes] | None = None, most: int = 0) -> PaxRecords:
+    """Return the `<length> <key>=<value>` records of a pax payload.
+
+    Args:
+        payload: all of it.
+        only: keys of the records to return; None for all.
+        most: after how many of them to stop; 0 for none.
+    """
     pairs: list[tuple[bytes, bytes]] = []
     position = 0
     while position < len(payload) and payload[position]:
@@ -158,7 +165,11 @@ def parse_pax(payload: bytes) -> PaxRecords:
         equals = payload.find(b"=", space, stop)
         if stop > len(payload) or equals < 0 or payload[stop - 1] != 0x0A:
             return PaxRecords(pairs, intact=False)
-        pairs.append((payload[space + 1 : equals], payload[equals + 1 : stop - 1]))
+        key = payload[space + 1 : equals]
+        if only is None or key in only:
+            if most and len(pairs) == most:
+                return PaxRecords(pairs, intact=False)
+            pairs.append((key, payload[equals + 1 : stop - 1]))
         position = stop
     return PaxRecords(pairs, intact=True)
 

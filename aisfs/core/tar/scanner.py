@@ -17,13 +17,25 @@ understands every header and teaches the fast path what to look for.
 from aisfs.core.archive.formats import Form, form_of_content
 from aisfs.core.index.builder import MemberIndexBuilder
 from aisfs.core.index.member_index import MAX_LEAD, TRUNCATED, MemberIndex
-from aisfs.core.tar.fast_path import PlainRuns, malformed_time, truncation
-from aisfs.core.tar.header import BLOCK, ZERO_BLOCK, Header, padded, parse_header, parse_pax, text
+from aisfs.core.tar.fast_path import PAX_WARNING, PlainRuns, malformed_time, truncation
+from aisfs.core.tar.header import (
+    BLOCK,
+    ZERO_BLOCK,
+    Header,
+    PaxRecords,
+    padded,
+    parse_header,
+    parse_pax,
+    text,
+)
+from aisfs.core.tar.long_header import LongHeader
 from aisfs.core.tar.member import OLD_SPARSE, OWN_KEYS, Member, describe, set_common, sound_records
 from aisfs.core.tar.sparse import extension_extends, header_extends
 
 MAX_META = 1 << 20
-"""Most bytes of one pax header or long name; Go's tar has the same bound."""
+"""Most bytes of a pax header or long name that are held; of longer ones only what counts is."""
+MAX_HEADER = MAX_LEAD * BLOCK
+"""Most bytes of one of them at all: then there are too many headers before the member."""
 _END_LOOK = 1 << 16
 """How far to look for headers past the end mark: six times tar's usual record of 10 KiB."""
 _LEAST_LOOK, _MOST_LOOK = 4 << 10, 1 << 16
@@ -77,6 +89,8 @@ class TarScanner:
         """Where the headers of the next member start."""
         self._extending: tuple[Member, int] | None = None
         """An old sparse member whose extension blocks are being read, and where its header is."""
+        self._reading: LongHeader | None = None
+        """A header that is too long to be held."""
         self._long, self._own = dict[bytes, bytes](), dict[bytes, bytes]()
         """What headers say of the next member, the last ones of each kind as in GNU tar: long names,
         and pax records, which count more."""
@@ -106,6 +120,11 @@ class TarScanner:
     def rows(self) -> MemberIndexBuilder:
         """The rows found so far."""
         return self._rows
+
+    @property
+    def end_mark(self) -> int | None:
+        """Where the zeros begin that end the tar, as far as is known."""
+        return self._end_mark
 
     @property
     def end(self) -> int:
@@ -244,6 +263,8 @@ class TarScanner:
         """
         block = data[position : position + BLOCK]
         at = base + position
+        if self._reading is not None:
+            return self._read_on(self._reading, data, position, base)
         if self._candidate is not None:
             return self._look_inside(block, at, *self._candidate) - base
         if self._extending is not None:
@@ -290,7 +311,7 @@ class TarScanner:
     def _take_meta(self, header: Header, data: bytes, position: int, base: int) -> int:
         """Handle a header that describes the next member, or all following ones."""
         at = base + position
-        if header.size is None or not 0 <= header.size <= MAX_META:
+        if header.size is None or not 0 <= header.size <= MAX_HEADER:
             self._end(f"the {header.kind.decode()!r} header at byte {at} has an impossible size")
             return position
         stop = position + BLOCK + header.size
@@ -298,18 +319,43 @@ class TarScanner:
         if base + stop > self._object_size:
             self._end(f"truncated in the header at byte {at}")
             return position
+        role = _META[header.kind]
+        if header.size > MAX_META:
+            self._reading = LongHeader(role, at, at + BLOCK, header.size)
+            self._want = self._reading.wanted(at + BLOCK)
+            return position + BLOCK
         if stop > len(data):
             self._want = stop - position
             return position
         self._want = BLOCK
         payload = data[position + BLOCK : stop]
-        role = _META[header.kind]
         if role in (b"path", b"linkpath"):
             self._long[role] = text(payload)
             return following
         records = parse_pax(payload)
+        self._take_records(role, at, records)
+        if role == b"pax" and len(records.pairs) == 1 and records.intact:
+            self._plain.learn_pax(data[position : position + BLOCK], payload)
+        return following
+
+    def _read_on(self, header: LongHeader, data: bytes, position: int, base: int) -> int:
+        """Read another piece of a long header; return the position of the next one, or of what follows."""
+        at = header.read(data[position:], base + position)
+        self._want = header.wanted(at)
+        if self._want:
+            return at - base
+        self._reading, self._want = None, BLOCK
+        if header.role in (b"path", b"linkpath"):
+            self._long |= header.found
+        else:
+            records = PaxRecords(list(header.found.items()), header.intact)
+            self._take_records(header.role, header.header_at, records)
+        return header.header_at + padded(at - header.header_at) - base
+
+    def _take_records(self, role: bytes, at: int, records: PaxRecords) -> None:
+        """Use the records of the pax header at `at`."""
         if not records.intact:
-            self._rows.warn(f"the pax header at byte {at} has a malformed record")
+            self._rows.warn(f"{PAX_WARNING} {at} has a malformed record")
         pairs = sound_records(records.pairs)
         if len(pairs) < len(records.pairs):
             self._rows.warn(malformed_time(at))
@@ -319,9 +365,6 @@ class TarScanner:
                 self._unit = None
         else:
             self._own = {key: value for key, value in pairs if value and key in OWN_KEYS}
-            if len(records.pairs) == 1 and records.intact:
-                self._plain.learn_pax(data[position : position + BLOCK], payload)
-        return following
 
     def _take_member(self, header: Header, block: bytes, at: int) -> int:
         """Handle the header of a member; return where the next header is."""

@@ -35,6 +35,11 @@ SPARSE_KEYS = frozenset(
 )
 """The pax records that a scan needs."""
 
+_LOOSE_KEYS = (b"GNU.sparse.offset", b"GNU.sparse.numbytes")
+_MAP_KEYS = SPARSE_KEYS | frozenset(_LOOSE_KEYS)
+_MOST_RECORDS = 2 * MAX_SEGMENTS + 64
+"""More than any map that counts has: with so many it is refused."""
+
 _OLD_MAP = 386  # where the old header's four entries start
 _OLD_ENTRIES = 4
 _OLD_EXTENDED = 482
@@ -158,13 +163,9 @@ def _find_map(head: bytes) -> tuple[list[tuple[int, int]], int]:
             raise _TooShort
         position += padded(size)
         if header.kind in (b"x", b"X"):
-            pairs = parse_pax(payload).pairs
+            pairs = parse_pax(payload, _MAP_KEYS, _MOST_RECORDS).pairs
             records = dict(pairs)  # the last header counts, as in a scan
-            loose = [
-                _checked(decimal(value))
-                for key, value in pairs
-                if key in (b"GNU.sparse.offset", b"GNU.sparse.numbytes")
-            ]
+            loose = [_checked(decimal(value)) for key, value in pairs if key in _LOOSE_KEYS]
     raise ShardDamaged("sparse member without its headers")
 
 

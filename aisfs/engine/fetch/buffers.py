@@ -109,6 +109,8 @@ class BufferPool:
         self._lent: deque[mmap.mmap] = deque()
         self.longest = max(_power(min(limit // WHOLE_SHARE, WHOLE_PART_MAX)), FIRST_PART)
         """Length of the longest parts."""
+        self.stream = max(limit // WHOLE_SHARE, FIRST_PART)
+        """Bytes that a stream may have under way: some exceed the limit."""
         self.ahead = min(self.longest, PART_MAX)
         """Length of parts ahead of a reader."""
         self.read = ReadCounts()

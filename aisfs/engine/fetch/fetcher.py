@@ -83,7 +83,7 @@ class Fetcher:
         self._background = background
         self.cache = cache
         self._origin = origin
-        self._memory_limit = memory_limit
+        self.memory_limit = memory_limit
         self._read_ahead_max = read_ahead_max
         self._objects = OpenObjects()  # used by any thread, as the cache is
         self._retained = RetainedParts()
@@ -203,7 +203,7 @@ class Fetcher:
             to_disk: Whether the disk cache gets what it does not have.
             lacking: Pieces that have none of these bytes are left out.
         """
-        under_way, ahead = deque[Reading](), 0
+        under_way, ahead, at_once = deque[Reading](), 0, min(at_once, self.pool.stream)
         whole, near = wanted or ByteRange(0, opened.info.size), not (lacking or self.high_latency)
         for piece in self.pool.parts(whole, as_whole=as_whole, near=near):
             if lacking is not None and lacking.missing(piece) == [piece]:
@@ -379,7 +379,7 @@ class Fetcher:
 
     async def _wait_for_disk(self) -> None:
         """Wait while memory is full of bytes that the disk, slower than the link, has yet to take."""
-        while self._unwritten > self._memory_limit:
+        while self._unwritten > self.memory_limit:
             await self._changed.wait()
 
     async def _wait_for_room(self, length: int) -> None:
@@ -392,7 +392,7 @@ class Fetcher:
         self, length: int, *, but_for: Part | None = None, reading: OpenObject | None = None
     ) -> bool:
         """Drop retained parts that come before `but_for` until `length` more bytes fit; return whether they do."""
-        while self.buffered + length > self._memory_limit:
+        while self.buffered + length > self.memory_limit:
             first = self._retained.first_to_go(reading)
             if first is None or first[0] is but_for:
                 return False

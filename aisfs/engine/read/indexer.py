@@ -35,9 +35,6 @@ Use = Callable[[int, MemberIndex, LabelColumn | None], T]
 _Used = tuple[FoundIndex, MembersView, LabelColumn | None, T | None]
 _Asked = Sequence[tuple[int, Form]]
 
-INDEX_BYTES_MAX = 512 * 2**20
-"""Memory for indexes not in use; six million members at 80 bytes each."""
-
 
 class Indexer:
     """Opens shards."""
@@ -52,7 +49,7 @@ class Indexer:
         sources: Sequence[IndexSource] = (),
         labels: LabelReader | None = None,
         lay_out: Callable[[MemberIndex], MembersView] = MembersView,
-        memory_limit: float = INDEX_BYTES_MAX,
+        memory_limit: float = float("inf"),
     ) -> None:
         """Scan shards with `scanner`; shared scans run in `services`.
 

@@ -61,7 +61,7 @@ class Reader:
         self._unpacker = unpacker
         self._fetcher = fetcher
         self._prefetcher = prefetcher
-        self._zips = ZipReader(self._fetch, self._inflate)
+        self._zips = ZipReader(self._fetch, self._inflate, fetcher.memory_limit)
         self._sparse = SparseReader(fetcher)
         self._token = trio.lowlevel.current_trio_token()
         self._lock = ranked_lock(Rank.MEMBER_READS)

@@ -48,6 +48,8 @@ SHARE = 0.75
 """Of the cache one archive's content may take; the rest is for its index and for other readers."""
 PASSES = 4
 """Passes at once. Each keeps a processor busy and holds 34 MiB, more over a link with latency."""
+PASS_BYTES = 64 << 20
+"""A pass for so many bytes of the limit on memory: `xz -9` takes as much besides."""
 PROGRESS_SECONDS = 10.0
 CONTENTS_MAX = 10_000
 """Contents whose waiting readers are remembered."""
@@ -148,8 +150,9 @@ class Unpacker:
         self._refused: TTLCache[Hashable, str] = TTLCache(
             CONTENTS_MAX, REFUSED_SECONDS, trio.current_time
         )
-        self._limiter = trio.CapacityLimiter(PASSES)
-        self._whole_limiter = trio.CapacityLimiter(PASSES)
+        passes = min(max(fetcher.memory_limit // PASS_BYTES, 1), PASSES)
+        self._limiter = trio.CapacityLimiter(passes)
+        self._whole_limiter = trio.CapacityLimiter(passes)
         """Apart from the other one: what is decompressed may have to be copied first."""
         fetcher.take_whole = self._take_whole
 

@@ -23,6 +23,8 @@ WHOLE_MAX = PART_MAX
 INFLATED_MAX = 64 << 20
 """Inflated content kept in memory, bytes: that of some hundred images, each read more than once by
 a reader that asks for a page first."""
+INFLATED_SHARE = 8
+"""It takes at most one part in so many of the limit on memory."""
 PLACES_MAX = 100_000
 """Members of which is remembered where their data starts."""
 EARLY_MAX = 8 << 20
@@ -78,11 +80,12 @@ class _RunningSum:
 class ZipReader:
     """Reads ranges of members of zips."""
 
-    def __init__(self, fetch: Fetch, inflate: Inflate) -> None:
+    def __init__(self, fetch: Fetch, inflate: Inflate, memory_limit: int) -> None:
         """Read with `fetch`, and large members that are deflated with `inflate`."""
+        kept = min(INFLATED_MAX, memory_limit // INFLATED_SHARE)
         self._fetch = fetch
         self._inflate = inflate
-        self._inflated: LRUCache[MemberId, Data] = LRUCache(INFLATED_MAX, getsizeof=len)
+        self._inflated: LRUCache[MemberId, Data] = LRUCache(kept, getsizeof=len)
         self._places: LRUCache[MemberId, int] = LRUCache(PLACES_MAX)
         """Where the data starts of members that are stored as they are, if it was verified."""
         self._sums: LRUCache[MemberId, _RunningSum] = LRUCache(SUMS_MAX)
@@ -125,7 +128,7 @@ class ZipReader:
                 content = work()
             if member.method == STORED:
                 self._places[key] = place
-            elif len(content) <= INFLATED_MAX:
+            elif len(content) <= self._inflated.maxsize:
                 self._inflated[key] = content
         return memoryview(content)[wanted.start : wanted.stop]
 

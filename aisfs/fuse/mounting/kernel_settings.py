@@ -17,6 +17,10 @@ READ_AHEAD_KB = 4096
 knows objects and shards, does the rest."""
 MAX_BACKGROUND = 64
 """Requests the kernel sends without waiting for answers; mountpoint-s3 and hf-mount use as many."""
+BACKGROUND_LEAST = 8
+BACKGROUND_SHARE = 2 << 20
+"""One more request for so many bytes of the limit on memory: each that is read ahead waits for 1 MiB, which counts
+beyond that limit."""
 
 FILE_SYSTEM = "fuse.aisfs"
 """The type that mounts of ours have."""
@@ -63,14 +67,19 @@ def mount_owner(path: Path) -> tuple[int, int] | None:
     return next((owners[str(p)] for p in (path, *path.parents) if str(p) in owners), None)
 
 
-def tune(mountpoint: Path, *, background: bool = True) -> None:
-    """Raise read-ahead, and background requests, of a mount as far as this process may."""
+def background_within(memory: int) -> int:
+    """Return how many requests the kernel may send without waiting, for a daemon of so much memory."""
+    return min(max(memory // BACKGROUND_SHARE, BACKGROUND_LEAST), MAX_BACKGROUND)
+
+
+def tune(mountpoint: Path, *, background: int | None = None) -> None:
+    """Raise read-ahead, and background requests if given, of a mount as far as this process may."""
     minor = device_minor(mountpoint)
     if minor is None:
         return
     settings = {BDI / f"0:{minor}" / "read_ahead_kb": READ_AHEAD_KB}
-    if background:
-        settings[CONNECTIONS / str(minor) / "max_background"] = MAX_BACKGROUND
+    if background is not None:
+        settings[CONNECTIONS / str(minor) / "max_background"] = background
     for file, value in settings.items():
         try:
             file.write_text(str(value))

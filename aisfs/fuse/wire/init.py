@@ -5,7 +5,6 @@ pyfuse3 negotiates; here it is made to ask for what the fast path expects.
 
 from collections.abc import Callable
 
-from aisfs.fuse.mounting.kernel_settings import MAX_BACKGROUND
 from aisfs.fuse.wire import abi
 from aisfs.fuse.wire.abi import InitFlag
 
@@ -20,6 +19,7 @@ class Negotiation:
         without: InitFlag,
         wanted: InitFlag,
         max_message: int,
+        background: int,
     ) -> None:
         """Wait for it.
 
@@ -28,12 +28,14 @@ class Negotiation:
             without: What pyfuse3 asks the kernel to do, and the handlers do not expect.
             wanted: What it does not know to ask for, and the handlers do expect, if offered.
             max_message: Bytes of data that a message to pyfuse3 or back may carry.
+            background: Requests that the kernel may send without waiting for answers.
         """
         self._on_offer = on_offer
         self._without = without
         self._wanted = wanted
         self._offered = InitFlag(0)
         self._max_message = max_message
+        self._background = background
 
     def offered(self, message: memoryview) -> None:
         """Record the kernel's request."""
@@ -47,8 +49,8 @@ class Negotiation:
         return abi.with_init(
             message,
             reply.with_flags(flags)._replace(
-                max_background=MAX_BACKGROUND,
-                congestion_threshold=MAX_BACKGROUND * 3 // 4,
+                max_background=self._background,
+                congestion_threshold=self._background * 3 // 4,
                 max_write=min(reply.max_write, self._max_message),
             ),
         )

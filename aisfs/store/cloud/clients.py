@@ -15,6 +15,7 @@ from obstore.store import AzureStore, GCSStore, S3Store
 from aisfs.config import ClusterSettings, clouds
 from aisfs.errors import AccessDenied, ConfigError
 from aisfs.model import Bucket, Provider
+from aisfs.redaction import remember, remember_url
 
 Client = S3Store | GCSStore | AzureStore
 
@@ -99,6 +100,7 @@ def _s3(bucket: Bucket, settings: ClusterSettings) -> tuple[_Build, str]:
     elif clouds.has_aws_profile():
         session, provider = _aws_session(bucket)
         endpoint = endpoint or session.get("endpoint_url", "")
+        remember_url(endpoint)
     if endpoint:
         config["endpoint"] = endpoint
 
@@ -118,9 +120,18 @@ def _aws_session(bucket: Bucket) -> tuple[dict[str, Any], Any]:
     import botocore.exceptions
     from obstore.auth.boto3 import Boto3CredentialProvider
 
+    class Remembering(Boto3CredentialProvider):
+        """Has each key that it gives, those of roles change, struck out of whatever is shown."""
+
+        def __call__(self) -> Any:  # noqa: ANN401
+            credential = super().__call__()
+            for secret in (credential["secret_access_key"], credential["token"]):
+                remember(secret or "")
+            return credential
+
     try:
         session = boto3.Session(region_name=clouds.aws_region() or None)
-        provider = Boto3CredentialProvider(session)
+        provider = Remembering(session)
         scoped: dict[str, Any] = session._session.get_scoped_config()
     except botocore.exceptions.BotoCoreError as error:
         raise ConfigError(f"{bucket}: {error}") from error

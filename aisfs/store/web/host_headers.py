@@ -10,15 +10,13 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from aisfs.errors import ConfigError
-from aisfs.redaction import remember
+from aisfs.redaction import remember_header
 
 _LINE = re.compile(
     r"(\S+)\s+([!#$%&'*+.^_`|~0-9A-Za-z-]+):\s*([\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?)"
 )
 _OURS = frozenset({"range", "if-match", "if-unmodified-since", "accept-encoding", "host", "connection", "content-length", "transfer-encoding"})  # fmt: skip
 """What requests themselves say."""
-_SHORTEST = 8
-"""Characters of what is struck out wherever it is shown; shorter ones are parts of many words."""
 _PORTS = {"https": 443, "http": 80}
 
 
@@ -29,10 +27,8 @@ class HostHeaders:
         """Take headers by host, `HOST` or `HOST:PORT`; each value is a secret from now on."""
         self._headers = {host.lower(): dict(named) for host, named in headers.items()}
         for named in self._headers.values():
-            for value in named.values():
-                for secret in (value, value.rpartition(" ")[2]):  # also without its `Bearer`
-                    if len(secret) >= _SHORTEST:
-                        remember(secret)
+            for name, value in named.items():
+                remember_header(name, value)
 
     def __repr__(self) -> str:
         return f"<HostHeaders for {', '.join(self._headers) or 'no host'}>"

@@ -1,7 +1,10 @@
 """Published indexes: equal to a scan, small, and harmless whatever their bytes are."""
 
 import hashlib
+import itertools
+import random
 import struct
+import tracemalloc
 import zlib
 from array import array
 from dataclasses import dataclass
@@ -15,6 +18,8 @@ from msgspec import structs
 
 from aisfs.core.archive.formats import Form
 from aisfs.core.index import published
+from aisfs.core.index.builder import MAX_REASONS, MemberIndexBuilder
+from aisfs.core.index.columns import MemberColumns
 from aisfs.core.index.label_column import LabelColumn
 from aisfs.core.index.member_index import MemberIndex, MemberKind
 from aisfs.core.index.nested_tars import MAX_NESTING
@@ -476,3 +481,150 @@ def test_versions_of_a_bucket_that_was_made_again():
         shard = structs.replace(made, **told)
         data = encode_published(shard, index, {}, rules, renewable=True)
         assert decode_published(data, structs.replace(shard, mtime_ns=20), rules, renewable=True)
+
+
+# Bombs -----------------------------------------------------------------------------------------
+
+A_BYTE = 8 << 10
+"""Bytes of memory that a byte of an index may take at most."""
+FREE = 4 << 20
+
+
+def peak_of(data: bytes, shard: ObjectInfo) -> tuple[int, str]:
+    """Decode; return the memory that it took, and why it was refused."""
+    refused = ""
+    tracemalloc.start()
+    try:
+        decode_published(data, shard)
+    except IndexRefused as error:
+        refused = str(error)
+    finally:
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    return peak, refused
+
+
+def described(section: bytes, change) -> bytes:
+    """The section of the members with another description."""
+    raw = zlib.decompress(section[21:])
+    length = struct.unpack_from("<QI", section, 9)[1]
+    said = msgspec.msgpack.decode(raw[:length])
+    change(said)
+    description = msgspec.msgpack.encode(said)
+    raw = description + raw[length:]
+    rest = struct.pack("<QI", len(raw), len(description)) + zlib.compress(raw, 9)
+    return struct.pack("<4sBI", b"AISX", 1, zlib.crc32(rest)) + rest
+
+
+WARNINGS, SKIPPED, JUMPS, TARGETS, CONTENTS, STOPS = 2, 3, 7, 8, 9, 10
+MANY = 1 << 20
+FILLED = {
+    "warnings": lambda said: said.__setitem__(WARNINGS, [b""] * MANY),
+    "many long warnings": lambda said: said.__setitem__(WARNINGS, [b"x" * 4000] * 21),
+    "skipped": lambda said: said.__setitem__(SKIPPED, [[b"%d" % at, 1] for at in range(MANY // 8)]),
+    "jumps": lambda said: said.__setitem__(JUMPS, dict.fromkeys(range(MANY), 1)),
+    "targets": lambda said: said.__setitem__(TARGETS, dict.fromkeys(range(MANY), b"x")),
+    "contents": lambda said: said.__setitem__(CONTENTS, dict.fromkeys(range(MANY), 0)),
+    "stops": lambda said: said.__setitem__(STOPS, dict.fromkeys(range(MANY), 2**64 - 1)),
+}
+
+
+@pytest.mark.parametrize("what", FILLED)
+@pytest.mark.parametrize("rows", [None, MANY])
+def test_descriptions_that_swell_are_refused_cheaply(what, rows):
+    case = cases()["samples"]
+    members, labels = sections(case)
+    bomb = described(members, FILLED[what])
+    changes = {} if rows is None else {"h5": rows}
+    data = rewritten(case, bomb, labels, **changes)
+    peak, refused = peak_of(data, case.info)
+    assert refused
+    assert peak < FREE + A_BYTE * len(data)
+
+
+@pytest.mark.parametrize("form", [form for form in Form if form.compressed])
+@pytest.mark.parametrize("size", [0, 100, 5000])
+def test_a_small_compressed_shard_has_few_members(form, size):
+    """However many the index says, and however short it is."""
+    rows = 400_000
+    columns = MemberColumns()
+    columns.names, columns.ends = b"a" * rows, array("I", range(1, rows + 1))
+    columns.offsets = array("Q", range(512, 512 * rows + 1, 512))
+    columns.leads, columns.sizes = array("H", [1]) * rows, array("Q", [0]) * rows
+    columns.mtimes, columns.flags = array("q", [0]) * rows, bytes(rows)
+    index = MemberIndex(columns, 512 * rows, (), {}, form=form)
+    shard = info(size=size)
+    with pytest.raises(ValueError, match=r"cannot be in the shard|cannot inflate"):
+        encode_published(shard, index, {}, ScanRules())
+    start = encode_published(shard, MemberIndex(MemberColumns(), 0, (), {}, form=form), {}, SCAN)
+    noise = random.Random(1).randbytes(20_000)
+    members = published.encode(index) + noise  # so long that so many might be in it
+    case = Case(shard, index, {})
+    length = published._START.unpack_from(start)[2]
+    header = msgspec.msgpack.decode(start[published._START.size : published._START.size + length])
+    header[5:7] = [rows, len(members)]
+    raw = msgspec.msgpack.encode(header)
+    magic, layout, _ = published._START.unpack_from(start)
+    data = sealed([published._START.pack(magic, layout, len(raw)), raw, members])
+    peak, refused = peak_of(data, case.info)
+    assert f"{rows} members cannot be in the shard" in refused
+    assert peak < 1 << 20
+
+
+def test_a_compressed_shard_is_not_endless():
+    for form, most in ((Form.TAR_GZ, 1032), (Form.TAR_LZ4, 256), (Form.TAR_XZ, 1 << 16)):
+        for over in (0, 1):
+            content = (1 << 20) + most * 1000 + over
+            index = MemberIndex(MemberColumns(), content, (), {}, form=form)
+            if over:
+                with pytest.raises(ValueError, match="cannot decompress"):
+                    encode_published(info(size=1000), index, {}, SCAN)
+            else:
+                data = encode_published(info(size=1000), index, {}, SCAN)
+                assert decode_published(data, info(size=1000)).index.object_size == content
+
+
+@given(st.integers(0, 60_000), st.sampled_from(["a", "%d", "%06d.jpg", "d/%05d.%d"]),
+       st.integers(0, 3), st.integers(0, 5), st.booleans())  # fmt: skip
+@settings(max_examples=30, deadline=None)
+def test_memory_is_in_proportion_to_the_bytes(rows, pattern, blocks, rules, swollen):
+    """Columns of equal values and names that are alike take next to nothing, and become much."""
+    names = [(pattern % ((at,) * pattern.count("%"))).encode() for at in range(rows)]
+    columns, step = MemberColumns(), 512 * (1 + blocks)
+    columns.names = b"".join(names)
+    columns.ends = array("I", itertools.accumulate(map(len, names)))
+    columns.offsets = array("Q", range(512, 512 + step * rows, step)) if rows else array("Q")
+    columns.leads, columns.sizes = array("H", [1]) * rows, array("Q", [512 * blocks]) * rows
+    columns.mtimes, columns.flags = array("q", [7]) * rows, bytes(rows)
+    shard = info(size=step * rows + 1024)
+    index = MemberIndex(columns, shard.size, (), {})
+    column = LabelColumn(array("I", range(rows)), array("I", [0]) * rows, [b"one"])
+    labels = {f"CLS {at}": column for at in range(rules)} if rows and blocks else {}
+    try:
+        data = encode_published(shard, index, labels, ScanRules())
+    except ValueError:
+        return  # no scan publishes this
+    if swollen:
+        data = sealed([data[:-32] + b"x"])
+    peak, _ = peak_of(data, shard)
+    assert peak < FREE + A_BYTE * len(data)
+
+
+def test_many_rules_that_say_the_same_are_refused():
+    rows = 5_000
+    index = webdataset(rows)
+    column = LabelColumn(array("I", range(0, rows, 1)), array("I", [0]) * rows, [b"one"])
+    shard = shard_of(index)
+    few = {f"CLS {at}": column for at in range(8)}
+    assert len(decode_published(encode_published(shard, index, few, SCAN), shard).labels) == 8
+    with pytest.raises(ValueError, match="more labels than members"):
+        encode_published(shard, index, few | {"CLS 8": column}, SCAN)
+
+
+def test_reasons_why_members_are_not_shown_are_few():
+    rows = MemberIndexBuilder(0)
+    for at in range(1000):
+        rows.skip(f"compression method {at}")
+    found = rows.build().skipped
+    assert len(found) == MAX_REASONS + 1
+    assert sum(found.values()) == 1000

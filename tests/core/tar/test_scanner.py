@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aisfs.core.index.member_index import MemberIndex, MemberKind
-from aisfs.core.tar.scanner import MAX_META, TarScanner
+from aisfs.core.tar.scanner import MAX_HEADER, TarScanner
 from aisfs.core.tar.sparse import segments_of, sparse_segments
 from aisfs.errors import ShardDamaged
 from tests.support.publishing import every_scan_is_published  # noqa: F401 - for all tests
@@ -460,7 +460,7 @@ def test_impossible_sizes_end_the_scan(size):
 @pytest.mark.parametrize("kind", [b"x", b"g", b"L", b"K", b"X"])
 def test_endless_metadata_is_refused_before_it_is_held(kind):
     scanner = TarScanner(1 << 40)
-    scanner.feed(entry(b"a", b"") + header(b"meta", size=MAX_META + 1, kind=kind))
+    scanner.feed(entry(b"a", b"") + header(b"meta", size=MAX_HEADER + 1, kind=kind))
     assert scanner.done
     assert "impossible size" in scanner.finish().warnings[0]
 

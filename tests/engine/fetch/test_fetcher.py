@@ -455,7 +455,7 @@ async def test_stream_asks_for_a_link_full_at_once_and_first_for_little():
         asked.append(method)
         await trio.sleep_forever()
 
-    async with fetching(64 * MIB, hook=hold) as setup:
+    async with fetching(64 * MIB, memory_limit=256 * MIB, hook=hold) as setup:
         async with trio.open_nursery() as streams:
             streams.start_soon(anext, setup.fetcher.stream(setup.opened))
             await trio.testing.wait_all_tasks_blocked()
