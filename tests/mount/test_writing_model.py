@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from tests.mount.writable import Writable, writable
 from tests.support.mounts import aisfs
+from tests.support.servers import RunningServer, running_server
 
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(1200)]
 
@@ -243,19 +244,43 @@ ALONE = ["--attr-ttl", "600", "--list-ttl", "600", "--negative-ttl", "600"]
 SHARED = ["--attr-ttl", "0", "--list-ttl", "0", "--negative-ttl", "0"]
 
 
+class MovingMachine(Machine):
+    """The cluster moves data while an example begins."""
+
+    def __init__(self) -> None:
+        assert isinstance(self.place.server, RunningServer)
+        self.place.server.move(unmapped=0.3, joining=1.0, moving=5.0, incomplete=0.5)
+        super().__init__()
+
+
 @pytest.mark.parametrize("machine", [Machine, SharedMachine, WaitingMachine])
 @pytest.mark.parametrize("backend", ["ais", "directory"])
 def test_like_a_dictionary(backend: str, machine: type[Machine], tmp_path: Path):
     options = SHARED if machine is SharedMachine else ALONE
     options = [*options, *(["--write-back", "3600"] if machine is WaitingMachine else [])]
     with writable(tmp_path, backend=backend, options=options, deadline=1200) as machine.place:
-        run_state_machine_as_test(
-            machine,
-            settings=settings(
-                max_examples=EXAMPLES,
-                stateful_step_count=25,
-                deadline=None,
-                database=None,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
+        run(machine, EXAMPLES)
+
+
+def test_like_a_dictionary_while_data_moves(tmp_path: Path):
+    logged = ["moving objects between", "complete again"]
+    (tmp_path / "store").mkdir()
+    with (
+        running_server(tmp_path / "store", traps=True, targets=3) as server,
+        writable(tmp_path, server=server, options=ALONE, expected_log=logged) as place,
+    ):
+        MovingMachine.place = place
+        run(MovingMachine, 2)
+
+
+def run(machine: type[Machine], examples: int) -> None:
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=25,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
