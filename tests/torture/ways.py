@@ -682,7 +682,7 @@ class Writer:
         paths = [path for path in self.ledger.waiting if self.ledger.state(path) is not None]
         if not paths:
             return
-        path, content = self.rng.choice(paths), self.content()
+        path, content = self.rng.choice(paths), self.content(self.rng.randrange(1, 60_000))
         waited, state = self.ledger.waiting[path], self.ledger.state(path) or ""
         before, version = self._foreign.version(path), 0
 
