@@ -3,6 +3,7 @@
 import errno
 import io
 import itertools
+import mmap
 import os
 import signal
 import subprocess
@@ -194,6 +195,16 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", disk], check=True, timeout=30)
 
 
+@contextmanager
+def filled(disk: Path) -> Iterator[None]:
+    """Leave no room on a disk."""
+    with (disk / "filler").open("wb", buffering=0) as filler, suppress(OSError):
+        while filler.write(bytes(4096)):
+            pass
+    yield
+    (disk / "filler").unlink()
+
+
 @pytest.mark.parametrize("old", [OLD, None], ids=["overwritten", "new"])
 def test_what_a_full_disk_has_refused_is_not_uploaded(
     old: bytes | None, full_disk: Path, tmp_path: Path
@@ -202,14 +213,27 @@ def test_what_a_full_disk_has_refused_is_not_uploaded(
     with writable(tmp_path, options=options, expected_log=["No space left"]) as place:
         if old is not None:
             place.put("f", old)
-        with (full_disk / "filler").open("wb", buffering=0) as filler, suppress(OSError):
-            while filler.write(bytes(4096)):
-                pass
-        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        with filled(full_disk), pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
             (place.path / "f").write_bytes(NEW)
-        (full_disk / "filler").unlink()
         (place.path / "other").write_bytes(NEW)
         assert place.stored("f") == old
+
+
+def map_into(path: Path, offset: int, piece: bytes) -> None:
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+        mapped[offset : offset + len(piece)] = piece
+        mapped.flush()
+
+
+def test_what_a_full_disk_has_refused_of_a_mapping_is_gone(full_disk: Path, tmp_path: Path):
+    options = ["--staging-dir", str(full_disk / "staging")]
+    with writable(tmp_path, options=options, expected_log=["No space left"]) as place:
+        place.put("f", OLD)
+        with filled(full_disk), pytest.raises(OSError, match=r"."):
+            map_into(place.path / "f", 0, b"failed")
+        assert eventually(lambda: (place.path / "f").read_bytes() == OLD)
+        map_into(place.path / "f", len(OLD) - 3, b"new")
+        assert place.stored("f") == OLD[:-3] + b"new"
 
 
 CHANGES: dict[str, Rule] = {

@@ -346,10 +346,12 @@ class Writer:
         """Do what makes `content` the content of `path`, which need not be there."""
         self.change(way, act, {path: self._shelf.keep(content)}, creates=path)
 
-    def edit(self, way: str, path: str, content: bytes, act: Callable[[], None]) -> None:
+    def edit(
+        self, way: str, path: str, content: bytes, act: Callable[[], None], *, steps: bool = False
+    ) -> None:
         """Do what makes `content` the content of `path`, if there is one."""
-        after = {path: self._shelf.keep(content)}
-        self.change(way, act, after, needs=path, refused=not self._is_there(path))
+        after, refused = {path: self._shelf.keep(content)}, not self._is_there(path)
+        self.change(way, act, after, needs=path, refused=refused, steps=steps)
 
     def overwrite(self) -> None:
         path, content = self.a_path(), self.content()
@@ -430,7 +432,8 @@ class Writer:
                     mapped.flush()
                 os.fsync(file.fileno())
 
-        self.edit("mmap", path, known[:offset] + piece + known[offset + len(piece) :], act)
+        content = known[:offset] + piece + known[offset + len(piece) :]
+        self.edit("mmap", path, content, act, steps=True)  # the kernel may write pages later
 
     def unlink(self) -> None:
         path = self.a_file_or_not()

@@ -293,7 +293,12 @@ class OpenFiles:
             raise ReadOnly("not open for writing")
         async with file.lock:
             file.check_attached()
-            self._write_staged(file, await self.stage(file), offset, data)
+            try:
+                self._write_staged(file, await self.stage(file), offset, data)
+            except AisfsError:
+                # Those of a mapping have what could not be written.
+                self._filesystem.kernel.drop_pages([file.ino])
+                raise
         return len(data)
 
     def try_write(self, ino: int, offset: int, data: memoryview) -> bool:
