@@ -58,7 +58,11 @@ _WORTH_SHOWING = 1 << 20
 
 
 def _call(
-    method: Callable[Concatenate[Any, P], Awaitable[T]], *, once: bool = False, cut: bool = True
+    method: Callable[Concatenate[Any, P], Awaitable[T]],
+    *,
+    once: bool = False,
+    cut: bool = True,
+    counted_as: str = "",
 ) -> Callable[Concatenate["CallPipeline", P], Coroutine[Any, Any, T]]:
     """Make the pipeline's form of a method of the port.
 
@@ -66,6 +70,7 @@ def _call(
         method: The method, as `WritableStore` declares it; its name is the one in metrics.
         once: Make one attempt only, since the caller does without when it fails.
         cut: Cancel the attempt that is under way at the deadline.
+        counted_as: Its name in metrics, if not its own.
     """
     name = method.__name__
 
@@ -73,7 +78,7 @@ def _call(
     async def call(self: "CallPipeline", /, *args: P.args, **kwargs: P.kwargs) -> T:
         attempt = partial(getattr(self._inner, name), *args, **kwargs)
         subject = _subject(args)
-        with self._timed(name, subject):
+        with self._timed(counted_as or name, subject):
             return await self._retrier.run(subject, attempt, final=lambda: once, cut=cut)
 
     return call
@@ -120,7 +125,7 @@ class CallPipeline:
 
     list_buckets = _call(WritableStore.list_buckets)
     list_page = _call(WritableStore.list_page)
-    peek_page = _call(WritableStore.peek_page)
+    peek_page = _call(WritableStore.peek_page, counted_as="list_page")
     first_keys = _call(WritableStore.first_keys)
     head = _call(WritableStore.head)
     abandon_upload = _call(WritableStore.abandon_upload)
