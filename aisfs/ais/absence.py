@@ -20,10 +20,8 @@ from aisfs.model import Bucket, Provider
 class FoundByGet(Unavailable):
     """An object is there, though the request that was sent did not find it."""
 
-    def __init__(self, subject: str, reply: Reply) -> None:
-        """Keep the reply to a GET of the first byte."""
-        super().__init__(f"{subject}: the cluster is moving it from target to target")
-        self.reply = reply
+    reply: Reply
+    """That to a GET of the first byte."""
 
 
 def check_absent(
@@ -44,7 +42,9 @@ def check_absent(
     byte = requests.get_range(bucket, key, 0, 1, latest=bucket.is_attached)
     reply = transport.ask(connections, byte)
     if reply.status in (200, 206, 416):
-        raise FoundByGet(subject, reply)
+        found = FoundByGet(f"{subject}: the cluster is moving it from target to target")
+        found.reply = reply
+        raise found
     error = failure(byte, reply)
     if not isinstance(error, NotFound) or isinstance(error, BucketNotFound):
         raise error

@@ -353,17 +353,18 @@ class Committer:
 
     def _detach(self, file: WrittenFile, error: AisfsError) -> None:
         """Show what the store has under a name again."""
-        if isinstance(error, AlreadyExists | Stale):  # another client has written it
-            self._tree.changed(file.node)
         with self._overlay.namespace_lock:
             file.dirty = False
             file.detached_because = error
             self._files.unname(file)
-            if not file.member:
+            if file.base is not None and not file.member:
+                self._overlay.settle(file.bucket, file.key, file.base)
+            elif not file.member:
                 self._overlay.forget(file.bucket, file.key)
-            if file.base is None and not file.member:
                 folder, slash, _ = file.key.rpartition("/")
                 self._inodes.directory_attributes.touch(file.bucket, folder + slash)
+        if isinstance(error, AlreadyExists | Stale):  # another client has written it
+            self._tree.changed(file.node)
         self.invalidate(file.node.parent, file.node.name)
 
     def _other_names(self, file: WrittenFile) -> list[tuple[int, bytes]]:
