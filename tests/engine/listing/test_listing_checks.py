@@ -1,5 +1,7 @@
 """A listing is complete or an error, it ends, and a name is what is really there."""
 
+import time
+
 import pytest
 import trio
 import trio.testing
@@ -223,7 +225,7 @@ def test_memory_of_directories_is_bounded(monkeypatch):
     assert removed.discard((BUCKET, "8/"), b"x")
     assert not removed.discard((BUCKET, "8/"), b"x")
     assert len(removed) == 2
-    held = HeldDirectories()
+    held = HeldDirectories(60.0, time.monotonic)
     assert [held.empty(BUCKET, f"{n}/") for n in range(3)] == [None] * 3
     assert held.empty(BUCKET, "3/") == (BUCKET, "0/")
     for number in range(3):
