@@ -208,7 +208,9 @@ def test_what_is_renamed_shows_what_it_is(place: Writable, name: str, written: b
 @pytest.mark.parametrize("written", [False, True], ids=["read", "written"])
 def test_what_is_in_a_renamed_directory_shows_what_it_is(place: Writable, name: str, written: bool):
     folder, new = place.path / name, place.path / f"{name}-new"
-    folder.mkdir()
+    place.put(f"{name}/first", THEIRS)  # in a directory of this mount's own O_EXCL would not look
+    with pytest.raises(FileExistsError):
+        folder.mkdir()
     make_known(place, f"{name}/own", True)
     make_known(place, f"{name}/f", written)
     place.put(f"{name}/f", THEIRS)
