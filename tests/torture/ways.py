@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from aisfs.engine.listing.own_directories import FRESH_SECONDS
 from tests.torture.foreign import BrokenObject, Foreign
 from tests.torture.ledger import ABSENT, Ledger, Shelf, Waiting, digest, pick_size
 
@@ -181,6 +182,15 @@ class Writer:
         moment, by = self.ledger.since.get(path, (0.0, ""))
         return by != client and time.monotonic() < moment + self._ttls[client]
 
+    def _may_be_unseen(self, path: str) -> bool:
+        """Return whether a mount may let a new file of this name wait without asking whether there is one.
+
+        It may have made the directory a moment before somebody else put this file into it.
+        """
+        moment, by = self.ledger.since.get(path, (0.0, ""))
+        moves_in = by != self.client and time.monotonic() < moment + FRESH_SECONDS
+        return self._write_back and moves_in
+
     def look(self, client: str, path: str) -> None:
         """Read a file through a mount, which shows what it is, or what it was a while ago."""
         try:
@@ -283,7 +293,10 @@ class Writer:
                     self.look(self.client, path)
             return True
         if error is None:
-            self._wrong(f"{way} of {paths} by {self.client} was acknowledged")
+            if way == "O_EXCL" and self._may_be_unseen(paths[0]):
+                self.ledger.to_keep.append((self.client, paths[0], after[paths[0]]))
+            else:
+                self._wrong(f"{way} of {paths} by {self.client} was acknowledged")
             self.ledger.resting.update(paths)
         elif refused or (error.errno in SURE and not steps):
             if not self._is_plausible(error.errno or 0, needs, creates, refused):

@@ -13,6 +13,10 @@ from aisfs.cache.metadata_cache import DirectoryId
 from aisfs.errors import OutOfSpace
 from aisfs.model import Bucket
 
+FRESH_SECONDS = 5.0
+"""How long a directory that was made here counts as unknown to other clients: `cp -r` and `tar x` fill most
+directories in this time. It is not longer, whatever the listing's time to live: others may write into it."""
+
 HELD_MAX = 100_000
 """Empty directories that were made here, and as many that were emptied: some 50 MB in all."""
 
@@ -23,8 +27,9 @@ REMOVED_MAX = 10_000
 class HeldDirectories:
     """Directories that the store does not have, or may not have."""
 
-    def __init__(self, fresh_seconds: float, clock: Callable[[], float]) -> None:
-        """Start without any; one that was made is fresh for so many seconds by `clock`."""
+    def __init__(self, list_ttl: float, clock: Callable[[], float]) -> None:
+        """Start without any; `list_ttl` is for how many seconds by `clock` a listing is believed."""
+        fresh_seconds = min(list_ttl, FRESH_SECONDS)
         self._made: dict[DirectoryId, None] = {}
         self._fresh: TTLCache[DirectoryId, None] = TTLCache(HELD_MAX, fresh_seconds, clock)
         self._emptied: dict[DirectoryId, None] = {}

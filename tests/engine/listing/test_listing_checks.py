@@ -237,6 +237,17 @@ def test_memory_of_directories_is_bounded(monkeypatch):
     held.check_room(BUCKET, "new/")
 
 
+@pytest.mark.parametrize("list_ttl", [1.0, 600.0])
+def test_a_directory_made_here_is_soon_asked_about_however_long_listings_are_believed(list_ttl):
+    now = 100.0
+    held = HeldDirectories(list_ttl, lambda: now)
+    held.make(BUCKET, "new/")
+    assert held.is_fresh(BUCKET, "new/")
+    assert not held.is_fresh(BUCKET, "other/")
+    now += min(list_ttl, own_directories.FRESH_SECONDS)
+    assert not held.is_fresh(BUCKET, "new/")
+
+
 class EndlessStore(MemoryStore):
     """Lists for ever, in one of several ways."""
 
