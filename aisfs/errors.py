@@ -50,6 +50,10 @@ class Unavailable(AisfsError):
     """Seconds that the server wants to be left alone."""
 
 
+class Unproven(Unavailable):
+    """The cluster answered, but what it did not find, or did not list, may be there all the same."""
+
+
 class DeadlineExceeded(AisfsError):
     """No retry succeeded before the deadline."""
 

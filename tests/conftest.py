@@ -51,6 +51,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run all of tests/mount with and without the fast path, not only what the fast path changes",
     )
+    parser.addoption(
+        "--moving-data",
+        action="store_true",
+        help="let the embedded server move data at the start of each test that writes: a quarter of a minute more each",
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

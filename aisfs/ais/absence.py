@@ -13,7 +13,7 @@ from aisfs.ais.protocol.errors import failure
 from aisfs.ais.transport.client import Transport
 from aisfs.connections.connection_set import ConnectionSet
 from aisfs.connections.reply import Reply
-from aisfs.errors import BucketNotFound, NotFound, Unavailable
+from aisfs.errors import BucketNotFound, NotFound, Unavailable, Unproven
 from aisfs.model import Bucket, Provider
 
 
@@ -52,7 +52,7 @@ def check_absent(
     names = requests.first_keys(bucket, parent + slash, "", 1)
     _, _, complete = listings.parse_keys(transport.fetch(connections, names), bucket, parent)
     if not complete:
-        raise Unavailable(f"{subject}: not found, but the cluster is moving objects")
+        raise Unproven(f"{subject}: not found, but the cluster is moving objects")
     if bucket.is_local:
         transport.settle(connections, subject)
         transport.readiness.calmed()

@@ -28,7 +28,15 @@ from aisfs.connections.connection_set import ConnectionSet
 from aisfs.connections.reply import Reply
 from aisfs.core.namespace import keys as names
 from aisfs.core.namespace.listing import ListingBounds
-from aisfs.errors import AisfsError, BucketNotFound, IsADirectory, NotFound, Stale, Unavailable
+from aisfs.errors import (
+    AisfsError,
+    BucketNotFound,
+    IsADirectory,
+    NotFound,
+    Stale,
+    Unavailable,
+    Unproven,
+)
 from aisfs.model import NO_CUSTOM, Bucket, Keys, ObjectInfo, Page, Provider
 from aisfs.store.custom import encode_custom
 from aisfs.store.port import Announce, Arrived, Content, Progress, Sink, UploadAhead
@@ -402,11 +410,11 @@ class AISClient:
         """Make sure that what a listing lacks is missing. In the thread.
 
         Raises:
-            Unavailable: it may be there.
+            Unproven: it may be there.
         """
         if not complete:
             self.transport.readiness.moving()
-            raise Unavailable(
+            raise Unproven(
                 f"{subject}: the cluster's listing is not complete (flags 1): "
                 "a rebalance is under way, or was interrupted"
             )

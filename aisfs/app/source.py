@@ -33,6 +33,7 @@ from aisfs.errors import (
     ProtocolError,
     SourceMissing,
     Unavailable,
+    Unproven,
     Unsupported,
 )
 from aisfs.filesystem.nodes import DatasetNode, DirectoryNode, Node, RootNode
@@ -229,6 +230,8 @@ async def _check_bucket(store: WritableStore, bucket: Bucket, prefix: str) -> bo
     """Check that a bucket exists; return whether anything is below `prefix`."""
     try:
         return bool((await store.first_keys(bucket, prefix, 1)).found)
+    except Unproven:  # it exists; a rebalance may take hours, and what it hides shows later
+        return True
     except BucketNotFound as error:
         if bucket.path:
             raise SourceMissing(f"{bucket}: no such directory") from error

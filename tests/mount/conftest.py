@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mount import writable
 from tests.mount.cache_data import Dataset
 from tests.mount.cache_tools import big_directory
 from tests.support.mounts import mounting
@@ -54,6 +55,11 @@ ONCE = (
 """What lies below the fast path or beside it, tested once: CI has 15 minutes. `--both-ways` for all."""
 OF_THE_FAST_PATH = "test_writing_fastpath"
 """What asserts who answered."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _data_moves(request: pytest.FixtureRequest) -> None:
+    writable.MOVES_DATA = request.config.getoption("moving_data")
 
 
 @pytest.fixture(autouse=True, scope="session")

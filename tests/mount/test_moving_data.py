@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from tests.mount.content import fill
-from tests.mount.writable import Writable, writable
-from tests.support.servers import RunningServer
+from tests.mount.writable import MOVES_LOGGED, Writable, writable
+from tests.support.mounts import mounted
+from tests.support.servers import RunningServer, running_server
 
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
 
 NAMES = [f"f{number}" for number in range(60)]
 FRESH = ("--attr-ttl", "0", "--list-ttl", "0", "--negative-ttl", "0")
 DEFAULT: tuple[str, ...] = ()
-MOVES_LOGGED = ("moving objects between", "complete again")
 MOVES = {"unmapped": 0.5, "joining": 2.0, "moving": 8.0, "incomplete": 1.0}
 
 
@@ -76,6 +76,20 @@ def test_readers_see_every_name_and_byte(place: Writable):
         assert (folder / name).read_bytes() == f"{name} old\n".encode()
     assert sorted(os.listdir(folder)) == sorted(NAMES)
     assert sorted(os.listdir(place.path)) == ["d"]
+
+
+@pytest.mark.parametrize("prefix", ["", "/d", "/empty"])
+def test_a_mount_that_begins_meanwhile_waits_for_nothing(files: Path, prefix: str):
+    mountpoint = files / "mnt"
+    mountpoint.mkdir()
+    with running_server(files / "store", traps=True) as server:
+        server.move(cause="maintenance", moving=None)
+        with mounted(
+            f"ais://b{prefix}", mountpoint, endpoint=server.endpoint, expected_log=MOVES_LOGGED
+        ):
+            server.moved()
+            seen = [file.name for file in mountpoint.rglob("f*")]
+            assert sorted(seen) == ([] if prefix == "/empty" else sorted(NAMES))
 
 
 def test_new_names_are_made_once_it_is_sure_that_they_are_new(place: Writable):

@@ -21,6 +21,11 @@ from tests.contract.subjects import CLUSTER, send
 from tests.support.mounts import Mount, aisfs, mounted
 from tests.support.servers import RunningServer, running_server
 
+MOVES_DATA = False
+"""Whether data moves at the start of each test (`--moving-data`)."""
+MOVES = {"cause": "maintenance", "share": 0.5, "moving": 4.0, "incomplete": 0.5}
+MOVES_LOGGED = ("moving objects between", "complete again")
+
 
 def fetched(endpoint: str, bucket: str, key: str) -> bytes | None:
     """What a cluster gives to another client."""
@@ -206,7 +211,13 @@ def writable(
             server = stack.enter_context(cluster_bucket())
             server.fill(objects)
         elif backend == "ais" and server is None:
-            server = stack.enter_context(running_server(base / "store", faulty=faulty, traps=traps))
+            moves = MOVES_DATA and not faulty
+            server = stack.enter_context(
+                running_server(base / "store", faulty=faulty, traps=traps or moves)
+            )
+            if moves:
+                server.move(**MOVES)
+                expected_log = [*expected_log, *MOVES_LOGGED]
         bucket = server.name if isinstance(server, ClusterBucket) else "b"
         mount = stack.enter_context(
             mounted(

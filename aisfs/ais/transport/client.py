@@ -29,7 +29,7 @@ from aisfs.connections.counted_body import BodyDelivered, CountedBody
 from aisfs.connections.exchange import Exchange
 from aisfs.connections.network import network, tls_options
 from aisfs.connections.reply import Reply
-from aisfs.errors import ProtocolError, Unavailable
+from aisfs.errors import ProtocolError, Unavailable, Unproven
 from aisfs.store.port import Arrived
 
 VERSION = __version__
@@ -115,12 +115,12 @@ class Transport:
             listed: A listing said that nothing is missing in it. Of a cluster with one target that is enough.
 
         Raises:
-            Unavailable: it may be somewhere.
+            Unproven: it may be somewhere.
         """
         if self.readiness.may_miss or not listed:
             doubt = self._doubt(connections, subject)
             if doubt:
-                raise Unavailable(f"{subject}: {doubt}")
+                raise Unproven(f"{subject}: {doubt}")
         if listed:
             self.readiness.calmed()
 
