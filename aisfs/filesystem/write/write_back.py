@@ -79,6 +79,9 @@ class WriteBack:
         """
         files = [file for file in list(self._acknowledger.waiting) if within(file)]
         problem = await self._upload_all(files)
+        for file, error in list(self._refused.items()):
+            if file.acknowledged:  # the disk may have room for it now
+                await self._give_up(file, error)
         await self._committer.settled()
         failures = self.failures()
         if failures:

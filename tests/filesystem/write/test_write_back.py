@@ -266,6 +266,26 @@ async def test_what_the_disk_cannot_keep_for_recover_stays_in_the_journal(
     assert scene.stored() == {"k": b"newer content"}
 
 
+async def test_what_the_disk_could_not_keep_for_recover_is_kept_once_there_is_room(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    await changed(scene)
+    scene.failing = REFUSED
+    with monkeypatch.context() as patch:
+        patch.setattr(StagingSlot, "fill", full)
+        with pytest.raises(AccessDenied, match=r"such as .*/k"):
+            await scene.layer.flush()
+    with pytest.raises(AccessDenied, match=r"`aisfs recover` lists them"):
+        await scene.layer.flush()
+    (unsent,) = unsent_files(scene.directory)
+    assert unsent.record.reason == str(REFUSED)
+    unsent.drop()
+    assert await scene.layer.flush() == 0, "it was dealt with"
+
+
 async def test_an_unforeseen_error_at_the_end_says_what_waits(scene: Scene):
     await changed(scene)
     assert scene.layer.write_back is not None
