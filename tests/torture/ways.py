@@ -304,7 +304,9 @@ class Writer:
         else:
             for path, state in after.items():
                 self.ledger.doubt(path, state, self.client)
-                self.ledger.waiting.pop(path, None)
+                waited = self.ledger.waiting.pop(path, None)
+                if waited is not None and waited.may_conflict:  # then it may be kept instead
+                    self.ledger.doubt(path, waited.stored, self.client)
         return False
 
     def _attempt(self, what: str, way: str, act: Callable[[], None]) -> OSError | None:
