@@ -302,12 +302,16 @@ class Writer:
             if not self._is_plausible(error.errno or 0, needs, creates, refused):
                 self._wrong(f"{way} of {paths} by {self.client}: {error}")
         else:
-            for path, state in after.items():
-                self.ledger.doubt(path, state, self.client)
-                waited = self.ledger.waiting.pop(path, None)
-                if waited is not None and waited.may_conflict:  # then it may be kept instead
-                    self.ledger.doubt(path, waited.stored, self.client)
+            self._doubt(after)
         return False
+
+    def _doubt(self, after: Mapping[str, str]) -> None:
+        """Note that nobody knows whether paths were changed."""
+        for path, state in after.items():
+            self.ledger.doubt(path, state, self.client)
+            waited = self.ledger.waiting.pop(path, None)
+            if waited is not None and waited.may_conflict:  # then it may be kept instead
+                self.ledger.doubt(path, waited.stored, self.client)
 
     def _attempt(self, what: str, way: str, act: Callable[[], None]) -> OSError | None:
         self.ledger.note(what)
