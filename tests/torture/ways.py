@@ -446,6 +446,10 @@ class Writer:
 
         def act() -> None:
             with open(path, "r+b") as file:
+                if os.fstat(file.fileno()).st_size < len(
+                    known
+                ):  # what it was before, still believed
+                    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
                 with mmap.mmap(file.fileno(), len(known)) as mapped:
                     mapped[offset : offset + len(piece)] = piece
                     mapped.flush()
