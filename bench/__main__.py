@@ -1,6 +1,6 @@
 """Measures aisfs beside the readers people use today: `python -m bench` (or `make bench`).
 
-Prints a table and keeps JSON lines, the table and a picture in the directory of `--out`. It starts
+Prints tables and keeps JSON lines, the tables and charts in the directory of `--out`. It starts
 its own server unless an endpoint is given, works in a temporary directory, and leaves nothing else
 behind, also after Ctrl-C.
 """
@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bench import machine, plot, report
+from bench import charts, machine, report
 from bench.engine import Row
 from bench.goals import judge
 from bench.groups import GROUPS, Group
@@ -25,7 +25,6 @@ from bench.server import REPOSITORY
 from bench.settings import Settings, choose
 from bench.stage import Stage, stage
 
-PAGE = REPOSITORY / "docs" / "PERFORMANCE.md"
 _NO_PROXIES = "127.0.0.1,localhost"
 
 
@@ -66,9 +65,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=_positive, metavar="N", help="rounds of each group")
     parser.add_argument("--samples", type=_positive, metavar="N", help="1 KB samples in shards")
     parser.add_argument("--out", type=Path, default=REPOSITORY / "bench" / "out", metavar="DIR",
-                        help="for results.jsonl, table.md and plot.png [bench/out]")  # fmt: skip
+                        help="for results.jsonl, table.md and charts [bench/out]")  # fmt: skip
     parser.add_argument("--write-docs", action="store_true",
-                        help="also put table and picture into docs/PERFORMANCE.md")  # fmt: skip
+                        help="also put tables and charts into docs/")  # fmt: skip
     return parser
 
 
@@ -112,13 +111,10 @@ def _run(
     report.write_lines(lines, [{"kind": "end", "seconds": round(time.monotonic() - start, 1)}])
     text = report.markdown(about, titles, rows, goals)
     (options.out / "table.md").write_text(text)
-    drawn = _draw(options.out / "plot.png", titles, rows)
+    charts.write(text, options.out)
     print(text)
     if options.write_docs:
-        picture = f"![All rows of the run]({report.PLOT})\n\n" if drawn else ""
-        if drawn:
-            (PAGE.parent / report.PLOT).write_bytes((options.out / "plot.png").read_bytes())
-        report.write_docs(PAGE, picture + text.replace("\n## ", "\n### "))
+        charts.write_page(text.replace("\n## ", "\n### "))
     _progress(f"bench: {time.monotonic() - start:.0f} s, results in {options.out}")
 
 
@@ -151,16 +147,6 @@ def _measure(group: Group, place: Stage, progress: Callable[[str], None]) -> lis
         rows = [Row(group.name, "all", "all", "", "", False, reason=reason)]
     progress(f"{group.name}: {len(rows)} rows in {time.monotonic() - start:.0f} s")
     return rows
-
-
-def _draw(path: Path, titles: dict[str, str], rows: Sequence[Row]) -> bool:
-    try:
-        plot.draw(path, titles, rows)
-    except ImportError as error:
-        path.unlink(missing_ok=True)
-        _progress(f"bench: no picture: {error}")
-        return False
-    return path.exists()
 
 
 def _progress(line: str) -> None:

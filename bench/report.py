@@ -10,14 +10,15 @@ from typing import Any
 from bench import reclaim
 from bench.engine import Row, number_text
 from bench.goals import Goal
+from bench.server import REPOSITORY
 from bench.settings import Settings
 
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
-PLOT = "performance.png"
+PAGE = REPOSITORY / "docs" / "PERFORMANCE.md"
 INTRODUCTION = """# Performance
 
 `make bench` ran real readers side by side, in one run, against one server. `python -m bench --write-docs` writes the part
-between the markers; do not edit it.
+between the markers, and draws the charts; do not edit it. `python -m bench.charts` draws them again from the tables.
 
 How to read it:
 
@@ -155,6 +156,11 @@ def _line(row: Row) -> str:
 
 def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")[:200]
+
+
+def between_markers(page: Path) -> str:
+    """Return what the latest run has written into the page."""
+    return page.read_text().partition(BEGIN)[2].partition(END)[0].strip()
 
 
 def write_docs(page: Path, text: str) -> None:
