@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 
 from bench import report
-from bench.groups import GROUPS, epochs, latency, listing, shard
+from bench.groups import GROUPS, epochs, latency, listing, models, shard
 
 FOLDER = "images"
 """Beside the page."""
@@ -107,6 +107,14 @@ _NAMES = (
     (listing.SDK, "listing of the SDK"),
     (listing.PAGES, "the server's pages, not decoded"),
 )
+_MODEL = (
+    (models.CURL, "curl"),
+    *(
+        (models.BY_MMAP.format(order, processes), f"aisfs: {order}, {number}")
+        for order in (models.IN_ORDER, models.AT_RANDOM)
+        for processes, number in zip(models.PROCESSES, ("one process", "four"), strict=True)
+    ),
+)
 _WORKERS = (("one process", "0 workers"), ("two worker processes", "2 workers"))
 _DELAYS = ("1 ms", "20 ms", "100 ms")
 CHARTS = (
@@ -127,6 +135,8 @@ CHARTS = (
         *(Panel(f"{delay}: shuffled pictures/s", "latency", f"{delay}, ", _RANDOM, ("cold",))
           for delay in _DELAYS),
     ), columns=3, states=()),
+    Chart("models", "A model of safetensors by mmap, the first time (cold): MB a second",
+          (Panel("2 Gbit/s, 10 ms", "models", "2 Gbit/s, 10 ms", _MODEL, ("cold",)),), states=()),
     Chart("listing", "Listing objects with their sizes: objects a second",
           tuple(Panel(f"{number} objects", "listing", f"{number} objects", _NAMES)
                 for number in ("100,000", "1,000,000")), columns=2),

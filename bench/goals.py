@@ -18,6 +18,7 @@ from bench.groups import (
     latency,
     link,
     listing,
+    models,
     pictures,
     s3,
     shard,
@@ -120,6 +121,7 @@ def judge(rows: Sequence[Row]) -> list[Goal]:
         + _class_views(rows)
         + _pictures(find)
         + _linked(find)
+        + _models(rows)
         + _over_s3(rows)
     )
 
@@ -184,6 +186,26 @@ def _linked(find: Find) -> list[Goal]:
         text = f"{text}: of all processors busy (at {row.median:.2f} of the link)"
         return [Goal(text, True, FULL_SHARE, busy)]
     return [Goal(f"{text}: of the link", True, LINK_USED, row.median)]
+
+
+def _models(rows: Sequence[Row]) -> list[Goal]:
+    """Judge models by mmap: their rate beside curl's, and that nothing is fetched twice."""
+    goals = []
+    found = {row.name: row for row in rows if row.group == "models" and row.values}
+    for order, wanted in ((models.IN_ORDER, 0.9), (models.AT_RANDOM, 0.85)):
+        for processes in models.PROCESSES:
+            ours = found.get(models.BY_MMAP.format(order, processes))
+            curl = found.get(models.CURL)
+            # Another link is not the one of the goals.
+            if ours is None or curl is None or ours.case != link.case_of(*FULL.model_link):
+                continue
+            text = f"a model by mmap, cold, {order}, {processes} processes"
+            if (measured := ratio(ours.values, curl.values)) is not None:
+                goals.append(Goal(f"{text}: rate over curl", True, wanted, measured))
+            if got := ours.counted.get("get_bytes"):
+                shares = [part / ours.counted["stored"][0] for part in got]
+                goals.append(Goal(f"{text}: of its bytes fetched", False, 1.02, max(shares)))
+    return goals
 
 
 def _quiet(find: Find) -> list[Goal]:

@@ -42,6 +42,9 @@ class Settings:
     link_seconds: float = 1.5
     """How long the link would take for what is read, if there is as much."""
     link_workers: int = 2
+    model_bytes: int = 1 << 30
+    model_link: tuple[float, float] = (2, 0.01)
+    """Gbit/s and seconds there and back."""
     listings: tuple[int, ...] = (10_000, 100_000, 1_000_000)
     batch_objects: int = 50_000
     shard_bytes: int = 512 << 20
@@ -84,6 +87,7 @@ QUICK = Settings(
     cold_reader_shards=8,
     links=((10, 0.0002),),
     link_seconds=0.2,
+    model_bytes=128 << 20,
     listings=(10_000,),
     batch_objects=10_000,
     shard_bytes=96 << 20,
@@ -118,6 +122,8 @@ TINY = Settings(
     cold_reader_shards=2,
     links=((1, 0.0002),),
     link_seconds=0.01,
+    model_bytes=4 << 20,
+    model_link=(1, 0.001),
     listings=(100,),
     batch_objects=100,
     shard_bytes=2 << 20,

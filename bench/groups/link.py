@@ -50,7 +50,7 @@ def run(stage: Stage, progress: Callable[[str], None]) -> list[Row]:
             for gigabits, delay in settings.links:
                 rate, case = gigabits * GIGABIT, case_of(gigabits, delay)
                 try:
-                    with _linked(stage, store, root, rate, delay) as (place, note):
+                    with linked(stage, store, root, rate, delay) as (place, note):
                         enough = _first(again, rate / 8 * settings.link_seconds)
                         reader = PictureEpoch(place, once, enough, others, settings.link_workers)
                         found = measure("link", _contenders(reader, case, rate), share, progress)
@@ -64,7 +64,7 @@ def run(stage: Stage, progress: Callable[[str], None]) -> list[Row]:
 
 
 @contextmanager
-def _linked(
+def linked(
     stage: Stage, store: EmbeddedStore, root: Path, rate: float, delay: float
 ) -> Iterator[tuple[Stage, str]]:
     """Give a stage whose server is at the other end of a link, and what is to be said of it."""

@@ -19,6 +19,7 @@ from bench.stage import Stage
 LARGE, MANY = "one file of {:,.0f} MB", "{:,} files of 1 KB"
 CURL = "curl -T"
 CP = "cp into the mount (--writable)"
+SAVE = "torch.save into the mount (--writable), then a rename"
 CP_TREE = "cp -r into the mount (--writable)"
 CP_WAITING = "cp -r into the mount (--write-back 60)"
 CP_FLUSHED = "cp -r into the mount (--write-back 60), then aisfs flush"
@@ -59,6 +60,7 @@ def _measured(stage: Stage, progress: Callable[[str], None]) -> list[Row]:
                       baseline=True),
             Contender(large, CP, "MB/s", partial(on_mount, ["cp", str(source)], size / 1e6),
                       ("written",)),
+            Contender(large, SAVE, "MB/s", partial(_save, stage, bucket, size), ("written",)),
             Contender(many, SDK, "files/s", partial(_sdk, stage, bucket, tree, files),
                       ("written",), baseline=True),
             Contender(many, CP_TREE, "files/s", partial(on_mount, ["cp", "-r", str(tree)], files),
@@ -114,6 +116,27 @@ def _sdk(stage: Stage, bucket: str, tree: Path, files: int) -> dict[str, Reading
             target.object(f"{prefix}/{path.name}").get_writer().put_file(path)
 
     return {"written": reading(files, stage.measure(lambda: epoch(put, stage.endpoint)))}
+
+
+def _save(stage: Stage, bucket: str, size: int) -> dict[str, Reading]:
+    """Write a checkpoint as trainers do: under another name, so that the right one is always whole."""
+    with _writable(stage, bucket, write_back=False) as mount:
+
+        def run() -> dict[str, float]:
+            import torch
+
+            state = {"weight": torch.zeros(size // 4)}
+            path = mount.path / f"{_fresh_key()}.pt"
+
+            def save() -> None:
+                part = path.with_suffix(".part")
+                torch.save(state, part)
+                part.rename(path)
+
+            return mount_epoch(save, stage.endpoint, mount)
+
+        counted = stage.measure(run, mount)
+    return {"written": reading(size / 1e6, counted)}
 
 
 @contextmanager

@@ -10,9 +10,10 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
 
 from bench.data import EmbeddedStore, Samples
-from bench.groups import GROUPS, peers, s3
+from bench.groups import GROUPS, models, peers, s3
 from bench.interruptions import Interrupts
 from bench.processes import NotMeasured
 from bench.server import Endpoint
@@ -126,6 +127,35 @@ def test_mounts_over_s3(place):
         assert (row["counted"]["get_bytes"] > 0) == (state == "cold")
     goals = [line for line in lines if line["kind"] == "goal"]
     assert len(goals) == 4
+
+
+def test_models_by_mmap(place):
+    """What maps a model reads all of it, in any order and number of processes, and it comes once."""
+    run = start(place, "--only", "models", "--repeats", "1")
+    _, err = run.communicate(timeout=LIMIT)
+    assert run.returncode == 0, err
+    lines = [json.loads(line) for line in (place / "out/results.jsonl").read_text().splitlines()]
+    rows = {line["name"]: line for line in lines if line["kind"] == "row"}
+    ways = product((models.IN_ORDER, models.AT_RANDOM), models.PROCESSES)
+    assert rows.keys() == {models.CURL, *(models.BY_MMAP.format(*way) for way in ways)}
+    if "not measured" in err:
+        pytest.skip(rows[models.CURL]["reason"])  # no network namespaces here
+    for row in rows.values():
+        assert row["n"] == 1, row["reason"]
+        assert row["counted"]["get_bytes"] == pytest.approx(TINY.model_bytes, rel=0.25)
+    curl, *others = (rows[name]["counted"]["get_bytes"] for name in rows)
+    assert all(got <= 1.02 * curl for got in others)
+
+
+def test_models_are_files_of_safetensors(tmp_path):
+    model = models.write_model(EmbeddedStore(tmp_path), 1 << 20)
+    path = tmp_path / models.BUCKET / models.KEY
+    assert path.stat().st_size == model.size
+    with safe_open(path, framework="numpy") as file:
+        lengths = sorted(file.get_tensor(name).nbytes for name in file.keys())  # noqa: SIM118
+    assert lengths == sorted(stop - start for start, stop in model.tensors)
+    total = model.tensors[-1][1] - model.tensors[0][0]
+    assert models.load(path, model, None) == models.load(path, model, 7) == total
 
 
 @pytest.mark.parametrize("peer", s3.PEERS)
