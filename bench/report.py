@@ -48,6 +48,8 @@ How to read it:
 - A *shaped link* is a real one, to a server in a network namespace: the kernel limits its rate, and delays its packets if it can. *of the
   link* is the share of that rate at which pictures arrive. Reader, daemon and server have the processors in common: when these are
   busy with them, they are the limit, not the link.
+- *A model by mmap*: each process maps the file and copies all tensors; at random, each in an order of its own. The reader's copies take
+  the same processors as daemon and server, so the rows say something only of a machine that does nothing else.
 - The modelled link adds a delay to each request (also to redirects) and one bandwidth for all replies together. Its TCP window does not
   grow, so real long lines are slower for all readers.
 - *not measured* is followed by the reason. Goals come from the design; missed goals are shown.
