@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 
-from aisfs.app import cache as caches
 from aisfs.app.display.units import size_text
 from aisfs.cli.exits import Exit
+from aisfs.cli.guide.completion import complete_source
 from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import (
     cache_dir_option,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @click.command("warm", cls=Documented)
-@click.argument("words", nargs=-1, metavar="PATH|SOURCE...")
+@click.argument("words", nargs=-1, metavar="PATH|SOURCE...", shell_complete=complete_source)
 @click.option(
     "--index-only",
     is_flag=True,
@@ -98,6 +98,8 @@ def cache() -> None:
 @cache_dir_option
 def status(cache_dir: Path | None) -> None:
     """Show how full the cache is."""
+    from aisfs.app import cache as caches
+
     with caches.existing_cache(cache_dir) as blocks:
         statistics = blocks.statistics()
     table = Table(show_header=False, box=None)
@@ -118,6 +120,8 @@ def verify(cache_dir: Path | None) -> int:
 
     The exit code is 1 if anything was damaged or could not be read.
     """
+    from aisfs.app import cache as caches
+
     columns = (BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
     with (
         caches.existing_cache(cache_dir) as blocks,
@@ -137,6 +141,8 @@ def verify(cache_dir: Path | None) -> int:
 @cache_dir_option
 def clear(cache_dir: Path | None) -> None:
     """Remove everything from the cache."""
+    from aisfs.app import cache as caches
+
     if not caches.clear(cache_dir):
         click.echo(
             "aisfs: the ledger of the cache could not be written, so mounts that use it go on"

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from aisfs.app.display.units import size_text
 from aisfs.cli.exits import Exit, exit_code
+from aisfs.cli.guide.completion import complete_source
 from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import (
     cache_dir_option,
@@ -40,7 +41,7 @@ LINES_MAX = 20
 
 
 @click.command("inspect", cls=Documented)
-@click.argument("sources", metavar="SOURCE...", nargs=-1)
+@click.argument("sources", metavar="SOURCE...", nargs=-1, shell_complete=complete_source)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @jobs_option("Shards read at once.")
 @click.option(

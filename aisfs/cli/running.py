@@ -4,13 +4,14 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import click
-import trio
 
 T = TypeVar("T")
 
 
 def run(work: Callable[[], Awaitable[T]]) -> T:
     """Run it; Ctrl-C, which trio raises in groups, ends the command without a traceback."""
+    import trio  # neither help nor completion needs it
+
     interrupted = False
     try:
         return trio.run(work)
