@@ -22,7 +22,7 @@ from aisfs.cli.options import (
     store_options,
     without_unset,
 )
-from aisfs.cli.running import run
+from aisfs.cli.running import print_parts, run
 from aisfs.process import logs
 from aisfs.redaction import escaped
 
@@ -110,7 +110,7 @@ def status(cache_dir: Path | None) -> None:
     table.add_row("used", size_text(statistics.used))
     table.add_row("object versions", str(statistics.entries))
     table.add_row("segments", str(statistics.segments))
-    Console().print(table)
+    print_parts(table)
 
 
 @cache.command(cls=Documented)

@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from aisfs.cli.guide.completion import complete_profile
 from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import config_option
+from aisfs.cli.running import print_parts
 from aisfs.errors import ConfigError
 from aisfs.redaction import shown
 
@@ -38,7 +38,7 @@ def show(profile: str | None, config: Path | None, as_json: bool) -> None:
         table.add_column(title, overflow="fold")
     for row in found:
         table.add_row(*row)
-    Console(markup=False, emoji=False, highlight=False).print(table)
+    print_parts(table)
 
 
 @group.command(cls=Documented)
