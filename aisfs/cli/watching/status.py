@@ -88,8 +88,9 @@ def status(
 ) -> int:
     """List the mounts of this machine, or show how the mount at MNT is.
 
-    Without MNT: where each mount is, of what, whether it answers and is busy, what it has done in a
-    second of the last ten, its process, uptime and version. With MNT: what it has done, its cache, rates, cluster, and last warnings.
+    Without MNT: where each mount is, of what, whether it answers and is busy, its rates over the last
+    ten seconds, process, uptime and version. With MNT: what it has done, its cache, rates, cluster, and
+    last warnings.
     """
     if watch is not None:
         if as_json:
