@@ -29,10 +29,11 @@ _BOUNDS = (
 
 
 class Totals(NamedTuple):
-    """What a mount has done so far, in three numbers."""
+    """What a mount has done so far, in four numbers."""
 
     served_bytes: int
     fetched_bytes: int
+    sent_bytes: int
     operations: int
 
 
@@ -297,7 +298,12 @@ class Metrics:
     def totals(self) -> Totals:
         """Return what has been done so far. In the trio thread."""
         self.update()
-        return Totals(_total(self.read_bytes), _total(self.bytes_fetched), _total(self.operations))
+        return Totals(
+            served_bytes=_total(self.read_bytes),
+            fetched_bytes=_total(self.bytes_fetched),
+            sent_bytes=_total(self.bytes_sent),
+            operations=_total(self.operations),
+        )
 
     def update(self) -> None:
         """Bring all counters up to date. In the trio thread."""

@@ -86,7 +86,7 @@ def find_pictures(folder: Path) -> list[Path]:
     if not classes:
         raise DataError(f"--data {folder} has no pictures ({' '.join(sorted(_SUFFIXES))})")
     in_turn = chain.from_iterable(zip_longest(*classes.values()))
-    return [path for path in in_turn if path is not None][:MOST]
+    return [path for path in in_turn if path is not None]
 
 
 def read_pictures(paths: list[Path]) -> Iterator[Picture]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench.interruptions import Interrupts
 from demo.failures import DemoError, step
-from demo.pictures import KINDS, class_name, draw_pictures, find_pictures, read_pictures
+from demo.pictures import KINDS, MOST, class_name, draw_pictures, find_pictures, read_pictures
 from demo.shards import Shards, put_shards, write_shards
 from demo.shell import say
 from demo.stage import BUCKET, Stage, stage
@@ -87,12 +87,16 @@ def _make_shards(options: argparse.Namespace, directory: Path) -> Shards:
         shards = write_shards(draw_pictures(options.pictures), made, classes=list(KINDS))
         say(f"# {shards.pictures} JPEGs drawn ({' '.join(shards.classes)}), written by webdataset:")
     else:
-        paths = find_pictures(options.data)
+        found = find_pictures(options.data)
+        paths = found[:MOST]
         classes = sorted({class_name(path) for path in paths})
         shards = write_shards(read_pictures(paths), made, classes=classes)
         skipped = len(paths) - shards.pictures
         note = f", {skipped} unreadable left out" if skipped else ""
-        say(f"# {shards.pictures} pictures of {options.data}{note}, written by webdataset:")
+        of = f" of {len(found):,}" if len(found) > MOST else ""
+        say(f"# {shards.pictures}{of} pictures of {options.data}{note}, written by webdataset:")
+        if of:
+            say(f"# (a demo looks at {MOST}; `aisfs pack` packs all)")
     say(f"# {shards.pattern} with image.jpg, cls and trimap.png, train.tar with class folders")
     return shards
 

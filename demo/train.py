@@ -9,8 +9,8 @@ import warnings
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
-
-from demo.vision import Compose, ImageFolder, Resize, ToTensor
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import Compose, Resize, ToTensor
 
 SIDE = 64
 BATCH = 16

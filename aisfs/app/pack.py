@@ -14,9 +14,9 @@ from pathlib import Path
 
 import trio
 from rich.console import Console
-from rich.progress import Progress, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from aisfs.app.display.progress import byte_columns
+from aisfs.app.display.progress import transfer_columns
 from aisfs.app.packing.at_once import each
 from aisfs.app.packing.local_files import find_files
 from aisfs.app.packing.objects import find_objects
@@ -114,8 +114,10 @@ async def shards_there(
 
 
 def progress_bar(console: Console) -> Progress:
-    """Return a bar that shows bytes and speed."""
-    return Progress(TextColumn("{task.description}"), *byte_columns(), console=console)
+    """Return a bar that shows bytes, their rate, and the time left."""
+    left = TimeRemainingColumn(elapsed_when_finished=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), *transfer_columns(), left)
+    return Progress(*columns, console=console)
 
 
 @dataclass(slots=True)

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 
-from aisfs.app import cache as caches
 from aisfs.app.display.units import size_text
 from aisfs.cli.exits import Exit
+from aisfs.cli.guide.completion import complete_source
 from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import (
     cache_dir_option,
@@ -22,7 +22,7 @@ from aisfs.cli.options import (
     store_options,
     without_unset,
 )
-from aisfs.cli.running import run
+from aisfs.cli.running import print_parts, run
 from aisfs.process import logs
 from aisfs.redaction import escaped
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @click.command("warm", cls=Documented)
-@click.argument("words", nargs=-1, metavar="PATH|SOURCE...")
+@click.argument("words", nargs=-1, metavar="PATH|SOURCE...", shell_complete=complete_source)
 @click.option(
     "--index-only",
     is_flag=True,
@@ -98,6 +98,8 @@ def cache() -> None:
 @cache_dir_option
 def status(cache_dir: Path | None) -> None:
     """Show how full the cache is."""
+    from aisfs.app import cache as caches
+
     with caches.existing_cache(cache_dir) as blocks:
         statistics = blocks.statistics()
     table = Table(show_header=False, box=None)
@@ -108,7 +110,7 @@ def status(cache_dir: Path | None) -> None:
     table.add_row("used", size_text(statistics.used))
     table.add_row("object versions", str(statistics.entries))
     table.add_row("segments", str(statistics.segments))
-    Console().print(table)
+    print_parts(table)
 
 
 @cache.command(cls=Documented)
@@ -118,6 +120,8 @@ def verify(cache_dir: Path | None) -> int:
 
     The exit code is 1 if anything was damaged or could not be read.
     """
+    from aisfs.app import cache as caches
+
     columns = (BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
     with (
         caches.existing_cache(cache_dir) as blocks,
@@ -137,6 +141,8 @@ def verify(cache_dir: Path | None) -> int:
 @cache_dir_option
 def clear(cache_dir: Path | None) -> None:
     """Remove everything from the cache."""
+    from aisfs.app import cache as caches
+
     if not caches.clear(cache_dir):
         click.echo(
             "aisfs: the ledger of the cache could not be written, so mounts that use it go on"

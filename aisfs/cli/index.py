@@ -10,6 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from aisfs.app.display.progress import transfer_columns
 from aisfs.cli.exits import Exit, exit_code
+from aisfs.cli.guide.completion import complete_source
 from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import (
     cache_dir_option,
@@ -38,7 +39,7 @@ _MOST_LINES = 20
 
 
 @click.command("index", cls=Documented)
-@click.argument("sources", nargs=-1, metavar="SOURCE...")
+@click.argument("sources", nargs=-1, metavar="SOURCE...", shell_complete=complete_source)
 @click.option(
     "--publish",
     is_flag=True,

@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING
 
 import click
 import msgspec
-from rich.console import Console
-from rich.markup import escape
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from aisfs.app.display.units import size_text
 from aisfs.cli.exits import Exit, exit_code
+from aisfs.cli.guide.completion import complete_source
 from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import (
     cache_dir_option,
@@ -27,7 +28,7 @@ from aisfs.cli.options import (
     with_switched_off,
     without_unset,
 )
-from aisfs.cli.running import run
+from aisfs.cli.running import print_parts, run
 from aisfs.process import logs
 from aisfs.redaction import escaped
 
@@ -40,7 +41,7 @@ LINES_MAX = 20
 
 
 @click.command("inspect", cls=Documented)
-@click.argument("sources", metavar="SOURCE...", nargs=-1)
+@click.argument("sources", metavar="SOURCE...", nargs=-1, shell_complete=complete_source)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @jobs_option("Shards read at once.")
 @click.option(
@@ -88,7 +89,7 @@ def inspect(
     if as_json:
         click.echo(to_json(" ".join(sources) or str(plan.source), report))
     else:
-        print_tables(report, Console(), labels)
+        print_tables(report, labels)
     return _exit(report)
 
 
@@ -145,27 +146,28 @@ def to_json(source: str, report: "Report") -> str:
 # Tables --------------------------------------------------------------------------------------
 
 
-def print_tables(report: "Report", console: Console, labels: int) -> None:
+def print_tables(report: "Report", labels: int) -> None:
     """Print a report for people."""
-    console.print(_totals(report))
+    parts: list[RenderableType] = [_totals(report)]
     if report.components():
-        console.print(_components(report))
+        parts.append(_components(report))
     found = report.labels()
     if labels and found:
         table = _table("label", "samples", title=f"{len(found)} labels")
         for label, count in found[:labels]:
-            table.add_row(_safe(label), str(count))
+            table.add_row(escaped(label), str(count))
         if len(found) > labels:
             rest = sum(count for _, count in found[labels:])
             table.add_row(f"({len(found) - labels} more)", str(rest))
-        console.print(table)
-    _print_lines(console, "missing between others", report.holes)
+        parts.append(table)
     damaged = [
         f"{shard}: {text}" for shard, texts in sorted(report.damage.items()) for text in texts
     ]
-    _print_lines(console, "damage", damaged)
     failures = [str(error) for _, error in sorted(report.failures.items())]
-    _print_lines(console, "not readable", failures)
+    parts += _lines("missing between others", report.holes)
+    parts += _lines("damage", damaged)
+    parts += _lines("not readable", failures)
+    print_parts(*parts)
 
 
 def _totals(report: "Report") -> Table:
@@ -182,7 +184,7 @@ def _totals(report: "Report") -> Table:
     rows: Mapping[str, int] = {
         "other objects": report.loose_objects,
         "labels left out": summary.labels_left_out,
-        **{f"left out: {_safe(why)}": count for why, count in _most(summary.skipped)},
+        **{f"left out: {escaped(why)}": count for why, count in _most(summary.skipped)},
     }
     for name, count in rows.items():
         if count:
@@ -212,7 +214,7 @@ def _components(report: "Report") -> Table:
     found = report.components()
     for name, sizes in found[:LINES_MAX]:
         numbers = [size_text(n) for n in (sizes.min, sizes.median, sizes.max, sizes.total)]
-        table.add_row(_safe(name) or "(no sample)", str(sizes.count), *numbers)
+        table.add_row(escaped(name) or "(no sample)", str(sizes.count), *numbers)
     if len(found) > LINES_MAX:
         rest = sum(sizes.count for _, sizes in found[LINES_MAX:])
         table.add_row(f"({len(found) - LINES_MAX} more)", str(rest))
@@ -237,15 +239,12 @@ def _table(first: str, *others: str, title: str | None = None) -> Table:
     return table
 
 
-def _print_lines(console: Console, title: str, lines: list[str]) -> None:
-    if lines:
-        console.print(f"{title}: {len(lines)}", style="bold")
-        for line in lines[:LINES_MAX]:
-            console.print(f"  {_safe(line)}", soft_wrap=True, highlight=False)
-        if len(lines) > LINES_MAX:
-            console.print(f"  and {len(lines) - LINES_MAX} more; --json has all of them")
-
-
-def _safe(text: str) -> str:
-    """Return text that neither controls the terminal nor is taken for markup."""
-    return escape(escaped(text))
+def _lines(title: str, lines: list[str]) -> list[RenderableType]:
+    if not lines:
+        return []
+    more = len(lines) - LINES_MAX
+    return [
+        Text(f"{title}: {len(lines)}", style="bold"),
+        *(f"  {escaped(line)}" for line in lines[:LINES_MAX]),
+        *([f"  and {more} more; --json has all of them"] if more > 0 else []),
+    ]

@@ -3,24 +3,33 @@
 import pkgutil
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import click
+from click.shell_completion import CompletionItem
 
 from aisfs import __version__
 from aisfs.cli.exits import Exit, exit_code, fail
 from aisfs.cli.guide.documented import Documented
-from aisfs.cli.mount import mount
-from aisfs.cli.mount_helper import HELPERS, mount_helper, mount_status
 from aisfs.cli.options import complete_directory, log_options, start_logging
-from aisfs.config import LogSettings
 from aisfs.errors import AisfsError
+
+_HELPERS = ("mount.aisfs", "mount.fuse.aisfs")
+"""What mount(8) calls the helper for the types aisfs and fuse.aisfs."""
 
 
 def main() -> None:
     """Run the command line, or the helper of mount(8) if it was called by that name, and exit."""
     called = Path(sys.argv[0]).name
-    helps = called in HELPERS
-    command, name = (mount_helper, called) if helps else (cli, "aisfs")
+    if called in _HELPERS:
+        from aisfs.cli.mount_helper import mount_helper, mount_status
+
+        sys.exit(mount_status(run_command(mount_helper, called)))
+    sys.exit(run_command(cli, "aisfs"))
+
+
+def run_command(command: click.Command, name: str) -> int:
+    """Run a command with the arguments of the process; return the exit code."""
     try:
         code = command.main(prog_name=name, standalone_mode=False) or Exit.OK
     except click.Abort:
@@ -36,55 +45,90 @@ def main() -> None:
         code = fail(str(error), exit_code(error))
     except OSError as error:  # a directory that may not be entered, for example
         code = fail(f"{error.filename or 'the system'}: {error.strerror}", Exit.FAILURE)
-    sys.exit(mount_status(code) if helps else int(code))
+    return int(code)
 
 
-_ELSEWHERE = {
-    "cache": "aisfs.cli.cache:cache",
-    "config": "aisfs.cli.configuring.show:group",
-    "csi": "aisfs.cli.csi.node:csi",
-    "completion": "aisfs.cli.guide.completion:completion",
-    "flush": "aisfs.cli.watching.flush:flush",
-    "index": "aisfs.cli.index:index",
-    "doctor": "aisfs.cli.watching.doctor:doctor",
-    "inspect": "aisfs.cli.inspect_shards:inspect",
-    "jobs": "aisfs.cli.jobs.overview:jobs",
-    "ls": "aisfs.cli.buckets.ls:ls",
-    "mb": "aisfs.cli.buckets.mb:mb",
-    "pack": "aisfs.cli.pack:pack",
-    "refresh": "aisfs.cli.watching.refresh:refresh",
-    "recover": "aisfs.cli.recover:recover",
-    "sort": "aisfs.cli.jobs.sort:sort",
-    "status": "aisfs.cli.watching.status:status",
-    "top": "aisfs.cli.watching.status:top",
-    "unpack": "aisfs.cli.pack:unpack",
-    "warm": "aisfs.cli.cache:warm_up",
+class _Command(NamedTuple):
+    """A command: what it does, in a line, and the module and name of its definition."""
+
+    summary: str
+    place: str
+
+
+COMMANDS = {
+    "Look": {
+        "ls": _Command("List buckets, directories and objects.", "buckets.ls:ls"),
+        "inspect": _Command("Show what shards contain.", "inspect_shards:inspect"),
+        "status": _Command("List the mounts, or show one of them.", "watching.status:status"),
+        "top": _Command("Watch the rates of mounts.", "watching.status:top"),
+    },
+    "Mount": {
+        "mount": _Command("Mount buckets, shards or directories.", "mount:mount"),
+        "umount": _Command("Unmount.", "main:umount"),
+        "refresh": _Command("Show what is in the cluster now.", "watching.refresh:refresh"),
+        "flush": _Command("Wait until what was written is uploaded.", "watching.flush:flush"),
+        "warm": _Command("Fill the disk cache before training.", "cache:warm_up"),
+    },
+    "Shards": {
+        "pack": _Command("Pack files into shards.", "pack:pack"),
+        "unpack": _Command("Write the members of shards as files.", "pack:unpack"),
+        "index": _Command("Publish indexes of shards, or check them.", "index:index"),
+        "sort": _Command("Have the cluster sort or shuffle shards.", "jobs.sort:sort"),
+    },
+    "Cluster": {
+        "mb": _Command("Make buckets.", "buckets.mb:mb"),
+        "jobs": _Command("List, watch and stop jobs of the cluster.", "jobs.overview:jobs"),
+        "serve": _Command("Serve a directory as a small AIStore.", "main:serve"),
+        "csi": _Command("Serve volumes of Kubernetes.", "csi.node:csi"),
+    },
+    "Care": {
+        "doctor": _Command("Say what is wrong, and how to fix it.", "watching.doctor:doctor"),
+        "recover": _Command("List and upload files that never arrived.", "recover:recover"),
+        "cache": _Command("Look at the disk cache, check it, clear it.", "cache:cache"),
+        "config": _Command("Show where options come from.", "configuring.show:group"),
+        "completion": _Command("Make a shell complete commands.", "guide.completion:completion"),
+    },
 }
-"""The table of commands: the name of each, and where it is. A new command gets a line here."""
+"""All commands, in the groups of `--help`. A new command gets a line here."""
+_BY_NAME = {name: command for group in COMMANDS.values() for name, command in group.items()}
 
 
 class _Commands(click.Group):
-    """Commands, some of which are in modules that are imported when they are needed.
-
-    Most processes are mounts, and half of the time to start one goes into importing modules.
-    """
+    """Commands in modules that are imported when they run: neither help nor completion waits for these."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*super().list_commands(ctx), *_ELSEWHERE])
+        return sorted(_BY_NAME)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _ELSEWHERE:
-            return super().get_command(ctx, cmd_name)
-        command = pkgutil.resolve_name(_ELSEWHERE[cmd_name])
+        if cmd_name not in _BY_NAME:
+            return None
+        command = pkgutil.resolve_name(f"aisfs.cli.{_BY_NAME[cmd_name].place}")
         assert isinstance(command, click.Command)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a line for each command, in groups."""
+        widest = max(map(len, _BY_NAME))
+        for title, commands in COMMANDS.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(f"{n:<{widest}}", each.summary) for n, each in commands.items()]
+                )
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Return the commands whose name begins so."""
+        return [
+            CompletionItem(name, help=command.summary)
+            for name, command in sorted(_BY_NAME.items())
+            if name.startswith(incomplete)
+        ] + click.Command.shell_complete(self, ctx, incomplete)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Treat `aisfs SOURCE MNT -o …` as a mount: mount.fuse3 calls it so for a line of fstab."""
         if "/" in args[0] or args[0].startswith("@"):
-            return mount.name, mount, args
+            return "mount", self.get_command(ctx, "mount"), args
         return super().resolve_command(ctx, args)
 
 
@@ -97,10 +141,7 @@ def cli() -> None:
     """Mount AIStore: buckets are directories, tar shards are folders of samples."""
 
 
-cli.add_command(mount)
-
-
-@cli.command(cls=Documented)
+@click.command(cls=Documented)
 @click.argument("mountpoint", metavar="MNT", shell_complete=complete_directory)
 @click.option("-z", "--lazy", is_flag=True, help="Detach now, even if it is busy.")
 def umount(mountpoint: str, lazy: bool) -> None:
@@ -115,7 +156,7 @@ def umount(mountpoint: str, lazy: bool) -> None:
     umounts.umount(Path(mountpoint), lazy=lazy)
 
 
-@cli.command(cls=Documented)
+@click.command(cls=Documented)
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
@@ -151,8 +192,10 @@ def serve(
     Each folder is a bucket, objects are plain files. For demos, tests and a laptop without a
     cluster. It has no access control: keep it on loopback.
     """
-    start_logging(LogSettings.load(log_settings), foreground=True)
     from aisfs.app.serve import serve as run_server
+    from aisfs.config import LogSettings
+
+    start_logging(LogSettings.load(log_settings), foreground=True)
 
     def ready(actual: int) -> None:
         click.echo(f"http://{f'[{host}]' if ':' in host else host}:{actual}")

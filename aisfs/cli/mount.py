@@ -6,17 +6,14 @@ from pathlib import Path
 
 import click
 
-from aisfs.app.plan import load, plan_mount
-from aisfs.cli.configuring.profiles import expand_profile
-from aisfs.cli.configuring.reload import Reload
+from aisfs.choices import Join, KeyRule, ShardIndex, Shards, View
 from aisfs.cli.exits import Exit
-from aisfs.cli.guide.documented import Documented
+from aisfs.cli.guide.completion import complete_place
+from aisfs.cli.guide.documented import Documented, help_all_option
 from aisfs.cli.mounting.mount_args import sort_options, with_values
-from aisfs.cli.mounting.mount_start import run_in_background, run_in_foreground
 from aisfs.cli.options import (
     cache_dir_option,
     cache_size_option,
-    complete_directory,
     config_option,
     files_from_option,
     flag,
@@ -33,7 +30,6 @@ from aisfs.cli.options import (
     with_switched_off,
     without_unset,
 )
-from aisfs.config import Join, KeyRule, LogSettings, ShardIndex, Shards, View, use_file
 from aisfs.process.imports import loading
 
 _JOINS = tuple(join.value for join in Join)
@@ -42,8 +38,58 @@ _BARE = {"--join": (Join.INNER, _JOINS), "--shard-index": (ShardIndex.ALWAYS, _S
 """Options that may go without their value: which one is meant then, and all there are."""
 
 
+_RARE = frozenset(
+    [
+        "allow_bucket_changes",
+        "attr_ttl",
+        "bandwidth_limit",
+        "client_ca",
+        "client_cert",
+        "client_key",
+        "create_bucket",
+        "dir_mode",
+        "file_mode",
+        "http_headers",
+        "ignore_attr_changes",
+        "ignore_zeros",
+        "index_bucket",
+        "latest",
+        "lazy",
+        "list_ttl",
+        "list_xattrs",
+        "log_format",
+        "magic",
+        "max_connections",
+        "memory_limit",
+        "negative_ttl",
+        "no_fastpath",
+        "no_published_index",
+        "part_size",
+        "prefetch_shards",
+        "read_ahead_max",
+        "recursive",
+        "rename_dir_limit",
+        "require",
+        "samples_per_shard",
+        "scan",
+        "shard_index",
+        "shard_size",
+        "shuffle",
+        "skip_verify_crt",
+        "slow_request",
+        "staging_dir",
+        "staging_size",
+        "strict",
+        "upload_limit",
+    ]
+)
+"""What `--help` leaves to `--help-all`: options for special data, networks, disks and measurements."""
+
+
 class _Mount(Documented):
     """A command whose options in `_BARE` may go without their values."""
+
+    rare = _RARE
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, with_values(args, _BARE))
@@ -55,7 +101,7 @@ class _Mount(Documented):
     epilog="Environment: AIS_ENDPOINT, AIS_AUTHN_TOKEN, AIS_AUTHN_TOKEN_FILE, AIS_CLIENT_CA, AIS_CRT, "
     "AIS_CRT_KEY, AIS_SKIP_VERIFY_CRT, AIS_CONNECT_TIMEOUT, AIS_READ_TIMEOUT, as for the ais CLI.",
 )
-@click.argument("where", nargs=-1, metavar="[SOURCE…] MNT", shell_complete=complete_directory)
+@click.argument("where", nargs=-1, metavar="[SOURCE…] MNT", shell_complete=complete_place)
 @store_options
 @setting("--client-ca FILE", "Certificates to trust, in PEM [AIS_CLIENT_CA].")
 @setting("--client-cert FILE", "Certificate of this client [AIS_CRT].")
@@ -186,6 +232,7 @@ class _Mount(Documented):
 @config_option
 @log_options
 @slow_request_option
+@help_all_option
 def mount(
     where: tuple[str, ...],
     options: tuple[str, ...],
@@ -204,8 +251,13 @@ def mount(
     @NAME makes the mount that the configuration file describes under that name. The command returns
     when the mount is ready; with --view class or flat, that is when all shards are open.
     """
-    with loading():  # --help does not need it
+    with loading():  # --help and completion do not need it
         from aisfs.app import mount as mounts
+        from aisfs.app.plan import load, plan_mount
+        from aisfs.cli.configuring.profiles import expand_profile
+        from aisfs.cli.configuring.reload import Reload
+        from aisfs.cli.mounting.mount_start import run_in_background, run_in_foreground
+        from aisfs.config import LogSettings, use_file
 
     if not where:
         raise click.UsageError("expected [SOURCE…] MNT")

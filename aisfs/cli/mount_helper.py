@@ -10,8 +10,6 @@ import click
 from aisfs.cli.exits import Exit
 from aisfs.cli.mount import mount
 
-HELPERS = frozenset({"mount.aisfs", "mount.fuse.aisfs"})
-"""Names of the link, for the types aisfs and fuse.aisfs."""
 _EVERY_BUCKET = "aisfs"
 """The first field of a line cannot be empty. It is the name that such a mount has, by which
 `mount -a` finds that it is there already."""

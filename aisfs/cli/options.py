@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 
+from aisfs.choices import LogFormat, LogLevel, Scan
 from aisfs.cli.exits import warn
-from aisfs.config import LogFormat, LogLevel, LogSettings, Scan, own_log
 from aisfs.errors import ConfigError
-from aisfs.process import logs
+
+if TYPE_CHECKING:
+    from aisfs.config import LogSettings
 
 Command = Callable[..., Any]
 
@@ -114,6 +116,18 @@ def with_switched_off(given: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in given.items() if name not in _SWITCHES} | switched
 
 
+def size_value(context: click.Context, option: click.Parameter, text: str | None) -> int | None:
+    """Return the bytes of an option's value such as 1GiB: a callback of click."""
+    if text is None or context.resilient_parsing:  # the shell completes, and wants no value
+        return None
+    from aisfs.config import parse_size
+
+    try:
+        return parse_size(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a size such as 1GiB") from None
+
+
 def source_options(command: Command) -> Command:
     """Add the options that choose shards besides SOURCE; see `aisfs.app.plan.read_shards`."""
     exclude = setting("--exclude GLOB", "No shards that match GLOB; repeatable.", multiple=True)
@@ -158,7 +172,7 @@ def log_options(command: Command) -> Command:
 
 
 def start_logging(
-    settings: LogSettings, *, foreground: bool, mountpoint: Path | None = None
+    settings: "LogSettings", *, foreground: bool, mountpoint: Path | None = None
 ) -> Path | None:
     """Log as the settings say; return the file that a daemon logs to if nobody said where.
 
@@ -170,6 +184,8 @@ def start_logging(
     Raises:
         ConfigError: the log file cannot be written.
     """
+    from aisfs.config import own_log
+    from aisfs.process import logs
 
     def configure(own: Path | None) -> None:
         logs.configure(

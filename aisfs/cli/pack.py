@@ -6,7 +6,9 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from aisfs.choices import KeyRule
 from aisfs.cli.exits import Exit
+from aisfs.cli.guide.completion import complete_source
 from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import (
     Command,
@@ -14,24 +16,17 @@ from aisfs.cli.options import (
     io_timeout_option,
     jobs_option,
     setting,
+    size_value,
     source_options,
     store_options,
     without_unset,
 )
 from aisfs.cli.running import run
-from aisfs.config import KeyRule, parse_size
 from aisfs.process import logs
 from aisfs.redaction import escaped
 
 _MOST_LINES = 20
 """Lines printed about single files, of which there may be millions."""
-
-
-def _size(context: click.Context, option: click.Parameter, text: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is not a size such as 1GiB") from None
 
 
 def _common_options(command: Command) -> Command:
@@ -41,7 +36,9 @@ def _common_options(command: Command) -> Command:
 
 
 @click.command(cls=Documented)
-@click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
+@click.argument(
+    "sources", metavar="SOURCE...", nargs=-1, required=True, shell_complete=complete_source
+)
 @click.argument("shards", metavar="SHARDS")
 @click.option(
     "--max-count",
@@ -55,7 +52,7 @@ def _common_options(command: Command) -> Command:
     metavar="SIZE",
     default="3GiB",
     show_default=True,
-    callback=_size,
+    callback=size_value,
     help="Most bytes in a shard.",
 )
 @setting("--shuffle SEED", "Shuffle the samples.")
@@ -131,7 +128,7 @@ def pack(
 
 
 @click.command(cls=Documented)
-@click.argument("sources", metavar="SOURCE...", nargs=-1)
+@click.argument("sources", metavar="SOURCE...", nargs=-1, shell_complete=complete_source)
 @click.argument("tree", metavar="DIR", type=click.Path(path_type=Path))
 @setting("--class-to EXT", "Leave out the members KEY.EXT that `aisfs pack` added.")
 @source_options

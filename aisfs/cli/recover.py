@@ -4,18 +4,19 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from aisfs.app.writing import recover as recovery
 from aisfs.cli.exits import Exit
 from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import staging_dir_option
-from aisfs.config import WriteSettings
 from aisfs.errors import AisfsError, ConfigError, SourceMissing
 from aisfs.process import logs
 from aisfs.redaction import escaped
+
+if TYPE_CHECKING:
+    from aisfs.app.writing import recover as recovery
 
 
 @click.command(cls=Documented)
@@ -41,6 +42,9 @@ def recover(
     are not listed. Files that were closed with `--write-back` are uploaded without `--upload`, except over
     an object that was changed since.
     """
+    from aisfs.app.writing import recover as recovery
+    from aisfs.config import WriteSettings
+
     if upload and drop:
         raise click.UsageError("--upload and --drop exclude each other")
     logs.configure("error", None, foreground=True)
@@ -70,7 +74,7 @@ def recover(
     return max(code, _finish(found, work, "uploaded"))
 
 
-Kept = TypeVar("Kept", recovery.UnsentFile, recovery.LostPart)
+Kept = TypeVar("Kept", "recovery.UnsentFile", "recovery.LostPart")
 
 
 def _finish(found: Sequence[Kept], work: Callable[[Kept], str], done: str) -> Exit:
@@ -91,9 +95,11 @@ def _finish(found: Sequence[Kept], work: Callable[[Kept], str], done: str) -> Ex
 
 
 def _upload_waiting(
-    found: list[recovery.UnsentFile],
-) -> tuple[list[recovery.UnsentFile], Exit]:
+    found: "list[recovery.UnsentFile]",
+) -> "tuple[list[recovery.UnsentFile], Exit]":
     """Upload what was closed and waits; return what is left, and the exit code."""
+    from aisfs.app.writing import recover as recovery
+
     code = Exit.OK
     left = [one for one in found if not one.acknowledged]
     for one, error in recovery.upload_waiting([one for one in found if one.acknowledged]):
@@ -106,7 +112,7 @@ def _upload_waiting(
     return sorted(left, key=lambda one: one.mtime_ns), code
 
 
-def _print(one: recovery.UnsentFile) -> None:
+def _print(one: "recovery.UnsentFile") -> None:
     """Print two lines, whatever the width of the terminal."""
     when = datetime.fromtimestamp(one.mtime_ns / 1e9).astimezone().isoformat(" ", "seconds")
     click.echo(f"{one.id}  {one.size} bytes  {when}  {escaped(one.record.name)}")

@@ -3,11 +3,12 @@
 `values` alone reads the environment.
 """
 
+from aisfs.choices import Join, KeyRule, LogFormat, LogLevel, Scan, ShardIndex, Shards, View
 from aisfs.config.caching import CACHE_LEAST, CACHE_MOST, MEMORY_LEAST, CacheSettings
 from aisfs.config.cluster import ClusterSettings
-from aisfs.config.logs import LogFormat, LogLevel, LogSettings, log_directory, own_log
+from aisfs.config.logs import LogSettings, log_directory, own_log
 from aisfs.config.monitoring import MonitoringSettings
-from aisfs.config.tree import KernelSettings, Scan, ShardIndex, Shards, TreeSettings
+from aisfs.config.tree import KernelSettings, TreeSettings
 from aisfs.config.values import (
     GIB,
     MIB,
@@ -17,7 +18,7 @@ from aisfs.config.values import (
     parse_size,
     use_file,
 )
-from aisfs.config.views import Join, KeyRule, View, ViewSettings
+from aisfs.config.views import ViewSettings
 from aisfs.config.writing import WRITABLE_DIR_MODE, WRITABLE_FILE_MODE, WriteSettings
 
 ALL_SETTINGS: tuple[type[Settings], ...] = (

@@ -2,30 +2,14 @@
 
 import os
 import zlib
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 from platformdirs import user_state_dir
 from pydantic import BeforeValidator, NonNegativeFloat
 
+from aisfs.choices import LogFormat, LogLevel
 from aisfs.config.values import AbsolutePath, Settings
-
-
-class LogLevel(StrEnum):
-    """The lowest level that is logged."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-class LogFormat(StrEnum):
-    """What a line of the log looks like."""
-
-    TEXT = "text"
-    JSON = "json"
 
 
 def _lower(value: object) -> object:

@@ -1,43 +1,12 @@
 """What a mount looks like, and how the kernel is served."""
 
 import os
-from enum import StrEnum
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat
 
+from aisfs.choices import Scan, ShardIndex, Shards
 from aisfs.config.values import FileMode, Settings, flag_of
-
-
-class Shards(StrEnum):
-    """How a tar shard shows up in its directory."""
-
-    FILE = "file"
-    """`X.tar` is listed; `X.tar.d/` is found by name."""
-    DIR = "dir"
-    """`X.tar/` is listed as a directory; its bytes are found at `X.tar.raw`."""
-    BOTH = "both"
-    """`X.tar` and `X.tar.d/` are both listed."""
-
-
-class Scan(StrEnum):
-    """How a plain tar without an index is read to find its members."""
-
-    AUTO = "auto"
-    """As `stream` if the data fits the disk cache, else as `headers`."""
-    HEADERS = "headers"
-    """Skip data where a request costs less than the data."""
-    STREAM = "stream"
-    """Fetch all of it, into the cache."""
-
-
-class ShardIndex(StrEnum):
-    """When AIStore's own index of a shard is used instead of a scan."""
-
-    AUTO = "auto"
-    """In views that are not about times and modes, which it does not know: `class` and `flat`."""
-    ALWAYS = "always"
-    NEVER = "never"
 
 
 def _when(value: object) -> object:

@@ -14,14 +14,15 @@ from typing import Annotated, Any, Self
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     BeforeValidator,
     ByteSize,
+    ConfigDict,
     Field,
     TypeAdapter,
     ValidationError,
 )
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from aisfs.config import files
 from aisfs.errors import ConfigError
@@ -126,30 +127,6 @@ KNOWN: dict[str, FieldInfo] = {}
 """All settings by their names."""
 
 
-class _Environment(PydanticBaseSettingsSource):
-    """Values of environment variables; empty ones are as if unset."""
-
-    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        variable = variable_of(field_name, field)
-        return (os.environ[variable] if variable else None), field_name, False
-
-    def __call__(self) -> dict[str, Any]:
-        fields = self.settings_cls.model_fields
-        found = ((name, self.get_field_value(field, name)[0]) for name, field in fields.items())
-        return {name: value for name, value in found if value is not None}
-
-
-class _Files(PydanticBaseSettingsSource):
-    """Values of the configuration files that are not in a profile."""
-
-    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        return configuration().defaults.values.get(field_name), field_name, False
-
-    def __call__(self) -> dict[str, Any]:
-        given = configuration().defaults.values
-        return {name: given[name] for name in self.settings_cls.model_fields if name in given}
-
-
 def variable_of(name: str, field: FieldInfo) -> str | None:
     """Return the environment variable that is set for an option; None if none is."""
     alias = field.validation_alias
@@ -169,30 +146,28 @@ def in_environment(name: str) -> bool:
     return bool(named if field is None else variable_of(name, field))
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """Options; the alias of a field is the variable that the `ais` CLI and the SDK have for it.
 
     What was typed wins over the environment, and that over the configuration files. Only what was
     typed is in `model_fields_set`, since only that can contradict something else that was typed.
     """
 
-    model_config = SettingsConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    # pydantic-settings would do this, and take longer to import than all the rest of the settings.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", populate_by_name=True, validate_default=True, defer_build=True
+    )
+
+    def __init__(self, **given: Any) -> None:  # noqa: ANN401
+        from_files, fields = configuration().defaults.values, type(self).model_fields
+        said = {name: from_files[name] for name in fields if name in from_files}
+        variables = {name: variable_of(name, field) for name, field in fields.items()}
+        said |= {name: os.environ[variable] for name, variable in variables.items() if variable}
+        super().__init__(**(said | given))
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:  # noqa: ANN401
         KNOWN.update(cls.model_fields)
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Return where values come from, the strongest first."""
-        return init_settings, _Environment(settings_cls), _Files(settings_cls)
 
     @classmethod
     def load(cls, options: Mapping[str, object]) -> Self:

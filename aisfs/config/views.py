@@ -1,45 +1,9 @@
 """Which shards are one dataset, and how their members are laid out."""
 
-from enum import StrEnum
-
 from pydantic import Field
 
+from aisfs.choices import Join, KeyRule, View
 from aisfs.config.values import AbsolutePath, Patterns, Settings, Size
-
-
-class View(StrEnum):
-    """How the members of a dataset are laid out."""
-
-    MEMBERS = "members"
-    """`<shard>/<member>`."""
-    SAMPLES = "samples"
-    """`<shard>/<key>/<member>`."""
-    CLASS = "class"
-    """`<label>/<key>.<ext>`, one file for each sample."""
-    FLAT = "flat"
-    """`<member>`, of all shards."""
-    SHARDS = "shards"
-    """`shard-000000.tar`, made of objects that are no shards."""
-
-
-class KeyRule(StrEnum):
-    """Which part of a member's name is the key of its sample, and which its extension."""
-
-    WDS = "wds"
-    """The path up to the first dot of its last component; as webdataset, Energon, Hugging Face."""
-    LAST_DOT = "last-dot"
-    """The path up to the last dot; as AIStore's `archmode=wdskey` and ishard."""
-    BASENAME = "basename"
-    """The last component up to its first dot, and what follows its last dot; as AISShardReader."""
-
-
-class Join(StrEnum):
-    """Which samples are shown whose parts lie in several sources."""
-
-    INNER = "inner"
-    """Those that every source has."""
-    OUTER = "outer"
-    """All."""
 
 
 class ViewSettings(Settings):

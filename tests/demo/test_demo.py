@@ -15,8 +15,10 @@ import pytest
 from PIL import Image
 
 from bench.interruptions import Interrupted, Interrupts
-from demo.pictures import class_name, draw_pictures, find_pictures, read_pictures
+from demo.__main__ import _parser
+from demo.pictures import MOST, class_name, draw_pictures, find_pictures, read_pictures
 from demo.stage import _base, _marked
+from demo.story import _make_shards
 from tests.programs.pictures import write_samples
 from tests.support.mounts import eventually
 from tests.support.web_servers import make_certificate, nginx
@@ -323,6 +325,19 @@ def test_classes_take_turns_and_hidden_files_stay_out(tmp_path):
         save((tmp_path / name).parent, Path(name).name, 0)
     found = find_pictures(tmp_path)
     assert [str(path.relative_to(tmp_path)) for path in found] == ["a/1.jpg", "b/1.jpg", "a/2.jpg"]
+
+
+def test_says_of_how_many_pictures_it_shows_only_some(tmp_path, capsys):
+    for number in range(MOST + 5):
+        save(tmp_path / "pictures" / "abc"[number % 3], f"{number}.jpg", number % 90)
+    for wanted, folder in (
+        (f"# {MOST} of {MOST + 5} pictures of", "pictures"),
+        ("# 68 pictures of", "pictures/c"),
+    ):
+        made = tmp_path / "made of" / folder
+        made.mkdir(parents=True)
+        _make_shards(_parser().parse_args(["--data", str(tmp_path / folder)]), made)
+        assert capsys.readouterr().out.startswith(wanted)
 
 
 def test_a_huge_picture_is_scaled_down(tmp_path):

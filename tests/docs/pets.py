@@ -1,4 +1,4 @@
-"""The bucket `ais://pets` that the examples of README and SEMANTICS show."""
+"""The bucket `ais://pets` that the examples of SEMANTICS show."""
 
 import gzip
 import io

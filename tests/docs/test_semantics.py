@@ -1,4 +1,4 @@
-"""The examples of README and SEMANTICS, and the table of refused operations, on a real mount."""
+"""The examples of SEMANTICS, and the table of refused operations, on a real mount."""
 
 import errno
 import fcntl
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from aisfs.cli.exits import Exit
-from tests.docs.documents import README, SEMANTICS, rows, section
+from tests.docs.documents import SEMANTICS, rows, section
 from tests.docs.pets import BUCKET, MOUNTED_ON, OVERWRITTEN, fill_bucket
 from tests.support.mounts import Mount, aisfs, eventually, mounted, run
 from tests.support.servers import RunningServer, running_server
@@ -27,18 +27,16 @@ _BLOCK = re.compile(r"^```console *(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 class Example(NamedTuple):
     """One command and what the document says it prints."""
 
-    document: Path
     options: str
     command: str
     output: str
 
 
 def examples() -> Iterator[Example]:
-    for document in (README, SEMANTICS):
-        for options, block in _BLOCK.findall(document.read_text()):
-            for step in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-                command, _, output = step.partition("\n")
-                yield Example(document, options, command, output)
+    for options, block in _BLOCK.findall(SEMANTICS.read_text()):
+        for step in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, _, output = step.partition("\n")
+            yield Example(options, command, output)
 
 
 EXAMPLES = list(examples())
@@ -87,7 +85,6 @@ def test_there_are_examples_of_every_way_to_show_shards():
         "--writable",
         "--writable --write-back=3600",
     ]
-    assert {example.document for example in EXAMPLES} == {README, SEMANTICS}
 
 
 def test_examples(options: str, mount: Mount):
@@ -101,8 +98,7 @@ def test_examples(options: str, mount: Mount):
         done = run("bash", "-c", f"{{ {command}\n}} 2>&1", timeout=60)
         output = done.stdout.decode(errors="replace").replace(real, MOUNTED_ON)
         if output.rstrip("\n") != example.output.rstrip("\n"):
-            name = example.document.name
-            wrong.append(f"{name}: $ {example.command}\n{output}instead of\n{example.output}")
+            wrong.append(f"$ {example.command}\n{output}instead of\n{example.output}")
     assert not wrong, "\n".join(wrong)
 
 

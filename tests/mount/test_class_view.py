@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from torchvision.datasets import ImageFolder
 
 from aisfs.cli.exits import Exit
-from demo.vision import ImageFolder
 from tests.mount.content import delete, put
 from tests.mount.datasets import encode, sample, tree, write_shard
 from tests.support.mounts import Mount, aisfs, mounted

@@ -9,9 +9,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from torchvision.datasets import ImageFolder
 
 from aisfs.cli.exits import Exit
-from demo.vision import ImageFolder
 from tests.mount.content import payload
 from tests.mount.datasets import encode, sample, tree
 from tests.mount.test_class_view import jpeg

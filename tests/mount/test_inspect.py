@@ -207,6 +207,16 @@ def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path):
     assert b"[bold]x" in done.stdout
 
 
+def test_no_row_is_wrapped_where_there_is_no_terminal(tmp_path: Path):
+    label, component = "a label of many words " * 9, "component-" * 15
+    data = make_tar({"a.cls": label.encode(), f"a.{component}": b"1"})
+    fill(tmp_path / "d", {f"{'x' * 200}.tar": data})
+    done = aisfs("inspect", str(tmp_path / "d"), "--cache-dir", str(tmp_path / "c"))
+    lines = done.stdout.decode().splitlines()
+    assert [line for line in lines if label.strip() in line and line.endswith(" 1")]
+    assert [line for line in lines if component in line and line.endswith(" 1 B")]
+
+
 def test_ctrl_c_ends_it_without_a_traceback(tmp_path: Path):
     fill(tmp_path / "d", {"x.tar.bz2": make("tar.bz2", {"a": payload(24 << 20)})})
     cache = tmp_path / "c"

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from torchvision.datasets import ImageFolder
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from aisfs.cli.exits import Exit
-from demo.vision import ImageFolder
 from tests.mount.content import put
 from tests.mount.datasets import encode, tree, write_shard
 from tests.support.mounts import Mount, aisfs, check_refused, mounted, python

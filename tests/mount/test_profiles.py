@@ -41,6 +41,13 @@ file-mode = "99"
     call("umount", "--lazy", str(mnt))
 
 
+def test_no_row_is_wrapped_where_there_is_no_terminal(shell):
+    call, _, _ = shell
+    long = f"/{'long-' * 30}"
+    lines = call("config", "show", AISFS_CACHE_DIR=long).stdout.decode().splitlines()
+    assert [line for line in lines if line.split() == ["cache-dir", long, "AISFS_CACHE_DIR"]]
+
+
 def test_a_profile_is_mounted_and_typed_words_win(shell):
     call, _, mnt = shell
     done = call("mount", "@here")

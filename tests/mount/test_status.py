@@ -10,19 +10,31 @@ from pathlib import Path
 import pytest
 
 from aisfs import __version__
+from aisfs.app.watching.asking import Asker
+from aisfs.app.watching.mounts import ABOUT
 from tests.mount.content import fill
 from tests.mount.test_mount_errors import MOUNTPOINT, one_line
 from tests.mount.writable import writable
-from tests.support.mounts import aisfs, environment, eventually, mounted, start_aisfs
+from tests.support.mounts import (
+    COMMAND,
+    aisfs,
+    environment,
+    eventually,
+    mounted,
+    run,
+    start_aisfs,
+)
 from tests.support.servers import RunningServer, running_server
 
 pytestmark = pytest.mark.mount
+LONG = "long-" * 30
+"""More than a line of a terminal."""
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     root = tmp_path_factory.mktemp("status") / "store"
-    fill(root / "b", {"x.txt": b"x" * 5000})
+    fill(root / "b", {"x.txt": b"x" * 5000, f"{LONG}/y.txt": b"y"})
     with running_server(root) as server:
         yield server
 
@@ -130,8 +142,10 @@ def listed(place: Path) -> dict[str, object]:
 
 def test_all_mounts_and_one_that_is_stopped(server: RunningServer, mountpoint: Path):
     with mounted("ais://b", mountpoint, endpoint=server.endpoint) as mount:
+        assert eventually(lambda: listed(mount.path)["state"] == "serving")
         found = listed(mount.path)
         assert found.pop("uptime_seconds") >= 0
+        assert set(found.pop("rates")) == {"last_10_seconds", "last_minute"}
         assert found == {
             "mountpoint": str(mount.path),
             "source": "ais://b",
@@ -139,6 +153,7 @@ def test_all_mounts_and_one_that_is_stopped(server: RunningServer, mountpoint: P
             "pid": mount.pid,
             "version": __version__,
             "writable": False,
+            "busy": False,
         }
         os.kill(mount.pid, signal.SIGSTOP)
         try:
@@ -149,6 +164,60 @@ def test_all_mounts_and_one_that_is_stopped(server: RunningServer, mountpoint: P
         finally:
             os.kill(mount.pid, signal.SIGCONT)
         assert eventually(lambda: listed(mount.path)["state"] == "serving")
+
+
+def test_which_mount_is_busy_is_listed_in_a_line_each(server: RunningServer, tmp_path: Path):
+    busy, idle = tmp_path.resolve() / "busy", tmp_path.resolve() / "idle"
+    for place in (busy, idle):
+        place.mkdir()
+    where = {"endpoint": server.endpoint}
+    with mounted(f"ais://b/{LONG}/", busy, **where), mounted("ais://b", idle, **where):
+        (busy / "y.txt").read_bytes()
+        assert eventually(lambda: listed(busy)["busy"])
+        assert not listed(idle)["busy"]
+        done = aisfs("status")
+        heading, *rows = done.stdout.decode().splitlines()
+        assert heading.split() == [
+            "mountpoint", "source", "state", "served/s", "fetched/s", "sent/s", "requests/s", "pid", "uptime",
+            "version", "access",
+        ]  # fmt: skip
+        (row,) = [row for row in rows if row.startswith(f"{busy} ")]
+        assert row.split()[1:3] == [f"ais://b/{LONG}/", "busy"]
+        assert all(line == line.rstrip() for line in (heading, *rows))
+        table = aisfs("status", busy).stdout.decode().splitlines()
+        assert sum(LONG in line for line in table) == 1, "nor is what it shows of one mount wrapped"
+
+
+@pytest.fixture
+def silent(server: RunningServer, tmp_path: Path) -> Iterator[tuple[Path, int]]:
+    """A mount whose daemon does not answer and cannot be found by its command line, and the daemon."""
+    place = tmp_path.resolve() / "silent"
+    place.mkdir()
+    words = ("mount", "--endpoint", server.endpoint, "--log-file", "log", "ais://b", "silent")
+    done = run(*COMMAND, *words, cwd=tmp_path)
+    assert done.returncode == 0
+    assert eventually(lambda: listed(place)["pid"])
+    pid = int(str(listed(place)["pid"]))
+    os.kill(pid, signal.SIGSTOP)
+    yield place, pid
+    os.kill(pid, signal.SIGCONT)
+    assert aisfs("umount", place).returncode == 0
+
+
+def test_a_mount_that_hangs_is_asked_once_and_not_waited_for(
+    server: RunningServer, mountpoint: Path, silent: tuple[Path, int]
+):
+    place, pid = silent
+    with mounted("ais://b", mountpoint, endpoint=server.endpoint) as mount, Asker() as asker:
+        places = [place, mount.path]
+        assert asker.ask(places[:1], ABOUT, 0.5) == [None]
+        for _ in range(3):  # as long as it takes, and yet it returns
+            hanging, other = asker.ask(places, ABOUT, None)
+            assert (hanging, type(other)) == (None, bytes)
+        assert listed(place)["state"] == "hanging"
+        assert "if it hangs, detach it with: aisfs umount --lazy" in aisfs("status").stdout.decode()
+        os.kill(pid, signal.SIGCONT)
+        assert eventually(lambda: isinstance(asker.ask(places[:1], ABOUT, 0.5)[0], bytes))
 
 
 def test_a_cluster_that_is_gone(tmp_path: Path, mountpoint: Path):

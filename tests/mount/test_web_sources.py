@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from torchvision.datasets import ImageFolder
 
 from aisfs.cli.exits import Exit
-from demo.vision import ImageFolder
 from tests.mount.cache_tools import big_directory
 from tests.mount.content import payload
 from tests.mount.datasets import sample, tree, write_shard

@@ -3,11 +3,15 @@
 import io
 import json
 import os
+import pty
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
+import termios
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO
@@ -500,3 +504,30 @@ def test_names_do_not_control_a_terminal_nor_flood_it(tmp_path):
     assert r"\x1b[2J\nfake: line 0" in said.stderr
     assert "4980 more" in said.stderr
     assert len(said.stderr.splitlines()) < 30
+
+
+def test_a_terminal_shows_how_far_it_is_and_the_time_left(tmp_path: Path):
+    (tmp_path / "tree").mkdir()
+    for n in range(4):
+        (tmp_path / "tree" / f"{n}.bin").write_bytes(bytes(20 << 20))
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    words = ("pack", str(tmp_path / "tree"), f"{tmp_path}/x-{{00..}}.tar", "--max-count", "1")
+    with (tmp_path / "out").open("wb") as out, open(theirs, "wb") as terminal:
+        command = _preloader.start(
+            *words, stdout=out, stderr=terminal, env={**os.environ, "TERM": "xterm"}
+        )
+    shown = b""
+    with suppress(OSError):  # how a terminal ends
+        while piece := os.read(ours, 65536):
+            shown += piece
+    os.close(ours)
+    assert command.wait(60) == 0
+    rows = re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode()))
+    bars = [row for row in rows if row.startswith("shards ")]
+    assert bars
+    for bar in bars:
+        assert re.fullmatch(
+            r"shards [━╸╺ ]+ [\d.]+/80\.0 MiB( +[\d.,]+ [KMG]?i?B/s)? +(-:--:--|\d+:\d\d:\d\d) *",
+            bar,
+        )

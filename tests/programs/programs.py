@@ -14,12 +14,12 @@ LIMIT = 90.0
 
 
 def program_environment(home: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What a program sees: this Python, torchvision that can be imported, one thread each."""
+    """What a program sees: this Python, and one thread each."""
     plain = environment(home=home)
     return {
         **plain,
         "PATH": f"{Path(sys.executable).parent}:{plain['PATH']}",
-        "PYTHONPATH": f"{ROOT / 'tests' / 'programs' / 'site'}:{ROOT}",
+        "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
         **(extra or {}),
     }

@@ -12,14 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from torchvision.datasets import CIFAR10, DatasetFolder, ImageFolder
 
-from demo.vision import ImageFolder  # first: makes torchvision importable
 from tests.mount import zoo
 from tests.programs.pictures import CLASSES, write_folders
 from tests.support.mounts import Mount, mounted
 from tests.support.servers import running_server
-
-from torchvision.datasets import CIFAR10, DatasetFolder  # isort: skip
 
 pytestmark = pytest.mark.mount
 

@@ -9,15 +9,13 @@ from pathlib import Path
 
 import pytest
 from torch.utils.data import DataLoader
+from torchvision.datasets import DatasetFolder
 
 from aisfs.torch import ShardWindowSampler
 from tests.mount.cache_data import Dataset, make_shards
 from tests.mount.cache_tools import Meter
 from tests.support.mounts import Mount, mounted, python
 from tests.support.servers import RunningServer, running_server
-
-import demo.vision  # noqa: F401  # isort: skip  (makes torchvision importable)
-from torchvision.datasets import DatasetFolder  # isort: skip
 
 pytestmark = pytest.mark.mount
 

@@ -93,7 +93,13 @@ def environment(
 
 _preloader = Preloader(
     "aisfs",
-    ("tests.support.checked_locks", "aisfs.cli.main", "aisfs.app.mount"),
+    (
+        "tests.support.checked_locks",
+        "aisfs.cli.main",
+        "aisfs.cli.mount",
+        "aisfs.cli.mounting.mount_start",
+        "aisfs.app.mount",
+    ),
     env=environment(),
 )
 

@@ -1,6 +1,6 @@
 """Columns of progress bars that count bytes."""
 
-from rich.progress import BarColumn, DownloadColumn, ProgressColumn, Task
+from rich.progress import DownloadColumn, ProgressColumn, Task
 from rich.text import Text
 
 from aisfs.app.display.units import size_text
@@ -18,8 +18,3 @@ class RateColumn(ProgressColumn):
 def transfer_columns() -> list[ProgressColumn]:
     """Return bytes done of all, and their rate."""
     return [DownloadColumn(binary_units=True), RateColumn()]
-
-
-def byte_columns() -> list[ProgressColumn]:
-    """Return a bar, bytes done of all, and their rate."""
-    return [BarColumn(), *transfer_columns()]

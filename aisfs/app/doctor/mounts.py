@@ -33,7 +33,9 @@ def _stopped(place: Path, running: dict[str, Daemon]) -> Check | None:
 
 def _silent(places: list[Path]) -> Iterator[Check]:
     """Ask mounts whose daemon is not to be found, all at once."""
-    for place, answer in zip(places, Asker().ask(places, ALIVE), strict=True):
+    with Asker() as asker:
+        answers = asker.ask(places, ALIVE)
+    for place, answer in zip(places, answers, strict=True):
         if answer is None:
             cure = f"look for its daemon, or detach it: aisfs umount --lazy {place}"
             yield wrong("mounts", f"{place}: no answer within {PATIENCE:.0f} seconds", cure)

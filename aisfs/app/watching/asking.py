@@ -10,7 +10,9 @@ import selectors
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from aisfs.errors import DaemonSilent, MountError
 from aisfs.fuse.mounting.kernel_settings import mount_owner
@@ -25,61 +27,72 @@ Answer = bytes | OSError | None
 """The attribute, the error of the kernel or the daemon, or None if there was no answer in time."""
 
 
+@dataclass(slots=True)
+class _Question:
+    """A process that asks, and what it has said so far."""
+
+    pid: int
+    pipe: int
+    said: bytearray = field(default_factory=bytearray)
+
+    def has_ended(self) -> bool:
+        """Take what has arrived; return whether that is all."""
+        data = os.read(self.pipe, _CHUNK)
+        self.said.extend(data)
+        return not data
+
+
 class Asker:
-    """Asks mounts, several at once; knows which did not answer yet."""
+    """Asks mounts, several at once; a question without an answer stays open until the end of the block."""
 
     def __init__(self) -> None:
-        """Wait for nothing yet."""
-        self._left: dict[Path, int] = {}
-        """The process that still waits for an answer, by what it asked."""
+        """Ask nothing yet."""
+        self._open: dict[Path, _Question] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for question in self._open.values():
+            os.close(question.pipe)
+            os.kill(question.pid, signal.SIGKILL)
+        self._open.clear()
 
     def ask(
         self, places: Sequence[Path], attribute: str, seconds: float | None = PATIENCE
     ) -> list[Answer]:
-        """Return an attribute of each place; `seconds` may be None to wait for as long as it takes."""
+        """Return an attribute of each place: always the same one, as earlier questions may be answered.
+
+        What was asked earlier and has no answer yet is not waited for. `seconds` may be None to wait for
+        as long as it takes.
+        """
         deadline = None if seconds is None else time.monotonic() + seconds
-        answers: dict[Path, bytearray] = {}
-        waiting: dict[int, Path] = {}
+        awaited = {place for place in places if place not in self._open}
+        self._open |= {place: self._start(place, attribute) for place in awaited}
+        answers: dict[Path, Answer] = {}
         with selectors.DefaultSelector() as selector:
-            for place in places:
-                if self._still_waits(place):
-                    continue
-                pipe = self._start(place, attribute)
-                selector.register(pipe, selectors.EVENT_READ)
-                waiting[pipe] = place
-            try:
-                while waiting:
-                    left = None if deadline is None else deadline - time.monotonic()
-                    if left is not None and left <= 0:
-                        break
-                    for key, _ in selector.select(left):
-                        place = waiting[key.fd]
-                        data = os.read(key.fd, _CHUNK)
-                        answers.setdefault(place, bytearray()).extend(data)
-                        if not data:
-                            selector.unregister(key.fd)
-                            os.close(key.fd)
-                            del waiting[key.fd]
-                            os.waitpid(self._left.pop(place), 0)
-            finally:
-                for pipe, place in waiting.items():
-                    answers.pop(place, None)
-                    os.close(pipe)
-                    os.kill(self._left[place], signal.SIGKILL)
-        return [_decode(answers.get(place)) for place in places]
+            for place in set(places):
+                selector.register(self._open[place].pipe, selectors.EVENT_READ, place)
+            while selector.get_map():
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                ready = selector.select(left if awaited else 0)
+                for key, _ in ready:
+                    if self._open[key.data].has_ended():
+                        selector.unregister(key.fd)
+                        answers[key.data] = self._close(key.data)
+                        awaited.discard(key.data)
+                if not ready and (not awaited or left == 0):
+                    break
+        return [answers.get(place) for place in places]
 
-    def _still_waits(self, place: Path) -> bool:
-        """Return whether an earlier question was not answered yet."""
-        pid = self._left.get(place)
-        if pid is None:
-            return False
-        if os.waitpid(pid, os.WNOHANG)[0]:
-            del self._left[place]
-            return False
-        return True
+    def _close(self, place: Path) -> Answer:
+        question = self._open.pop(place)
+        os.close(question.pipe)
+        os.waitpid(question.pid, 0)
+        return _decode(question.said)
 
-    def _start(self, place: Path, attribute: str) -> int:
-        """Start a process that asks; return the pipe for its answer."""
+    def _start(self, place: Path, attribute: str) -> _Question:
+        """Start a process that asks."""
         reader, writer = os.pipe()
         pid = os.fork()
         if not pid:
@@ -91,8 +104,7 @@ class Asker:
             finally:
                 os._exit(0)
         os.close(writer)
-        self._left[place] = pid
-        return reader
+        return _Question(pid, reader)
 
 
 def ask(place: Path, attribute: str, seconds: float | None = PATIENCE) -> bytes:
@@ -102,7 +114,8 @@ def ask(place: Path, attribute: str, seconds: float | None = PATIENCE) -> bytes:
         MountError: its daemon has died or does not answer, or this user may not ask it.
         OSError: another error of the file system.
     """
-    [answer] = Asker().ask([place], attribute, seconds)
+    with Asker() as asker:
+        [answer] = asker.ask([place], attribute, seconds)
     if answer is None:
         raise DaemonSilent(
             f"{place}: no answer within {seconds:.0f} seconds: its daemon hangs, or is stopped; to detach "
@@ -137,7 +150,7 @@ def _answer(place: Path, attribute: str) -> bytes:
         return b"%d" % (error.errno or errno.EIO)
 
 
-def _decode(answer: bytearray | None) -> Answer:
+def _decode(answer: bytearray) -> Answer:
     if not answer:
         return None
     if answer.startswith(b"+"):

@@ -2,18 +2,19 @@
 
 import errno
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 
 from aisfs.app.watching.asking import Answer, Asker
 from aisfs.app.watching.daemons import Daemon, daemons
 from aisfs.fuse.mounting.kernel_settings import FILE_SYSTEM, MountedSource, mounted_sources
 
 ABOUT = "user.aisfs.about"
-PATIENCE = 5.0
-"""Seconds for the answers of all mounts together."""
+PATIENCE = 2.0
+"""Seconds for the answers of all mounts together: on a machine under load, some take one."""
+_BUSY_OPERATIONS = 10
+"""A second; to be looked at by `aisfs status` and `aisfs top` takes less."""
 
 
 class State(StrEnum):
@@ -44,17 +45,30 @@ class MountState:
     uptime_seconds: int | None
     version: str | None
     writable: bool
+    rates: Mapping[str, Mapping[str, float]] | None
+    """Bytes and operations in a second, over the windows that `aisfs status MNT` shows."""
+
+    @property
+    def lately(self) -> Mapping[str, float]:
+        """The rates of the last seconds."""
+        return (self.rates or {}).get("last_10_seconds", {})
+
+    @property
+    def busy(self) -> bool:
+        """Whether it has moved data, or answered more than questions about it, in the last seconds."""
+        moved = any(rate for name, rate in self.lately.items() if name.endswith("_bytes"))
+        return moved or self.lately.get("operations", 0) >= _BUSY_OPERATIONS
 
 
-def find_mounts(asker: Asker, wanted: Sequence[Path] = ()) -> list[MountState]:
-    """Return the `wanted` mounts of this machine, or all of aisfs. Takes seconds at most."""
+def find_mounts(asker: Asker, seconds: float = PATIENCE) -> list[MountState]:
+    """Return all mounts of aisfs on this machine; waits `seconds` for those that do not answer."""
     found = [mount for mount in mounted_sources() if mount.kind == FILE_SYSTEM]
     latest = {mount.place: mount for mount in found}  # the last one at a place is on top
-    mounts = [mount for place, mount in latest.items() if not wanted or place in wanted]
+    mounts = list(latest.values())
     processes = daemons()
     # A stopped daemon is known not to answer.
     running = [m.place for m in mounts if not _is_stopped(processes.get(str(m.place)))]
-    answers = dict(zip(running, asker.ask(running, ABOUT, PATIENCE), strict=True))
+    answers = dict(zip(running, asker.ask(running, ABOUT, seconds), strict=True))
     return [
         _described(mount, processes.get(str(mount.place)), answers.get(mount.place))
         for mount in mounts
@@ -75,6 +89,7 @@ def _described(mount: MountedSource, daemon: Daemon | None, answer: Answer) -> M
         told.get("uptime_seconds"),
         told.get("version"),
         mount.writable,
+        told.get("rates"),
     )
 
 

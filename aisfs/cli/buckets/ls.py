@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aisfs.cli.exits import Exit, exit_code, fail, warn
+from aisfs.cli.guide.completion import complete_source
 from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import files_from_option, io_timeout_option, store_options
 from aisfs.cli.running import run
@@ -29,7 +30,7 @@ _SHORT = {"directory": "dir"}
 
 
 @click.command(cls=Documented)
-@click.argument("sources", metavar="[SOURCE…]", nargs=-1)
+@click.argument("sources", metavar="[SOURCE…]", nargs=-1, shell_complete=complete_source)
 @click.option("-l", "--long", is_flag=True, help="Show size, time and kind of each entry.")
 @click.option("-R", "--recursive", is_flag=True, help="List the objects at any depth.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -4,14 +4,12 @@ import json
 from pathlib import Path
 
 import click
-from pydantic import ByteSize, SecretStr
-from rich.console import Console
 from rich.table import Table
 
+from aisfs.cli.guide.completion import complete_profile
 from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import config_option
-from aisfs.config import ALL_SETTINGS, configuration, in_environment, use_file
-from aisfs.config.files import OF_MOUNTS
+from aisfs.cli.running import print_parts
 from aisfs.errors import ConfigError
 from aisfs.redaction import shown
 
@@ -22,11 +20,13 @@ def group() -> None:
 
 
 @group.command(cls=Documented)
-@click.argument("profile", metavar="[@NAME]", required=False)
+@click.argument("profile", metavar="[@NAME]", required=False, shell_complete=complete_profile)
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def show(profile: str | None, config: Path | None, as_json: bool) -> None:
     """Show the value of each option, and where it comes from; with @NAME, as that profile sets it."""
+    from aisfs.config import use_file
+
     use_file(config)
     found = effective(profile)
     if as_json:
@@ -38,13 +38,15 @@ def show(profile: str | None, config: Path | None, as_json: bool) -> None:
         table.add_column(title, overflow="fold")
     for row in found:
         table.add_row(*row)
-    Console(markup=False, emoji=False, highlight=False).print(table)
+    print_parts(table)
 
 
 @group.command(cls=Documented)
 @config_option
 def check(config: Path | None) -> None:
     """Check the names and values in the configuration files, including those of every profile."""
+    from aisfs.config import use_file
+
     read = use_file(config)
     effective(None)
     for profile in read.profiles:
@@ -61,6 +63,9 @@ def effective(profile: str | None) -> list[tuple[str, str, str]]:
     Raises:
         ConfigError: a value is unusable, or there is no such profile.
     """
+    from aisfs.config import ALL_SETTINGS, configuration, in_environment
+    from aisfs.config.files import OF_MOUNTS
+
     if profile is not None and not profile.startswith("@"):
         raise ConfigError(f"{profile}: a profile is written @{profile}")
     said = configuration().profile(profile[1:]) if profile is not None else None
@@ -89,6 +94,8 @@ def effective(profile: str | None) -> list[tuple[str, str, str]]:
 
 
 def _text(value: object, name: str = "") -> str:
+    from pydantic import ByteSize, SecretStr
+
     if isinstance(value, SecretStr):
         return "********"
     if value is None or value == "":

@@ -8,7 +8,6 @@ from aisfs.app.csi.permitted import IO_TIMEOUT_MOST, SCHEMES, Permitted
 from aisfs.cli.exits import Exit
 from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import log_options, start_logging
-from aisfs.config import LogSettings
 from aisfs.errors import ConfigError
 from aisfs.process.imports import loading
 
@@ -70,6 +69,8 @@ def driver(
 
     Each volume is mounted and handed to `aisfs csi mounter`. Volumes stay mounted when the driver ends.
     """
+    from aisfs.config import LogSettings
+
     start_logging(LogSettings.load(log_settings), foreground=True)
     permitted = Permitted(allow_scheme, allow_host, max_io_timeout)
     with loading():
@@ -91,6 +92,8 @@ def mounter(socket: Path, **log_settings: object) -> int:
     It needs no rights. Its options are the variables of `aisfs mount`, such as AIS_ENDPOINT and
     AISFS_CACHE_SIZE; a volume can override some of them.
     """
+    from aisfs.config import LogSettings
+
     start_logging(LogSettings.load(log_settings), foreground=True)
     with loading():
         from aisfs.app.csi.mounter import run

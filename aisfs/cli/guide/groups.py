@@ -4,7 +4,7 @@ An option belongs to the group of the settings that have it as a field. `_BY_NAM
 that belong elsewhere; what is in neither is under "Other options".
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from enum import StrEnum
 
 import click
@@ -73,9 +73,12 @@ def group_of(name: str) -> Group:
     return next(found, Group.OTHER)
 
 
-def grouped(parameters: Iterable[click.Parameter]) -> dict[Group, list[click.Option]]:
-    """Return the visible options by group."""
+def grouped(
+    parameters: Iterable[click.Parameter], left_out: Collection[str] = ()
+) -> dict[Group, list[click.Option]]:
+    """Return the visible options by group, without those of the names `left_out`."""
     options = [o for o in parameters if isinstance(o, click.Option) and not o.hidden]
+    options = [o for o in options if o.name not in left_out]
     found: dict[Group, list[click.Option]] = {group: [] for group in Group}
     for option in options:
         found[group_of(option.name or "")].append(option)

@@ -6,18 +6,14 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from aisfs.cli.exits import Exit
 from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import endpoint_option
-from aisfs.cli.running import run
+from aisfs.cli.running import print_parts, run
 from aisfs.process import logs
 from aisfs.redaction import shown
-
-_WIDTH = 200
-"""Columns where there is no terminal: a job is one line."""
 
 
 @click.command(cls=Documented)
@@ -67,11 +63,8 @@ def _print(told: list[dict[str, Any]] | None, rows: list[Any]) -> None:
         table.add_column(title, no_wrap=title in ("job", "state", "kind"), overflow="fold")
     for row in rows:
         cells = (row.id, row.kind, row.state, row.progress, row.started, row.what)
-        table.add_row(*(escape(shown(cell)) for cell in cells))
-    console = Console()
-    if not console.is_terminal:
-        console.width = _WIDTH
-    console.print(table)
+        table.add_row(*map(shown, cells))
+    print_parts(table)
     for row in rows:
         if row.note:
             click.echo(shown(f"{row.id}: {row.note}"))

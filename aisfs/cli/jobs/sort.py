@@ -6,10 +6,10 @@ import click
 from rich.console import Console
 
 from aisfs.cli.exits import Exit
+from aisfs.cli.guide.completion import complete_source
 from aisfs.cli.guide.documented import Documented
-from aisfs.cli.options import endpoint_option, source_options, without_unset
+from aisfs.cli.options import endpoint_option, size_value, source_options, without_unset
 from aisfs.cli.running import run
-from aisfs.config import parse_size
 from aisfs.process import logs
 
 INTERRUPTED = 130
@@ -30,13 +30,6 @@ class _Sort(Documented):
         return super().parse_args(ctx, words)
 
 
-def _size(context: click.Context, option: click.Parameter, text: str | None) -> int | None:
-    try:
-        return None if text is None else parse_size(text)
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is not a size such as 1GiB") from None
-
-
 def _seed(context: click.Context, option: click.Parameter, text: str | None) -> str | None:
     if text not in (None, _RANDOM) and not text.isdecimal():
         raise click.BadParameter(f"{text!r} is not a seed: a number that is not negative")
@@ -44,7 +37,7 @@ def _seed(context: click.Context, option: click.Parameter, text: str | None) -> 
 
 
 @click.command(cls=_Sort)
-@click.argument("sources", metavar="SOURCE...", nargs=-1)
+@click.argument("sources", metavar="SOURCE...", nargs=-1, shell_complete=complete_source)
 @click.argument("target", metavar="TARGET")
 @click.option(
     "--shuffle",
@@ -71,7 +64,7 @@ def _seed(context: click.Context, option: click.Parameter, text: str | None) -> 
 @click.option(
     "--shard-size",
     metavar="SIZE",
-    callback=_size,
+    callback=size_value,
     help="Bytes of samples that make a shard full [the mean of the sources].",
 )
 @click.option(

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import trio
 
-from aisfs.cli.configuring.profiles import expand_profile
 from aisfs.cli.exits import Exit
+from aisfs.cli.guide.completion import complete_place
 from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import (
     cache_dir_option,
@@ -18,7 +17,6 @@ from aisfs.cli.options import (
     staging_dir_option,
     store_options,
 )
-from aisfs.config import use_file
 from aisfs.process import logs
 from aisfs.redaction import shown
 
@@ -29,7 +27,7 @@ _COLOURS = {"ok": "green", "note": "yellow", "wrong": "red"}
 
 
 @click.command(cls=Documented)
-@click.argument("subject", metavar="[SOURCE|MNT]", required=False)
+@click.argument("subject", metavar="[SOURCE|MNT]", required=False, shell_complete=complete_place)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
 @store_options
 @cache_dir_option
@@ -41,7 +39,11 @@ def doctor(subject: str | None, as_json: bool, config: Path | None, **settings: 
     @NAME checks the source of that profile in the configuration file. The command changes nothing.
     The exit code is 1 if something is wrong.
     """
+    import trio
+
     from aisfs.app.doctor.examination import examine
+    from aisfs.cli.configuring.profiles import expand_profile
+    from aisfs.config import use_file
 
     logs.configure("error", None, foreground=True)
     given = {name: value for name, value in settings.items() if value is not None}

@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Event
 
 import click
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 
@@ -20,11 +20,30 @@ from aisfs.app.watching.status import MountReport, read_report
 from aisfs.cli.exits import Exit
 from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import complete_directory
+from aisfs.cli.running import output, print_parts
 from aisfs.errors import MountError
+from aisfs.redaction import escaped
 
 EVERY_SECONDS = 2.0
 """Between two looks, as of top(1) and watch(1)."""
-_HEADINGS = ("mountpoint", "source", "state", "pid", "uptime", "version", "access")
+LOOK_SECONDS = 1.0
+"""How long `aisfs top` waits for a mount, once: until it answers, the others are shown without it."""
+WIDE = 140
+"""Columns of a terminal that has room for all of the list of mounts."""
+_COLUMNS = {
+    "mountpoint": False,
+    "source": False,
+    "state": False,
+    "served/s": False,
+    "fetched/s": False,
+    "sent/s": True,
+    "requests/s": False,
+    "pid": True,
+    "uptime": True,
+    "version": True,
+    "access": True,
+}
+"""Those of the list, and whether a narrow terminal goes without it."""
 _WINDOWS = {"last_10_seconds": "last 10 s", "last_minute": "last minute"}
 _INTERVAL = click.FloatRange(min=0.1)
 
@@ -69,17 +88,20 @@ def status(
 ) -> int:
     """List the mounts of this machine, or show how the mount at MNT is.
 
-    Without MNT: where each mount is, of what, its process, uptime and version, and whether it
-    answers. With MNT: what it has done, its cache, rates, cluster, and last warnings.
+    Without MNT: where each mount is, of what, whether it answers and is busy, its rates over the last
+    ten seconds, process, uptime and version. With MNT: what it has done, its cache, rates, cluster, and
+    last warnings.
     """
     if watch is not None:
         if as_json:
             raise click.UsageError("--watch: not with --json; call it again instead")
         _watch(mountpoint, watch)
     if mountpoint is None:
-        mounts = find_mounts(Asker())
+        with Asker() as asker:
+            mounts = find_mounts(asker)
         if as_json:
-            click.echo(json.dumps({"mounts": [asdict(m) for m in mounts]}, ensure_ascii=False))
+            found = [{**asdict(mount), "busy": mount.busy} for mount in mounts]
+            click.echo(json.dumps({"mounts": found}, ensure_ascii=False))
         else:
             _print_lines(_listed(mounts))
         return Exit.MOUNTPOINT if any(mount.state in BROKEN for mount in mounts) else Exit.OK
@@ -112,11 +134,11 @@ def top(mountpoint: str | None, interval: float) -> None:
 
 def _watch(mountpoint: str | None, interval: float) -> None:
     """Show it until Ctrl-C, which raises click.Abort."""
-    asker = Asker()
+    shown = False
 
-    def look() -> list[RenderableType]:
+    def look(asker: Asker) -> list[RenderableType]:
         if mountpoint is None:
-            return _listed(find_mounts(asker))
+            return _listed(find_mounts(asker, LOOK_SECONDS))
         try:
             return _reported(read_report(Path(mountpoint)))
         except MountError as error:
@@ -124,50 +146,70 @@ def _watch(mountpoint: str | None, interval: float) -> None:
                 raise
             return [str(error)]  # it may come back
 
-    shown, pause, console = False, Event(), _console()
+    pause, console = Event(), output()
     try:
-        if not console.is_terminal:
-            while True:
-                _print_lines(look())
-                shown = True
-                pause.wait(interval)
-        first = look()
-        shown = True
-        # Drawn when something is known, by this thread alone: mounts are asked by forking.
-        with Live(Group(*first), console=console, screen=True, auto_refresh=False) as live:
-            while True:
-                pause.wait(interval)
-                live.update(Group(*look()), refresh=True)
+        with Asker() as asker:
+            if not console.is_terminal:
+                while True:
+                    _print_lines(look(asker))
+                    shown = True
+                    pause.wait(interval)
+            first = look(asker)
+            shown = True
+            # Drawn when something is known, by this thread alone: mounts are asked by forking.
+            with Live(Group(*first), console=console, screen=True, auto_refresh=False) as live:
+                while True:
+                    pause.wait(interval)
+                    live.update(Group(*look(asker)), refresh=True)
     except KeyboardInterrupt:
         raise click.Abort from None
 
 
 def _print_lines(parts: Sequence[RenderableType]) -> None:
-    for part in parts:
-        _console().print(part, soft_wrap=isinstance(part, str))
+    print_parts(*parts)
     sys.stdout.flush()
 
 
 def _listed(mounts: Sequence[MountState]) -> list[RenderableType]:
     if not mounts:
         return ["no mount of aisfs on this machine"]
+    wide = output().width >= WIDE
     laid = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in _HEADINGS:
-        wide = heading in ("mountpoint", "source")
-        laid.add_column(heading, overflow="fold" if wide else "ellipsis", no_wrap=not wide)
+    for heading, needs_room in _COLUMNS.items():
+        if wide or not needs_room:
+            is_name, is_number = heading in ("mountpoint", "source"), "/s" in heading
+            laid.add_column(
+                heading,
+                overflow="fold",
+                no_wrap=not is_name,
+                justify="right" if is_number else "left",
+            )
     for mount in mounts:
-        uptime = mount.uptime_seconds
-        laid.add_row(
-            mount.mountpoint,
-            mount.source,
-            str(mount.state),
-            "-" if mount.pid is None else str(mount.pid),
-            "-" if uptime is None else duration_text(uptime),
-            mount.version or "-",
-            "read-write" if mount.writable else "read-only",
-        )
+        cells = zip(_COLUMNS.values(), _row(mount), strict=True)
+        laid.add_row(*(cell for needs_room, cell in cells if wide or not needs_room))
     broken = [mount for mount in mounts if mount.state in BROKEN]
-    return [laid, *(f"{each.mountpoint}: {_cure(each)}" for each in broken)]
+    return [laid, *(f"{escaped(each.mountpoint)}: {_cure(each)}" for each in broken)]
+
+
+def _row(mount: MountState) -> tuple[str, ...]:
+    rates, uptime = mount.lately, mount.uptime_seconds
+
+    def rate(name: str) -> str:
+        return size_text(rates[name]) if name in rates else "-"
+
+    return (
+        escaped(mount.mountpoint),
+        escaped(mount.source),
+        "busy" if mount.state is State.SERVING and mount.busy else str(mount.state),
+        rate("served_bytes"),
+        rate("fetched_bytes"),
+        rate("sent_bytes"),
+        f"{rates['operations']:,.1f}" if rates else "-",
+        "-" if mount.pid is None else str(mount.pid),
+        "-" if uptime is None else duration_text(uptime),
+        mount.version or "-",
+        "read-write" if mount.writable else "read-only",
+    )
 
 
 def _cure(mount: MountState) -> str:
@@ -175,7 +217,7 @@ def _cure(mount: MountState) -> str:
         return f"its daemon has died; clear it with: aisfs umount {mount.mountpoint}"
     if mount.state is State.STOPPED:
         return f"its daemon is stopped; continue it with: kill -CONT {mount.pid}"
-    return f"its daemon does not answer; detach it with: aisfs umount --lazy {mount.mountpoint}"
+    return f"its daemon does not answer; if it hangs, detach it with: aisfs umount --lazy {mount.mountpoint}"
 
 
 def _reported(report: MountReport) -> list[RenderableType]:
@@ -232,8 +274,5 @@ def _upload(value: dict[str, int | None]) -> str:
 
 def _rates(value: dict[str, float]) -> str:
     served, fetched = size_text(value["served_bytes"]), size_text(value["fetched_bytes"])
-    return f"{served}/s served, {fetched}/s fetched, {value['operations']:,.1f} operations/s"
-
-
-def _console() -> Console:
-    return Console(markup=False, emoji=False, highlight=False)
+    sent = f"{size_text(value['sent_bytes'])}/s sent, " if value.get("sent_bytes") else ""
+    return f"{served}/s served, {fetched}/s fetched, {sent}{value['operations']:,.1f} operations/s"

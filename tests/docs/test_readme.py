@@ -1,0 +1,85 @@
+"""What README shows first works as it is written, in the environment that `make demo` leaves."""
+
+import io
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.docs.documents import README
+from tests.support.archives import make_tar
+from tests.support.mounts import COMMAND, aisfs, environment, run
+from tests.support.servers import RunningServer, running_server
+
+pytestmark = pytest.mark.mount
+
+TEXT = README.read_text()
+MOUNTED_ON = "/mnt/pets"
+LABELS = (1, 37, 5)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A bucket of three shards, and nothing else that one would have to explain."""
+    store = tmp_path_factory.mktemp("readme").resolve() / "store"
+    (store / "pets").mkdir(parents=True)
+    (store / "pets" / "readme.txt").write_text("pets\n")
+    picture = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(picture, "JPEG")
+    for shard in range(3):
+        members = {}
+        for sample, label in zip((1, 2), (LABELS[shard], 37), strict=True):
+            members[f"sample_{2 * shard + sample:04}.cls"] = f"{label}\n".encode()
+            members[f"sample_{2 * shard + sample:04}.jpg"] = picture.getvalue()
+        (store / "pets" / f"samples-{shard:02}.tar").write_bytes(make_tar(members))
+    with running_server(store) as server:
+        yield server
+
+
+@pytest.fixture
+def shell(server: RunningServer, tmp_path: Path):
+    """Runs a line of README, with a directory of the test for /mnt/pets."""
+    mountpoint = tmp_path.resolve() / "mnt"
+    mountpoint.mkdir()
+    for name, words in (("aisfs", COMMAND), ("python", (sys.executable,))):
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+        program.chmod(0o755)
+    given = {"AIS_ENDPOINT": server.endpoint, "PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
+
+    def call(line: str) -> str:
+        line = line.replace(MOUNTED_ON, str(mountpoint))
+        done = run("bash", "-c", line, env=environment(given), timeout=90)
+        assert done.returncode == 0, done.stderr.decode()
+        return done.stdout.decode().replace(str(mountpoint), MOUNTED_ON)
+
+    yield call
+    aisfs("umount", "--lazy", mountpoint)
+
+
+def test_the_first_lines_show_classes_to_torchvision(shell):
+    mount, python = re.findall(r"^    ((?:aisfs|python) .*)$", TEXT, re.MULTILINE)[:2]
+    assert "--view class" in mount
+    assert "from torchvision.datasets import ImageFolder" in python
+    shell(mount)
+    shown = shell(python)
+    assert "Number of datapoints: 6" in shown
+    assert "Root location: /mnt/pets" in shown
+    listed = shell("cd /mnt/pets && ls -d */*")
+    for path in re.findall(r"`(\d+/sample_\d+\.jpg)`", TEXT):
+        assert f"{path}\n" in listed
+
+
+def test_the_listing_is_that_of_a_bucket(shell):
+    (block,) = re.findall(r"^```console\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    shell("aisfs mount ais://pets /mnt/pets")
+    steps = re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]
+    assert len(steps) == 3
+    for step in steps:
+        command, _, output = step.partition("\n")
+        assert shell(command) == output
