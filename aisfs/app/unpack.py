@@ -242,7 +242,8 @@ class _Extraction:
             reasons.append("it is damaged there, or another tar follows")
         if reasons:
             end = stream.end
-            where = f"nothing behind byte {end} is read: " if end < self._shard.info.size else ""
+            ended = not rest_is_zeros or (stream.damaged and end < self._shard.info.size)
+            where = f"nothing behind byte {end} is read: " if ended else ""
             self._done.damaged.add(f"{self._subject}: {where}{reasons[0]}")
 
     def _read(self, start: int, view: memoryview) -> None:

@@ -116,7 +116,7 @@ def said(case: Case) -> dict:
         "packing": list(packing.to_bytes()) if packing is not None else None,
         "labels": {name: column.by_row() for name, column in case.labels.items()},
         "shard": [case.info.size, case.info.checksum.encode(), b"7", b"b.tar"],
-        "scan": (2, False, 8),
+        "scan": (3, False, 8),
     }
 
 

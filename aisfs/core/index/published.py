@@ -47,7 +47,7 @@ from aisfs.core.index.plausible import Implausible, check_content, check_count, 
 from aisfs.errors import IndexOutdated, IndexRefused
 from aisfs.model import ObjectInfo
 
-SCAN_RULES = 2
+SCAN_RULES = 3
 """To be raised when scans show members differently than before: older indexes are not used then."""
 
 _COUNTER = re.compile(r"[0-9]{1,10}")
