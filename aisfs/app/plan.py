@@ -22,6 +22,8 @@ from aisfs.config import (
     ViewSettings,
     WriteSettings,
 )
+from aisfs.core.index.nested_tars import MAX_NESTING
+from aisfs.core.index.published import ScanRules
 from aisfs.core.namespace.keys import is_shard
 from aisfs.core.namespace.patterns import EVERY_KEY, KeyFilter, is_pattern
 from aisfs.core.namespace.reach import Reach
@@ -68,6 +70,12 @@ class SourcePlan:
     """Whether no index is taken from the disk cache."""
     reach: Reach | None = None
     """Where redirects of web servers may lead, if somebody else than the user named the source."""
+
+    @property
+    def scan(self) -> ScanRules:
+        """The options that decide which members a scan shows."""
+        nesting = MAX_NESTING if self.tree.recursive else 0
+        return ScanRules(self.tree.ignore_zeros, nesting, self.tree.encoding)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from aisfs.cli.options import (
     cache_size_option,
     complete_directory,
     config_option,
+    encoding_option,
     files_from_option,
     flag,
     index_bucket_option,
@@ -112,6 +113,7 @@ class _Mount(Documented):
 @setting("--exclude GLOB", "Leave out keys that match GLOB; repeatable.", multiple=True)
 @flag("--ignore-zeros", "Read past zero blocks, for tars joined by cat.")
 @flag("--recursive", "Also open tars inside shards.")
+@encoding_option
 @flag("--magic", "Recognize archives by content, not by name; X.d/ opens any archive X.")
 @index_bucket_option
 @no_published_index_flag

@@ -23,6 +23,13 @@ class Form(IntEnum):
         return self not in (Form.TAR, Form.ZIP)
 
 
+STORED = 0
+DEFLATED = 8
+BZIP2 = 12
+LZMA = 14
+METHODS = (STORED, DEFLATED, BZIP2, LZMA)
+"""The compression methods of zips that are supported, by their numbers there."""
+
 _SUFFIXES = {
     b".tar": Form.TAR,
     b".zip": Form.ZIP,
