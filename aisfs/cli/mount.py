@@ -90,7 +90,7 @@ class _Mount(Documented):
 @setting(
     "--image EXT[;EXT]",
     "Component that --view class shows of a sample: the first it has [jpg;jpeg;png]; jpg also finds "
-    "image.jpg.",
+    "image.jpg; all: each picture.",
 )
 @setting("--classes FILE", "File with the names of classes 0, 1, …, one per line.")
 @setting("--samples-per-shard N", "Samples in each tar of --view shards [1000].")
