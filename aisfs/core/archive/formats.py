@@ -22,6 +22,11 @@ class Form(IntEnum):
         """Whether it is compressed as a whole, so that members are no ranges of the object."""
         return self not in (Form.TAR, Form.ZIP)
 
+    @property
+    def label(self) -> str:
+        """What it is called in a message, such as `a tar.gz`."""
+        return f"a {self.name.lower().replace('_', '.')}"
+
 
 STORED = 0
 DEFLATED = 8

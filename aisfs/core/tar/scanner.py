@@ -59,7 +59,6 @@ _PLAIN = (b"0", b"7")
 _META = {b"x": b"pax", b"X": b"pax", b"g": b"global", b"L": b"path", b"K": b"linkpath"}
 _TOO_LONG = f"{-(-MAX_HEADER >> 20)} MiB"
 _LONG_LEAD = f"headers over {_TOO_LONG}"
-_NOT_A_TAR = "not a tar: it does not start with a tar header"
 
 
 class TarScanner:
@@ -239,8 +238,9 @@ class TarScanner:
                 self._rows.warn(f"the scan stopped at byte {self.needed} of {self._object_size}")
             elif any(self._held):
                 at = self._position
+                held = bytes(self._held)
                 self._rows.warn(
-                    f"truncated in the header at byte {at}" if self._seen else _NOT_A_TAR
+                    f"truncated in the header at byte {at}" if self._seen else _no_tar(held)
                 )
             elif self._unit is not None:
                 self._rows.warn(f"the headers at byte {self._unit} have no member")
@@ -292,7 +292,7 @@ class TarScanner:
             return position + BLOCK
         header = parse_header(block)
         if header is None:
-            self._take_nonsense(at)
+            self._take_nonsense(block, at)
             return position
         if self._end_mark is not None and not self._ignore_zeros:
             self._end(
@@ -317,10 +317,10 @@ class TarScanner:
         elif not self._ignore_zeros and at - self._end_mark >= _END_LOOK:
             self._ended = True
 
-    def _take_nonsense(self, at: int) -> None:
+    def _take_nonsense(self, block: bytes, at: int) -> None:
         """End the scan at a block that is not a header."""
         if not self._seen:
-            self._end(_NOT_A_TAR)
+            self._end(_no_tar(block))
         elif self._end_mark is None:
             self._end(f"damaged header at byte {at}: nothing from there on is shown")
         else:
@@ -475,6 +475,12 @@ class TarScanner:
     def _end(self, message: str) -> None:
         self._rows.warn(message)
         self._ended = True
+
+
+def _no_tar(start: bytes) -> str:
+    form = form_of_content(start)
+    hint = f", but like {form.label}: --magic goes by content" if form else ""
+    return f"not a tar: it does not start with a tar header{hint}"
 
 
 def _no_size(at: int) -> str:

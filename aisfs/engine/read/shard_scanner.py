@@ -134,6 +134,8 @@ class ShardScanner:
         if form.compressed:
             end = await self._unpacker.stream(bucket, shard, form, sight.feed)
             warning = f"damaged behind byte {end.size} of its content: {end.damage}"
+            # A name such as x.tgz may be wrong.
+            warning += "" if end.size else "; --magic goes by content, not by the name"
             scanner.end_at(end.size, warning if end.damage else "")
             return await trio.to_thread.run_sync(scanner.finish, form)
         await self.feeder.feed(bucket, shard, sight)
