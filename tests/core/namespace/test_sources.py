@@ -101,7 +101,8 @@ def test_a_local_file_of_any_name_is_a_shard():
     assert patterns("plain", is_file=files.__contains__) == ["plain"]
     assert patterns("d/odd.bin", "plain", is_file=files.__contains__) == ["d/odd.bin", "plain"]
     assert parsed("other", is_file=files.__contains__) == DirectorySource(Path("other"))
-    assert patterns("d/A.TAR", "ais://b/X.Tgz") == ["d/A.TAR", "ais://b/X.Tgz"]
+    assert patterns("d/A.TAR", "B.Tgz") == ["d/A.TAR", "B.Tgz"]
+    assert patterns("ais://b/X.Tgz") == ["ais://b/X.Tgz"]
 
 
 def test_buckets_of_clouds_without_aistore():
