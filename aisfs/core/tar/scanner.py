@@ -479,7 +479,9 @@ class TarScanner:
 
 def _no_tar(start: bytes) -> str:
     form = form_of_content(start)
-    hint = f", but like {form.label}: --magic goes by content" if form else ""
+    hint = ""
+    if form is not None and form is not Form.TAR:
+        hint = f", but like {form.label}: --magic goes by content"
     return f"not a tar: it does not start with a tar header{hint}"
 
 

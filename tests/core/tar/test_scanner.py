@@ -446,6 +446,12 @@ def test_not_a_tar(data):
     index = scan(data)
     assert len(index) == 0
     assert index.warnings[0].startswith("not a tar")
+    assert ("like a tar.gz: --magic" in index.warnings[0]) == data.startswith(b"\x1f\x8b")
+
+
+def test_a_tar_that_begins_with_damage_is_not_like_another_archive():
+    index = scan(b"damage" + entry(b"a", b"x")[6:] + END)
+    assert index.warnings == ("not a tar: it does not start with a tar header",)
 
 
 @pytest.mark.parametrize(
