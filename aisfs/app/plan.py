@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,6 +22,8 @@ from aisfs.config import (
     ViewSettings,
     WriteSettings,
 )
+from aisfs.core.index.nested_tars import MAX_NESTING
+from aisfs.core.index.published import ScanRules
 from aisfs.core.namespace.keys import is_shard
 from aisfs.core.namespace.patterns import EVERY_KEY, KeyFilter, is_pattern
 from aisfs.core.namespace.reach import Reach
@@ -40,6 +42,7 @@ from aisfs.core.namespace.sources import (
     parse_source,
     parse_sources,
 )
+from aisfs.core.views.labels import without_mark
 from aisfs.core.views.spec import ViewSpec, absolute_table, parse_view
 from aisfs.errors import ConfigError, MountError, SourceMissing
 
@@ -68,6 +71,12 @@ class SourcePlan:
     """Whether no index is taken from the disk cache."""
     reach: Reach | None = None
     """Where redirects of web servers may lead, if somebody else than the user named the source."""
+
+    @property
+    def scan(self) -> ScanRules:
+        """The options that decide which members a scan shows."""
+        nesting = MAX_NESTING if self.tree.recursive else 0
+        return ScanRules(self.tree.ignore_zeros, nesting, self.tree.encoding)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,8 +295,8 @@ def read_shards(words: Sequence[str], settings: Mapping[str, object]) -> Dataset
     return source
 
 
-def read_source(words: list[str], view: ViewSettings, given: Collection[str]) -> Source:
-    """Return what is to be mounted; `given` are the names of all settings that were given.
+def read_source(words: list[str], view: ViewSettings, given: Mapping[str, object]) -> Source:
+    """Return what is to be mounted; `given` are all settings that were given.
 
     Raises:
         ConfigError: the words or the list file make no sense.
@@ -302,6 +311,7 @@ def read_source(words: list[str], view: ViewSettings, given: Collection[str]) ->
     source = parse_sources(
         words,
         is_directory=os.path.isdir,
+        is_file=os.path.isfile,
         view=view.view is not None,
         listed=listed,
         lists=lists,
@@ -314,8 +324,9 @@ def read_source(words: list[str], view: ViewSettings, given: Collection[str]) ->
         raise ConfigError(f"--{options[0].replace('_', '-')} needs --view, or shards as the SOURCE")
     if isinstance(source, DatasetSource) and "shards" in given:
         raise ConfigError("--shards: a dataset shows only the members of shards; see --view")
-    if view.join is not None and isinstance(source, DatasetSource):
-        source = _check_join(source)
+    if isinstance(source, DatasetSource):
+        source = replace(source, magic=load(TreeSettings, given).magic)
+        source = _check_join(source) if view.join is not None else source
     return absolute(source)
 
 
@@ -338,7 +349,8 @@ def read_lists(words: Iterable[str]) -> dict[str, SourceArg]:
 
 def _read_list_file(name: str, base: str | None) -> SourceArg:
     """Return what the file of `--files-from` names; `base` is the SOURCE it is relative to."""
-    text = sys.stdin.buffer.read() if name == "-" else _read(name, f"--files-from {name}")
+    read = sys.stdin.buffer.read() if name == "-" else _read(name, f"--files-from {name}")
+    text = without_mark(read)
     return _parse_list_file(name, text, base)
 
 
@@ -351,7 +363,8 @@ def _read(name: str, what: str) -> bytes:
 
 def _parse_list_file(name: str, text: bytes, base: str | None) -> SourceArg:
     if not is_shard_list(name, text):
-        return parse_list(name, os.fsdecode(text).splitlines(), base, is_directory=os.path.isdir)
+        lines = os.fsdecode(text).splitlines()
+        return parse_list(name, lines, base, is_directory=os.path.isdir, is_file=os.path.isfile)
     directory = os.path.dirname(name)
     return SourceArg(name, parse_shard_list(name, text, directory=directory, base=base))
 
@@ -361,7 +374,7 @@ def _key_filter(view: ViewSettings) -> KeyFilter:
 
 
 def _read_classes(path: Path) -> list[bytes]:
-    return _read(str(path), f"--classes {path}").splitlines()
+    return without_mark(_read(str(path), f"--classes {path}")).splitlines()
 
 
 def _check_writable(source: Source, view: ViewSettings) -> None:

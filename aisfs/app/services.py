@@ -20,8 +20,6 @@ from aisfs.cache.listing_cache import ListingCache
 from aisfs.cache.metadata_cache import MetadataCache
 from aisfs.config import ShardIndex, TreeSettings, View
 from aisfs.core.index.member_index import MemberIndex
-from aisfs.core.index.nested_tars import MAX_NESTING
-from aisfs.core.index.published import ScanRules
 from aisfs.core.namespace.sources import (
     DatasetSource,
     Source,
@@ -223,12 +221,9 @@ def _build(
     if blocks is not None:
         nursery.start_soon(_sync_cache, blocks, fetcher)
     unpacker = Unpacker(fetcher, nursery, cache=blocks)
-    rules = _scan_rules(plan)
     scans = TarFeeder(fetcher, lister, mode=plan.tree.scan)
     indexer = Indexer(
-        ShardScanner(
-            fetcher, unpacker, scans, ignore_zeros=rules.ignore_zeros, nesting=rules.nesting
-        ),
+        ShardScanner(fetcher, unpacker, scans, rules=plan.scan),
         ArchiveForms(fetcher, magic=plan.tree.magic),
         nursery,
         indexes=_open_indexes(plan, blocks) if blocks is not None and not plan.rescan else None,
@@ -310,10 +305,6 @@ def _open_listings(plan: SourcePlan, blocks: BlockCache) -> ListingCache:
     )
 
 
-def _scan_rules(plan: SourcePlan) -> ScanRules:
-    return ScanRules(plan.tree.ignore_zeros, MAX_NESTING if plan.tree.recursive else 0)
-
-
 def _index_sources(
     plan: SourcePlan,
     opened: OpenSource,
@@ -324,7 +315,7 @@ def _index_sources(
     """Return where indexes are looked for before shards are scanned, in this order."""
     if plan.only_indexes:
         return []
-    tree, rules, store = plan.tree, _scan_rules(plan), opened.store
+    tree, rules, store = plan.tree, plan.scan, opened.store
     sources: list[IndexSource] = []
     if tree.published_index:
         published = partial(PublishedSource, store, nursery, rules, list_ttl=tree.list_ttl)
@@ -348,6 +339,7 @@ def _open_indexes(plan: SourcePlan, blocks: BlockCache, origin: str = "") -> Ind
     scope = f"{origin_of(plan)} ignore_zeros={plan.tree.ignore_zeros}{origin}"
     scope += " recursive" if plan.tree.recursive else ""
     scope += " magic" if plan.tree.magic else ""
+    scope += f" encoding={plan.tree.encoding}" if plan.tree.encoding else ""
     # Who does not want published indexes does not want what other mounts have kept of them either.
     scope += "" if plan.tree.published_index else " unpublished"
     limit = _index_limit(blocks)

@@ -28,6 +28,7 @@ from aisfs.app.packing.at_once import each
 from aisfs.app.plan import load_cluster, read_shards
 from aisfs.app.source import open_source
 from aisfs.core.index.member_index import MemberKind
+from aisfs.core.namespace.keys import is_plain_tar, is_shard_of_dataset
 from aisfs.core.namespace.sources import DatasetSource
 from aisfs.core.tar.fast_path import PAX_WARNING
 from aisfs.core.tar.header import BLOCK
@@ -156,7 +157,8 @@ class _Unpacker:
         done = Unpacked()
         plain = []
         for shard in shards:
-            if shard.info.key.endswith(".tar"):
+            name = os.fsencode(shard.info.key)
+            if is_plain_tar(name.lower()) or not is_shard_of_dataset(name):
                 plain.append(shard)
             else:
                 done.skipped.add(f"{_name(shard)}: not a plain tar; copy its folder from a mount")
@@ -242,7 +244,8 @@ class _Extraction:
             reasons.append("it is damaged there, or another tar follows")
         if reasons:
             end = stream.end
-            where = f"nothing behind byte {end} is read: " if end < self._shard.info.size else ""
+            ended = not rest_is_zeros or (stream.damaged and end < self._shard.info.size)
+            where = f"nothing behind byte {end} is read: " if ended else ""
             self._done.damaged.add(f"{self._subject}: {where}{reasons[0]}")
 
     def _read(self, start: int, view: memoryview) -> None:

@@ -15,6 +15,7 @@ from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import (
     cache_dir_option,
     cache_size_option,
+    encoding_option,
     flag,
     index_bucket_option,
     io_timeout_option,
@@ -85,6 +86,7 @@ _MOST_LINES = 20
 @index_bucket_option
 @flag("--ignore-zeros", "Read past zero blocks, for tars joined by cat.")
 @flag("--recursive", "Also look into tars inside shards.")
+@encoding_option
 @flag("--magic", "Recognize archives by content, not by name.")
 @cache_dir_option
 @cache_size_option

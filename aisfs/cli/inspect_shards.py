@@ -17,6 +17,7 @@ from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import (
     cache_dir_option,
     cache_size_option,
+    encoding_option,
     flag,
     index_bucket_option,
     io_timeout_option,
@@ -56,6 +57,7 @@ LINES_MAX = 20
 @store_options
 @flag("--ignore-zeros", "Read past zero blocks: tars joined by cat.")
 @flag("--recursive", "Also look into tars inside shards.")
+@encoding_option
 @flag("--magic", "Recognize archives by content, not by name.")
 @index_bucket_option
 @no_published_index_flag

@@ -15,6 +15,7 @@ from aisfs.cli.options import (
     cache_dir_option,
     cache_size_option,
     config_option,
+    encoding_option,
     files_from_option,
     flag,
     index_bucket_option,
@@ -135,7 +136,7 @@ class _Mount(Documented):
 @setting(
     "--image EXT[;EXT]",
     "Component that --view class shows of a sample: the first it has [jpg;jpeg;png]; jpg also finds "
-    "image.jpg.",
+    "image.jpg; all: each picture.",
 )
 @setting("--classes FILE", "File with the names of classes 0, 1, …, one per line.")
 @setting("--samples-per-shard N", "Samples in each tar of --view shards [1000].")
@@ -158,6 +159,7 @@ class _Mount(Documented):
 @setting("--exclude GLOB", "Leave out keys that match GLOB; repeatable.", multiple=True)
 @flag("--ignore-zeros", "Read past zero blocks, for tars joined by cat.")
 @flag("--recursive", "Also open tars inside shards.")
+@encoding_option
 @flag("--magic", "Recognize archives by content, not by name; X.d/ opens any archive X.")
 @index_bucket_option
 @no_published_index_flag

@@ -76,6 +76,10 @@ config_option = click.option(
     type=click.Path(dir_okay=False, path_type=Path),
     help="Configuration file [~/.config/aisfs/config.toml and /etc/aisfs/config.toml].",
 )
+encoding_option = setting(
+    "--encoding NAME",
+    "Encoding of names in zips that do not say theirs, such as cp932 or gbk [UTF-8 or cp437].",
+)
 files_from_option = setting(
     "--files-from FILE", "Read sources from FILE, one per line or as wids' JSON; - is stdin."
 )

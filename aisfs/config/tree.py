@@ -1,9 +1,10 @@
 """What a mount looks like, and how the kernel is served."""
 
+import codecs
 import os
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, NonNegativeFloat
+from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeFloat
 
 from aisfs.choices import Scan, ShardIndex, Shards
 from aisfs.config.values import FileMode, Settings, flag_of
@@ -12,6 +13,19 @@ from aisfs.config.values import FileMode, Settings, flag_of
 def _when(value: object) -> object:
     """Read what was a flag once: `-o shard_index` has no value, and may have a word for yes."""
     return ShardIndex.ALWAYS if flag_of(value) is True else value
+
+
+def _codec(name: str) -> str:
+    """Return Python's name of an encoding in which ASCII is ASCII."""
+    ascii_bytes = bytes(range(128))
+    try:
+        if name and ascii_bytes.decode(name) != ascii_bytes.decode("ascii"):
+            raise LookupError
+        return codecs.lookup(name).name if name else ""
+    except (LookupError, ValueError):
+        raise ValueError(
+            f"{name!r} is no encoding of names; give one such as cp932, gbk or cp866"
+        ) from None
 
 
 class TreeSettings(Settings):
@@ -23,6 +37,9 @@ class TreeSettings(Settings):
     recursive: bool = False
     """Open tars that are members of shards. Off, as ratarmount: to most readers such a tar is one
     member of a sample."""
+    encoding: Annotated[str, AfterValidator(_codec)] = ""
+    """Of names in zips that do not say theirs. Empty: UTF-8 if a name is that, otherwise DOS's code
+    page 437, as unzip takes it."""
     magic: bool = False
     """Recognize archives by their first bytes instead of their names. Off, since it costs a request
     for each archive."""

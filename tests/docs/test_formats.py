@@ -17,7 +17,7 @@ def read(data: bytes) -> dict:
     assert (magic, layout) == (b"AISFSIDX", 1)
     assert hashlib.sha256(data[:-32]).digest() == data[-32:]
     header = msgpack.unpackb(data[13 : 13 + length], raw=True)
-    shard, rules, ignore_zeros, nesting, form, rows, members, labels = header
+    shard, rules, ignore_zeros, nesting, form, rows, members, labels, encoding = header
     at = 13 + length
     found = read_members(data[at : at + members])
     assert (len(found["names"]), found["form"]) == (rows, form)
@@ -26,7 +26,7 @@ def read(data: bytes) -> dict:
         found["labels"][rule.decode()] = read_labels(data[at : at + size])
         at += size
     assert at == len(data) - 32
-    return found | {"shard": shard, "scan": (rules, ignore_zeros, nesting)}
+    return found | {"shard": shard, "scan": (rules, ignore_zeros, nesting, encoding)}
 
 
 def numbers(description: list, rows: int, planes: bytes) -> tuple[list[int], bytes]:
@@ -116,7 +116,7 @@ def said(case: Case) -> dict:
         "packing": list(packing.to_bytes()) if packing is not None else None,
         "labels": {name: column.by_row() for name, column in case.labels.items()},
         "shard": [case.info.size, case.info.checksum.encode(), b"7", b"b.tar"],
-        "scan": (2, False, 8),
+        "scan": (3, False, 8, b""),
     }
 
 

@@ -57,6 +57,9 @@ for _ in range(rounds):
 def archives() -> dict[str, bytes]:
     found = {f"small.{suffix}": make(suffix, MEMBERS) for suffix in SUFFIXES}
     found |= {f"large.{suffix}": make(suffix, LARGE) for suffix in ("tgz", "tar.zst", "zip")}
+    for name, method in (("bz2", zipfile.ZIP_BZIP2), ("lzma", zipfile.ZIP_LZMA)):
+        found[f"{name}.zip"] = make_zip(MEMBERS, method)
+        found[f"large-{name}.zip"] = make_zip(LARGE, method)
     found["stored.zip"] = make_zip(MEMBERS, zipfile.ZIP_STORED)
     found["large-stored.zip"] = make_zip(LARGE, zipfile.ZIP_STORED)
     return found
@@ -94,7 +97,9 @@ def test_members_are_those_of_the_archive(suffix: str, mount: Mount):
     assert unpacked(mount.path / f"small.{suffix}.d") == MEMBERS
 
 
-@pytest.mark.parametrize("name", ["large.tgz", "large.tar.zst", "large.zip", "large-stored.zip"])
+@pytest.mark.parametrize("name", [
+    "large.tgz", "large.tar.zst", "large.zip", "large-stored.zip", "large-bz2.zip", "large-lzma.zip",
+])  # fmt: skip
 def test_large_members(name: str, mount: Mount):
     folder = mount.path / f"{name}.d"
     with open(folder / "b.txt", "rb") as file:  # from behind, before anything else is read
@@ -104,8 +109,9 @@ def test_large_members(name: str, mount: Mount):
     assert unpacked(folder) == LARGE
 
 
-def test_stored_zip(mount: Mount):
-    assert unpacked(mount.path / "stored.zip.d") == MEMBERS
+@pytest.mark.parametrize("method", ["stored", "bz2", "lzma"])
+def test_zips_of_other_methods(method: str, mount: Mount):
+    assert unpacked(mount.path / f"{method}.zip.d") == MEMBERS
 
 
 def test_the_archive_itself_stays_a_file(mount: Mount, server: RunningServer):
@@ -459,6 +465,39 @@ def test_zips_of_other_writers(damaged, mountpoint: Path):
         for name in objects:
             assert unpacked(mountpoint / f"{name}.d") == MEMBERS
         assert os.getxattr(mountpoint / "updated.zip.d", "user.aisfs.skipped") == b"duplicate: 1"
+
+
+def test_names_in_zips_of_windows_and_of_other_encodings(tmp_path: Path, mountpoint: Path):
+    names, raw = ("cat\\?1.jpg", "dog\\", "dog\\?2.jpg"), "ソ".encode("cp932")
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as file:
+        for name in names:
+            info = zipfile.ZipInfo(name.replace("?", "@@"))
+            info.create_system = 0
+            file.writestr(info, name[:3])
+    fill(tmp_path / "b", {"w.zip": out.getvalue().replace(b"@@", raw)})
+    (tmp_path / "b" / "ascii.zip").write_bytes(make_zip(MEMBERS))
+    cache = ["--cache-dir", str(tmp_path / "cache")]
+    # The same cache without the option, with it, and without it again.
+    for encoding in ("", "cp932", ""):
+        options = [*cache, *(["--encoding", encoding] if encoding else [])]
+        with mounted(str(tmp_path / "b"), mountpoint, options=options):
+            expected = {"cat/ソ1.jpg": b"cat", "dog/ソ2.jpg": b"dog"}
+            if not encoding:  # the second byte of the letter is a backslash
+                expected = {"cat/â/1.jpg": b"cat", "dog/â/2.jpg": b"dog"}
+            assert unpacked(mountpoint / "w.zip.d") == expected
+            assert unpacked(mountpoint / "ascii.zip.d") == MEMBERS
+
+
+def test_zeros_behind_a_compressed_tar_are_no_damage(damaged, mountpoint: Path):
+    tar = make_tar(MEMBERS)
+    objects = {f"x.{suffix}": pack(tar) for suffix, pack in COMPRESSIONS.items() if suffix != "tar"}
+    objects = {name: data + bytes(-len(data) % 10240 or 10240) for name, data in objects.items()}
+    with damaged(objects, log=()):
+        for name in objects:
+            assert unpacked(mountpoint / f"{name}.d") == MEMBERS
+            with pytest.raises(OSError, match="No data"):
+                os.getxattr(mountpoint / f"{name}.d", "user.aisfs.warnings")
 
 
 def test_a_daemon_killed_while_it_decompresses_leaves_a_cache_that_works(

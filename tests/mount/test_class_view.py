@@ -84,6 +84,28 @@ def pet_mount(
         yield mount
 
 
+def test_all_pictures_of_samples_with_marked_labels(server: RunningServer, mountpoint: Path):
+    """Labels as Windows editors save them, with two pictures each."""
+    samples = [
+        sample(f"s{n}", "", left_jpg=jpeg(n), right_jpg=jpeg(n + 9)) | {"cls": f"\ufeffkind{n}\r\n"}
+        for n in range(2)
+    ]
+    for each in samples:
+        del each["jpg"]
+    put(server.endpoint, "odd", "two.tar", encode(samples))
+    try:
+        options = [*VIEW, "--image", "all"]
+        source = "ais://odd/two.tar"
+        with mounted(source, mountpoint, endpoint=server.endpoint, options=options):
+            assert tree(mountpoint) == [
+                f"kind{n}/s{n}.{side}.jpg" for n in range(2) for side in ("left", "right")
+            ]
+            assert (mountpoint / "kind1" / "s1.right.jpg").read_bytes() == jpeg(10)
+            assert len(ImageFolder(mountpoint)) == 4
+    finally:
+        delete(server.endpoint, "odd", "two.tar")
+
+
 def test_image_folder_sees_what_it_sees_unpacked(pet_mount: Mount, unpacked: Path):
     ours, theirs = ImageFolder(pet_mount.path), ImageFolder(unpacked)
     assert ours.classes == theirs.classes

@@ -1,5 +1,6 @@
 """Which shards a dataset mount finds: braces, globs, lists, filters; on a server and in a directory."""
 
+import gzip
 import json
 import os
 import re
@@ -27,6 +28,11 @@ def shard_of(key: str) -> bytes:
     return encode([sample(f"{key.replace('/', '-')}-{n}", n) for n in range(2)])
 
 
+ODD = {"odd/A.TAR": bytes, "odd/plain": bytes, "odd/B.Tar.GZ": gzip.compress,
+       "odd/model.bin": gzip.compress, "odd/wrong.tar": gzip.compress}  # fmt: skip
+"""Keys of shards that do not say what they are, and what makes them of a tar."""
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bucket's directory, which is a local source too."""
@@ -36,6 +42,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(shard_of(key))
     (root / "train" / "readme.txt").write_bytes(b"hello")
+    for key, pack in ODD.items():
+        path = root / key
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(pack(shard_of(key)))
     return root
 
 
@@ -60,6 +70,14 @@ def place(request: pytest.FixtureRequest, folder: Path) -> str:
         (["{}/val/s-00.tar", "{}/other.tar"], [], ["s-00", "other"]),
         (["{}/other.tar", "{}/*.tar"], [], ["other"]),
         (["{}/train"], ["--view", "members"], ["s-00", "s-01", "s-03", "s-04"]),
+        (["{}/odd/A.TAR"], [], ["A"]),
+        (["{}/odd/B.Tar.GZ", "{}/odd/plain"], [], ["B", "plain"]),
+        (["{}/odd/plain"], ["--view", "members"], ["plain"]),
+        (["{}/odd/model.bin"], ["--view", "members"], ["model.bin"]),
+        (["{}/odd"], ["--view", "members", "--exclude", "wrong.tar"], ["A", "B"]),
+        (["{}/odd/*.[Tt]*"], ["--exclude", "wrong.tar"], ["A", "B"]),
+        (["{}/*/[mp]*[ln]*"], ["--magic"], ["model.bin", "plain"]),
+        (["{}/odd/wrong.tar"], ["--magic"], ["wrong"]),
         (["{}"], ["--view", "members", "--include", "train/*"], ["s-00", "s-01", "s-03", "s-04"]),
         (
             ["{}"],
@@ -84,6 +102,16 @@ def test_shards_that_are_found(
         for name in shown:
             files = sorted(os.listdir(mount.path / name))
             assert [file.rpartition(".")[2] for file in files] == ["cls", "jpg"] * 2
+
+
+def test_a_suffix_that_is_wrong_is_warned_of(place: str, server: RunningServer, mountpoint: Path):
+    source = f"{place}/odd/wrong.tar"
+    with mounted(
+        [source], mountpoint, endpoint=server.endpoint, expected_log=["WARNING.*not a tar"]
+    ):
+        assert os.listdir(mountpoint / "wrong") == []
+        said = os.getxattr(mountpoint / "wrong", "user.aisfs.warnings")
+        assert b"but like a tar.gz: --magic goes by content" in said
 
 
 def test_holes_are_skipped_and_counted(server: RunningServer, mountpoint: Path):
@@ -227,7 +255,9 @@ def test_relative_local_shards(folder: Path, mountpoint: Path):
     [
         (["ais://pets/train/x-{0..3}.tar"], Exit.NO_SOURCE, "4 missing shards"),
         (["ais://pets/none/*.tar"], Exit.NO_SOURCE, "no shard"),
-        (["ais://pets/train/*.txt"], Exit.NO_SOURCE, "1 not a shard"),
+        (["ais://pets/train/*.txt"], Exit.NO_SOURCE, "there: 1 not a shard; --magic takes"),
+        (["ais://pets/train/*.txt", "--magic"], Exit.NO_SOURCE, "there: 1 not a shard"),
+        (["ais://pets/train/readme.txt", "--view", "flat"], Exit.NO_SOURCE, "1 not a shard"),
         (["ais://pets/other.tar", "ais://pets/gone.tar"], Exit.NO_SOURCE, "gone.tar: no shard"),
         (["ais://nobucket/x-{0..3}.tar"], Exit.NO_SOURCE, "nobucket does not exist"),
         (["/nowhere/*.tar"], Exit.NO_SOURCE, "/nowhere: no such directory"),

@@ -22,7 +22,7 @@ from aisfs.errors import ConfigError
 
 # fmt: off
 ALLOWED = frozenset({
-    "attr_ttl", "create_bucket", "dir_mode", "endpoint", "exclude", "file_mode", "gid",
+    "attr_ttl", "create_bucket", "dir_mode", "encoding", "endpoint", "exclude", "file_mode", "gid",
     "ignore_attr_changes", "ignore_zeros", "image", "include", "io_timeout", "join", "key_rule",
     "label", "latest", "lazy", "list_ttl", "list_xattrs", "magic", "max_connections",
     "negative_ttl", "part_size", "prefetch_shards", "published_index", "read_ahead_max",

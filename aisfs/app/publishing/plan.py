@@ -8,8 +8,6 @@ from pathlib import Path
 from aisfs.app.plan import SourcePlan, load, load_cluster, read_shards
 from aisfs.app.stores import refuse_read_only
 from aisfs.config import CacheSettings, Scan, TreeSettings, View
-from aisfs.core.index.nested_tars import MAX_NESTING
-from aisfs.core.index.published import ScanRules
 from aisfs.core.views.spec import LabelRule, ViewSpec, parse_label
 from aisfs.errors import ConfigError
 
@@ -65,11 +63,6 @@ class IndexPlan(SourcePlan):
     exports: tuple[Export, ...]
     force: bool
     dry_run: bool
-
-    @property
-    def scan(self) -> ScanRules:
-        """The options that decide which members a scan shows."""
-        return ScanRules(self.tree.ignore_zeros, MAX_NESTING if self.tree.recursive else 0)
 
 
 def plan_index(

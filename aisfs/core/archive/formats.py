@@ -22,6 +22,18 @@ class Form(IntEnum):
         """Whether it is compressed as a whole, so that members are no ranges of the object."""
         return self not in (Form.TAR, Form.ZIP)
 
+    @property
+    def label(self) -> str:
+        """What it is called in a message, such as `a tar.gz`."""
+        return f"a {self.name.lower().replace('_', '.')}"
+
+
+STORED = 0
+DEFLATED = 8
+BZIP2 = 12
+LZMA = 14
+METHODS = (STORED, DEFLATED, BZIP2, LZMA)
+"""The compression methods of zips that are supported, by their numbers there."""
 
 _SUFFIXES = {
     b".tar": Form.TAR,

@@ -9,6 +9,8 @@ import io
 import lz4.block
 import lz4.frame
 
+from aisfs.core.archive.decompression import Streams
+
 LEGACY = b"\x02\x21\x4c\x18"
 _FRAME = b"\x04\x22\x4d\x18"
 _SKIPPABLE = b"\x2a\x4d\x18"
@@ -27,7 +29,7 @@ class Lz4File:
         self._file = file
         self._left = memoryview(b"")
         """Content of the current legacy block."""
-        self._frames: lz4.frame.LZ4FrameFile | None = None
+        self._frames: Streams | None = None
         """Reads everything from the first frame on that is no legacy frame."""
         self._started = False
 
@@ -41,8 +43,7 @@ class Lz4File:
         if self._frames is None and not self._left:
             self._next()
         if self._frames is not None:
-            found: bytes = self._frames.read1(size)
-            return found
+            return self._frames.read1(size)
         found, self._left = bytes(self._left[:size]), self._left[size:]
         return found
 
@@ -50,7 +51,7 @@ class Lz4File:
         """Decompress the next legacy block, if there is one; other frames are left to the package."""
         while word := self._file.read(len(LEGACY)):
             if word != LEGACY and (not self._started or _is_magic(word)):
-                self._frames = lz4.frame.LZ4FrameFile(_Again(word, self._file), mode="rb")
+                self._frames = Streams(_Again(word, self._file), lz4.frame.LZ4FrameDecompressor)
                 return
             if self._started and word != LEGACY:
                 self._left = memoryview(self._block(word))

@@ -10,7 +10,7 @@ of rare kinds are looked at one by one.
 
 from itertools import compress
 
-from aisfs.core.archive.formats import Form
+from aisfs.core.archive.formats import METHODS, STORED, Form
 from aisfs.core.index.builder import MAX_REASONS, MAX_WARNINGS
 from aisfs.core.index.columns import KIND_BITS, OPENED, MemberColumns
 from aisfs.core.index.integer_codec import TURN, extremes, lanes_of, ones_of, turns
@@ -24,7 +24,7 @@ from aisfs.core.index.member_index import (
 from aisfs.core.index.nested_tars import MAX_NESTING, NestedTars
 from aisfs.core.index.paths import MAX_DEPTH, HiddenName, all_tidy, normalise
 from aisfs.core.index.regular_names import regular_names
-from aisfs.core.index.zip_columns import DEFLATED, LOCAL_HEADER, STORED
+from aisfs.core.index.zip_columns import LOCAL_HEADER
 
 MAX_TEXT = 4096
 """Most bytes of one of them; a scan shows 200 of a name."""
@@ -332,7 +332,7 @@ def _check_zip(index: MemberIndex) -> None:
         if flags & KIND_BITS:
             if size or stored or method != STORED:
                 raise Implausible("a directory has data")
-        elif method not in (STORED, DEFLATED) or (
+        elif method not in METHODS or (
             offset + LOCAL_HEADER + stored > index.object_size and not flags & TRUNCATED
         ):
             raise Implausible("data lies behind the end of the shard")

@@ -47,7 +47,7 @@ from aisfs.core.index.plausible import Implausible, check_content, check_count, 
 from aisfs.errors import IndexOutdated, IndexRefused
 from aisfs.model import ObjectInfo
 
-SCAN_RULES = 2
+SCAN_RULES = 3
 """To be raised when scans show members differently than before: older indexes are not used then."""
 
 _COUNTER = re.compile(r"[0-9]{1,10}")
@@ -74,6 +74,7 @@ _INFLATED_A_ROW = 4096
 _OF_FILES = bytes(
     flags for flags in range(256) if flags & KIND_BITS in (MemberKind.FILE, MemberKind.HARDLINK)
 )
+_MOST_ENCODING = 32
 _MOST_RULES = 64
 _MOST_RULE = 1024
 _MOST_BYTES = 256 << 20
@@ -87,6 +88,8 @@ class ScanRules:
     ignore_zeros: bool = False
     nesting: int = 0
     """How many tars deep tars are opened that are members."""
+    encoding: str = ""
+    """Of names in zips that do not say theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +139,8 @@ class _Header(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_field
     """Length of the section."""
     labels: Annotated[list[tuple[_Rule, _Size]], msgspec.Meta(max_length=_MOST_RULES)]
     """Rule and length of each section, ordered by rule."""
+    encoding: Annotated[str, msgspec.Meta(max_length=_MOST_ENCODING)] = ""
+    """As in `ScanRules`."""
 
 
 _decode_header = msgspec.msgpack.Decoder(_Header).decode
@@ -214,6 +219,7 @@ def encode_published(
             len(index),
             len(members),
             [(rule, len(data)) for (rule, _), data in zip(named, columns, strict=True)],
+            scan.encoding,
         )
     )
     data = b"".join((_START.pack(_MAGIC, _LAYOUT, len(header)), header, members, *columns))
@@ -259,7 +265,7 @@ def decode_published(
             raise DamagedIndex("something follows the last section")
     except (DamagedIndex, Implausible, msgspec.MsgspecError, OverflowError, ValueError) as error:
         raise IndexRefused(str(error)) from None
-    found = ScanRules(header.ignore_zeros, header.nesting)
+    found = ScanRules(header.ignore_zeros, header.nesting, header.encoding)
     if scan is not None:
         _check_scan(found, scan, index)
     return PublishedIndex(index, labels, found, members)
@@ -289,10 +295,15 @@ def _split(data: memoryview) -> tuple[_Header, Planes]:
 def _check_scan(found: ScanRules, wanted: ScanRules, index: MemberIndex) -> None:
     # How deep tars are opened makes no difference where no member is named like one.
     nested = found.nesting != wanted.nesting and index.form is not Form.ZIP
-    if found.ignore_zeros != wanted.ignore_zeros or (
-        nested and any(map(NestedTars.opens, index.names()))
+    other = found.encoding != wanted.encoding and index.form is Form.ZIP
+    if (
+        found.ignore_zeros != wanted.ignore_zeros
+        or (nested and any(map(NestedTars.opens, index.names())))
+        or (other and not index.columns.names.isascii())
     ):
-        raise IndexOutdated("it was made with other options (--ignore-zeros, --recursive)")
+        raise IndexOutdated(
+            "it was made with other options (--ignore-zeros, --recursive, --encoding)"
+        )
 
 
 def _decode_members(header: _Header, data: bytes, shard: ObjectInfo) -> MemberIndex:

@@ -1,7 +1,7 @@
 """How the members of a zip are stored: columns beside those of the member index.
 
 A member of a tar is a plain range of its shard. A member of a zip begins with a local header, whose
-length is only known from that header, and may be deflated. The index has the start of that header as
+length is only known from that header, and may be compressed. The index has the start of that header as
 `offset`; these columns have the rest that reading needs.
 """
 
@@ -11,9 +11,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from aisfs.core.index.integer_codec import array_of, little_endian
-
-STORED = 0
-DEFLATED = 8
 
 LOCAL_HEADER = 30
 """Bytes of the fixed part of the local header."""

@@ -120,14 +120,19 @@ def is_shard(name: bytes) -> bool:
     return form_of_name(name) is not None
 
 
+def is_shard_of_dataset(name: bytes) -> bool:
+    """Return whether an object of this name is a shard of a dataset: its suffix may be in capitals."""
+    return is_shard(name.lower())
+
+
 def is_plain_tar(name: bytes) -> bool:
     """Return whether an object of this name is a shard to which members can be appended."""
     return form_of_name(name) is Form.TAR
 
 
 def shard_stem(name: str) -> str:
-    """Return the name of a shard without its suffix."""
-    return name[: len(name) - len(suffix_of(os.fsencode(name)))]
+    """Return the name of a shard without its suffix, which may be in capitals."""
+    return name[: len(name) - len(suffix_of(os.fsencode(name).lower()))]
 
 
 def shard_of_directory(name: bytes) -> bytes | None:

@@ -1,6 +1,7 @@
 """The sources a user can mount, parsed from the command line."""
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -9,7 +10,7 @@ from types import MappingProxyType
 
 from braceexpand import braceexpand
 
-from aisfs.core.namespace.keys import is_shard
+from aisfs.core.namespace.keys import is_shard_of_dataset
 from aisfs.core.namespace.patterns import EVERY_KEY, KeyFilter, is_glob, is_pattern
 from aisfs.core.namespace.urls import check_path, decoded, itself, place_end, split_url
 from aisfs.errors import ConfigError
@@ -90,6 +91,8 @@ class DatasetSource:
     keys: KeyFilter = EVERY_KEY
     root: str = ""
     """The directory whose local files are the objects of a bucket."""
+    magic: bool = False
+    """Whether files that are named one by one or by a glob are shards by their content."""
 
     @property
     def local(self) -> bool:
@@ -121,7 +124,7 @@ class DatasetSource:
                 directory = "" if path == "." else f"{path}/"
                 patterns.append(ShardPattern(bucket, directory, pattern.rest))
             words.append(SourceArg(word.text, tuple(patterns)))
-        return DatasetSource(tuple(words), self.keys, root)
+        return DatasetSource(tuple(words), self.keys, root, self.magic)
 
     def __str__(self) -> str:
         return " ".join(word.text for word in self.words)
@@ -133,6 +136,8 @@ NO_LISTS: Mapping[str, SourceArg] = MappingProxyType({})
 
 LIST_SUFFIX = ".json"
 """Of a list of shards; see `aisfs.core.namespace.shard_lists`."""
+_SEVERAL = re.compile(r"::(?![^\[\]]*\])")
+"""Between sources in one word, as webdataset takes them; not in the address `[::1]` of a server."""
 EXPANSIONS_MAX = 1_000_000
 """Most names that the braces of one argument may expand to; LAION-2B has 231,349 shards."""
 
@@ -155,10 +160,15 @@ def parse_source(text: str | None) -> Source:
     return BucketSource(bucket, f"{directory}/" if directory else "")
 
 
+def _never(_text: str) -> bool:
+    return False
+
+
 def parse_sources(
     words: Sequence[str],
     *,
     is_directory: Callable[[str], bool],
+    is_file: Callable[[str], bool] = _never,
     view: bool = False,
     listed: SourceArg | None = None,
     lists: Mapping[str, SourceArg] = NO_LISTS,
@@ -169,6 +179,7 @@ def parse_sources(
     Args:
         words: As typed.
         is_directory: Returns whether a local directory of this very name exists.
+        is_file: Returns whether a local file of this very name exists, which then is a shard.
         view: Whether a view lays the members of shards out together.
         listed: The content of a list file, if there is one.
         lists: What the arguments stand for that name lists of shards themselves.
@@ -180,7 +191,7 @@ def parse_sources(
     plain = not words or (
         len(words) == 1
         and words[0] not in lists
-        and (is_directory(words[0]) or not _names_shards(words[0]))
+        and (is_directory(words[0]) or not (is_file(words[0]) or _names_shards(words[0])))
     )
     if plain and not view and listed is None:
         return parse_source(words[0] if words else None)
@@ -189,7 +200,7 @@ def parse_sources(
     if listed is not None:
         found = [listed]
     else:
-        found = [lists.get(text) or _word(text, is_directory) for text in words]
+        found = [lists.get(text) or _word(text, is_directory, is_file) for text in words]
     source = DatasetSource(tuple(found), keys)
     kinds = {p.bucket is None for word in source.words for p in word.patterns}
     if len(kinds) > 1:
@@ -198,7 +209,12 @@ def parse_sources(
 
 
 def parse_list(
-    name: str, lines: Iterable[str], base: str | None, *, is_directory: Callable[[str], bool]
+    name: str,
+    lines: Iterable[str],
+    base: str | None,
+    *,
+    is_directory: Callable[[str], bool],
+    is_file: Callable[[str], bool] = _never,
 ) -> SourceArg:
     """Read a list file, with one source a line; empty lines and those that start with `#` are ignored.
 
@@ -208,6 +224,7 @@ def parse_list(
         base: A bucket, prefix or directory that lines without a scheme or leading slash are
             relative to.
         is_directory: Returns whether a local directory of this very name exists.
+        is_file: See `parse_sources`.
 
     Raises:
         ConfigError: a line is invalid, or there is none.
@@ -220,7 +237,7 @@ def parse_list(
         if base is not None and "://" not in text and not text.startswith("/"):
             text = f"{base.rstrip('/')}/{text}"
         try:
-            found.append(_word(text, is_directory))
+            found.append(_word(text, is_directory, is_file))
         except ConfigError as error:
             raise ConfigError(f"{name}, line {number}: {error}") from error
     if not found:
@@ -274,11 +291,19 @@ def _absolute(pattern: ShardPattern) -> ShardPattern:
 
 def _names_shards(text: str) -> bool:
     """Return whether an argument cannot be a plain bucket, prefix or directory."""
-    return is_pattern(text) or _is_shard_key(text) or _is_list_key(text)
+    last = _several(text)[-1]
+    return last != text or is_pattern(text) or _is_shard_key(text) or _is_list_key(text)
+
+
+def _several(text: str) -> list[str]:
+    """Return the sources in a word of several, such as `ais://b/x.tar::ais://b/y.tar`."""
+    parts = _SEVERAL.split(text)
+    alike = len({"://" in part for part in parts}) == 1  # else it is a chain of fsspec
+    return parts if alike else [text]
 
 
 def _is_shard_key(text: str) -> bool:
-    return is_shard(os.fsencode(text[place_end(text) :].rpartition("/")[2]))
+    return is_shard_of_dataset(os.fsencode(text[place_end(text) :].rpartition("/")[2]))
 
 
 def _is_list_key(text: str) -> bool:
@@ -286,11 +311,16 @@ def _is_list_key(text: str) -> bool:
     return "://" in text and text[place_end(text) :].endswith(LIST_SUFFIX)
 
 
-def _word(text: str, is_directory: Callable[[str], bool]) -> SourceArg:
+def _word(
+    text: str, is_directory: Callable[[str], bool], is_file: Callable[[str], bool]
+) -> SourceArg:
     if is_directory(text):
         return SourceArg(text, (ShardPattern(None, text.rstrip("/") + "/", ""),))
+    if not is_file(text) and len(several := _several(text)) > 1:
+        words = [_word(part, is_directory, is_file) for part in several]
+        return SourceArg(text, tuple(pattern for word in words for pattern in word.patterns))
     if "{" not in text:
-        return SourceArg(text, (_pattern(text, is_directory),))
+        return SourceArg(text, (_pattern(text, is_directory, is_file),))
     try:
         names = list(islice(braceexpand(text), EXPANSIONS_MAX + 1))
     except ValueError as error:
@@ -298,13 +328,17 @@ def _word(text: str, is_directory: Callable[[str], bool]) -> SourceArg:
         raise ConfigError(f"{text}: {message}") from error
     if len(names) > EXPANSIONS_MAX:
         raise ConfigError(f"{text} stands for more than {EXPANSIONS_MAX:,} names")
-    return SourceArg(text, tuple(_pattern(name, is_directory) for name in names))
+    return SourceArg(text, tuple(_pattern(name, is_directory, is_file) for name in names))
 
 
-def _pattern(text: str, is_directory: Callable[[str], bool]) -> ShardPattern:
+def _pattern(
+    text: str, is_directory: Callable[[str], bool], is_file: Callable[[str], bool]
+) -> ShardPattern:
     """Split a text without braces into the directory to look in and the name to look for."""
     if not text:
         raise ConfigError("a SOURCE cannot be empty")
+    if is_file(text) and not is_glob(text):
+        return pattern_of_shard(text)
     return _split(text, len(text) if is_directory(text) else _cut(text))
 
 

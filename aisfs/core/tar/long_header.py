@@ -68,4 +68,5 @@ class LongHeader:
     def _take(self, key: bytes, value: bytes) -> None:
         # An empty record takes back what global headers say; a member's own says nothing then.
         if key in OWN_KEYS and (value or self.role == b"global"):
-            self.found[key] = value
+            whole = key != b"GNU.sparse.map" or len(value) < _VALUE_MAX
+            self.found[key] = value if whole else value.rpartition(b",")[0]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from aisfs.core.index.member_index import EXECUTABLE, SPARSE, MemberKind
 from aisfs.core.tar.header import MAX_SIZE, Header, decimal, pax_time_ns
-from aisfs.core.tar.sparse import SPARSE_KEYS, old_logical_size, pax_logical_size
+from aisfs.core.tar.sparse import SPARSE_KEYS, is_sparse, old_logical_size, pax_logical_size
 
 OLD_SPARSE = b"S"
 _COMMON_KEYS = (b"path", b"linkpath", b"mtime")
@@ -26,6 +26,7 @@ _KINDS = {
     b"5": MemberKind.DIRECTORY,
     b"D": MemberKind.DIRECTORY,  # GNU, with a list of names as payload
 }
+BAD_SPARSE = "an unknown or malformed sparse header"
 _DEVICES = (b"3", b"4", b"6")
 _NO_PAYLOAD = (b"1", b"2", b"3", b"4", b"5", b"6")
 """Types without data, even if their size field is not 0."""
@@ -91,21 +92,24 @@ def describe(
         kind = MemberKind.DIRECTORY  # V7 has no type for directories, and stores no data for them
     if header.kind in _NO_PAYLOAD or (header.kind == b"\0" and kind == MemberKind.DIRECTORY):
         stored = 0
-    size: int | None = stored
+    if stored is None or not 0 <= stored <= MAX_SIZE:
+        return None
+    size, hidden = stored, ""
     flags = EXECUTABLE if header.executable else 0
     if kind == MemberKind.FILE:
-        logical = old_logical_size(block) if header.kind == OLD_SPARSE else pax_logical_size(own)
-        if logical is not None:
+        old = header.kind == OLD_SPARSE
+        if old or is_sparse(own):
+            logical = old_logical_size(block) if old else pax_logical_size(own)
             name = own.get(b"GNU.sparse.name") or name
-            size = logical
             flags |= SPARSE
+            if logical is None:
+                hidden = BAD_SPARSE
+            else:
+                size = logical
     elif kind is not None:
         size = 0
         flags |= kind
-    if size is None or not 0 <= size <= MAX_SIZE or stored is None or not 0 <= stored <= MAX_SIZE:
-        return None
-    hidden = ""
-    if kind is None:
+    else:
         hidden = "device" if header.kind in _DEVICES else "unknown type"
     return Member(
         name=name,

@@ -20,6 +20,7 @@ from aisfs.core.index.member_index import MAX_LEAD, TRUNCATED, MemberIndex
 from aisfs.core.tar.fast_path import PAX_WARNING, PlainRuns, malformed_time, truncation
 from aisfs.core.tar.header import (
     BLOCK,
+    MAX_SIZE,
     ZERO_BLOCK,
     Header,
     PaxRecords,
@@ -29,13 +30,26 @@ from aisfs.core.tar.header import (
     text,
 )
 from aisfs.core.tar.long_header import LongHeader
-from aisfs.core.tar.member import OLD_SPARSE, OWN_KEYS, Member, describe, set_common, sound_records
-from aisfs.core.tar.sparse import extension_extends, header_extends
+from aisfs.core.tar.member import (
+    BAD_SPARSE,
+    OLD_SPARSE,
+    OWN_KEYS,
+    Member,
+    describe,
+    set_common,
+    sound_records,
+)
+from aisfs.core.tar.sparse import (
+    extension_extends,
+    extension_holds,
+    header_extends,
+    sparse_numbers_hold,
+)
 
 MAX_META = 1 << 20
 """Most bytes of a pax header or long name that are held; of longer ones only what counts is."""
 MAX_HEADER = MAX_LEAD * BLOCK
-"""Most bytes of one of them at all: then there are too many headers before the member."""
+"""Most bytes of one that is looked at: an index has no room for longer headers before a member."""
 _END_LOOK = 1 << 16
 """How far to look for headers past the end mark: six times tar's usual record of 10 KiB."""
 _LEAST_LOOK, _MOST_LOOK = 4 << 10, 1 << 16
@@ -43,7 +57,8 @@ _LEAST_LOOK, _MOST_LOOK = 4 << 10, 1 << 16
 as malloc reuses. Larger blocks are new memory each time, which costs half a second per gigabyte."""
 _PLAIN = (b"0", b"7")
 _META = {b"x": b"pax", b"X": b"pax", b"g": b"global", b"L": b"path", b"K": b"linkpath"}
-_NOT_A_TAR = "not a tar: it does not start with a tar header"
+_TOO_LONG = f"{-(-MAX_HEADER >> 20)} MiB"
+_LONG_LEAD = f"headers over {_TOO_LONG}"
 
 
 class TarScanner:
@@ -94,6 +109,8 @@ class TarScanner:
         self._long, self._own = dict[bytes, bytes](), dict[bytes, bytes]()
         """What headers say of the next member, the last ones of each kind as in GNU tar: long names,
         and pax records, which count more."""
+        self._sparse = True
+        """Whether the numbers in the sparse records are numbers."""
         self._globals: dict[bytes, bytes] = {}
         self._plain = PlainRuns(self._rows, object_size, leave=b".tar" if nesting else b"")
         self._candidate: tuple[int, int] | None = None
@@ -221,8 +238,9 @@ class TarScanner:
                 self._rows.warn(f"the scan stopped at byte {self.needed} of {self._object_size}")
             elif any(self._held):
                 at = self._position
+                held = bytes(self._held)
                 self._rows.warn(
-                    f"truncated in the header at byte {at}" if self._seen else _NOT_A_TAR
+                    f"truncated in the header at byte {at}" if self._seen else _no_tar(held)
                 )
             elif self._unit is not None:
                 self._rows.warn(f"the headers at byte {self._unit} have no member")
@@ -274,7 +292,7 @@ class TarScanner:
             return position + BLOCK
         header = parse_header(block)
         if header is None:
-            self._take_nonsense(at)
+            self._take_nonsense(block, at)
             return position
         if self._end_mark is not None and not self._ignore_zeros:
             self._end(
@@ -299,10 +317,10 @@ class TarScanner:
         elif not self._ignore_zeros and at - self._end_mark >= _END_LOOK:
             self._ended = True
 
-    def _take_nonsense(self, at: int) -> None:
+    def _take_nonsense(self, block: bytes, at: int) -> None:
         """End the scan at a block that is not a header."""
         if not self._seen:
-            self._end(_NOT_A_TAR)
+            self._end(_no_tar(block))
         elif self._end_mark is None:
             self._end(f"damaged header at byte {at}: nothing from there on is shown")
         else:
@@ -311,8 +329,8 @@ class TarScanner:
     def _take_meta(self, header: Header, data: bytes, position: int, base: int) -> int:
         """Handle a header that describes the next member, or all following ones."""
         at = base + position
-        if header.size is None or not 0 <= header.size <= MAX_HEADER:
-            self._end(f"the {header.kind.decode()!r} header at byte {at} has an impossible size")
+        if header.size is None or not 0 <= header.size <= MAX_SIZE:
+            self._end(_no_size(at))
             return position
         stop = position + BLOCK + header.size
         following = position + BLOCK + padded(header.size)
@@ -320,6 +338,12 @@ class TarScanner:
             self._end(f"truncated in the header at byte {at}")
             return position
         role = _META[header.kind]
+        if header.size > MAX_HEADER:
+            # Any other leaves its member with too many headers.
+            if role == b"global":
+                self._rows.warn(f"the header at byte {at} is skipped: it has over {_TOO_LONG}")
+                self._end_of_globals()
+            return following
         if header.size > MAX_META:
             self._reading = LongHeader(role, at, at + BLOCK, header.size)
             self._want = self._reading.wanted(at + BLOCK)
@@ -361,17 +385,24 @@ class TarScanner:
             self._rows.warn(malformed_time(at))
         if role == b"global":
             set_common(self._globals, pairs)
-            if not self._long and not self._own:
-                self._unit = None
+            self._end_of_globals()
         else:
             self._own = {key: value for key, value in pairs if value and key in OWN_KEYS}
+            self._sparse = sparse_numbers_hold(pairs)
+
+    def _end_of_globals(self) -> None:
+        """Begin the headers of the next member after a global header, unless some came before it."""
+        if not self._long and not self._own:
+            self._unit = None
 
     def _take_member(self, header: Header, block: bytes, at: int) -> int:
         """Handle the header of a member; return where the next header is."""
         member = describe(header, block, self._long | self._own, self._globals)
         if member is None:
-            self._end(f"the header at byte {at} has an impossible size")
+            self._end(_no_size(at))
             return at
+        if member.sparse and not self._sparse:
+            member = member._replace(hidden=BAD_SPARSE)
         if header.kind in _PLAIN and not header.prefixed:
             self._plain.learn_file(block)
         if header.kind == OLD_SPARSE and header_extends(block):
@@ -382,9 +413,12 @@ class TarScanner:
     def _take_extension(self, block: bytes, at: int) -> int:
         """Skip an extension block of an old sparse header; return where the next block is."""
         assert self._extending is not None
+        member, header_at = self._extending
+        if not extension_holds(block):
+            member = member._replace(hidden=BAD_SPARSE)
+            self._extending = member, header_at
         if extension_extends(block):
             return at + BLOCK
-        member, header_at = self._extending
         self._extending = None
         return self._add(member, header_at, at + BLOCK)
 
@@ -392,14 +426,14 @@ class TarScanner:
         """Add or count a member and reset the values for it; return where it ends."""
         lead = (data_start - (at if self._unit is None else self._unit)) // BLOCK
         self._forget_unit()
-        if lead > MAX_LEAD:
-            self._end(f"the member at byte {at} has too many headers")
-            return at
         data_stop = data_start + member.stored
         following = data_start + padded(member.stored)
         flags = member.flags
-        if member.hidden:
-            self._rows.skip(member.hidden)
+        hidden = member.hidden or (_LONG_LEAD if lead > MAX_LEAD else "")
+        if hidden:
+            self._rows.skip(hidden)
+            if hidden in (BAD_SPARSE, _LONG_LEAD):
+                self._rows.warn(f"the member at byte {at} is skipped: it has {hidden}")
         else:
             if data_stop > self._object_size:
                 flags |= TRUNCATED
@@ -436,8 +470,20 @@ class TarScanner:
         return following
 
     def _forget_unit(self) -> None:
-        self._unit, self._long, self._own = None, {}, {}
+        self._unit, self._long, self._own, self._sparse = None, {}, {}, True
 
     def _end(self, message: str) -> None:
         self._rows.warn(message)
         self._ended = True
+
+
+def _no_tar(start: bytes) -> str:
+    form = form_of_content(start)
+    hint = ""
+    if form is not None and form is not Form.TAR:
+        hint = f", but like {form.label}: --magic goes by content"
+    return f"not a tar: it does not start with a tar header{hint}"
+
+
+def _no_size(at: int) -> str:
+    return f"the header at byte {at} has no valid size: nothing from there on is shown"

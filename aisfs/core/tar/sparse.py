@@ -9,8 +9,9 @@ member, from its first bytes (`MemberIndex.span`). So `sparse_segments` returns 
 `segments_of` the stored bytes that a read needs. Bytes outside of all segments are zeros.
 """
 
+import re
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from aisfs.core.tar.header import (
@@ -30,12 +31,17 @@ MAX_SEGMENTS = 1 << 17
 MAX_HEADERS = 1 << 12
 """Most headers before a map; GNU tar writes one or two."""
 
-SPARSE_KEYS = frozenset(
-    b"GNU.sparse." + key for key in (b"name", b"size", b"realsize", b"major", b"minor", b"map")
-)
+_MARKS = (b"GNU.sparse.size", b"GNU.sparse.realsize", b"GNU.sparse.major", b"GNU.sparse.map")
+"""Any of these records makes a member sparse."""
+SPARSE_KEYS = frozenset((*_MARKS, b"GNU.sparse.name", b"GNU.sparse.minor"))
 """The pax records that a scan needs."""
 
 _LOOSE_KEYS = (b"GNU.sparse.offset", b"GNU.sparse.numbytes")
+_NUMBER_KEYS = frozenset((*_LOOSE_KEYS, *_MARKS[:3], b"GNU.sparse.minor", b"GNU.sparse.numblocks"))
+_NUMBER = re.compile(rb"0*[0-9]{1,20}")
+_MAP = re.compile(rb"0*[0-9]{1,20}(,0*[0-9]{1,20})*")
+_VERSION_KEYS = (b"GNU.sparse.major", b"GNU.sparse.minor")
+_VERSIONS = ((0, 0), (0, 1), (1, 0))
 _MAP_KEYS = SPARSE_KEYS | frozenset(_LOOSE_KEYS)
 _MOST_RECORDS = 2 * MAX_SEGMENTS + 64
 """More than any map that counts has: with so many it is refused."""
@@ -73,18 +79,42 @@ def extension_extends(block: bytes) -> bool:
     return bool(block[_EXTENSION_EXTENDED])
 
 
+def extension_holds(block: bytes) -> bool:
+    """Return whether the map in an extension block is of numbers."""
+    return _entries_hold(block, 0, _EXTENSION_ENTRIES)
+
+
 def old_logical_size(block: bytes) -> int | None:
-    """Return the logical size of a member with an old sparse header."""
-    return number(block[_OLD_REAL_SIZE])
+    """Return the logical size in an old sparse header; None if that or its map is malformed."""
+    size = number(block[_OLD_REAL_SIZE])
+    sound = _entries_hold(block, _OLD_MAP, _OLD_ENTRIES)
+    return size if sound and size is not None and 0 <= size <= MAX_SIZE else None
+
+
+def is_sparse(records: Mapping[bytes, bytes]) -> bool:
+    """Return whether pax records say that a member is sparse."""
+    return any(key in records for key in _MARKS)
 
 
 def pax_logical_size(records: Mapping[bytes, bytes]) -> int | None:
-    """Return the logical size in sparse records; None when the member is not sparse."""
-    version = records.get(b"GNU.sparse.major"), records.get(b"GNU.sparse.minor")
-    size = records.get(b"GNU.sparse.size")
-    if version == (b"1", b"0") or b"GNU.sparse.map" in records:
-        size = records.get(b"GNU.sparse.realsize") or size
-    return None if size is None else decimal(size)
+    """Return the logical size in sparse records; None if it is malformed or the version unknown."""
+    version = tuple(decimal(records.get(key, b"0")) for key in _VERSION_KEYS)
+    if version not in _VERSIONS:
+        return None
+    said = records.get(b"GNU.sparse.size", b"")
+    if version == (1, 0) or b"GNU.sparse.map" in records:
+        said = records.get(b"GNU.sparse.realsize") or said
+    size = decimal(said)
+    return size if size is not None and size <= MAX_SIZE else None
+
+
+def sparse_numbers_hold(pairs: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Return whether the sparse records of a pax header have numbers where they should."""
+    return all(
+        (_MAP if key == b"GNU.sparse.map" else _NUMBER).fullmatch(value)
+        for key, value in pairs
+        if key in _NUMBER_KEYS or key == b"GNU.sparse.map"
+    )
 
 
 def sparse_segments(head: bytes, size: int) -> tuple[SparseSegment, ...] | None:
@@ -184,6 +214,14 @@ def _old_map(header: bytes, head: bytes, position: int) -> tuple[list[tuple[int,
     return pairs, position
 
 
+def _entries_hold(block: bytes, start: int, count: int) -> bool:
+    try:
+        _old_entries(block, start, count)
+    except ShardDamaged:
+        return False
+    return True
+
+
 def _old_entries(block: bytes, start: int, count: int) -> list[tuple[int, int]]:
     pairs = []
     for at in range(start, start + count * _ENTRY, _ENTRY):
@@ -201,7 +239,7 @@ def _pax_map(
     if b"GNU.sparse.map" in records:
         numbers = [_checked(decimal(part)) for part in records[b"GNU.sparse.map"].split(b",")]
         return _paired(numbers), position
-    if b"GNU.sparse.major" in records:
+    if decimal(records.get(b"GNU.sparse.major", b"0")):
         return _lines_map(head, position)
     return _paired(loose), position
 

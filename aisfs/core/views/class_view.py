@@ -13,7 +13,7 @@ from aisfs.core.index.integer_codec import progression
 from aisfs.core.index.label_column import LabelColumn
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.namespace.keys import refusal
-from aisfs.core.views.component_finder import MISSING, ComponentFinder
+from aisfs.core.views.component_finder import MISSING, ComponentFinder, EveryPart
 from aisfs.core.views.join import JoinedSamples
 from aisfs.core.views.labels import UNUSABLE
 from aisfs.core.views.merged import Namer, Placed, numbered
@@ -59,11 +59,11 @@ def labelled_samples(
         column: The labels, where they come from contents.
         table: Labels by key, where they come from a table.
     """
-    alike = _labelled_alike(index, spec, column)
+    alike = None if spec.all_images else _labelled_alike(index, spec, column)
     if alike is not None:
         return alike
     samples = Samples(index, spec.rule, spec.require)
-    images = ComponentFinder(spec.image)
+    images = EveryPart(spec.image) if spec.all_images else ComponentFinder(spec.image)
     contents: dict[bytes, bytes] = {}
     component = spec.label.component
     said = column.by_row() if column is not None else {}
@@ -137,39 +137,46 @@ def labelled_joined(
     by_key = spec.label.source in (LabelSource.TABLE, LabelSource.PATTERN)
     for sample in range(len(joined)):
         parts = joined.parts(sample)
-        at, labels = places(parts)
-        if at < 0:
-            skipped[NO_IMAGE if at == MISSING else UNCLEAR_IMAGE] += 1
-            continue
-        content, image = None, parts[at]
+        images, labels = places(parts)
+        content = None
         for part in map(parts.__getitem__, labels):
             column = columns[joined.shards[part]]
             label = column.find(joined.rows[part]) if column is not None else None
             content = content if label is None else label
-        shard, row = joined.shards[image], joined.rows[image]
         key = joined.key(sample) if by_key else b""
-        label = label_of(key, indexes[shard], row, content)
-        if label is None or label == UNUSABLE:
-            skipped[NO_LABEL if label is None else BAD_LABEL] += 1
-            continue
-        rows[shard].append(row)
-        label_ids[shard].append(ids[shard].setdefault(label, len(ids[shard])))
+        for at in images:
+            if at < 0:
+                skipped[NO_IMAGE if at == MISSING else UNCLEAR_IMAGE] += 1
+                continue
+            shard, row = joined.shards[parts[at]], joined.rows[parts[at]]
+            label = label_of(key, indexes[shard], row, content)
+            if label is None or label == UNUSABLE:
+                skipped[NO_LABEL if label is None else BAD_LABEL] += 1
+                continue
+            rows[shard].append(row)
+            label_ids[shard].append(ids[shard].setdefault(label, len(ids[shard])))
     return list(map(_ascending, rows, label_ids, map(list, ids))), skipped
 
 
-def _places(joined: JoinedSamples, spec: ViewSpec) -> Callable[[range], tuple[int, list[int]]]:
-    """Return the function from a sample's parts to the places of the image and of labels in them."""
-    finder, component = ComponentFinder(spec.image), spec.label.component
-    known: dict[bytes, tuple[int, list[int]]] = {}
+def _places(
+    joined: JoinedSamples, spec: ViewSpec
+) -> Callable[[range], tuple[list[int], list[int]]]:
+    """Return the function from a sample's parts to the places of the images and of labels in them."""
+    component = spec.label.component
+    known: dict[bytes, tuple[list[int], list[int]]] = {}
     """By the extensions of a sample, since most samples have the same."""
 
-    def places(parts: range) -> tuple[int, list[int]]:
+    def places(parts: range) -> tuple[list[int], list[int]]:
         kinds = joined.extensions[parts.start : parts.stop]
         answer = known.get(kinds.tobytes())
         if answer is None:
             own = [joined.table[kind] for kind in kinds]
             holds = [component is not None and component.rank(each) is not None for each in own]
-            answer = finder.choose(enumerate(own)), list(compress(range(len(own)), holds))
+            finder = EveryPart(spec.image) if spec.all_images else ComponentFinder(spec.image)
+            for at, extension in enumerate(own):
+                finder.offer(b"", at, extension)
+            images = [at for _, at in finder] or [MISSING]
+            answer = images, list(compress(range(len(own)), holds))
             known[kinds.tobytes()] = answer
         return answer
 
@@ -260,9 +267,14 @@ def place_images(
     return Placed(shard, index, rows, *numbered(homes)), exclusions
 
 
-def class_namer(rule: KeyRule) -> Namer:
-    """Return the function that names an image: the last part of the key and the last extension."""
-    split = SPLITS[rule]
+def class_namer(spec: ViewSpec) -> Namer:
+    """Return the function that names an image: the last part of the key and the last extension.
+
+    If all images of a sample are shown, they have all of the extension.
+    """
+    split = SPLITS[spec.rule]
+    if spec.all_images:
+        return lambda name: name[name.rfind(b"/") + 1 :]
 
     def name_of(name: bytes) -> bytes:
         if name.count(b".") == 1 and b"/" not in name:  # as most are, whichever the rule

@@ -56,6 +56,27 @@ class ComponentFinder:
         return ((key, row) for key, (_, row, _) in self._found.items())
 
 
+class EveryPart:
+    """Finds all parts of a component, exact or not, in all samples of a shard."""
+
+    def __init__(self, component: Component) -> None:
+        """Look for `component`."""
+        self._component = component
+        self._found: dict[bytes, dict[bytes, int]] = {}
+        """By key: the row of each part, by its extension in lower case."""
+
+    def offer(self, key: bytes, row: int, extension: bytes) -> None:
+        """Look at one member of the sample `key`. Of members with one name the last wins."""
+        parts = self._found.setdefault(key, {})
+        if self._component.loose_rank(extension) is not None:
+            parts[extension.lower()] = row
+
+    def __iter__(self) -> Iterator[tuple[bytes, int]]:
+        """Return the key of each sample and the row of a part, once for each part, or `MISSING`."""
+        for key, parts in self._found.items():
+            yield from ((key, row) for row in parts.values() or (MISSING,))
+
+
 def has_component(component: Component, extensions: Iterable[bytes]) -> bool:
     """Return whether a sample with these extensions has the part."""
     finder = ComponentFinder(component)

@@ -3,13 +3,16 @@
 Only the labels are kept, never whole contents.
 """
 
+import codecs
 import csv
 import io
 import json
 import os
+import re
 from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -27,7 +30,7 @@ UNUSABLE = b""
 def read_label(rule: LabelRule, content: bytes) -> bytes:
     """Return the label in a content; `UNUSABLE` when it has none."""
     if rule.source is LabelSource.CONTENT:
-        return content.strip()
+        return without_mark(content).strip()
     try:
         value = _parsed(content)
         for part in rule.text.split("."):
@@ -37,6 +40,14 @@ def read_label(rule: LabelRule, content: bytes) -> bytes:
     if isinstance(value, bool) or not isinstance(value, str | int):
         return UNUSABLE
     return str(value).strip().encode(errors="surrogatepass")
+
+
+def without_mark(text: bytes) -> bytes:
+    """Return text without a byte order mark; what one marks as UTF-16 becomes UTF-8."""
+    if text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        with suppress(UnicodeDecodeError):
+            return text.decode("utf-16").encode(errors="surrogatepass")
+    return text.removeprefix(codecs.BOM_UTF8)
 
 
 def _parsed(content: bytes) -> Any:  # noqa: ANN401 - any JSON value
@@ -132,7 +143,7 @@ def label_column(labels: Iterable[tuple[int, bytes]]) -> LabelColumn:
 
 
 def parse_table(name: str, data: bytes) -> dict[bytes, bytes]:
-    """Return the labels by sample key of a CSV file.
+    """Return the labels by sample key of a CSV file, whose separator is the first `,`, `;` or tab.
 
     The columns are those that the first row calls `key` (or `filename`, `file_name`, `image`, `id`)
     and `label` (or `class`, `target`), else the first two.
@@ -140,9 +151,12 @@ def parse_table(name: str, data: bytes) -> dict[bytes, bytes]:
     Raises:
         ConfigError: there are no two columns.
     """
-    text = os.fsdecode(data).removeprefix("\ufeff")
+    text = os.fsdecode(without_mark(data))
+    first = _FIRST_FIELD.match(text)
     try:
-        rows = [row for row in csv.reader(io.StringIO(text, newline="")) if row]
+        lines = io.StringIO(text, newline="")
+        reader = csv.reader(lines, delimiter=first["separator"] if first else ",")
+        rows = [row for row in reader if row]
     except csv.Error as error:
         raise ConfigError(f"--label csv:{name}: {error}") from error
     if not rows or len(rows[0]) < 2:
@@ -161,5 +175,6 @@ def parse_table(name: str, data: bytes) -> dict[bytes, bytes]:
     return table
 
 
+_FIRST_FIELD = re.compile(r'[\r\n ]*("(?:[^"]|"")*"|[^",;\t\r\n]*)(?P<separator>[,;\t])')
 _KEY_TITLES = ("key", "__key__", "filename", "file_name", "image", "id")
 _LABEL_TITLES = ("label", "class", "target", "cls")

@@ -80,6 +80,13 @@ class LabelRule:
         return _LABEL_PREFIX[self.source] + self.text
 
 
+PICTURES = Component(
+    tuple(b"jpg jpeg jpe png webp gif bmp tif tiff ppm pgm jp2 avif heic jxl dng exr".split())
+)
+"""Parts that are pictures."""
+ALL_PICTURES = "all"
+"""What `--image` says for all pictures of a sample."""
+
 SAMPLES_PER_SHARD = 1000
 
 
@@ -104,6 +111,8 @@ class ViewSpec:
     rule: KeyRule = KeyRule.WDS
     require: tuple[Component, ...] = ()
     image: Component = Component((b"jpg", b"jpeg", b"png"))
+    all_images: bool = False
+    """Whether each part that is one of `image` or ends like it is shown, and not just one."""
     label: LabelRule = LabelRule(LabelSource.CONTENT, "cls")
     classes: tuple[bytes, ...] | None = None
     """Names of the labels 0, 1, …"""
@@ -155,14 +164,15 @@ def parse_view(settings: ViewSettings, class_names: Sequence[bytes] | None = Non
         if name in settings.model_fields_set and view not in views:
             needed = " or ".join(f"--view {v}" for v in views)
             raise ConfigError(f"--{name.replace('_', '-')} needs {needed}")
-    require = settings.require
+    require, all_images = settings.require, settings.image.strip().lower() == ALL_PICTURES
     spec = ViewSpec(
         view,
         settings.key_rule,
         tuple(_component("--require", text) for text in require.split(","))
         if require is not None
         else (),
-        _component("--image", settings.image),
+        PICTURES if all_images else _component("--image", settings.image),
+        all_images,
         parse_label(settings.label),
         _classes(class_names) if class_names is not None else None,
         _split(settings),

@@ -17,10 +17,10 @@ from array import array
 from itertools import islice
 from operator import le
 
-from aisfs.core.archive.formats import Form
+from aisfs.core.archive.formats import METHODS, STORED, Form
 from aisfs.core.index.builder import MemberIndexBuilder
 from aisfs.core.index.member_index import TRUNCATED, MemberIndex, MemberKind
-from aisfs.core.index.zip_columns import DEFLATED, LOCAL_HEADER, STORED, Packing
+from aisfs.core.index.zip_columns import LOCAL_HEADER, Packing
 from aisfs.core.zip.entry import ZipEntry, parse_entry
 from aisfs.model import ByteRange
 
@@ -37,16 +37,20 @@ _PIECE = 4 << 20
 _FULL32 = 0xFFFFFFFF
 _FULL16 = 0xFFFF
 _MAX_SIZE = 2**63 - 1
-METHODS = (STORED, DEFLATED)
-"""The supported compression methods."""
 
 
 class ZipScanner:
     """Scans one object."""
 
-    def __init__(self, object_size: int) -> None:
-        """Start at the end of an object of `object_size` bytes."""
+    def __init__(self, object_size: int, encoding: str = "") -> None:
+        """Start at the end of an object.
+
+        Args:
+            object_size: Its length.
+            encoding: Of names that do not say theirs; empty for UTF-8 if they are that, else DOS's.
+        """
         self._size = object_size
+        self._encoding = encoding
         self._rows = MemberIndexBuilder(object_size)
         self._methods = bytearray()
         self._stored = array("Q")
@@ -148,7 +152,7 @@ class ZipScanner:
         at = 0
         while at < len(data):
             try:
-                entry = parse_entry(data, at)
+                entry = parse_entry(data, at, self._encoding)
             except IndexError:  # it continues in the next piece
                 self._held = data[at:]
                 self._want(fed)
@@ -182,7 +186,7 @@ class ZipScanner:
         if is_file and entry.method not in METHODS:
             return rows.skip(f"compression method {entry.method}")
         if not 0 <= start <= _MAX_SIZE or max(entry.size, entry.stored) > _MAX_SIZE:
-            return rows.skip("impossible size")
+            return rows.skip("too large")
         flags = entry.flags
         if is_file and start + LOCAL_HEADER + entry.stored > self._directory.start:
             flags |= TRUNCATED

@@ -3,8 +3,10 @@
 import stat
 import struct
 from calendar import timegm
+from contextlib import suppress
 from functools import lru_cache
 from typing import NamedTuple
+from zlib import crc32
 
 from aisfs.core.index.member_index import EXECUTABLE, MemberKind
 
@@ -16,9 +18,12 @@ _ENCRYPTED = 1 << 0 | 1 << 6 | 1 << 13
 _PATCHED = 1 << 5
 _UTF8 = 1 << 11
 _UNIX = (3, 19)  # Unix and macOS
+_DOS = 0
+_DOS_DIRECTORY = 0x10
 _FULL32 = 0xFFFFFFFF
 _FULL16 = 0xFFFF
 _ZIP64 = 0x0001
+_UNICODE_NAME = 0x7075
 _TIMES = 0x5455
 _OLD_TIMES = 0x5855
 """Info-ZIP's older field, which macOS still writes: times of access and of modification."""
@@ -44,8 +49,13 @@ class ZipEntry(NamedTuple):
     """Bytes of this entry."""
 
 
-def parse_entry(data: bytes, at: int) -> ZipEntry | None:
+def parse_entry(data: bytes, at: int, encoding: str = "") -> ZipEntry | None:
     """Return the entry at a position; None if it is invalid.
+
+    Args:
+        data: bytes of the directory.
+        at: where the entry starts.
+        encoding: of a name that does not say its own; empty for UTF-8 if it is that, else DOS's.
 
     Raises:
         IndexError: the entry continues after the end of `data`.
@@ -61,6 +71,7 @@ def parse_entry(data: bytes, at: int) -> ZipEntry | None:
         raise IndexError(at)
     name = data[at + ENTRY : at + ENTRY + name_length]
     mtime_ns = _dos_time_ns(date, time)
+    extra: dict[int, bytes] = {}
     if extra_length:
         extra = _fields(data[at + ENTRY + name_length : at + ENTRY + name_length + extra_length])
         mtime_ns = _unix_time_ns(extra, mtime_ns)
@@ -72,10 +83,16 @@ def parse_entry(data: bytes, at: int) -> ZipEntry | None:
     mode = attributes >> 16 if system in _UNIX else 0
     hidden = _refusal(bits, disk, mode)
     flags = EXECUTABLE if mode & 0o111 and stat.S_ISREG(mode) else 0
-    if name.endswith(b"/") or stat.S_ISDIR(mode):
+    if not bits & _UTF8 and (_UNICODE_NAME in extra or not name.isascii()):
+        name = _unicode_name(extra.get(_UNICODE_NAME, b""), name) or _decoded(name, encoding)
+    if system == _DOS and b"/" not in name:
+        name = name.replace(b"\\", b"/")
+    if (
+        name.endswith(b"/")
+        or stat.S_ISDIR(mode)
+        or (system == _DOS and attributes & _DOS_DIRECTORY and not size)
+    ):
         flags, size, stored = int(MemberKind.DIRECTORY), 0, 0
-    if not bits & _UTF8 and not name.isascii():
-        name = _decoded(name)
     return ZipEntry(name, offset, stored, size, crc, method, mtime_ns, flags, hidden, stop - at)
 
 
@@ -105,13 +122,23 @@ def _refusal(bits: int, disk: int, mode: int) -> str:
     return ""
 
 
-def _decoded(name: bytes) -> bytes:
-    """Return a name without stated encoding as UTF-8; if it is not UTF-8, it is of DOS."""
+def _unicode_name(field: bytes, name: bytes) -> bytes:
+    """Return the name that Info-ZIP's Unicode path field states; empty if it is of another name."""
+    if field[:1] != b"\1" or int.from_bytes(field[1:5], "little") != crc32(name):
+        return b""
     try:
-        name.decode()
+        field[5:].decode()
     except UnicodeDecodeError:
-        return name.decode("cp437").encode()
-    return name
+        return b""
+    return field[5:]
+
+
+def _decoded(name: bytes, encoding: str) -> bytes:
+    """Return a name without stated encoding as UTF-8; if it is not UTF-8, it is of DOS."""
+    for guess in filter(None, (encoding, "utf-8")):
+        with suppress(UnicodeError):
+            return name.decode(guess).encode()
+    return name.decode("cp437").encode()
 
 
 def _fields(extra: bytes) -> dict[int, bytes]:

@@ -9,7 +9,7 @@ from aisfs.config import View
 from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.views import class_view, join
 from aisfs.core.views import samples as samples_of
-from aisfs.core.views.spec import Component, LabelSource, ViewSpec
+from aisfs.core.views.spec import ALL_PICTURES, PICTURES, Component, LabelSource, ViewSpec
 
 LOSSES = (
     class_view.NO_IMAGE,
@@ -27,9 +27,6 @@ LOOKED_AT = 10
 PARTS_NAMED = 8
 TRIED = 3
 """Parts that are named, and options that are proposed: what can be read at a glance."""
-_PICTURES = frozenset(
-    b"jpg jpeg jpe png webp gif bmp tif tiff ppm pgm jp2 avif heic jxl dng exr".split()
-)
 
 
 @dataclass(slots=True)
@@ -89,11 +86,13 @@ def _explain(spec: ViewSpec, reason: str, number: int, found: Found) -> str:
     count = f"{number:,} {samples}"
     match reason:
         case class_view.NO_IMAGE:
-            text = f"{count} {have} no {_alternatives(spec.image)}; {found.named()}"
+            wanted = "picture" if spec.all_images else _alternatives(spec.image)
+            text = f"{count} {have} no {wanted}; {found.named()}"
             return text + _proposal("--image", _pictures(found))
         case class_view.UNCLEAR_IMAGE:
             ends = tuple(b"." + extension for extension in spec.image.extensions)
-            several = [part for part in _pictures(found) if part.endswith(ends)]
+            several = [part for part in _pictures(found) if part.endswith(ends)][: TRIED - 1]
+            several.append(ALL_PICTURES.encode())
             text = f"{count} {have} several parts that end in {_alternatives(spec.image)}"
             return f"{text}; {found.named()}" + _proposal("--image", several)
         case class_view.NO_LABEL:
@@ -132,7 +131,7 @@ def _alternatives(component: Component) -> str:
 
 
 def _pictures(found: Found) -> list[bytes]:
-    return [part for part, _ in found.parts.most_common() if part.rpartition(b".")[2] in _PICTURES]
+    return [part for part, _ in found.parts.most_common() if PICTURES.loose_rank(part) is not None]
 
 
 def _labels(found: Found) -> list[bytes]:
@@ -140,7 +139,7 @@ def _labels(found: Found) -> list[bytes]:
     parts = [part for part, _ in found.parts.most_common()]
     likely = [part for part in parts if part.rpartition(b".")[2] == b"cls"]
     likely += [b"json:PATH"] if b"json" in parts else []
-    likely += [b"txt"] if b"txt" in parts else []
+    likely += [part for part in parts if part.rpartition(b".")[2] in (b"txt", b"label")]
     likely += [b"dir"] if b"/" in found.key else []
     return likely or [b"csv:FILE"]
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from aisfs.core.namespace.keys import child_prefix, is_shard
+from aisfs.core.namespace.keys import child_prefix, is_shard_of_dataset
 from aisfs.core.namespace.sources import DatasetSource
 from aisfs.engine.dataset.exclusions import summarize
 from aisfs.engine.listing.lister import Lister
@@ -71,7 +71,7 @@ async def find_loose_objects(source: DatasetSource, lister: Lister) -> LooseObje
         )
     found = LooseObjects(pattern.bucket, pattern.directory, [], Counter())
     async for path, info in walk(lister, pattern.bucket, pattern.directory, source.keys.enters):
-        if is_shard(os.fsencode(path.rpartition("/")[2])):
+        if is_shard_of_dataset(os.fsencode(path.rpartition("/")[2])):
             found.exclusions[SHARD] += 1
         elif not source.keys.wants(path):
             found.exclusions[EXCLUDED] += 1

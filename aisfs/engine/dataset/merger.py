@@ -320,7 +320,7 @@ class Merger:
                 own, out = place_images(part.shard.name, part.index, found, spec, names)
                 placed.append(own)
                 skipped.update(out)
-        view = MergedView(placed, flat_name if spec.view is View.FLAT else class_namer(spec.rule))
+        view = MergedView(placed, flat_name if spec.view is View.FLAT else class_namer(spec))
         return view, skipped + view.skipped
 
     def _choose_joined(

@@ -8,8 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 
-from aisfs.core.namespace.keys import entry_name, is_shard
-from aisfs.core.namespace.patterns import GlobPattern, KeyFilter
+from aisfs.core.archive.formats import HEAD, form_of_content
+from aisfs.core.namespace.keys import entry_name, is_shard_of_dataset
+from aisfs.core.namespace.patterns import GlobPattern
 from aisfs.core.namespace.reach import Reach
 from aisfs.core.namespace.shard_lists import LIST_MAX, parse_shard_list
 from aisfs.core.namespace.sources import (
@@ -196,7 +197,8 @@ async def find_shards(
         some = False
         starts.append(len(found))
         listed = await _expand_lists(word, lister, store)
-        async for bucket, info in _of_word(listed, source.keys, lister, exclusions, missing):
+        search = _Search(source, lister, store, exclusions)
+        async for bucket, info in _of_word(listed, search, missing):
             found.setdefault((bucket, info.key), info)
             some = True
         if not some:
@@ -222,6 +224,8 @@ async def find_shards(
 
 def _nothing(word: SourceArg, why: Counter[str]) -> str:
     reasons = summarize(why)
+    if why[NO_SHARD] and any(not pattern.one for pattern in word.patterns):
+        reasons += "; --magic takes archives of any name"
     return f"{word.text}: no shard (X.tar) there" + (f": {reasons}" if reasons else "")
 
 
@@ -268,23 +272,45 @@ async def read_shard_list(
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """Where shards are looked for, and what is one."""
+
+    source: DatasetSource
+    lister: Lister
+    store: ObjectStore
+    exclusions: Counter[str]
+
+    async def takes(self, bucket: Bucket, info: ObjectInfo, *, one: bool) -> bool:
+        """Return whether an object is a shard, which is named by itself or found by a glob.
+
+        Where the name does not say so, content does: of one that is named always, of others with
+        `--magic`. One that is named with `--magic` is taken for a shard whatever it is.
+        """
+        magic = self.source.magic
+        if is_shard_of_dataset(os.fsencode(info.key.rpartition("/")[2])) or (one and magic):
+            return True
+        if not info.size or not (one or magic):
+            return False
+        head = bytearray(min(HEAD, info.size))
+        await self.store.read_range(bucket, info, 0, memoryview(head))
+        return form_of_content(bytes(head)) is not None
+
+
 async def _of_word(
-    word: SourceArg,
-    keys: KeyFilter,
-    lister: Lister,
-    exclusions: Counter[str],
-    all_missing: dict[str, list[str]],
+    word: SourceArg, search: _Search, all_missing: dict[str, list[str]]
 ) -> AsyncIterator[tuple[Bucket, ObjectInfo]]:
     missing: list[str] = []
+    keys, exclusions = search.source.keys, search.exclusions
     for pattern in word.patterns:
-        empty = True
-        async for bucket, info in _of_pattern(pattern, keys, lister, exclusions):
+        others, empty = exclusions[NO_SHARD], True
+        async for bucket, info in _of_pattern(pattern, search):
             empty = False
             if keys.wants(info.key[len(pattern.directory) :]):
                 yield bucket, info
             else:
                 exclusions[EXCLUDED] += 1
-        if empty:
+        if empty and exclusions[NO_SHARD] == others:
             missing.append(str(pattern))
     if missing:
         all_missing.setdefault(word.text, []).extend(missing)
@@ -292,29 +318,45 @@ async def _of_word(
 
 
 async def _of_pattern(
-    pattern: ShardPattern, keys: KeyFilter, lister: Lister, exclusions: Counter[str]
+    pattern: ShardPattern, search: _Search
 ) -> AsyncIterator[tuple[Bucket, ObjectInfo]]:
     bucket = pattern.bucket
     assert bucket is not None, "local files have a bucket once their root is known"
     if pattern.one:
-        found = await _find(pattern, lister)
-        if found is not None and is_shard(os.fsencode(pattern.rest)):
+        found = await _find(pattern, search.lister)
+        if found is not None and await search.takes(bucket, found, one=True):
             yield bucket, found
         elif found is not None:
-            exclusions[NO_SHARD] += 1
+            search.exclusions[NO_SHARD] += 1
         return
+    empty = True
+    async for info, is_named in _below(bucket, pattern, search):
+        empty = False
+        if is_named:
+            yield bucket, info
+    if empty and not pattern.rest and pattern.directory:
+        # What looks like a directory may be an object without a suffix.
+        parent, slash, name = pattern.directory.removesuffix("/").rpartition("/")
+        async for one in _of_pattern(ShardPattern(bucket, parent + slash, name), search):
+            yield one
+
+
+async def _below(
+    bucket: Bucket, pattern: ShardPattern, search: _Search
+) -> AsyncIterator[tuple[ObjectInfo, bool]]:
+    """Yield the objects of a directory or glob, and whether they are shards."""
     glob = GlobPattern(pattern.rest) if pattern.rest else None
 
     def enters(path: str) -> bool:
-        return keys.enters(path) and (glob is None or glob.enters(path))
+        return search.source.keys.enters(path) and (glob is None or glob.enters(path))
 
-    async for path, info in walk(lister, bucket, pattern.directory, enters):
-        if glob is not None and not glob.matches(path):
-            continue
-        if is_shard(os.fsencode(path.rpartition("/")[2])):
-            yield bucket, info
-        elif glob is not None:
-            exclusions[NO_SHARD] += 1
+    async for path, info in walk(search.lister, bucket, pattern.directory, enters):
+        if glob is None:
+            yield info, is_shard_of_dataset(os.fsencode(path.rpartition("/")[2]))
+        elif glob.matches(path):
+            taken = await search.takes(bucket, info, one=False)
+            search.exclusions[NO_SHARD] += not taken
+            yield info, taken
 
 
 async def _find(pattern: ShardPattern, lister: Lister) -> ObjectInfo | None:

@@ -18,25 +18,25 @@ class ArchiveForms:
     """Recognises archives."""
 
     def __init__(self, fetcher: Fetcher, *, magic: bool = False) -> None:
-        """Read first bytes through `fetcher`, if `magic` says that content decides."""
+        """Read first bytes through `fetcher`; if `magic`, of those too whose names say what they are."""
         self._fetcher = fetcher
         self._magic = magic
         self._by_content: LRUCache[tuple[Bucket, ObjectInfo], Form | None] = LRUCache(FORMS_MAX)
 
     def form_by_name(self, shard: ObjectInfo) -> Form | None:
-        """Return the form that the name of an archive says; None if the name does not decide."""
+        """Return the form that the name of an archive says; None if content decides."""
         if self._magic and shard.size:
             return None
         return form_of_name(os.fsencode(shard.key.rpartition("/")[2]))
 
     async def form(self, bucket: Bucket, shard: ObjectInfo) -> Form | None:
-        """Return the form of an archive; None if it is none.
+        """Return the form of an archive, by its content if its name has no suffix; None if it is none.
 
         Raises:
             Stale: the object changed meanwhile.
         """
         named = form_of_name(os.fsencode(shard.key.rpartition("/")[2]))
-        if not self._magic or not shard.size:
+        if (named is not None and not self._magic) or not shard.size:
             return named
         known = self._by_content
         if (bucket, shard) not in known:

@@ -302,9 +302,7 @@ class Reader:
     async def _inflate(
         self, reads: MemberReads, stored: ByteRange, member: Stored, wanted: ByteRange
     ) -> Data:
-        opened = self._unpacker.open_deflated(
-            reads.bucket, reads.shard, stored, member.size, member.crc
-        )
+        opened = self._unpacker.open_member(reads.bucket, reads.shard, stored, member)
         return await self._start(opened, wanted)[0].wait()
 
 

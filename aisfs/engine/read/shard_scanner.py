@@ -13,6 +13,7 @@ from aisfs.cache.disk.format import CONTENT_MAX
 from aisfs.core.archive.formats import Form
 from aisfs.core.index.label_column import LabelColumn
 from aisfs.core.index.member_index import MemberIndex
+from aisfs.core.index.published import ScanRules
 from aisfs.core.tar.scanner import TarScanner
 from aisfs.core.views.labels import (
     UNUSABLE,
@@ -35,6 +36,7 @@ ReadContent = Callable[[Bucket, ObjectInfo, MemberIndex, int], Awaitable[Data]]
 ReadLocal = Callable[[int, int], bytes]
 """Returns the bytes at an offset of a local file; fewer than asked for only at its end."""
 
+_USUAL = ScanRules()
 LOCAL_READ = 256 << 10
 """Bytes of a local tar read at once: some hundred small members, or the header of a large one."""
 
@@ -48,8 +50,7 @@ class ShardScanner:
         unpacker: Unpacker,
         feeder: TarFeeder | None = None,
         *,
-        ignore_zeros: bool = False,
-        nesting: int = 0,
+        rules: ScanRules = _USUAL,
     ) -> None:
         """Read shards through `fetcher`.
 
@@ -57,14 +58,13 @@ class ShardScanner:
             fetcher: Reads the shards.
             unpacker: Opens what is compressed as a whole.
             feeder: Reads plain tars; without it they are read as by default.
-            ignore_zeros: Scan behind the zeros that end a tar.
-            nesting: How many tars deep tars are opened that are members.
+            rules: What decides which members are shown.
         """
         self._fetcher = fetcher
         self._unpacker = unpacker
         self.feeder = feeder or TarFeeder(fetcher)
-        self._ignore_zeros = ignore_zeros
-        self.nesting = nesting
+        self._rules = rules
+        self.nesting = rules.nesting
 
     async def scan(self, bucket: Bucket, shard: ObjectInfo, form: Form) -> MemberIndex:
         """Return the index of a shard.
@@ -110,11 +110,11 @@ class ShardScanner:
     def _scanner(self, size: int, form: Form) -> TarScanner:
         # How long the content of a compressed one is, is known when it has all been seen.
         size = CONTENT_MAX if form.compressed else size
-        return TarScanner(size, ignore_zeros=self._ignore_zeros, nesting=self.nesting)
+        return TarScanner(size, ignore_zeros=self._rules.ignore_zeros, nesting=self.nesting)
 
     async def _scan_zip(self, bucket: Bucket, shard: ObjectInfo) -> MemberIndex:
         """Read the directory of a zip, which is all at its end."""
-        scanner = ZipScanner(shard.size)
+        scanner = ZipScanner(shard.size, self._rules.encoding)
         opened = self._fetcher.open(bucket, shard)
         while (wanted := scanner.wanted) is not None:
             data = await self._fetcher.start(opened, wanted).wait()
@@ -134,6 +134,8 @@ class ShardScanner:
         if form.compressed:
             end = await self._unpacker.stream(bucket, shard, form, sight.feed)
             warning = f"damaged behind byte {end.size} of its content: {end.damage}"
+            # A name such as x.tgz may be wrong.
+            warning += "" if end.size else "; --magic goes by content, not by the name"
             scanner.end_at(end.size, warning if end.damage else "")
             return await trio.to_thread.run_sync(scanner.finish, form)
         await self.feeder.feed(bucket, shard, sight)

@@ -28,6 +28,7 @@ from aisfs.cache.disk.format import CONTENT_MAX, EntryId, content_id
 from aisfs.core.archive.decompression import Codec, Inflater, Piece, open_codec, read_piece
 from aisfs.core.archive.formats import Form
 from aisfs.core.index.member_index import MemberIndex
+from aisfs.core.index.zip_columns import Stored
 from aisfs.engine.fetch.fetcher import Fetcher
 from aisfs.engine.fetch.object_state import OpenObject
 from aisfs.engine.fetch.part import Data
@@ -182,19 +183,25 @@ class Unpacker:
         content = self._tar(bucket, shard, index.form)
         return self._open(content, bucket, shard, index.object_size)
 
-    def open_deflated(
-        self, bucket: Bucket, info: ObjectInfo, stored: ByteRange, size: int, crc: int
+    def open_member(
+        self, bucket: Bucket, info: ObjectInfo, stored: ByteRange, member: Stored
     ) -> OpenObject:
-        """Return the content of a deflated member, which lies at `stored` of the object.
+        """Return the content of a compressed member of a zip, which lies at `stored` of it.
 
         Raises:
             Unsupported: there is no cache.
             ArchiveTooLarge: it does not fit into the cache.
         """
         what = f"inflated from byte {stored.start}"
-        content = self._content(bucket, info, what, stored, lambda file: Inflater(file, size, crc))
-        _check_size(content, size)
-        return self._open(content, bucket, info, size)
+        content = self._content(
+            bucket,
+            info,
+            what,
+            stored,
+            lambda file: Inflater(file, member.method, member.size, member.crc),
+        )
+        _check_size(content, member.size)
+        return self._open(content, bucket, info, member.size)
 
     def _tar(self, bucket: Bucket, shard: ObjectInfo, form: Form) -> _Content:
         everything = ByteRange(0, shard.size)

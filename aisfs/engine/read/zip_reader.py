@@ -4,6 +4,7 @@ A small member is read as a whole and verified before any of it is given away. O
 it is can then be read like a range of its object; one that was inflated stays in memory for a while.
 """
 
+import lzma
 import zlib
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -11,7 +12,9 @@ from functools import partial
 import trio
 from cachetools import LRUCache
 
-from aisfs.core.index.zip_columns import DEFLATED, LOCAL_HEADER, STORED, Stored, data_offset
+from aisfs.core.archive.decompression import member_decompressor
+from aisfs.core.archive.formats import STORED
+from aisfs.core.index.zip_columns import LOCAL_HEADER, Stored, data_offset
 from aisfs.engine.fetch.buffers import PART_MAX
 from aisfs.engine.fetch.part import Data
 from aisfs.engine.read.open_member import MemberId, MemberReads, OpenMember
@@ -39,7 +42,7 @@ _INLINE_MAX = 32 * 1024
 Fetch = Callable[[OpenMember, ByteRange], Awaitable[Data]]
 """Returns a range of the zip, for a member."""
 Inflate = Callable[[MemberReads, ByteRange, Stored, ByteRange], Awaitable[Data]]
-"""Returns a range of what is deflated at a range of the zip."""
+"""Returns a range of what is compressed at a range of the zip."""
 
 
 class _RunningSum:
@@ -141,7 +144,7 @@ class ZipReader:
             place = self._places[key] = member.start + _offset(await self._fetch(opened, header))
             if place + member.stored > opened.index.object_size:
                 raise ShardDamaged("its data does not lie in the archive")
-        if member.method == DEFLATED:
+        if member.method != STORED:
             stored = ByteRange(place, place + member.stored)
             return await self._inflate(opened.reads, stored, member, wanted)
         if member.stored != member.size:
@@ -180,11 +183,11 @@ def _offset(head: Data) -> int:
 def _verified(data: Data, member: Stored) -> Data:
     """Inflate what is stored and compare it with its checksum."""
     content = data
-    if member.method == DEFLATED:
-        inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+    if member.method != STORED:
         try:
-            content = inflater.decompress(data, member.size + 1)
-        except zlib.error as error:
+            stream = member_decompressor(member.method, member.size)
+            content = stream.decompress(bytes(data), member.size + 1)
+        except (zlib.error, lzma.LZMAError, OSError, ValueError) as error:
             raise ShardDamaged(f"it does not inflate: {error}") from None
     if len(content) != member.size:
         raise ShardDamaged(f"it is not {member.size} bytes long")

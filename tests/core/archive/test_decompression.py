@@ -4,6 +4,7 @@ import io
 import random
 import shutil
 import subprocess
+import zipfile
 import zlib
 
 import pytest
@@ -192,16 +193,25 @@ def test_errors_of_the_file_below_are_not_damage(form):
         read_piece(open_codec(form, Changing()), memoryview(bytearray(100)))
 
 
-@given(st.binary(max_size=3000), st.integers(1, 3000), st.integers(1, 3000))
-@settings(deadline=None)
-def test_inflater(content, step, size):
-    deflater = zlib.compressobj(wbits=-15)
-    raw = deflater.compress(content) + deflater.flush()
+def packed_member(content: bytes, method: int) -> bytes:
+    """The bytes of the only member of a zip."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", method) as file:
+        file.writestr(zipfile.ZipInfo("a"), content, method)
+        (member,) = file.infolist()
+    start = 30 + len("a")
+    return out.getvalue()[start : start + member.compress_size]
 
+
+@pytest.mark.parametrize("method", [8, 12, 14])
+@given(st.binary(max_size=3000), st.integers(1, 3000), st.integers(1, 3000))
+@settings(deadline=None, max_examples=50)
+def test_inflater(method, content, step, size):
+    raw = packed_member(content, method)
     crc = zlib.crc32(content)
 
     def inflated(length, crc):
-        return drain(Inflater(Dripping(raw, step), length, crc), size)
+        return drain(Inflater(Dripping(raw, step), method, length, crc), size)
 
     assert inflated(len(content), crc) == (content, "")
     if content:
@@ -211,6 +221,17 @@ def test_inflater(content, step, size):
         assert len(found) < len(content)
     found, damage = inflated(len(content) + 1, crc)
     assert (found, "1 bytes too soon" in damage) == (content, True)
+
+
+def test_a_dictionary_that_is_larger_than_its_content_takes_no_memory():
+    raw = bytearray(packed_member(b"x" * 5000, 14))
+    raw[5:9] = b"\xff" * 4
+    assert drain(Inflater(Dripping(bytes(raw), 100), 14, 5000, zlib.crc32(b"x" * 5000)))[1] == ""
+    with pytest.raises(ArchiveTooLarge, match="128 MiB of memory"):
+        drain(Inflater(Dripping(bytes(raw), 100), 14, 1 << 30, 0))
+    raw[4] = 225
+    _, damage = drain(Inflater(Dripping(bytes(raw), 100), 14, 5000, 0))
+    assert "properties" in damage
 
 
 TAR = make_tar({f"{n}.txt": text(700 * n, n) for n in range(6)} | {"a" * 150: b"long"})
@@ -231,3 +252,45 @@ def test_length_that_is_told_at_the_end_changes_nothing(size, step):
     assert found.columns.flags == expected.columns.flags
     assert found.object_size == expected.object_size == size
     assert found.warnings == expected.warnings
+
+
+PADDED = [form for form in FORMS if form is not Form.TAR_BZ2]
+"""The forms whose files say what follows: bzip2 ignores anything."""
+
+
+@pytest.mark.parametrize("form", FORMS)
+@given(zeros=st.integers(1, 70_000), step=st.integers(1, 5000), size=st.integers(1, 60_000))
+@settings(deadline=None, max_examples=20)
+def test_zeros_behind_the_last_stream_are_no_damage(form, zeros, step, size):
+    data = PACKED[form] + bytes(zeros)
+    assert drain(open_codec(form, Dripping(data, step)), size) == (WHOLE, "")
+
+
+@pytest.mark.parametrize("form", PADDED)
+@pytest.mark.parametrize("zeros", [0, 512])
+def test_anything_else_behind_the_last_stream_is_damage(form, zeros):
+    data = PACKED[form] + bytes(zeros) + b"garbage" * 10
+    found, damage = drain(open_codec(form, Dripping(data, 1000)))
+    assert found == WHOLE
+    assert damage
+
+
+@pytest.mark.skipif(not shutil.which("xz"), reason="the program xz is not installed")
+@pytest.mark.parametrize("zeros", [4, 3])
+def test_zeros_between_streams_of_xz_are_as_for_xz(zeros):
+    one = COMPRESSIONS["tar.xz"](b"one")
+    data = one + bytes(zeros) + one
+    said = subprocess.run(["xz", "-dc"], input=data, capture_output=True, check=False)
+    found, damage = drain(open_codec(Form.TAR_XZ, Dripping(data, 7)))
+    assert (found, bool(damage)) == (said.stdout, said.returncode != 0)
+
+
+@pytest.mark.skipif(not shutil.which("zstd"), reason="the program zstd is not installed")
+def test_frames_that_zstd_skips():
+    skipped = b"\x5a\x2a\x4d\x18\x03\0\0\0abc"
+    one = COMPRESSIONS["tar.zst"](b"one")
+    for data in (one + skipped + one, skipped + one, one + skipped + bytes(512)):
+        said = subprocess.run(
+            ["zstd", "-dc"], input=data.rstrip(b"\0"), capture_output=True, check=True
+        )
+        assert drain(open_codec(Form.TAR_ZST, Dripping(data, 7))) == (said.stdout, "")

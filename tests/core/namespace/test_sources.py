@@ -82,6 +82,29 @@ def test_shards_without_aistore(text, found):
     assert patterns(text) == found
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("ais://a/x.tar::ais://b/y-{0..1}.tar",
+         ["ais://a/x.tar", "ais://b/y-0.tar", "ais://b/y-1.tar"]),
+        ("ais://a/d::ais://b/e", ["ais://a/d/", "ais://b/e/"]),
+        ("x.tar::d/y.tar", ["x.tar", "d/y.tar"]),
+        ("kept::x.tar", ["kept::x.tar"]),
+    ],
+)  # fmt: skip
+def test_several_sources_in_one_word(text, found):
+    assert patterns(text, is_file="kept::x.tar".__eq__) == found
+
+
+def test_a_local_file_of_any_name_is_a_shard():
+    files = {"plain", "d/odd.bin"}
+    assert patterns("plain", is_file=files.__contains__) == ["plain"]
+    assert patterns("d/odd.bin", "plain", is_file=files.__contains__) == ["d/odd.bin", "plain"]
+    assert parsed("other", is_file=files.__contains__) == DirectorySource(Path("other"))
+    assert patterns("d/A.TAR", "B.Tgz") == ["d/A.TAR", "B.Tgz"]
+    assert patterns("ais://b/X.Tgz") == ["ais://b/X.Tgz"]
+
+
 def test_buckets_of_clouds_without_aistore():
     source = parsed("s3://a/x.tar", "gs://b/*.tar", "az://con/x.tar", "oc://o@ns/x.tar")
     assert isinstance(source, DatasetSource)

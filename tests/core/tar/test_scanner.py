@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aisfs.core.index.member_index import MemberIndex, MemberKind
-from aisfs.core.tar.scanner import MAX_HEADER, TarScanner
+from aisfs.core.index.member_index import MAX_LEAD, MemberIndex, MemberKind
+from aisfs.core.tar.scanner import MAX_HEADER, MAX_META, TarScanner
 from aisfs.core.tar.sparse import segments_of, sparse_segments
 from aisfs.errors import ShardDamaged
 from tests.support.publishing import every_scan_is_published  # noqa: F401 - for all tests
@@ -446,23 +446,47 @@ def test_not_a_tar(data):
     index = scan(data)
     assert len(index) == 0
     assert index.warnings[0].startswith("not a tar")
+    assert ("like a tar.gz: --magic" in index.warnings[0]) == data.startswith(b"\x1f\x8b")
+
+
+def test_a_tar_that_begins_with_damage_is_not_like_another_archive():
+    index = scan(b"damage" + entry(b"a", b"x")[6:] + END)
+    assert index.warnings == ("not a tar: it does not start with a tar header",)
 
 
 @pytest.mark.parametrize(
     "size", [b"not a number", b"0o17\0       ", b"-0000000100\0", base256(2**70, 12), b"\xff" * 12]
 )
-def test_impossible_sizes_end_the_scan(size):
+def test_invalid_sizes_end_the_scan(size):
     index = scan(entry(b"a", b"") + header(b"bad", size=size) + entry(b"b", b"") + END)
     assert names(index) == [b"a"]
-    assert "impossible size" in index.warnings[0]
+    assert "no valid size" in index.warnings[0]
 
 
 @pytest.mark.parametrize("kind", [b"x", b"g", b"L", b"K", b"X"])
-def test_endless_metadata_is_refused_before_it_is_held(kind):
-    scanner = TarScanner(1 << 40)
-    scanner.feed(entry(b"a", b"") + header(b"meta", size=MAX_HEADER + 1, kind=kind))
-    assert scanner.done
-    assert "impossible size" in scanner.finish().warnings[0]
+def test_headers_without_end_are_skipped_with_their_member(kind):
+    data = entry(b"a", b"") + header(b"meta", size=MAX_HEADER + 1, kind=kind)
+    rest = entry(b"b", b"12") + entry(b"c", b"3") + END
+    after = len(data) + MAX_HEADER + BLOCK
+    scanner = TarScanner(after + len(rest))
+    scanner.feed(data)
+    assert scanner.needed == after
+    scanner.seek(after)
+    scanner.feed(rest)
+    index = scanner.finish()
+    common = kind == b"g"
+    assert names(index) == ([b"a", b"b", b"c"] if common else [b"a", b"c"])
+    assert index.skipped == ({} if common else {"headers over 32 MiB": 1})
+    (warning,) = index.warnings
+    assert "skipped" in warning
+    assert f"byte {512 if common else after}" in warning
+
+
+def test_many_headers_cost_their_member_only():
+    many = entry(b"x", b"x" * BLOCK, kind=b"x") * (MAX_LEAD // 2 + 1)
+    index = scan(many + entry(b"a", b"") + entry(b"b", b"") + END, 1 << 16)
+    assert names(index) == [b"b"]
+    assert index.skipped == {"headers over 32 MiB": 1}
 
 
 def test_malformed_pax_record_is_told():
@@ -475,7 +499,7 @@ def test_malformed_pax_record_is_told():
 
 def test_bad_pax_size_is_damage():
     data = pax({b"size": b"-5"}) + entry(b"a", b"x") + END
-    assert "impossible size" in scan(data).warnings[0]
+    assert "no valid size" in scan(data).warnings[0]
 
 
 def test_missing_bytes_are_told():
@@ -594,6 +618,81 @@ def test_damaged_maps_are_refused(text):
     index = scan(data)
     with pytest.raises(ShardDamaged):
         content(data, index, 0)
+
+
+_V10 = {b"GNU.sparse.major": b"1", b"GNU.sparse.minor": b"0", b"GNU.sparse.realsize": b"105"}
+_V01 = {b"GNU.sparse.size": b"105", b"GNU.sparse.numblocks": b"1", b"GNU.sparse.map": b"100,5"}
+_V00 = [(b"GNU.sparse.size", b"105"), (b"GNU.sparse.numblocks", b"1"),
+        (b"GNU.sparse.offset", b"100"), (b"GNU.sparse.numbytes", b"5")]  # fmt: skip
+
+
+def _sparse_tar(said) -> bytes:
+    """A tar with the member "disk" of 105 bytes, five of them "hello" at the end, and another one."""
+    data = b"hello" if isinstance(said, list) or b"GNU.sparse.map" in said else _MAP + b"hello"
+    named = [*(said if isinstance(said, list) else said.items()), (b"GNU.sparse.name", b"disk")]
+    return pax(named) + entry(b"GNUSparseFile.0/disk", data) + entry(b"after", b"1") + END
+
+
+_MAP = pad(b"1\n100\n5\n")
+
+
+@pytest.mark.parametrize("said", [
+    _V10, _V01, _V00,
+    {**_V10, b"GNU.sparse.major": b"01"},
+    {key: value for key, value in _V10.items() if key != b"GNU.sparse.minor"},
+    {b"GNU.sparse.major": b"0", b"GNU.sparse.minor": b"1", **_V01},
+])  # fmt: skip
+def test_sparse_headers_in_all_spellings(said):
+    data = _sparse_tar(said)
+    index = scan(data)
+    assert (names(index), index.warnings) == ([b"disk", b"after"], ())
+    assert content(data, index, 0) == bytes(100) + b"hello"
+
+
+@pytest.mark.parametrize("said", [
+    {**_V10, b"GNU.sparse.realsize": b"51z"},
+    {**_V10, b"GNU.sparse.realsize": b"-5"},
+    {**_V10, b"GNU.sparse.realsize": b"1" * 20},
+    {**_V10, b"GNU.sparse.realsize": b""},
+    {key: value for key, value in _V10.items() if key != b"GNU.sparse.realsize"},
+    {**_V10, b"GNU.sparse.major": b"one"},
+    {**_V10, b"GNU.sparse.major": b"2"},
+    {**_V10, b"GNU.sparse.minor": b"1"},
+    {**_V01, b"GNU.sparse.size": b"0x69"},
+    {**_V01, b"GNU.sparse.map": b"100,five"},
+    {**_V01, b"GNU.sparse.map": b"100,,5"},
+    {**_V01, b"GNU.sparse.numblocks": b"+1"},
+    [*_V00[:2], (b"GNU.sparse.offset", b"1e2"), *_V00[3:], *_V00[2:]],
+])  # fmt: skip
+def test_sparse_headers_without_numbers_cost_the_member_only(said):
+    index = scan(_sparse_tar(said))
+    assert names(index) == [b"after"]
+    assert index.skipped == {"an unknown or malformed sparse header": 1}
+    (warning,) = index.warnings
+    assert "is skipped" in warning
+
+
+@pytest.mark.parametrize("place", ["size", "map", "extension"])
+def test_old_sparse_headers_without_numbers_cost_the_member_only(place):
+    extension = octal(20, 12) + (b"five" if place == "extension" else octal(5, 12)).ljust(12)
+    block = sparse_header(b"disk", [(0, 5)], 10, 105, extended=True)
+    at = {"size": 483, "map": 398}.get(place)
+    if at:
+        block = with_checksum(block[:at] + b"no number\0\0\0" + block[at + 12 :])
+    data = block + extension.ljust(BLOCK, b"\0") + pad(b"hellohello") + entry(b"after") + END
+    index = scan(data)
+    assert names(index) == [b"after"]
+    assert index.skipped == {"an unknown or malformed sparse header": 1}
+    assert "is skipped" in index.warnings[0]
+
+
+def test_a_long_sparse_map_in_a_long_header_is_cut_only_for_the_scan():
+    count = 90_000
+    where = b",".join(b"%08d,%03d" % (2 * at, 1) for at in range(count))
+    said = {b"GNU.sparse.size": b"%d" % (2 * count), b"GNU.sparse.map": where}
+    index = scan(pax(said) + entry(b"disk", b"x" * count) + END)
+    assert len(where) > MAX_META
+    assert (names(index), index.warnings) == ([b"disk"], ())
 
 
 @given(st.binary(max_size=3000), st.integers(0, 5000))

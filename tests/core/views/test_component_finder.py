@@ -4,11 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aisfs.core.views.class_view import NO_IMAGE, UNCLEAR_IMAGE, labelled_samples
+from aisfs.config import ViewSettings
+from aisfs.core.views.class_view import (
+    NO_IMAGE,
+    NO_LABEL,
+    UNCLEAR_IMAGE,
+    class_namer,
+    labelled_samples,
+)
 from aisfs.core.views.component_finder import AMBIGUOUS, MISSING, ComponentFinder, has_component
 from aisfs.core.views.labels import label_column
 from aisfs.core.views.samples import INCOMPLETE, Samples
-from aisfs.core.views.spec import Component, ViewSpec
+from aisfs.core.views.spec import Component, ViewSpec, parse_view
 from aisfs.core.views.summary import Summary
 from tests.core.views.test_samples import MembersView, index_of
 
@@ -43,6 +50,19 @@ def test_the_part_that_is_meant(extensions: list[bytes], names: list[str]):
     index = index_of(*(f"k.{name}" for name in names))
     samples = Samples(index, ViewSpec().rule, (component,))
     assert (len(list(samples)), samples.skipped[INCOMPLETE]) == ((len(names), 0) if has else (0, 1))
+
+
+def test_all_pictures_of_a_class_view():
+    names = ["a.cls", "a.left.jpg", "a.right.JPG", "a.png", "a.txt", "b.cls", "b.txt", "c.jpg"]
+    index = index_of(*names)
+    spec = parse_view(ViewSettings.load({"view": "class", "image": "all"}))
+    found = labelled_samples(index, spec, label_column([(0, b"7"), (5, b"8")]), None)
+    shown = [index.name(row).decode() for row in found.rows]
+    assert shown == ["a.left.jpg", "a.right.JPG", "a.png"]
+    assert dict(found.skipped) == {NO_IMAGE: 1, NO_LABEL: 1}
+    assert [class_namer(spec)(b"d/" + name.encode()) for name in shown] == [
+        name.encode() for name in shown
+    ]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from aisfs.core.views.merged import DUPLICATE
 from aisfs.core.views.samples import HIDDEN, INCOMPLETE, SPLITS, split_name
 from aisfs.core.views.samples_view import SampleFolders
 from aisfs.core.views.shard_names import folder_names_of_columns
-from aisfs.core.views.spec import Component, LabelRule, LabelSource, ViewSpec
+from aisfs.core.views.spec import PICTURES, Component, LabelRule, LabelSource, ViewSpec
 from tests.core.views.test_samples import index_of
 
 CLS = Component((b"cls",))
@@ -212,6 +212,11 @@ def test_labels_from_the_shard_that_has_them():
     found, skipped = labels(sources, [{}, {}, {0: b"0", 1: b"1"}, {0: b"2"}])
     assert found == [[(0, b"2"), (1, b"0")], [], [], []]
     assert skipped == {NO_LABEL: 1, UNCLEAR_IMAGE: 1}
+    every, skipped = labels(
+        sources, [{}, {}, {0: b"0", 1: b"1"}, {0: b"2"}], image=PICTURES, all_images=True
+    )
+    assert every == [[(0, b"2"), (1, b"0")], [(2, b"1"), (3, b"1")], [], []]
+    assert skipped == {NO_LABEL: 2}
     table = LabelRule(LabelSource.TABLE, "x")
     found, skipped = labels(sources, [{}] * 4, label=table)
     assert found == [[(0, b"from a table")], [], [], []]

@@ -1,5 +1,6 @@
 """Labels out of contents that stream by, as columns, as bytes and back."""
 
+import codecs
 import io
 import json
 import tarfile
@@ -166,10 +167,35 @@ def test_integer_labels_sort_as_numbers(numbers: set[int]):
         ("key,label\na,1\n", {b"a": b"1"}),
         ("label,x,filename\n1,z,a.jpg\n", {b"a.jpg": b"1"}),
         ('\ufeff"a,b",c d\r\n\r\nshort\n', {b"a,b": b"c d"}),
+        (
+            "a.jpg\tred, small\nb.jpg\tblue, big\n",
+            {b"a.jpg": b"red, small", b"b.jpg": b"blue, big"},
+        ),
+        ("image;x;label\r\na,1.jpg;z;cat\r\n", {b"a,1.jpg": b"cat"}),
+        ('"a;b",1\n', {b"a;b": b"1"}),
+        ("a,1;2\n", {b"a": b"1;2"}),
     ],
 )
 def test_tables(text: str, table: dict[bytes, bytes]):
     assert parse_table("t", text.encode()) == table
+
+
+def test_a_table_as_excel_saves_unicode_text():
+    assert parse_table("t", "key\tlabel\r\nä\tcat\r\n".encode("utf-16")) == {"ä".encode(): b"cat"}
+
+
+@pytest.mark.parametrize(
+    ("content", "label"),
+    [
+        ("7\r\n".encode("utf-8-sig"), b"7"),
+        ("kätzchen\n".encode("utf-16"), "kätzchen".encode()),
+        (codecs.BOM_UTF16_BE + "cat".encode("utf-16-be"), b"cat"),
+        (b"\xff\xfeodd", b"\xff\xfeodd"),
+        (b"\xef\xbb\xbf", b""),
+    ],
+)
+def test_labels_with_a_byte_order_mark(content: bytes, label: bytes):
+    assert read_label(LabelRule(LabelSource.CONTENT, "cls"), content) == label
 
 
 def test_what_is_no_table():
@@ -220,7 +246,7 @@ def test_memory_of_a_class_view_is_bounded_and_linear():
             kept += index.nbytes + 8 * len(found.rows)
             names += sum(map(len, index.names()))
             members += len(index)
-        view = MergedView(placed, class_namer(spec.rule))
+        view = MergedView(placed, class_namer(spec))
         assert view.files == shards * 1000
         costs.append((view.nbytes + kept - names) / members)
     assert max(costs) <= 80

@@ -13,17 +13,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from aisfs.core.archive.formats import Form, form_of_content, form_of_name
+from aisfs.core.archive.formats import DEFLATED, Form, form_of_content, form_of_name
 from aisfs.core.index.codec import decode, encode
 from aisfs.core.index.member_index import MemberKind
-from aisfs.core.index.zip_columns import DEFLATED, LOCAL_HEADER, Packing, data_offset
+from aisfs.core.index.zip_columns import LOCAL_HEADER, Packing, data_offset
 from aisfs.core.views.directory_tree import MembersView
 from aisfs.core.zip.directory import ZipScanner
 from tests.support.publishing import every_scan_is_published  # noqa: F401 - for all tests
 
 
-def scan(data: bytes):
-    scanner = ZipScanner(len(data))
+def scan(data: bytes, encoding: str = ""):
+    scanner = ZipScanner(len(data), encoding)
     for _ in range(10_000):
         wanted = scanner.wanted
         if wanted is None:
@@ -183,8 +183,9 @@ def test_what_is_left_out_is_counted():
         file.writestr("b", b"2" * 100, zipfile.ZIP_BZIP2)
         file.mkdir("dir")
     data = bytearray(buffer.getvalue())
+    data[data.rindex(b"PK\x01\x02", 0, data.rindex(b"dir/")) - 47 + 10] = 97  # that of "b"
     index = scan(bytes(data))
-    assert dict(index.skipped) == {"symbolic link in a zip": 1, "compression method 12": 1}
+    assert dict(index.skipped) == {"symbolic link in a zip": 1, "compression method 97": 1}
     assert [(index.name(row), index.kind(row)) for row in range(len(index))] == [
         (b"ok", MemberKind.FILE),
         (b"dir", MemberKind.DIRECTORY),
@@ -303,3 +304,80 @@ def test_forms_by_content():
     assert form_of_content(plain([("a", b"1")])) is Form.ZIP
     assert form_of_content(plain([])) is Form.ZIP
     assert form_of_content(b"") is None
+
+
+# Names ---------------------------------------------------------------------------------------
+
+
+def zip_of(*entries: zipfile.ZipInfo) -> bytes:
+    """A zip of empty members, whose names go in as they are spelled in Latin-1."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        for entry in entries:
+            file.writestr(entry, b"")
+    data = buffer.getvalue()
+    for entry in entries:  # zipfile would write UTF-8 and say so
+        marked = entry.filename.encode()
+        assert len(marked) == len(entry.filename)
+        data = data.replace(marked, entry.filename.translate(_RAW).encode("latin-1"))
+    return data
+
+
+_RAW = {ord(letter): 0x80 + at for at, letter in enumerate("ABCDEFGHIJKLMNOPQRSTUVWXYZ")}
+"""Stand-ins for bytes that are not ASCII: "B" is 0x81."""
+
+
+def entry(name: str, system: int = 0, attributes: int = 0, extra: bytes = b"") -> zipfile.ZipInfo:
+    info = zipfile.ZipInfo(name)
+    info.create_system, info.external_attr, info.extra = system, attributes, extra
+    return info
+
+
+def unicode_path(name: str, of: bytes, version: int = 1) -> bytes:
+    said = struct.pack("<BI", version, zlib.crc32(of)) + name.encode()
+    return struct.pack("<HH", 0x7075, len(said)) + said
+
+
+def test_backslashes_of_dos_separate_directories():
+    index = scan(zip_of(
+        entry("cat\\1.jpg"), entry("dog\\"), entry("cow", attributes=0x10), entry("cat/a\\b"),
+        entry("unix\\1.jpg", system=3),
+    ))  # fmt: skip
+    kinds = {index.name(row): index.kind(row) for row in range(len(index))}
+    assert kinds == {
+        b"cat/1.jpg": MemberKind.FILE,
+        b"dog": MemberKind.DIRECTORY,
+        b"cow": MemberKind.DIRECTORY,
+        b"cat/a\\b": MemberKind.FILE,  # as for unzip, which looks for any slash first
+        b"unix\\1.jpg": MemberKind.FILE,
+    }
+
+
+@pytest.mark.parametrize("encoding", ["", "cp932"])
+def test_the_unicode_path_field_names_a_member(encoding):
+    raw = b"\x81.jpg"
+    name = unicode_path("дом\\ü.jpg", raw)
+    stale = unicode_path("old.jpg", b"other.jpg")
+    index = scan(zip_of(entry("B.jpg", extra=name)), encoding)
+    assert index.names() == ["дом/ü.jpg".encode()]
+    for extra in (stale, unicode_path("new.jpg", raw, version=2), name[:6]):
+        assert scan(zip_of(entry("B.jpg", extra=extra))).names() == ["ü.jpg".encode()]
+    renamed = scan(zip_of(entry("plain.jpg", extra=unicode_path("ä.jpg", b"plain.jpg"))))
+    assert renamed.names() == ["ä.jpg".encode()]
+
+
+def test_an_encoding_counts_where_a_name_has_no_mark():
+    word = b"\x83\x5c.jpg"  # its second byte is a backslash
+    data = zip_of(entry("D\\.jpg"), entry("C.jpg"))
+    assert word in data
+    assert scan(data).names() == ["â/.jpg".encode(), "é.jpg".encode()]
+    assert scan(data, "cp932").names() == ["ソ.jpg".encode(), "é.jpg".encode()]
+    marked = plain([("ä.jpg", b"")])
+    assert scan(marked, "cp932").names() == ["ä.jpg".encode()]
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_other_methods_are_members(method):
+    index = scan(plain([("a", b"x" * 100)], method))
+    assert index.names() == [b"a"]
+    assert index.stored(0).method == method

@@ -28,7 +28,11 @@ NOTHING = "--view class shows nothing: "
          "cls, image.webp, mask.webp; try --image image.webp or --image mask.webp"),
         ({"image": "webp"}, 1, {"ambiguous image": 2}, PETS, "--view class shows 1 of 3 samples: 2 "
          "samples have several parts that end in webp; parts are cls, image.webp, mask.webp; try "
-         "--image image.webp or --image mask.webp"),
+         "--image image.webp or --image mask.webp or --image all"),
+        ({"image": "all"}, 0, {"no image": 2}, ("a.txt",), NOTHING + "2 samples have no picture; parts "
+         "are txt"),
+        ({}, 0, {"no label": 1}, ("a.jpg", "a.outputs.txt"), NOTHING + "1 sample has no cls; parts are "
+         "jpg, outputs.txt; try --label outputs.txt"),
         ({"label": "txt"}, 0, {"no label": 1}, PETS, NOTHING + "1 sample has no txt; parts are cls, "
          "image.webp, mask.webp; try --label cls or --label dir"),
         ({}, 0, {"no label": 2}, ("a.jpg", "a.json"), NOTHING + "2 samples have no cls; parts are jpg, "

@@ -9,6 +9,7 @@ import trio
 
 from aisfs.ais.protocol.shard_index import SYSTEM_BUCKET, shard_index_location
 from aisfs.cache.index_cache import IndexCache
+from aisfs.core.index.published import ScanRules
 from aisfs.engine.fetch.fetcher import Fetcher
 from aisfs.engine.fetch.writer_thread import background_thread
 from aisfs.engine.read.archive_forms import ArchiveForms
@@ -49,7 +50,7 @@ async def indexing(store, *, shard_indexes=None, others=(), nesting=0, **options
         )
         unpacker = Unpacker(fetcher, services, cache=None)
         yield Indexer(
-            ShardScanner(fetcher, unpacker, nesting=nesting),
+            ShardScanner(fetcher, unpacker, rules=ScanRules(nesting=nesting)),
             ArchiveForms(fetcher),
             services,
             sources=[
