@@ -149,6 +149,7 @@ def open_store(
     """
     bucket = source.bucket if isinstance(source, BucketSource) else one_store(source)
     if bucket.store:
+        clouds.prepare_environment(bucket.store)
         why = "" if cluster.endpoint else "; no endpoint of AIStore is known"
         log.info("%s: without AIStore in between%s", bucket, why)
         _refuse_certificate(bucket, cluster)

@@ -85,6 +85,7 @@ class ClusterSettings(Settings):
     @field_validator("endpoint")
     @classmethod
     def _check_endpoint(cls, value: str) -> str:
+        value = value.strip()
         if not value:
             return value
         value = value if "//" in value else f"http://{value}"

@@ -162,6 +162,13 @@ def variable(*names: str) -> str:
     return next((os.environ[name] for name in names if os.environ.get(name)), "")
 
 
+def drop_empty_variables(prefixes: tuple[str, ...]) -> None:
+    """Unset the variables that are set to nothing, as compose files and CI do: libraries take them for values."""
+    for name in [name for name, value in os.environ.items() if not value.strip()]:
+        if name.startswith(prefixes):
+            del os.environ[name]
+
+
 def in_environment(name: str) -> bool:
     """Return whether the environment sets an option."""
     field = KNOWN.get(name)

@@ -16,6 +16,7 @@ from aisfs.config import ClusterSettings, clouds
 from aisfs.errors import AccessDenied, ConfigError
 from aisfs.model import Bucket, Provider
 from aisfs.redaction import remember, remember_url
+from aisfs.store.cloud.errors import PANIC, is_panic
 
 Client = S3Store | GCSStore | AzureStore
 
@@ -23,7 +24,6 @@ _RETRIES_OF_PARTS = 3
 """Of one part of an upload, without which all of it would be sent again; `aisfs.store.pipeline` retries
 whole calls, so no other request is repeated here."""
 _GENERIC = re.compile(r"^Generic \w+ error: ")
-_ENDPOINT = re.compile(r"https?://\S+", re.I)
 _OF_CREDENTIALS = re.compile(r"credential|key|token|SAS", re.I)
 """What obstore begins texts with that it has no kind of error for."""
 _ONE_SEND = timedelta(hours=1)
@@ -65,12 +65,13 @@ def make_clients(bucket: Bucket, settings: ClusterSettings) -> Clients:
             whose = f" (credentials: {found})" if found and _OF_CREDENTIALS.search(text) else ""
             raise ConfigError(f"{bucket}: {text}{whose}") from None
         raise
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise ConfigError(f"{bucket}: {PANIC}") from None
 
 
 def _options(endpoint: str, settings: ClusterSettings) -> dict[str, Any]:
-    if endpoint and not _ENDPOINT.fullmatch(endpoint):
-        place = endpoint.rpartition("@")[2].partition("?")[0]  # the rest may be secret
-        raise ConfigError(f"the endpoint {place} is no URL such as http://host:9000")
     options: dict[str, Any] = {
         "timeout": _ONE_SEND,
         "user_agent": "aisfs",
@@ -99,8 +100,9 @@ def _s3(bucket: Bucket, settings: ClusterSettings) -> tuple[_Build, str]:
         config["skip_signature"] = True
     elif clouds.has_aws_profile():
         session, provider = _aws_session(bucket)
-        endpoint = endpoint or session.get("endpoint_url", "")
-        remember_url(endpoint)
+        if not endpoint and (endpoint := session.get("endpoint_url", "")):
+            remember_url(endpoint)
+            clouds.checked_url("endpoint_url of the profile of AWS", endpoint)
     if endpoint:
         config["endpoint"] = endpoint
 

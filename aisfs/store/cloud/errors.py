@@ -70,6 +70,7 @@ directory of that name."""
 _NO_UPLOAD = "NoSuchUpload"
 """Of an upload in parts that is over: it was completed, and the answer was lost. So it is sent anew."""
 
+PANIC = "obstore, which aisfs asks clouds with, failed in itself: check the variables of the cloud"
 _NO_ANSWER = "Unable to extract metadata from headers"
 """Of an answer without what each answer of a cloud has, such as an ETag: something else gave it."""
 
@@ -83,6 +84,15 @@ def cloud_errors(subject: str) -> Iterator[None]:
         raise
     except (obs.BaseError, OSError, ValueError, NotImplementedError) as error:
         raise error_of(subject, error) from None  # its text may have a signature
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise ProtocolError(f"{subject}: {PANIC}") from None
+
+
+def is_panic(error: BaseException) -> bool:
+    """Return whether obstore met a bug of its own; these classes of pyo3 cannot be imported."""
+    return type(error).__name__ in ("PanicException", "RustPanic")
 
 
 def error_of(subject: str, error: Exception) -> AisfsError:
