@@ -13,7 +13,7 @@ import trio
 
 from aisfs.ais.client import AISClient
 from aisfs.ais.identification import check_answers, identify_endpoint
-from aisfs.app.stores import as_served, is_writable, open_store
+from aisfs.app.stores import as_served, direct_store, is_writable, one_store, open_store
 from aisfs.config import ClusterSettings
 from aisfs.core.namespace.reach import Reach
 from aisfs.core.namespace.sources import (
@@ -26,6 +26,7 @@ from aisfs.core.namespace.sources import (
 from aisfs.engine.read.sources.index_bucket import IndexBucket
 from aisfs.errors import (
     AccessDenied,
+    AisfsError,
     AlreadyExists,
     BucketNotFound,
     ConfigError,
@@ -58,6 +59,11 @@ class OpenSource:
     """Raises `Unavailable` if the cluster does not answer; None where there is no cluster."""
     index_bucket: IndexBucket | None = None
     """Has the published indexes; None where they lie beside the shards."""
+
+    @property
+    def store_name(self) -> str:
+        """What the store is, in a word; see `Bucket.store`."""
+        return direct_store(self.source)
 
     @property
     def bucket(self) -> Bucket:
@@ -117,6 +123,7 @@ async def open_source(
     metrics: Metrics | None = None,
     *,
     may_be_unlistable: bool = False,
+    by_name: bool = False,
     create_bucket: bool = False,
     reach: Reach | None = None,
 ) -> AsyncIterator[OpenSource]:
@@ -127,6 +134,7 @@ async def open_source(
         cluster: How to reach the cluster.
         metrics: Where calls are counted.
         may_be_unlistable: Accept a bucket whose listing is denied, and a web server without an index.
+        by_name: Accept a web server without an index, whose files are found by their names.
         create_bucket: Make the bucket of the source if it is missing.
         reach: Where redirects of web servers may lead, if that is limited.
 
@@ -141,7 +149,11 @@ async def open_source(
     try:
         try:
             with suppress(*[AccessDenied, Unsupported] if may_be_unlistable else []):
-                await _check_answers(found.store, found.source)
+                await _check_answers(found.store, found.source, cluster)
+        except Unsupported as error:
+            if not by_name or found.store_name != "web":
+                raise
+            log.warning("%s; what is there can be opened by its name, and not be listed", error)
         except Unavailable as error:
             if not isinstance(found.store, AISClient):
                 raise
@@ -167,15 +179,42 @@ async def _create_bucket(store: WritableStore, bucket: Bucket) -> None:
         log.info("created %s", bucket)
 
 
-async def _check_answers(store: WritableStore, source: Source) -> None:
+async def _check_answers(store: WritableStore, source: Source, cluster: ClusterSettings) -> None:
     """Check the source; if the answers are odd or empty, check that they are those of an AIStore."""
     try:
         if await _check(store, source):
             return
-    except (AccessDenied, BucketNotFound, ProtocolError, Unsupported):
+    except (AccessDenied, NotFound, ProtocolError, SourceMissing, Unsupported):
         await _refuse_stranger(store)
+        await _refuse_aistore(source, cluster)
         raise
     await _refuse_stranger(store)
+    await _refuse_aistore(source, cluster)
+
+
+async def _refuse_aistore(source: Source, cluster: ClusterSettings) -> None:
+    """Raise if a web server that is no use as one is an AIStore.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if direct_store(source) != "web":
+        return
+    assert isinstance(source, BucketSource | DatasetSource), "others are in no store"
+    bucket = source.bucket if isinstance(source, BucketSource) else one_store(source)
+    client = AISClient(cluster.model_copy(update={"endpoint": str(bucket)}))
+    try:
+        found = await identify_endpoint(client)
+    except AisfsError:  # what it said before is of more use
+        return
+    finally:
+        with trio.CancelScope(shield=True):
+            await client.aclose()
+    if found.is_aistore:
+        raise ConfigError(
+            f"{bucket} is an AIStore: give it with --endpoint {bucket}, and a bucket of it as the"
+            " SOURCE, such as ais://BUCKET; `aisfs ls` shows its buckets"
+        )
 
 
 async def _refuse_stranger(store: WritableStore) -> None:
