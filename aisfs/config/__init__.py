@@ -16,6 +16,7 @@ from aisfs.config.values import (
     in_environment,
     parse_size,
     use_file,
+    use_proxy,
 )
 from aisfs.config.views import Join, KeyRule, View, ViewSettings
 from aisfs.config.writing import WRITABLE_DIR_MODE, WRITABLE_FILE_MODE, WriteSettings
@@ -63,4 +64,5 @@ __all__ = [
     "own_log",
     "parse_size",
     "use_file",
+    "use_proxy",
 ]

@@ -32,6 +32,9 @@ class ClusterSettings(Settings):
     """Send clouds no credentials: for public buckets."""
     http_headers: AbsolutePath | None = None
     """A file with tokens and cookies for web servers, each for its host."""
+    proxy: str = ""
+    """URL of an HTTP proxy for all requests. Without it, the environment's proxies lead to all stores but
+    AIStore: they are the way out, AIStore is near, and a variable meant for the web must not cut it off."""
     token: SecretStr | None = Field(default=None, validation_alias="AIS_AUTHN_TOKEN")
     authn_token_file: AbsolutePath | None = Field(
         default=None, validation_alias="AIS_AUTHN_TOKEN_FILE"
@@ -73,6 +76,12 @@ class ClusterSettings(Settings):
         if value and value < MIB:
             raise ValueError("at least 1MiB, or 0 for no limit")
         return value
+
+    @field_validator("proxy")
+    @classmethod
+    def _check_proxy(cls, value: str) -> str:
+        remember_url(value)
+        return value.strip()
 
     @field_validator("index_bucket")
     @classmethod

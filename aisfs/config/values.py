@@ -169,6 +169,12 @@ def drop_empty_variables(prefixes: tuple[str, ...]) -> None:
             del os.environ[name]
 
 
+def use_proxy(url: str) -> None:
+    """Let everything in this process that asks the environment for a proxy find this one."""
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        os.environ[name] = os.environ[name.upper()] = url
+
+
 def in_environment(name: str) -> bool:
     """Return whether the environment sets an option."""
     field = KNOWN.get(name)

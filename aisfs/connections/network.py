@@ -18,8 +18,9 @@ from requests.adapters import DEFAULT_CA_BUNDLE_PATH
 from urllib3.exceptions import HTTPError
 
 from aisfs.config import ClusterSettings
+from aisfs.connections.proxies import Proxy
 from aisfs.connections.replies import SpeaksTls
-from aisfs.errors import AisfsError, ConfigError, Unavailable
+from aisfs.errors import AccessDenied, AisfsError, ConfigError, Unavailable
 from aisfs.redaction import shown
 
 _OTHER_NAME = frozenset({62, 64})
@@ -27,6 +28,7 @@ _OTHER_NAME = frozenset({62, 64})
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"})
 _NO_CERTIFICATE = frozenset({"TLSV13_ALERT_CERTIFICATE_REQUIRED", "SSLV3_ALERT_HANDSHAKE_FAILURE"})
 
+PROXY_PASSWORD = "wants a name and a password: put NAME:PASSWORD@ in front of its host"
 _PROBE_SECONDS = 3.0
 """For a handshake that only shows why another request failed."""
 _MOST_TEXT = 300
@@ -53,6 +55,16 @@ def distance(peer: str, own: str) -> Distance:
     return Distance.WORLD if address.is_global else Distance.NETWORK
 
 
+def distance_by_name(host: str) -> Distance:
+    """Return how far a host is that a proxy is to look up, as far as its name tells."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return Distance.MACHINE
+    try:
+        return distance(host, "")
+    except ValueError:
+        return Distance.WORLD
+
+
 def distance_of(sock: socket.socket) -> Distance:
     """Return how far the peer of a connected socket is.
 
@@ -64,6 +76,15 @@ def distance_of(sock: socket.socket) -> Distance:
 
 class WrongHost(OSError):
     """A trusted certificate of another host; the text says of which."""
+
+
+class ProxyFailed(OSError):
+    """No connection to a proxy, or none through it."""
+
+    def __init__(self, proxy: Proxy, what: str, error: OSError) -> None:
+        super().__init__(f"{proxy} {what}: {error.strerror or error}")
+        self.proxy = proxy
+        self.wants_password = " failed: 407 " in str(error)
 
 
 def tls_options(settings: ClusterSettings) -> dict[str, Any]:
@@ -155,6 +176,10 @@ def network(subject: str) -> Iterator[None]:
 def _failure(subject: str, error: Exception) -> AisfsError:
     if (wrong := _setting(error)) is not None:
         return ConfigError(f"{subject}: {wrong}")
+    if isinstance(error, ProxyFailed):
+        if error.wants_password:
+            return AccessDenied(f"{subject}: {error.proxy} {PROXY_PASSWORD}")
+        return Unavailable(f"{subject}: {_brief(error)}")
     if isinstance(error, TimeoutError):
         return Unavailable(f"{subject}: no answer in time ({_brief(error)})")
     return Unavailable(f"{subject}: the connection failed ({_brief(error)})")

@@ -70,6 +70,7 @@ _PLAIN: dict[int, tuple[type[AisfsError], str]] = {
         "AIS_AUTHN_TOKEN_FILE",
     ),
     403: (AccessDenied, "the token or the bucket's access settings do not permit this"),
+    407: (AccessDenied, "the HTTP proxy wants a name and a password: see --proxy"),
     408: (Unavailable, "the cluster gave up waiting"),
     416: (Stale, "shorter on the server than it was"),
     429: (Unavailable, "the cluster limits the rate of requests"),

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 
 from obstore import exceptions as obs
 
+from aisfs.connections.network import PROXY_PASSWORD
+from aisfs.connections.proxies import through_proxy
 from aisfs.errors import (
     AccessDenied,
     AisfsError,
@@ -42,6 +44,7 @@ _WANTS_TLS = re.compile(r"plain HTTP|HTTP request to an HTTPS server")
 """What nginx, Apache and Go answer to a request without TLS."""
 _CONNECTING = "kind: Connect,"
 """Stands there if no connection was made."""
+_WANTS_PASSWORD = "ProxyAuthRequired"
 _CAUSE = re.compile(r'(?:message|error): "([^"\\]+)"')
 """Why, as the system says it."""
 _HOST = re.compile(r"(https?://)(?:[^\s/?@]*@)?([^\s/?]+)")
@@ -110,9 +113,19 @@ def error_of(subject: str, error: Exception) -> AisfsError:
     if status == 400 and _WANTS_TLS.search(words):
         return ConfigError(f"{subject}: the server speaks TLS: use https:// in the endpoint")
     kind = AccessDenied if _METADATA in text else _kind(error, words, status, code)
-    if kind is Unavailable and _CONNECTING in debug and (found := _CAUSE.search(debug)):
-        place = "".join(found_url.groups()) if (found_url := _HOST.search(text)) else "the cloud"
-        return Unavailable(f"{subject}: no connection to {place}: {shown(found[1])}")
+    if status == 407 or (kind is Unavailable and _CONNECTING in debug):
+        found_url = _HOST.search(text)
+        place = "".join(found_url.groups()) if found_url else ""
+        cause = _CAUSE.search(debug)
+        through = through_proxy(place) if place else ""
+        if status == 407 or _WANTS_PASSWORD in debug:
+            proxy = through.removeprefix(" through ") or "the proxy"
+            return AccessDenied(f"{subject}: {proxy} {PROXY_PASSWORD}")
+        if cause or through:
+            why = shown(cause[1]) if cause else "it makes no tunnel"
+            return Unavailable(
+                f"{subject}: no connection to {place or 'the cloud'}{through}: {why}"
+            )
     return kind(f"{subject}: {_reason(text, words, status, code)}")
 
 
