@@ -58,6 +58,7 @@ def store_options(command: Command) -> Command:
             "--http-headers FILE", "Tokens and cookies for web servers: lines of HOST NAME: VALUE."
         ),
         proxy_option,
+        flag("--requester-pays", "Pay for requests to a bucket of S3 or Google that demands it."),
         flag("--anonymous", "Send no credentials to a store without AIStore: for public buckets."),
         flag(
             "--direct",

@@ -139,6 +139,18 @@ def is_gcs_emulator() -> bool:
     return bool(variable("STORAGE_EMULATOR_HOST"))
 
 
+def google_project() -> str:
+    """Return the project of Google that pays for requests.
+
+    Raises:
+        ConfigError: none is named.
+    """
+    project = variable("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT")
+    if not project:
+        raise ConfigError("--requester-pays: set GOOGLE_CLOUD_PROJECT to the project that pays")
+    return project
+
+
 def azure_account() -> str:
     """Return whose containers are meant where none is named."""
     return variable("AZURE_STORAGE_ACCOUNT_NAME")

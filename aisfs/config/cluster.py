@@ -35,6 +35,9 @@ class ClusterSettings(Settings):
     proxy: str = ""
     """URL of an HTTP proxy for all requests. Without it, the environment's proxies lead to all stores but
     AIStore: they are the way out, AIStore is near, and a variable meant for the web must not cut it off."""
+    requester_pays: Flag = False
+    """Let the account of the credentials pay for requests to S3 and Google, which some buckets demand. Off,
+    since it costs money."""
     token: SecretStr | None = Field(default=None, validation_alias="AIS_AUTHN_TOKEN")
     authn_token_file: AbsolutePath | None = Field(
         default=None, validation_alias="AIS_AUTHN_TOKEN_FILE"

@@ -49,7 +49,8 @@ def make_clients(bucket: Bucket, settings: ClusterSettings) -> Clients:
     make = {Provider.S3: _s3, Provider.GS: _gcs, Provider.AZ: _azure}[bucket.provider]
     try:
         build, endpoint = make(bucket, settings)
-        options = _options(endpoint, settings)
+        pays = settings.requester_pays and bucket.provider is Provider.GS
+        options = _options(endpoint, settings, clouds.google_project() if pays else "")
         writing = {"client_options": options, "retry_config": {"max_retries": _RETRIES_OF_PARTS}}
         # A listing goes on for longer than the deadline of a call: silence has to end it in any case.
         silence = settings.read_timeout or settings.io_timeout
@@ -71,7 +72,7 @@ def make_clients(bucket: Bucket, settings: ClusterSettings) -> Clients:
         raise ConfigError(f"{bucket}: {PANIC}") from None
 
 
-def _options(endpoint: str, settings: ClusterSettings) -> dict[str, Any]:
+def _options(endpoint: str, settings: ClusterSettings, project: str) -> dict[str, Any]:
     options: dict[str, Any] = {
         "timeout": _ONE_SEND,
         "user_agent": "aisfs",
@@ -84,6 +85,8 @@ def _options(endpoint: str, settings: ClusterSettings) -> dict[str, Any]:
             options["root_certificate"] = settings.client_ca.read_bytes()
         except OSError as error:
             raise ConfigError(f"AIS_CLIENT_CA {settings.client_ca}: {error.strerror}") from error
+    if project:
+        options["default_headers"] = {"x-goog-user-project": project}
     if settings.connect_timeout:
         options["connect_timeout"] = timedelta(seconds=settings.connect_timeout)
     return options
@@ -95,6 +98,8 @@ _Build = Callable[..., Client]
 
 def _s3(bucket: Bucket, settings: ClusterSettings) -> tuple[_Build, str]:
     config: Any = {"disable_bulk_delete": True}  # not every S3 has it
+    if settings.requester_pays:
+        config["request_payer"] = True
     provider, endpoint = None, clouds.endpoint_of("s3")
     if settings.anonymous:
         config["skip_signature"] = True
