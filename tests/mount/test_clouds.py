@@ -535,6 +535,34 @@ def test_buckets_whose_readers_pay(s3: Cloud, google: Google, mountpoint: Path, 
                 assert b"big.bin" in listed.stdout, listed.stderr
 
 
+@pytest.mark.parametrize("view", ["class", "flat", "shards"])
+def test_an_archived_shard_does_not_stop_a_view(
+    view: str, s3: S3, mountpoint: Path, tmp_path: Path
+):
+    bucket = filled(s3)
+    s3.archive(bucket, "train/x-001.tar", shards()["train/x-001.tar"])
+    env = {"AIS_ENDPOINT": "", "AISFS_CACHE_DIR": str(tmp_path), **s3.environment}
+    options = ["--view", view] + ["--shuffle", "1"] * (view == "shards")
+    with mounted(
+        s3.source(bucket, "/train/*.tar"), mountpoint, options=options, env=env,
+        expected_log=["1 archived shards left out"],
+    ) as mount:  # fmt: skip
+        found = tree(mount.path)
+        if view == "shards":
+            assert len(found) == SHARDS - 1
+        else:
+            names = {Path(name).name.partition("-")[0].partition(".")[0] for name in found}
+            assert len(found) == (SHARDS - 1) * EACH * (2 if view == "flat" else 1), names
+        assert f"{bucket}/train/x-001.tar" in mount.log()
+        said = os.getxattr(mount.path, "user.aisfs.skipped").decode()
+        assert "archived shard" in said, said
+    with mounted(s3.source(bucket), mountpoint, env=env, expected_log=["archived"]) as mount:
+        done = run(s3, "inspect", s3.source(bucket, "/train/*.tar"))
+        assert b"archived" in done.stdout + done.stderr, (done.stdout, done.stderr)
+        with pytest.raises(PermissionError):
+            (mount.path / "train" / "x-001.tar").read_bytes()
+
+
 def test_who_pays_is_named():
     for source, said in (
         ("gs+direct://pets", b"set GOOGLE_CLOUD_PROJECT to the project that pays"),

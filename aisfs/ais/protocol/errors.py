@@ -16,6 +16,7 @@ from aisfs.errors import (
     AccessDenied,
     AisfsError,
     AlreadyExists,
+    Archived,
     BucketNotFound,
     InvalidName,
     IsADirectory,
@@ -97,6 +98,8 @@ _BY_NAME: dict[str, tuple[type[AisfsError], str]] = {
 _NO_BATCHES: tuple[type[AisfsError], str] = Unsupported, "the cluster has no GetBatch"
 
 
+_ARCHIVED = ("InvalidObjectState", "BlobArchived")
+"""Codes of S3 and Azure, whose errors AIStore passes on."""
 _GATEWAY = frozenset({502, 503, 504})
 
 
@@ -123,6 +126,8 @@ def failure(request: Request, reply: Reply) -> AisfsError:
         kind, text = _BY_NAME[details.tcode]
     elif _lacks_batches(request, reply, details):
         kind, text = _NO_BATCHES
+    elif any(code in details.message for code in _ARCHIVED):
+        kind, text = Archived, "archived in the cloud behind the cluster: restore it first"
     elif verdict := _about_job(request, reply, details):
         kind, text = verdict
     elif reply.status in _PLAIN:

@@ -31,11 +31,12 @@ from aisfs.store.port import ObjectStore
 log = logging.getLogger(__name__)
 
 NAMED_MAX = 5
-"""Missing shards that a line of the log names."""
+"""Shards that a line of the log names."""
 MISSING = "missing shard"
+ARCHIVED = "archived shard"
 EXCLUDED = "excluded shard"
 NO_SHARD = "not a shard"
-_STATES = {MISSING: "missing", EXCLUDED: "excluded", NO_SHARD: "not_a_shard"}
+_STATES = {MISSING: "missing", ARCHIVED: "archived", EXCLUDED: "excluded", NO_SHARD: "not_a_shard"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,8 @@ class ShardSet:
         self._gone: set[int] = set()
         self._lost = 0
         """How many are gone since they were found."""
+        self._archived = 0
+        """How many of those that were found can only be read once they are restored."""
         self._changed: set[int] = set()
         self.renewals = 0
         """How often the shards were found anew."""
@@ -92,7 +95,7 @@ class ShardSet:
     @property
     def exclusions(self) -> Counter[str]:
         """What the sources named and is not shown: reason and how many."""
-        return self._exclusions + Counter({MISSING: self._lost})
+        return self._exclusions + Counter({MISSING: self._lost, ARCHIVED: self._archived})
 
     @property
     def current(self) -> list[tuple[int, Shard]]:
@@ -112,6 +115,20 @@ class ShardSet:
         self._changed.add(at)
         return True
 
+    def leave_out(self, archived: Sequence[int]) -> None:
+        """Show no more the shards in these places, which cannot be read until they are restored."""
+        if not archived:
+            return
+        keys = [f"{self._shards[at].bucket}/{self._shards[at].info.key}" for at in archived]
+        log.warning(
+            "%d archived shards left out: restore them, then run aisfs refresh: %s",
+            len(keys),
+            _first_of(keys),
+        )
+        self._gone.update(archived)
+        self._archived += len(archived)
+        self._count()
+
     def renew(self, found: "ShardSet") -> bool:
         """Show the shards that were found anew; return whether they are others than before.
 
@@ -126,7 +143,7 @@ class ShardSet:
         self._gone = {at for place, at in self._places.items() if place not in fresh}
         self._names = {shard.name: at for at, shard in self.current}
         self._changed.clear()
-        self._exclusions, self._lost = found.exclusions, 0
+        self._exclusions, self._lost, self._archived = found.exclusions, 0, 0
         self.missing = found.missing
         self.renewals += 1
         self._count()
@@ -212,12 +229,15 @@ async def find_shards(
         for ((bucket, _), info), name, at in zip(found.items(), names, of, strict=True)
     ]
     for text, gone in missing.items():
-        named = ", ".join(gone[:NAMED_MAX]) + (", …" if len(gone) > NAMED_MAX else "")
-        log.warning("%s: %d missing: %s", text, len(gone), named)
+        log.warning("%s: %d missing: %s", text, len(gone), _first_of(gone))
     log.info("%d shards of %s", len(shards), source)
     words = [word.text for word in source.words]
     all_missing = [*chain(*missing.values())]
     return ShardSet(store, metrics, shards, exclusions, all_missing, words)
+
+
+def _first_of(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMED_MAX]) + (", …" if len(names) > NAMED_MAX else "")
 
 
 def _nothing(word: SourceArg, why: Counter[str]) -> str:

@@ -16,6 +16,7 @@ from aisfs.errors import (
     AccessDenied,
     AisfsError,
     AlreadyExists,
+    Archived,
     BucketNotFound,
     ConfigError,
     InvalidName,
@@ -57,6 +58,7 @@ _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "no bucket named", "Container
 _CREDENTIALS = ("credential", "token request", "metadata", "Received None from session")
 """Words of errors that asking for credentials gave, and not the cloud."""
 _REGION = ("PermanentRedirect", "AuthorizationHeaderMalformed", "redirect without LOCATION")
+_ARCHIVED = ("InvalidObjectState", "BlobArchived", "BlobBeingRehydrated")
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
 _CONFLICTS = ("OperationAborted", "ConditionalRequestConflict", "PendingCopyOperation")
 """Of two writers at once, one of which is to try again."""
@@ -112,6 +114,10 @@ def error_of(subject: str, error: Exception) -> AisfsError:
         return ConfigError(f"{subject}: the server does not speak TLS: use http:// in the endpoint")
     if status == 400 and _WANTS_TLS.search(words):
         return ConfigError(f"{subject}: the server speaks TLS: use https:// in the endpoint")
+    if code in _ARCHIVED:
+        return Archived(
+            f"{subject}: archived in the cloud: restore it first (HTTP {status} {code})"
+        )
     kind = AccessDenied if _METADATA in text else _kind(error, words, status, code)
     if status == 407 or (kind is Unavailable and _CONNECTING in debug):
         found_url = _HOST.search(text)
@@ -126,6 +132,10 @@ def error_of(subject: str, error: Exception) -> AisfsError:
             return Unavailable(
                 f"{subject}: no connection to {place or 'the cloud'}{through}: {why}"
             )
+    if kind is Archived:
+        return Archived(
+            f"{subject}: archived in the cloud: restore it first (HTTP {status} {code})"
+        )
     return kind(f"{subject}: {_reason(text, words, status, code)}")
 
 
