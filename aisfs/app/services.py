@@ -127,6 +127,7 @@ async def open_services(plan: SourcePlan) -> AsyncIterator[Services]:
     may = {
         "may_be_unlistable": plan.partly,
         "by_name": isinstance(plan, MountPlan),
+        "writable": plan.writing.writable,
         "create_bucket": plan.writing.create_bucket,
     }
     async with (

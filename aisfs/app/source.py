@@ -12,9 +12,9 @@ from typing import assert_never
 import trio
 
 from aisfs.ais.client import AISClient
-from aisfs.ais.identification import check_answers, identify_endpoint
+from aisfs.ais.identification import check_answers, identify_endpoint, wrong_scheme
 from aisfs.app.stores import as_served, direct_store, is_writable, one_store, open_store
-from aisfs.config import ClusterSettings
+from aisfs.config import ClusterSettings, clouds
 from aisfs.core.namespace.reach import Reach
 from aisfs.core.namespace.sources import (
     BucketSource,
@@ -23,6 +23,7 @@ from aisfs.core.namespace.sources import (
     Everything,
     Source,
 )
+from aisfs.engine.dataset.shard_set import what_is_there
 from aisfs.engine.read.sources.index_bucket import IndexBucket
 from aisfs.errors import (
     AccessDenied,
@@ -124,6 +125,7 @@ async def open_source(
     *,
     may_be_unlistable: bool = False,
     by_name: bool = False,
+    writable: bool = True,
     create_bucket: bool = False,
     reach: Reach | None = None,
 ) -> AsyncIterator[OpenSource]:
@@ -135,6 +137,7 @@ async def open_source(
         metrics: Where calls are counted.
         may_be_unlistable: Accept a bucket whose listing is denied, and a web server without an index.
         by_name: Accept a web server without an index, whose files are found by their names.
+        writable: Whether something may be put there; else a directory that is empty is worth a warning.
         create_bucket: Make the bucket of the source if it is missing.
         reach: Where redirects of web servers may lead, if that is limited.
 
@@ -149,12 +152,13 @@ async def open_source(
     try:
         try:
             with suppress(*[AccessDenied, Unsupported] if may_be_unlistable else []):
-                await _check_answers(found.store, found.source, cluster)
+                await _check_answers(found.store, found.source, cluster, writable=writable)
         except Unsupported as error:
             if not by_name or found.store_name != "web":
                 raise
             log.warning("%s; what is there can be opened by its name, and not be listed", error)
         except Unavailable as error:
+            await _check_scheme(found, cluster)
             if not isinstance(found.store, AISClient):
                 raise
             raise Unavailable(f"{cluster.endpoint} does not answer: {error}") from error
@@ -179,10 +183,12 @@ async def _create_bucket(store: WritableStore, bucket: Bucket) -> None:
         log.info("created %s", bucket)
 
 
-async def _check_answers(store: WritableStore, source: Source, cluster: ClusterSettings) -> None:
+async def _check_answers(
+    store: WritableStore, source: Source, cluster: ClusterSettings, *, writable: bool
+) -> None:
     """Check the source; if the answers are odd or empty, check that they are those of an AIStore."""
     try:
-        if await _check(store, source):
+        if await _check(store, source, writable=writable):
             return
     except (AccessDenied, NotFound, ProtocolError, SourceMissing, Unsupported):
         await _refuse_stranger(store)
@@ -190,6 +196,30 @@ async def _check_answers(store: WritableStore, source: Source, cluster: ClusterS
         raise
     await _refuse_stranger(store)
     await _refuse_aistore(source, cluster)
+
+
+def _bucket_of(source: Source) -> Bucket:
+    """Return a bucket of the store that has a source."""
+    assert isinstance(source, BucketSource | DatasetSource), "others are in no store"
+    return source.bucket if isinstance(source, BucketSource) else one_store(source)
+
+
+async def _check_scheme(found: OpenSource, cluster: ClusterSettings) -> None:
+    """Raise if a server does not answer since it was asked with TLS and has none, or the reverse.
+
+    Raises:
+        ConfigError: that is why.
+    """
+    is_aistore = isinstance(found.store, AISClient)
+    if is_aistore:
+        url = "" if cluster.proxy else cluster.endpoint
+    elif found.store_name == "web":
+        url = str(_bucket_of(found.source))
+    else:
+        url = clouds.endpoint_of(found.store_name)
+    check = partial(wrong_scheme, url, is_aistore=is_aistore)
+    if url and (wrong := await trio.to_thread.run_sync(check)):
+        raise ConfigError(f"{url}: {wrong}")
 
 
 async def _refuse_aistore(source: Source, cluster: ClusterSettings) -> None:
@@ -200,8 +230,7 @@ async def _refuse_aistore(source: Source, cluster: ClusterSettings) -> None:
     """
     if direct_store(source) != "web":
         return
-    assert isinstance(source, BucketSource | DatasetSource), "others are in no store"
-    bucket = source.bucket if isinstance(source, BucketSource) else one_store(source)
+    bucket = _bucket_of(source)
     client = AISClient(cluster.model_copy(update={"endpoint": str(bucket)}))
     try:
         found = await identify_endpoint(client)
@@ -230,6 +259,9 @@ async def _refuse_stranger(store: WritableStore) -> None:
     except Unavailable:  # it just answered: what it said then is of more use
         return
     if found.is_aistore is False:
+        endpoint = store.transport.endpoint
+        if wrong := await trio.to_thread.run_sync(wrong_scheme, endpoint):
+            raise ConfigError(f"{endpoint}: {wrong}")
         raise ConfigError(stranger(store.transport.endpoint, found.seen))
 
 
@@ -241,8 +273,13 @@ def stranger(endpoint: str, seen: str) -> str:
     )
 
 
-async def _check(store: WritableStore, source: Source) -> bool:
+async def _check(store: WritableStore, source: Source, *, writable: bool) -> bool:
     """Ask once, without retries: what cannot work should fail at once.
+
+    Args:
+        store: What to ask.
+        source: What is to be there; an empty directory is, but a warning says so.
+        writable: Whether an empty directory is as good as any, since it will be written to.
 
     Returns:
         Whether anything was found.
@@ -253,8 +290,12 @@ async def _check(store: WritableStore, source: Source) -> bool:
             found = await _check_bucket(store, bucket, prefix)
             if prefix and not found:
                 await _check_no_object(store, bucket, prefix.removesuffix("/"))
+                where, names = await what_is_there(bucket, prefix, store)
+                said = f"{bucket}/{prefix}: nothing is below it; {where} has {names or 'nothing'}"
                 if not is_writable(bucket):  # nothing will ever be put there from here
-                    raise SourceMissing(f"{bucket}/{prefix}: no such directory, or it is empty")
+                    raise SourceMissing(said)
+                if not writable:
+                    log.warning("%s", said)
         case DatasetSource():
             for bucket in source.buckets:
                 # Of a web server, only the directories of the shards need an index.

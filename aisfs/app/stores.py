@@ -5,7 +5,6 @@ import logging
 
 from aisfs.ais.client import AISClient
 from aisfs.config import ClusterSettings, clouds, use_proxy
-from aisfs.connections.proxies import BY_OPTION, parse_proxy
 from aisfs.core.namespace.reach import Reach
 from aisfs.core.namespace.sources import (
     BucketSource,
@@ -152,7 +151,6 @@ def open_store(
     if bucket.store:
         clouds.prepare_environment(bucket.store)
         if cluster.proxy:
-            parse_proxy(cluster.proxy, BY_OPTION)
             use_proxy(cluster.proxy)
         why = "" if cluster.endpoint else "; no endpoint of AIStore is known"
         log.info("%s: without AIStore in between%s", bucket, why)

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from aisfs import __version__
+from aisfs.cli.configuring.profiles import mountpoint_of
 from aisfs.cli.exits import Exit, exit_code, fail
 from aisfs.cli.guide.documented import Documented
 from aisfs.cli.mount import mount
@@ -101,10 +102,10 @@ cli.add_command(mount)
 
 
 @cli.command(cls=Documented)
-@click.argument("mountpoint", metavar="MNT", shell_complete=complete_directory)
+@click.argument("mountpoint", metavar="MNT|@NAME", shell_complete=complete_directory)
 @click.option("-z", "--lazy", is_flag=True, help="Detach now, even if it is busy.")
 def umount(mountpoint: str, lazy: bool) -> None:
-    """Unmount the mount at MNT.
+    """Unmount the mount at MNT, or that of a profile.
 
     What was closed with `--write-back` and waits is uploaded first. If that fails, the mount ends all the same,
     and the next one of its source uploads the rest.
@@ -112,7 +113,7 @@ def umount(mountpoint: str, lazy: bool) -> None:
     # Not a click.Path, which would stat it: the daemon may hang.
     from aisfs.app import umount as umounts
 
-    umounts.umount(Path(mountpoint), lazy=lazy)
+    umounts.umount(mountpoint_of(mountpoint), lazy=lazy)
 
 
 @cli.command(cls=Documented)

@@ -83,8 +83,14 @@ class ClusterSettings(Settings):
     @field_validator("proxy")
     @classmethod
     def _check_proxy(cls, value: str) -> str:
+        value = value.strip()
         remember_url(value)
-        return value.strip()
+        if not value:
+            return value
+        url = urlsplit(value if "://" in value else f"http://{value}")
+        if url.scheme not in ("http", "https") or not url.hostname or url.port == 0:
+            raise ValueError("an HTTP proxy looks like http://host:3128")
+        return url.geturl()
 
     @field_validator("index_bucket")
     @classmethod

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 from functools import lru_cache
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -96,6 +97,8 @@ def tls_options(settings: ClusterSettings) -> dict[str, Any]:
     for path in (settings.client_ca, settings.client_cert, settings.client_key):
         if path and not path.exists():
             raise ConfigError(f"{path}: no such file, but the TLS settings name it")
+    if settings.client_ca and not settings.skip_verify_crt:
+        check_authorities(settings.client_ca)
     if settings.client_key and not settings.client_cert:
         raise ConfigError("AIS_CRT_KEY is of no use without AIS_CRT")
     cert: Any = str(settings.client_cert) if settings.client_cert else None
@@ -106,6 +109,27 @@ def tls_options(settings: ClusterSettings) -> dict[str, Any]:
     # The bundle that requests brings along, not that of the system, is what it trusts by default.
     trusted = str(settings.client_ca or DEFAULT_CA_BUNDLE_PATH)
     return {"verify": False if settings.skip_verify_crt else trusted, "cert": cert}
+
+
+def check_authorities(file: Path) -> None:
+    """Make sure that a file, or a directory, has certificates to trust.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if file.is_dir():
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=file)
+    except ssl.SSLError as error:
+        try:
+            holds_key = b"PRIVATE KEY" in file.read_bytes()
+        except OSError:
+            holds_key = False
+        but = ", but a private key: name the certificate of the authority" if holds_key else ""
+        raise ConfigError(f"--client-ca {file}: that file holds no certificate{but}") from error
+    except OSError as error:
+        raise ConfigError(f"--client-ca {file}: {error.strerror}") from error
 
 
 def _check_key(settings: ClusterSettings) -> None:
@@ -160,6 +184,27 @@ def speaks_tls(url: str) -> bool:
             return True
     except ssl.SSLError as error:
         return error.reason in _NO_CERTIFICATE
+    except (OSError, ValueError):
+        return False
+
+
+def other_scheme(url: str) -> str | None:
+    """Return what is wrong with the scheme of a URL whose host gave no answer; None if that is not why."""
+    if not url.startswith("https://"):
+        return "the server speaks TLS: use https://" if speaks_tls(url) else None
+    if _speaks_http(url) and not speaks_tls(url):  # some servers with TLS answer without, too
+        return "the server does not speak TLS: use http://"
+    return None
+
+
+def _speaks_http(url: str) -> bool:
+    """Return whether a server answers without TLS."""
+    place = urlsplit(url)
+    host, port = place.hostname or "", place.port or 443
+    try:
+        with socket.create_connection((host, port), _PROBE_SECONDS) as sock:
+            sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            return sock.recv(5, socket.MSG_WAITALL) == b"HTTP/"
     except (OSError, ValueError):
         return False
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 
-from aisfs.core.namespace.keys import entry_name, is_shard
+from aisfs.core.namespace.keys import INDEX_DIRECTORY, entry_name, is_shard
 from aisfs.core.namespace.patterns import GlobPattern, KeyFilter
 from aisfs.core.namespace.reach import Reach
 from aisfs.core.namespace.shard_lists import LIST_MAX, parse_shard_list
@@ -23,7 +23,7 @@ from aisfs.core.views.shard_names import folder_names, folder_names_of_columns
 from aisfs.engine.dataset.exclusions import summarize
 from aisfs.engine.dataset.loose_objects import walk
 from aisfs.engine.listing.lister import Lister
-from aisfs.errors import ConfigError, NotFound, SourceMissing
+from aisfs.errors import AisfsError, ConfigError, NotFound, SourceMissing
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.store.port import ObjectStore
@@ -217,7 +217,7 @@ async def find_shards(
             found.setdefault((bucket, info.key), info)
             some = True
         if not some:
-            raise SourceMissing(_nothing(word, exclusions - before))
+            raise SourceMissing(await _nothing(word, exclusions - before, store))
         if joined and len(found) == starts[-1]:
             raise ConfigError(f"--join: all shards of {word.text} belong to an earlier source")
     every = [(bucket.name, key) for bucket, key in found]
@@ -240,9 +240,35 @@ def _first_of(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMED_MAX]) + (", …" if len(names) > NAMED_MAX else "")
 
 
-def _nothing(word: SourceArg, why: Counter[str]) -> str:
-    reasons = summarize(why)
-    return f"{word.text}: no shard (X.tar) there" + (f": {reasons}" if reasons else "")
+async def _nothing(word: SourceArg, why: Counter[str], store: ObjectStore) -> str:
+    """Return the message that a word leads to no shard, and what is there instead."""
+    pattern, said = word.patterns[0], f"{word.text}: no shard (X.tar) there"
+    assert pattern.bucket is not None, "local files have a bucket once their root is known"
+    where, names = await what_is_there(pattern.bucket, pattern.directory, store)
+    there = f"{where} has {names}" if names else f"{where} is empty"
+    if set(why) != {MISSING}:
+        return f"{said}: {summarize(why)}; {there}" if why else f"{said}; {there}"
+    if pattern.one:
+        return f"{said}: {summarize(why)}; {there}"
+    if pattern.rest:
+        return f"{said}: nothing matches; {there}"
+    if names and where == f"{pattern.bucket}/{pattern.directory}":
+        return f"{said}; {there}: make shards of its files (aisfs pack), or mount it without --view"
+    return f"{said}: nothing is below it; {there}"
+
+
+async def what_is_there(bucket: Bucket, directory: str, store: ObjectStore) -> tuple[str, str]:
+    """Return a directory, or the nearest one above it in which anything is, and the first names there."""
+    while True:
+        names: list[str] = []
+        with suppress(AisfsError):
+            page = await store.list_page(bucket, directory)
+            keys = [*(info.key for info in page.objects), *page.directories]
+            below = (key[len(directory) :] for key in keys)
+            names = sorted(name for name in below if name and name != f"{INDEX_DIRECTORY}/")
+        if names or not directory:
+            return f"{bucket}/{directory}", _first_of(names)
+        directory = directory[: directory.rstrip("/").rfind("/") + 1]
 
 
 async def _expand_lists(word: SourceArg, lister: Lister, store: ObjectStore) -> SourceArg:

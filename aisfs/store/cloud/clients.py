@@ -13,6 +13,7 @@ from typing import Any
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from aisfs.config import ClusterSettings, clouds
+from aisfs.connections.network import check_authorities
 from aisfs.errors import AccessDenied, ConfigError
 from aisfs.model import Bucket, Provider
 from aisfs.redaction import remember, remember_url
@@ -81,6 +82,7 @@ def _options(endpoint: str, settings: ClusterSettings, project: str) -> dict[str
     if settings.skip_verify_crt:
         options["allow_invalid_certificates"] = True
     elif settings.client_ca:
+        check_authorities(settings.client_ca)
         try:
             options["root_certificate"] = settings.client_ca.read_bytes()
         except OSError as error:
