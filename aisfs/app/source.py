@@ -290,8 +290,8 @@ async def _check(store: WritableStore, source: Source, *, writable: bool) -> boo
             found = await _check_bucket(store, bucket, prefix)
             if prefix and not found:
                 await _check_no_object(store, bucket, prefix.removesuffix("/"))
-                where, names = await what_is_there(bucket, prefix, store)
-                said = f"{bucket}/{prefix}: nothing is below it; {where} has {names or 'nothing'}"
+                there, _ = await what_is_there(bucket, prefix, store)
+                said = f"{bucket}/{prefix}: nothing is below it; {there}"
                 if not is_writable(bucket):  # nothing will ever be put there from here
                     raise SourceMissing(said)
                 if not writable:

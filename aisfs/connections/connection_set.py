@@ -12,6 +12,7 @@ from requests.adapters import HTTPAdapter
 
 from aisfs.connections.cancellable_sockets import CancellableSockets, WatchedConnection
 from aisfs.connections.proxies import ProxyOf, no_proxy
+from aisfs.errors import ConfigError
 
 _MAX_HOSTS = 256
 """Hosts one set keeps a connection to; more than any cluster's targets seen in practice."""
@@ -92,6 +93,10 @@ class ConnectionSet(HTTPAdapter):
         host, options = self.build_connection_pool_key_attributes(prepared, **self._tls)
         proxy = self._proxy_of(url)
         tls = host["scheme"] == "https"
+        if tls and proxy is not None and proxy.scheme == "https":
+            raise ConfigError(
+                f"{proxy} speaks TLS itself, which is of no use for https: write http://"
+            )
         make: Callable[..., WatchedConnection] = self.sockets.https
         more: Mapping[str, Any] = options
         if not tls and (proxy is None or proxy.scheme == "http"):

@@ -70,6 +70,9 @@ def test_https_to_a_server_without_tls(cluster: RunningServer, mountpoint: Path,
             said = refused(Exit.USAGE, *words, env={"AIS_ENDPOINT": url})
             assert url in said
             assert "the server does not speak TLS: use http://" in said
+    doctor = aisfs("doctor", env={"AIS_ENDPOINT": cluster.endpoint.replace("http:", "https:")})
+    assert b"the server does not speak TLS" in doctor.stdout
+    assert b"fix: use http://" in doctor.stdout
 
 
 def test_http_to_a_server_with_tls(mountpoint: Path, tmp_path: Path):
@@ -122,7 +125,7 @@ def test_an_endpoint_in_place_of_a_source(rest: str, cluster: RunningServer, mou
 
 def test_a_glob_that_matches_nothing(cluster: RunningServer, pictures: Path, mountpoint: Path):
     endpoint = {"AIS_ENDPOINT": cluster.endpoint}
-    for command in (["mount", "--view", "class"], ["inspect"]):
+    for command in (["mount", "--view", "class"], ["inspect"], ["ls"]):
         for source, there in (
             ("ais://pets/train/b-*.tar", "ais://pets/train/ has a.tar"),
             ("ais://pets/test/*.tar", "ais://pets/ has text/, train/"),
@@ -131,7 +134,7 @@ def test_a_glob_that_matches_nothing(cluster: RunningServer, pictures: Path, mou
         ):
             words = [*command, source, *([mountpoint] if command[0] == "mount" else [])]
             said = refused(Exit.NO_SOURCE, *words, env=endpoint)
-            assert "nothing matches" in said, said
+            assert ("nothing there has" if command == ["ls"] else "nothing matches") in said, said
             assert there in said, said
     said = refused(
         Exit.NO_SOURCE,

@@ -88,6 +88,27 @@ def test_a_tunnel_for_tls(site: Path, mountpoint: Path, tmp_path: Path):
         assert set(proxy.seen) == {f"CONNECT {host}"}
 
 
+def test_a_redirect_to_what_the_proxy_has_near_it_is_refused(tmp_path: Path):
+    """Servers elsewhere have no reason to send anybody to a metadata service."""
+    redirects = "} location /go/ { return 302 http://169.254.169.254/latest/;"
+    with (
+        nginx(tmp_path, more=redirects) as server,
+        http_proxy(hosts={"data.invalid": place(server.url)}) as proxy,
+    ):
+        done = aisfs("ls", "http://data.invalid/go/", env={"HTTP_PROXY": proxy.url})
+        assert done.returncode != Exit.OK
+        assert b"which is nearer to this machine than the server" in done.stderr, done.stderr
+        assert not any("169.254" in request for request in proxy.seen)
+
+
+def test_a_proxy_with_tls_for_tls(mountpoint: Path):
+    done = aisfs(
+        "mount", "https://data.invalid/", mountpoint, env={"HTTPS_PROXY": "https://127.0.0.1:9"}
+    )
+    assert (done.returncode, done.stderr.count(b"\n")) == (Exit.USAGE, 1), done.stderr
+    assert b"the proxy https://127.0.0.1:9 (from the environment" in done.stderr
+
+
 def test_hosts_without_a_proxy(server: WebServer, mountpoint: Path):
     env = {"HTTP_PROXY": DEAD, "NO_PROXY": "other.invalid,127.0.0.1"}
     with mounted(f"{server.url}/", mountpoint, env=env) as mount:

@@ -244,21 +244,25 @@ async def _nothing(word: SourceArg, why: Counter[str], store: ObjectStore) -> st
     """Return the message that a word leads to no shard, and what is there instead."""
     pattern, said = word.patterns[0], f"{word.text}: no shard (X.tar) there"
     assert pattern.bucket is not None, "local files have a bucket once their root is known"
-    where, names = await what_is_there(pattern.bucket, pattern.directory, store)
-    there = f"{where} has {names}" if names else f"{where} is empty"
+    there, is_here = await what_is_there(pattern.bucket, pattern.directory, store)
     if set(why) != {MISSING}:
         return f"{said}: {summarize(why)}; {there}" if why else f"{said}; {there}"
     if pattern.one:
         return f"{said}: {summarize(why)}; {there}"
     if pattern.rest:
         return f"{said}: nothing matches; {there}"
-    if names and where == f"{pattern.bucket}/{pattern.directory}":
+    if is_here:
         return f"{said}; {there}: make shards of its files (aisfs pack), or mount it without --view"
     return f"{said}: nothing is below it; {there}"
 
 
-async def what_is_there(bucket: Bucket, directory: str, store: ObjectStore) -> tuple[str, str]:
-    """Return a directory, or the nearest one above it in which anything is, and the first names there."""
+async def what_is_there(bucket: Bucket, directory: str, store: ObjectStore) -> tuple[str, bool]:
+    """Return in words the first names in a directory, or in the nearest one above it that has any.
+
+    Returns:
+        The words, and whether it is the directory itself.
+    """
+    asked = directory
     while True:
         names: list[str] = []
         with suppress(AisfsError):
@@ -266,8 +270,10 @@ async def what_is_there(bucket: Bucket, directory: str, store: ObjectStore) -> t
             keys = [*(info.key for info in page.objects), *page.directories]
             below = (key[len(directory) :] for key in keys)
             names = sorted(name for name in below if name and name != f"{INDEX_DIRECTORY}/")
-        if names or not directory:
-            return f"{bucket}/{directory}", _first_of(names)
+        if names:
+            return f"{bucket}/{directory} has {_first_of(names)}", directory == asked
+        if not directory:
+            return f"{bucket} is empty", False
         directory = directory[: directory.rstrip("/").rfind("/") + 1]
 
 
