@@ -14,7 +14,7 @@ import trio
 from aisfs.ais.client import AISClient
 from aisfs.ais.identification import check_answers, identify_endpoint, wrong_scheme
 from aisfs.app.stores import as_served, direct_store, is_writable, one_store, open_store
-from aisfs.config import ClusterSettings, clouds
+from aisfs.config import ClusterSettings
 from aisfs.core.namespace.reach import Reach
 from aisfs.core.namespace.sources import (
     BucketSource,
@@ -158,7 +158,7 @@ async def open_source(
                 raise
             log.warning("%s; what is there can be opened by its name, and not be listed", error)
         except Unavailable as error:
-            await _check_scheme(found, cluster)
+            await _check_scheme(found, cluster, error)
             if not isinstance(found.store, AISClient):
                 raise
             raise Unavailable(f"{cluster.endpoint} does not answer: {error}") from error
@@ -204,19 +204,19 @@ def _bucket_of(source: Source) -> Bucket:
     return source.bucket if isinstance(source, BucketSource) else one_store(source)
 
 
-async def _check_scheme(found: OpenSource, cluster: ClusterSettings) -> None:
+async def _check_scheme(found: OpenSource, cluster: ClusterSettings, error: Unavailable) -> None:
     """Raise if a server does not answer since it was asked with TLS and has none, or the reverse.
 
     Raises:
         ConfigError: that is why.
     """
-    is_aistore = isinstance(found.store, AISClient)
-    if is_aistore:
-        url = "" if cluster.proxy else cluster.endpoint
+    if error.__cause__ is None:  # it did answer
+        return
+    is_aistore, url = isinstance(found.store, AISClient), ""
+    if is_aistore and not cluster.proxy:
+        url = cluster.endpoint
     elif found.store_name == "web":
         url = str(_bucket_of(found.source))
-    else:
-        url = clouds.endpoint_of(found.store_name)
     check = partial(wrong_scheme, url, is_aistore=is_aistore)
     if url and (wrong := await trio.to_thread.run_sync(check)):
         raise ConfigError(f"{url}: {wrong}")
@@ -260,7 +260,9 @@ async def _refuse_stranger(store: WritableStore) -> None:
         return
     if found.is_aistore is False:
         endpoint = store.transport.endpoint
-        if wrong := await trio.to_thread.run_sync(wrong_scheme, endpoint):
+        if "HTTP 400" in found.seen and (
+            wrong := await trio.to_thread.run_sync(wrong_scheme, endpoint)
+        ):
             raise ConfigError(f"{endpoint}: {wrong}")
         raise ConfigError(stranger(store.transport.endpoint, found.seen))
 

@@ -71,7 +71,7 @@ async def cluster_checks(settings: ClusterSettings, source: Source) -> AsyncIter
 
 async def _unreached(settings: ClusterSettings, text: str, error: AisfsError) -> Check:
     endpoint = settings.endpoint
-    if isinstance(error, Unavailable) and not settings.proxy:
+    if isinstance(error, Unavailable) and error.__cause__ is not None and not settings.proxy:
         why = await trio.to_thread.run_sync(wrong_scheme, endpoint)
         text, error = (why, ConfigError(why)) if why else (text, error)
     if isinstance(error, ConfigError):
