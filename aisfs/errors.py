@@ -34,6 +34,10 @@ class AccessDenied(AisfsError):
     """The token is missing, expired, or does not permit this."""
 
 
+class Archived(AccessDenied):
+    """The object lies in an archive (S3 Glacier, Azure's archive tier) and must be restored first."""
+
+
 class Stale(AisfsError):
     """The object changed since its version was first seen."""
 

@@ -124,6 +124,11 @@ class Bucket:
                 return self.name.partition("://")[0]
         return self.provider.scheme.removesuffix("+direct") if self.provider.is_direct else ""
 
+    @property
+    def hides_names(self) -> bool:
+        """Whether there may be more than its listings name, as of what the index of a web server leaves out."""
+        return self.provider in (Provider.HTTP, Provider.HTTPS)
+
     def __str__(self) -> str:
         if self.path:
             return self.path.rstrip("/")

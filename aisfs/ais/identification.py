@@ -6,6 +6,8 @@ from aisfs.ais.client_port import Session
 from aisfs.ais.protocol.identity import CLUSTER_MAP, HEALTH, VERSION, Identity, identify
 from aisfs.ais.protocol.requests import Request
 from aisfs.connections.connection_set import ConnectionSet
+from aisfs.connections.network import other_scheme
+from aisfs.connections.proxies import environment_proxy
 from aisfs.connections.reply import Reply
 from aisfs.errors import ProtocolError, Unavailable
 
@@ -49,3 +51,13 @@ async def identify_endpoint(session: Session) -> Identity:
         return identify(health, ask(connections, CLUSTER_MAP), ask(connections, VERSION), clock)
 
     return await session.run(transport.endpoint, work)
+
+
+def wrong_scheme(url: str, *, is_aistore: bool = True) -> str | None:
+    """Return what is wrong with the scheme of a URL whose host gave no answer; None if that is not why.
+
+    Others than AIStore may be behind a proxy of the environment, which is all that can be asked then.
+    """
+    if not is_aistore and environment_proxy(url) is not None:
+        return None
+    return other_scheme(url)

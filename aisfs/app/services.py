@@ -122,7 +122,12 @@ async def open_services(plan: SourcePlan) -> AsyncIterator[Services]:
     """
     failure: AisfsError | None = None
     metrics = Metrics()
-    may = {"may_be_unlistable": plan.partly, "create_bucket": plan.writing.create_bucket}
+    may = {
+        "may_be_unlistable": plan.partly,
+        "by_name": isinstance(plan, MountPlan),
+        "writable": plan.writing.writable,
+        "create_bucket": plan.writing.create_bucket,
+    }
     async with (
         open_source(plan.source, plan.cluster, metrics, reach=plan.reach, **may) as opened,
         _open_disk(plan) as (blocks, staging),

@@ -12,8 +12,8 @@ from typing import assert_never
 import trio
 
 from aisfs.ais.client import AISClient
-from aisfs.ais.identification import check_answers, identify_endpoint
-from aisfs.app.stores import as_served, is_writable, open_store
+from aisfs.ais.identification import check_answers, identify_endpoint, wrong_scheme
+from aisfs.app.stores import as_served, direct_store, is_writable, one_store, open_store
 from aisfs.config import ClusterSettings
 from aisfs.core.namespace.reach import Reach
 from aisfs.core.namespace.sources import (
@@ -23,9 +23,11 @@ from aisfs.core.namespace.sources import (
     Everything,
     Source,
 )
+from aisfs.engine.dataset.shard_set import what_is_there
 from aisfs.engine.read.sources.index_bucket import IndexBucket
 from aisfs.errors import (
     AccessDenied,
+    AisfsError,
     AlreadyExists,
     BucketNotFound,
     ConfigError,
@@ -58,6 +60,11 @@ class OpenSource:
     """Raises `Unavailable` if the cluster does not answer; None where there is no cluster."""
     index_bucket: IndexBucket | None = None
     """Has the published indexes; None where they lie beside the shards."""
+
+    @property
+    def store_name(self) -> str:
+        """What the store is, in a word; see `Bucket.store`."""
+        return direct_store(self.source)
 
     @property
     def bucket(self) -> Bucket:
@@ -117,6 +124,8 @@ async def open_source(
     metrics: Metrics | None = None,
     *,
     may_be_unlistable: bool = False,
+    by_name: bool = False,
+    writable: bool = True,
     create_bucket: bool = False,
     reach: Reach | None = None,
 ) -> AsyncIterator[OpenSource]:
@@ -127,6 +136,8 @@ async def open_source(
         cluster: How to reach the cluster.
         metrics: Where calls are counted.
         may_be_unlistable: Accept a bucket whose listing is denied, and a web server without an index.
+        by_name: Accept a web server without an index, whose files are found by their names.
+        writable: Whether something may be put there; else a directory that is empty is worth a warning.
         create_bucket: Make the bucket of the source if it is missing.
         reach: Where redirects of web servers may lead, if that is limited.
 
@@ -141,8 +152,13 @@ async def open_source(
     try:
         try:
             with suppress(*[AccessDenied, Unsupported] if may_be_unlistable else []):
-                await _check_answers(found.store, found.source)
+                await _check_answers(found.store, found.source, cluster, writable=writable)
+        except Unsupported as error:
+            if not by_name or found.store_name != "web":
+                raise
+            log.warning("%s; what is there can be opened by its name, and not be listed", error)
         except Unavailable as error:
+            await _check_scheme(found, cluster, error)
             if not isinstance(found.store, AISClient):
                 raise
             raise Unavailable(f"{cluster.endpoint} does not answer: {error}") from error
@@ -167,15 +183,67 @@ async def _create_bucket(store: WritableStore, bucket: Bucket) -> None:
         log.info("created %s", bucket)
 
 
-async def _check_answers(store: WritableStore, source: Source) -> None:
+async def _check_answers(
+    store: WritableStore, source: Source, cluster: ClusterSettings, *, writable: bool
+) -> None:
     """Check the source; if the answers are odd or empty, check that they are those of an AIStore."""
     try:
-        if await _check(store, source):
+        if await _check(store, source, writable=writable):
             return
-    except (AccessDenied, BucketNotFound, ProtocolError, Unsupported):
+    except (AccessDenied, NotFound, ProtocolError, SourceMissing, Unsupported):
         await _refuse_stranger(store)
+        await _refuse_aistore(source, cluster)
         raise
     await _refuse_stranger(store)
+    await _refuse_aistore(source, cluster)
+
+
+def _bucket_of(source: Source) -> Bucket:
+    """Return a bucket of the store that has a source."""
+    assert isinstance(source, BucketSource | DatasetSource), "others are in no store"
+    return source.bucket if isinstance(source, BucketSource) else one_store(source)
+
+
+async def _check_scheme(found: OpenSource, cluster: ClusterSettings, error: Unavailable) -> None:
+    """Raise if a server does not answer since it was asked with TLS and has none, or the reverse.
+
+    Raises:
+        ConfigError: that is why.
+    """
+    if error.__cause__ is None:  # it did answer
+        return
+    is_aistore, url = isinstance(found.store, AISClient), ""
+    if is_aistore and not cluster.proxy:
+        url = cluster.endpoint
+    elif found.store_name == "web":
+        url = str(_bucket_of(found.source))
+    check = partial(wrong_scheme, url, is_aistore=is_aistore)
+    if url and (wrong := await trio.to_thread.run_sync(check)):
+        raise ConfigError(f"{url}: {wrong}")
+
+
+async def _refuse_aistore(source: Source, cluster: ClusterSettings) -> None:
+    """Raise if a web server that is no use as one is an AIStore.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if direct_store(source) != "web":
+        return
+    bucket = _bucket_of(source)
+    client = AISClient(cluster.model_copy(update={"endpoint": str(bucket)}))
+    try:
+        found = await identify_endpoint(client)
+    except AisfsError:  # what it said before is of more use
+        return
+    finally:
+        with trio.CancelScope(shield=True):
+            await client.aclose()
+    if found.is_aistore:
+        raise ConfigError(
+            f"{bucket} is an AIStore: give it with --endpoint {bucket}, and a bucket of it as the"
+            " SOURCE, such as ais://BUCKET; `aisfs ls` shows its buckets"
+        )
 
 
 async def _refuse_stranger(store: WritableStore) -> None:
@@ -191,6 +259,11 @@ async def _refuse_stranger(store: WritableStore) -> None:
     except Unavailable:  # it just answered: what it said then is of more use
         return
     if found.is_aistore is False:
+        endpoint = store.transport.endpoint
+        if "HTTP 400" in found.seen and (
+            wrong := await trio.to_thread.run_sync(wrong_scheme, endpoint)
+        ):
+            raise ConfigError(f"{endpoint}: {wrong}")
         raise ConfigError(stranger(store.transport.endpoint, found.seen))
 
 
@@ -202,8 +275,13 @@ def stranger(endpoint: str, seen: str) -> str:
     )
 
 
-async def _check(store: WritableStore, source: Source) -> bool:
+async def _check(store: WritableStore, source: Source, *, writable: bool) -> bool:
     """Ask once, without retries: what cannot work should fail at once.
+
+    Args:
+        store: What to ask.
+        source: What is to be there; an empty directory is, but a warning says so.
+        writable: Whether an empty directory is as good as any, since it will be written to.
 
     Returns:
         Whether anything was found.
@@ -214,8 +292,12 @@ async def _check(store: WritableStore, source: Source) -> bool:
             found = await _check_bucket(store, bucket, prefix)
             if prefix and not found:
                 await _check_no_object(store, bucket, prefix.removesuffix("/"))
+                there, _ = await what_is_there(bucket, prefix, store)
+                said = f"{bucket}/{prefix}: nothing is below it; {there}"
                 if not is_writable(bucket):  # nothing will ever be put there from here
-                    raise SourceMissing(f"{bucket}/{prefix}: no such directory, or it is empty")
+                    raise SourceMissing(said)
+                if not writable:
+                    log.warning("%s", said)
         case DatasetSource():
             for bucket in source.buckets:
                 # Of a web server, only the directories of the shards need an index.

@@ -4,7 +4,7 @@ import importlib.util
 import logging
 
 from aisfs.ais.client import AISClient
-from aisfs.config import ClusterSettings, clouds
+from aisfs.config import ClusterSettings, clouds, use_proxy
 from aisfs.core.namespace.reach import Reach
 from aisfs.core.namespace.sources import (
     BucketSource,
@@ -149,9 +149,15 @@ def open_store(
     """
     bucket = source.bucket if isinstance(source, BucketSource) else one_store(source)
     if bucket.store:
+        clouds.prepare_environment(bucket.store)
+        if cluster.proxy:
+            use_proxy(cluster.proxy)
         why = "" if cluster.endpoint else "; no endpoint of AIStore is known"
         log.info("%s: without AIStore in between%s", bucket, why)
         _refuse_certificate(bucket, cluster)
+    pays = "requester_pays" in cluster.model_fields_set and cluster.requester_pays
+    if pays and bucket.provider not in (Provider.S3, Provider.GS):
+        raise ConfigError(f"--requester-pays: {bucket}: only S3 and Google charge so")
     match bucket.provider:
         case Provider.S3 | Provider.GS | Provider.AZ:
             if importlib.util.find_spec("obstore") is None:

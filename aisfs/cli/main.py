@@ -142,18 +142,19 @@ def cli() -> None:
 
 
 @click.command(cls=Documented)
-@click.argument("mountpoint", metavar="MNT", shell_complete=complete_directory)
+@click.argument("mountpoint", metavar="MNT|@NAME", shell_complete=complete_directory)
 @click.option("-z", "--lazy", is_flag=True, help="Detach now, even if it is busy.")
 def umount(mountpoint: str, lazy: bool) -> None:
-    """Unmount the mount at MNT.
+    """Unmount the mount at MNT, or that of a profile.
 
     What was closed with `--write-back` and waits is uploaded first. If that fails, the mount ends all the same,
     and the next one of its source uploads the rest.
     """
     # Not a click.Path, which would stat it: the daemon may hang.
     from aisfs.app import umount as umounts
+    from aisfs.cli.configuring.profiles import mountpoint_of
 
-    umounts.umount(Path(mountpoint), lazy=lazy)
+    umounts.umount(mountpoint_of(mountpoint), lazy=lazy)
 
 
 @click.command(cls=Documented)

@@ -47,12 +47,20 @@ endpoint_option = setting(
 )
 
 
+proxy_option = setting(
+    "--proxy URL",
+    "HTTP proxy for all requests [none for AIStore; for other stores HTTP_PROXY, HTTPS_PROXY, NO_PROXY].",
+)
+
+
 def store_options(command: Command) -> Command:
     """Add the options that say how to reach the store of a source: AIStore, a cloud, a web server."""
     for option in (
         setting(
             "--http-headers FILE", "Tokens and cookies for web servers: lines of HOST NAME: VALUE."
         ),
+        proxy_option,
+        flag("--requester-pays", "Pay for requests to a bucket of S3 or Google that demands it."),
         flag("--anonymous", "Send no credentials to a store without AIStore: for public buckets."),
         flag(
             "--direct",

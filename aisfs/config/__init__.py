@@ -17,6 +17,7 @@ from aisfs.config.values import (
     in_environment,
     parse_size,
     use_file,
+    use_proxy,
 )
 from aisfs.config.views import ViewSettings
 from aisfs.config.writing import WRITABLE_DIR_MODE, WRITABLE_FILE_MODE, WriteSettings
@@ -64,4 +65,5 @@ __all__ = [
     "own_log",
     "parse_size",
     "use_file",
+    "use_proxy",
 ]

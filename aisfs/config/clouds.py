@@ -4,11 +4,14 @@ tools have for it. obstore reads the rest itself: keys, tokens, regions, files w
 
 import json
 import os
+import re
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from aisfs.config.values import variable
+from aisfs.config.values import drop_empty_variables, variable
+from aisfs.errors import ConfigError
 from aisfs.redaction import remember, remember_query, remember_url
 
 _ENDPOINTS = {
@@ -16,6 +19,18 @@ _ENDPOINTS = {
     "gs": ("STORAGE_EMULATOR_HOST", "GOOGLE_BASE_URL"),
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
+_OTHER_URLS = {
+    "s3": (
+        "AWS_METADATA_ENDPOINT",
+        "AWS_EC2_METADATA_SERVICE_ENDPOINT",
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        "AWS_ENDPOINT_URL_STS",
+    ),
+    "az": ("AZURE_AUTHORITY_HOST", "AZURE_MSI_ENDPOINT", "AZURE_IDENTITY_ENDPOINT"),
+    "hf": ("HF_ENDPOINT",),
+}
+"""Where the libraries ask for credentials, and what they panic about."""
+_PREFIXES = ("AWS_", "GOOGLE_", "AZURE_", "STORAGE_", "HF_", "HUGGING_FACE_")
 _CREDENTIALS = {
     "s3": (
         "AWS_ACCESS_KEY_ID",
@@ -66,12 +81,49 @@ _IN_JSON = ("private_key", "refresh_token", "client_secret")
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 
 
+def prepare_environment(store: str) -> None:
+    """Make the variables of a cloud fit to be read by its libraries.
+
+    Raises:
+        ConfigError: one has no URL where there must be one.
+    """
+    drop_empty_variables(_PREFIXES)
+    for name in _OTHER_URLS.get(store, ()):
+        if url := variable(name):
+            checked_url(name, url)
+
+
 def endpoint_of(store: str) -> str:
-    """Return the URL of a cloud; empty for the cloud's own."""
-    url = variable(*_ENDPOINTS.get(store, ()))
-    return (
-        url if not url or "://" in url else f"http://{url}"
-    )  # as STORAGE_EMULATOR_HOST is written
+    """Return the URL of a cloud; empty for the cloud's own.
+
+    Raises:
+        ConfigError: the variable has no such URL.
+    """
+    names = _ENDPOINTS.get(store, ())
+    url = variable(*names)
+    if not url:
+        return ""
+    # STORAGE_EMULATOR_HOST is written without a scheme.
+    whole = url if "://" in url or url.startswith("/") else f"http://{url}"
+    return checked_url(next(name for name in names if variable(name)), whole)
+
+
+def checked_url(name: str, url: str) -> str:
+    """Return the URL that a variable or a file has for an endpoint.
+
+    Raises:
+        ConfigError: it is none. The libraries would panic, or ask another host.
+    """
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme.lower() in ("http", "https") and parts.hostname and parts.port != 0
+        (parts.hostname or "").encode("idna")
+    except ValueError:
+        usable = False
+    if not usable or re.search(r"\s", url):
+        place = url.rpartition("@")[2].partition("?")[0]  # the rest may be secret
+        raise ConfigError(f"{name}: {place} is no URL such as http://host:9000")
+    return url
 
 
 def place_of(store: str) -> str:
@@ -85,6 +137,18 @@ def place_of(store: str) -> str:
 def is_gcs_emulator() -> bool:
     """Return whether an emulator stands for Google's cloud."""
     return bool(variable("STORAGE_EMULATOR_HOST"))
+
+
+def google_project() -> str:
+    """Return the project of Google that pays for requests.
+
+    Raises:
+        ConfigError: none is named.
+    """
+    project = variable("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT")
+    if not project:
+        raise ConfigError("--requester-pays: set GOOGLE_CLOUD_PROJECT to the project that pays")
+    return project
 
 
 def azure_account() -> str:

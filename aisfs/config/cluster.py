@@ -32,6 +32,12 @@ class ClusterSettings(Settings):
     """Send clouds no credentials: for public buckets."""
     http_headers: AbsolutePath | None = None
     """A file with tokens and cookies for web servers, each for its host."""
+    proxy: str = ""
+    """URL of an HTTP proxy for all requests. Without it, the environment's proxies lead to all stores but
+    AIStore: they are the way out, AIStore is near, and a variable meant for the web must not cut it off."""
+    requester_pays: Flag = False
+    """Let the account of the credentials pay for requests to S3 and Google, which some buckets demand. Off,
+    since it costs money."""
     token: SecretStr | None = Field(default=None, validation_alias="AIS_AUTHN_TOKEN")
     authn_token_file: AbsolutePath | None = Field(
         default=None, validation_alias="AIS_AUTHN_TOKEN_FILE"
@@ -74,6 +80,18 @@ class ClusterSettings(Settings):
             raise ValueError("at least 1MiB, or 0 for no limit")
         return value
 
+    @field_validator("proxy")
+    @classmethod
+    def _check_proxy(cls, value: str) -> str:
+        value = value.strip()
+        remember_url(value)
+        if not value:
+            return value
+        url = urlsplit(value if "://" in value else f"http://{value}")
+        if url.scheme not in ("http", "https") or not url.hostname or url.port == 0:
+            raise ValueError("an HTTP proxy looks like http://host:3128")
+        return url.geturl()
+
     @field_validator("index_bucket")
     @classmethod
     def _check_index_bucket(cls, value: str) -> str:
@@ -85,6 +103,7 @@ class ClusterSettings(Settings):
     @field_validator("endpoint")
     @classmethod
     def _check_endpoint(cls, value: str) -> str:
+        value = value.strip()
         if not value:
             return value
         value = value if "//" in value else f"http://{value}"

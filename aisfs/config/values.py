@@ -5,10 +5,12 @@ configuration files. The names of the variables that reach the cluster are also 
 CLI and the Python SDK, so one setup serves all.
 """
 
+import difflib
 import os
 import re
 from collections.abc import Collection, Mapping
 from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -60,8 +62,12 @@ def _octal(value: object) -> object:
 
 def _size(value: object) -> object:
     # pydantic's own pattern has no end: 1,5GiB would be one byte.
-    if isinstance(value, str) and not _SIZE.fullmatch(value):
+    found = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    if isinstance(value, str) and found is None:
         raise ValueError("a size is a number, with a unit or without: 1000, 1.5MiB, 50GiB")
+    number, unit = (found[1], found[2]) if found is not None else (value, None)
+    if unit is None and isinstance(number, str | float) and float(number) % 1:
+        raise ValueError(f"bytes are whole: write a unit, such as {number}GiB")
     return value
 
 
@@ -139,11 +145,44 @@ def variable(*names: str) -> str:
     return next((os.environ[name] for name in names if os.environ.get(name)), "")
 
 
+def drop_empty_variables(prefixes: tuple[str, ...]) -> None:
+    """Unset the variables that are set to nothing, as compose files and CI do: libraries take them for values."""
+    for name in [name for name, value in os.environ.items() if not value.strip()]:
+        if name.startswith(prefixes):
+            del os.environ[name]
+
+
+def use_proxy(url: str) -> None:
+    """Let everything in this process that asks the environment for a proxy find this one."""
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        os.environ[name] = os.environ[name.upper()] = url
+
+
 def in_environment(name: str) -> bool:
     """Return whether the environment sets an option."""
     field = KNOWN.get(name)
     named = os.environ.get(f"{PREFIX}{name.upper()}")
     return bool(named if field is None else variable_of(name, field))
+
+
+_BESIDE = frozenset({"CONFIG", "ALLOW_OTHER"})
+"""Variables that are no settings."""
+
+
+@cache
+def check_variables() -> None:
+    """Make sure that no variable is a misspelled one of ours; others that begin so are not ours.
+
+    Raises:
+        ConfigError: one is; the message says what was meant.
+    """
+    known = {name.upper() for name in KNOWN} | _BESIDE
+    for variable in sorted(os.environ):
+        name = variable.removeprefix(PREFIX)
+        if name == variable or name in known:
+            continue
+        if near := difflib.get_close_matches(name, known, 1):
+            raise ConfigError(f"{variable}: unknown variable; did you mean {PREFIX}{near[0]}?")
 
 
 class Settings(BaseModel):
@@ -177,8 +216,10 @@ class Settings(BaseModel):
             options: Values by field name; None means the user said nothing.
 
         Raises:
-            ConfigError: a value is unusable; the message names it and where it is from.
+            ConfigError: a value is unusable, or a variable misspelled; the message names it and where
+                it is from.
         """
+        check_variables()
         given: dict[str, Any] = {name: v for name, v in options.items() if v is not None}
         try:
             made = cls(**given)

@@ -12,6 +12,7 @@ Must not know: what is sent, trio.
 """
 
 import contextlib
+import http.client
 import os
 import socket
 import ssl
@@ -22,7 +23,8 @@ from typing import Any
 
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
-from aisfs.connections.network import say_whose
+from aisfs.connections.network import ProxyFailed, say_whose
+from aisfs.connections.proxies import Proxy
 from aisfs.connections.replies import BoundedReply
 from aisfs.process.locks import Rank, ranked_lock
 from aisfs.process.threads import any_thread
@@ -37,7 +39,7 @@ class CancellableSockets:
     def __init__(
         self,
         send_timeout: float | None = None,
-        admit: Callable[[HTTPConnection], None] = lambda connection: None,
+        admit: "Callable[[WatchedConnection], None]" = lambda connection: None,
     ) -> None:
         """Begin without sockets.
 
@@ -123,10 +125,26 @@ class CancellableSockets:
             twin.close()
 
 
-class WatchedConnection(HTTPConnection):
-    """A connection whose socket is watched from before it connects, and whose replies are bounded."""
+class ForwardedConnection(http.client.HTTPConnection):
+    """A connection whose requests a proxy may pass on, and whose replies are bounded."""
 
     response_class = BoundedReply
+    forwarding = ""
+    """How a URL begins that the proxy is asked for; empty where the peer is not told the host."""
+    authorization = ""
+    """Value of `Proxy-Authorization`; empty for none."""
+
+    def putrequest(
+        self, method: str, url: str, skip_host: bool = False, skip_accept_encoding: bool = False
+    ) -> None:
+        """Begin a request."""
+        super().putrequest(method, self.forwarding + url, skip_host, skip_accept_encoding)
+        if self.authorization:
+            self.putheader("Proxy-Authorization", self.authorization)
+
+
+class WatchedConnection(ForwardedConnection, HTTPConnection):
+    """A connection whose socket is watched from before it connects."""
 
     def __init__(
         self,
@@ -134,16 +152,56 @@ class WatchedConnection(HTTPConnection):
         port: int,
         *,
         sockets: CancellableSockets,
+        proxy: Proxy | None = None,
+        tls: bool = False,
         **kwargs: Any,  # noqa: ANN401
     ) -> None:
-        super().__init__(host, port, **kwargs)
+        """Connect to nothing yet.
+
+        Args:
+            host: For whom the requests are.
+            port: Likewise.
+            sockets: What watches.
+            proxy: What to connect to instead; it passes the requests on, or makes a tunnel to a host
+                with TLS.
+            tls: Whether the host speaks TLS.
+            kwargs: As urllib3 has them.
+        """
+        place = (host, port) if proxy is None else (proxy.host, proxy.port)
+        super().__init__(*place, **kwargs)
         self._sockets = sockets
-        self.address = host, port
+        self.proxy_used = proxy
+        self.origin = host, port
+        """For whom the requests are; `address` is what is connected to."""
+        self.address = place
         """As it is looked up; `host` is without a dot at its end."""
+        self._tunneled = proxy is not None and tls
+        if proxy is not None and not tls:
+            name = f"[{host}]" if ":" in host else host
+            self.forwarding = f"http://{name}" if port == 80 else f"http://{name}:{port}"
+            self.authorization = proxy.authorization
+
+    def beside(self) -> "ForwardedConnection":
+        """Return a connection over the same socket, for a request apart from those of this one."""
+        own = ForwardedConnection(*self.origin)
+        own.forwarding, own.authorization = self.forwarding, self.authorization
+        own.sock = self.sock
+        return own
 
     def connect(self) -> None:
         """Connect to a peer that is fit to be asked."""
-        super().connect()
+        if self._tunneled and self.proxy_used is not None:  # urllib3 forgets it with each close
+            said = self.proxy_used.authorization
+            headers = {"Proxy-Authorization": said} if said else {}
+            self.set_tunnel(*self.origin, headers, scheme=self.proxy_used.scheme)
+        try:
+            super().connect()
+        except ssl.SSLError:
+            raise
+        except OSError as error:
+            if self.proxy_used is None or isinstance(error, ProxyFailed):
+                raise
+            raise ProxyFailed(self.proxy_used, "makes no connection", error) from error
         try:
             self._sockets.admit(self)
         except BaseException:
@@ -164,7 +222,10 @@ class WatchedConnection(HTTPConnection):
         # Private to urllib3 by its name, but the only place where a socket can be watched before it
         # connects; urllib3's own variants for other kinds of sockets replace it as well.
         failed: OSError = OSError("no address")
-        addresses = socket.getaddrinfo(*self.address, type=socket.SOCK_STREAM)
+        try:
+            addresses = socket.getaddrinfo(*self.address, type=socket.SOCK_STREAM)
+        except OSError as error:
+            addresses, failed = [], error
         for family, kind, protocol, _, address in addresses:
             sock = socket.socket(family, kind, protocol)
             try:
@@ -180,7 +241,9 @@ class WatchedConnection(HTTPConnection):
             else:
                 return sock
         if isinstance(failed, TimeoutError):
-            raise TimeoutError(f"no connection within {self.timeout} s") from failed
+            failed = TimeoutError(f"no connection within {self.timeout} s")
+        if self.proxy_used is not None:
+            raise ProxyFailed(self.proxy_used, "does not answer", failed) from failed
         raise failed
 
 
@@ -190,5 +253,6 @@ class _HTTPS(WatchedConnection, HTTPSConnection):
         try:
             super().connect()
         except ssl.SSLCertVerificationError as error:
-            say_whose(error, self.address, self.ca_certs)
+            if self.proxy_used is None:
+                say_whose(error, self.address, self.ca_certs)
             raise

@@ -3,8 +3,7 @@
 Must not know: redirects, tokens, what requests mean, trio.
 """
 
-from collections.abc import Callable
-from http.client import HTTPConnection
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,6 +11,8 @@ import requests
 from requests.adapters import HTTPAdapter
 
 from aisfs.connections.cancellable_sockets import CancellableSockets, WatchedConnection
+from aisfs.connections.proxies import ProxyOf, no_proxy
+from aisfs.errors import ConfigError
 
 _MAX_HOSTS = 256
 """Hosts one set keeps a connection to; more than any cluster's targets seen in practice."""
@@ -29,8 +30,9 @@ class ConnectionSet(HTTPAdapter):
         endpoint: str,
         tls: dict[str, Any],
         timeouts: tuple[float | None, float | None],
-        admit: Callable[[HTTPConnection], None],
-        greet: Callable[[HTTPConnection], None],
+        admit: Callable[[WatchedConnection], None],
+        greet: Callable[[WatchedConnection], None],
+        proxy_of: ProxyOf = no_proxy,
     ) -> None:
         """Connect to nothing yet.
 
@@ -41,17 +43,19 @@ class ConnectionSet(HTTPAdapter):
                 sent; None waits without end.
             admit: Called with each new connection to it, before anything else is sent.
             greet: Called so with new connections to others, before a change is sent there.
+            proxy_of: Which proxy, of those that are no AIStore's, leads to a host.
         """
-        proxy = _host_of(endpoint)
+        first = _host_of(endpoint)
 
-        def checked(connection: HTTPConnection) -> None:
-            if (connection.host, connection.port) == proxy:
+        def checked(connection: WatchedConnection) -> None:
+            if connection.origin == first:
                 admit(connection)
             elif self.changes:
                 greet(connection)
 
         super().__init__()
         self._tls = tls
+        self._proxy_of = proxy_of
         self._connect_timeout, send_timeout = timeouts
         self.sockets = CancellableSockets(send_timeout, checked)
         self.changes = False
@@ -87,10 +91,17 @@ class ConnectionSet(HTTPAdapter):
         prepared = requests.PreparedRequest()
         prepared.url = url
         host, options = self.build_connection_pool_key_attributes(prepared, **self._tls)
-        name, port = _host_of(url)
-        if host["scheme"] == "https":
-            return self.sockets.https(name, port, timeout=self._connect_timeout, **options)
-        return self.sockets.http(name, port, timeout=self._connect_timeout)
+        proxy = self._proxy_of(url)
+        tls = host["scheme"] == "https"
+        if tls and proxy is not None and proxy.scheme == "https":
+            raise ConfigError(
+                f"{proxy} speaks TLS itself, which is of no use for https: write http://"
+            )
+        make: Callable[..., WatchedConnection] = self.sockets.https
+        more: Mapping[str, Any] = options
+        if not tls and (proxy is None or proxy.scheme == "http"):
+            make, more = self.sockets.http, {}
+        return make(*_host_of(url), timeout=self._connect_timeout, proxy=proxy, tls=tls, **more)
 
     def disconnect(self, url: str) -> None:
         """Close the connection to the host of `url`; the next request makes a new one."""

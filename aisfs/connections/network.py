@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 from functools import lru_cache
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,8 +19,9 @@ from requests.adapters import DEFAULT_CA_BUNDLE_PATH
 from urllib3.exceptions import HTTPError
 
 from aisfs.config import ClusterSettings
+from aisfs.connections.proxies import Proxy
 from aisfs.connections.replies import SpeaksTls
-from aisfs.errors import AisfsError, ConfigError, Unavailable
+from aisfs.errors import AccessDenied, AisfsError, ConfigError, Unavailable
 from aisfs.redaction import shown
 
 _OTHER_NAME = frozenset({62, 64})
@@ -27,6 +29,7 @@ _OTHER_NAME = frozenset({62, 64})
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"})
 _NO_CERTIFICATE = frozenset({"TLSV13_ALERT_CERTIFICATE_REQUIRED", "SSLV3_ALERT_HANDSHAKE_FAILURE"})
 
+PROXY_PASSWORD = "wants a name and a password: put NAME:PASSWORD@ in front of its host"
 _PROBE_SECONDS = 3.0
 """For a handshake that only shows why another request failed."""
 _MOST_TEXT = 300
@@ -53,6 +56,16 @@ def distance(peer: str, own: str) -> Distance:
     return Distance.WORLD if address.is_global else Distance.NETWORK
 
 
+def distance_by_name(host: str) -> Distance:
+    """Return how far a host is that a proxy is to look up, as far as its name tells."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return Distance.MACHINE
+    try:
+        return distance(host, "")
+    except ValueError:
+        return Distance.WORLD
+
+
 def distance_of(sock: socket.socket) -> Distance:
     """Return how far the peer of a connected socket is.
 
@@ -66,6 +79,15 @@ class WrongHost(OSError):
     """A trusted certificate of another host; the text says of which."""
 
 
+class ProxyFailed(OSError):
+    """No connection to a proxy, or none through it."""
+
+    def __init__(self, proxy: Proxy, what: str, error: OSError) -> None:
+        super().__init__(f"{proxy} {what}: {error.strerror or error}")
+        self.proxy = proxy
+        self.wants_password = " failed: 407 " in str(error)
+
+
 def tls_options(settings: ClusterSettings) -> dict[str, Any]:
     """Return the `verify` and `cert` that requests takes as TLS settings.
 
@@ -75,6 +97,8 @@ def tls_options(settings: ClusterSettings) -> dict[str, Any]:
     for path in (settings.client_ca, settings.client_cert, settings.client_key):
         if path and not path.exists():
             raise ConfigError(f"{path}: no such file, but the TLS settings name it")
+    if settings.client_ca and not settings.skip_verify_crt:
+        check_authorities(settings.client_ca)
     if settings.client_key and not settings.client_cert:
         raise ConfigError("AIS_CRT_KEY is of no use without AIS_CRT")
     cert: Any = str(settings.client_cert) if settings.client_cert else None
@@ -85,6 +109,27 @@ def tls_options(settings: ClusterSettings) -> dict[str, Any]:
     # The bundle that requests brings along, not that of the system, is what it trusts by default.
     trusted = str(settings.client_ca or DEFAULT_CA_BUNDLE_PATH)
     return {"verify": False if settings.skip_verify_crt else trusted, "cert": cert}
+
+
+def check_authorities(file: Path) -> None:
+    """Make sure that a file, or a directory, has certificates to trust.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if file.is_dir():
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=file)
+    except ssl.SSLError as error:
+        try:
+            holds_key = b"PRIVATE KEY" in file.read_bytes()
+        except OSError:
+            holds_key = False
+        but = ", but a private key: name the certificate of the authority" if holds_key else ""
+        raise ConfigError(f"--client-ca {file}: that file holds no certificate{but}") from error
+    except OSError as error:
+        raise ConfigError(f"--client-ca {file}: {error.strerror}") from error
 
 
 def _check_key(settings: ClusterSettings) -> None:
@@ -143,6 +188,27 @@ def speaks_tls(url: str) -> bool:
         return False
 
 
+def other_scheme(url: str) -> str | None:
+    """Return what is wrong with the scheme of a URL whose host gave no answer; None if that is not why."""
+    if not url.startswith("https://"):
+        return "the server speaks TLS: use https://" if speaks_tls(url) else None
+    if _speaks_http(url) and not speaks_tls(url):  # some servers with TLS answer without, too
+        return "the server does not speak TLS: use http://"
+    return None
+
+
+def _speaks_http(url: str) -> bool:
+    """Return whether a server answers without TLS."""
+    place = urlsplit(url)
+    host, port = place.hostname or "", place.port or 443
+    try:
+        with socket.create_connection((host, port), _PROBE_SECONDS) as sock:
+            sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            return sock.recv(5, socket.MSG_WAITALL) == b"HTTP/"
+    except (OSError, ValueError):
+        return False
+
+
 @contextmanager
 def network(subject: str) -> Iterator[None]:
     """Turn what the libraries below raise into our errors. No sink is called in the block."""
@@ -155,6 +221,10 @@ def network(subject: str) -> Iterator[None]:
 def _failure(subject: str, error: Exception) -> AisfsError:
     if (wrong := _setting(error)) is not None:
         return ConfigError(f"{subject}: {wrong}")
+    if isinstance(error, ProxyFailed):
+        if error.wants_password:
+            return AccessDenied(f"{subject}: {error.proxy} {PROXY_PASSWORD}")
+        return Unavailable(f"{subject}: {_brief(error)}")
     if isinstance(error, TimeoutError):
         return Unavailable(f"{subject}: no answer in time ({_brief(error)})")
     return Unavailable(f"{subject}: the connection failed ({_brief(error)})")

@@ -10,6 +10,7 @@ ERRNOS: dict[type[AisfsError], tuple[int, int]] = {
     errors.NotFound: (errno.ENOENT, logging.DEBUG),
     errors.BucketNotFound: (errno.ENOENT, logging.WARNING),
     errors.AccessDenied: (errno.EACCES, logging.WARNING),
+    errors.Archived: (errno.EACCES, logging.WARNING),
     errors.Stale: (errno.ESTALE, logging.WARNING),
     errors.NameGone: (errno.ESTALE, logging.DEBUG),  # of many such only few are seen by a program
     errors.Unavailable: (errno.EIO, logging.ERROR),

@@ -82,7 +82,10 @@ def _read_request(stream) -> Seen | None:
     line = stream.readline()
     if not line:
         return None
-    method, target, _ = line.decode("latin-1").split(" ")
+    words = line.decode("latin-1").split(" ")
+    if len(words) != 3:  # a greeting of TLS, by which a client finds out why it got no answer
+        return None
+    method, target, _ = words
     headers = {}
     while (line := stream.readline().strip()) != b"":
         name, _, value = line.decode("latin-1").partition(":")

@@ -510,6 +510,72 @@ def test_what_cannot_work_is_one_clear_line(s3: Cloud, mountpoint: Path, tmp_pat
     assert b"the server does not speak TLS: use http:// in the endpoint" in done.stderr
 
 
+def test_buckets_whose_readers_pay(s3: Cloud, google: Google, mountpoint: Path, tmp_path: Path):
+    for cloud, header, value, env in (
+        (s3, "x_amz_request_payer", "requester", {}),
+        (google, "x_goog_user_project", "payer", {"GOOGLE_CLOUD_PROJECT": "payer"}),
+    ):
+        bucket = filled(cloud)
+        there = cloud.environment.get("STORAGE_EMULATOR_HOST") or cloud.url
+        pays = f'if ($http_{header} != "{value}") {{ return 403; }} proxy_pass {there};'
+        with nginx(tmp_path, autoindex=False, more=f"{pays} client_max_body_size 0;") as front:
+            via = {**s3_environment(front.url), "STORAGE_EMULATOR_HOST": front.url, **env}
+            refused = aisfs("ls", cloud.source(bucket), env=via)
+            assert (refused.returncode, b"403" in refused.stderr) == (Exit.DENIED, True)
+            options = ["--requester-pays", "--writable"]
+            with mounted(cloud.source(bucket), mountpoint, options=options, env=via) as mount:
+                assert (mount.path / "readme.txt").read_bytes() == b"read me"
+                assert "train" in os.listdir(mount.path)
+                (mount.path / "new.txt").write_bytes(b"new")
+                (mount.path / "new.txt").rename(mount.path / "newer.txt")
+                (mount.path / "newer.txt").unlink()
+            if cloud is s3:
+                cloud.put(bucket, "d//odd", b"")  # boto3 lists this directory
+                listed = aisfs("ls", "--requester-pays", cloud.source(bucket, "/d/"), env=via)
+                assert b"big.bin" in listed.stdout, listed.stderr
+
+
+@pytest.mark.parametrize("view", ["class", "flat", "shards"])
+def test_an_archived_shard_does_not_stop_a_view(
+    view: str, s3: S3, mountpoint: Path, tmp_path: Path
+):
+    bucket = filled(s3)
+    s3.archive(bucket, "train/x-001.tar", shards()["train/x-001.tar"])
+    env = {"AIS_ENDPOINT": "", "AISFS_CACHE_DIR": str(tmp_path), **s3.environment}
+    options = ["--view", view] + ["--shuffle", "1"] * (view == "shards")
+    with mounted(
+        s3.source(bucket, "/train/*.tar"), mountpoint, options=options, env=env,
+        expected_log=["1 archived shards left out"],
+    ) as mount:  # fmt: skip
+        found = tree(mount.path)
+        if view == "shards":
+            assert len(found) == SHARDS - 1
+        else:
+            names = {Path(name).name.partition("-")[0].partition(".")[0] for name in found}
+            assert len(found) == (SHARDS - 1) * EACH * (2 if view == "flat" else 1), names
+        assert f"{bucket}/train/x-001.tar" in mount.log()
+        said = os.getxattr(mount.path, "user.aisfs.skipped").decode()
+        assert "archived shard" in said, said
+    with mounted(s3.source(bucket), mountpoint, env=env, expected_log=["archived"]) as mount:
+        done = run(s3, "inspect", s3.source(bucket, "/train/*.tar"))
+        assert b"archived" in done.stdout + done.stderr, (done.stdout, done.stderr)
+        with pytest.raises(PermissionError):
+            (mount.path / "train" / "x-001.tar").read_bytes()
+
+
+def test_who_pays_is_named():
+    for source, said in (
+        ("gs+direct://pets", b"set GOOGLE_CLOUD_PROJECT to the project that pays"),
+        ("az+direct://account/pets/", b"only S3 and Google charge so"),
+        ("https://host/pets/", b"only S3 and Google charge so"),
+        ("ais://pets", b"only S3 and Google charge so"),
+    ):
+        env = {"AIS_ENDPOINT": "http://127.0.0.1:9"}
+        done = aisfs("ls", "--requester-pays", source, env=env)
+        assert (done.returncode, done.stderr.count(b"\n")) == (Exit.USAGE, 1), done.stderr
+        assert said in done.stderr, done.stderr
+
+
 def test_a_private_certificate_authority(s3: Cloud, tmp_path: Path):
     bucket, certificate = filled(s3), make_certificate(tmp_path)
     s3.put(bucket, "d//odd", b"")  # boto3 lists this directory

@@ -231,7 +231,7 @@ def test_a_certificate_that_is_not_trusted(home: Path, tmp_path: Path):
         trusting = examine(env={**env, "AIS_CLIENT_CA": str(crt)})
         assert trusting["TLS"][0]["state"] == "ok"
         plain = {**env, "AIS_ENDPOINT": server.endpoint.replace("https", "http")}
-        check_wrong(examine(env=plain), "endpoint", "does not answer", "is AIStore running")
+        check_wrong(examine(env=plain), "TLS", "the server speaks TLS", "use https://")
     missing = examine(env={**env, "AIS_CLIENT_CA": str(tmp_path / "none.pem")})
     check_wrong(missing, "TLS", "none.pem: no such file", "AIS_CLIENT_CA")
 

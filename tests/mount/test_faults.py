@@ -227,9 +227,11 @@ LIES: dict[str, Rule] = {
 HARMLESS = {
     ("ais", "the whole instead of a range"),
     ("http", "the whole instead of a range"),
+    ("http", "compressed"),
     ("s3", "compressed"),
 }
-"""What holds the right bytes all the same: S3 gives an object the encoding that somebody wrote it with."""
+"""What holds the right bytes all the same: an object has the encoding that somebody wrote it with, and a server
+that says nothing else of a file."""
 WRONG = {errno.EIO, errno.ETIMEDOUT, errno.ESTALE, errno.EOPNOTSUPP, errno.ENOENT}
 
 

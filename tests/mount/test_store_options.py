@@ -8,6 +8,7 @@ import pytest
 
 from tests.mount.datasets import encode, sample
 from tests.support.clouds import s3_environment
+from tests.support.http_proxy import http_proxy
 from tests.support.mounts import aisfs
 from tests.support.servers import RunningServer, running_server
 from tests.support.web_servers import WebServer, nginx
@@ -92,3 +93,16 @@ def test_http_headers(command: str, guarded: WebServer, tmp_path: Path):
     said = run(command, source, tmp_path / "without")
     assert "403" in said, said
     assert not run(command, source, tmp_path / "new", "--http-headers", headers)
+
+
+def test_proxy(command: str, guarded: WebServer, tmp_path: Path):
+    headers = tmp_path / "headers"
+    headers.write_text("data.invalid Authorization: Bearer s3cret\n")
+    headers.chmod(0o600)
+    host, _, port = guarded.url.removeprefix("http://").partition(":")
+    source, options = "http://data.invalid/x-{0..1}.tar", ["--http-headers", headers]
+    quick = [] if command == "doctor" else ["--io-timeout", "1"]
+    assert run(command, source, tmp_path / "without", *options, *quick)
+    with http_proxy(hosts={"data.invalid": (host, int(port))}) as proxy:
+        assert not run(command, source, tmp_path / "new", *options, "--proxy", proxy.url)
+        assert proxy.seen

@@ -203,11 +203,31 @@ def test_without_an_index_shards_are_named(site: Path, mountpoint: Path):
             f"{server.url}/data/x-{{000..009}}.tar", mountpoint, options=["--view", "flat"]
         ) as mount:
             assert len(tree(mount.path)) == 2 * SHARDS * EACH
-        with (
-            pytest.raises(MountFailedError, match="no index of this directory"),
-            mounted(f"{server.url}/data/", mountpoint),
-        ):
-            pass
+        warned = ["no index of this directory"]
+        with mounted(f"{server.url}/data/", mountpoint, expected_log=warned) as mount:
+            assert (mount.path / "x-003.tar").read_bytes() == (site / "data/x-003.tar").read_bytes()
+            assert len(os.listdir(mount.path / "x-003.tar.d")) == 2 * EACH
+            assert not (mount.path / "no.tar").exists()
+            with pytest.raises(OSError, match="not supported"):
+                os.listdir(mount.path)
+            assert "be opened by its name, and not be listed" in mount.log()
+
+
+def test_what_an_index_hides_can_be_looked_up(site: Path, mountpoint: Path, tmp_path: Path):
+    """nginx hides names that begin with a dot; Apache whatever IndexIgnore says."""
+    for name in (".hidden.tar", ".deep/inner/x.tar"):
+        place = tmp_path / "root" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes((site / "data" / "x-000.tar").read_bytes())
+    (tmp_path / "root" / "seen.txt").write_bytes(b"seen")
+    with nginx(tmp_path / "root") as server, mounted(f"{server.url}/", mountpoint) as mount:
+        assert os.listdir(mount.path) == ["seen.txt"]
+        assert (mount.path / ".hidden.tar").stat().st_size > 0
+        assert len(os.listdir(mount.path / ".hidden.tar.d")) == 2 * EACH
+        assert os.listdir(mount.path / ".deep") == ["inner"]
+        assert (mount.path / ".deep" / "inner" / "x.tar").is_file()
+        assert not (mount.path / ".other").exists()
+        assert os.listdir(mount.path) == ["seen.txt"]
 
 
 def test_commands_of_a_server_with_few_indexes(site: Path, mountpoint: Path, tmp_path: Path):

@@ -107,6 +107,11 @@ class S3(Cloud):
     def put(self, bucket: str, key: str, data: bytes) -> None:
         self._ask("PUT", f"/{bucket}/{quote(os.fsencode(key))}", data, _SIGNED)
 
+    def archive(self, bucket: str, key: str, data: bytes) -> None:
+        """Write an object that can only be read once it is restored."""
+        headers = {**_SIGNED, "x-amz-storage-class": "GLACIER"}
+        self._ask("PUT", f"/{bucket}/{quote(os.fsencode(key))}", data, headers)
+
     def get(self, bucket: str, key: str) -> bytes | None:
         """Return an object; None if there is none."""
         try:

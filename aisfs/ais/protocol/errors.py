@@ -16,6 +16,7 @@ from aisfs.errors import (
     AccessDenied,
     AisfsError,
     AlreadyExists,
+    Archived,
     BucketNotFound,
     InvalidName,
     IsADirectory,
@@ -70,6 +71,7 @@ _PLAIN: dict[int, tuple[type[AisfsError], str]] = {
         "AIS_AUTHN_TOKEN_FILE",
     ),
     403: (AccessDenied, "the token or the bucket's access settings do not permit this"),
+    407: (AccessDenied, "the HTTP proxy wants a name and a password: see --proxy"),
     408: (Unavailable, "the cluster gave up waiting"),
     416: (Stale, "shorter on the server than it was"),
     429: (Unavailable, "the cluster limits the rate of requests"),
@@ -96,6 +98,8 @@ _BY_NAME: dict[str, tuple[type[AisfsError], str]] = {
 _NO_BATCHES: tuple[type[AisfsError], str] = Unsupported, "the cluster has no GetBatch"
 
 
+_ARCHIVED = ("InvalidObjectState", "BlobArchived")
+"""Codes of S3 and Azure, whose errors AIStore passes on."""
 _GATEWAY = frozenset({502, 503, 504})
 
 
@@ -122,6 +126,8 @@ def failure(request: Request, reply: Reply) -> AisfsError:
         kind, text = _BY_NAME[details.tcode]
     elif _lacks_batches(request, reply, details):
         kind, text = _NO_BATCHES
+    elif any(code in details.message for code in _ARCHIVED):
+        kind, text = Archived, "archived in the cloud behind the cluster: restore it first"
     elif verdict := _about_job(request, reply, details):
         kind, text = verdict
     elif reply.status in _PLAIN:

@@ -28,6 +28,7 @@ from aisfs.connections.connection_set import ConnectionSet
 from aisfs.connections.counted_body import BodyDelivered, CountedBody
 from aisfs.connections.exchange import Exchange
 from aisfs.connections.network import network, tls_options
+from aisfs.connections.proxies import BY_OPTION, Proxy, parse_proxy
 from aisfs.connections.reply import Reply
 from aisfs.errors import ProtocolError, Unavailable, Unproven
 from aisfs.store.port import Arrived
@@ -81,6 +82,7 @@ class Transport:
         self._timeouts = settings.connect_timeout or None, settings.read_timeout or None
         self._deadline = settings.io_timeout or None
         self._tls = tls_options(settings)
+        self._proxy = parse_proxy(settings.proxy, BY_OPTION) if settings.proxy else None
         self._announces = False
         """Redirects are signed, with the length of the body: the proxy has to know it. That costs a
         connection each, since a proxy that waits for the body cannot be asked anything else."""
@@ -104,7 +106,18 @@ class Transport:
     def connections(self) -> ConnectionSet:
         """Return a new set of connections."""
         timeouts, readiness = self._timeouts, self.readiness
-        return ConnectionSet(self.endpoint, self._tls, timeouts, readiness.admit, readiness.greet)
+        return ConnectionSet(
+            self.endpoint,
+            self._tls,
+            timeouts,
+            readiness.admit,
+            readiness.greet,
+            self._proxy_of,
+        )
+
+    def _proxy_of(self, url: str) -> Proxy | None:
+        """Return the proxy of --proxy: the environment's are for the world, and AIStore is near."""
+        return self._proxy
 
     def settle(self, connections: ConnectionSet, subject: str, *, listed: bool = False) -> None:
         """Make sure that what the cluster does not have is nowhere: each target was asked.

@@ -18,13 +18,12 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.client import HTTPConnection
 
 import msgspec
 
+from aisfs.connections.cancellable_sockets import WatchedConnection
 from aisfs.connections.counted_body import BodyDelivered
 from aisfs.connections.exchange import Exchange
-from aisfs.connections.replies import BoundedReply
 from aisfs.connections.reply import Reply
 from aisfs.errors import Unavailable
 from aisfs.process.locks import Rank, ranked_lock
@@ -111,7 +110,7 @@ class Readiness:
         if self.episode != before:
             raise BodyDelivered(f"{subject}: the cluster was started again meanwhile")
 
-    def admit(self, connection: HTTPConnection) -> None:
+    def admit(self, connection: WatchedConnection) -> None:
         """Make sure that a new connection leads to a proxy that is ready.
 
         Raises:
@@ -129,7 +128,7 @@ class Readiness:
             if self.missed:
                 raise self._incomplete()
 
-    def greet(self, connection: HTTPConnection) -> None:
+    def greet(self, connection: WatchedConnection) -> None:
         """Make sure that a new connection leads to a target that runs, before a change is sent.
 
         The kernel of one that was stopped takes what is sent all the same. When it goes on it would
@@ -145,7 +144,7 @@ class Readiness:
         """Whether objects can be out of reach while others are not."""
         return len(self._targets) > 1
 
-    def settle(self, connection: HTTPConnection, before: int) -> Unavailable | None:
+    def settle(self, connection: WatchedConnection, before: int) -> Unavailable | None:
         """Return why a "not found" or a listing cannot be trusted; None if it can.
 
         Args:
@@ -190,7 +189,7 @@ class Readiness:
     def _incomplete(self) -> Unavailable:
         return Unavailable(f"the cluster misses {_named(self.missed)}")
 
-    def _look(self, connection: HTTPConnection) -> None:
+    def _look(self, connection: WatchedConnection) -> None:
         """Ask for the map. Not everybody may ask: then nothing is known."""
         now = time.monotonic()
         reply = self._ask(connection, _MAP)
@@ -232,15 +231,13 @@ class Readiness:
         self.missed, self._targets = missed, active | missed
         self._cluster, self.version = found.uuid, found.version
 
-    def _ask(self, connection: HTTPConnection, target: str) -> Reply:
+    def _ask(self, connection: WatchedConnection, target: str) -> Reply:
         headers = {"Content-Length": "0"}
         # Health is told to everybody; a token goes no further than it has to.
         if target == _MAP and (authorization := self._authorization()):
             headers["Authorization"] = authorization
         # On the same socket, but apart from the request that the connection may be made for.
-        own = HTTPConnection(connection.host, connection.port)
-        own.response_class = BoundedReply
-        own.sock = connection.sock
+        own = connection.beside()
         try:
             sent = Exchange(own, "GET", target, headers, timeout=self._timeout)
             return sent.take_all(_MOST_MAP, self._timeout)

@@ -27,7 +27,7 @@ from aisfs.core.namespace.sources import (
     ShardPattern,
     SourceArg,
 )
-from aisfs.engine.dataset.shard_set import read_shard_list
+from aisfs.engine.dataset.shard_set import read_shard_list, what_is_there
 from aisfs.engine.listing.probes import Probes
 from aisfs.errors import AccessDenied, ConfigError, IsADirectory, NotFound, SourceMissing
 from aisfs.model import Bucket, ObjectInfo, Page
@@ -140,7 +140,8 @@ class _Contents:
         if some:
             return
         if found is None:
-            raise SourceMissing(f"{bucket}/{prefix}: no such object or directory")
+            there, _ = await what_is_there(bucket, prefix, self._store)
+            raise SourceMissing(f"{bucket}/{prefix}: no such object or directory; {there}")
         yield [_entry(bucket, found.key, found, text)]
 
     async def of_words(self, words: tuple[SourceArg, ...]) -> Batches:
@@ -152,7 +153,9 @@ class _Contents:
                     some = True
                     yield batch
             if not some:
-                raise SourceMissing(f"{word.text}: nothing there has such a name")
+                bucket, directory, _ = _place(word.patterns[0])
+                there, _ = await what_is_there(bucket, directory, self._store)
+                raise SourceMissing(f"{word.text}: nothing there has such a name; {there}")
 
     async def _of_patterns(
         self, place: tuple[Bucket, str, bool], patterns: list[ShardPattern]

@@ -10,9 +10,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
+import trio
 
 from aisfs.ais.client import AISClient
-from aisfs.ais.identification import identify_endpoint
+from aisfs.ais.identification import identify_endpoint, wrong_scheme
 from aisfs.ais.protocol.identity import HEALTH, Identity
 from aisfs.ais.transport.auth import Credentials
 from aisfs.app.doctor.check import Check, note, ok, wrong
@@ -20,7 +21,7 @@ from aisfs.app.plan import is_local
 from aisfs.app.source import open_source
 from aisfs.config import ClusterSettings
 from aisfs.core.namespace.sources import Everything, Source
-from aisfs.errors import AccessDenied, AisfsError, ConfigError
+from aisfs.errors import AccessDenied, AisfsError, ConfigError, Unavailable
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _SKEW = 300.0
@@ -56,7 +57,7 @@ async def cluster_checks(settings: ClusterSettings, source: Source) -> AsyncIter
         found = await identify_endpoint(client)
     except AisfsError as error:
         text = str(error).removeprefix(f"{HEALTH.subject}: ")
-        yield _unreached(settings.endpoint, text, error)
+        yield await _unreached(settings, text, error)
         return
     finally:
         await client.aclose()
@@ -68,7 +69,11 @@ async def cluster_checks(settings: ClusterSettings, source: Source) -> AsyncIter
         yield await _source(source, settings)
 
 
-def _unreached(endpoint: str, text: str, error: AisfsError) -> Check:
+async def _unreached(settings: ClusterSettings, text: str, error: AisfsError) -> Check:
+    endpoint = settings.endpoint
+    if isinstance(error, Unavailable) and error.__cause__ is not None and not settings.proxy:
+        why = await trio.to_thread.run_sync(wrong_scheme, endpoint)
+        text, error = (why, ConfigError(why)) if why else (text, error)
     if isinstance(error, ConfigError):
         found, _, cure = text.rpartition(": ")
         return wrong("TLS", f"{endpoint}: {found or text}", cure)

@@ -1,6 +1,5 @@
 """Can this machine mount? The kernel, /dev/fuse, fusermount3 and what belongs to them."""
 
-import errno
 import os
 import re
 import shutil
@@ -11,15 +10,13 @@ from pathlib import Path
 
 from aisfs.app.doctor.check import Check, note, ok, wrong
 from aisfs.fuse.mounting.kernel_settings import CONNECTIONS
-from aisfs.fuse.mounting.mountpoint import FUSERMOUNT
+from aisfs.fuse.mounting.mountpoint import DEVICE, FUSERMOUNT, device_problem
 
-DEVICE = Path("/dev/fuse")
 CONFIGURATION = Path("/etc/fuse.conf")
 STATUS = Path("/proc/self/status")
 
 _GOOD_KERNEL = (5, 1)
 """The first that opens directories without asking; older ones work."""
-_CONTAINER = "in a container, pass the device: --device /dev/fuse --cap-add SYS_ADMIN"
 
 
 def fuse_checks() -> Iterator[Check]:
@@ -46,16 +43,8 @@ def _kernel() -> Check:
 
 
 def _device() -> Check:
-    try:
-        os.close(os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC))
-    except OSError as error:
-        found = f"{DEVICE}: {error.strerror}"
-        if error.errno == errno.EACCES:
-            mode = stat.filemode(DEVICE.stat().st_mode)
-            return wrong("fuse device", f"{found} ({mode})", f"as root: chmod 666 {DEVICE}")
-        if error.errno == errno.EPERM:
-            return wrong("fuse device", found, _CONTAINER)
-        return wrong("fuse device", found, f"as root: modprobe fuse; {_CONTAINER}")
+    if problem := device_problem():
+        return wrong("fuse device", *problem)
     return ok("fuse device", f"{DEVICE} can be opened")
 
 

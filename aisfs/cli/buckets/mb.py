@@ -6,7 +6,7 @@ import click
 
 from aisfs.cli.exits import Exit
 from aisfs.cli.guide.documented import Documented
-from aisfs.cli.options import endpoint_option, io_timeout_option
+from aisfs.cli.options import endpoint_option, io_timeout_option, proxy_option
 from aisfs.cli.running import run
 from aisfs.process import logs
 
@@ -15,6 +15,7 @@ from aisfs.process import logs
 @click.argument("buckets", metavar="BUCKET...", nargs=-1, required=True)
 @click.option("-p", "--exist-ok", is_flag=True, help="Accept buckets that exist already.")
 @endpoint_option
+@proxy_option
 @io_timeout_option
 def mb(buckets: tuple[str, ...], exist_ok: bool, **settings: object) -> int:
     """Make empty buckets.

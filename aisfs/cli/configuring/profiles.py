@@ -39,6 +39,22 @@ def expand_profile(
     return tuple(words), (*own, *options), kept
 
 
+def mountpoint_of(word: str) -> Path:
+    """Return the mountpoint that a word of the command line means: a path, or `@NAME` of a profile.
+
+    Raises:
+        ConfigError: there is no such profile, or it names no mountpoint.
+    """
+    if not word.startswith("@"):
+        return Path(word)
+    found = _texts(
+        word, "mountpoint", configuration().profile(word[1:]).values.get("mountpoint", [])
+    )
+    if len(found) != 1:
+        raise ConfigError(f"{word}: no mountpoint in the profile; give the directory itself")
+    return Path(found[0]).expanduser()
+
+
 def _texts(profile: str, name: str, value: object) -> list[str]:
     """Return a text, or a list of them."""
     found = [value] if isinstance(value, str) else value

@@ -10,7 +10,7 @@ from aisfs.cli.guide.completion import complete_profile
 from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import config_option
 from aisfs.cli.running import print_parts
-from aisfs.errors import ConfigError
+from aisfs.errors import ConfigError, NoEndpoint
 from aisfs.redaction import shown
 
 
@@ -44,17 +44,40 @@ def show(profile: str | None, config: Path | None, as_json: bool) -> None:
 @group.command(cls=Documented)
 @config_option
 def check(config: Path | None) -> None:
-    """Check the names and values in the configuration files, including those of every profile."""
-    from aisfs.config import use_file
+    """Check the names and values in the configuration files, and whether each profile fits together."""
+    from aisfs.app.plan import load
+    from aisfs.config import ViewSettings, WriteSettings, use_file
 
     read = use_file(config)
     effective(None)
+    if load(ViewSettings, {}).view is not None and load(WriteSettings, {}).writable:
+        raise ConfigError(f"{ViewSettings.origin('view')}: view: not with writable = true")
     for profile in read.profiles:
         effective(f"@{profile}")
+        _check_plan(f"@{profile}")
     if not read.files:
         click.echo("no configuration file")
     for path in read.files:
         click.echo(f"{path}: no error")
+
+
+def _check_plan(profile: str) -> None:
+    """Make sure that `aisfs mount @NAME` could begin, as far as that can be known before."""
+    from aisfs.app.plan import plan_mount
+    from aisfs.cli.configuring.profiles import expand_profile
+    from aisfs.config.values import KNOWN
+
+    # A profile may leave the mountpoint to the command line.
+    (*sources, mountpoint), _, described = expand_profile((profile, "/"), ())
+    given = {name: value for name, value in described.items() if name in KNOWN}
+    if given.get("files_from") == "-":
+        return
+    try:
+        plan_mount(sources, Path(mountpoint), (), given)
+    except NoEndpoint:  # a variable may name it by then
+        pass
+    except ConfigError as error:
+        raise ConfigError(f"{profile}: {error}") from None
 
 
 def effective(profile: str | None) -> list[tuple[str, str, str]]:

@@ -48,6 +48,7 @@ _BY_NAME = {
     "endpoint": Group.SOURCE,
     "direct": Group.SOURCE,
     "anonymous": Group.SOURCE,
+    "requester_pays": Group.SOURCE,
     "files_from": Group.SOURCE,
     "include": Group.SOURCE,
     "exclude": Group.SOURCE,

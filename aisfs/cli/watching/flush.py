@@ -1,16 +1,15 @@
 """`aisfs flush`."""
 
-from pathlib import Path
-
 import click
 
 from aisfs.app.watching.flush import flush as flush_mount
+from aisfs.cli.configuring.profiles import mountpoint_of
 from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import complete_directory
 
 
 @click.command(cls=Documented)
-@click.argument("mountpoint", metavar="MNT", shell_complete=complete_directory)
+@click.argument("mountpoint", metavar="MNT|@NAME", shell_complete=complete_directory)
 def flush(mountpoint: str) -> None:
     """Upload what was closed in the mount at MNT and waits.
 
@@ -18,5 +17,5 @@ def flush(mountpoint: str) -> None:
     them are in the store, and fails if some are not.
     """
     # Not a click.Path, which would stat it: the daemon may hang.
-    files = flush_mount(Path(mountpoint))
+    files = flush_mount(mountpoint_of(mountpoint))
     click.echo(f"{files:,} files uploaded")

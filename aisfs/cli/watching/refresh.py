@@ -5,12 +5,13 @@ from pathlib import Path
 import click
 
 from aisfs.app.watching.refresh import refresh as refresh_mount
+from aisfs.cli.configuring.profiles import mountpoint_of
 from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import complete_directory
 
 
 @click.command(cls=Documented)
-@click.argument("mountpoint", metavar="MNT", shell_complete=complete_directory)
+@click.argument("mountpoint", metavar="MNT|@NAME", shell_complete=complete_directory)
 @click.argument("paths", metavar="[PATH…]", nargs=-1)
 def refresh(mountpoint: str, paths: tuple[str, ...]) -> None:
     """Make the mount at MNT show now what others have changed.
@@ -20,5 +21,5 @@ def refresh(mountpoint: str, paths: tuple[str, ...]) -> None:
     are found again.
     """
     # Not click.Paths, which would stat them: the daemon may hang.
-    names = refresh_mount(Path(mountpoint), [Path(path) for path in paths])
+    names = refresh_mount(mountpoint_of(mountpoint), [Path(path) for path in paths])
     click.echo(f"{names:,} names will be looked up again")

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import zip_longest
-from pathlib import Path
 from threading import Event
 
 import click
@@ -17,6 +16,7 @@ from aisfs.app.display.units import duration_text, size_text
 from aisfs.app.watching.asking import Asker
 from aisfs.app.watching.mounts import BROKEN, MountState, State, find_mounts
 from aisfs.app.watching.status import MountReport, read_report
+from aisfs.cli.configuring.profiles import mountpoint_of
 from aisfs.cli.exits import Exit
 from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import complete_directory
@@ -60,7 +60,7 @@ class _Status(Documented):
 
 
 _mountpoint = click.argument(
-    "mountpoint", metavar="[MNT]", required=False, shell_complete=complete_directory
+    "mountpoint", metavar="[MNT|@NAME]", required=False, shell_complete=complete_directory
 )
 
 
@@ -106,7 +106,7 @@ def status(
             _print_lines(_listed(mounts))
         return Exit.MOUNTPOINT if any(mount.state in BROKEN for mount in mounts) else Exit.OK
     # Not a click.Path, which would stat it: the daemon may hang.
-    report = read_report(Path(mountpoint), fastpath=fastpath_stats or lane_stats)
+    report = read_report(mountpoint_of(mountpoint), fastpath=fastpath_stats or lane_stats)
     if as_json:
         click.echo(json.dumps({**report.found, "warnings": report.warnings}, ensure_ascii=False))
     else:
@@ -140,7 +140,7 @@ def _watch(mountpoint: str | None, interval: float) -> None:
         if mountpoint is None:
             return _listed(find_mounts(asker, LOOK_SECONDS))
         try:
-            return _reported(read_report(Path(mountpoint)))
+            return _reported(read_report(mountpoint_of(mountpoint)))
         except MountError as error:
             if not shown:
                 raise

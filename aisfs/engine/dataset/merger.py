@@ -34,7 +34,7 @@ from aisfs.engine.dataset.progress import OpenProgress
 from aisfs.engine.dataset.shard_set import Shard, ShardSet
 from aisfs.engine.read.indexer import Indexer
 from aisfs.engine.read.shard_scanner import ReadContent
-from aisfs.errors import NotFound, SourceMissing, Stale
+from aisfs.errors import Archived, NotFound, SourceMissing, Stale
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.store.at_once import all_of
@@ -205,6 +205,8 @@ class Merger:
         await self._take_known(missing)
         missing = [(at, shard) for at, shard in missing if at not in self._parts]
 
+        archived: list[int] = []
+
         async def open_one(item: tuple[int, Shard]) -> None:
             at, shard = item
             try:
@@ -212,8 +214,11 @@ class Merger:
                 self._progress.add(len(part.found.rows))
             except (Stale, NotFound):
                 self._shards.changed(shard.bucket, shard.info)
+            except Archived:
+                archived.append(at)
 
         await open_each(missing, open_one, self._indexer.at_once)
+        self._shards.leave_out(sorted(archived))
 
     @property
     def _rule(self) -> LabelRule | None:

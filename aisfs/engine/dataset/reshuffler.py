@@ -24,7 +24,7 @@ from aisfs.engine.dataset.open_many import open_each
 from aisfs.engine.dataset.progress import OpenProgress
 from aisfs.engine.dataset.shard_set import ShardSet
 from aisfs.engine.read.indexer import Indexer
-from aisfs.errors import ConfigError, NotFound, SourceMissing, Stale
+from aisfs.errors import Archived, ConfigError, NotFound, SourceMissing, Stale
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +44,8 @@ async def reshuffle(
         SourceMissing: there is no sample.
         Stale: one changed meanwhile.
     """
-    current = [shard for _, shard in shards.current]
-    sources = [SourceTar(s.bucket, s.info, s.name) for s in current]
+    current = shards.current
+    sources = [SourceTar(s.bucket, s.info, s.name) for _, s in current]
     for source in sources:
         await _check_form(source, indexer, "--join" if view.shuffle is None else "--shuffle")
     found: dict[int, MemberIndex] = {}
@@ -56,19 +56,23 @@ async def reshuffle(
             found[at] = (await indexer.open(bucket, info)).index
         except (Stale, NotFound) as error:
             raise Stale(f"{bucket}/{info.key} changed meanwhile; mount again") from error
+        except Archived:
+            return
         indexer.forget(bucket, info)  # it is needed once
         progress.add(0)  # samples are counted when all shards are open
 
     progress.begin(len(sources))
     await open_each(range(len(sources)), open_one, indexer.at_once)
-    indexes = [found[at] for at in range(len(sources))]
+    shards.leave_out([place for at, (place, _) in enumerate(current) if at not in found])
+    opened = [current[at][1] for at in sorted(found)]
+    sources, indexes = [sources[at] for at in sorted(found)], [found[at] for at in sorted(found)]
     exclusions = shards.exclusions
     for index in indexes:
         exclusions += Counter(index.skipped)
         exclusions[DAMAGED] += bool(index.warnings)
 
     def make() -> tuple[list[ShuffledShard], int, Counter[str]]:
-        columns = [Column(s.source, index) for s, index in zip(current, indexes, strict=True)]
+        columns = [Column(s.source, index) for s, index in zip(opened, indexes, strict=True)]
         samples, skipped = _list_samples(columns, shards.sources, view)
         made, unmade = shuffled_shards(
             sources, indexes, samples, view.shuffle, view.split, view.rule

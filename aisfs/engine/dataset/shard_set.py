@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 
 from aisfs.core.archive.formats import HEAD, form_of_content
-from aisfs.core.namespace.keys import entry_name, is_shard_of_dataset
+from aisfs.core.namespace.keys import INDEX_DIRECTORY, entry_name, is_shard_of_dataset
 from aisfs.core.namespace.patterns import GlobPattern
 from aisfs.core.namespace.reach import Reach
 from aisfs.core.namespace.shard_lists import LIST_MAX, parse_shard_list
@@ -24,7 +24,7 @@ from aisfs.core.views.shard_names import folder_names, folder_names_of_columns
 from aisfs.engine.dataset.exclusions import summarize
 from aisfs.engine.dataset.loose_objects import walk
 from aisfs.engine.listing.lister import Lister
-from aisfs.errors import ConfigError, NotFound, SourceMissing
+from aisfs.errors import AisfsError, ConfigError, NotFound, SourceMissing
 from aisfs.metrics import Metrics
 from aisfs.model import Bucket, ObjectInfo
 from aisfs.store.port import ObjectStore
@@ -32,11 +32,12 @@ from aisfs.store.port import ObjectStore
 log = logging.getLogger(__name__)
 
 NAMED_MAX = 5
-"""Missing shards that a line of the log names."""
+"""Shards that a line of the log names."""
 MISSING = "missing shard"
+ARCHIVED = "archived shard"
 EXCLUDED = "excluded shard"
 NO_SHARD = "not a shard"
-_STATES = {MISSING: "missing", EXCLUDED: "excluded", NO_SHARD: "not_a_shard"}
+_STATES = {MISSING: "missing", ARCHIVED: "archived", EXCLUDED: "excluded", NO_SHARD: "not_a_shard"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,8 @@ class ShardSet:
         self._gone: set[int] = set()
         self._lost = 0
         """How many are gone since they were found."""
+        self._archived = 0
+        """How many of those that were found can only be read once they are restored."""
         self._changed: set[int] = set()
         self.renewals = 0
         """How often the shards were found anew."""
@@ -93,7 +96,7 @@ class ShardSet:
     @property
     def exclusions(self) -> Counter[str]:
         """What the sources named and is not shown: reason and how many."""
-        return self._exclusions + Counter({MISSING: self._lost})
+        return self._exclusions + Counter({MISSING: self._lost, ARCHIVED: self._archived})
 
     @property
     def current(self) -> list[tuple[int, Shard]]:
@@ -113,6 +116,20 @@ class ShardSet:
         self._changed.add(at)
         return True
 
+    def leave_out(self, archived: Sequence[int]) -> None:
+        """Show no more the shards in these places, which cannot be read until they are restored."""
+        if not archived:
+            return
+        keys = [f"{self._shards[at].bucket}/{self._shards[at].info.key}" for at in archived]
+        log.warning(
+            "%d archived shards left out: restore them, then run aisfs refresh: %s",
+            len(keys),
+            _first_of(keys),
+        )
+        self._gone.update(archived)
+        self._archived += len(archived)
+        self._count()
+
     def renew(self, found: "ShardSet") -> bool:
         """Show the shards that were found anew; return whether they are others than before.
 
@@ -127,7 +144,7 @@ class ShardSet:
         self._gone = {at for place, at in self._places.items() if place not in fresh}
         self._names = {shard.name: at for at, shard in self.current}
         self._changed.clear()
-        self._exclusions, self._lost = found.exclusions, 0
+        self._exclusions, self._lost, self._archived = found.exclusions, 0, 0
         self.missing = found.missing
         self.renewals += 1
         self._count()
@@ -202,7 +219,7 @@ async def find_shards(
             found.setdefault((bucket, info.key), info)
             some = True
         if not some:
-            raise SourceMissing(_nothing(word, exclusions - before))
+            raise SourceMissing(await _nothing(word, exclusions - before, store))
         if joined and len(found) == starts[-1]:
             raise ConfigError(f"--join: all shards of {word.text} belong to an earlier source")
     every = [(bucket.name, key) for bucket, key in found]
@@ -214,19 +231,54 @@ async def find_shards(
         for ((bucket, _), info), name, at in zip(found.items(), names, of, strict=True)
     ]
     for text, gone in missing.items():
-        named = ", ".join(gone[:NAMED_MAX]) + (", …" if len(gone) > NAMED_MAX else "")
-        log.warning("%s: %d missing: %s", text, len(gone), named)
+        log.warning("%s: %d missing: %s", text, len(gone), _first_of(gone))
     log.info("%d shards of %s", len(shards), source)
     words = [word.text for word in source.words]
     all_missing = [*chain(*missing.values())]
     return ShardSet(store, metrics, shards, exclusions, all_missing, words)
 
 
-def _nothing(word: SourceArg, why: Counter[str]) -> str:
-    reasons = summarize(why)
-    if why[NO_SHARD] and any(not pattern.one for pattern in word.patterns):
-        reasons += "; --magic takes archives of any name"
-    return f"{word.text}: no shard (X.tar) there" + (f": {reasons}" if reasons else "")
+def _first_of(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMED_MAX]) + (", …" if len(names) > NAMED_MAX else "")
+
+
+async def _nothing(word: SourceArg, why: Counter[str], store: ObjectStore) -> str:
+    """Return the message that a word leads to no shard, and what is there instead."""
+    pattern, said = word.patterns[0], f"{word.text}: no shard (X.tar) there"
+    assert pattern.bucket is not None, "local files have a bucket once their root is known"
+    there, is_here = await what_is_there(pattern.bucket, pattern.directory, store)
+    if set(why) != {MISSING}:
+        if why[NO_SHARD] and any(not one.one for one in word.patterns):
+            there += "; --magic takes archives of any name"
+        return f"{said}: {summarize(why)}; {there}" if why else f"{said}; {there}"
+    if pattern.one:
+        return f"{said}: {summarize(why)}; {there}"
+    if pattern.rest:
+        return f"{said}: nothing matches; {there}"
+    if is_here:
+        return f"{said}; {there}: make shards of its files (aisfs pack), or mount it without --view"
+    return f"{said}: nothing is below it; {there}"
+
+
+async def what_is_there(bucket: Bucket, directory: str, store: ObjectStore) -> tuple[str, bool]:
+    """Return in words the first names in a directory, or in the nearest one above it that has any.
+
+    Returns:
+        The words, and whether it is the directory itself.
+    """
+    asked = directory
+    while True:
+        names: list[str] = []
+        with suppress(AisfsError):
+            page = await store.list_page(bucket, directory)
+            keys = [*(info.key for info in page.objects), *page.directories]
+            below = (key[len(directory) :] for key in keys)
+            names = sorted(name for name in below if name and name != f"{INDEX_DIRECTORY}/")
+        if names:
+            return f"{bucket}/{directory} has {_first_of(names)}", directory == asked
+        if not directory:
+            return f"{bucket} is empty", False
+        directory = directory[: directory.rstrip("/").rfind("/") + 1]
 
 
 async def _expand_lists(word: SourceArg, lister: Lister, store: ObjectStore) -> SourceArg:

@@ -134,16 +134,24 @@ class Lister:
         believed = self.cache.listing((bucket, prefix))
         return believed.expires if believed is not None else None
 
-    async def find(self, bucket: Bucket, prefix: str, name: bytes) -> Dated[Listed] | None:
-        """Return what `name` stands for in the directory `prefix`, None when it is missing."""
-        known = self.try_find(bucket, prefix, name)
+    async def find(
+        self, bucket: Bucket, prefix: str, name: bytes, *, hidden: bool = True
+    ) -> Dated[Listed] | None:
+        """Return what `name` stands for in the directory `prefix`, None when it is missing.
+
+        Args:
+            bucket: The bucket.
+            prefix: The directory.
+            name: The name in it.
+            hidden: Whether to ask for a name that the listing lacks, if the bucket hides names.
+        """
+        known = self.try_find(bucket, prefix, name, hidden=hidden)
         if known is not WOULD_WAIT:
             return known
         directory, asked = (bucket, prefix), self.overlay.changes
         listed = await self._cheap_listing(directory)
-        if listed is not None:
-            found = _in_listing(listed, name)
-        else:
+        found = _in_listing(listed, name) if listed is not None else None
+        if listed is None or (found is None and hidden and bucket.hides_names):
             found = await self._find_singly(bucket, prefix, name)
         # It may have been changed while the store was asked, whose answer is cached.
         self.overlay.outlast(directory, asked)
@@ -152,9 +160,9 @@ class Lister:
 
     @any_thread
     def try_find(
-        self, bucket: Bucket, prefix: str, name: bytes
+        self, bucket: Bucket, prefix: str, name: bytes, *, hidden: bool = True
     ) -> Dated[Listed] | WouldWait | None:
-        """Return what `name` stands for if that may be believed. Does not wait."""
+        """Return what `name` stands for if that may be believed; see `find`. Does not wait."""
         changed = self.overlay.try_find((bucket, prefix), name)
         if changed is not WOULD_WAIT:
             return changed
@@ -162,7 +170,9 @@ class Lister:
             return None
         listed = self.cache.listing((bucket, prefix))
         if listed is not None:
-            return _in_listing(listed, name)
+            in_listing = _in_listing(listed, name)
+            if in_listing is not None or not (hidden and bucket.hides_names):
+                return in_listing
         found = self.cache.found((bucket, prefix, name))
         if found is not None:
             return found
@@ -313,7 +323,9 @@ class Lister:
         await self._probes.check_gone(directory, lacking)
 
     def _expected(self, directory: DirectoryId) -> dict[bytes, Listed]:
-        """Return what is known to be in a directory, whatever was listed."""
+        """Return what is known to be in a directory and must be listed."""
+        if directory[0].hides_names:
+            return {}
         asked = self._single_lookups.get(directory, [])
         found = ((name, self.cache.found((*directory, name))) for name in asked)
         known = {name: dated.value for name, dated in found if dated is not None}

@@ -190,10 +190,11 @@ class Tree:
     def try_find(self, node: Node, ino: int, name: bytes) -> Found | WouldWait | None:
         """Look a name up without asking anybody."""
         if isinstance(node, DirectoryNode):
-            listed = self._lister.try_find(node.bucket, node.prefix, name)
+            alias = self._alias(name)
+            hidden = alias is None
+            listed = self._lister.try_find(node.bucket, node.prefix, name, hidden=hidden)
             if isinstance(listed, Dated):
                 return self._found(node, ino, name, listed.value, listed.expires)
-            alias = self._alias(name)
             if listed is WOULD_WAIT or alias is None:
                 return listed
             owner = self._lister.try_find(node.bucket, node.prefix, alias.owner)
@@ -298,16 +299,17 @@ class Tree:
     # directories of a bucket -----------------------------------------------------------------
 
     async def _find_in_bucket(self, node: DirectoryNode, ino: int, name: bytes) -> Found | None:
-        listed = await self._lister.find(node.bucket, node.prefix, name)
+        alias = self._alias(name)
+        # No server hides the name of a shard folder: asking for it would be two requests for each.
+        listed = await self._lister.find(node.bucket, node.prefix, name, hidden=alias is None)
         if listed is not None:
             return self._found(node, ino, name, listed.value, listed.expires)
-        return await self._find_alias(node, ino, name)
+        return await self._find_alias(node, ino, name, alias) if alias is not None else None
 
-    async def _find_alias(self, node: DirectoryNode, ino: int, name: bytes) -> Found | None:
+    async def _find_alias(
+        self, node: DirectoryNode, ino: int, name: bytes, alias: _Alias
+    ) -> Found | None:
         """Look for a shard under its other name; a real key of that name has been found before."""
-        alias = self._alias(name)
-        if alias is None:
-            return None
         listed = await self._lister.find(node.bucket, node.prefix, alias.owner)
         info = listed.value if listed is not None else None
         look_inside = alias.look_inside

@@ -2,23 +2,52 @@
 
 import ctypes
 import errno
+import grp
 import os
 import shutil
 import stat
 import subprocess
 from collections.abc import Container
 from pathlib import Path
+from shlex import quote
 
 from aisfs.errors import FuseUnavailable, MountError
 from aisfs.fuse.mounting.busy import what_keeps_busy
 from aisfs.fuse.mounting.kernel_settings import FILE_SYSTEM, device_minor, mounted_filesystems
 
 FUSERMOUNT = "fusermount3"
+DEVICE = "/dev/fuse"
+_CONTAINER = "in a container pass the device: --device /dev/fuse --cap-add SYS_ADMIN"
 MNT_FORCE, MNT_DETACH, _UMOUNT_NOFOLLOW = 1, 2, 8
 _MOST_LINKS = 40
 """As many as Linux follows."""
 UMOUNT_SECONDS = 20
 """A umount that takes longer is stuck behind something that will not end by waiting."""
+
+
+def device_problem() -> tuple[str, str] | None:
+    """Return what is wrong with the device of FUSE, and what mends it; None if it can be opened."""
+    try:
+        os.close(os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        found = f"{DEVICE}: {error.strerror}"
+        if error.errno == errno.EACCES:
+            status = os.stat(DEVICE)
+            cure = f"as root: chmod 666 {DEVICE}"
+            if status.st_mode & 0o060 == 0o060:
+                cure += f", or put yourself into its group {_group(status.st_gid)}"
+            return f"{found} ({stat.filemode(status.st_mode)})", cure
+        if error.errno == errno.EPERM:
+            return found, _CONTAINER
+        return found, f"as root, load the kernel module: modprobe fuse; {_CONTAINER}"
+    return None
+
+
+def _group(number: int) -> str:
+    try:
+        return grp.getgrgid(number).gr_name
+    except KeyError:
+        return str(number)
 
 
 def check_fuse(*, fastpath: bool) -> None:
@@ -27,13 +56,8 @@ def check_fuse(*, fastpath: bool) -> None:
     Raises:
         FuseUnavailable: no /dev/fuse, or no fusermount3.
     """
-    try:
-        os.close(os.open("/dev/fuse", os.O_RDWR))
-    except OSError as error:
-        raise FuseUnavailable(
-            f"/dev/fuse: {error.strerror}; load the kernel module (modprobe fuse), and in a "
-            "container pass the device (--device /dev/fuse --cap-add SYS_ADMIN)"
-        ) from error
+    if problem := device_problem():
+        raise FuseUnavailable("; ".join(problem))
     if shutil.which(FUSERMOUNT) is None and not (fastpath and os.geteuid() == 0):
         raise FuseUnavailable("fusermount3 is not installed; on Debian: apt install fuse3")
 
@@ -48,6 +72,10 @@ def prepare(mountpoint: Path, *, allow_nonempty: bool = False) -> None:
         os.statvfs(mountpoint)  # stat alone would be answered from what the kernel still remembers
         mode = mountpoint.stat().st_mode
     except OSError as error:
+        if error.errno == errno.ENOENT:
+            raise MountError(
+                f"mountpoint {mountpoint}: no such directory; make it: mkdir -p {quote(str(mountpoint))}"
+            ) from error
         if error.errno != errno.ENOTCONN:
             raise MountError(f"mountpoint {mountpoint}: {error.strerror}") from error
         unmount(mountpoint, lazy=True)

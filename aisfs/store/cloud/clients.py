@@ -13,9 +13,11 @@ from typing import Any
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from aisfs.config import ClusterSettings, clouds
+from aisfs.connections.network import check_authorities
 from aisfs.errors import AccessDenied, ConfigError
 from aisfs.model import Bucket, Provider
 from aisfs.redaction import remember, remember_url
+from aisfs.store.cloud.errors import PANIC, is_panic
 
 Client = S3Store | GCSStore | AzureStore
 
@@ -23,7 +25,6 @@ _RETRIES_OF_PARTS = 3
 """Of one part of an upload, without which all of it would be sent again; `aisfs.store.pipeline` retries
 whole calls, so no other request is repeated here."""
 _GENERIC = re.compile(r"^Generic \w+ error: ")
-_ENDPOINT = re.compile(r"https?://\S+", re.I)
 _OF_CREDENTIALS = re.compile(r"credential|key|token|SAS", re.I)
 """What obstore begins texts with that it has no kind of error for."""
 _ONE_SEND = timedelta(hours=1)
@@ -49,7 +50,8 @@ def make_clients(bucket: Bucket, settings: ClusterSettings) -> Clients:
     make = {Provider.S3: _s3, Provider.GS: _gcs, Provider.AZ: _azure}[bucket.provider]
     try:
         build, endpoint = make(bucket, settings)
-        options = _options(endpoint, settings)
+        pays = settings.requester_pays and bucket.provider is Provider.GS
+        options = _options(endpoint, settings, clouds.google_project() if pays else "")
         writing = {"client_options": options, "retry_config": {"max_retries": _RETRIES_OF_PARTS}}
         # A listing goes on for longer than the deadline of a call: silence has to end it in any case.
         silence = settings.read_timeout or settings.io_timeout
@@ -65,12 +67,13 @@ def make_clients(bucket: Bucket, settings: ClusterSettings) -> Clients:
             whose = f" (credentials: {found})" if found and _OF_CREDENTIALS.search(text) else ""
             raise ConfigError(f"{bucket}: {text}{whose}") from None
         raise
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise ConfigError(f"{bucket}: {PANIC}") from None
 
 
-def _options(endpoint: str, settings: ClusterSettings) -> dict[str, Any]:
-    if endpoint and not _ENDPOINT.fullmatch(endpoint):
-        place = endpoint.rpartition("@")[2].partition("?")[0]  # the rest may be secret
-        raise ConfigError(f"the endpoint {place} is no URL such as http://host:9000")
+def _options(endpoint: str, settings: ClusterSettings, project: str) -> dict[str, Any]:
     options: dict[str, Any] = {
         "timeout": _ONE_SEND,
         "user_agent": "aisfs",
@@ -79,10 +82,13 @@ def _options(endpoint: str, settings: ClusterSettings) -> dict[str, Any]:
     if settings.skip_verify_crt:
         options["allow_invalid_certificates"] = True
     elif settings.client_ca:
+        check_authorities(settings.client_ca)
         try:
             options["root_certificate"] = settings.client_ca.read_bytes()
         except OSError as error:
             raise ConfigError(f"AIS_CLIENT_CA {settings.client_ca}: {error.strerror}") from error
+    if project:
+        options["default_headers"] = {"x-goog-user-project": project}
     if settings.connect_timeout:
         options["connect_timeout"] = timedelta(seconds=settings.connect_timeout)
     return options
@@ -94,13 +100,16 @@ _Build = Callable[..., Client]
 
 def _s3(bucket: Bucket, settings: ClusterSettings) -> tuple[_Build, str]:
     config: Any = {"disable_bulk_delete": True}  # not every S3 has it
+    if settings.requester_pays:
+        config["request_payer"] = True
     provider, endpoint = None, clouds.endpoint_of("s3")
     if settings.anonymous:
         config["skip_signature"] = True
     elif clouds.has_aws_profile():
         session, provider = _aws_session(bucket)
-        endpoint = endpoint or session.get("endpoint_url", "")
-        remember_url(endpoint)
+        if not endpoint and (endpoint := session.get("endpoint_url", "")):
+            remember_url(endpoint)
+            clouds.checked_url("endpoint_url of the profile of AWS", endpoint)
     if endpoint:
         config["endpoint"] = endpoint
 

@@ -10,10 +10,13 @@ from contextlib import contextmanager
 
 from obstore import exceptions as obs
 
+from aisfs.connections.network import PROXY_PASSWORD
+from aisfs.connections.proxies import through_proxy
 from aisfs.errors import (
     AccessDenied,
     AisfsError,
     AlreadyExists,
+    Archived,
     BucketNotFound,
     ConfigError,
     InvalidName,
@@ -42,6 +45,7 @@ _WANTS_TLS = re.compile(r"plain HTTP|HTTP request to an HTTPS server")
 """What nginx, Apache and Go answer to a request without TLS."""
 _CONNECTING = "kind: Connect,"
 """Stands there if no connection was made."""
+_WANTS_PASSWORD = "ProxyAuthRequired"
 _CAUSE = re.compile(r'(?:message|error): "([^"\\]+)"')
 """Why, as the system says it."""
 _HOST = re.compile(r"(https?://)(?:[^\s/?@]*@)?([^\s/?]+)")
@@ -54,6 +58,7 @@ _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "no bucket named", "Container
 _CREDENTIALS = ("credential", "token request", "metadata", "Received None from session")
 """Words of errors that asking for credentials gave, and not the cloud."""
 _REGION = ("PermanentRedirect", "AuthorizationHeaderMalformed", "redirect without LOCATION")
+_ARCHIVED = ("InvalidObjectState", "BlobArchived", "BlobBeingRehydrated")
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
 _CONFLICTS = ("OperationAborted", "ConditionalRequestConflict", "PendingCopyOperation")
 """Of two writers at once, one of which is to try again."""
@@ -70,6 +75,7 @@ directory of that name."""
 _NO_UPLOAD = "NoSuchUpload"
 """Of an upload in parts that is over: it was completed, and the answer was lost. So it is sent anew."""
 
+PANIC = "obstore, which aisfs asks clouds with, failed in itself: check the variables of the cloud"
 _NO_ANSWER = "Unable to extract metadata from headers"
 """Of an answer without what each answer of a cloud has, such as an ETag: something else gave it."""
 
@@ -83,6 +89,15 @@ def cloud_errors(subject: str) -> Iterator[None]:
         raise
     except (obs.BaseError, OSError, ValueError, NotImplementedError) as error:
         raise error_of(subject, error) from None  # its text may have a signature
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise ProtocolError(f"{subject}: {PANIC}") from None
+
+
+def is_panic(error: BaseException) -> bool:
+    """Return whether obstore met a bug of its own; these classes of pyo3 cannot be imported."""
+    return type(error).__name__ in ("PanicException", "RustPanic")
 
 
 def error_of(subject: str, error: Exception) -> AisfsError:
@@ -99,10 +114,28 @@ def error_of(subject: str, error: Exception) -> AisfsError:
         return ConfigError(f"{subject}: the server does not speak TLS: use http:// in the endpoint")
     if status == 400 and _WANTS_TLS.search(words):
         return ConfigError(f"{subject}: the server speaks TLS: use https:// in the endpoint")
+    if code in _ARCHIVED:
+        return Archived(
+            f"{subject}: archived in the cloud: restore it first (HTTP {status} {code})"
+        )
     kind = AccessDenied if _METADATA in text else _kind(error, words, status, code)
-    if kind is Unavailable and _CONNECTING in debug and (found := _CAUSE.search(debug)):
-        place = "".join(found_url.groups()) if (found_url := _HOST.search(text)) else "the cloud"
-        return Unavailable(f"{subject}: no connection to {place}: {shown(found[1])}")
+    if status == 407 or (kind is Unavailable and _CONNECTING in debug):
+        found_url = _HOST.search(text)
+        place = "".join(found_url.groups()) if found_url else ""
+        cause = _CAUSE.search(debug)
+        through = through_proxy(place) if place else ""
+        if status == 407 or _WANTS_PASSWORD in debug:
+            proxy = through.removeprefix(" through ") or "the proxy"
+            return AccessDenied(f"{subject}: {proxy} {PROXY_PASSWORD}")
+        if cause or through:
+            why = shown(cause[1]) if cause else "it makes no tunnel"
+            return Unavailable(
+                f"{subject}: no connection to {place or 'the cloud'}{through}: {why}"
+            )
+    if kind is Archived:
+        return Archived(
+            f"{subject}: archived in the cloud: restore it first (HTTP {status} {code})"
+        )
     return kind(f"{subject}: {_reason(text, words, status, code)}")
 
 

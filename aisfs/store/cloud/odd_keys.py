@@ -107,6 +107,8 @@ class OddKeys:
             with _errors(f"{bucket}/{key}"):
                 if self._client is None:
                     self._client = _make_client(self._settings)
+                if self._settings.requester_pays:
+                    words["RequestPayer"] = "requester"
                 found: dict[str, Any] = getattr(self._client, name)(Bucket=bucket.name, **words)
             return found
 

@@ -13,10 +13,20 @@ from urllib.parse import quote, urljoin, urlsplit
 
 from aisfs import __version__
 from aisfs.config import ClusterSettings
+from aisfs.connections.cancellable_sockets import WatchedConnection
 from aisfs.connections.connection_pool import ConnectionPool
 from aisfs.connections.connection_set import ConnectionSet
 from aisfs.connections.exchange import Exchange
-from aisfs.connections.network import Distance, distance_of, network, speaks_tls, tls_options
+from aisfs.connections.network import (
+    PROXY_PASSWORD,
+    Distance,
+    distance_by_name,
+    distance_of,
+    network,
+    speaks_tls,
+    tls_options,
+)
+from aisfs.connections.proxies import environment_proxy
 from aisfs.connections.reply import Reply
 from aisfs.core.namespace.reach import Reach
 from aisfs.core.namespace.urls import split_url
@@ -53,6 +63,7 @@ _MEANINGS: dict[int, tuple[type[AisfsError], str]] = {
     401: (AccessDenied, "the server wants to know who asks: see --http-headers"),
     403: (AccessDenied, "the server does not permit this"),
     404: (NotFound, "no such file"),
+    407: (AccessDenied, f"the proxy {PROXY_PASSWORD}"),
     405: (Unsupported, "the server does not know this kind of request"),
     408: (Unavailable, "the server gave up waiting"),
     410: (NotFound, "gone from the server"),
@@ -129,7 +140,8 @@ class WebClient:
         self.pool = ConnectionPool(self._connections, settings.max_connections)
 
     def _connections(self) -> ConnectionSet:
-        return ConnectionSet("", self._tls, self._timeouts, _ask_nothing, _ask_nothing)
+        nothing = _ask_nothing
+        return ConnectionSet("", self._tls, self._timeouts, nothing, nothing, environment_proxy)
 
     @contextmanager
     def open(
@@ -211,7 +223,7 @@ class WebClient:
         try:
             with network(subject):
                 connection = connections.connected(url)
-                far = distance_of(connection.sock)
+                far = _distance(connection)
                 if far >= least:
                     sent = Exchange(connection, method, target, said, timeout=self._timeouts[1])
                     return sent, far
@@ -245,6 +257,8 @@ class WebClient:
             ConfigError: it does.
         """
         place = urlsplit(url)
+        if environment_proxy(url) is not None:
+            return
         if place.scheme == "http" and place.netloc not in self._without_tls:
             if speaks_tls(url):
                 raise ConfigError(f"{subject}: the server speaks TLS: use https://")
@@ -254,6 +268,12 @@ class WebClient:
         """Return a reply with its body, the start of a long one, and be done with it."""
         with network(subject):
             return sent.take_all(_MOST_DRAINED, self._timeouts[1])
+
+
+def _distance(connection: WatchedConnection) -> Distance:
+    if connection.proxy_used is not None:
+        return distance_by_name(connection.origin[0])
+    return distance_of(connection.sock)
 
 
 def _ask_nothing(connection: object) -> None:

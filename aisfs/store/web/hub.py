@@ -19,6 +19,7 @@ from msgspec import structs
 
 from aisfs.config import ClusterSettings
 from aisfs.connections.connection_set import ConnectionSet
+from aisfs.connections.proxies import through_proxy
 from aisfs.errors import (
     AccessDenied,
     AisfsError,
@@ -282,4 +283,5 @@ class HubStore(ReadOnlyStore):
             return ProtocolError(f"{subject}: the hub's answer makes no sense ({said})")
         if 400 <= status < 500 and status not in (408, 425, 429):
             return ProtocolError(f"{subject}: the hub refuses the request ({said})")
-        return Unavailable(f"{subject}: the hub does not answer ({said})")
+        through = through_proxy(self._endpoint)
+        return Unavailable(f"{subject}: the hub does not answer{through} ({said})")

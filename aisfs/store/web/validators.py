@@ -28,10 +28,10 @@ def described(subject: str, key: str, reply: Reply) -> ObjectInfo:
     """Return what the reply to a HEAD, or to a GET of the first byte, says of a file.
 
     Raises:
-        Unsupported: it does not say how long the file is, or the server compresses it.
+        Unsupported: it does not say how long the file is, or the server compresses it on its way.
     """
-    check_plain(subject, reply)
     size = total_of(subject, reply) if reply.status == 206 else length_of(subject, reply)
+    check_plain(subject, reply, stored=size is not None)
     if size is None:
         raise Unsupported(f"{subject}: the server does not say how long it is")
     headers = reply.headers
@@ -80,8 +80,8 @@ def check_range(subject: str, expected: ObjectInfo, start: int, stop: int, reply
         Stale: the file has another size now.
         ProtocolError: it has other bytes.
     """
-    check_plain(subject, reply)
-    total = total_of(subject, reply)
+    total, length = total_of(subject, reply), length_of(subject, reply)
+    check_plain(subject, reply, stored=(total, length) == (expected.size, stop - start))
     if total is not None and total != expected.size:
         raise Stale(f"{subject}: {total} bytes long now, no longer {expected.size}")
     said = reply.headers.get("content-range", "")
@@ -91,7 +91,6 @@ def check_range(subject: str, expected: ObjectInfo, start: int, stop: int, reply
         raise ProtocolError(
             f"{subject}: the server sends {shown(said)[:_MOST_TEXT]!r} for {wanted}"
         )
-    length = length_of(subject, reply)
     if length is not None and length != stop - start:
         raise ProtocolError(f"{subject}: the server sends {length} bytes for {stop - start}")
 
@@ -103,23 +102,33 @@ def check_whole(subject: str, expected: ObjectInfo, reply: Reply) -> None:
         Stale: it has those of another version.
         ProtocolError: it has something else.
     """
-    check_plain(subject, reply)
-    check_version(subject, expected, reply)
     length = length_of(subject, reply)
+    check_plain(subject, reply, stored=length == expected.size)
+    check_version(subject, expected, reply)
     if length is not None and length != expected.size:
         raise Stale(f"{subject}: {length} bytes long now, no longer {expected.size}")
 
 
-def check_plain(subject: str, reply: Reply) -> None:
+def check_plain(subject: str, reply: Reply, *, stored: bool) -> None:
     """Refuse a body that is not the file itself.
+
+    Args:
+        subject: The start of messages.
+        reply: The reply.
+        stored: Whether its length is that of the file. Then a `Content-Encoding` says how the file is
+            stored (Apache's AddEncoding, uploads of s3cmd): its bytes are the file's, as curl saves them.
 
     Raises:
         Unsupported: it is compressed on its way.
     """
     coding = reply.headers.get("content-encoding", "identity").strip().lower()
-    transfer = reply.headers.get("transfer-encoding", "chunked").strip().lower()
-    for said, plain in ((coding, ("", "identity")), (transfer, ("chunked", "identity"))):
-        if said not in plain:
+    transfer = reply.headers.get("transfer-encoding", "").strip().lower()
+    stored = stored and not transfer  # the length of chunks is another one
+    for said, is_plain in (
+        (coding, stored or coding in ("", "identity")),
+        (transfer, transfer in ("", "chunked", "identity")),
+    ):
+        if not is_plain:
             raise Unsupported(
                 f"{subject}: the server compresses what it sends ({shown(said)[:_MOST_TEXT]}),"
                 " though it was asked not to: its bytes cannot be told from the file's"

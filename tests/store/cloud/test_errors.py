@@ -96,3 +96,16 @@ def test_no_cause_is_kept():
         raise obs.GenericError(reply(503))
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize("name", ["PanicException", "RustPanic"])
+def test_a_panic_is_no_text_for_users(name):
+    panic = type(name, (BaseException,), {})
+    with (
+        pytest.raises(
+            ProtocolError, match=r"s3://b/k: .* check the variables of the cloud"
+        ) as caught,
+        cloud_errors("s3://b/k"),
+    ):
+        raise panic("called `Result::unwrap()` on an `Err` value")
+    assert "unwrap" not in str(caught.value)

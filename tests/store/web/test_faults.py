@@ -1,5 +1,6 @@
 """Web servers that fail, lie or hang: no wrong byte, no hang, and an error that says what is wrong."""
 
+import gzip
 import socket
 
 import pytest
@@ -92,6 +93,13 @@ def gives(status: int = 206, body: bytes = DATA[:100], **headers: str):
     return sends(reply(status, {name: value for name, value in said.items() if value}, body))
 
 
+CHUNKED = {"Transfer_Encoding": "chunked", "Content_Length": "100"}
+
+
+def chunked(body: bytes) -> bytes:
+    return b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+
+
 LIES = {
     "range behind": (gives(Content_Range=f"bytes 1-100/{len(DATA)}"), ProtocolError),
     "short range": (gives(Content_Range=f"bytes 0-49/{len(DATA)}"), ProtocolError),
@@ -106,9 +114,11 @@ LIES = {
     "weak version": (gives(ETag='W/"one"'), Stale),
     "no version": (gives(ETag=""), ProtocolError),
     "412": (gives(412), Stale),
-    "gzip": (gives(Content_Encoding="gzip"), Unsupported),
-    "gzip whole": (gives(200, DATA, Content_Range="", Content_Encoding="gzip"), Unsupported),
-    "br": (gives(Content_Encoding="br"), Unsupported),
+    "gzip": (gives(body=gzip.compress(DATA[:100]), Content_Encoding="gzip"), Unsupported),
+    "gzip whole": (gives(200, gzip.compress(DATA), Content_Range="", Content_Encoding="gzip"), Unsupported),
+    "gzip without a total": (gives(Content_Range="bytes 0-99/*", Content_Encoding="gzip"), Unsupported),
+    "gzip in chunks": (gives(body=chunked(gzip.compress(DATA[:100])), Content_Encoding="gzip", **CHUNKED), Unsupported),
+    "br": (gives(body=DATA[:99], Content_Encoding="br"), Unsupported),
     "other whole": (gives(200, DATA, Content_Range="", ETag='"two"'), Stale),
     "page in place of the file": (gives(200, b"<html>log in", Content_Range="", ETag=""), ProtocolError),
     "longer whole": (gives(200, DATA + b"1", Content_Range=""), Stale),
@@ -132,6 +142,17 @@ async def test_lies_are_refused(name):
         assert "/k" in str(caught.value)
         site.before = lambda seen, connection: None
         assert await read(store, bucket, info, 0, 100) == DATA[:100]
+
+
+async def test_what_is_stored_compressed_is_the_file():
+    """Apache's AddEncoding, and uploads of s3cmd: curl and wget save the bytes as they are."""
+    site = MiniSite(gzip.compress(DATA))
+    site.headers["Content-Encoding"] = "x-gzip"
+    async with store_over(site) as (store, bucket, _):
+        info = await store.head(bucket, "k")
+        assert info.size == len(site.data)
+        assert await read(store, bucket, info, 5, 100) == site.data[5:100]
+        assert await read(store, bucket, info) == await stream(store, bucket, info) == site.data
 
 
 async def test_a_tag_that_changes_in_the_middle_of_a_file():
