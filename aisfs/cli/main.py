@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from aisfs import __version__
-from aisfs.cli.exits import Exit, exit_code, fail
+from aisfs.cli.exits import Exit, exit_code, fail, warn
 from aisfs.cli.guide.documented import Documented
 from aisfs.cli.mount import mount
 from aisfs.cli.mount_helper import HELPERS, mount_helper, mount_status
@@ -104,7 +104,7 @@ cli.add_command(mount)
 @click.argument("mountpoint", metavar="MNT", shell_complete=complete_directory)
 @click.option("-z", "--lazy", is_flag=True, help="Detach now, even if it is busy.")
 def umount(mountpoint: str, lazy: bool) -> None:
-    """Unmount the mount at MNT.
+    """Unmount the mount at MNT, and wait until its daemon has ended.
 
     What was closed with `--write-back` and waits is uploaded first. If that fails, the mount ends all the same,
     and the next one of its source uploads the rest.
@@ -112,7 +112,9 @@ def umount(mountpoint: str, lazy: bool) -> None:
     # Not a click.Path, which would stat it: the daemon may hang.
     from aisfs.app import umount as umounts
 
-    umounts.umount(Path(mountpoint), lazy=lazy)
+    umounts.umount(
+        Path(mountpoint), lazy=lazy, tell=lambda text: click.echo(warn("note", text), err=True)
+    )
 
 
 @cli.command(cls=Documented)
