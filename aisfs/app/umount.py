@@ -48,7 +48,7 @@ def umount(
     try:
         flush(mountpoint)
     except MountError:
-        answers = False  # who cannot ask the daemon may unmount all the same
+        answers = False  # a user who cannot ask the daemon may unmount all the same
     except AisfsError as error:
         problem = error
     with _watched(_pid(mount) if answers else None) as daemon:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.mount.writable import Writable, writable
 from tests.support.mounts import Mount, eventually, mounted, succeed
+from tests.support.tars import END, entry
 
 pytestmark = pytest.mark.mount
 
@@ -124,6 +125,21 @@ def test_a_link_with_the_name_of_a_shard_is_no_shard(folder: Path):
     assert kinds(folder) == {"l.tar": "link"}
     assert not (folder / "l.tar.d").exists()
     assert os.readlink(folder / "l.tar") == "other.tar"
+
+
+def test_a_link_is_no_shard_of_a_dataset(place: Writable, folder: Path, tmp_path: Path):
+    if place.server is None:
+        pytest.skip("of one kind of store")
+    (folder / "real.tar").write_bytes(entry(b"a.txt", b"content") + END)
+    os.symlink("real.tar", folder / "latest.tar")
+    succeed(*_flush(place))
+    mountpoint = tmp_path / "dataset"
+    mountpoint.mkdir()
+    source = f"ais://{place.bucket}/{folder.name}/*.tar"
+    with mounted(
+        source, mountpoint, endpoint=place.server.endpoint, expected_log=["1 not a shard"]
+    ) as mount:
+        assert os.listdir(mount.path) == ["real"]
 
 
 def test_nothing_follows_a_link_for_a_program(place: Writable, folder: Path, tmp_path: Path):

@@ -19,6 +19,7 @@ from aisfs.core.namespace.sources import (
     pattern_without_aistore,
 )
 from aisfs.core.namespace.urls import url_of
+from aisfs.core.staged.posix_metadata import is_link
 from aisfs.core.views.shard_names import folder_names, folder_names_of_columns
 from aisfs.engine.dataset.exclusions import summarize
 from aisfs.engine.dataset.loose_objects import walk
@@ -298,7 +299,7 @@ async def _of_pattern(
     assert bucket is not None, "local files have a bucket once their root is known"
     if pattern.one:
         found = await _find(pattern, lister)
-        if found is not None and is_shard(os.fsencode(pattern.rest)):
+        if found and is_shard(os.fsencode(pattern.rest)) and not is_link(found):
             yield bucket, found
         elif found is not None:
             exclusions[NO_SHARD] += 1
@@ -311,9 +312,10 @@ async def _of_pattern(
     async for path, info in walk(lister, bucket, pattern.directory, enters):
         if glob is not None and not glob.matches(path):
             continue
-        if is_shard(os.fsencode(path.rpartition("/")[2])):
+        link = is_link(info)  # nobody here follows it
+        if not link and is_shard(os.fsencode(path.rpartition("/")[2])):
             yield bucket, info
-        elif glob is not None:
+        elif link or glob is not None:
             exclusions[NO_SHARD] += 1
 
 
