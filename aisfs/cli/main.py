@@ -9,7 +9,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from aisfs import __version__
-from aisfs.cli.exits import Exit, exit_code, fail
+from aisfs.cli.exits import Exit, exit_code, fail, warn
 from aisfs.cli.guide.documented import Documented
 from aisfs.cli.options import complete_directory, log_options, start_logging
 from aisfs.errors import AisfsError
@@ -145,7 +145,7 @@ def cli() -> None:
 @click.argument("mountpoint", metavar="MNT|@NAME", shell_complete=complete_directory)
 @click.option("-z", "--lazy", is_flag=True, help="Detach now, even if it is busy.")
 def umount(mountpoint: str, lazy: bool) -> None:
-    """Unmount the mount at MNT, or that of a profile.
+    """Unmount the mount at MNT, or that of a profile, and wait until its daemon has ended.
 
     What was closed with `--write-back` and waits is uploaded first. If that fails, the mount ends all the same,
     and the next one of its source uploads the rest.
@@ -154,7 +154,11 @@ def umount(mountpoint: str, lazy: bool) -> None:
     from aisfs.app import umount as umounts
     from aisfs.cli.configuring.profiles import mountpoint_of
 
-    umounts.umount(mountpoint_of(mountpoint), lazy=lazy)
+    umounts.umount(
+        mountpoint_of(mountpoint),
+        lazy=lazy,
+        tell=lambda text: click.echo(warn("note", text), err=True),
+    )
 
 
 @click.command(cls=Documented)

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import structs
 
 from aisfs.config import TreeSettings
-from aisfs.core.staged.posix_metadata import mode_of, mtime_of
+from aisfs.core.staged.posix_metadata import mode_of, mtime_of, with_type
 from aisfs.model import ObjectInfo
 
 BLOCK_SIZE = 128 * 1024
@@ -104,7 +104,7 @@ class AttrMaker:
         """Describe an object."""
         attr = self.file(ino, info.size, mtime_of(info))
         mode = mode_of(info)
-        return attr if mode is None else structs.replace(attr, mode=stat.S_IFREG | mode)
+        return attr if mode is None else structs.replace(attr, mode=with_type(mode))
 
     def objects(self, objects: Sequence[ObjectInfo]) -> tuple[list[int], list[int], list[int]]:
         """Return sizes, times in nanoseconds and modes of objects, as `object` shows them."""
@@ -112,7 +112,7 @@ class AttrMaker:
         plain = self.file_mode()
         if not any(info.custom for info in objects):
             return sizes, [info.mtime_ns for info in objects], [plain] * len(objects)
-        modes = [plain if mode is None else stat.S_IFREG | mode for mode in map(mode_of, objects)]
+        modes = [plain if mode is None else with_type(mode) for mode in map(mode_of, objects)]
         return sizes, [mtime_of(info) for info in objects], modes
 
     def symlink(self, ino: int, target: bytes, mtime_ns: int) -> Attr:

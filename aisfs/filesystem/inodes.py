@@ -6,7 +6,6 @@ one number until this mount removes it; another one of its name has another.
 """
 
 import os
-import stat
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count as counter
 
@@ -15,6 +14,7 @@ from msgspec import structs
 from aisfs.cache.metadata_cache import DirectoryId
 from aisfs.core.namespace.inodes import ROOT, InodeTable, directory_number
 from aisfs.core.namespace.keys import bucket_name
+from aisfs.core.staged.posix_metadata import with_type
 from aisfs.errors import Stale
 from aisfs.filesystem.attributes import LONGEST_TIMEOUT, Attr, AttrMaker, Entry
 from aisfs.filesystem.listing_validity import ListingValidity
@@ -294,7 +294,7 @@ class Inodes:
 
     def written_attr(self, file: WrittenFile) -> Attr:
         """Describe a written file."""
-        mode = self._make.file_mode() if file.mode is None else stat.S_IFREG | file.mode
+        mode = self._make.file_mode() if file.mode is None else with_type(file.mode)
         links = 0 if file.unlinked else 1
         owner = self._make.owner
         return Attr(file.ino, mode, file.size, file.mtime_ns, *owner, LONGEST_TIMEOUT, links)

@@ -125,8 +125,8 @@ class Server:
         )
         self._appends = Appends(self._storage, self._objects, node)
         self._parts = Parts(self._storage, self._objects)
-        self._batches = Batches(self._storage, self.redirects, self.counters)
         registry = self._cluster.jobs
+        self._batches = Batches(self._storage, self.redirects, self.counters, registry)
         self._sorts = Sorts(self._storage, self._objects, registry, node)
         self._indexes = ShardIndexes(self._storage, self._objects, registry)
         self._s3 = S3(

@@ -123,6 +123,7 @@ class Request:
         if not expected and "HTTP_TRANSFER_ENCODING" not in self.environ:
             return
         self.set_timeout(SILENT_SECONDS)
+        self._ask_for_body()
         got = 0
         while True:
             try:
@@ -135,6 +136,13 @@ class Request:
             yield piece
         if expected and got != int(expected):
             raise ShortBody(f"{got} of {expected} bytes")
+
+    def _ask_for_body(self) -> None:
+        """Tell a client that waits for it to send the body: not one that is redirected."""
+        sock = self.environ.get("gunicorn.socket")
+        if sock is not None and self.environ.pop("HTTP_EXPECT", "").lower() == "100-continue":
+            with suppress(OSError):  # reading will say so
+                sock.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def body(self, limit: int = 64 << 20) -> bytes:
         """Return the whole body, which has at most `limit` bytes."""
@@ -153,11 +161,6 @@ class Request:
         """Read the body to its end and discard it."""
         for _ in self.pieces():
             pass
-
-    def hang_up(self) -> None:
-        """Drop the connection without a reply, as a server does whose handler crashed."""
-        if (sock := self.environ.get("gunicorn.socket")) is not None:
-            sock.shutdown(socket.SHUT_RDWR)
 
     def action(self) -> dict[str, Any]:
         """Return the action message in the body.

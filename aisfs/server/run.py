@@ -202,7 +202,8 @@ class _Gunicorn(BaseApplication):  # type: ignore[misc]
 
 
 def _keep_apart(worker: Worker, request: Message) -> None:
-    """Keep apart what WSGI would not: repeated `Ais-Custom-Md` lines, `_` and `-` in names.
+    """Keep apart what WSGI would not: repeated `Ais-Custom-Md` lines, `_` and `-` in names, and what waits
+    for `100 Continue`, which is for the application to send.
 
     Other names with `_` are left out, as gunicorn does by default: they could pass for those with `-`.
     """
@@ -216,6 +217,12 @@ def _keep_apart(worker: Worker, request: Message) -> None:
             others.append((name, value))
     joined = ((_CUSTOM, custom), (S3_METADATA.upper(), user))
     request.headers = [*others, *((name, REPEATED.join(found)) for name, found in joined if found)]
+    if request._expected_100_continue:  # gunicorn would ask for the body before a redirect, too
+        request._expected_100_continue = False
+        if "utm=" not in request.query:  # nobody knows whether the body comes after a redirect
+            request.headers.append(("CONNECTION", "close"))
+    else:
+        request.headers = [pair for pair in request.headers if pair[0] != "EXPECT"]
 
 
 def _leave(arbiter: Arbiter, worker: Worker) -> None:

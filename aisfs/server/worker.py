@@ -1,4 +1,4 @@
-"""gunicorn's worker, changed in two ways.
+"""gunicorn's worker, changed in three ways.
 
 A thread stays with a connection while its requests follow each other closely. gunicorn returns a
 connection to its main thread after each reply and dispatches it again for the next request: four
@@ -6,8 +6,11 @@ wake-ups, which cost as much as storing a small object.
 
 A connection has no thread until all headers of its request have arrived, so that any number of silent
 clients cannot block others.
+
+At SIGTERM it ends once no request is under way: gunicorn waits for idle connections, too.
 """
 
+import os
 import select
 import socket
 import threading
@@ -27,12 +30,30 @@ class StayingWorker(ThreadWorker):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - gunicorn's own signature
         super().__init__(*args, **kwargs)
         self._may_wait = threading.Semaphore(max(self.cfg.threads // 2, 1))
+        self._serving = set[TConn]()
+
+    def handle_exit(self, sig: int, frame: object) -> None:
+        """End, at once if nothing is under way."""
+        super().handle_exit(sig, frame)
+        self._end_if_idle()
+
+    def _end_if_idle(self) -> None:
+        if not self.alive and not self._serving:
+            os._exit(0)
 
     def handle(self, conn: TConn) -> object:
         """Serve a request and those that follow it; see `ThreadWorker`."""
         if not _headers_are_there(conn):
             conn.data_ready = True
             return _DEFER
+        self._serving.add(conn)
+        try:
+            return self._serve(conn)
+        finally:
+            self._serving.discard(conn)
+            self._end_if_idle()
+
+    def _serve(self, conn: TConn) -> object:
         kept = super().handle(conn)
         while kept is True and self._next_came(conn) and _headers_are_there(conn):
             kept = super().handle(conn)

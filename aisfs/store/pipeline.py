@@ -15,9 +15,18 @@ Must not know: what an error means beyond `error.transient`.
 """
 
 import logging
+import math
 import os
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -55,6 +64,9 @@ _ORDINARY = (NotFound, AlreadyExists, Stale, NoRanges)
 """Errors that are answers."""
 _WORTH_SHOWING = 1 << 20
 """Bytes of an upload that somebody may want to look at while it is under way."""
+_AGAIN_SECONDS = 1.0
+"""So long the same question fails at once after one that ran into its deadline. The kernel looks a name up
+twice, and reads a page twice, if the first answer is an error: a program would wait two deadlines for its own."""
 
 
 def _call(
@@ -62,6 +74,7 @@ def _call(
     *,
     once: bool = False,
     cut: bool = True,
+    reads: bool = False,
     counted_as: str = "",
 ) -> Callable[Concatenate["CallPipeline", P], Coroutine[Any, Any, T]]:
     """Make the pipeline's form of a method of the port.
@@ -70,6 +83,7 @@ def _call(
         method: The method, as `WritableStore` declares it; its name is the one in metrics.
         once: Make one attempt only, since the caller does without when it fails.
         cut: Cancel the attempt that is under way at the deadline.
+        reads: Do not ask again at once after a deadline has passed; see `_AGAIN_SECONDS`.
         counted_as: Its name in metrics, if not its own.
     """
     name = method.__name__
@@ -78,7 +92,8 @@ def _call(
     async def call(self: "CallPipeline", /, *args: P.args, **kwargs: P.kwargs) -> T:
         attempt = partial(getattr(self._inner, name), *args, **kwargs)
         subject = _subject(args)
-        with self._timed(counted_as or name, subject):
+        questions = [(name, subject)] if reads else []
+        with self._timed(counted_as or name, subject), self._not_at_once(questions):
             return await self._retrier.run(subject, attempt, final=lambda: once, cut=cut)
 
     return call
@@ -91,6 +106,11 @@ def _subject(args: tuple[object, ...]) -> str:
     what = args[1] if len(args) > 1 else ""
     key = what.key if isinstance(what, ObjectInfo) else what
     return f"{args[0]}/{key}" if isinstance(key, str) else f"objects of {args[0]}"
+
+
+def _reading(bucket: Bucket, info: ObjectInfo) -> tuple[str, str]:
+    """Return the question that every way of reading an object asks."""
+    return "read_range", f"{bucket}/{info.key}"
 
 
 class CallPipeline:
@@ -122,17 +142,20 @@ class CallPipeline:
         self._retrier = Retrier(
             deadline=deadline, rng=rng, on_retry=self._metrics.store_retries.inc
         )
+        self._again_seconds = min(_AGAIN_SECONDS, deadline)
+        self._unanswered: dict[tuple[str, str], float] = {}
+        """Until when a question (call, subject) is not asked again."""
 
-    list_buckets = _call(WritableStore.list_buckets)
-    list_page = _call(WritableStore.list_page)
-    peek_page = _call(WritableStore.peek_page, counted_as="list_page")
-    first_keys = _call(WritableStore.first_keys)
-    head = _call(WritableStore.head)
+    list_buckets = _call(WritableStore.list_buckets, reads=True)
+    list_page = _call(WritableStore.list_page, reads=True)
+    peek_page = _call(WritableStore.peek_page, reads=True, counted_as="list_page")
+    first_keys = _call(WritableStore.first_keys, reads=True)
+    head = _call(WritableStore.head, reads=True)
     abandon_upload = _call(WritableStore.abandon_upload)
     copy = _call(WritableStore.copy, cut=False)
     rename = _call(WritableStore.rename, cut=False)
     set_custom = _call(WritableStore.set_custom)
-    _read_range = _call(WritableStore.read_range)
+    _read_range = _call(WritableStore.read_range, reads=True)
     _read_many = _call(WritableStore.read_many, once=True)
     _read_ranges = _call(WritableStore.read_ranges, once=True)
     _begin_upload = _call(WritableStore.begin_upload, once=True)
@@ -155,7 +178,8 @@ class CallPipeline:
     ) -> list[bool]:
         """See `ObjectStore`; tried once, since what is missing can be read singly."""
         await self._wait_for_turn(sum(len(buffer) for _, buffer in wanted))
-        filled = await self._read_many(bucket, wanted)
+        with self._not_at_once(_reading(bucket, info) for info, _ in wanted):
+            filled = await self._read_many(bucket, wanted)
         done = sum(info.size for (info, _), one in zip(wanted, filled, strict=True) if one)
         self._metrics.bytes_fetched.inc(done)
         return filled
@@ -165,7 +189,8 @@ class CallPipeline:
     ) -> list[bool]:
         """See `ObjectStore`; tried once, since what is missing can be read singly."""
         await self._wait_for_turn(sum(len(buffer) for _, _, buffer in wanted))
-        filled = await self._read_ranges(bucket, wanted)
+        with self._not_at_once({_reading(bucket, info) for info, *_ in wanted}):
+            filled = await self._read_ranges(bucket, wanted)
         done = sum(len(buffer) for (_, _, buffer), one in zip(wanted, filled, strict=True) if one)
         self._metrics.bytes_fetched.inc(done)
         return filled
@@ -185,7 +210,7 @@ class CallPipeline:
                     raise
                 log.info("%s: resumed at %d: %s", subject, counted.taken, error)
 
-        with self._timed("stream", subject):
+        with self._timed("stream", subject), self._not_at_once([_reading(bucket, expected)]):
             try:
                 if bucket not in self._whole and self._downloads is None:  # ranges wait for turns
                     await self._retrier.run(subject, attempt, final=lambda: counted.failed)
@@ -322,6 +347,23 @@ class CallPipeline:
     async def aclose(self) -> None:
         """Close the store below."""
         await self._inner.aclose()
+
+    @contextmanager
+    def _not_at_once(self, questions: Iterable[tuple[str, str]]) -> Iterator[None]:
+        """Ask the store, unless one of these questions (call, subject) has just run into its deadline."""
+        asked, now = list(questions), trio.current_time()
+        for question in asked:
+            if self._unanswered.get(question, -math.inf) > now:
+                raise DeadlineExceeded(
+                    f"{question[1]}: no answer a moment ago, not asked again yet"
+                )
+        try:
+            yield
+        except DeadlineExceeded:
+            now = trio.current_time()
+            still = {question: until for question, until in self._unanswered.items() if until > now}
+            self._unanswered = still | dict.fromkeys(asked, now + self._again_seconds)
+            raise
 
     @contextmanager
     def _timed(self, call: str, subject: str) -> Iterator[None]:

@@ -240,6 +240,22 @@ def test_modes_and_times_are_refused_or_last_as_long_as_the_mount(
             assert facts.st_mode & 0o777 == 0o444
 
 
+def test_links_are_refused_where_nothing_would_say_that_they_are_some(
+    s3: Cloud, mountpoint: Path, tmp_path: Path
+):
+    bucket = s3.make_bucket()
+    options = ["--writable", "--staging-dir", str(tmp_path / "staging")]
+    warning = ["no symbolic links: the bucket keeps no custom metadata"]
+    with mount_of(s3, s3.source(bucket), mountpoint, *options, expected_log=warning) as mount:
+        for _ in range(2):
+            with pytest.raises(PermissionError):
+                os.symlink("target", mount.path / "l")
+            assert os.listdir(mount.path) == []
+        assert mount.log().count(warning[0]) == 2
+        (mount.path / "l").write_text("a file")
+        assert s3.get(bucket, "l") == b"a file"
+
+
 def test_names_that_cannot_be_files_are_left_out(s3: Cloud, mountpoint: Path, tmp_path: Path):
     bucket = s3.make_bucket()
     for key in ("d//x", "d/../y", "d/tab\tx", "/lead", "d/fine.txt", "fine.txt"):

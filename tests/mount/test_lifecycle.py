@@ -71,6 +71,18 @@ def test_umount(server: RunningServer, mountpoint: Path):
     assert os.listdir(mountpoint) == []
 
 
+@pytest.mark.parametrize("options", [(), ("--writable",), ("--no-fastpath",)])
+def test_the_daemon_has_ended_when_umount_returns(
+    server: RunningServer, mountpoint: Path, options: tuple[str, ...], tmp_path: Path
+):
+    """The disk of its cache can be unmounted, and the next mount can have its directories."""
+    for _ in range(3):
+        with mounted("ais://b", mountpoint, options=options, endpoint=server.endpoint) as mount:
+            assert (mount.path / "x.txt").read_bytes() == b"x"
+            succeed(*COMMAND, "umount", mount.path)
+            assert mount.living() == []
+
+
 def test_umount_with_the_tools_of_the_system(server: RunningServer, mountpoint: Path):
     for command in (["fusermount3", "-u"], ["umount"]):
         with mounted("ais://b", mountpoint, endpoint=server.endpoint) as mount:

@@ -149,6 +149,20 @@ def test_a_server_that_stops_answering(store: FaultyStore, mountpoint: Path, exp
         assert (mount.path / "big.bin").read_bytes() == BIG
 
 
+def test_the_first_answer_of_a_silent_server_takes_one_deadline(
+    store: FaultyStore, mountpoint: Path
+):
+    """The kernel reads a page a second time after an error."""
+    options = ("--io-timeout", "3", "--list-ttl", "600", "--attr-ttl", "600")
+    with store.mounted(mountpoint, *options) as mount:
+        run("ls", "-l", mount.path / "d")
+        with frozen(store):
+            done = run("cat", mount.path / "d" / "x.txt", timeout=HANGS)
+        assert done.returncode != 0
+        assert b"Connection timed out" in done.stderr
+        assert "no answer a moment ago" in mount.log()
+
+
 def test_a_reader_can_be_killed_while_it_waits(
     store: FaultyStore, mountpoint: Path, expected: Path
 ):

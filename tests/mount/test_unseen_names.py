@@ -1,5 +1,6 @@
 """Names that another client has made since this mount looked: nothing is made over them."""
 
+import ctypes
 import errno
 import io
 import os
@@ -12,7 +13,7 @@ import pytest
 
 from tests.mount.content import fill
 from tests.mount.writable import Writable, writable
-from tests.support.mounts import eventually
+from tests.support.mounts import aisfs, eventually
 
 pytestmark = [pytest.mark.mount, pytest.mark.timeout(300)]
 
@@ -181,6 +182,65 @@ def test_a_rename_that_must_not_replace_does_not(place: Writable, name: str):
     subprocess.run(["mv", "-n", source, place.path / name], check=False)
     assert place.stored(name) == THEIRS
     assert source.read_bytes() == b"ours"
+
+
+def rename_only_new(old: Path, new: Path) -> None:
+    """Call renameat2(2) with RENAME_NOREPLACE."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.renameat2(-100, os.fsencode(old), -100, os.fsencode(new), 1):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+@pytest.fixture
+def waiting(fastpath: bool, tmp_path: Path) -> Iterator[Writable]:
+    """A mount where a closed file waits under the name `source`, and which has seen that there is no `name`."""
+    with writable(
+        tmp_path.resolve(),
+        options=[*LONG, "--write-back", "3600"],
+        expected_log=["was not uploaded", "another client", "could not be uploaded"],
+    ) as place:
+        assert os.listdir(place.path) == []
+        assert not (place.path / "name").exists()
+        (place.path / "source").write_bytes(b"ours")
+        yield place
+
+
+def test_a_waiting_file_is_not_renamed_onto_a_directory_that_was_not_seen(waiting: Writable):
+    waiting.put("name/inside", THEIRS)
+    with pytest.raises(IsADirectoryError):
+        os.rename(waiting.path / "source", waiting.path / "name")
+    assert (waiting.path / "source").read_bytes() == b"ours"
+    assert waiting.stored("name/inside") == THEIRS
+    assert waiting.stored("name") is None
+
+
+def test_a_waiting_file_that_must_not_replace_does_not(waiting: Writable):
+    waiting.put("name", THEIRS)
+    with pytest.raises(FileExistsError):
+        rename_only_new(waiting.path / "source", waiting.path / "name")
+    assert (waiting.path / "source").read_bytes() == b"ours"
+    assert waiting.stored("name") == THEIRS
+    assert eventually(lambda: (waiting.path / "name").exists())
+    assert (waiting.path / "name").read_bytes() == THEIRS
+
+
+def test_nor_does_its_upload_replace_what_was_made_after_the_rename(waiting: Writable):
+    rename_only_new(waiting.path / "source", waiting.path / "name")
+    assert (waiting.path / "name").read_bytes() == b"ours"
+    waiting.put("name", THEIRS)
+    done = aisfs("flush", waiting.path)
+    assert done.returncode == 1
+    assert waiting.stored("name") == THEIRS
+    assert kept_since(waiting, 0) == [b"ours"]
+
+
+def test_a_waiting_file_that_replaces_replaces_what_was_not_seen(waiting: Writable):
+    waiting.put("name", THEIRS)
+    os.rename(waiting.path / "source", waiting.path / "name")
+    assert (waiting.path / "name").read_bytes() == b"ours"
+    assert aisfs("flush", waiting.path).returncode == 0
+    assert waiting.stored("name") == b"ours"
 
 
 def make_known(place: Writable, key: str, written: bool) -> None:

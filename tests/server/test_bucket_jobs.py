@@ -1,6 +1,7 @@
 """What buckets do as a whole on the embedded server: copies that are dry runs, renames, summaries."""
 
 import json
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -102,6 +103,102 @@ def test_a_dry_run_copies_nothing_and_counts(buckets: Buckets, action: str) -> N
     reply = buckets.act(action, "new", {**value, "dry_run": False})
     assert buckets.keys("new") == sorted(OBJECTS)
     assert counts(buckets.job(reply.text)) == ("3", "2310")
+
+
+def test_a_job_that_may_get_more_of_the_same_work_is_idle_and_not_over(
+    buckets: Buckets, server: RunningServer
+) -> None:
+    for action, value in (
+        ("copy-listrange", {"objnames": ["a"], "tobck": {"name": "new", "provider": "ais"}}),
+        ("archive", {"objnames": ["a"], "archname": "x.tar"}),
+    ):
+        method = "PUT" if action == "archive" else "POST"
+        uuid = buckets.act(action, "new" * (method == "POST"), value, method).text
+        job = buckets.job(uuid)
+        assert (job["is_idle"], job["end-time"]) == (True, "0001-01-01T00:00:00Z")
+        url = f"{server.endpoint}/v1/cluster"
+        status = requests.get(url, params={"what": "status"}, json={"id": uuid}, timeout=60)
+        assert status.status_code == 404
+        stop = {"action": "stop", "value": {"id": uuid}}
+        requests.put(url, json=stop, timeout=60).raise_for_status()
+        job = buckets.job(uuid)
+        assert job["aborted"]
+        assert job["end-time"] != "0001-01-01T00:00:00Z"
+
+
+def test_get_batch_has_a_job_for_each_bucket(server: RunningServer) -> None:
+    client = Client(server.endpoint)
+
+    def fetch() -> None:
+        batch = client.batch(objects=["a"], bucket=client.bucket("b"))
+        assert [content for _, content in batch.get()] == [b"x" * 10]
+
+    def jobs() -> list[Any]:
+        return client.job(job_kind="get-batch").get_details().list_snapshots()
+
+    assert jobs() == []
+    fetch()
+    fetch()
+    (job,) = jobs()
+    assert (job.kind, job.is_idle, job.stats.objects) == ("get-batch", True, 2)
+    client.job(job.id).abort()
+    assert not client.job(job.id, job_kind="get-batch").wait(timeout=30).success
+    fetch()
+    assert len(jobs()) == 2
+
+
+def test_parts_that_cannot_be_completed_are_named_as_aistore_names_them(
+    server: RunningServer,
+) -> None:
+    url = f"{server.endpoint}/v1/objects/b/parts"
+    begun = requests.post(url, json={"action": "mpt-upload"}, timeout=60).text
+    for parts, text in (
+        ([], "no chunks"),
+        ([1, 1], "partial completion is not allowed: requested 2 parts, have 1"),
+    ):
+        value = [{"part-number": number, "etag": ""} for number in parts]
+        reply = requests.post(
+            url,
+            params={"uploadId": begun},
+            json={"action": "mpt-complete", "value": value},
+            timeout=60,
+        )
+        assert reply.status_code == 400
+        assert text in reply.json()["message"]
+
+
+def answered(server: RunningServer, request: str, body: bytes = b"") -> bytes:
+    """What comes back on a connection; the body is sent once the server asks for it."""
+    host, _, port = server.endpoint.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=60) as client:
+        client.sendall(request.encode())
+        came = b""
+        while piece := client.recv(65536):
+            came += piece
+            if came == b"HTTP/1.1 100 Continue\r\n\r\n":
+                client.sendall(body)
+        return came
+
+
+def test_nobody_is_asked_for_a_body_before_a_redirect(server: RunningServer) -> None:
+    head = "Host: 127.0.0.1\r\nContent-Length: 5\r\nExpect: 100-continue\r\n"
+    came = answered(server, f"PUT /v1/objects/b/new HTTP/1.1\r\n{head}\r\n")
+    assert came.startswith(b"HTTP/1.1 307 ")
+    assert b"100 Continue" not in came
+    (location,) = [
+        line.removeprefix("Location: ")
+        for line in came.decode().split("\r\n")
+        if line.startswith("Location: ")
+    ]
+    target = location.removeprefix(server.endpoint)
+    close = f"{head}Connection: close\r\n"
+    came = answered(server, f"PUT {target} HTTP/1.1\r\n{close}\r\n", b"hello")
+    assert came.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 ")
+    assert requests.get(f"{server.endpoint}/v1/objects/b/new", timeout=60).content == b"hello"
+    action = b'{"action": "create-bck"}'
+    head = f"Host: 127.0.0.1\r\nContent-Length: {len(action)}\r\nExpect: 100-continue\r\n"
+    came = answered(server, f"POST /v1/buckets/made HTTP/1.1\r\n{head}\r\n", action)
+    assert came.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 ")
 
 
 def test_a_bucket_made_by_a_copy_is_like_its_source(buckets: Buckets) -> None:

@@ -232,11 +232,12 @@ def test_an_aborted_sort_keeps_the_shards_it_has_made(sorting: Sorting) -> None:
         {"Config": {"missing_shards": "explode"}},
     ],
 )
-def test_a_specification_that_crashes_the_handler_gets_no_answer(
+def test_a_specification_that_cannot_be_is_refused_with_a_reason(
     sorting: Sorting, changes: dict[str, Any]
 ) -> None:
-    with pytest.raises(requests.ConnectionError):
-        sorting.http.post(sorting.url, json=spec(**changes))
+    refused = sorting.http.post(sorting.url, json=spec(**changes))
+    assert refused.status_code == 400
+    assert "[dsort] parse-spec: invalid" in refused.json()["message"]
 
 
 def test_a_sort_is_refused_with_a_reason(sorting: Sorting) -> None:

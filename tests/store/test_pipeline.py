@@ -157,6 +157,40 @@ async def test_a_call_that_hangs_ends_at_the_deadline(autojump_clock):
     assert trio.current_time() - started == 30
 
 
+async def test_what_ran_into_its_deadline_is_not_asked_again_at_once(autojump_clock):
+    """The kernel asks a second time after an error; the program is to wait for one deadline only."""
+    memory, store = stores(Failing(delay=1e6), deadline=30)
+    info = memory.put(B, "k", b"12345")
+    buffer = memoryview(bytearray(5))
+    questions = [
+        lambda: store.head(B, "k"),
+        lambda: store.peek_page(B, ""),
+        lambda: store.read_range(B, info, 0, buffer),
+    ]
+    for ask in questions:
+        with pytest.raises(DeadlineExceeded, match="given up after 30 s"):
+            await ask()
+        began = trio.current_time()
+        with pytest.raises(DeadlineExceeded, match="not asked again yet"):
+            await ask()
+        assert trio.current_time() == began
+    with pytest.raises(DeadlineExceeded, match="given up after 30 s"):
+        await store.head(B, "other")
+    memory.hook = None
+    await trio.sleep(1.01)
+    for ask in questions:
+        await ask()
+
+
+async def test_a_batch_that_ran_into_its_deadline_is_not_followed_by_single_reads(autojump_clock):
+    memory, store = stores(Failing(delay=1e6), deadline=30)
+    infos = [memory.put(B, name, b"12345") for name in "ab"]
+    with pytest.raises(DeadlineExceeded):
+        await store.read_many(B, [(info, memoryview(bytearray(5))) for info in infos])
+    with pytest.raises(DeadlineExceeded, match="not asked again yet"):
+        await store.read_range(B, infos[1], 0, memoryview(bytearray(5)))
+
+
 async def test_cancellation_is_no_deadline(autojump_clock):
     _, store = stores(Failing(delay=1e6), deadline=30)
     with trio.move_on_after(1) as scope:

@@ -1,13 +1,21 @@
-"""Mode and mtime of a file, stored as custom metadata of its object."""
+"""Mode and mtime of a file, stored as custom metadata of its object.
 
+A symbolic link is an object whose content is the link's target, and whose mode says that it is a link.
+"""
+
+import stat
 from collections.abc import Mapping
 
 from aisfs.model import ObjectInfo
 
 MODE = "aisfs-mode"
-"""Permission bits, octal."""
+"""Permission bits, octal; 120777 for a symbolic link, as stat(2) has it."""
 MTIME = "aisfs-mtime"
 """Nanoseconds since the epoch, decimal; negative before it."""
+LINK = stat.S_IFLNK | 0o777
+"""The mode of a symbolic link: it has no permissions of its own."""
+LINK_MAX = 4095
+"""Bytes of the longest target that Linux takes."""
 
 
 def with_posix_metadata(
@@ -28,9 +36,21 @@ def mtime_of(info: ObjectInfo) -> int:
 
 
 def mode_of(info: ObjectInfo) -> int | None:
-    """Return the permission bits stored with an object; None when there are none."""
+    """Return the permission bits stored with an object, or `LINK`; None when there are none."""
     value = _number(info.custom.get(MODE, ""), 8)
-    return None if value is None else value & 0o777
+    if value is None:
+        return None
+    return LINK if stat.S_ISLNK(value) and 0 < info.size <= LINK_MAX else value & 0o777
+
+
+def is_link(info: ObjectInfo) -> bool:
+    """Return whether an object is a symbolic link."""
+    return mode_of(info) == LINK
+
+
+def with_type(mode: int) -> int:
+    """Return the mode for `stat`: that of a regular file, if it is no link."""
+    return mode if mode == LINK else stat.S_IFREG | mode
 
 
 def _number(text: str, base: int) -> int | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from aisfs.core.namespace.keys import child_prefix, is_shard_of_dataset
 from aisfs.core.namespace.sources import DatasetSource
+from aisfs.core.staged.posix_metadata import is_link
 from aisfs.engine.dataset.exclusions import summarize
 from aisfs.engine.listing.lister import Lister
 from aisfs.errors import ConfigError, SourceMissing
@@ -14,6 +15,7 @@ from aisfs.model import Bucket, ObjectInfo
 
 SHARD = "shard"
 EXCLUDED = "excluded object"
+LINK = "symbolic link"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,9 @@ async def find_loose_objects(source: DatasetSource, lister: Lister) -> LooseObje
         )
     found = LooseObjects(pattern.bucket, pattern.directory, [], Counter())
     async for path, info in walk(lister, pattern.bucket, pattern.directory, source.keys.enters):
-        if is_shard_of_dataset(os.fsencode(path.rpartition("/")[2])):
+        if is_link(info):
+            found.exclusions[LINK] += 1
+        elif is_shard_of_dataset(os.fsencode(path.rpartition("/")[2])):
             found.exclusions[SHARD] += 1
         elif not source.keys.wants(path):
             found.exclusions[EXCLUDED] += 1

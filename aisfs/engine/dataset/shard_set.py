@@ -20,6 +20,7 @@ from aisfs.core.namespace.sources import (
     pattern_without_aistore,
 )
 from aisfs.core.namespace.urls import url_of
+from aisfs.core.staged.posix_metadata import is_link
 from aisfs.core.views.shard_names import folder_names, folder_names_of_columns
 from aisfs.engine.dataset.exclusions import summarize
 from aisfs.engine.dataset.loose_objects import walk
@@ -376,7 +377,7 @@ async def _of_pattern(
     assert bucket is not None, "local files have a bucket once their root is known"
     if pattern.one:
         found = await _find(pattern, search.lister)
-        if found is not None and await search.takes(bucket, found, one=True):
+        if found is not None and not is_link(found) and await search.takes(bucket, found, one=True):
             yield bucket, found
         elif found is not None:
             search.exclusions[NO_SHARD] += 1
@@ -403,9 +404,14 @@ async def _below(
         return search.source.keys.enters(path) and (glob is None or glob.enters(path))
 
     async for path, info in walk(search.lister, bucket, pattern.directory, enters):
-        if glob is None:
+        if glob is not None and not glob.matches(path):
+            continue
+        if is_link(info):  # nobody here follows it
+            search.exclusions[NO_SHARD] += 1
+            yield info, False
+        elif glob is None:
             yield info, is_shard_of_dataset(os.fsencode(path.rpartition("/")[2]))
-        elif glob.matches(path):
+        else:
             taken = await search.takes(bucket, info, one=False)
             search.exclusions[NO_SHARD] += not taken
             yield info, taken

@@ -17,6 +17,7 @@ from aisfs.core.index.member_index import MemberIndex
 from aisfs.core.namespace import keys as names
 from aisfs.core.namespace.keys import SHARD_BYTES_SUFFIX, SHARD_DIRECTORY_SUFFIX, is_shard
 from aisfs.core.namespace.listing import PENDING_VERSION, Listed, Listing
+from aisfs.core.staged.posix_metadata import is_link
 from aisfs.engine.hooks import ListingChanged
 from aisfs.engine.listing.lister import Lister
 from aisfs.errors import BucketNotFound
@@ -313,7 +314,7 @@ class Tree:
         listed = await self._lister.find(node.bucket, node.prefix, alias.owner)
         info = listed.value if listed is not None else None
         look_inside = alias.look_inside
-        if info and look_inside and not await look_inside(node.bucket, info):
+        if info and look_inside and (is_link(info) or not await look_inside(node.bucket, info)):
             return None
         return self._found_alias(node, ino, name, listed)
 
@@ -331,7 +332,7 @@ class Tree:
     def _found_alias(
         self, node: DirectoryNode, ino: int, name: bytes, listed: Dated[Listed] | None
     ) -> Found | None:
-        if listed is None or listed.value is None or listed.value.version == PENDING_VERSION:
+        if listed is None or listed.value is None or not _has_members(listed.value):
             return None
         kind = ObjectNode if self.shards is Shards.DIR else ShardNode
         return Found(name, kind(node.bucket, listed.value, ino, name), listed.expires)
@@ -415,4 +416,9 @@ def _is_no_shard(name: bytes) -> bool:
 
 def _can_open(name: bytes, info: ObjectInfo) -> bool:
     """Return whether an object is shown as a folder: one that is only being written is not yet."""
-    return is_shard(name) and info.version != PENDING_VERSION
+    return is_shard(name) and _has_members(info)
+
+
+def _has_members(info: ObjectInfo) -> bool:
+    """Return whether a shard has content to be opened: not while it is only being written, nor if it is a link."""
+    return info.version != PENDING_VERSION and not is_link(info)

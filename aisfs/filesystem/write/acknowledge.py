@@ -129,14 +129,15 @@ class Acknowledger:
         *,
         key: str = "",
         base: ObjectInfo | None = None,
+        only_new: str = "",
         instead_of: WrittenFile | None = None,
     ) -> bool:
         """Put a file into the journal as it is now, or as it is about to be called; return whether it is.
 
-        With `key`, `base` is the version in the store that it will replace, and `instead_of` a file that
-        waits under that name. All of it is one step. Called with the locks held.
+        With `key`, `base` is the version in the store that it will replace, `only_new` is what the upload calls
+        so, and `instead_of` a file that waits under that name. All of it is one step. Called with the locks held.
         """
-        record = self._record(file, key, base)
+        record = self._record(file, key, base, only_new)
         ended = [e.entry for e in (file, instead_of) if e is not None and e.entry is not None]
         try:
             entry = await self._journal.keep(
@@ -164,14 +165,18 @@ class Acknowledger:
 
     @any_thread
     def _record(
-        self, file: WrittenFile, key: str = "", base: ObjectInfo | None = None
+        self,
+        file: WrittenFile,
+        key: str = "",
+        base: ObjectInfo | None = None,
+        only_new: str = "",
     ) -> StagedRecord:
         return self._writer.record_of(
             file.bucket,
             key or file.key,
             base=base if key else file.base,
             mode=file.mode,
-            only_new="" if key else file.only_new,  # a rename overwrites
+            only_new=only_new if key else file.only_new,  # most renames overwrite
         )
 
     @any_thread

@@ -1,5 +1,6 @@
 """New files and directories, above the shards and in them."""
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -8,13 +9,23 @@ from dataclasses import replace
 from itertools import count
 
 import trio
+from msgspec import structs
 
 from aisfs.config import Shards
 from aisfs.core.namespace import keys
 from aisfs.core.namespace.keys import is_shard
+from aisfs.core.staged.posix_metadata import LINK, is_link
 from aisfs.engine.listing.overlay import Overlay
 from aisfs.engine.write.writer import Writer
-from aisfs.errors import AisfsError, AlreadyExists, IsADirectory, NotFound, ReadOnly, Unsupported
+from aisfs.errors import (
+    AisfsError,
+    AlreadyExists,
+    IsADirectory,
+    NotFound,
+    NotPermitted,
+    ReadOnly,
+    Unsupported,
+)
 from aisfs.filesystem.attributes import LONGEST_TIMEOUT, Entry
 from aisfs.filesystem.filesystem import FileSystem
 from aisfs.filesystem.handles import FileHandle, OpenFile
@@ -34,7 +45,10 @@ from aisfs.filesystem.write.commit import Committer
 from aisfs.filesystem.write.open_files import OpenFiles
 from aisfs.filesystem.written.content_lock import ContentLock
 from aisfs.filesystem.written.files import WrittenFile, pending_node
+from aisfs.model import Bucket
 from aisfs.process.threads import any_thread
+
+log = logging.getLogger(__name__)
 
 
 class Creator:
@@ -50,6 +64,8 @@ class Creator:
         writer: Writer,
         buckets: BucketMaker,
         clock: Callable[[], float],
+        *,
+        drops_modes: bool = False,
     ) -> None:
         """Stage with `writer`, and show what is new in `overlay`, the lister of `tree`."""
         self._filesystem = filesystem
@@ -62,6 +78,9 @@ class Creator:
         self._writer = writer
         self._buckets = buckets
         self._clock = clock
+        self._drops_modes = drops_modes
+        self._without_links = set[Bucket]()
+        """Buckets that turned out to keep no custom metadata."""
         self._token = trio.lowlevel.current_trio_token()
         self._made_by = os.urandom(12).hex()
         self._made = count()
@@ -100,6 +119,77 @@ class Creator:
         except BaseException:
             self._filesystem.forget(entry.attr.ino, 1)  # the kernel learns nothing of it
             raise
+
+    async def make_empty(self, parent: int, name: bytes, mode: int) -> Entry:
+        """Make an empty file that nobody has open.
+
+        Raises:
+            AlreadyExists: the name is taken.
+            NotPermitted: in a shard, whose members cannot be written after they were made.
+        """
+        return await self._make_closed(parent, name, mode, b"")
+
+    async def symlink(self, parent: int, name: bytes, target: bytes) -> Entry:
+        """Make a symbolic link; the store has it when this returns, also with `--write-back`.
+
+        Raises:
+            AlreadyExists: the name is taken.
+            NotPermitted: the bucket keeps no custom metadata, or it is a shard.
+        """
+        return await self._make_closed(parent, name, LINK, target)
+
+    async def _make_closed(self, parent: int, name: bytes, mode: int, content: bytes) -> Entry:
+        """Make a file with its content in one step."""
+        where, key = await self._free_name(parent, name)
+        if mode == LINK and where.bucket in self._without_links:
+            raise _no_links(where.bucket)
+        entry, opened = self._make_file(where, key, parent, name, mode, os.O_WRONLY | os.O_EXCL)
+        file = opened.file
+        assert file is not None, "it is open for writing"
+        try:
+            if content:
+                await self._open_files.write(opened, 0, content)
+            await self._committer.commit(file, sync=mode == LINK)
+            if mode == LINK:
+                await self._check_link(file)
+        except BaseException as error:
+            self._filesystem.forget(entry.attr.ino, 1)  # the kernel learns nothing of it
+            if isinstance(error, AisfsError) and file.staged is not None and file.dirty:
+                self._committer.discard(file, error)
+            raise
+        finally:
+            await self._open_files.release(opened)
+        return structs.replace(entry, attr=self._inodes.written_attr(file))
+
+    async def _free_name(self, parent: int, name: bytes) -> tuple[DirectoryNode, str]:
+        """Return directory and key of a name that is free, by the word of the store."""
+        while True:
+            node = await self._filesystem.settled(parent)
+            if isinstance(node, ShardNode):
+                raise NotPermitted("a new member of a shard is made by writing it")
+            where = writable_directory(node)
+            key = new_key(where, name)
+            if self._asks(where, os.O_EXCL):
+                found = await self._tree.find_to_make(where, parent, name)
+            else:
+                found = await self._tree.find(where, parent, name)
+            if found is not None:
+                raise AlreadyExists(f"{where.bucket}/{key} exists")
+            if self._filesystem.stands(where, parent):
+                return where, key
+
+    async def _check_link(self, file: WrittenFile) -> None:
+        """Remove what is a plain file to all others, since its bucket keeps no custom metadata."""
+        async with file.lock:
+            if file.base is None or is_link(file.base):
+                return
+            self._without_links.add(file.bucket)
+            await self._writer.remove(file.bucket, file.key)
+            with self._overlay.namespace_lock:
+                file.unlinked = True
+                self._inodes.files.unname(file)
+                self._overlay.remove(file.bucket, file.key)
+        raise _no_links(file.bucket)
 
     @any_thread
     def try_create(
@@ -198,7 +288,9 @@ class Creator:
         ino = self._inodes.table.number(spelled)
         lock = ContentLock(self._token)
         times = time.time_ns()
-        file = WrittenFile(ino, spelled, node, None, mode & 0o777, times, member, lock=lock)
+        if mode != LINK:
+            mode = kept_mode(mode, drops=self._drops_modes)
+        file = WrittenFile(ino, spelled, node, None, mode, times, member, lock=lock)
         if not member:
             file.made_only_new, file.overwrites = self._mark(), _overwrites(flags)
         file.staged = self._writer.new()
@@ -269,7 +361,7 @@ class Creator:
             self._overlay.held.check_room(where.bucket, f"{key}/")
             with self._overlay.namespace_lock:
                 self._overlay.set_pending(where.bucket, f"{key}/", None)
-                attributes.keep(where.bucket, f"{key}/", mode & 0o777, time.time_ns())
+                attributes.keep(where.bucket, f"{key}/", mode & 0o7777, time.time_ns())
         attributes.touch(where.bucket, where.prefix)
         return self._inodes.counted(await find_name(self._tree, where, parent, name))
 
@@ -284,7 +376,8 @@ class Creator:
         if await self._place_in_shard(node, parent, name) is not None:
             raise AlreadyExists(f"{node.bucket}/{node.info.key}.d/{os.fsdecode(name)} exists")
         path = await self._folders.path(node, parent, name)
-        return await self.store_folder(node, path, mode & 0o777, time.time_ns())
+        mode = kept_mode(mode, drops=self._drops_modes)
+        return await self.store_folder(node, path, mode, time.time_ns())
 
     async def store_folder(
         self, node: ShardNode, path: str, mode: int | None, mtime_ns: int
@@ -301,6 +394,24 @@ class Creator:
             entry = await self._folders.resolve(now, self._inodes.number(now), path)
         self._inodes.remember(entry.attr.ino, now)
         return entry
+
+
+def kept_mode(mode: int, *, drops: bool) -> int:
+    """Return the permissions to keep of a file.
+
+    Raises:
+        NotPermitted: there are setuid, setgid or sticky, which are not kept, and `drops` does not say to drop them.
+    """
+    if mode & 0o7000 and not drops:
+        raise NotPermitted(
+            "files have no setuid, setgid or sticky bit here; --ignore-attr-changes drops them"
+        )
+    return mode & 0o777
+
+
+def _no_links(bucket: Bucket) -> NotPermitted:
+    log.warning("%s: no symbolic links: the bucket keeps no custom metadata", bucket)
+    return NotPermitted(f"{bucket} keeps no custom metadata, and so no symbolic links")
 
 
 def _overwrites(flags: int) -> bool:

@@ -54,7 +54,10 @@ def write_layer(
     write_back = WriteBack(committer, acknowledger) if acknowledger is not None else None
     files = OpenFiles(filesystem, committer, overlay, writer)
     buckets = BucketMaker(tree, lister.buckets, writer, allowed=settings.allow_bucket_changes)
-    creator = Creator(filesystem, tree, committer, files, overlay, writer, buckets, clock)
+    drops = settings.ignore_attr_changes
+    creator = Creator(
+        filesystem, tree, committer, files, overlay, writer, buckets, clock, drops_modes=drops
+    )
     attributes = AttributeSetter(filesystem, committer, files, creator, writer, settings)
     directories = DirectoryRenamer(
         filesystem.inodes, committer, overlay, writer, settings.rename_dir_limit

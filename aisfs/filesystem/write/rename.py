@@ -229,21 +229,26 @@ class Renamer:
             raise CrossDevice("objects are not renamed from bucket to bucket")
         key = new_key(target, new_name)
         found = await find_name(self._tree, where, parent, name)
-        if flags & RENAME_NOREPLACE or not self._waits_for_first_upload(found.node):
+        only_new = bool(flags & RENAME_NOREPLACE)
+        if only_new or not self._needs_no_question(found.node, target):
             victim = await self._tree.find_to_make(target, new_parent, new_name)
-        else:  # it takes the name without asking the store, and overwrites what is there
+        else:
             victim = await self._tree.find(target, new_parent, new_name)
-        if victim is not None and flags & RENAME_NOREPLACE:
+        if victim is not None and only_new:
+            self._committer.invalidate(new_parent, new_name)  # perhaps it was seen just now
             raise AlreadyExists(f"{target.bucket}/{key} exists")
         if victim is not None and identity(victim.node) == identity(found.node):
             return
         if isinstance(found.node, ObjectNode):
             if victim is None:
-                await self._rename_file(found.node, None, key, new_parent, new_name)
+                await self._rename_file(
+                    found.node, None, key, new_parent, new_name, only_new=only_new
+                )
             elif isinstance(victim.node, ObjectNode):
                 with self._shut(victim.node, change):
                     await self._rename_file(found.node, victim.node, key, new_parent, new_name)
             else:
+                self._committer.invalidate(new_parent, new_name)
                 raise IsADirectory(f"{target.bucket}/{key} is a directory")
         elif isinstance(found.node, DirectoryNode):
             await self._directories.rename(found.node, victim, f"{key}/")
@@ -253,7 +258,14 @@ class Renamer:
         self._touch(target)
 
     async def _rename_file(
-        self, node: ObjectNode, victim: ObjectNode | None, key: str, parent: int, name: bytes
+        self,
+        node: ObjectNode,
+        victim: ObjectNode | None,
+        key: str,
+        parent: int,
+        name: bytes,
+        *,
+        only_new: bool = False,
     ) -> None:
         gone = await self._detach(victim) if victim is not None else None
         file = self._inodes.current(node)
@@ -262,8 +274,8 @@ class Renamer:
             for locked in (gone, file):
                 if locked is not None:
                     await locks.enter_async_context(locked.lock)
-            if file is not None and await self._rename_waiting(file, victim, gone, key):
-                self._moved_waiting(file, gone, victim, key, parent, name)
+            if file is not None and await self._rename_waiting(file, victim, gone, key, only_new):
+                self._moved_waiting(file, gone, victim, key, parent, name, only_new=only_new)
                 return
             # Under the new name the kernel goes on using the number, and the pages, that it has for the old one.
             if file is None:
@@ -290,23 +302,38 @@ class Renamer:
         self._committer.invalidate_aliases(node.parent, node.name)
         self._committer.invalidate_aliases(parent, name)
 
-    def _waits_for_first_upload(self, node: Node) -> bool:
+    def _needs_no_question(self, node: Node, target: DirectoryNode) -> bool:
+        """Return whether a name that is missing here may be taken without asking the store.
+
+        For a file that waits for its first upload, in a directory that was made here a moment ago: `rsync`
+        gives every new file its name so.
+        """
         file = self._inodes.current(node) if isinstance(node, ObjectNode) else None
-        return file is not None and file.waits and file.base is None
+        if file is None or not file.waits or file.base is not None:
+            return False
+        with self._overlay.namespace_lock:
+            return self._overlay.held.is_fresh(target.bucket, target.prefix)
 
     async def _rename_waiting(
-        self, file: WrittenFile, victim: ObjectNode | None, gone: WrittenFile | None, key: str
+        self,
+        file: WrittenFile,
+        victim: ObjectNode | None,
+        gone: WrittenFile | None,
+        key: str,
+        only_new: bool,
     ) -> bool:
         """Have a file that waits for its first upload wait under another name; return whether it does.
 
-        What has that name stays in the store until then. Called with the locks of both held.
+        What has that name stays in the store until then; with `only_new` nothing has, and if another client
+        makes it meanwhile, theirs stays. Called with the locks of both held.
         """
         acknowledger = self._committer.acknowledger
         new = file.waits and file.base is None
         if acknowledger is None or not new or keys.is_shard(os.fsencode(key)):
             return False
         base = _stored(victim, gone)
-        return await acknowledger.again(file, key=key, base=base, instead_of=gone)
+        mark = file.made_only_new if only_new else ""
+        return await acknowledger.again(file, key=key, base=base, only_new=mark, instead_of=gone)
 
     def _moved_waiting(
         self,
@@ -316,6 +343,8 @@ class Renamer:
         key: str,
         parent: int,
         name: bytes,
+        *,
+        only_new: bool,
     ) -> None:
         """Show a file that waits under its new name."""
         bucket, old = file.bucket, file.key
@@ -325,7 +354,7 @@ class Renamer:
                 self._unname(gone)
             self._files.rename(file, key, parent, name)
             file.base = base
-            file.overwrites = file.entry_overwrites = True
+            file.overwrites = file.entry_overwrites = not only_new
             self._overlay.remove(bucket, old)
             self._overlay.set_pending(bucket, key, file.node.info)
 

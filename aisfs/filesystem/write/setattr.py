@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from aisfs.config import WriteSettings
-from aisfs.core.staged.posix_metadata import mode_of, mtime_of
+from aisfs.core.staged.posix_metadata import LINK, mode_of, mtime_of
 from aisfs.engine.write.writer import Writer
 from aisfs.errors import AisfsError, NotFound, NotPermitted, ReadOnly, Unsupported
 from aisfs.filesystem.attributes import Attr
@@ -21,7 +21,7 @@ from aisfs.filesystem.nodes import (
     describe,
 )
 from aisfs.filesystem.write.commit import Committer
-from aisfs.filesystem.write.create import Creator
+from aisfs.filesystem.write.create import Creator, kept_mode
 from aisfs.filesystem.write.open_files import OpenFiles
 from aisfs.filesystem.written.files import WrittenFile
 
@@ -116,7 +116,9 @@ class AttributeSetter:
         """
         if not stat.S_ISDIR(attr.mode):
             raise ReadOnly("members of a shard cannot be changed")
-        mode = None if changes.mode is None else changes.mode & 0o777
+        mode = changes.mode
+        if mode is not None:
+            mode = kept_mode(mode, drops=self._ignores_refusals)
         if mode is None and changes.mtime_ns is None:
             return attr
         path = await self._filesystem.folders.path_of(node, attr.ino)
@@ -154,7 +156,7 @@ class AttributeSetter:
         """Keep mode and time: with the next upload, or at once where none is due."""
         old = file.mode, file.mtime_ns
         if changes.mode is not None:
-            file.mode = changes.mode & 0o777
+            file.mode = self._kept_mode(file, changes.mode)
         if changes.mtime_ns is not None:
             file.mtime_ns = changes.mtime_ns
             if file.staged is not None:
@@ -186,6 +188,11 @@ class AttributeSetter:
                 ) from error
             raise
         self._committer.restamped(file.bucket, base, file.base)
+
+    def _kept_mode(self, file: WrittenFile, mode: int) -> int:
+        if file.mode == LINK:
+            raise NotPermitted("a symbolic link has no permissions of its own")
+        return kept_mode(mode, drops=self._ignores_refusals)
 
     async def _wait_with_attributes(self, file: WrittenFile) -> None:
         """Make mode and time safe of a file that waits for its upload; else it is uploaded now."""

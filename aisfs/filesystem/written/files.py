@@ -35,7 +35,7 @@ class WrittenFile:
     base: ObjectInfo | None
     """The version in the store that `staged` came from or went to; None when there is none yet."""
     mode: int | None
-    """Permissions; None shows those of the mount."""
+    """Permissions, or `LINK`; None shows those of the mount."""
     mtime_ns: int
     member: str = ""
     """Its name in the shard `node.info.key`, when it is to be a member."""

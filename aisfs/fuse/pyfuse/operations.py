@@ -351,21 +351,21 @@ class Operations(pyfuse3.Operations):
             parent_inode_old, name_old, parent_inode_new, name_new, flags
         )
 
-    # what objects cannot be ------------------------------------------------------------------
+    # what is no file of its own ---------------------------------------------------------------
 
     @handler
     async def symlink(
         self, parent_inode: InodeT, name: FileNameT, target: FileNameT, ctx: RequestContext
     ) -> EntryAttributes:
-        """Refuse: EPERM, as link(2) and symlink(2) say of file systems without."""
-        _ = self._writable
-        raise NotPermitted("there are no symbolic links in a bucket")
+        """Make a symbolic link."""
+        made = await self._writable.creator.symlink(parent_inode, name, target)
+        return entry_attributes(made)
 
     @handler
     async def link(
         self, inode: InodeT, new_parent_inode: InodeT, new_name: FileNameT, ctx: RequestContext
     ) -> EntryAttributes:
-        """Refuse."""
+        """Refuse: EPERM, as link(2) says of file systems without."""
         _ = self._writable
         raise NotPermitted("there are no hard links in a bucket")
 
@@ -373,8 +373,11 @@ class Operations(pyfuse3.Operations):
     async def mknod(
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, rdev: int, ctx: RequestContext
     ) -> EntryAttributes:
-        """Refuse."""
-        _ = self._writable
+        """Make an empty file, as the kernel's servers of NFS and SMB do before they open it."""
+        write = self._writable
+        if stat.S_ISREG(mode):
+            made = await write.creator.make_empty(parent_inode, name, stat.S_IMODE(mode))
+            return entry_attributes(made)
         raise NotPermitted("there are no devices, pipes and sockets in a bucket")
 
     # the rest --------------------------------------------------------------------------------

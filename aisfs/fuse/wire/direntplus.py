@@ -4,7 +4,6 @@ All of an entry is words of 64 bits, or halves of them, so entries of one length
 most files have in common is repeated, what differs is assigned column by column.
 """
 
-import stat
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -16,15 +15,14 @@ from aisfs.fuse.wire.abi import DIRENTPLUS, GIGA, WORD, timeout_words
 # Where in an entry what differs between files is: in words of 64 bits, ...
 _INO, _SIZE, _BLOCKS, _TIMES, _OFF = (0, 5, 16), 6, 7, (8, 9, 10), 17
 # ... and in words of 32 bits.
-_TIMES_NS, _MODE, _NAMELEN = (22, 23, 24), 25, 36
-_REGULAR = stat.S_IFREG >> 12
+_TIMES_NS, _MODE, _NAMELEN, _TYPE = (22, 23, 24), 25, 36, 37
 
 _Column = tuple["array[int]", tuple[int, ...]]
 """Values, and the words they go to."""
 
 
 class FilePacker:
-    """Packs entries for regular files of one owner."""
+    """Packs entries for files of one owner: regular ones and symbolic links."""
 
     def __init__(self, uid: int, gid: int, entry_timeout: float) -> None:
         """The kernel may keep names for `entry_timeout` seconds, and attributes without limit."""
@@ -83,6 +81,7 @@ class FilePacker:
             halves.append((array("I", [mtime % GIGA for mtime in files.mtimes_ns]), _TIMES_NS))
         if _differ(files.modes):
             halves.append((array("I", files.modes), (_MODE,)))
+            halves.append((array("I", [mode >> 12 for mode in files.modes]), (_TYPE,)))
         if _differ(lengths):
             halves.append((array("I", lengths), (_NAMELEN,)))
         for column, places in columns:
@@ -102,7 +101,7 @@ class FilePacker:
             0, 0, *self._timeouts,
             0, size, size + 511 >> 9, seconds, seconds, seconds, ns, ns, ns,
             files.modes[0], 1, self._uid, self._gid, 0, BLOCK_SIZE, 0,
-            0, 0, len(name), _REGULAR,
+            0, 0, len(name), files.modes[0] >> 12,
         )  # fmt: skip
         return fixed + bytes(len(name) + 7 & ~7)
 

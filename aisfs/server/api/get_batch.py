@@ -18,6 +18,7 @@ import msgspec
 
 from aisfs.server import failures
 from aisfs.server.api import archives
+from aisfs.server.api.jobs.registry import Registry
 from aisfs.server.counters import Counters
 from aisfs.server.failures import Failure
 from aisfs.server.messages import Reply, Request
@@ -75,8 +76,15 @@ class BatchItem:
 class Batches:
     """Serves GetBatch."""
 
-    def __init__(self, storage: Storage, redirects: Redirects, counters: Counters) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        redirects: Redirects,
+        counters: Counters,
+        jobs: Registry | None = None,
+    ) -> None:
         self._storage = storage
+        self._jobs = jobs
         self._redirects = redirects
         self._counters = counters
 
@@ -100,6 +108,8 @@ class Batches:
         except Failure as error:
             error.method = "POST"  # as AIStore's own request to the target that was chosen
             raise
+        if self._jobs is not None:
+            self._jobs.idling("get-batch", default).did(len(message.items), 0)
         return self._answer(message, message.items, default, form)
 
     def _redirect(self, request: Request, default: str) -> Reply:

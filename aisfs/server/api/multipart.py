@@ -307,8 +307,12 @@ def _numbers(listed: object) -> list[int]:
     except msgspec.ValidationError as error:
         raise Failure(400, f"invalid list of parts: {error}") from error
     numbers = sorted(part.number for part in parts)
-    if not numbers or len(set(numbers)) < len(numbers):
-        raise Failure(400, "every part must be listed, and once")
+    if not numbers:
+        raise Failure(400, "no chunks")
+    if len(set(numbers)) < len(numbers):
+        have = len(set(numbers))
+        text = f"requested {len(numbers)} parts, have {have}"
+        raise Failure(400, f"partial completion is not allowed: {text}")
     return numbers
 
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from msgspec import structs
 
-from aisfs.core.staged.posix_metadata import mode_of, mtime_of
+from aisfs.core.staged.posix_metadata import LINK, mode_of, mtime_of
 from aisfs.errors import Unsupported
 from aisfs.model import ObjectInfo
 from aisfs.store.custom import decode_tagged, encode_custom, stamp_of
@@ -91,6 +91,8 @@ def _apply(descriptor: int, subject: str, custom: Mapping[str, str]) -> None:
     old = os.fstat(descriptor)
     wanted = ObjectInfo("", 0, mtime_ns=old.st_mtime_ns, custom=custom)
     mode, mtime_ns = mode_of(wanted), mtime_of(wanted)
+    if mode == LINK:  # others, to which it is a plain file, are not to change it
+        mode = None
     try:
         if mode is not None and mode != old.st_mode & 0o777:
             os.fchmod(descriptor, old.st_mode & 0o7000 | mode)

@@ -47,6 +47,10 @@ _NOT_OFFERED = frozenset(
 ID = re.compile(r"[A-Za-z][A-Za-z0-9_-]{7,30}[A-Za-z0-9]")
 _LETTERS = string.ascii_letters + string.digits
 _USER_ABORT = "user abort"
+IDLING = frozenset({"copy-listrange", "archive", "list", "get-batch"})
+"""Kinds that wait for more of the same work when they are done, and end only later."""
+_IDLE_NS = 20 * 10**9
+"""How long they wait."""
 
 
 class Aborted(Exception):
@@ -69,7 +73,7 @@ class Job:
     uuid: str = field(default_factory=lambda: new_id())
     started: int = field(default_factory=time.time_ns)
     ended: int = 0
-    """When it ended, in nanoseconds; 0 while it runs."""
+    """When it ended, in nanoseconds, or will end if it is idle until then; 0 while it has work."""
     aborted: bool = False
     errors: list[str] = field(default_factory=list)
     objects: int = 0
@@ -91,16 +95,29 @@ class Job:
         more = len(self.errors) - 1
         return f"{self.errors[0]} (and {more} more error{'s' if more > 1 else ''})"
 
+    @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return 0 < self.ended <= time.time_ns()
+
+    def did(self, objects: int, size: int) -> None:
+        """Count work of one that idles between requests; its time begins anew."""
+        self.objects += objects
+        self.size += size
+        self.ended = time.time_ns() + _IDLE_NS
+
     def abort(self) -> None:
         """Tell it to stop; what it has done so far stays."""
-        if not self.ended:
+        if not self.over:
             self.aborted = True
             self.stopped.set()
+            if self.ended:  # it is idle: nothing else ends it
+                self.ended = time.time_ns()
 
     def status(self) -> dict[str, Any]:
         """Return the short form of its state."""
         short = {"kind": self.kind, "uuid": self.uuid, "err": self.error}
-        return {**short, "end_time": self.ended, "aborted": self.aborted}
+        return {**short, "end_time": self.ended if self.over else 0, "aborted": self.aborted}
 
     def snap(self) -> dict[str, Any]:
         """Return what a target tells of it."""
@@ -109,7 +126,7 @@ class Job:
             "id": self.uuid,
             "kind": self.kind,
             "start-time": written(self.started),
-            "end-time": written(self.ended),
+            "end-time": written(self.ended if self.over else 0),
             "bck": bucket_json(self.target or self.source),
             "ctlmsg": self.describe(),
             "err": self.error,
@@ -145,8 +162,20 @@ class Registry:
         """Remember a finished job that went over so many objects; the reply is its id."""
         job = Job(kind, errors=[error] if error else [], ended=time.time_ns())
         job.objects, job.size = objects, size
+        if kind in IDLING:
+            job.did(0, 0)
         keep_latest(self._jobs, job.uuid, job)
         return text_reply(job.uuid)
+
+    def idling(self, kind: str, source: str) -> Job:
+        """Return the job of a kind that waits for more work on a bucket, or begin one."""
+        for job in self.running(kind):
+            if job.source == source and not job.aborted:
+                return job
+        job = Job(kind, source)
+        job.did(0, 0)
+        keep_latest(self._jobs, job.uuid, job)
+        return job
 
     def start(self, job: Job, work: Callable[[], None]) -> None:
         """Run a job in a thread of its own."""
@@ -170,7 +199,7 @@ class Registry:
 
     def running(self, kind: str) -> list[Job]:
         """Return the running jobs of a kind."""
-        return [job for job in list(self._jobs.values()) if job.kind == kind and not job.ended]
+        return [job for job in list(self._jobs.values()) if job.kind == kind and not job.over]
 
     @staticmethod
     def _run(job: Job, work: Callable[[], None]) -> None:
@@ -197,7 +226,7 @@ class Registry:
         if asked == "status_all":
             return json_reply([job.status() for job in jobs if job.kind != DSORT], "text/plain")
         if asked == "running_all":
-            return json_reply([f"{job.kind}[{job.uuid}]" for job in jobs if not job.ended])
+            return json_reply([f"{job.kind}[{job.uuid}]" for job in jobs if not job.over])
         return json_reply({self._node_id: [job.snap() for job in jobs]})
 
     def _status(self, uuid: str, kind: str) -> Reply:
@@ -206,7 +235,7 @@ class Registry:
         found = [job for job in list(self._jobs.values()) if not kind or job.kind == kind]
         job = self._jobs.get(uuid) if uuid else next(iter(reversed(found)), None)
         # The nodes that would know are not told of some kinds.
-        if job is None or job.kind in (DSORT, SUMMARY):
+        if job is None or job.kind in IDLING | {DSORT, SUMMARY}:
             raise Failure(404, f"{{role}}[{{node}}]: x-[{uuid}] does not exist", "ErrNotFound")
         if kind and job.kind != kind:
             raise Failure(400, f"kind mismatch: x-{kind}[{uuid}], expected kind={job.kind}")
@@ -223,14 +252,14 @@ class Registry:
         jobs = list(self._jobs.values())
         if uuid:
             jobs = [job for job in jobs if job.uuid == uuid and (not kind or job.kind == kind)]
-            if not jobs or (active is True and jobs[0].ended):
+            if not jobs or (active is True and jobs[0].over):
                 raise Failure(404, f"xaction ID={uuid} not found", "ErrXactNotFound", node="t")
         return [
             job
             for job in jobs
             if (not kind or job.kind == kind)
             and (not bucket or bucket in (job.source, job.target))
-            and (active is not True or not job.ended)
+            and (active is not True or not job.over)
         ]
 
     def change(self, request: Request) -> Reply:

@@ -235,9 +235,7 @@ class Sorts:
             raise Failure(400, text, "wrapError") from error
         if not spec.input_bck.name:
             raise Failure(400, '[dsort] parse-spec: "input_bck" missing source bucket')
-        if _panics(spec):
-            request.hang_up()
-            return Reply()
+        _check(spec)
         if not {spec.input_extension, spec.output_extension} <= {".tar", ""}:
             raise unsupported("sorting anything but .tar")
         spec.input_extension = spec.output_extension = ".tar"
@@ -306,23 +304,40 @@ class Sorts:
         sort.creation.ended = time.time_ns()
 
 
-def _panics(spec: Spec) -> bool:
-    """Return whether AIStore's handler of this specification panics."""
-    algorithm = spec.algorithm
-    try:
-        _bytes(spec.output_shard_size)
-    except ValueError:
-        return True
-    return (
-        algorithm.kind not in records.KINDS
-        or not (algorithm.seed.isdecimal() or not algorithm.seed)
-        or (algorithm.kind == "content" and not algorithm.extension.startswith("."))
-        or (algorithm.kind == "content" and algorithm.content_key_type not in records.KEY_TYPES)
-        or not BRACES.search(spec.output_format)
-        or spec.config.missing_shards not in _REACTIONS
-        or spec.config.duplicated_records not in _REACTIONS
-        or _count(spec) > MOST_NAMES
+def _check(spec: Spec) -> None:
+    """Check what AIStore's handler of a specification would fail on.
+
+    Raises:
+        Failure: something in it cannot be.
+    """
+    algorithm, reactions = (
+        spec.algorithm,
+        (spec.config.missing_shards, spec.config.duplicated_records),
     )
+    by_content = algorithm.kind == "content"
+    wrong = {
+        f"algorithm kind {algorithm.kind!r}": algorithm.kind not in records.KINDS,
+        f"seed {algorithm.seed!r}": bool(algorithm.seed) and not algorithm.seed.isdecimal(),
+        f"extension {algorithm.extension!r}": by_content
+        and not algorithm.extension.startswith("."),
+        f"content_key_type {algorithm.content_key_type!r}": by_content
+        and algorithm.content_key_type not in records.KEY_TYPES,
+        f"output_format {spec.output_format!r}": not BRACES.search(spec.output_format),
+        f"output_shard_size {spec.output_shard_size!r}": not _is_size(spec.output_shard_size),
+        f"reactions {reactions!r}": not set(reactions) <= set(_REACTIONS),
+        f"more than {MOST_NAMES} shards": _count(spec) > MOST_NAMES,
+    }
+    for what, is_wrong in wrong.items():
+        if is_wrong:
+            raise Failure(400, f"[dsort] parse-spec: invalid {what}")
+
+
+def _is_size(text: str) -> bool:
+    try:
+        _bytes(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _algorithm(spec: Spec) -> records.Algorithm:
