@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from aisfs.app.packing.tree import Place, ReadFile, is_own
+from aisfs.app.packing.tree import Choice, Place, ReadFile, is_own
 from aisfs.core.namespace.sources import DirectorySource
 from aisfs.core.synthetic.packing import File, ShardNames
 from aisfs.errors import ContentUnreadable, SourceMissing
@@ -27,7 +27,7 @@ class LocalFiles:
         yield self._read
 
     def _read(self, file: File, at: int, view: memoryview) -> None:
-        path = os.path.join(os.fsencode(self.root), file.name)
+        path = os.path.join(os.fsencode(self.root), file.path)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -43,20 +43,20 @@ class LocalFiles:
             raise ContentUnreadable(f"{os.fsdecode(path)}: changed while it was packed")
 
 
-def find_files(root: Path, place: Place, names: ShardNames) -> LocalFiles:
-    """Return the files below a directory, but for the shards that are made of them.
+def find_files(root: Path, place: Place, names: ShardNames, choice: Choice) -> LocalFiles:
+    """Return the chosen files below a directory, but for the shards that are made of them.
 
     Raises:
         SourceMissing: there is no such directory, or a part of it cannot be read.
     """
-    files, left_out = _walk(root)
+    files, left_out = _walk(root, choice)
     if isinstance(place, DirectorySource):
         files = _but_own(files, os.path.relpath(place.path, root.resolve()), names)
     return LocalFiles(root, files, left_out)
 
 
-def _walk(root: Path) -> tuple[list[File], list[str]]:
-    """Find all files below a directory, following symbolic links to files but not to directories.
+def _walk(root: Path, choice: Choice) -> tuple[list[File], list[str]]:
+    """Find the chosen files below a directory, following symbolic links to files but not to directories.
 
     Returns:
         The files, and a line for each thing that cannot be packed.
@@ -75,8 +75,12 @@ def _walk(root: Path) -> tuple[list[File], list[str]]:
         links = [d for d in directories if os.path.islink(os.path.join(folder, d))]
         if not directories and not names and folder != top:
             odd.append(f"{os.fsdecode(folder)}: an empty directory")
+        above = "" if folder == top else f"{os.fsdecode(os.path.relpath(folder, top))}/"
+        directories[:] = [d for d in directories if choice.wants(f"{above}{os.fsdecode(d)}/")]
         for name in (*names, *links):
             path = os.path.join(folder, name)
+            if not choice.wants(above + os.fsdecode(name)):
+                continue
             try:
                 status = os.stat(path)
             except OSError as error:

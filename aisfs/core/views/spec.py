@@ -164,7 +164,7 @@ def parse_view(settings: ViewSettings, class_names: Sequence[bytes] | None = Non
         else (),
         _component("--image", settings.image),
         parse_label(settings.label),
-        _classes(class_names) if class_names is not None else None,
+        parse_classes(class_names, "--classes") if class_names is not None else None,
         _split(settings),
         settings.shuffle,
         settings.join,
@@ -243,13 +243,18 @@ def parse_label(text: str) -> LabelRule:
     return LabelRule(LabelSource.CONTENT, text.lstrip(".").lower())
 
 
-def _classes(lines: Sequence[bytes]) -> tuple[bytes, ...]:
+def parse_classes(lines: Sequence[bytes], place: str) -> tuple[bytes, ...]:
+    """Return the names of the labels 0, 1, … that a file has.
+
+    Raises:
+        ConfigError: these lines are no different names; the message begins with `place`.
+    """
     names = tuple(line.strip() for line in lines)
     while names and not names[-1]:
         names = names[:-1]
     for number, name in enumerate(names, start=1):
         if b"/" in name or refusal(name):
-            raise ConfigError(f"--classes, line {number}: {name!r} cannot be a directory's name")
+            raise ConfigError(f"{place}, line {number}: {name!r} cannot be a directory's name")
     if not names or len(set(names)) < len(names):
-        raise ConfigError("--classes: expected different names, one a line")
+        raise ConfigError(f"{place}: expected different names, one a line")
     return names

@@ -1,4 +1,5 @@
-"""The table of labels that `--label csv:OBJECT` names: read once, when the mount begins."""
+"""What is read of labels beside the shards, when a mount begins: the table that `--label csv:OBJECT` names,
+and the names of classes that `aisfs pack --class-to` stores."""
 
 from pathlib import Path
 
@@ -6,13 +7,15 @@ import trio
 
 from aisfs.core.namespace.sources import BucketSource, DatasetSource, parse_source, without_aistore
 from aisfs.core.views.labels import parse_table
-from aisfs.core.views.spec import is_path
+from aisfs.core.views.spec import is_path, parse_classes
 from aisfs.errors import ConfigError, NotFound, SourceMissing
 from aisfs.model import Bucket
 from aisfs.store.port import ObjectStore
 
 TABLE_MAX = 256 << 20
 """Bytes of a table; ImageNet's has 40 MB."""
+CLASSES_MAX = 16 << 20
+"""Bytes of names of classes: a million of them, of which ImageNet has 21,841."""
 
 
 async def read_table(store: ObjectStore, source: DatasetSource, place: str) -> dict[bytes, bytes]:
@@ -76,3 +79,19 @@ def _read_file(name: str) -> bytes:
 def _check_size(name: str, size: int) -> None:
     if size > TABLE_MAX:
         raise ConfigError(f"--label csv: {name} has {size:,} bytes, more than {TABLE_MAX:,}")
+
+
+async def read_classes(store: ObjectStore, bucket: Bucket, key: str) -> tuple[bytes, ...]:
+    """Return the names of the labels 0, 1, … that a file beside shards has.
+
+    Raises:
+        NotFound: there is none.
+        ConfigError: it is no list of names.
+    """
+    info = await store.head(bucket, key)
+    if info.size > CLASSES_MAX:
+        raise ConfigError(f"{bucket}/{key}: {info.size:,} bytes are too many for names of classes")
+    buffer = bytearray(info.size)
+    if info.size:
+        await store.read_range(bucket, info, 0, memoryview(buffer))
+    return parse_classes(bytes(buffer).splitlines(), f"{bucket}/{key}")
