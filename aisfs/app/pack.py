@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn
 
 from aisfs.app.display.progress import byte_columns
-from aisfs.app.packing.at_once import each
 from aisfs.app.packing.local_files import find_files
 from aisfs.app.packing.objects import find_objects
 from aisfs.app.packing.tree import Choice, Place, ReadFile, Tree
@@ -59,6 +58,7 @@ from aisfs.errors import (
     SourceMissing,
 )
 from aisfs.model import Bucket, ObjectInfo
+from aisfs.store.at_once import each
 from aisfs.store.content import BytesContent, checksum_of
 from aisfs.store.pages import pages_of
 from aisfs.store.port import ObjectStore, WritableStore
@@ -389,7 +389,8 @@ async def _find_classes(
         )
         async with open_source(place, cluster, may_be_unlistable=True) as opened:
             with suppress(NotFound):
-                before = await read_classes(opened.store, opened.bucket, key)
+                info = await opened.store.head(opened.bucket, key)
+                before = await read_classes(opened.store, opened.bucket, info)
     found = class_names_of(samples, before)
     if "/" in names.after:  # there is no one directory of the shards
         return Classes(found, "", changed=False)

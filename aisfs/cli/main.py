@@ -54,6 +54,7 @@ _ELSEWHERE = {
     "pack": "aisfs.cli.pack:pack",
     "refresh": "aisfs.cli.watching.refresh:refresh",
     "recover": "aisfs.cli.recover:recover",
+    "rm": "aisfs.cli.buckets.rm:rm",
     "sort": "aisfs.cli.jobs.sort:sort",
     "status": "aisfs.cli.watching.status:status",
     "top": "aisfs.cli.watching.status:top",

@@ -42,8 +42,12 @@ def find_listed(words: Sequence[str], files_from: str) -> Place:
     return Place("", read_shards(words, {"files_from": files_from}))
 
 
-def find_place(text: str | None) -> Place:
+def find_place(text: str | None, *, lists: bool = True) -> Place:
     """Return what one argument stands for; without one, all buckets.
+
+    Args:
+        text: As typed.
+        lists: Whether a list of shards stands for these, and not for itself.
 
     Raises:
         ConfigError: it makes no sense.
@@ -54,11 +58,12 @@ def find_place(text: str | None) -> Place:
     scheme, separator, rest = text.partition("://")
     if separator and not rest:
         return Place(text, Everything(), provider=_provider(text, scheme))
-    lists = read_lists([text])
-    source = parse_sources([text], is_directory=os.path.isdir, lists=lists)
-    if isinstance(source, DatasetSource) and not lists:
+    listed = read_lists([text]) if lists else {}
+    source = parse_sources([text], is_directory=os.path.isdir, lists=listed)
+    if isinstance(source, DatasetSource) and not listed:
         first, *more = source.words[0].patterns
-        is_one = first.one and not more and (first.bucket is None or not first.listing)
+        is_list = lists and first.bucket is not None and first.listing
+        is_one = first.one and not more and not is_list
         if is_one and may_be_directory(text, first):
             return _one(text, first)
     match source:

@@ -105,8 +105,10 @@ class ViewSpec:
     require: tuple[Component, ...] = ()
     image: Component = Component((b"jpg", b"jpeg", b"png"))
     label: LabelRule = LabelRule(LabelSource.CONTENT, "cls")
+    label_is_default: bool = False
+    """Whether nobody said where labels come from: if no sample has one there, directories are the labels."""
     classes: tuple[bytes, ...] | None = None
-    """Names of the labels 0, 1, …"""
+    """Names of the labels 0, 1, …; None for those that are stored beside the shards, if any are."""
     split: ShardSplit = ShardSplit()
     """Of virtual shards."""
     shuffle: int | None = None
@@ -164,6 +166,7 @@ def parse_view(settings: ViewSettings, class_names: Sequence[bytes] | None = Non
         else (),
         _component("--image", settings.image),
         parse_label(settings.label),
+        "label" not in settings.model_fields_set,
         parse_classes(class_names, "--classes") if class_names is not None else None,
         _split(settings),
         settings.shuffle,
