@@ -321,7 +321,8 @@ async def plan_pack(
     if all("://" in source for source in sources):
         tree = await find_objects(sources, settings, place, names, choice)
     elif len(sources) == 1:
-        tree = find_files(Path(sources[0]), place, names, choice)
+        follow = ClusterSettings.load(settings).follow_links
+        tree = find_files(Path(sources[0]), place, names, choice, follow_links=follow)
     else:
         raise ConfigError("SOURCE is one local directory, or objects of a cluster")
     if not tree.files:

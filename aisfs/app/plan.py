@@ -234,7 +234,7 @@ def _split_source(source: Source) -> tuple[Source, str | None]:
         case DirectorySource(path):
             if not path.exists():
                 raise SourceMissing(f"{path}: no such file or directory")
-            return DirectorySource(path.parent), path.name
+            return DirectorySource(path.parent, path.name), path.name
         case BucketSource(bucket, prefix):
             directory, slash, name = prefix.removesuffix("/").rpartition("/")
             if is_shard(os.fsencode(name)):

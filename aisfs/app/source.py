@@ -90,8 +90,9 @@ def connect(
 
     source = as_served(source, cluster)
     match source:
-        case DirectorySource(path):
-            local = LocalStore(path)
+        case DirectorySource(path, named):
+            typed = [named] if named else []
+            local = LocalStore(path, follow_links=cluster.follow_links, named=typed)
             return OpenSource(source, DirectoryNode(local.bucket, ""), local)
         case BucketSource(bucket, prefix):
             return OpenSource(
@@ -101,7 +102,8 @@ def connect(
             return OpenSource(source, RootNode(), AISClient(cluster))
         case DatasetSource() if source.local:
             root = source.common_directory(os.path.realpath)
-            local = LocalStore(Path(root))
+            typed = source.named_files(os.path.realpath)
+            local = LocalStore(Path(root), follow_links=cluster.follow_links, named=typed)
             found = source.below(root, local.bucket, os.path.realpath)
             return OpenSource(found, DatasetNode(), local)
         case DatasetSource():

@@ -286,6 +286,8 @@ class _Contents:
     def _shown(self, prefix: str, page: Page) -> dict[str, ObjectInfo | None]:
         """Return the entries of a page that a mount would list."""
         shown: dict[str, ObjectInfo | None] = {}
+        if page.left_out:
+            self._refused[Refusal.NO_FILE.value] += page.left_out
         for info in page.objects:
             if info.key != prefix:  # the zero-size marker some tools leave for a directory
                 self._add(shown, prefix, info.key, info)

@@ -98,4 +98,4 @@ def _local(text: str, path: Path) -> Place:
         return Place(text, DirectorySource(path))
     if not path.exists():
         raise SourceMissing(f"{path}: no such file or directory")
-    return Place(text, DirectorySource(path.parent), f"{path.name}/")
+    return Place(text, DirectorySource(path.parent, path.name), f"{path.name}/")

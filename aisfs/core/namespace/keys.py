@@ -45,6 +45,7 @@ class Refusal(StrEnum):
     NUL = "contains NUL"
     HIDDEN_BY_DIRECTORY = "a directory has the same name"
     EXCLUDED = "excluded"
+    NO_FILE = "a link that is not followed, or no file"
     UNUSABLE = "a control character, which the cloud's client does not take"
 
 

@@ -41,6 +41,8 @@ class DirectorySource:
     """A local directory that is mounted like a bucket."""
 
     path: Path
+    named: str = ""
+    """The one file of it that was typed; empty if the directory was."""
 
     def __str__(self) -> str:
         return str(self.path)
@@ -110,6 +112,11 @@ class DatasetSource:
     def common_directory(self, resolve: Callable[[str], str]) -> str:
         """Return the common parent directory of all local shards, each after `resolve`."""
         return os.path.commonpath([resolve(p.directory) for w in self.words for p in w.patterns])
+
+    def named_files(self, resolve: Callable[[str], str]) -> list[str]:
+        """Return the paths of local files that were typed one by one, their directories after `resolve`."""
+        patterns = (p for word in self.words for p in word.patterns if p.one)
+        return [os.path.join(resolve(p.directory), p.rest) for p in patterns]
 
     def below(self, root: str, bucket: Bucket, resolve: Callable[[str], str]) -> "DatasetSource":
         """Return the same local shards as objects of `bucket`, which is the directory `root`."""
@@ -232,7 +239,7 @@ def parse_list(
 def absolute(source: Source) -> Source:
     """Return the source with absolute paths, since the daemon changes its working directory."""
     if isinstance(source, DirectorySource):
-        return DirectorySource(source.path.absolute())
+        return replace(source, path=source.path.absolute())
     if not isinstance(source, DatasetSource) or not source.local:
         return source
     words = tuple(
