@@ -6,7 +6,7 @@ asked for, and is uploaded like any other. A shard that exists with these very b
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +20,7 @@ from aisfs.app.display.progress import byte_columns
 from aisfs.app.packing.local_files import find_files
 from aisfs.app.packing.objects import find_objects
 from aisfs.app.packing.tree import Choice, Place, ReadFile, Tree
+from aisfs.app.plan import existing
 from aisfs.app.publishing.packed import publish_packed
 from aisfs.app.publishing.published import Shelf, remove_with_index
 from aisfs.app.publishing.publisher import DEFAULT_LABEL
@@ -27,7 +28,7 @@ from aisfs.app.source import open_source
 from aisfs.app.stores import as_served, refuse_read_only
 from aisfs.config import ClusterSettings, KeyRule
 from aisfs.core.checksums import DEFAULT_TYPE, hasher_of, is_known
-from aisfs.core.namespace.patterns import KeyFilter, is_pattern
+from aisfs.core.namespace.patterns import KeyFilter, is_pattern, literal, marked
 from aisfs.core.namespace.sources import BucketSource, DirectorySource, parse_source
 from aisfs.core.namespace.urls import place_end
 from aisfs.core.synthetic.packing import (
@@ -309,7 +310,7 @@ async def plan_pack(
         ConfigError: an argument makes no sense, or files that look like several samples would become one.
         SourceMissing: there is nothing to pack, or it cannot be read.
     """
-    place, names = parse_shards(shards)
+    place, names = parse_shards(shards, existing(settings))
     if isinstance(place, BucketSource):
         cluster = ClusterSettings.load(settings)
         served = as_served(place, cluster)
@@ -433,22 +434,30 @@ async def pack(
         return packed
 
 
-def parse_shards(text: str) -> tuple[Place, ShardNames]:
-    """Separate SHARDS into the place, a bucket or a directory, and the names in it."""
+def parse_shards(
+    text: str, exists: Callable[[str], bool] = lambda _: False
+) -> tuple[Place, ShardNames]:
+    """Separate SHARDS into the place, a bucket or a directory, and the names in it.
+
+    Args:
+        text: As typed.
+        exists: Returns whether a directory of this very name exists; see `patterns.marked`.
+    """
     scheme, separator, _ = text.partition("://")
+    above, slash, name = text.rpartition("/")
+    directory = marked(above + slash, exists)
     if not separator:
-        name = text.rpartition("/")[2]
         _check_numbers(text, name)
-        path, names = Path(text), ShardNames.parse(name)
-        if is_pattern(str(path.parent)) and not path.parent.is_dir():
+        if is_pattern(directory):
             raise ConfigError(f"{text}: a new directory needs a name, not a pattern")
-        return DirectorySource(path.parent.absolute()), names
+        path = Path(literal(directory) or ".")
+        return DirectorySource(path.absolute()), ShardNames.parse(name)
     end = place_end(text)
     source, key = parse_source(text[:end]), text[end:]
     if not isinstance(source, BucketSource) or not key:
         raise ConfigError(f"{text}: write {scheme}://BUCKET/NAME-{{000000..}}.tar")
     _check_numbers(text, key)
-    return source, ShardNames.parse(key)
+    return source, ShardNames.parse((directory + name)[end:])
 
 
 def _check_numbers(text: str, names: str) -> None:

@@ -1,11 +1,11 @@
 """What the SOURCEs of `aisfs ls` stand for."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aisfs.app.plan import may_be_directory, read_lists, read_shards
+from aisfs.app.plan import existing, may_be_directory, read_lists, read_shards
 from aisfs.core.namespace.sources import (
     BucketSource,
     DatasetSource,
@@ -42,11 +42,12 @@ def find_listed(words: Sequence[str], files_from: str) -> Place:
     return Place("", read_shards(words, {"files_from": files_from}))
 
 
-def find_place(text: str | None, *, lists: bool = True) -> Place:
+def find_place(text: str | None, settings: Mapping[str, object], *, lists: bool = True) -> Place:
     """Return what one argument stands for; without one, all buckets.
 
     Args:
         text: As typed.
+        settings: The options that were given, by name of the setting.
         lists: Whether a list of shards stands for these, and not for itself.
 
     Raises:
@@ -59,7 +60,8 @@ def find_place(text: str | None, *, lists: bool = True) -> Place:
     if separator and not rest:
         return Place(text, Everything(), provider=_provider(text, scheme))
     listed = read_lists([text]) if lists else {}
-    source = parse_sources([text], is_directory=os.path.isdir, lists=listed)
+    exists = existing(settings)
+    source = parse_sources([text], is_directory=os.path.isdir, lists=listed, exists=exists)
     if isinstance(source, DatasetSource) and not listed:
         first, *more = source.words[0].patterns
         is_list = lists and first.bucket is not None and first.listing

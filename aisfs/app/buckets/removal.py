@@ -58,7 +58,7 @@ async def remove(
     async with AsyncExitStack() as stack:
         found: list[tuple[OpenSource, list[_Doomed]]] = []
         for text in texts:
-            place = find_place(text, lists=False)
+            place = find_place(text, settings, lists=False)
             if isinstance(place.source, Everything):
                 raise ConfigError(f"{text}: name objects, or directories with --recursive")
             cluster = load_cluster(place.source, settings)

@@ -81,7 +81,7 @@ async def find_objects(
     """
     objects = Objects(ClusterSettings.load(settings))
     for source in sources:
-        there = find_place(source)
+        there = find_place(source, settings)
         if isinstance(there.source, Everything):
             raise ConfigError(f"{source}: pack one bucket, or a part of it")
         objects.source = there.source

@@ -10,7 +10,15 @@ from types import MappingProxyType
 from braceexpand import braceexpand
 
 from aisfs.core.namespace.keys import is_shard
-from aisfs.core.namespace.patterns import EVERY_KEY, KeyFilter, is_glob, is_pattern
+from aisfs.core.namespace.patterns import (
+    EVERY_KEY,
+    KeyFilter,
+    as_glob,
+    is_glob,
+    is_pattern,
+    literal,
+    marked,
+)
 from aisfs.core.namespace.urls import check_path, decoded, itself, place_end, split_url
 from aisfs.errors import ConfigError
 from aisfs.model import Bucket
@@ -58,11 +66,13 @@ class ShardPattern:
     """Prefix, empty or ending in `/`; for local files a directory of this machine."""
     rest: str
     """After `directory`: the name of one shard, a glob, or nothing for all shards below."""
+    exact: bool = False
+    """Whether it is one name although it looks like a glob."""
 
     @property
     def one(self) -> bool:
         """Whether this names a single object."""
-        return bool(self.rest) and not is_glob(self.rest)
+        return bool(self.rest) and (self.exact or not is_glob(self.rest))
 
     @property
     def listing(self) -> bool:
@@ -126,7 +136,7 @@ class DatasetSource:
             for pattern in word.patterns:
                 path = os.path.relpath(resolve(pattern.directory), root)
                 directory = "" if path == "." else f"{path}/"
-                patterns.append(ShardPattern(bucket, directory, pattern.rest))
+                patterns.append(replace(pattern, bucket=bucket, directory=directory))
             words.append(SourceArg(word.text, tuple(patterns)))
         return DatasetSource(tuple(words), self.keys, root)
 
@@ -170,6 +180,7 @@ def parse_sources(
     listed: SourceArg | None = None,
     lists: Mapping[str, SourceArg] = NO_LISTS,
     keys: KeyFilter = EVERY_KEY,
+    exists: Callable[[str], bool] = lambda _: False,
 ) -> Source:
     """Return what the arguments before the mountpoint stand for.
 
@@ -180,23 +191,26 @@ def parse_sources(
         listed: The content of a list file, if there is one.
         lists: What the arguments stand for that name lists of shards themselves.
         keys: Which shards to leave out.
+        exists: Returns whether a key or a local path of this very name exists; see `patterns.marked`.
 
     Raises:
         ConfigError: an argument is invalid, or the arguments cannot be combined.
     """
+    texts = [text if text in lists else marked(text, exists) for text in words]
     plain = not words or (
         len(words) == 1
         and words[0] not in lists
-        and (is_directory(words[0]) or not _names_shards(words[0]))
+        and (is_directory(words[0]) or not _names_shards(texts[0]))
     )
     if plain and not view and listed is None:
-        return parse_source(words[0] if words else None)
+        return parse_source(_plain(words[0], texts[0], is_directory) if words else None)
     if not words and listed is None:
         raise ConfigError("--view needs a SOURCE: a bucket, a directory, or shards")
     if listed is not None:
         found = [listed]
     else:
-        found = [lists.get(text) or _word(text, is_directory) for text in words]
+        pairs = zip(words, texts, strict=True)
+        found = [lists.get(word) or _word(word, text, is_directory) for word, text in pairs]
     source = DatasetSource(tuple(found), keys)
     kinds = {p.bucket is None for word in source.words for p in word.patterns}
     if len(kinds) > 1:
@@ -204,8 +218,17 @@ def parse_sources(
     return source
 
 
+def _plain(word: str, text: str, is_directory: Callable[[str], bool]) -> str:
+    return word if is_directory(word) else literal(text)
+
+
 def parse_list(
-    name: str, lines: Iterable[str], base: str | None, *, is_directory: Callable[[str], bool]
+    name: str,
+    lines: Iterable[str],
+    base: str | None,
+    *,
+    is_directory: Callable[[str], bool],
+    exists: Callable[[str], bool] = lambda _: False,
 ) -> SourceArg:
     """Read a list file, with one source a line; empty lines and those that start with `#` are ignored.
 
@@ -215,6 +238,8 @@ def parse_list(
         base: A bucket, prefix or directory that lines without a scheme or leading slash are
             relative to.
         is_directory: Returns whether a local directory of this very name exists.
+        exists: Returns whether a local path of this very name exists. Objects are not looked for, which would be
+            a request for each line.
 
     Raises:
         ConfigError: a line is invalid, or there is none.
@@ -227,7 +252,7 @@ def parse_list(
         if base is not None and "://" not in text and not text.startswith("/"):
             text = f"{base.rstrip('/')}/{text}"
         try:
-            found.append(_word(text, is_directory))
+            found.append(_word(text, marked(text, exists), is_directory))
         except ConfigError as error:
             raise ConfigError(f"{name}, line {number}: {error}") from error
     if not found:
@@ -285,7 +310,7 @@ def _names_shards(text: str) -> bool:
 
 
 def _is_shard_key(text: str) -> bool:
-    return is_shard(os.fsencode(text[place_end(text) :].rpartition("/")[2]))
+    return is_shard(os.fsencode(literal(text[place_end(text) :].rpartition("/")[2])))
 
 
 def _is_list_key(text: str) -> bool:
@@ -293,26 +318,27 @@ def _is_list_key(text: str) -> bool:
     return "://" in text and text[place_end(text) :].endswith(LIST_SUFFIX)
 
 
-def _word(text: str, is_directory: Callable[[str], bool]) -> SourceArg:
-    if is_directory(text):
-        return SourceArg(text, (ShardPattern(None, text.rstrip("/") + "/", ""),))
+def _word(word: str, text: str, is_directory: Callable[[str], bool]) -> SourceArg:
+    """Return what an argument names; `text` is the same, `marked`."""
+    if is_directory(word):
+        return SourceArg(word, (ShardPattern(None, word.rstrip("/") + "/", ""),))
     if "{" not in text:
-        return SourceArg(text, (_pattern(text, is_directory),))
+        return SourceArg(word, (_pattern(text, is_directory),))
     try:
         names = list(islice(braceexpand(text), EXPANSIONS_MAX + 1))
     except ValueError as error:
         message = "the braces do not match; `\\{` and `\\}` stand for themselves"
-        raise ConfigError(f"{text}: {message}") from error
+        raise ConfigError(f"{word}: {message}") from error
     if len(names) > EXPANSIONS_MAX:
-        raise ConfigError(f"{text} stands for more than {EXPANSIONS_MAX:,} names")
-    return SourceArg(text, tuple(_pattern(name, is_directory) for name in names))
+        raise ConfigError(f"{word} stands for more than {EXPANSIONS_MAX:,} names")
+    return SourceArg(word, tuple(_pattern(name, is_directory) for name in names))
 
 
 def _pattern(text: str, is_directory: Callable[[str], bool]) -> ShardPattern:
     """Split a text without braces into the directory to look in and the name to look for."""
     if not text:
         raise ConfigError("a SOURCE cannot be empty")
-    return _split(text, len(text) if is_directory(text) else _cut(text))
+    return _split(text, len(text) if is_directory(literal(text)) else _cut(text))
 
 
 def pattern_of_shard(text: str) -> ShardPattern:
@@ -322,16 +348,19 @@ def pattern_of_shard(text: str) -> ShardPattern:
         ConfigError: the URL names no bucket, or what can be none.
     """
     check_path(text)
+    text = marked(text, lambda _: True)
     return _split(text, max(place_end(text), text.rfind("/") + 1))
 
 
 def _split(text: str, cut: int) -> ShardPattern:
-    directory, rest = text[:cut], text[cut:]
+    directory, one = literal(text[:cut]), not is_glob(text[cut:])
+    rest = literal(text[cut:]) if one else as_glob(text[cut:])
+    exact = one and is_glob(rest)
     if "://" not in text:
-        return ShardPattern(None, directory if rest else directory.rstrip("/") + "/", rest)
+        return ShardPattern(None, directory if rest else directory.rstrip("/") + "/", rest, exact)
     place = parse_source(directory)
     assert isinstance(place, BucketSource), "what has a scheme is a bucket"
-    return ShardPattern(place.bucket, place.prefix, decoded(place.bucket, rest))
+    return ShardPattern(place.bucket, place.prefix, decoded(place.bucket, rest), exact)
 
 
 def _cut(text: str) -> int:

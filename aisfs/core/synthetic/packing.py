@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from aisfs.core.namespace.keys import CLASSES_NAME
-from aisfs.core.namespace.patterns import is_pattern
+from aisfs.core.namespace.patterns import is_pattern, literal, marked
 from aisfs.core.synthetic.tar import member_header, member_size
 from aisfs.errors import ConfigError
 
@@ -362,20 +362,22 @@ class ShardNames:
             ConfigError: the braces contain something else, or this is not the name of a shard.
         """
         if not text.endswith(".tar"):
-            raise ConfigError(f"{text}: the name of a shard ends in .tar")
+            raise ConfigError(f"{literal(text)}: the name of a shard ends in .tar")
+        text = marked(text, lambda _: False)
         found = list(_RANGE.finditer(text))
         rest = _RANGE.sub("", text)
         if len(found) > 1 or is_pattern(rest) or "}" in rest:
             raise ConfigError(
-                f"{text}: new shards need names, not a pattern: write one range, as in train-{{000000..}}.tar"
+                f"{literal(text)}: new shards need names, not a pattern: write one range, as in train-{{000000..}}.tar"
             )
         if not found:
-            return cls(text, "", 0, 0, 0)
+            return cls(literal(text), "", 0, 0, 0)
         match = found[0]
         last = int(match[2]) if match[2] else None
         if last is not None and last < int(match[1]):
-            raise ConfigError(f"{text}: the range is empty")
-        return cls(text[: match.start()], text[match.end() :], int(match[1]), last, len(match[1]))
+            raise ConfigError(f"{literal(text)}: the range is empty")
+        before, after = literal(text[: match.start()]), literal(text[match.end() :])
+        return cls(before, after, int(match[1]), last, len(match[1]))
 
     @property
     def classes_key(self) -> str:
