@@ -81,6 +81,12 @@ class _Mount(Documented):
     help="The key of a sample: the path up to its first dot (wds) [default], up to its last dot "
     "(last-dot), or the last component up to its first dot (basename).",
 )
+@setting(
+    "--member-include GLOB", "In views: only members whose path matches; repeatable.", multiple=True
+)
+@setting(
+    "--member-exclude GLOB", "In views: no members whose path matches; repeatable.", multiple=True
+)
 @setting("--require EXT[,EXT]", "Leave out samples that lack one of these components.")
 @setting(
     "--label FROM",

@@ -63,7 +63,7 @@ def labelled_samples(
     alike = _labelled_alike(index, spec, column)
     if alike is not None:
         return alike
-    samples = Samples(index, spec.rule, spec.require)
+    samples = Samples(index, spec.rule, spec.require, spec.wanted)
     images = ComponentFinder(spec.image)
     contents: dict[bytes, bytes] = {}
     component = spec.label.component
@@ -96,6 +96,8 @@ def _labelled_alike(
     """Return the same for a shard in which all samples are alike and labelled by their contents."""
     component = spec.label.component
     if column is None or component is None or spec.rule is not KeyRule.WDS or spec.require:
+        return None
+    if spec.members:
         return None
     samples = uniform_samples(index)
     if samples is None or UNUSABLE in column.table:

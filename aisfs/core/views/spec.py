@@ -2,12 +2,13 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from aisfs.config import Join, KeyRule, View, ViewSettings
 from aisfs.core.namespace.keys import refusal
+from aisfs.core.namespace.patterns import EVERY_KEY, KeyFilter
 from aisfs.errors import ConfigError
 
 
@@ -116,6 +117,13 @@ class ViewSpec:
     loose objects."""
     join: Join | None = None
     """Which samples are shown whose parts lie in several sources; None if each source has its own."""
+    members: KeyFilter = EVERY_KEY
+    """Which members are shown, by their path in the shard."""
+
+    @property
+    def wanted(self) -> Callable[[bytes], bool] | None:
+        """The test for names of members that are shown; None if all are."""
+        return (lambda name: self.members.wants(os.fsdecode(name))) if self.members else None
 
     @property
     def merged(self) -> bool:
@@ -171,12 +179,17 @@ def parse_view(settings: ViewSettings, class_names: Sequence[bytes] | None = Non
         _split(settings),
         settings.shuffle,
         settings.join,
+        KeyFilter(settings.member_include or (), settings.member_exclude or ()),
     )
     _check_start(settings, spec)
     return spec
 
 
 def _check_start(settings: ViewSettings, spec: ViewSpec) -> None:
+    if spec.members and spec.view is View.SHARDS and not spec.reshaped:
+        raise ConfigError(
+            "--member-include and --member-exclude: loose objects are chosen with --include and --exclude"
+        )
     for name in ("lazy", "strict"):
         if name in settings.model_fields_set and not spec.merged:
             raise ConfigError(f"--{name} needs --view class, --view flat, or samples with --join")

@@ -304,7 +304,9 @@ class Merger:
         if spec.join is None:
             return None
         columns = [Column(part.shard.source, part.index) for part in parts]
-        joined = join_samples(columns, len(sources), spec.rule, spec.require, spec.join)
+        joined = join_samples(
+            columns, len(sources), spec.rule, spec.require, spec.join, spec.wanted
+        )
         report_join(joined, sources)
         return joined
 
