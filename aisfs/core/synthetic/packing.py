@@ -222,7 +222,7 @@ def _two_pictures(sample: Sample) -> tuple[File, File] | None:
     for file in sample.files:
         words = _extension(file, sample.key)
         if words[-1] in _PICTURES:
-            for kind in {words[-1], b"" if len(words) == 1 else words[-1]}:
+            for kind in (b"", words[-1]) if len(words) == 1 else (words[-1],):
                 if kind in seen:
                     return seen[kind], file
                 seen[kind] = file
