@@ -423,10 +423,11 @@ def test_members_are_chosen_in_all_views(
 
 
 def test_members_of_virtual_and_joined_shards_are_chosen(server: RunningServer, mountpoint: Path):
-    for name in ("l", "r"):
-        samples = [sample(n, 7, json=b"{}") for n in ("1", "2")]
+    left = [sample(n, 7, json=b"{}") for n in ("1", "2")]
+    right = [{"__key__": n, "txt": b"a text", "png": b"a mask"} for n in ("1", "2")]
+    for name, samples in (("l", left), ("r", right)):
         put(server.endpoint, "odd", f"pairs/{name}.tar", encode(samples))
-    only = ["--member-include", "*.cls"]
+    only = ["--member-include", "*.{cls,txt}"]
     both = ["ais://odd/pairs/l.tar", "ais://odd/pairs/r.tar"]
     with mounted(both[0], mountpoint, endpoint=server.endpoint,
                  options=["--view", "shards", "--shuffle", "1", *only]) as m:  # fmt: skip
@@ -435,7 +436,7 @@ def test_members_of_virtual_and_joined_shards_are_chosen(server: RunningServer, 
             assert sorted(tar.getnames()) == ["1.cls", "2.cls"]
     with mounted(both, mountpoint, endpoint=server.endpoint,
                  options=["--view", "samples", "--join", *only]) as m:  # fmt: skip
-        assert {Path(name).suffix for name in tree(m.path)} == {".cls"}
+        assert {Path(name).suffix for name in tree(m.path)} == {".cls", ".txt"}
     for options, said in (
         (["ais://odd"], "--member-include needs --view, or shards as the SOURCE"),
         (["ais://odd", "--view", "shards"], "chosen with --include and --exclude"),
